@@ -1,0 +1,1 @@
+"""Configuration: a YAML file becomes a typed, checked, frozen tree."""

@@ -1,0 +1,90 @@
+"""Walk the types of a configuration tree: what may stand at a key, and what lies under it."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from typing_extensions import TypeAliasType
+
+Annotation: TypeAlias = Any  # a type as written: int, tuple[X, ...], A | B, Annotated[...]
+
+
+def alternatives(annotation: Annotation) -> list[Annotation]:
+    """List what a union may be; a type that is no union is its own only alternative.
+
+    ``Annotated`` and named aliases are opened, ``None`` is left out.
+    """
+    if isinstance(annotation, TypeAliasType):
+        return alternatives(annotation.__value__)
+    origin: Any = get_origin(annotation)
+    if origin is Annotated:
+        return alternatives(get_args(annotation)[0])
+    if origin in (Union, types.UnionType):
+        return [one for part in get_args(annotation) for one in alternatives(part)]
+    return [] if annotation is types.NoneType else [annotation]
+
+
+def as_model(annotation: Annotation) -> type[BaseModel] | None:
+    """Return ``annotation`` if it is a model class."""
+    is_model = isinstance(annotation, type) and issubclass(annotation, BaseModel)
+    return annotation if is_model else None
+
+
+def item_types(annotation: Annotation) -> tuple[str, list[Annotation]]:
+    """Return ``("mapping" | "list" | "", types of the items)`` of a container type."""
+    origin: Any = get_origin(annotation)
+    args = get_args(annotation)
+    if not isinstance(origin, type) or not args:
+        return "", []
+    if issubclass(origin, Mapping):
+        return "mapping", [args[1]]
+    if issubclass(origin, (list, tuple, set, frozenset)) or origin.__name__ == "Sequence":
+        return "list", [arg for arg in args if arg is not Ellipsis]
+    return "", []
+
+
+def has_tag(annotation: Annotation, tag: object) -> bool:
+    """Say whether a model is the alternative that a union's error calls ``tag``."""
+    model = as_model(annotation)
+    if model is None:
+        return False
+    return model.__name__ == tag or tag in model_tags(model).values()
+
+
+def model_tags(model: type[BaseModel]) -> dict[str, str]:
+    """Return the fields that may hold one word only, such as ``{"kind": "diloco"}``."""
+    tags = {}
+    for name, info in model.model_fields.items():
+        origin: Any = get_origin(info.annotation)
+        words = get_args(info.annotation) if origin is Literal else ()
+        if len(words) == 1 and isinstance(words[0], str):
+            tags[name] = words[0]
+    return tags
+
+
+def step(places: list[Annotation], segment: str | int) -> tuple[list[Annotation], bool]:
+    """Go one segment of an error's location further.
+
+    Returns:
+        What may stand there, and whether the segment is a key (a union's tag is none).
+    """
+    options = [one for place in places for one in alternatives(place)]
+    if len(options) > 1:
+        chosen = [one for one in options if has_tag(one, segment)]
+        return chosen or options, False
+    found: list[Annotation] = []
+    for option in options:
+        model = as_model(option)
+        if model is not None:
+            if segment in model.model_fields:
+                found.append(model.model_fields[str(segment)].annotation)
+            continue
+        kind, items = item_types(option)
+        if kind == "list" and isinstance(segment, int) and len(items) > 1:
+            found.append(items[min(segment, len(items) - 1)])
+        else:
+            found.extend(items)
+    return found, True

@@ -1,0 +1,125 @@
+"""A configuration file becomes a typed tree; a tree becomes text, a digest or a difference.
+
+Reading is: safe YAML (`yaml_text`) -> ``--set`` (`overrides`) -> JSON -> strict validation by the
+root class, whose complaints `explain` turns into one `ConfigError` that lists them all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from geo_ray.config.canonical import JSONValue, canonical_json, sha256_hex
+from geo_ray.config.describe import describe
+from geo_ray.config.explain import dotted, explain
+from geo_ray.config.overrides import apply_overrides
+from geo_ray.config.yaml_text import KeyPath, YamlTree, parse_yaml, write_yaml
+from geo_ray.errors import ConfigError
+
+__all__ = [
+    "MAX_FILE_BYTES",
+    "describe",
+    "diff",
+    "digest",
+    "dump_yaml",
+    "json_schema",
+    "load_text",
+    "load_tree",
+]
+
+T = TypeVar("T", bound=BaseModel)
+
+MAX_FILE_BYTES = 1_000_000
+_ABSENT = object()
+
+
+def load_tree(path: Path, overrides: Sequence[str], root: type[T]) -> T:
+    """Read a configuration file.
+
+    Args:
+        path: a YAML file of at most `MAX_FILE_BYTES`.
+        overrides: ``key.key=value`` each, applied in order (see `apply_overrides`).
+        root: the class of the whole tree.
+
+    Raises:
+        ConfigError: naming the file and every key that is wrong; nothing else escapes.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text: {error}") from error
+    except (OSError, ValueError) as error:
+        fix = "Name a YAML file that exists and can be read."
+        raise ConfigError(f"{path}: cannot be read: {error}", fix=fix) from error
+    if len(data) > MAX_FILE_BYTES:
+        raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes")
+    return load_text(text, overrides, root, str(path))
+
+
+def load_text(text: str, overrides: Sequence[str], root: type[T], source: str) -> T:
+    """Read a configuration from text; ``source`` is its name in messages. See `load_tree`."""
+    tree = parse_yaml(text, source)
+    if tree.value is None:
+        tree = YamlTree({}, tree.origins)
+    if not isinstance(tree.value, dict):
+        raise ConfigError(f"{source}: the file must be a mapping of keys to values")
+    tree = apply_overrides(tree, overrides)
+    try:
+        return root.model_validate_json(json.dumps(tree.value, allow_nan=False))
+    except ValidationError as error:
+        lines = explain(error, root, tree.origins)
+        count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
+        raise ConfigError("\n    ".join([f"{source}: {count}:", *lines])) from error
+
+
+def digest(model: BaseModel) -> str:
+    """Return the SHA-256 (hex) of the whole tree, defaults included, whatever its key order."""
+    return sha256_hex(canonical_json(_tree(model)))
+
+
+def diff(a: BaseModel, b: BaseModel) -> list[str]:
+    """List the keys whose values differ, as ``key.key: old -> new``; empty if none does."""
+    old, new = dict(_leaves(_tree(a), ())), dict(_leaves(_tree(b), ()))
+    lines = []
+    for path in dict.fromkeys([*old, *new]):
+        before, after = old.get(path, _ABSENT), new.get(path, _ABSENT)
+        if type(before) is not type(after) or before != after:
+            lines.append(f"{dotted(path)}: {_shown(before)} -> {_shown(after)}")
+    return lines
+
+
+def dump_yaml(model: BaseModel) -> str:
+    """Write the whole tree, defaults included, as YAML that `load_tree` reads back unchanged."""
+    return write_yaml(_tree(model))
+
+
+def json_schema(root: type[BaseModel]) -> dict[str, Any]:
+    """Return the JSON Schema of the whole tree, for editors."""
+    return root.model_json_schema()
+
+
+def _tree(model: BaseModel) -> JSONValue:
+    tree: JSONValue = model.model_dump(mode="json")
+    return tree
+
+
+def _leaves(value: JSONValue, path: KeyPath) -> Iterator[tuple[KeyPath, JSONValue]]:
+    """Yield every scalar and every empty container with its path."""
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from _leaves(item, (*path, key))
+    elif isinstance(value, list) and value:
+        for index, item in enumerate(value):
+            yield from _leaves(item, (*path, index))
+    else:
+        yield path, value
+
+
+def _shown(value: object) -> str:
+    return "(absent)" if value is _ABSENT else json.dumps(value, ensure_ascii=False)

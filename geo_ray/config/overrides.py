@@ -1,0 +1,73 @@
+"""``--set a.b=c``: change single keys of a tree before it is validated."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from geo_ray.config.canonical import JSONValue
+from geo_ray.config.yaml_text import KeyPath, YamlTree, parse_yaml
+from geo_ray.errors import ConfigError
+
+_SEGMENT = re.compile(r'(?:"([^"]*)"|([^".=]+))(\.|=|$)')
+_ORIGIN = "--set"
+
+
+def apply_overrides(tree: YamlTree, overrides: Sequence[str]) -> YamlTree:
+    """Return a copy of ``tree`` with every override applied in turn.
+
+    Args:
+        tree: the tree; its root must be a mapping.
+        overrides: each ``key.key=value``; a number picks an item of a list, a key that contains
+            dots is put in double quotes, the value is YAML on one line. Missing mappings on the
+            way are made.
+
+    Raises:
+        ConfigError: naming the override and what is wrong with it.
+    """
+    value, origins = tree.value, dict(tree.origins)
+    for override in overrides:
+        path, text = _split(override)
+        new = parse_yaml(text, f"--set {override}", flow_only=True)
+        value = _replaced(value, path, new.value, override)
+        for key in [key for key in origins if key[: len(path)] == path]:
+            del origins[key]
+        origins.update({(*path, *inner): _ORIGIN for inner in new.origins})
+    return YamlTree(value, origins)
+
+
+def _split(override: str) -> tuple[KeyPath, str]:
+    path: list[str | int] = []
+    position = 0
+    while match := _SEGMENT.match(override, position):
+        quoted, plain, end = match.groups()
+        path.append(plain.strip() if quoted is None else quoted)
+        position = match.end()
+        if end == "=":
+            return tuple(path), override[position:]
+        if end == "":
+            break
+    raise ConfigError(
+        f"--set {override}: not of the form key.key=value",
+        fix="Write for example --set train.steps=100.",
+    )
+
+
+def _replaced(node: JSONValue, path: KeyPath, new: JSONValue, override: str) -> JSONValue:
+    """Copy the containers along ``path`` and put ``new`` at its end."""
+    if not path:
+        return new
+    head, rest = path[0], path[1:]
+    if isinstance(node, list):
+        if not str(head).isdecimal() or int(head) >= len(node):
+            raise ConfigError(f"--set {override}: {head!r} is no item of a list of {len(node)}")
+        index = int(head)
+        return [
+            _replaced(item, rest, new, override) if position == index else item
+            for position, item in enumerate(node)
+        ]
+    if node is None:
+        node = {}
+    if not isinstance(node, dict):
+        raise ConfigError(f"--set {override}: {head!r} lies inside {node!r}, which has no keys")
+    return {**node, str(head): _replaced(node.get(str(head)), rest, new, override)}

@@ -1,0 +1,179 @@
+"""YAML text <-> plain JSON values, with everything that is dangerous or surprising left out.
+
+The text is read as parser events; no object is ever constructed from a tag. Scalars follow the
+YAML 1.2 core schema, so ``no`` is text, ``1e-3`` is a number and ``12:30`` is text. Refused, with
+the line: duplicate keys, anchors and aliases, tags, NaN and infinities, several documents, deep
+nesting.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import yaml
+
+from geo_ray.config.canonical import JSONObject, JSONValue
+from geo_ray.errors import ConfigError
+
+KeyPath: TypeAlias = tuple[str | int, ...]
+
+MAX_DEPTH = 32
+MAX_VALUES = 50_000
+MAX_INT_DIGITS = 30
+
+_NULL = re.compile(r"^(?:~|null|Null|NULL|)$")
+_BOOL = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
+_INT = re.compile(r"^[-+]?[0-9]+(?:_[0-9]+)*$")
+_FLOAT = re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$")
+_NOT_FINITE = re.compile(r"^(?:[-+]?\.(?:inf|Inf|INF)|\.nan|\.NaN|\.NAN)$")
+
+
+@dataclass(frozen=True)
+class YamlTree:
+    """A parsed value and, for messages, where each of its parts came from ("line 7")."""
+
+    value: JSONValue
+    origins: dict[KeyPath, str] = field(default_factory=dict)
+
+
+def parse_yaml(text: str, source: str, *, flow_only: bool = False) -> YamlTree:
+    """Read one YAML document.
+
+    Args:
+        text: the document; an empty one is ``None``.
+        source: the name of the text in messages, such as the file's.
+        flow_only: refuse block collections (for values on a command line).
+
+    Raises:
+        ConfigError: naming source, line and reason.
+    """
+    reader = _Reader(source, flow_only)
+    try:
+        events: Iterator[Any] = yaml.parse(text, Loader=yaml.SafeLoader)
+        return YamlTree(reader.document(events), reader.origins)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"{source}, line {mark.line + 1}" if mark else source
+        detail = " ".join(part for part in (error.context, error.problem) if part)
+        raise ConfigError(f"{where}: not valid YAML: {detail}") from error
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
+        # Escapes such as "\UFFFFFFFF" leave the parser as bare ValueErrors.
+        raise ConfigError(f"{source}: not valid YAML: {error}") from error
+
+
+class _Reader:
+    """Builds one value from events; keeps the line of every part."""
+
+    def __init__(self, source: str, flow_only: bool) -> None:
+        self.origins: dict[KeyPath, str] = {}
+        self._source = source
+        self._flow_only = flow_only
+        self._num_values = 0
+
+    def document(self, events: Iterator[Any]) -> JSONValue:
+        value: JSONValue = None
+        num_documents = 0
+        for event in events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                num_documents += 1
+                if num_documents > 1:
+                    raise self._refused(event, "a second document (`---`)")
+                value = self._value(next(events), events, ())
+        return value
+
+    def _value(self, event: Any, events: Iterator[Any], path: KeyPath) -> JSONValue:
+        self._num_values += 1
+        if self._num_values > MAX_VALUES:
+            raise self._refused(event, f"more than {MAX_VALUES} values")
+        if len(path) > MAX_DEPTH:
+            raise self._refused(event, f"nesting deeper than {MAX_DEPTH}")
+        if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
+            raise self._refused(event, "anchors (&) and aliases (*); write the value out")
+        if event.tag is not None:
+            raise self._refused(event, f"the tag {event.tag[:60]!r}; plain values only")
+        self.origins[path] = f"line {event.start_mark.line + 1}"
+        if isinstance(event, yaml.ScalarEvent):
+            return self._scalar(event)
+        if self._flow_only and not event.flow_style:
+            raise self._refused(event, "a block; put quotes around text that has a colon or dash")
+        if isinstance(event, yaml.SequenceStartEvent):
+            return self._list(events, path)
+        return self._mapping(events, path)
+
+    def _list(self, events: Iterator[Any], path: KeyPath) -> JSONValue:
+        items: list[JSONValue] = []
+        while not isinstance(event := next(events), yaml.SequenceEndEvent):
+            items.append(self._value(event, events, (*path, len(items))))
+        return items
+
+    def _mapping(self, events: Iterator[Any], path: KeyPath) -> JSONValue:
+        items: JSONObject = {}
+        while not isinstance(event := next(events), yaml.MappingEndEvent):
+            key = self._key(event)
+            if key in items:
+                first = self.origins[(*path, key)]
+                raise self._refused(event, f"the key {key!r} twice; the first is in {first}")
+            items[key] = self._value(next(events), events, (*path, key))
+        return items
+
+    def _key(self, event: Any) -> str:
+        if not isinstance(event, yaml.ScalarEvent) or event.tag or event.anchor:
+            raise self._refused(event, "a key that is not plain text")
+        if event.implicit[0] and not event.value:
+            raise self._refused(event, "an empty key")
+        return self._unicode(event)
+
+    def _scalar(self, event: Any) -> JSONValue:
+        text = self._unicode(event)
+        if not event.implicit[0]:
+            return text
+        if _NULL.match(text):
+            return None
+        if _BOOL.match(text):
+            return text.lower() == "true"
+        if _INT.match(text):
+            if len(text) > MAX_INT_DIGITS:
+                raise self._refused(event, f"an integer of more than {MAX_INT_DIGITS} digits")
+            return int(text)
+        if _NOT_FINITE.match(text) or (_FLOAT.match(text) and not math.isfinite(float(text))):
+            raise self._refused(event, f"the number {text[:40]}; it must be finite")
+        return float(text) if _FLOAT.match(text) else text
+
+    def _unicode(self, event: Any) -> str:
+        text: str = event.value
+        if any("\ud800" <= char <= "\udfff" for char in text):
+            raise self._refused(event, "half a surrogate pair")
+        return text
+
+    def _refused(self, event: Any, what: str) -> ConfigError:
+        line = event.start_mark.line + 1
+        return ConfigError(f"{self._source}, line {line}: not accepted: {what}")
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes exactly the text that `parse_yaml` would take for something else; no anchors."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - the attribute's declared form
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+for _kind, _pattern in (
+    ("null", _NULL),
+    ("bool", _BOOL),
+    ("int", _INT),
+    ("float", _FLOAT),
+    ("float", _NOT_FINITE),
+):
+    _Dumper.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", _pattern, None)
+
+
+def write_yaml(value: JSONValue) -> str:
+    """Write ``value`` so that `parse_yaml` gives it back, keys in the given order."""
+    text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+    return text
