@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from typing_extensions import TypeAliasType
 
 Annotation: TypeAlias = Any  # a type as written: int, tuple[X, ...], A | B, Annotated[...]
@@ -63,6 +64,34 @@ def model_tags(model: type[BaseModel]) -> dict[str, str]:
         if len(words) == 1 and isinstance(words[0], str):
             tags[name] = words[0]
     return tags
+
+
+def every_field(
+    model: type[BaseModel], prefix: str = "", above: tuple[type, ...] = ()
+) -> Iterator[tuple[str, FieldInfo]]:
+    """Yield each key under ``model`` with its path, sections before their keys.
+
+    In paths ``<name>`` stands for any key of a mapping, ``<n>`` for the number of an item and
+    ``(kind=x)`` for "if the key ``kind`` is x". A class inside itself is not entered again.
+    """
+    for name, info in model.model_fields.items():
+        yield f"{prefix}{name}", info
+        for inner, path in _models_under(info.annotation, f"{prefix}{name}"):
+            if inner not in (*above, model):
+                yield from every_field(inner, f"{path}.", (*above, model))
+
+
+def _models_under(annotation: Annotation, path: str) -> Iterator[tuple[type[BaseModel], str]]:
+    options = alternatives(annotation)
+    for option in options:
+        model = as_model(option)
+        if model is not None:
+            tags = ", ".join(f"{key}={tag}" for key, tag in model_tags(model).items())
+            yield model, path + (f"({tags or model.__name__})" if len(options) > 1 else "")
+            continue
+        kind, items = item_types(option)
+        for item in items:
+            yield from _models_under(item, f"{path}.{'<name>' if kind == 'mapping' else '<n>'}")
 
 
 def step(places: list[Annotation], segment: str | int) -> tuple[list[Annotation], bool]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import types
-from collections.abc import Iterator
 from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -14,8 +13,8 @@ from geo_ray.config.annotations import (
     Annotation,
     alternatives,
     as_model,
+    every_field,
     item_types,
-    model_tags,
 )
 
 _LIMITS = {
@@ -29,36 +28,13 @@ _LIMITS = {
 
 
 def describe(root: type[BaseModel]) -> str:
-    """Return one paragraph per key: dotted path, type with limits, default, description.
-
-    ``<name>`` in a path stands for any key of a mapping, ``<n>`` for the number of an item, and
-    ``(kind=x)`` for "if the key ``kind`` is x".
-    """
-    return "\n".join(_lines(root, "", (root,)))
-
-
-def _lines(model: type[BaseModel], prefix: str, above: tuple[type, ...]) -> Iterator[str]:
-    for name, info in model.model_fields.items():
-        path = f"{prefix}{name}"
-        yield f"{path}: {_type_text(info.annotation)}{_limits(info)}{_default(info)}"
+    """Return a paragraph per key: path (see `every_field`), type, limits, default, description."""
+    lines = []
+    for path, info in every_field(root):
+        lines.append(f"{path}: {_type_text(info.annotation)}{_limits(info)}{_default(info)}")
         if info.description:
-            yield f"    {' '.join(info.description.split())}"
-        for inner, below in _models_under(info.annotation, path):
-            if inner not in above:
-                yield from _lines(inner, below + ".", (*above, inner))
-
-
-def _models_under(annotation: Annotation, path: str) -> Iterator[tuple[type[BaseModel], str]]:
-    options = alternatives(annotation)
-    for option in options:
-        model = as_model(option)
-        if model is not None:
-            tags = ", ".join(f"{key}={tag}" for key, tag in model_tags(model).items())
-            yield model, path + (f"({tags or model.__name__})" if len(options) > 1 else "")
-            continue
-        kind, items = item_types(option)
-        for item in items:
-            yield from _models_under(item, f"{path}.{'<name>' if kind == 'mapping' else '<n>'}")
+            lines.append(f"    {' '.join(info.description.split())}")
+    return "\n".join(lines)
 
 
 def _type_text(annotation: Annotation) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from geo_ray.config.annotations import Annotation, alternatives, as_model, step
+from geo_ray.config.annotations import Annotation, alternatives, as_model, every_field, step
 from geo_ray.config.yaml_text import KeyPath
 
 _SECRET = re.compile(r"secret|passw|passphrase|token|credential|access_key|private_key", re.I)
@@ -34,7 +34,7 @@ def explain(
         if item["type"] == "union_tag_invalid":
             path = (*path, str(item["ctx"]["discriminator"]).strip("'"))
         given.setdefault(path, _given(item, path))
-        expected = _expected(item, places)
+        expected = _expected(item, places, root)
         if expected not in problems.setdefault(path, []):
             problems[path].append(expected)
     return [
@@ -81,12 +81,12 @@ def _short(value: Any) -> str:
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
 
 
-def _expected(item: Any, holders: list[Annotation]) -> str:
+def _expected(item: Any, holders: list[Annotation], root: type[BaseModel]) -> str:
     kind, ctx = item["type"], item.get("ctx", {})
     if kind == "missing":
         return "missing; a value is required"
     if kind == "extra_forbidden":
-        return "unknown key; " + _nearest(str(item["loc"][-1]), _valid_keys(holders))
+        return "unknown key; " + _nearest_key(str(item["loc"][-1]), _valid_keys(holders), root)
     if kind == "union_tag_invalid":
         tags = re.findall(r"'([^']*)'", ctx["expected_tags"])
         return f"expected one of {', '.join(tags)}; {_nearest(str(ctx['tag']), tags)}"
@@ -104,8 +104,16 @@ def _valid_keys(holders: list[Annotation]) -> list[str]:
     return list(dict.fromkeys(name for model in models for name in model.model_fields))
 
 
+def _nearest_key(word: str, valid: Sequence[str], root: type[BaseModel]) -> str:
+    if not difflib.get_close_matches(word.lower(), valid, n=1):
+        for path, _ in every_field(root):  # perhaps the key of another section
+            if path.endswith(f".{word}"):
+                return f"did you mean {path}?"
+    return _nearest(word, valid)
+
+
 def _nearest(word: str, valid: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word.lower(), valid, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word.lower(), valid, n=1)
     if close:
         return f"did you mean {close[0]}?"
     shown = ", ".join(valid[:20]) + (", ..." if len(valid) > 20 else "")

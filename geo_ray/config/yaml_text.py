@@ -29,6 +29,7 @@ _NULL = re.compile(r"^(?:~|null|Null|NULL|)$")
 _BOOL = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
 _INT = re.compile(r"^[-+]?[0-9]+(?:_[0-9]+)*$")
 _FLOAT = re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$")
+_LINE_END = re.compile("[\x85\u2028\u2029\ufeff]")
 _NOT_FINITE = re.compile(r"^(?:[-+]?\.(?:inf|Inf|INF)|\.nan|\.NaN|\.NAN)$")
 
 
@@ -145,9 +146,10 @@ class _Reader:
 
     def _unicode(self, event: Any) -> str:
         text: str = event.value
-        if any("\ud800" <= char <= "\udfff" for char in text):
-            raise self._refused(event, "half a surrogate pair")
-        return text
+        try:  # JSON writes characters beyond the first plane as two escapes; join them
+            return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
+        except UnicodeDecodeError:
+            raise self._refused(event, "half a surrogate pair") from None
 
     def _refused(self, event: Any, what: str) -> ConfigError:
         line = event.start_mark.line + 1
@@ -162,7 +164,13 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
+    def represent_text(self, data: str) -> yaml.ScalarNode:
+        # PyYAML writes these line ends raw outside of double quotes, and reads them as spaces.
+        style = '"' if _LINE_END.search(data) else None
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
 
+
+_Dumper.add_representer(str, _Dumper.represent_text)
 for _kind, _pattern in (
     ("null", _NULL),
     ("bool", _BOOL),

@@ -1,0 +1,88 @@
+"""``--set key.key=value``."""
+
+from __future__ import annotations
+
+import pytest
+
+from geo_ray.config.canonical import JSONValue
+from geo_ray.config.overrides import apply_overrides
+from geo_ray.config.yaml_text import YamlTree, parse_yaml
+from geo_ray.errors import ConfigError
+
+TREE = "{a: {b: 1, c: [{d: 1}, {d: 2}]}, e: null, f: text}"
+
+
+def changed(*overrides: str) -> JSONValue:
+    return apply_overrides(parse_yaml(TREE, "t"), overrides).value
+
+
+@pytest.mark.parametrize(
+    ("override", "path", "value"),
+    [
+        ("a.b=2", ["a", "b"], 2),
+        ("a.b= 2 ", ["a", "b"], 2),
+        ("a.b=1e-3", ["a", "b"], 0.001),
+        ("a.b=x=y", ["a", "b"], "x=y"),
+        ("a.b=", ["a", "b"], None),
+        ("a.b='2'", ["a", "b"], "2"),
+        ("a.b=[1, {x: 2}]", ["a", "b"], [1, {"x": 2}]),
+        ("a.c.1.d=9", ["a", "c", 1, "d"], 9),
+        ("a.c=[]", ["a", "c"], []),
+        ("e.x.y=1", ["e", "x", "y"], 1),
+        ("new.x=1", ["new", "x"], 1),
+        ('a."m5.large"=1', ["a", "m5.large"], 1),
+        ('"x=y".z=1', ["x=y", "z"], 1),
+    ],
+)
+def test_a_value_is_put_at_its_key(override: str, path: list[str | int], value: object) -> None:
+    node = changed(override)
+    for key in path:
+        node = node[key]  # type: ignore[index, call-overload]
+    assert node == value
+
+
+def test_later_overrides_win_and_the_original_stays() -> None:
+    tree = parse_yaml(TREE, "t")
+    before = parse_yaml(TREE, "t").value
+    assert apply_overrides(tree, ["a.b=2", "a.b=3"]).value != before
+    assert tree.value == before
+
+
+def test_origins_name_the_command_line() -> None:
+    tree = apply_overrides(parse_yaml(TREE, "t"), ["a.c=[{d: 1}]"])
+    assert tree.origins["a", "c", 0, "d"] == "--set"
+    assert ("a", "c", 1) not in tree.origins
+    assert tree.origins["a", "b"] == "line 1"
+
+
+@pytest.mark.parametrize(
+    ("override", "word"),
+    [
+        ("a", "key.key=value"),
+        ("=1", "key.key=value"),
+        ("a..b=1", "key.key=value"),
+        (".a=1", "key.key=value"),
+        ("a.=1", "key.key=value"),
+        ('"a=1', "key.key=value"),
+        ('"a"b=1', "key.key=value"),
+        ("", "key.key=value"),
+        ("a.c.2.d=1", "no item of a list of 2"),
+        ("a.c.x=1", "no item of a list of 2"),
+        ("a.c.-1=1", "no item of a list of 2"),
+        ("f.x=1", "has no keys"),
+        ("a.b=x: y", "a block"),
+        ("a.b=- 1", "a block"),
+        ("a.b=[1", "not valid YAML"),
+        ("a.b=.inf", "finite"),
+        ("a.b=*x", "anchors"),
+    ],
+)
+def test_wrong_overrides_are_refused_by_name(override: str, word: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        changed(override)
+    assert word in str(caught.value)
+    assert f"--set {override}" in str(caught.value)
+
+
+def test_an_empty_file_takes_overrides() -> None:
+    assert apply_overrides(YamlTree({}), ["a.b=1"]).value == {"a": {"b": 1}}
