@@ -1,0 +1,54 @@
+"""Time as a dependency: policies and state machines never look at a clock, shells are handed one."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Where a shell reads the time and sleeps."""
+
+    def now_s(self) -> float:
+        """Seconds since an arbitrary, fixed origin; never goes back."""
+
+    def sleep_s(self, duration_s: float) -> None:
+        """Return after ``duration_s`` seconds of this clock (at once if it is not positive)."""
+
+
+class SystemClock:
+    """The machine's monotonic clock."""
+
+    def now_s(self) -> float:
+        """See `Clock.now_s`."""
+        return time.monotonic()
+
+    def sleep_s(self, duration_s: float) -> None:
+        """See `Clock.sleep_s`."""
+        if duration_s > 0:
+            time.sleep(duration_s)
+
+
+class VirtualClock:
+    """A clock that moves only when it is told to; the simulator's."""
+
+    def __init__(self, start_s: float = 0.0) -> None:
+        self._now_s = start_s
+
+    def now_s(self) -> float:
+        """See `Clock.now_s`."""
+        return self._now_s
+
+    def sleep_s(self, duration_s: float) -> None:
+        """Move the clock; nobody waits."""
+        self.advance_to_s(self._now_s + max(0.0, duration_s))
+
+    def advance_to_s(self, when_s: float) -> None:
+        """Set the time to ``when_s``.
+
+        Raises:
+            ValueError: if that lies in the past.
+        """
+        if when_s < self._now_s:
+            raise ValueError(f"virtual time would go back from {self._now_s} to {when_s}")
+        self._now_s = when_s

@@ -1,0 +1,65 @@
+"""Builds the state machines of a run from its configuration, the same for runtime and simulator."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from geo_ray.config.experiment import Experiment, RegionConfig
+from geo_ray.sync.base import HubState
+from geo_ray.tasks.base import Task
+from geo_ray.training.averager import Averager
+from geo_ray.training.flat import check_module, read_parameters, split_sizes
+from geo_ray.training.server import ServerPlan
+from geo_ray.training.shard import Shard
+
+
+def initial_parameters(task: Task, seed: int) -> Tensor:
+    """The parameters that every region starts from, fp32 (P,).
+
+    Raises:
+        TaskOutputError: if the model cannot be trained as one flat fp32 vector.
+    """
+    module = task.model(seed)
+    check_module(module)
+    return read_parameters(module)
+
+
+def server_plan(experiment: Experiment, region: RegionConfig, epoch: int = 1) -> ServerPlan:
+    """What the lead of ``region`` is to do."""
+    train = experiment.train
+    return ServerPlan(
+        region=region.name,
+        num_workers=region.workers,
+        batch_size=experiment.data.batch_size,
+        steps=train.steps,
+        mode=train.mode,
+        eval_every=train.eval_every,
+        max_refused=train.max_refused_steps,
+        epoch=epoch,
+    )
+
+
+def build_shard(experiment: Experiment, region: RegionConfig, index: int, params_P: Tensor) -> Shard:
+    """Shard ``index`` of ``region``, holding its own copy of its slice of ``params_P``."""
+    start, stop = split_sizes(params_P.numel(), region.ps_shards)[index]
+    return Shard(
+        params_P[start:stop].clone(),
+        experiment.optimizer,
+        experiment.strategy,
+        alone=len(experiment.regions) == 1,
+    )
+
+
+def build_averager(experiment: Experiment, num_params: int) -> Averager:
+    """The averager over all regions."""
+    members = tuple(sorted(experiment.region_names))
+    return Averager(experiment.strategy, num_params, HubState(members))
+
+
+def use_one_thread() -> None:
+    """Let torch compute on one thread, so that processes do not fight over cores.
+
+    It also fixes the order of sums, which bit-equality between runs rests on.
+    """
+    torch.set_num_threads(1)

@@ -1,0 +1,97 @@
+"""The data of a run: the manifest that the user named, or shards written at the start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from geo_ray.config.experiment import Experiment
+from geo_ray.data.manifest import Manifest, load_manifest, save_manifest
+from geo_ray.data.reader import RegionReader
+from geo_ray.data.write import write_shards
+from geo_ray.errors import ConfigError, SchemaMismatchError, ShardEmptyError
+from geo_ray.tasks.base import SelfContained, Task
+
+
+def prepare_manifest(
+    experiment: Experiment, task: Task, base_dir: Path, data_dir: Path
+) -> tuple[Manifest, str]:
+    """Load the manifest, or write the task's own data below ``data_dir`` (once) and its manifest.
+
+    Args:
+        experiment: the run.
+        task: the loaded task.
+        base_dir: where a relative manifest path starts.
+        data_dir: where generated shards go, one directory per region.
+
+    Returns:
+        The manifest and its address.
+
+    Raises:
+        ConfigError: if data must be generated and the task has none.
+        SchemaMismatchError: if the shards have other columns than the task.
+        ShardEmptyError: if a region of the run has no training or held-out rows.
+    """
+    generate = experiment.data.generate
+    if generate is None:
+        address = str(experiment.data.manifest)
+        if "://" not in address:
+            address = str(base_dir / address)
+        manifest = load_manifest(address)
+    else:
+        address = str(data_dir / "manifest.json")
+        if Path(address).exists():
+            manifest = load_manifest(address)
+        else:
+            manifest = _generate(experiment, task, data_dir)
+            save_manifest(manifest, address)
+    check_manifest(experiment, task, manifest)
+    return manifest, address
+
+
+def _generate(experiment: Experiment, task: Task, data_dir: Path) -> Manifest:
+    if not isinstance(task, SelfContained):
+        raise ConfigError(
+            f"data.generate: task '{experiment.task.use}' brings no data of its own",
+            fix="Shard your data with `geo-ray data shard` and name the manifest in data.manifest.",
+        )
+    generate = experiment.data.generate
+    assert generate is not None
+    dataset = task.dataset(experiment.seed)
+    return write_shards(
+        {"train": dataset.train, "heldout": dataset.heldout},
+        experiment.task.use,
+        task.columns,
+        task.label_column,
+        generate.split,
+        experiment.region_names,
+        experiment.seed,
+        {name: str(data_dir / name) for name in experiment.region_names},
+        generate.rows_per_shard,
+    )
+
+
+def check_manifest(experiment: Experiment, task: Task, manifest: Manifest) -> None:
+    """Refuse a manifest that does not fit the task or lacks a region's data; see above."""
+    if dict(manifest.columns) != dict(task.columns):
+        raise SchemaMismatchError(
+            f"the manifest has columns {dict(manifest.columns)}, task '{experiment.task.use}' "
+            f"wants {dict(task.columns)}"
+        )
+    for region in experiment.region_names:
+        for split in ("train", "heldout"):
+            if region not in manifest.stores or not manifest.rows(region, split):  # type: ignore[arg-type]
+                raise ShardEmptyError(
+                    f"region '{region}' has no {split} rows in the manifest; "
+                    f"it has regions {list(manifest.stores)}"
+                )
+
+
+def open_readers(
+    experiment: Experiment, manifest: Manifest, region: str, here: str | None = None
+) -> tuple[RegionReader, RegionReader]:
+    """The training stream and the held-out rows of ``region``, for a process in region ``here``."""
+    cache = experiment.data.cache_shards
+    return (
+        RegionReader(manifest, region, "train", experiment.seed, cache, here),
+        RegionReader(manifest, region, "heldout", experiment.seed, cache, here),
+    )

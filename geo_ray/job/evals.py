@@ -1,0 +1,73 @@
+"""Combines the regions' evaluations: statistics are added, samples never leave their region."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from geo_ray.tasks.base import Stats, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A finished evaluation.
+
+    Attributes:
+        step: region steps of the evaluated parameters; the regions' last when `final`.
+        region: whose parameters and held-out rows; None for all regions together.
+        metrics: the task's metrics.
+        samples: held-out rows behind them.
+        final: made after the last exchange, when all regions agree.
+    """
+
+    step: int
+    region: str | None
+    metrics: dict[str, float]
+    samples: int
+    final: bool = False
+
+
+@dataclass(slots=True)
+class EvalBoard:
+    """Collects one region's statistics after the other.
+
+    Attributes:
+        task: turns sums into metrics.
+        num_regions: how many belong together.
+    """
+
+    task: Task
+    num_regions: int
+    _open: dict[tuple[int, bool], dict[str, tuple[Stats, int]]] = field(default_factory=dict)
+
+    def add(
+        self, region: str, step: int, stats: Stats, samples: int, *, final: bool = False
+    ) -> list[Evaluation]:
+        """Take in one region's statistics.
+
+        Returns:
+            Its evaluation, and the combined one if it was the last region of that step.
+        """
+        # After the last exchange all belong together, whatever their step.
+        key = (-1 if final else step, final)
+        group = self._open.setdefault(key, {})
+        group[region] = (stats, samples)
+        done = [Evaluation(step, region, self.task.metrics(stats), samples, final)]
+        if len(group) == self.num_regions:
+            del self._open[key]
+            ordered = [group[name] for name in sorted(group)]
+            total = {name: sum_of([s[name] for s, _ in ordered]) for name in ordered[0][0]}
+            rows = sum(n for _, n in ordered)
+            done.append(Evaluation(step, None, self.task.metrics(total), rows, final))
+        return done
+
+
+def sum_of(arrays: list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]]) -> np.ndarray[
+    tuple[int, ...], np.dtype[np.float64]
+]:
+    """Sum arrays of one shape (K,) in order."""
+    total = arrays[0].copy()
+    for array in arrays[1:]:
+        total += array
+    return total

@@ -1,0 +1,1 @@
+"""How regions agree: one strategy per file, each a frozen configuration with a few pure methods."""

@@ -1,0 +1,90 @@
+"""The common part of strategies whose messages add up: `asgd` and `asgd_ga`.
+
+A region remembers the parameters at its last message (``base``). What it did since then is
+``base - params``: no accumulator has to be kept up at every step. The averager keeps one outbox per
+region, the sum of what the others sent since that region's last answer, so that a slow link gets one
+larger message and never a queue.
+
+With ``combine: mean`` the own change must count 1/M at home too. The averager answers with
+``(sum of others) / M`` and the region takes back ``(1 - 1/M)`` of what it had sent.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from geo_ray.sync.base import HubState, Outgoing, RegionState, Reply, Update, Wait
+
+WaitRule = Literal["always", "when_busy", "never"]
+Combine = Literal["sum", "mean"]
+
+
+def step(region: RegionState, grad_P: Tensor | None) -> None:
+    """One local optimizer step; remembers where the region stood before its first."""
+    if "base" not in region.memory:
+        region.memory["base"] = region.params_P.clone()
+    if grad_P is not None:
+        region.apply_gradient(grad_P)
+
+
+def speak(region: RegionState, interval: int, wait: WaitRule) -> Outgoing | Wait | None:
+    """The message of this step, if one is due under ``interval`` and ``wait``."""
+    if region.since_send < interval:
+        return None
+    if region.link_busy:
+        return None if wait == "never" else Wait()
+    return take(region, wait=wait == "always")
+
+
+def take(region: RegionState, *, wait: bool) -> Outgoing:
+    """Everything done since the last message, as what is to be subtracted from parameters (P,)."""
+    base_P = region.memory.setdefault("base", region.params_P.clone())
+    change_P = base_P - region.params_P
+    base_P.copy_(region.params_P)
+    return Outgoing(change_P, wait)
+
+
+def merge(region: RegionState, reply: Reply) -> None:
+    """Subtract what came back, from the parameters and from the base alike.
+
+    The base moves too, or the others' changes would be sent back to them as our own.
+    """
+    region.params_P.sub_(reply.payload_P)
+    region.memory["base"].sub_(reply.payload_P)
+
+
+def relay(hub: HubState, update: Update, combine: Combine) -> list[Reply]:
+    """Take in one change; answer the sender with its outbox.
+
+    The answer to a final update waits until every region's final one is in: then every outbox is
+    complete, and all replicas agree once it is merged.
+    """
+    hub.version += 1
+    share = 1.0 / len(hub.members) if combine == "mean" else 1.0
+    for region in hub.members:
+        # At home the change is already applied in full: the outbox corrects it to its share.
+        factor = share - 1.0 if region == update.region else share
+        if factor != 0.0:
+            _add(hub.memory, f"outbox/{region}", update.payload_P, factor)
+    if not update.final:
+        return [_answer(hub, update)]
+    finals = hub.gather(update)
+    return [] if finals is None else [_answer(hub, final) for final in finals]
+
+
+def _answer(hub: HubState, update: Update) -> Reply:
+    outbox_P = hub.memory.pop(f"outbox/{update.region}", None)
+    payload_P = torch.zeros_like(update.payload_P) if outbox_P is None else outbox_P
+    return Reply(
+        update.region, update.seq, hub.version, update.num_samples, payload_P, update.final
+    )
+
+
+def _add(memory: dict[str, Tensor], key: str, payload_P: Tensor, factor: float) -> None:
+    if key in memory:
+        memory[key].add_(payload_P, alpha=factor)
+    else:
+        memory[key] = torch.mul(payload_P, factor)

@@ -1,0 +1,80 @@
+"""Asynchronous model averaging between parameter servers, every ``interval`` local steps.
+
+Idea: every f steps a region sends a snapshot of its model and trains on. The averager keeps the
+newest snapshot of every region and answers with their mean; the region moves towards it by
+``alpha`` and keeps the progress that it made while the answer was on its way.
+
+Rule: ``m = sum_j w_j(newest) / M``; on the answer ``w_i <- w_i + alpha * (m - snapshot_i)``.
+For a pair with ``alpha`` 1 that is ``(w_i + w_j) / 2`` plus the progress since. If all snapshots are
+of the same moment and nothing happened since, it is `sma` with weights 1/M.
+
+When: regions of unequal speed that should hold similar models without a barrier.
+
+Source: the asynchronous form of inter-PS model averaging of Cloudless-Training (arXiv 2303.05330);
+reconstructed. Push-only averaging does not keep the mean of the models, so this one goes through the
+averager, and merges differences rather than overwriting.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from geo_ray.config.base import Model
+from geo_ray.sync.base import (
+    HubState,
+    Outgoing,
+    RegionState,
+    Reply,
+    Update,
+    Wait,
+    answer_all,
+    weighted_mean,
+)
+
+
+class Ama(Model):
+    """Configuration and rule of `ama`."""
+
+    kind: Literal["ama"] = "ama"
+    interval: int = Field(8, ge=1, description="local steps between two snapshots")
+    alpha: float = Field(1.0, gt=0, le=1, description="how far to move towards the mean")
+
+    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
+        """A local optimizer step."""
+        if grad_P is not None:
+            region.apply_gradient(grad_P)
+
+    def after_step(self, region: RegionState) -> Outgoing | Wait | None:
+        """Send a snapshot when due and the link is free; never wait."""
+        if region.since_send < self.interval or region.link_busy:
+            return None
+        region.memory["snapshot"] = region.params_P.clone()
+        return Outgoing(region.memory["snapshot"].clone(), wait=False)
+
+    def on_reply(self, region: RegionState, reply: Reply) -> None:
+        """Move by ``alpha * (mean - snapshot)``."""
+        snapshot_P = region.memory.pop("snapshot")
+        if reply.final:  # nothing happened since: take it to the bit, so that all regions agree
+            region.params_P.copy_(reply.payload_P)
+        else:
+            region.params_P.add_(reply.payload_P - snapshot_P, alpha=self.alpha)
+
+    def on_finish(self, region: RegionState) -> Outgoing | None:
+        """A last snapshot; the answer is the mean over all last snapshots."""
+        region.memory["snapshot"] = region.params_P.clone()
+        return Outgoing(region.memory["snapshot"].clone(), wait=True)
+
+    def on_update(self, hub: HubState, update: Update) -> list[Reply]:
+        """Answer the sender with the mean of the newest snapshots."""
+        if update.final:
+            finals = hub.gather(update)
+            return [] if finals is None else answer_all(hub, finals, weighted_mean(finals, "uniform"))
+        hub.version += 1
+        hub.memory[f"model/{update.region}"] = update.payload_P
+        newest = [hub.memory[f"model/{r}"] for r in hub.members if f"model/{r}" in hub.memory]
+        mean_P = torch.stack(newest).mean(dim=0)
+        return [Reply(update.region, update.seq, hub.version, update.num_samples, mean_P)]

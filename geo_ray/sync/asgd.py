@@ -1,0 +1,55 @@
+"""Asynchronous SGD between regions: every local update is sent by itself.
+
+Idea: each region applies its own gradients at once and sends every one of them; the others apply
+them when they arrive. It is `asgd_ga` with an interval of 1, and the baseline of the literature.
+
+Rule: ``w_i <- w_i - u`` at home, ``w_j <- w_j - u`` (or ``u / M``) everywhere else.
+
+When: as a baseline; on links that carry a message per step without effort.
+``wait: always`` (the default) pays for each transfer in full, as a sender that blocks does;
+``when_busy`` overlaps one transfer with one step.
+
+Source: asynchronous SGD over parameter servers in its plainest form; with plain SGD and all
+messages drained, all replicas agree to rounding.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from geo_ray.config.base import Model
+from geo_ray.sync import additive
+from geo_ray.sync.base import HubState, Outgoing, RegionState, Reply, Update, Wait
+
+
+class Asgd(Model):
+    """Configuration and rule of `asgd`."""
+
+    kind: Literal["asgd"] = "asgd"
+    wait: Literal["always", "when_busy"] = Field(
+        "always", description="stand still for every transfer, or overlap one with one step"
+    )
+    combine: additive.Combine = Field("sum", description="weight of a gradient elsewhere: 1 or 1/M")
+
+    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
+        """A local optimizer step."""
+        additive.step(region, grad_P)
+
+    def after_step(self, region: RegionState) -> Outgoing | Wait | None:
+        """Send this step's change."""
+        return additive.speak(region, 1, self.wait)
+
+    def on_reply(self, region: RegionState, reply: Reply) -> None:
+        """Apply what the others did."""
+        additive.merge(region, reply)
+
+    def on_finish(self, region: RegionState) -> Outgoing | None:
+        """A last message, so that what the others sent in the meantime arrives."""
+        return additive.take(region, wait=True)
+
+    def on_update(self, hub: HubState, update: Update) -> list[Reply]:
+        """Put the change into every other region's outbox; answer with the sender's."""
+        return additive.relay(hub, update, self.combine)

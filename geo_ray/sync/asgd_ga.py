@@ -1,0 +1,61 @@
+"""Asynchronous SGD with gradient accumulation: send the sum of ``interval`` local updates.
+
+Idea: a region applies its own gradients at once and adds up what they did; every f steps the sum is
+sent, and what the other regions did in the meantime comes back in the answer. Nobody waits for
+anybody's training, only (if asked to) for the link.
+
+Rule: with ``u_t`` the change that the inner optimizer makes at step t (``eta * g_t`` for plain SGD),
+``A_i = sum of u_t since the last message`` is sent, and every other region does ``w_j <- w_j - A_i``.
+``combine: mean`` scales each region's own change, here and elsewhere, by 1/M, so that one gradient
+has the same total weight as in averaging; ``sum`` applies each in full everywhere.
+
+When: regions of unequal speed, links too slow for a message per step, and a model that tolerates
+stale gradients. ``wait`` says what happens when a message is due:
+``always`` stand still until it is answered; ``when_busy`` train on, but stand still if the message
+before it is still open; ``never`` train on and let the sum grow, which is an interval that adapts
+itself to the link.
+
+Source: ASGD-GA of Cloudless-Training (arXiv 2303.05330) by name, from its abstract; the rule is
+reconstructed. Sending the optimizer's change instead of the raw gradient sum is ours: for plain SGD
+it is the same, and with momentum or AdamW it does not normalise a sum of gradients as if it were one.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from geo_ray.config.base import Model
+from geo_ray.sync import additive
+from geo_ray.sync.base import HubState, Outgoing, RegionState, Reply, Update, Wait
+
+
+class AsgdGa(Model):
+    """Configuration and rule of `asgd_ga`."""
+
+    kind: Literal["asgd_ga"] = "asgd_ga"
+    interval: int = Field(8, ge=1, description="local steps between two messages")
+    wait: additive.WaitRule = Field("never", description="what to do when a message is due")
+    combine: additive.Combine = Field("sum", description="weight of a gradient elsewhere: 1 or 1/M")
+
+    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
+        """A local optimizer step."""
+        additive.step(region, grad_P)
+
+    def after_step(self, region: RegionState) -> Outgoing | Wait | None:
+        """Send what was accumulated, when due."""
+        return additive.speak(region, self.interval, self.wait)
+
+    def on_reply(self, region: RegionState, reply: Reply) -> None:
+        """Apply what the others did."""
+        additive.merge(region, reply)
+
+    def on_finish(self, region: RegionState) -> Outgoing | None:
+        """Send the rest; the answer comes when all have, and then all replicas agree."""
+        return additive.take(region, wait=True)
+
+    def on_update(self, hub: HubState, update: Update) -> list[Reply]:
+        """Put the sum into every other region's outbox; answer with what lies in the sender's."""
+        return additive.relay(hub, update, self.combine)

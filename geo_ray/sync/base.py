@@ -1,0 +1,196 @@
+"""What a strategy is: the rule by which regions that train apart come to one model.
+
+A strategy is a frozen configuration with pure methods. It has no clock, no socket and no Ray, and
+keeps nothing itself: what it must remember lies in the `RegionState` beside each region's parameter
+server, or in the `HubState` of the averager, where checkpoints find it.
+
+Every exchange is one request of a region and one reply of the averager. A region has at most one
+request open, which bounds staleness and memory on any link, however slow.
+
+Shape legend: P = parameters of the region's model (or of the slice that one shard holds).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+Weights = Literal["uniform", "samples"]
+"""How regions are weighted in a mean: ``uniform`` is 1/M, ``samples`` is S_i / sum S."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """What a region wants to say now.
+
+    Attributes:
+        payload_P: fp32, owned by the message (never a view of live parameters).
+        wait: whether the region stands still until the reply is merged.
+    """
+
+    payload_P: Tensor
+    wait: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The region must speak, but its last request is open: stand still until that is answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What crosses the WAN towards the averager.
+
+    Attributes:
+        region: the sender.
+        epoch: incarnation of the sender; grows when it is restarted.
+        seq: number of the request within the epoch, from 1.
+        base_version: the averager's version that the sender had merged when it spoke.
+        num_samples: rows behind this update; its weight in a mean by samples.
+        payload_P: fp32 vector; its meaning is the strategy's.
+        final: the sender has finished training; the last exchange leaves all regions equal.
+        fragment: index of the part of the model, for strategies that send parts.
+    """
+
+    region: str
+    epoch: int
+    seq: int
+    base_version: int
+    num_samples: int
+    payload_P: Tensor
+    final: bool = False
+    fragment: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The averager's answer to one update.
+
+    Attributes:
+        to: the region it is for.
+        seq: the request it answers.
+        version: the averager's version after the update.
+        num_samples: rows behind the payload, over all regions that contributed.
+        payload_P: fp32 vector; its meaning is the strategy's.
+        final: it answers a final update, after every region's final update is in.
+        stop: finish training now (a target was reached).
+        checkpoint: save your state under this id once this reply is merged.
+        halt: after saving, stand still for good (the run was interrupted).
+    """
+
+    to: str
+    seq: int
+    version: int
+    num_samples: int
+    payload_P: Tensor
+    final: bool = False
+    stop: bool = False
+    checkpoint: int | None = None
+    halt: bool = False
+
+
+@dataclass(slots=True)
+class RegionState:
+    """A region's model, or one shard's slice of it, as a strategy sees it.
+
+    Attributes:
+        params_P: the live fp32 parameters; strategies change them in place.
+        apply_gradient: one step of the inner optimizer with the given gradient (P,).
+        memory: tensors that the strategy keeps from call to call; saved in checkpoints.
+        step: gradients taken in since the start.
+        since_send: gradients taken in since the last request.
+        samples: rows behind those.
+        link_busy: whether a request is open.
+    """
+
+    params_P: Tensor
+    apply_gradient: Callable[[Tensor], None]
+    memory: dict[str, Tensor] = field(default_factory=dict)
+    step: int = 0
+    since_send: int = 0
+    samples: int = 0
+    link_busy: bool = False
+
+
+@dataclass(slots=True)
+class HubState:
+    """The averager's state as a strategy sees it.
+
+    Attributes:
+        members: the live regions, sorted.
+        memory: tensors that the strategy keeps; saved in checkpoints.
+        version: number of commits: updates taken in, or rounds for strategies that work in rounds.
+        waiting: updates of the open round by region.
+    """
+
+    members: tuple[str, ...]
+    memory: dict[str, Tensor] = field(default_factory=dict)
+    version: int = 0
+    waiting: dict[str, Update] = field(default_factory=dict)
+
+    def gather(self, update: Update) -> list[Update] | None:
+        """Hold ``update`` until every live region has spoken.
+
+        Returns:
+            The round's updates in the order of their regions' names, or None if some are missing.
+        """
+        self.waiting[update.region] = update
+        if any(region not in self.waiting for region in self.members):
+            return None
+        round_updates = [self.waiting[region] for region in self.members]
+        self.waiting.clear()
+        return round_updates
+
+
+class Strategy(Protocol):
+    """The methods of a strategy. All are pure in the sense of the module's docstring."""
+
+    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
+        """Take in one combined gradient of the region's workers.
+
+        ``grad_P`` is None when every contribution was refused (not finite): parameters stay.
+        """
+
+    def after_step(self, region: RegionState) -> Outgoing | Wait | None:
+        """Decide whether to speak now, and whether to wait for the answer."""
+
+    def on_reply(self, region: RegionState, reply: Reply) -> None:
+        """Merge what came back into ``region.params_P``, in place."""
+
+    def on_finish(self, region: RegionState) -> Outgoing | None:
+        """The last word after the last step; None if the regions are equal anyway."""
+
+    def on_update(self, hub: HubState, update: Update) -> list[Reply]:
+        """In the averager: take in one update; answer nobody, one region, or all."""
+
+
+def weighted_mean(updates: Sequence[Update], weights: Weights) -> Tensor:
+    """The mean of payloads, summed in the given order so that the result is the same to the bit.
+
+    Args:
+        updates: at least one; all payloads of one shape (P,).
+        weights: by region or by the rows behind each update. If no update has rows, all count alike.
+
+    Returns:
+        A new fp32 tensor (P,).
+    """
+    total = sum(update.num_samples for update in updates)
+    if weights == "uniform" or total == 0:
+        shares = [1.0 / len(updates)] * len(updates)
+    else:
+        shares = [update.num_samples / total for update in updates]
+    mean_P = torch.mul(updates[0].payload_P, shares[0])
+    for update, share in zip(updates[1:], shares[1:], strict=True):
+        mean_P.add_(update.payload_P, alpha=share)
+    return mean_P
+
+
+def answer_all(hub: HubState, updates: Sequence[Update], payload_P: Tensor) -> list[Reply]:
+    """The same payload to every region of a round, which this commits as one new version."""
+    hub.version += 1
+    total = sum(update.num_samples for update in updates)
+    return [Reply(u.region, u.seq, hub.version, total, payload_P, u.final) for u in updates]

@@ -1,0 +1,175 @@
+"""The averager: takes in every region's updates, exactly once, and answers them.
+
+A pure state machine around a strategy's `on_update`. It adds what no strategy should care about:
+
+- exactly once: an update that was already taken in gets its old answer again;
+- refusal of what is not finite or has the wrong size;
+- stopping all regions at the same exchange;
+- checkpoints of one moment: from the request on, each region's next answer carries the id, and what
+  a region sends after that answer is held until all regions have theirs. Then nothing is between the
+  regions but what lies in the averager, which is saved in the same breath.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from geo_ray.errors import InvariantError, NonFiniteError
+from geo_ray.sync.base import HubState, Reply, Strategy, Update
+
+
+@dataclass(slots=True)
+class _Request:
+    """An open checkpoint: which regions have their answer, and what is held back meanwhile."""
+
+    id: int
+    halt: bool
+    told: set[str] = field(default_factory=set)
+    held: list[Update] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class HubSnapshot:
+    """The averager's part of a checkpoint, copied at the right moment."""
+
+    id: int
+    tensors: dict[str, Tensor]
+    control: dict[str, object]
+
+
+@dataclass(slots=True)
+class Averager:
+    """See the module's docstring.
+
+    Attributes:
+        strategy: how to combine.
+        num_params: P, the size that every payload must have.
+        hub: the strategy's state.
+        snapshots: finished parts of checkpoints, for the shell to take and write.
+        stopping: whether regions are told to finish.
+    """
+
+    strategy: Strategy
+    num_params: int
+    hub: HubState
+    snapshots: list[HubSnapshot] = field(default_factory=list)
+    stopping: bool = False
+    _last: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _answers: dict[str, Reply] = field(default_factory=dict)
+    _finals: set[str] = field(default_factory=set)
+    _request: _Request | None = None
+
+    def on_update(self, update: Update) -> list[Reply]:
+        """Take in one update.
+
+        Returns:
+            Answers to this or to other regions' open requests; possibly none yet.
+
+        Raises:
+            InvariantError: for an unknown region or a payload of the wrong size.
+            NonFiniteError: if the payload has NaN or infinity; the state is unchanged.
+        """
+        self._check(update)
+        if (update.epoch, update.seq) <= self._last.get(update.region, (0, 0)):
+            return self._repeat(update)
+        request = self._request
+        if request is not None and update.region in request.told:
+            if all(held.region != update.region for held in request.held):
+                request.held.append(update)
+            return []
+        self._last[update.region] = (update.epoch, update.seq)
+        self._answers.pop(update.region, None)
+        if update.final:
+            self._finals.add(update.region)
+            if request is not None:  # the run ends: it is its own last state
+                replies = self._abandon()
+                return replies + self._answer(update)
+        return self._answer(update)
+
+    def request_stop(self) -> None:
+        """Tell every region, with its next answer, to finish."""
+        self.stopping = True
+
+    def request_checkpoint(self, checkpoint: int, *, halt: bool) -> bool:
+        """Begin a checkpoint.
+
+        Args:
+            checkpoint: its id.
+            halt: the regions stand still after it.
+
+        Returns:
+            False if it cannot be: one is open, or a region has sent its final update.
+        """
+        if self._request is not None or self._finals:
+            return False
+        self._request = _Request(checkpoint, halt)
+        return True
+
+    def export(self) -> tuple[dict[str, Tensor], dict[str, object]]:
+        """Tensors and plain values for a checkpoint."""
+        tensors = {k: v.clone() for k, v in self.hub.memory.items()}
+        return tensors, {
+            "version": self.hub.version,
+            "members": list(self.hub.members),
+            "last": {region: list(pair) for region, pair in self._last.items()},
+        }
+
+    def restore(self, tensors: Mapping[str, Tensor], control: Mapping[str, object]) -> None:
+        """Become what `export` saved."""
+        last = control["last"]
+        if not isinstance(last, dict):
+            raise InvariantError("checkpoint without the averager's books")
+        self.hub.memory.clear()
+        self.hub.memory.update({k: v.clone() for k, v in tensors.items()})
+        self.hub.version = int(str(control["version"]))
+        self._last = {str(r): (int(pair[0]), int(pair[1])) for r, pair in last.items()}
+
+    # ------------------------------------------------------------------ inside
+
+    def _check(self, update: Update) -> None:
+        if update.region not in self.hub.members:
+            raise InvariantError(f"update of '{update.region}', which is no member of this run")
+        if update.payload_P.shape != (self.num_params,):
+            raise InvariantError(
+                f"update of '{update.region}' has {tuple(update.payload_P.shape)} parameters, "
+                f"the model has {self.num_params}"
+            )
+        if not bool(torch.isfinite(update.payload_P).all()):
+            raise NonFiniteError(
+                f"update {update.seq} of region '{update.region}' is not finite; refused"
+            )
+
+    def _repeat(self, update: Update) -> list[Reply]:
+        newest = self._last[update.region] == (update.epoch, update.seq)
+        answer = self._answers.get(update.region)
+        return [answer] if answer is not None and newest else []
+
+    def _answer(self, update: Update) -> list[Reply]:
+        replies = [self._mark(reply) for reply in self.strategy.on_update(self.hub, update)]
+        for reply in replies:
+            self._answers[reply.to] = reply
+        request = self._request
+        if request is not None and request.told.issuperset(self.hub.members):
+            self.snapshots.append(HubSnapshot(request.id, *self.export()))
+            self._request = None
+            for held in request.held:
+                replies += self.on_update(held)
+        return replies
+
+    def _mark(self, reply: Reply) -> Reply:
+        request = self._request
+        if request is None:
+            return replace(reply, stop=self.stopping)
+        request.told.add(reply.to)
+        return replace(reply, stop=self.stopping, checkpoint=request.id, halt=request.halt)
+
+    def _abandon(self) -> list[Reply]:
+        request, self._request = self._request, None
+        replies: list[Reply] = []
+        for held in request.held if request is not None else []:
+            replies += self.on_update(held)
+        return replies

@@ -1,0 +1,102 @@
+"""One flat fp32 buffer behind a module's parameters: views, not copies.
+
+Strategies, codecs and parameter servers do maths on vectors; only the worker knows layers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor, nn
+
+from geo_ray.errors import TaskOutputError
+
+
+def count_parameters(module: nn.Module) -> int:
+    """P: the number of trainable scalars of ``module``; a shared parameter counts once."""
+    return sum(p.numel() for p in _trainable(module))
+
+
+def read_parameters(module: nn.Module) -> Tensor:
+    """A copy of all trainable parameters as one fp32 vector (P,), in the module's order."""
+    return torch.cat([p.detach().reshape(-1).float() for p in _trainable(module)]).cpu()
+
+
+class FlatModel:
+    """Makes a module's parameters and gradients views of two flat buffers.
+
+    Args:
+        module: its trainable parameters must be fp32; running statistics are refused, because
+            averaging parameters would leave them behind.
+        params_P: fp32 (P,) buffer that from now on holds the parameters; its content counts.
+        grad_P: fp32 (P,) buffer into which ``backward`` accumulates.
+
+    Raises:
+        TaskOutputError: if the module has running statistics, other dtypes or another size.
+    """
+
+    def __init__(self, module: nn.Module, params_P: Tensor, grad_P: Tensor) -> None:
+        check_module(module)
+        num_params = count_parameters(module)
+        if params_P.shape != (num_params,) or grad_P.shape != (num_params,):
+            raise TaskOutputError(
+                f"model has {num_params} parameters, the buffers hold "
+                f"{params_P.numel()} and {grad_P.numel()}"
+            )
+        self.module = module
+        self.params_P = params_P
+        self.grad_P = grad_P
+        offset = 0
+        for param in _trainable(module):
+            size = param.numel()
+            param.data = params_P[offset : offset + size].view(param.shape)
+            param.grad = grad_P[offset : offset + size].view(param.shape)
+            offset += size
+
+    def zero_grad(self) -> None:
+        """Clear all gradients, keeping them views."""
+        self.grad_P.zero_()
+
+
+def check_module(module: nn.Module) -> None:
+    """Refuse what cannot be trained as one flat fp32 vector.
+
+    Raises:
+        TaskOutputError: naming the parameter or buffer.
+    """
+    for name, buffer in module.named_buffers():
+        if name.rpartition(".")[2] in {"running_mean", "running_var"}:
+            raise TaskOutputError(
+                f"model has running statistics in '{name}' of shape {tuple(buffer.shape)}, which "
+                "no exchange of parameters keeps in step",
+                fix="Use GroupNorm or LayerNorm instead of BatchNorm.",
+            )
+    trainable = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+    if not trainable:
+        raise TaskOutputError("model has no trainable parameters")
+    for name, param in trainable:
+        if param.dtype != torch.float32:
+            raise TaskOutputError(
+                f"parameter '{name}' is {param.dtype}, not float32",
+                fix="Keep parameters in float32; use autocast inside the model for lower precision.",
+            )
+
+
+def split_sizes(num_params: int, num_shards: int) -> list[tuple[int, int]]:
+    """Cut P parameters into nearly equal contiguous slices.
+
+    Returns:
+        ``(start, stop)`` per shard.
+    """
+    edges = [num_params * i // num_shards for i in range(num_shards + 1)]
+    return list(zip(edges[:-1], edges[1:], strict=True))
+
+
+def digest(params_P: Tensor) -> str:
+    """SHA-256 of the parameters' bytes; equal digests mean equal models to the bit."""
+    return hashlib.sha256(params_P.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+
+
+def _trainable(module: nn.Module) -> list[nn.Parameter]:
+    return [p for p in module.parameters() if p.requires_grad]

@@ -1,0 +1,87 @@
+"""A region's whole model over its shards: one `Shard` here, or several wherever they live.
+
+Shape legend: P = parameters of the model, S = of one shard's slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+
+from geo_ray.errors import InvariantError
+from geo_ray.sync.base import Outgoing, Reply, Wait
+from geo_ray.training.flat import split_sizes
+from geo_ray.training.shard import Contribution
+
+
+class ShardPort(Protocol):
+    """What the lead asks of a shard; `Shard` itself here, a remote call where it lives elsewhere."""
+
+    def apply(self, contributions: Sequence[Contribution]) -> None:
+        """See `Shard.apply`."""
+
+    def speak(self) -> Outgoing | Wait | None:
+        """See `Shard.speak`."""
+
+    def finish(self) -> Outgoing | None:
+        """See `Shard.finish`."""
+
+    def merge(self, reply: Reply) -> None:
+        """See `Shard.merge`."""
+
+    def snapshot(self, checkpoint: int) -> None:
+        """See `Shard.snapshot`."""
+
+
+class RegionModel:
+    """Carries out each operation on all shards, cutting and joining payloads.
+
+    Args:
+        shards: in the order of their slices.
+        num_params: P, so that replies can be cut.
+    """
+
+    def __init__(self, shards: Sequence[ShardPort], num_params: int) -> None:
+        self._shards = tuple(shards)
+        self._slices = split_sizes(num_params, len(self._shards))
+
+    def apply(self, contributions: Sequence[Contribution]) -> None:
+        """One step on every shard."""
+        for shard in self._shards:
+            shard.apply(contributions)
+
+    def speak(self) -> Outgoing | Wait | None:
+        """What the region says after a step, its payload joined to (P,)."""
+        return self._join([shard.speak() for shard in self._shards])
+
+    def finish(self) -> Outgoing | None:
+        """The last word, joined to (P,)."""
+        out = self._join([shard.finish() for shard in self._shards])
+        return out if isinstance(out, Outgoing) else None
+
+    def merge(self, reply: Reply) -> None:
+        """Merge an answer whose payload is (P,)."""
+        if len(self._shards) == 1:
+            self._shards[0].merge(reply)
+            return
+        for shard, (start, stop) in zip(self._shards, self._slices, strict=True):
+            shard.merge(replace(reply, payload_P=reply.payload_P[start:stop]))
+
+    def snapshot(self, checkpoint: int) -> None:
+        """Every shard takes its copy."""
+        for shard in self._shards:
+            shard.snapshot(checkpoint)
+
+    def _join(self, parts: Sequence[Outgoing | Wait | None]) -> Outgoing | Wait | None:
+        first = parts[0]
+        if len(parts) == 1:
+            return first
+        if any(type(part) is not type(first) for part in parts):
+            raise InvariantError(f"shards disagree on whether to speak: {parts}")
+        outs = [part for part in parts if isinstance(part, Outgoing)]
+        if not outs:
+            return first
+        return Outgoing(torch.cat([out.payload_P for out in outs]), outs[0].wait)

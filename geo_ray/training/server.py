@@ -1,0 +1,353 @@
+"""The lead of a region's parameter server: who computes what, when a step is whole, when to speak.
+
+A pure state machine. Calls are events; what comes back are effects that the shell carries out:
+`geo_ray.runtime` over sockets, `geo_ray.sim` on a virtual clock.
+
+    join, push -> [Answer ...]   new parameters and the next rows for a worker
+               -> [Send]         an update for the averager
+    on_reply   -> [Snapshot]     the state that a checkpoint must hold is the present one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+from geo_ray.errors import InvariantError
+from geo_ray.sync.base import Outgoing, Reply, Update, Wait
+from geo_ray.training.ledger import Ledger
+from geo_ray.training.model import RegionModel
+from geo_ray.training.shard import Contribution
+from geo_ray.types import Span, StepReport
+
+Phase = Literal["training", "waiting", "must_speak", "finishing", "done", "halted"]
+"""waiting: for an answer; must_speak: for an answer, then speak; finishing: for the last answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Give the live parameters to a worker, and its next work.
+
+    Attributes:
+        worker: its rank.
+        version: region steps that the parameters hold.
+        span: the rows to compute a gradient from; None if there is no more work.
+        evaluate: whether to evaluate these parameters first.
+        done: leave, after the evaluation if there is one.
+    """
+
+    worker: int
+    version: int
+    span: Span | None
+    evaluate: bool = False
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Give an update to the bridge; `blocking` says whether the region stands still for it."""
+
+    update: Update
+    blocking: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """A region step was applied (for the event log)."""
+
+    step: int
+    samples: int
+    loss: float | None
+    compute_s: float
+    refused: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A checkpoint's part was taken: each shard holds its copy, here is the control state.
+
+    The copies are of the moment of the event; writing them may take its time.
+    """
+
+    id: int
+    control: dict[str, object]
+
+
+Effect = Answer | Send | StepDone | Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPlan:
+    """What a region's lead is to do.
+
+    Attributes:
+        region: its name.
+        num_workers: ranks 0 to num_workers - 1 take part.
+        batch_size: rows per worker and step.
+        steps: sync: region steps; async: pushes per worker on average.
+        mode: ``sync`` combines one gradient per worker into a step; ``async`` applies each alone.
+        eval_every: steps between evaluations by worker 0; 0 for none but the last.
+        max_refused: steps refused in a row that end the run.
+        epoch: incarnation of this server.
+    """
+
+    region: str
+    num_workers: int
+    batch_size: int
+    steps: int
+    mode: Literal["sync", "async"] = "sync"
+    eval_every: int = 0
+    max_refused: int = 3
+    epoch: int = 1
+
+
+@dataclass(slots=True)
+class Server:
+    """See the module's docstring.
+
+    Attributes:
+        plan: what to do.
+        model: the region's shards.
+        version: steps applied.
+        phase: what the region is waiting for, if anything.
+        ledger: the sample books.
+        refused_in_a_row: steps without a usable gradient.
+    """
+
+    plan: ServerPlan
+    model: RegionModel
+    version: int = 0
+    phase: Phase = "training"
+    ledger: Ledger = field(default_factory=Ledger)
+    refused_in_a_row: int = 0
+    hub_version: int = 0
+    seq: int = 0
+    link_busy: bool = False
+    samples_since_send: int = 0
+    _total_steps: int = 0
+    _joined: set[int] = field(default_factory=set)
+    _idle: set[int] = field(default_factory=set)
+    _pushes: dict[int, StepReport] = field(default_factory=dict)
+    _eval_every: int = 0
+    _next_eval: int = 0
+
+    def __post_init__(self) -> None:
+        per_step = 1 if self.plan.mode == "sync" else self.plan.num_workers
+        self._total_steps = self.plan.steps * per_step
+        self._eval_every = self.plan.eval_every * per_step
+        self._next_eval = self._eval_every
+
+    # -------------------------------------------------------------- events
+
+    def join(self, worker: int) -> list[Effect]:
+        """A worker, new or replaced, is ready. What its predecessor held is its own now."""
+        if not 0 <= worker < self.plan.num_workers:
+            raise InvariantError(f"{self.plan.region} has no worker {worker}")
+        self._pushes.pop(worker, None)
+        self._joined.add(worker)
+        self._idle.add(worker)
+        return self._advance()
+
+    def push(self, worker: int, report: StepReport) -> list[Effect]:
+        """A worker's gradient lies in the shards; ``report`` says what is behind it."""
+        held = self.ledger.in_flight.get(worker)
+        if held != report.span:
+            raise InvariantError(f"worker {worker} pushed {report.span}, it was assigned {held}")
+        self._pushes[worker] = report
+        return self._advance()
+
+    def leave(self, worker: int) -> None:
+        """A worker is gone; the step waits for its replacement."""
+        self._idle.discard(worker)
+        self._joined.discard(worker)
+
+    def on_reply(self, reply: Reply) -> list[Effect]:
+        """The averager answered the open request."""
+        if reply.seq != self.seq or not self.link_busy:
+            raise InvariantError(f"{self.plan.region} got answer {reply.seq}, awaits {self.seq}")
+        self.link_busy = False
+        self.model.merge(reply)
+        self.hub_version = reply.version
+        if reply.stop:
+            self.stop()
+        if self.phase == "waiting":
+            self.phase = "training"
+        elif self.phase == "finishing":
+            self.phase = "done"
+        effects: list[Effect] = []
+        if reply.checkpoint is not None:
+            effects.append(self._snapshot(reply.checkpoint))
+        if reply.halt:
+            self.phase = "halted"
+        return effects + self._advance()
+
+    def stop(self) -> None:
+        """Finish after the step that is being computed, if any."""
+        computing = len(self._joined - self._idle - set(self._pushes)) > 0
+        self._total_steps = min(self._total_steps, self.version + (1 if computing else 0))
+
+    def snapshot_now(self, checkpoint: int, *, halt: bool) -> list[Effect]:
+        """Save without an exchange; only for a region that is alone."""
+        taken = self._snapshot(checkpoint)
+        if halt:
+            self.phase = "halted"
+        return [taken, *self._advance()]
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether too many steps in a row had no usable gradient."""
+        return self.refused_in_a_row >= self.plan.max_refused
+
+    # -------------------------------------------------------------- what follows from them
+
+    def _advance(self) -> list[Effect]:
+        """Do all that can be done now; the order of effects is the order of events."""
+        effects: list[Effect] = []
+        while True:
+            if self.phase == "must_speak" and not self.link_busy:
+                self.phase = "training"
+                effects += self._speak()
+            elif self.phase == "training" and self.version >= self._total_steps:
+                effects += self._finish()
+            elif self.phase == "training" and (ready := self._ready()):
+                effects += self._step(ready)
+            else:
+                break
+            if self.phase in {"done", "halted"}:
+                break
+        if self.phase in {"done", "halted"}:
+            return effects + self._dismiss()
+        if self.phase == "training":
+            effects += self._assign()
+        return effects
+
+    def _ready(self) -> list[int]:
+        """The workers whose gradients make the next step, lowest rank first; empty if not yet."""
+        if self.plan.mode == "async":
+            return sorted(self._pushes)[:1]
+        return sorted(self._pushes) if len(self._pushes) == self.plan.num_workers else []
+
+    def _step(self, workers: list[int]) -> list[Effect]:
+        reports = {worker: self._pushes.pop(worker) for worker in workers}
+        contributions = [
+            Contribution(worker, 0 if report.refused else report.span.count)
+            for worker, report in reports.items()
+        ]
+        self.model.apply(contributions)
+        for worker, report in reports.items():
+            self.ledger.settle(worker, report.refused)
+            self._idle.add(worker)
+        self.version += 1
+        samples = sum(c.num_samples for c in contributions)
+        self.samples_since_send += samples
+        self.refused_in_a_row = 0 if samples else self.refused_in_a_row + 1
+        used = [(r.loss or 0.0, r.span.count) for r in reports.values() if not r.refused]
+        loss = sum(value * n for value, n in used) / samples if samples else None
+        done = StepDone(
+            self.version,
+            samples,
+            loss,
+            max(report.compute_s for report in reports.values()),
+            tuple(report.refused for report in reports.values() if report.refused),
+        )
+        return [done, *self._speak()]
+
+    def _speak(self) -> list[Effect]:
+        out = self.model.speak()
+        if isinstance(out, Wait):
+            self.phase = "must_speak"
+            return []
+        return [] if out is None else [self._send(out, final=False)]
+
+    def _finish(self) -> list[Effect]:
+        if self.link_busy:  # merge what is on its way before the last word
+            self.phase = "waiting"
+            return []
+        out = self.model.finish()
+        if out is None:
+            self.phase = "done"
+            return []
+        sent = self._send(out, final=True)
+        self.phase = "finishing"
+        return [sent]
+
+    def _send(self, out: Outgoing, *, final: bool) -> Send:
+        self.seq += 1
+        self.link_busy = True
+        if out.wait:
+            self.phase = "waiting"
+        update = Update(
+            region=self.plan.region,
+            epoch=self.plan.epoch,
+            seq=self.seq,
+            base_version=self.hub_version,
+            num_samples=self.samples_since_send,
+            payload_P=out.payload_P,
+            final=final,
+        )
+        self.samples_since_send = 0
+        return Send(update, out.wait)
+
+    def _assign(self) -> list[Effect]:
+        """Next rows for idle workers. In sync mode only all together, so that ranks get their own."""
+        if self.plan.mode == "sync" and len(self._joined) < self.plan.num_workers:
+            return []
+        answers: list[Effect] = []
+        for worker in sorted(self._idle & self._joined):
+            span = self.ledger.assign(worker, self.plan.batch_size)
+            answers.append(Answer(worker, self.version, span, self._evaluate_now(worker)))
+        self._idle -= self._joined
+        return answers
+
+    def _dismiss(self) -> list[Effect]:
+        """Send workers home: those that wait, and those that come back too late to count."""
+        answers: list[Effect] = []
+        for worker in sorted(self._pushes):
+            self.ledger.settle(worker, "after_end")
+        for worker in sorted((self._idle | set(self._pushes)) & self._joined):
+            last = worker == 0 and self.phase == "done"
+            answers.append(Answer(worker, self.version, None, evaluate=last, done=True))
+        self._idle.clear()
+        self._pushes.clear()
+        return answers
+
+    def _evaluate_now(self, worker: int) -> bool:
+        if worker != 0 or not self._eval_every or self.version < self._next_eval:
+            return False
+        self._next_eval = (self.version // self._eval_every + 1) * self._eval_every
+        return True
+
+    # -------------------------------------------------------------- checkpoints
+
+    def _snapshot(self, checkpoint: int) -> Snapshot:
+        self.model.snapshot(checkpoint)
+        return Snapshot(checkpoint, self.export())
+
+    def export(self) -> dict[str, object]:
+        """Plain values of the control state; the shards export the tensors."""
+        return {
+            "version": self.version,
+            "must_speak": self.phase == "must_speak",
+            "hub_version": self.hub_version,
+            "seq": self.seq,
+            "samples_since_send": self.samples_since_send,
+            "ledger": self.ledger.export(),
+        }
+
+    def restore(self, data: Mapping[str, object]) -> None:
+        """Become what `export` saved. Workers join anew and get the rows that were in flight."""
+        ledger = data["ledger"]
+        if not isinstance(ledger, dict):
+            raise InvariantError("checkpoint without sample books")
+        self.version = int(str(data["version"]))
+        self.hub_version = int(str(data["hub_version"]))
+        self.seq = int(str(data["seq"]))
+        self.samples_since_send = int(str(data["samples_since_send"]))
+        self.phase = "must_speak" if data["must_speak"] else "training"
+        self.ledger = Ledger.restore(ledger)
+        if self._eval_every:
+            self._next_eval = -(-max(self.version, 1) // self._eval_every) * self._eval_every
+
+

@@ -1,0 +1,148 @@
+"""A worker's step: rows in, gradient out. Pure: the same rows and parameters give the same bits.
+
+Random numbers (dropout, augmentation) come from a generator seeded by the position of the rows, so
+a step that is done again by a replacement, or after a resume, gives the same gradient, and no state
+of a generator has to be saved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from geo_ray.errors import NonFiniteError
+from geo_ray.tasks.base import Columns, Stats, Task, num_rows
+from geo_ray.tasks.guard import checked_loss
+from geo_ray.training.flat import FlatModel
+from geo_ray.types import Span
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What `Worker.step` found; the gradient lies in the worker's flat buffer.
+
+    Attributes:
+        loss: mean loss, or None if refused.
+        refused: why the gradient must not be used, or None.
+    """
+
+    loss: float | None
+    refused: str | None = None
+
+
+class Worker:
+    """Computes gradients of one task on one replica of the model.
+
+    Attributes:
+        params_P: where the parameters are read from.
+        grad_P: where the gradient is left.
+
+    Args:
+        task: model, loss and evaluation.
+        params_P: fp32 (P,) buffer that the parameter server fills.
+        grad_P: fp32 (P,) buffer for the gradient; may be shared memory.
+        region: for the seed of random numbers.
+        seed: the run's seed.
+        device: where the model computes; buffers on the CPU are copied to and fro if it is another.
+        clip_norm: largest 2-norm of a gradient; None for no clipping.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        params_P: Tensor,
+        grad_P: Tensor,
+        *,
+        region: str,
+        seed: int,
+        device: str = "cpu",
+        clip_norm: float | None = None,
+    ) -> None:
+        self._task = task
+        self._device = torch.device(device)
+        self.params_P = params_P
+        self.grad_P = grad_P
+        self._stream = f"{seed}/{region}"
+        self._clip_norm = clip_norm
+        module = task.model(seed).to(self._device)
+        on_host = self._device.type == params_P.device.type
+        model_P = params_P if on_host else torch.empty_like(params_P, device=self._device)
+        model_grad_P = grad_P if on_host else torch.empty_like(grad_P, device=self._device)
+        model_grad_P.zero_()
+        self._flat = FlatModel(module, model_P, model_grad_P)
+
+    @property
+    def module(self) -> nn.Module:
+        """The replica."""
+        return self._flat.module
+
+    def step(self, columns: Columns, span: Span) -> StepResult:
+        """Compute the mean gradient over ``columns`` into the gradient buffer.
+
+        Args:
+            columns: the rows of ``span``.
+            span: their position in the region's stream.
+
+        Raises:
+            TaskOutputError: if the task's loss is no scalar that depends on the parameters.
+        """
+        self._load()
+        self._flat.zero_grad()
+        self._flat.module.train()
+        with torch.random.fork_rng(devices=self._rng_devices()):
+            torch.manual_seed(self._seed_of(span))
+            batch = self._task.collate(columns, self._device)
+            try:
+                loss = checked_loss(self._task, self._flat.module, batch)
+            except NonFiniteError:
+                return StepResult(None, "loss_not_finite")
+            loss.backward()  # type: ignore[no-untyped-call]
+        norm = float(torch.linalg.vector_norm(self._flat.grad_P))
+        if not math.isfinite(norm):
+            return StepResult(None, "gradient_not_finite")
+        if self._clip_norm is not None and norm > self._clip_norm:
+            self._flat.grad_P.mul_(self._clip_norm / norm)
+        if self._flat.grad_P is not self.grad_P:
+            self.grad_P.copy_(self._flat.grad_P)
+        return StepResult(float(loss.detach()))
+
+    def evaluate(self, columns: Columns) -> Stats:
+        """Additive statistics of the parameters in the buffer over ``columns``."""
+        self._load()
+        self._flat.module.eval()
+        with torch.no_grad():
+            stats = self._task.evaluate(
+                self._flat.module, self._task.collate(columns, self._device)
+            )
+        return {name: np.asarray(value, dtype=np.float64) for name, value in stats.items()}
+
+    def evaluate_all(self, batches: Iterable[Columns]) -> tuple[Stats, int]:
+        """Sum the statistics over all batches.
+
+        Returns:
+            The sums, and the number of rows behind them.
+        """
+        totals: Stats = {}
+        rows = 0
+        for columns in batches:
+            for name, value in self.evaluate(columns).items():
+                totals[name] = totals[name] + value if name in totals else value
+            rows += num_rows(columns)
+        return totals, rows
+
+    def _load(self) -> None:
+        if self._flat.params_P is not self.params_P:
+            self._flat.params_P.copy_(self.params_P)
+
+    def _seed_of(self, span: Span) -> int:
+        key = f"{self._stream}/{span.start}".encode()
+        return int.from_bytes(hashlib.blake2b(key, digest_size=7).digest(), "big")
+
+    def _rng_devices(self) -> list[int]:
+        return [torch.cuda.current_device()] if self._device.type == "cuda" else []

@@ -1,0 +1,245 @@
+"""The lead of a parameter server, driven one event at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from geo_ray.errors import InvariantError
+from geo_ray.sync.asgd_ga import AsgdGa
+from geo_ray.sync.base import Reply
+from geo_ray.sync.sma import Sma
+from geo_ray.training.model import RegionModel
+from geo_ray.training.optimizers import Sgd
+from geo_ray.training.server import Answer, Effect, Send, Server, ServerPlan, Snapshot, StepDone
+from geo_ray.training.shard import Shard
+from geo_ray.types import Span, StepReport
+
+NUM_PARAMS = 5
+
+
+def make(strategy, *, workers=2, steps=4, mode="sync", alone=False, **plan):
+    shard = Shard(torch.zeros(NUM_PARAMS), Sgd(lr=1.0), strategy, alone=alone)
+    server = Server(
+        ServerPlan("eu", workers, batch_size=8, steps=steps, mode=mode, **plan),
+        RegionModel([shard], NUM_PARAMS),
+    )
+    return server, shard
+
+
+def answers(effects: list[Effect]) -> dict[int, Answer]:
+    return {e.worker: e for e in effects if isinstance(e, Answer)}
+
+
+def sends(effects: list[Effect]) -> list[Send]:
+    return [e for e in effects if isinstance(e, Send)]
+
+
+def push(server, shard, worker, value=1.0, refused=None):
+    span = server.ledger.in_flight[worker]
+    shard.put(worker, torch.full((NUM_PARAMS,), value))
+    effects = server.push(worker, StepReport(span, None if refused else 0.5, 0.01, refused))
+    server.ledger.check()
+    return effects
+
+
+def reply_to(send: Send, payload: torch.Tensor | None = None, **more) -> Reply:
+    update = send.update
+    return Reply(
+        update.region,
+        update.seq,
+        update.base_version + 1,
+        update.num_samples,
+        update.payload_P.clone() if payload is None else payload,
+        update.final,
+        **more,
+    )
+
+
+def test_nobody_gets_rows_before_all_ranks_are_there():
+    server, _ = make(Sma(interval=2))
+    assert server.join(1) == []
+    given = answers(server.join(0))
+    assert given[0].span == Span(0, 8)
+    assert given[1].span == Span(8, 8)
+
+
+def test_a_step_needs_every_worker_and_is_their_mean():
+    server, shard = make(Sma(interval=2))
+    server.join(0), server.join(1)
+    assert push(server, shard, 0, value=1.0) == []
+    effects = push(server, shard, 1, value=3.0)
+    done = next(e for e in effects if isinstance(e, StepDone))
+    assert (done.step, done.samples) == (1, 16)
+    assert torch.equal(shard.params_S, torch.full((NUM_PARAMS,), -2.0))
+    assert answers(effects)[1].span == Span(24, 8)
+
+
+def test_a_blocking_strategy_holds_the_workers_until_the_answer():
+    server, shard = make(Sma(interval=1), workers=1)
+    server.join(0)
+    effects = push(server, shard, 0)
+    (send,) = sends(effects)
+    assert send.blocking and answers(effects) == {}
+    assert send.update.num_samples == 8
+    effects = server.on_reply(reply_to(send, torch.full((NUM_PARAMS,), 7.0)))
+    assert answers(effects)[0].version == 1
+    assert torch.equal(shard.params_S, torch.full((NUM_PARAMS,), 7.0))
+
+
+def test_when_busy_stands_still_only_while_the_link_is_busy():
+    server, shard = make(AsgdGa(interval=1, wait="when_busy"), workers=1)
+    server.join(0)
+    first = push(server, shard, 0)
+    assert sends(first) and answers(first)  # goes on while the message travels
+    second = push(server, shard, 0)
+    assert not sends(second) and not answers(second)
+    effects = server.on_reply(reply_to(sends(first)[0], torch.zeros(NUM_PARAMS)))
+    assert sends(effects)[0].update.seq == 2 and answers(effects)
+
+
+def test_never_waits_and_lets_the_sum_grow():
+    server, shard = make(AsgdGa(interval=1, wait="never"), workers=1, steps=10)
+    server.join(0)
+    first = sends(push(server, shard, 0))
+    for _ in range(3):
+        assert not sends(push(server, shard, 0))
+    server.on_reply(reply_to(first[0], torch.zeros(NUM_PARAMS)))
+    (send,) = sends(push(server, shard, 0))
+    assert torch.equal(send.update.payload_P, torch.full((NUM_PARAMS,), 4.0))
+    assert send.update.num_samples == 32
+
+
+def test_the_end_is_a_final_exchange_then_an_evaluation():
+    server, shard = make(AsgdGa(interval=100), workers=1, steps=2)
+    server.join(0)
+    push(server, shard, 0)
+    effects = push(server, shard, 0)
+    (send,) = sends(effects)
+    assert send.update.final and answers(effects) == {}
+    last = answers(server.on_reply(reply_to(send, torch.zeros(NUM_PARAMS))))[0]
+    assert last.done and last.evaluate and last.span is None
+    assert server.phase == "done"
+
+
+def test_a_replacement_gets_the_rows_of_the_one_that_was_lost():
+    server, shard = make(Sma(interval=4))
+    server.join(0), server.join(1)
+    push(server, shard, 0)
+    server.leave(1)
+    effects = server.join(1)
+    assert answers(effects)[1].span == Span(8, 8)
+    effects = push(server, shard, 1)
+    assert {0, 1} == set(answers(effects))
+    assert server.ledger.applied == 16
+
+
+def test_a_worker_lost_after_its_push_does_not_stop_the_step():
+    server, shard = make(Sma(interval=4))
+    server.join(0), server.join(1)
+    push(server, shard, 1)
+    server.leave(1)
+    assert answers(push(server, shard, 0)) == {}  # nobody goes on before the rank is filled
+    assert server.version == 1
+    assert set(answers(server.join(1))) == {0, 1}
+
+
+def test_a_refused_gradient_changes_nothing_and_is_booked():
+    server, shard = make(Sma(interval=4), workers=1, max_refused=2)
+    server.join(0)
+    effects = push(server, shard, 0, value=float("nan"), refused="loss_not_finite")
+    assert torch.equal(shard.params_S, torch.zeros(NUM_PARAMS))
+    assert next(e for e in effects if isinstance(e, StepDone)).refused == ("loss_not_finite",)
+    assert not server.exhausted
+    push(server, shard, 0, value=float("inf"), refused="gradient_not_finite")
+    assert server.exhausted
+    assert dict(server.ledger.discarded) == {"loss_not_finite": 8, "gradient_not_finite": 8}
+
+
+def test_one_refused_worker_leaves_the_others_gradient():
+    server, shard = make(Sma(interval=4))
+    server.join(0), server.join(1)
+    push(server, shard, 0, value=float("nan"), refused="loss_not_finite")
+    push(server, shard, 1, value=2.0)
+    assert torch.equal(shard.params_S, torch.full((NUM_PARAMS,), -2.0))
+
+
+def test_async_applies_each_push_alone():
+    server, shard = make(Sma(interval=100), mode="async", steps=2)
+    first = answers(server.join(0))
+    assert first[0].span == Span(0, 8)
+    server.join(1)
+    effects = push(server, shard, 1, value=1.0)
+    assert answers(effects)[1].span == Span(16, 8)
+    assert torch.equal(shard.params_S, torch.full((NUM_PARAMS,), -1.0))
+
+
+def test_async_late_pushes_are_sent_home_and_booked():
+    server, shard = make(Sma(interval=100), mode="async", steps=1, alone=True)
+    server.join(0), server.join(1)
+    push(server, shard, 0)
+    push(server, shard, 0)  # 2 pushes are all: 1 step x 2 workers
+    assert server.phase == "done"
+    late = push(server, shard, 1)
+    assert answers(late)[1].done
+    assert server.ledger.discarded["after_end"] == 8
+
+
+def test_a_stop_in_an_answer_ends_after_the_step_in_the_making():
+    server, shard = make(AsgdGa(interval=1, wait="never"), workers=1, steps=50)
+    server.join(0)
+    (send,) = sends(push(server, shard, 0))
+    server.on_reply(reply_to(send, torch.zeros(NUM_PARAMS), stop=True))
+    (last,) = sends(push(server, shard, 0))
+    assert server.version == 2
+    (final,) = sends(server.on_reply(reply_to(last, torch.zeros(NUM_PARAMS))))
+    assert final.update.final
+
+
+def test_a_checkpoint_is_of_the_moment_of_its_answer():
+    server, shard = make(Sma(interval=1), workers=1)
+    server.join(0)
+    (send,) = sends(push(server, shard, 0))
+    effects = server.on_reply(reply_to(send, torch.full((NUM_PARAMS,), 3.0), checkpoint=9))
+    (snapshot,) = [e for e in effects if isinstance(e, Snapshot)]
+    assert snapshot.id == 9 and snapshot.control["version"] == 1
+    push(server, shard, 0)
+    tensors, _ = shard.take_snapshot(9)
+    assert torch.equal(tensors["params"], torch.full((NUM_PARAMS,), 3.0))
+
+
+def test_a_halted_region_sends_its_workers_home():
+    server, shard = make(Sma(interval=1), workers=1)
+    server.join(0)
+    (send,) = sends(push(server, shard, 0))
+    effects = server.on_reply(reply_to(send, checkpoint=1, halt=True))
+    assert answers(effects)[0].done and not answers(effects)[0].evaluate
+
+
+def test_restored_servers_give_out_the_rows_that_were_in_flight():
+    server, shard = make(Sma(interval=3), alone=True)
+    server.join(0), server.join(1)
+    push(server, shard, 0), push(server, shard, 1)
+    push(server, shard, 0)
+    (snapshot,) = [e for e in server.snapshot_now(1, halt=False) if isinstance(e, Snapshot)]
+    again, shard_again = make(Sma(interval=3), alone=True)
+    again.restore(snapshot.control)
+    shard_again.restore(*shard.take_snapshot(1))
+    again.join(0)
+    given = answers(again.join(1))
+    assert (given[0].span, given[1].span) == (Span(16, 8), Span(24, 8))
+    assert given[0].version == 1
+
+
+def test_evaluations_fall_on_multiples():
+    server, shard = make(Sma(interval=100), workers=1, steps=5, eval_every=2)
+    server.join(0)
+    seen = [answers(push(server, shard, 0))[0].evaluate for _ in range(4)]
+    assert seen == [False, True, False, True]
+
+
+@pytest.mark.parametrize("rank", [-1, 2])
+def test_unknown_ranks_are_refused(rank):
+    server, _ = make(Sma())
+    with pytest.raises(InvariantError, match="no worker"):
+        server.join(rank)
