@@ -1,0 +1,79 @@
+"""The library's source, parsed once for all architecture tests."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One parsed file: ``name`` is the module's, such as ``geo_ray.wan.frames``."""
+
+    name: str
+    path: Path
+    text: str
+    tree: ast.Module
+
+    @classmethod
+    def parse(cls, name: str, text: str, path: Path | None = None) -> SourceFile:
+        return cls(name, path or Path(f"{name}.py"), text, ast.parse(text))
+
+    @property
+    def package(self) -> str:
+        """The first name below ``geo_ray``: ``wan`` for ``geo_ray.wan.frames``."""
+        return self.name.removeprefix("geo_ray").removeprefix(".").split(".")[0]
+
+    @property
+    def num_lines(self) -> int:
+        return len(self.text.splitlines())
+
+    def imports(self) -> Iterator[tuple[int, str]]:
+        """Yield (line, dotted name) of everything imported, wherever in the file.
+
+        ``from a import b`` yields ``a.b``, whether b is a module or a name in one.
+        """
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                yield from ((node.lineno, alias.name) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                base = node.module or ""
+                if node.level:
+                    is_package = self.path.name == "__init__.py"
+                    above = self.name.split(".")
+                    above = above[: len(above) - node.level + is_package]
+                    base = ".".join([*above, base] if base else above)
+                yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def library() -> list[SourceFile]:
+    files = []
+    for path in sorted((ROOT / "geo_ray").rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        files.append(SourceFile.parse(name, path.read_text(), path))
+    return files
+
+
+@pytest.fixture(scope="session")
+def source_file() -> type[SourceFile]:
+    """The class, for tests that show a rule refusing a made-up file."""
+    return SourceFile
+
+
+@pytest.fixture(scope="session")
+def standard_modules() -> frozenset[str]:
+    return frozenset(sys.stdlib_module_names)

@@ -1,0 +1,164 @@
+"""Who may import whom: a layer imports only from layers below it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# From the bottom up. Packages on one line are siblings and do not import each other.
+LAYERS = [
+    {"types", "errors", "clock"},
+    {"config", "observe"},
+    {"clouds", "training", "checkpoint", "wan", "data", "tasks", "sync", "coding"},
+    {"planning"},
+    {"autoscale"},
+    {"config.experiment"},
+    {"job"},
+    {"runtime", "sim"},
+    {"tuning", "lab"},
+    {"cli"},
+]
+SIBLINGS_ALLOWED = {
+    ("types", "errors"),
+    ("observe", "config"),  # its Config derives from config.base
+    ("training", "sync"),
+    ("training", "tasks.base"),
+    ("training", "tasks.guard"),  # the checked loss, beside the protocol it checks
+}
+
+# Third-party package -> modules below geo_ray that may import it.
+FENCES = {
+    "ray": ("runtime", "tuning"),
+    "boto3": ("clouds.aws", "data.stores"),
+    "botocore": ("clouds.aws", "data.stores"),
+    "tencentcloud": ("clouds.tencent",),
+    "pyarrow": ("data",),
+}
+NO_TORCH = ("types", "errors", "clock", "config", "planning", "autoscale", "clouds")
+IMPORT_NAMES = {"pyyaml": "yaml", "scikit-learn": "sklearn"}
+COMES_WITH = {"boto3": {"botocore"}, "tencentcloud-sdk-python": {"tencentcloud"}}
+
+
+def inside(module: str, *places: str) -> bool:
+    return any(module == place or module.startswith(place + ".") for place in places)
+
+
+def layer_of(module: str) -> int | None:
+    """The number of the layer of a module below geo_ray; the most exact entry counts."""
+    for depth in (2, 1):
+        prefix = ".".join(module.split(".")[:depth])
+        for number, names in enumerate(LAYERS):
+            if prefix in names:
+                return number
+    return None
+
+
+def upward_imports(file: Any) -> list[str]:
+    below = file.name.removeprefix("geo_ray").removeprefix(".")
+    found = []
+    for line, name in file.imports():
+        target = name.removeprefix("geo_ray.")
+        if target == name or layer_of(target) is None or not below:
+            continue
+        own, other = layer_of(below) or 0, layer_of(target) or 0
+        same_package = below.split(".")[0] == target.split(".")[0]
+        sibling = any(inside(below, a) and inside(target, b) for a, b in SIBLINGS_ALLOWED)
+        if not (other < own or (other == own and (same_package or sibling))):
+            found.append(f"{file.name}:{line} imports {name}")
+    return found
+
+
+def crossed_fences(file: Any) -> list[str]:
+    below = file.name.removeprefix("geo_ray").removeprefix(".")
+    found = []
+    for line, name in file.imports():
+        top = name.split(".")[0]
+        if top in FENCES and not inside(below, *FENCES[top]):
+            found.append(f"{file.name}:{line} imports {name}")
+        if top == "torch" and inside(below, *NO_TORCH):
+            found.append(f"{file.name}:{line} imports {name}")
+    return found
+
+
+def test_every_module_is_in_a_layer(library: list[Any]) -> None:
+    lost = [f.name for f in library if f.name != "geo_ray" and layer_of(f.name[8:]) is None]
+    assert not lost, f"add to LAYERS: {lost}"
+
+
+def test_layers_import_only_downward(library: list[Any]) -> None:
+    assert not [text for file in library for text in upward_imports(file)]
+
+
+def test_third_party_packages_stay_behind_their_fences(library: list[Any]) -> None:
+    assert not [text for file in library for text in crossed_fences(file)]
+
+
+def test_the_package_itself_imports_nothing_heavy(library: list[Any]) -> None:
+    (top,) = [file for file in library if file.name == "geo_ray"]
+    assert not [name for _, name in top.imports() if not inside(name, "__future__")]
+
+
+def test_every_import_is_declared(
+    library: list[Any], root: Path, standard_modules: frozenset[str]
+) -> None:
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    allowed = {"geo_ray", *standard_modules}
+    for requirement in project["dependencies"]:
+        name = re.split(r"[\[<>=!~; ]", requirement)[0].lower()
+        allowed |= {IMPORT_NAMES.get(name, name).replace("-", "_"), *COMES_WITH.get(name, ())}
+    undeclared = [
+        f"{file.name}:{line} imports {name}"
+        for file in library
+        for line, name in file.imports()
+        if name.split(".")[0] not in allowed
+    ]
+    assert not undeclared
+
+
+@pytest.mark.parametrize(
+    ("module", "statement", "refused"),
+    [
+        ("wan.link", "import geo_ray.data.manifest", True),
+        ("wan.link", "from geo_ray import data", True),
+        ("wan.link", "from ..data import manifest", True),
+        ("wan.link", "from . import frames", False),
+        ("wan.link", "def f():\n    from geo_ray.runtime import x", True),
+        ("wan.link", "from geo_ray.config.base import Model", False),
+        ("wan.link", "from geo_ray.config.experiment import Experiment", True),
+        ("config.load", "from geo_ray.config import experiment", True),
+        ("config.experiment", "from geo_ray.wan.config import WanConfig", False),
+        ("config.load", "from geo_ray.wan.config import WanConfig", True),
+        ("errors", "from geo_ray.config import base", True),
+        ("training.worker", "from geo_ray.tasks.base import Task", False),
+        ("training.worker", "from geo_ray.tasks import base", False),
+        ("training.worker", "from geo_ray.tasks.load import load_task", True),
+        ("training.worker", "from geo_ray.sync.base import Update", False),
+        ("sync.base", "from geo_ray.training import flat", True),
+        ("runtime.actors", "from geo_ray.sim import world", True),
+        ("runtime.actors", "from geo_ray.config.experiment import Experiment", False),
+        ("cli.train", "import geo_ray.runtime.controller", False),
+    ],
+)
+def test_the_layer_rule_bites(source_file: Any, module: str, statement: str, refused: bool) -> None:
+    file = source_file.parse(f"geo_ray.{module}", statement)
+    assert bool(upward_imports(file)) == refused
+
+
+@pytest.mark.parametrize(
+    ("module", "statement", "refused"),
+    [
+        ("runtime.actors", "import ray", False),
+        ("wan.link", "import ray.util", True),
+        ("data.stores.s3", "import boto3", False),
+        ("checkpoint.store", "from boto3 import client", True),
+        ("tasks.ctr", "import pyarrow.parquet as pq", True),
+        ("config.load", "import torch", True),
+        ("training.flat", "import torch", False),
+    ],
+)
+def test_the_fences_bite(source_file: Any, module: str, statement: str, refused: bool) -> None:
+    assert bool(crossed_fences(source_file.parse(f"geo_ray.{module}", statement))) == refused

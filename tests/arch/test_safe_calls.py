@@ -1,0 +1,87 @@
+"""No received byte is ever executed, and the library prints nothing."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import pytest
+
+UNSAFE_MODULES = {"pickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "imp"}
+UNSAFE_BUILTINS = {"eval", "exec", "compile", "__import__"}
+UNSAFE_CALLS = {
+    "torch.load",
+    "torch.save",
+    "torch.jit.load",
+    "torch.hub.load",
+    "yaml.load",
+    "yaml.load_all",
+    "yaml.full_load",
+    "yaml.unsafe_load",
+    "os.system",
+    "os.popen",
+    "logging.basicConfig",
+}
+
+
+def dotted(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else "?"
+
+
+def unsafe_uses(file: Any) -> list[str]:
+    found = [(line, name) for line, name in file.imports() if UNSAFE_MODULES & set(name.split("."))]
+    found += [(line, name) for line, name in file.imports() if name in UNSAFE_CALLS]
+    for node in ast.walk(file.tree):
+        if isinstance(node, ast.Attribute):
+            name = dotted(node)
+            if name in UNSAFE_CALLS or UNSAFE_MODULES & set(name.split(".")):
+                found.append((node.lineno, name))
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            if node.id in UNSAFE_BUILTINS:
+                found.append((node.lineno, node.id))
+        elif isinstance(node, ast.keyword) and node.arg in {"allow_pickle", "shell"}:
+            found += [(node.value.lineno, node.arg)] if ast.unparse(node.value) != "False" else []
+    return [f"{file.name}:{line} uses {name}" for line, name in found]
+
+
+def prints(file: Any) -> list[str]:
+    return [
+        f"{file.name}:{node.lineno} prints"
+        for node in ast.walk(file.tree)
+        if isinstance(node, ast.Call)
+        and dotted(node.func) in {"print", "sys.stdout.write", "sys.stderr.write"}
+    ]
+
+
+def test_nothing_that_executes_received_bytes(library: list[Any]) -> None:
+    assert not [text for file in library for text in unsafe_uses(file)]
+
+
+def test_only_the_command_line_prints(library: list[Any]) -> None:
+    assert not [text for file in library if file.package != "cli" for text in prints(file)]
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        ("import pickle", True),
+        ("from ray import cloudpickle", True),
+        ("import ray\nray.cloudpickle.dumps(1)", True),
+        ("import torch\ntorch.load('x')", True),
+        ("from torch import load", True),
+        ("import yaml\nyaml.load(x, Loader=yaml.SafeLoader)", True),
+        ("import yaml\nyaml.safe_load(x)", False),
+        ("eval('1')", True),
+        ("f = exec", True),
+        ("eval: dict[str, float] = {}", False),
+        ("model.eval()", False),
+        ("re.compile('x')", False),
+        ("np.load(x, allow_pickle=True)", True),
+        ("np.load(x, allow_pickle=False)", False),
+        ("subprocess.run(x, shell=True)", True),
+    ],
+)
+def test_the_rule_bites(source_file: Any, text: str, refused: bool) -> None:
+    assert bool(unsafe_uses(source_file.parse("geo_ray.x", text))) == refused

@@ -1,0 +1,51 @@
+"""Files, constructors and the median stay small enough to be read in one sitting."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+MAX_LIBRARY_LINES = 400
+MAX_TEST_LINES = 600
+MAX_MEDIAN_LINES = 120
+MAX_CONSTRUCTOR_ARGUMENTS = 8
+
+
+def test_library_files_are_small(library: list[Any], root: Path) -> None:
+    """Run with ``-s`` or ``-rP`` for the table."""
+    sized = [file for file in library if file.path.name != "__init__.py"]
+    sized.sort(key=lambda file: -file.num_lines)
+    for file in sized:
+        print(f"{file.num_lines:5d}  {file.path.relative_to(root)}")
+    middle = median(file.num_lines for file in sized)
+    print(f"{len(sized)} files, {sum(f.num_lines for f in sized)} lines, median {middle}")
+    assert not [file.name for file in sized if file.num_lines > MAX_LIBRARY_LINES]
+    assert middle < MAX_MEDIAN_LINES
+
+
+def test_test_files_are_small(root: Path) -> None:
+    long = {
+        str(path.relative_to(root)): lines
+        for path in (root / "tests").rglob("*.py")
+        if (lines := len(path.read_text().splitlines())) > MAX_TEST_LINES
+    }
+    assert not long
+
+
+def test_constructors_are_small(library: list[Any]) -> None:
+    """Dataclasses and pydantic models write no constructor, so they are exempt by themselves."""
+    large = []
+    for file in library:
+        for node in ast.walk(file.tree):
+            if not isinstance(node, ast.ClassDef):
+                continue
+            for method in node.body:
+                if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+                    spec = method.args
+                    count = len(spec.posonlyargs + spec.args + spec.kwonlyargs) - 1
+                    count += (spec.vararg is not None) + (spec.kwarg is not None)
+                    if count > MAX_CONSTRUCTOR_ARGUMENTS:
+                        large.append(f"{file.name}.{node.name}: {count} arguments")
+    assert not large
