@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_orig
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from typing_extensions import TypeAliasType
 
 Annotation: TypeAlias = Any  # a type as written: int, tuple[X, ...], A | B, Annotated[...]
 
@@ -18,7 +17,7 @@ def alternatives(annotation: Annotation) -> list[Annotation]:
 
     ``Annotated`` and named aliases are opened, ``None`` is left out.
     """
-    if isinstance(annotation, TypeAliasType):
+    if hasattr(annotation, "__value__"):  # a named alias, typing.TypeAliasType from Python 3.12
         return alternatives(annotation.__value__)
     origin: Any = get_origin(annotation)
     if origin is Annotated:
