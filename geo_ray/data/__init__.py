@@ -1,0 +1,1 @@
+"""Shards, their manifest, and how each region reads its own."""

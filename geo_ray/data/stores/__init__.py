@@ -1,0 +1,1 @@
+"""Where shards lie: directories and buckets."""
