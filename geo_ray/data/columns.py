@@ -1,0 +1,117 @@
+"""Column types: what a shard may hold, written as ``"float32[64]"``, ``"int64"``, ``"uint8[784]"``.
+
+The list is closed on purpose: only booleans and numbers, and fixed-size lists of them. Such columns
+decode straight into NumPy arrays; nothing in them can carry code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from geo_ray.errors import SchemaMismatchError
+
+Columns = Mapping[str, np.ndarray[Any, Any]]
+"""Column name -> array whose first axis is the rows (N)."""
+
+SCALARS = (
+    "bool",
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    *(f"float{bits}" for bits in (16, 32, 64)),
+)
+"""The allowed element types, as NumPy names."""
+
+_PATTERN = re.compile(r"([a-z0-9]+)(?:\[([1-9][0-9]{0,8})\])?")
+
+
+@dataclass(frozen=True)
+class ColumnType:
+    """The type of one column.
+
+    Attributes:
+        scalar: one of `SCALARS`.
+        length: elements per row for a 2-D column, None for one value per row.
+    """
+
+    scalar: str
+    length: int | None = None
+
+    @classmethod
+    def parse(cls, text: str, column: str) -> ColumnType:
+        """Read ``"float32[64]"`` and the like; ``column`` is named in the error.
+
+        Raises:
+            SchemaMismatchError: if the text is not a type of the allow-list.
+        """
+        match = _PATTERN.fullmatch(text)
+        if match is None or match[1] not in SCALARS:
+            raise SchemaMismatchError(
+                f"column {column!r}: type {text!r} is not allowed",
+                fix=f"Use one of {', '.join(SCALARS)}, with [LENGTH] after it for a fixed-size "
+                "list.",
+            )
+        return cls(match[1], int(match[2]) if match[2] else None)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The NumPy dtype of one element."""
+        return np.dtype(self.scalar)
+
+    def shape(self, rows: int) -> tuple[int, ...]:
+        """The shape of a column of ``rows`` rows: (N,) or (N, length)."""
+        return (rows,) if self.length is None else (rows, self.length)
+
+    def __str__(self) -> str:
+        return self.scalar if self.length is None else f"{self.scalar}[{self.length}]"
+
+
+def parse_types(types: Mapping[str, str]) -> dict[str, ColumnType]:
+    """All columns of a task or manifest.
+
+    Raises:
+        SchemaMismatchError: if there is no column or a type is not of the allow-list.
+    """
+    if not types:
+        raise SchemaMismatchError("no columns are declared", fix="Declare at least one column.")
+    return {name: ColumnType.parse(text, name) for name, text in types.items()}
+
+
+def type_of(array: np.ndarray[Any, Any]) -> str:
+    """The type string of an array, also of one that is not allowed (for messages)."""
+    trailing = ",".join(str(size) for size in array.shape[1:])
+    return f"{array.dtype}[{trailing}]" if array.ndim != 1 else str(array.dtype)
+
+
+def check_columns(columns: Columns, types: Mapping[str, ColumnType], where: str) -> int:
+    """Check that the arrays are what the types declare.
+
+    Args:
+        columns: arrays with equal first axes (N).
+        types: the declared columns; extra or missing ones are errors.
+        where: what is being checked, for the message.
+
+    Returns:
+        The number of rows N.
+
+    Raises:
+        SchemaMismatchError: naming the column.
+    """
+    if set(columns) != set(types):
+        raise SchemaMismatchError(
+            f"{where}: columns are {sorted(columns)}, declared are {sorted(types)}"
+        )
+    rows = {name: len(array) if array.ndim else -1 for name, array in columns.items()}
+    if len(set(rows.values())) != 1:
+        raise SchemaMismatchError(f"{where}: columns differ in their number of rows: {rows}")
+    count = next(iter(rows.values()))
+    for name, kind in types.items():
+        array = columns[name]
+        if array.dtype != kind.dtype or array.shape != kind.shape(count):
+            raise SchemaMismatchError(
+                f"{where}: column {name!r} is {type_of(array)}, declared is {kind}"
+            )
+    return count
