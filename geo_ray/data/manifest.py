@@ -1,0 +1,225 @@
+"""The manifest: which shards exist, where they live and what exactly their bytes are."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from geo_ray.config.base import Model
+from geo_ray.data.columns import parse_types
+from geo_ray.data.stores.base import open_store, problem_of_path
+from geo_ray.data.stores.uri import is_s3, local_path, parse_s3, split
+from geo_ray.errors import ManifestError, SchemaMismatchError, ShardMissingError, StoreError
+
+VERSION = 1
+"""The only version that this release writes and reads."""
+
+MANIFEST_NAME = "manifest.json"
+
+SplitName = Literal["train", "heldout"]
+
+_REGION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+
+
+class Shard(Model):
+    """One Parquet file and the fingerprint that it must have."""
+
+    path: str = Field(description="relative path in the store of its region")
+    region: str = Field(description="home region; nobody else may read it")
+    split: SplitName = Field(description="what its rows are for")
+    rows: int = Field(ge=0, description="number of rows")
+    bytes: int = Field(ge=1, description="size of the file")
+    sha256: str = Field(pattern="^[0-9a-f]{64}$", description="of the whole file")
+    labels: dict[str, int] = Field(
+        default_factory=dict, description="rows per label; empty if the task has no labels"
+    )
+
+    @model_validator(mode="after")
+    def _no_contradiction(self) -> Shard:
+        problem = problem_of_path(self.path)
+        if problem:
+            raise ManifestError(f"shard path {self.path!r} {problem}")
+        if self.labels and (
+            min(self.labels.values()) < 0 or sum(self.labels.values()) != self.rows
+        ):
+            raise ManifestError(f"shard {self.path}: its labels do not add up to {self.rows} rows")
+        return self
+
+
+class Manifest(Model):
+    """All shards of one data set, in a fixed order.
+
+    Constructing one checks that it does not contradict itself (ManifestError).
+    """
+
+    version: int = Field(default=VERSION, description="version of this format")
+    task: str = Field(description="the task that the data was written for")
+    columns: dict[str, str] = Field(description="column -> type, e.g. float32[64]")
+    seed: int = Field(ge=0, description="seed of the split and of the rows' order in the shards")
+    stores: dict[str, str] = Field(description="region -> address of its store")
+    shards: tuple[Shard, ...] = Field(description="all shards; their order is part of the data")
+
+    @model_validator(mode="after")
+    def _no_contradiction(self) -> Manifest:
+        _check_version(self.version)
+        try:
+            parse_types(self.columns)
+        except SchemaMismatchError as error:
+            raise ManifestError(error.message, fix=error.fix) from None
+        for region, uri in self.stores.items():
+            if not is_region_name(region):
+                raise ManifestError(f"region name {region!r} is not letters, digits, '.', '_', '-'")
+            try:
+                parse_s3(uri) if is_s3(uri) else local_path(uri)
+            except StoreError as error:
+                raise ManifestError(f"store of {region}: {error.message}", fix=error.fix) from None
+        twice = [path for path, n in Counter(s.path for s in self.shards).items() if n > 1]
+        if twice:
+            raise ManifestError(f"shard {twice[0]!r} is listed more than once")
+        for shard in self.shards:
+            if shard.region not in self.stores:
+                raise ManifestError(
+                    f"shard {shard.path!r} is of region {shard.region!r}, which has no store; "
+                    f"known are {sorted(self.stores)}"
+                )
+        return self
+
+    def regions(self) -> tuple[str, ...]:
+        """The regions, in the order of `stores`."""
+        return tuple(self.stores)
+
+    def of(self, region: str, split: SplitName) -> tuple[Shard, ...]:
+        """The shards of a region's split, in the order of the manifest; maybe none."""
+        return tuple(s for s in self.shards if s.region == region and s.split == split)
+
+    def rows(self, region: str, split: SplitName) -> int:
+        """The number of rows of a region's split."""
+        return sum(shard.rows for shard in self.of(region, split))
+
+
+def is_region_name(name: str) -> bool:
+    """Whether ``name`` is fit for a node label and a directory."""
+    return len(name) <= 63 and _REGION.fullmatch(name) is not None
+
+
+def _check_version(version: object) -> None:
+    if version != VERSION or isinstance(version, bool):
+        raise ManifestError(
+            f"manifest version {version!r} is unknown; this release reads version {VERSION}",
+            fix="Use the release that wrote it, or write it anew with `geo-ray data shard`.",
+        )
+
+
+def load_manifest(path_or_uri: str) -> Manifest:
+    """Read a manifest.
+
+    Args:
+        path_or_uri: a file, a directory that holds ``manifest.json``, or the ``s3://`` address of
+            the file. Relative store paths in it are taken from the manifest's own directory.
+
+    Returns:
+        The manifest with absolute store addresses.
+
+    Raises:
+        ManifestError: if it is missing, malformed or contradicts itself.
+        StoreError: if its store does not answer.
+    """
+    if not is_s3(path_or_uri) and local_path(path_or_uri).is_dir():
+        path_or_uri = str(local_path(path_or_uri) / MANIFEST_NAME)
+    uri, name = split(path_or_uri)
+    try:
+        text = open_store(uri).read(name).decode()
+        tree = json.loads(text)
+    except ShardMissingError:
+        raise ManifestError(f"there is no manifest {path_or_uri}") from None
+    except ValueError as error:
+        raise ManifestError(f"manifest {path_or_uri} is not JSON: {error}") from None
+    if not isinstance(tree, dict):
+        raise ManifestError(f"manifest {path_or_uri} is not a JSON object")
+    _check_version(tree.get("version"))
+    try:
+        manifest = Manifest.model_validate_json(text)
+    except ManifestError as error:
+        raise ManifestError(f"{path_or_uri}: {error.message}", fix=error.fix) from None
+    except ValidationError as error:
+        raise ManifestError(f"manifest {path_or_uri}: {_first_problem(error)}") from None
+    return manifest.model_copy(
+        update={"stores": {r: _absolute(u, uri) for r, u in manifest.stores.items()}}
+    )
+
+
+def save_manifest(manifest: Manifest, path_or_uri: str) -> None:
+    """Write a manifest atomically, the same bytes for the same manifest.
+
+    Stores at or below the manifest's own local directory are written relative to it, so that the
+    whole directory can be moved or packed into a job.
+
+    Raises:
+        StoreError: if it cannot be written.
+    """
+    uri, name = split(path_or_uri)
+    portable = manifest.model_copy(
+        update={"stores": {r: _relative(u, uri) for r, u in manifest.stores.items()}}
+    )
+    tree = portable.model_dump(mode="json")
+    open_store(uri).write(name, (json.dumps(tree, indent=1) + "\n").encode())
+
+
+def merge_manifests(manifests: Sequence[Manifest]) -> Manifest:
+    """One manifest of several that were written apart, each for its own regions.
+
+    Raises:
+        ManifestError: if there are none, they share a region, or differ in task or columns.
+    """
+    if not manifests:
+        raise ManifestError("there is nothing to merge")
+    first = manifests[0]
+    stores: dict[str, str] = {}
+    for manifest in manifests:
+        if (manifest.task, manifest.columns) != (first.task, first.columns):
+            raise ManifestError(
+                f"manifests differ: task {first.task!r} with {first.columns}, "
+                f"task {manifest.task!r} with {manifest.columns}",
+                fix="Merge only manifests that were written for the same task.",
+            )
+        shared = sorted(set(stores) & set(manifest.stores))
+        if shared:
+            raise ManifestError(
+                f"region {shared[0]!r} is in two of the manifests",
+                fix="Write each region's data once.",
+            )
+        stores.update(manifest.stores)
+    return Manifest(
+        task=first.task,
+        columns=first.columns,
+        seed=first.seed,
+        stores=stores,
+        shards=tuple(shard for manifest in manifests for shard in manifest.shards),
+    )
+
+
+def _absolute(uri: str, base_uri: str) -> str:
+    if is_s3(uri):
+        return uri
+    if uri.startswith("file:"):
+        return local_path(uri).as_uri()
+    if is_s3(base_uri):
+        raise ManifestError(f"store {uri!r} is a relative path, but the manifest is in a bucket")
+    return (local_path(base_uri) / uri).as_uri()
+
+
+def _relative(uri: str, base_uri: str) -> str:
+    if is_s3(uri) or is_s3(base_uri):
+        return uri
+    path, base = local_path(uri), local_path(base_uri)
+    return path.relative_to(base).as_posix() if path.is_relative_to(base) else path.as_uri()
+
+
+def _first_problem(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"

@@ -1,0 +1,142 @@
+"""Who gets which rows: pure, fixed by the seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from geo_ray.config.base import Model
+from geo_ray.errors import ConfigError, ShardEmptyError
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class IidSplit(Model):
+    """Equal shares, rows at random."""
+
+    kind: Literal["iid"] = "iid"
+
+
+class RatioSplit(Model):
+    """Shares in given proportions, rows at random."""
+
+    kind: Literal["ratio"] = "ratio"
+    ratios: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        description="region -> its share, in any unit; 2 and 1 give two thirds and one third"
+    )
+
+
+class DirichletSplit(Model):
+    """Label skew: each label has its own proportions, drawn from a Dirichlet distribution."""
+
+    kind: Literal["dirichlet"] = "dirichlet"
+    alpha: float = Field(gt=0, description="0.1 is strong skew, 100 is nearly none")
+
+
+class ByLabelSplit(Model):
+    """Extreme skew: each region owns whole labels, neighbouring values together."""
+
+    kind: Literal["by_label"] = "by_label"
+
+
+SplitConfig = Annotated[
+    IidSplit | RatioSplit | DirichletSplit | ByLabelSplit, Field(discriminator="kind")
+]
+"""One of the four, told apart by `kind`."""
+
+
+def assign(
+    split: IidSplit | RatioSplit | DirichletSplit | ByLabelSplit,
+    labels_N: np.ndarray[Any, Any] | None,
+    num_rows: int,
+    regions: Sequence[str],
+    seed: int,
+    classes: Ints | None = None,
+) -> Ints:
+    """Give each row a region.
+
+    Args:
+        split: how.
+        labels_N: integer label of each row (N,); needed by the two label splits.
+        num_rows: N.
+        regions: the regions, in order.
+        seed: fixes the result together with the other arguments.
+        classes: (C,) all labels there are, where several parts (training, held-out) must be skewed
+            alike; None for those in ``labels_N``.
+
+    Returns:
+        (N,) int64, index into ``regions``.
+
+    Raises:
+        ConfigError: if regions, ratios or labels do not fit the split.
+        ShardEmptyError: if a region gets no row.
+    """
+    if not regions or len(set(regions)) != len(regions):
+        raise ConfigError(f"split.regions: {list(regions)} is empty or names a region twice")
+    if seed < 0:
+        raise ConfigError(f"split.seed: {seed} is negative")
+    if labels_N is not None and len(labels_N) != num_rows:
+        raise ConfigError(f"split: {len(labels_N)} labels for {num_rows} rows")
+    rows_rng = np.random.default_rng([seed, 0])
+    out_N = np.empty(num_rows, dtype=np.int64)
+    match split:
+        case IidSplit():
+            _deal(out_N, rows_rng.permutation(num_rows), np.ones(len(regions)))
+        case RatioSplit(ratios=ratios):
+            if set(ratios) != set(regions):
+                raise ConfigError(
+                    f"split.ratios: has {sorted(ratios)}, the regions are {sorted(regions)}"
+                )
+            shares = np.array([ratios[region] for region in regions])
+            _deal(out_N, rows_rng.permutation(num_rows), shares)
+        case DirichletSplit() | ByLabelSplit():
+            if labels_N is None:
+                raise ConfigError(
+                    f"split.kind: {split.kind} needs labels, and the task has no label column",
+                    fix="Use iid or ratio.",
+                )
+            known = np.unique(labels_N if classes is None else classes)
+            shares_CR = _label_shares(split, len(known), regions, seed)
+            for label, shares_R in zip(known, shares_CR, strict=True):
+                rows = np.flatnonzero(labels_N == label)
+                _deal(out_N, rows_rng.permutation(rows), shares_R)
+    _refuse_empty(out_N, split.kind, regions)
+    return out_N
+
+
+def _label_shares(
+    split: DirichletSplit | ByLabelSplit, num_labels: int, regions: Sequence[str], seed: int
+) -> np.ndarray[Any, Any]:
+    """Each region's share of each label: (C labels, R regions)."""
+    if isinstance(split, DirichletSplit):
+        # An own stream: the shares must not depend on how many rows are dealt.
+        rng = np.random.default_rng([seed, 1])
+        return rng.dirichlet(np.full(len(regions), split.alpha), size=num_labels)
+    if num_labels < len(regions):
+        raise ConfigError(
+            f"split.kind: by_label has {num_labels} labels for {len(regions)} regions",
+            fix="Use fewer regions, or another split.",
+        )
+    shares_CR = np.zeros((num_labels, len(regions)))
+    for index, owned in enumerate(np.array_split(np.arange(num_labels), len(regions))):
+        shares_CR[owned, index] = 1.0
+    return shares_CR
+
+
+def _deal(out_N: Ints, rows: Ints, shares_R: np.ndarray[Any, Any]) -> None:
+    """Cut ``rows`` into runs proportional to the shares; each cut is off by less than one row."""
+    edges = np.rint(np.cumsum(shares_R) / np.sum(shares_R) * len(rows)).astype(np.int64)
+    out_N[rows] = np.searchsorted(edges, np.arange(len(rows)), side="right")
+
+
+def _refuse_empty(out_N: Ints, kind: str, regions: Sequence[str]) -> None:
+    counts = np.bincount(out_N, minlength=len(regions))
+    empty = [region for region, count in zip(regions, counts, strict=True) if count == 0]
+    if empty:
+        raise ShardEmptyError(
+            f"split {kind}: region {empty[0]!r} gets none of {len(out_N)} rows",
+            fix="Use more rows, another seed, a larger alpha or a more even ratio.",
+        )
