@@ -1,0 +1,35 @@
+"""The only place that calls what Ray does not promise to keep; tests call each of these."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from ray import _raylet
+from ray._private import state, worker
+
+_untyped: Any = _raylet  # a compiled module without type information
+
+
+def reread_authentication() -> None:
+    """Make Ray see RAY_AUTH_MODE and the token anew; it keeps those of its import otherwise."""
+    _untyped.Config.initialize("")
+    _untyped.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def nodes() -> list[dict[str, Any]]:
+    """All nodes that the connected cluster ever had, with ``Alive``, ``Labels``, ``Resources``."""
+    query: Any = ray.nodes
+    return list(query())
+
+
+def free_resources() -> dict[str, dict[str, float]]:
+    """Free resources by node id (hexadecimal); a node without any may be missing."""
+    query: Any = state.available_resources_per_node
+    return dict(query())
+
+
+def dashboard_address() -> str | None:
+    """host:port of the connected cluster's dashboard; None if it has none."""
+    query: Any = worker.get_dashboard_url
+    return query() or None

@@ -1,0 +1,33 @@
+"""One real cluster of three regions for every integration test of the session."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+import pytest
+
+from geo_ray.config.cluster import ExistingClusterConfig, LocalClusterConfig
+from geo_ray.runtime.cluster import ConnectedCluster, connect
+from geo_ray.runtime.local_cluster import LocalCluster
+from geo_ray.runtime.settings import driver_environment
+
+REGIONS = ("us-east", "eu-west", "ap-sg")
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[LocalCluster]:
+    """A running cluster; the environment says how to reach it (RAY_ADDRESS and the token)."""
+    with (
+        LocalCluster(LocalClusterConfig(), REGIONS, cpus_per_region=8) as cluster,
+        driver_environment(cluster.environment),
+    ):
+        yield cluster
+
+
+@pytest.fixture
+def connected(ray_cluster: LocalCluster) -> Iterator[ConnectedCluster]:
+    """This process, connected to the shared cluster in a namespace of its own."""
+    config = ExistingClusterConfig(address=ray_cluster.address)
+    with connect(config, REGIONS, namespace=f"test-{secrets.token_hex(4)}") as cluster:
+        yield cluster

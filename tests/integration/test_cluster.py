@@ -1,0 +1,242 @@
+"""The local cluster comes up, is reachable only with its token, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import ray
+
+from geo_ray.config.cluster import ExistingClusterConfig, LocalClusterConfig
+from geo_ray.errors import (
+    ClusterError,
+    ClusterStartError,
+    PortInUseError,
+    RayUnreachableError,
+)
+from geo_ray.runtime import ray_private
+from geo_ray.runtime.cluster import ConnectedCluster, connect
+from geo_ray.runtime.labels import REGION_LABEL, in_region, in_regions, on_node, outside_regions
+from geo_ray.runtime.local_cluster import LocalCluster
+
+_OWNER = """
+import sys, time
+from geo_ray.config.cluster import LocalClusterConfig
+from geo_ray.runtime.local_cluster import LocalCluster
+with LocalCluster(LocalClusterConfig(temp_dir=sys.argv[1]), ["only"]) as cluster:
+    print(cluster.root, flush=True)
+    if sys.argv[2] == "raise":
+        raise ValueError("on purpose")
+    if sys.argv[2] == "wait":
+        time.sleep(300)
+"""
+
+
+@ray.remote(num_cpus=0.1)
+def where() -> tuple[str, str, str]:
+    labels = ray.get_runtime_context().get_node_labels()
+    return labels.get(REGION_LABEL, ""), ray.get_runtime_context().get_node_id(), os.environ["X"]
+
+
+def _mentions(name: str) -> list[str]:
+    """Processes whose command line or environment names the directory."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            text = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+        except OSError:
+            continue
+        if name.encode() in text:
+            found.append(text[:200].decode(errors="replace"))
+    return found
+
+
+@contextmanager
+def _owner(base: Path, what: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _OWNER, str(base), what],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        yield process, Path(process.stdout.readline().strip())
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+@pytest.fixture
+def short_tmp() -> Iterator[Path]:
+    """An empty directory with a short name; pytest's are too long for sockets."""
+    path = Path(f"/tmp/gr{os.getpid()}")
+    path.mkdir()
+    yield path
+    path.rmdir()  # fails if anything is left
+
+
+@pytest.mark.parametrize("ending", ["exit", "raise", "sigint", "sigkill"])
+def test_nothing_is_left_behind(ending: str, short_tmp: Path) -> None:
+    what = ending if ending in ("exit", "raise") else "wait"
+    with _owner(short_tmp, what) as (owner, root):
+        assert root.is_relative_to(short_tmp)
+        if ending == "sigint":
+            owner.send_signal(signal.SIGINT)
+            time.sleep(0.05)
+            owner.send_signal(signal.SIGINT)
+        elif ending == "sigkill":
+            owner.kill()
+        owner.wait(60)
+        if ending in ("exit", "raise"):
+            assert _mentions(root.name) == []
+    deadline = time.monotonic() + 60
+    while (_mentions(root.name) or root.exists()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert _mentions(root.name) == []
+    assert not root.exists()
+
+
+def test_every_region_has_a_node_and_the_head_none(connected: ConnectedCluster) -> None:
+    nodes = [node for node in ray_private.nodes() if node["Alive"]]
+    regions = {n["Labels"].get(REGION_LABEL): n["Resources"].get("CPU", 0) for n in nodes}
+    assert regions == {None: 0, **dict.fromkeys(connected.regions, 8)}
+    assert len({node["NodeManagerAddress"] for node in nodes}) == 4
+
+
+def test_files_are_private(ray_cluster: LocalCluster) -> None:
+    assert stat.S_IMODE(ray_cluster.root.stat().st_mode) == 0o700
+    assert stat.S_IMODE((ray_cluster.root / "token").stat().st_mode) == 0o600
+
+
+def test_selectors_select(connected: ConnectedCluster, ray_cluster: LocalCluster) -> None:
+    us, eu, ap = connected.regions
+    env = {"env_vars": {"X": "1"}}
+
+    def run(selector: dict[str, str]) -> tuple[str, str, str]:
+        ref = where.options(label_selector=selector, runtime_env=env).remote()
+        return ray.get(ref, timeout=60)
+
+    region, node_id, _ = run(in_region(eu))
+    assert region == eu
+    assert run(in_regions([us, ap]))[0] in (us, ap)
+    assert run(outside_regions([us, ap]))[0] == eu
+    assert run(on_node(node_id))[:2] == (eu, node_id)
+
+
+def test_actors_get_the_environment(ray_cluster: LocalCluster) -> None:
+    config = ExistingClusterConfig(address="auto")  # RAY_ADDRESS, as in a submitted job
+    with connect(config, ray_cluster.regions, namespace="env", env_vars={"X": "mine"}) as cluster:
+        assert cluster.address == ray_cluster.address
+        assert ray.get(where.remote(), timeout=60)[2] == "mine"
+        with (
+            pytest.raises(ClusterError, match="already connected"),
+            connect(config, [], namespace="again"),
+        ):
+            pass
+    assert not ray.is_initialized()
+
+
+def test_two_clusters_one_after_the_other(ray_cluster: LocalCluster, short_tmp: Path) -> None:
+    """The second has another token than the shared one, and the environment comes back."""
+    before = os.environ["RAY_AUTH_TOKEN_PATH"]
+    config = LocalClusterConfig(temp_dir=str(short_tmp))
+    with connect(config, ["mars"], namespace="second", cpus_per_region=1.5) as cluster:
+        assert cluster.local is not None
+        assert cluster.address != ray_cluster.address
+        assert ray.cluster_resources()["CPU"] == 2
+    assert os.environ["RAY_AUTH_TOKEN_PATH"] == before
+    with connect(ExistingClusterConfig(), [], namespace="first"):
+        assert ray.cluster_resources()["CPU"] == 24
+
+
+def test_port_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with (
+            pytest.raises(PortInUseError, match=str(port)),
+            LocalCluster(LocalClusterConfig(port=port), ["a"]),
+        ):
+            pass
+
+
+def test_start_failure_shows_the_log(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("geo_ray.runtime.local_cluster._free_port", lambda: 1)  # Ray refuses it
+    with (
+        pytest.raises(ClusterStartError, match="ray_client_server_port must be an integer"),
+        LocalCluster(LocalClusterConfig(temp_dir=str(short_tmp)), ["a"]),
+    ):
+        pass
+
+
+def test_start_timeout(short_tmp: Path) -> None:
+    config = LocalClusterConfig(temp_dir=str(short_tmp), start_timeout_s=0.2)
+    with (
+        pytest.raises(ClusterStartError, match="start_timeout_s"),
+        LocalCluster(config, ["a"]),
+    ):
+        pass
+
+
+def test_a_long_temp_dir_is_refused(tmp_path: Path) -> None:
+    config = LocalClusterConfig(temp_dir=str(tmp_path / ("x" * 100)))
+    with (
+        pytest.raises(ClusterStartError, match="too long"),
+        LocalCluster(config, ["a"]),
+    ):
+        pass
+
+
+def test_dead_address() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    config = ExistingClusterConfig(address=f"127.0.0.1:{port}", connect_timeout_s=1.0)
+    with (
+        pytest.raises(RayUnreachableError, match="refused"),
+        connect(config, ["a"], namespace="x"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("answer", [b"", b"SSH-2.0-OpenSSH_9.2\r\n", None])
+def test_something_else_at_the_address(answer: bytes | None) -> None:
+    """Hangs up, speaks another protocol, or never says anything."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        done = threading.Event()
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                if answer is None:
+                    done.wait(60)
+                else:
+                    connection.recv(1024)
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            address = f"127.0.0.1:{server.getsockname()[1]}"
+            config = ExistingClusterConfig(address=address, connect_timeout_s=0.4)
+            with (
+                pytest.raises(RayUnreachableError),
+                connect(config, ["a"], namespace="x"),
+            ):
+                pass
+        finally:
+            done.set()
+            thread.join()
