@@ -1,0 +1,121 @@
+"""Plain TCP sockets, set up the way that both roads need them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from geo_ray.errors import PortInUseError, TransportError
+
+Address: TypeAlias = tuple[str, int]
+
+_KEEPALIVE_IDLE_S: Final = 10
+_KEEPALIVE_INTERVAL_S: Final = 5
+_KEEPALIVE_PROBES: Final = 3
+_BACKLOG: Final = 128
+
+
+def listen(host: str, port: int, buffer_bytes: int = 0) -> socket.socket:
+    """Listen on ``host:port``; port 0 takes any free one.
+
+    Raises:
+        PortInUseError: somebody else has the port.
+        TransportError: the host is not one of this machine.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _set_buffers(sock, buffer_bytes)  # accepted sockets inherit them
+        sock.bind((host, port))
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUseError(f"port {port} on {host} is in use") from error
+        raise TransportError(
+            f"cannot listen on {host}:{port}: {error}",
+            fix="Listen on an address of this machine.",
+        ) from error
+    return sock
+
+
+def dial(address: Address, timeout_s: float, buffer_bytes: int = 0) -> socket.socket:
+    """Connect to ``address``; the socket comes back blocking.
+
+    Raises:
+        OSError: nobody answers there in time.
+    """
+    host, port = address
+    family, kind, proto, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    sock = socket.socket(family, kind, proto)
+    try:
+        _set_buffers(sock, buffer_bytes)
+        sock.settimeout(timeout_s)
+        sock.connect(target)
+        if sock.getsockname() == sock.getpeername():
+            raise ConnectionRefusedError("the kernel connected the socket to itself")
+        sock.settimeout(None)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def tune(sock: socket.socket, *, silence_s: float, congestion: str = "") -> None:
+    """Send small frames at once, notice a vanished host, and pick a congestion control.
+
+    Args:
+        sock: a connected socket.
+        silence_s: unacknowledged for that long, the connection counts as lost.
+        congestion: name of the kernel's congestion control; kept as it is where that is unknown.
+    """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", _KEEPALIVE_IDLE_S),
+        ("TCP_KEEPINTVL", _KEEPALIVE_INTERVAL_S),
+        ("TCP_KEEPCNT", _KEEPALIVE_PROBES),
+        ("TCP_USER_TIMEOUT", int(silence_s * 1000)),
+    ):
+        option = getattr(socket, name, None)  # not every system has them
+        if option is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    if congestion and hasattr(socket, "TCP_CONGESTION"):
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
+
+
+def hang_up(sock: socket.socket) -> None:
+    """Wake every thread that waits on the socket. Its owner closes it afterwards.
+
+    Closing it here would free its number while another thread still reads from it.
+    """
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def address_of(sock: socket.socket) -> Address:
+    """The address that the socket is bound to."""
+    host, port = sock.getsockname()[:2]
+    return str(host), int(port)
+
+
+def _set_buffers(sock: socket.socket, buffer_bytes: int) -> None:
+    # A fixed size switches the kernel's own growing off, so only ask where it yields more.
+    for option, grows_to, cap in (
+        (socket.SO_RCVBUF, "ipv4/tcp_rmem", "core/rmem_max"),
+        (socket.SO_SNDBUF, "ipv4/tcp_wmem", "core/wmem_max"),
+    ):
+        if min(buffer_bytes, _kernel_setting(cap)) > _kernel_setting(grows_to):
+            sock.setsockopt(socket.SOL_SOCKET, option, buffer_bytes)
+
+
+def _kernel_setting(name: str) -> int:
+    try:
+        return int(Path("/proc/sys/net", name).read_text().split()[-1])
+    except (OSError, ValueError, IndexError):
+        return 0
