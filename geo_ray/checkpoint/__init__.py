@@ -1,0 +1,1 @@
+"""Checkpoints: many processes each write a part, one manifest commits them all or none."""
