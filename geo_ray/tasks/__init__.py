@@ -1,0 +1,1 @@
+"""What is trained: the Task protocol, loading a user's task, and the built-in workloads."""
