@@ -1,0 +1,84 @@
+"""Does an object keep the Task protocol? Found out when it is loaded, not in mid-run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+
+from geo_ray.errors import SchemaMismatchError, TaskLoadError
+from geo_ray.tasks.columns import parse_column_type
+
+METHODS: Mapping[str, tuple[str, ...]] = {
+    "model": ("seed",),
+    "collate": ("columns", "device"),
+    "loss": ("model", "batch"),
+    "evaluate": ("model", "batch"),
+    "metrics": ("stats",),
+}
+"""The methods that every task has, with their arguments."""
+
+_OPTIONAL: Mapping[str, tuple[str, ...]] = {"dataset": ("seed",)}
+
+
+def check_task(task: object, name: str) -> None:
+    """Check members, signatures and the schema of a task; calls none of its methods.
+
+    Args:
+        task: the object.
+        name: how the user named it, for the message.
+
+    Raises:
+        TaskLoadError: naming everything that is missing, or the first thing that is wrong.
+    """
+    missing = [f"{method}({', '.join(METHODS[method])})" for method in METHODS
+               if not callable(getattr(task, method, None))]  # fmt: skip
+    missing += [attr for attr in ("columns", "label_column") if not hasattr(task, attr)]
+    if missing:
+        raise TaskLoadError(f"task {name} lacks {', '.join(missing)}")
+    for method, arguments in {**METHODS, **_OPTIONAL}.items():
+        _check_signature(task, method, arguments, name)
+    _check_schema(task, name)
+
+
+def _check_signature(task: object, method: str, arguments: tuple[str, ...], name: str) -> None:
+    function = getattr(task, method, None)
+    if function is None:
+        return
+    if not callable(function):
+        raise TaskLoadError(f"task {name}: {method} is no method")
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as error:
+        wanted = f"{method}({', '.join(arguments)})"
+        raise TaskLoadError(
+            f"task {name}: {method} cannot be called as {wanted}: {error}"
+        ) from error
+
+
+def _check_schema(task: object, name: str) -> None:
+    columns, label = getattr(task, "columns", None), getattr(task, "label_column", None)
+    if not isinstance(columns, Mapping) or not columns:
+        raise TaskLoadError(
+            f"task {name}: columns must be a non-empty mapping of column name to type",
+            fix='For example: columns = {"image": "float32[64]", "label": "int64"}.',
+        )
+    for column, text in columns.items():
+        if not isinstance(column, str) or not isinstance(text, str):
+            raise TaskLoadError(f"task {name}: columns must map text to text, found {column!r}")
+        try:
+            parse_column_type(text)
+        except SchemaMismatchError as error:
+            raise TaskLoadError(
+                f"task {name}: column {column!r}: {error.message}", fix=error.fix
+            ) from error
+    if label is None:
+        return
+    if label not in columns:
+        raise TaskLoadError(
+            f"task {name}: label_column {label!r} is none of its columns {sorted(columns)}"
+        )
+    kind = parse_column_type(columns[label])
+    if kind.dtype.kind not in "iu" or kind.length is not None:
+        raise TaskLoadError(
+            f"task {name}: label_column {label!r} must be one integer per row, not {columns[label]}"
+        )
