@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Self
+from typing import Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from geo_ray.config.base import Model
 from geo_ray.config.canonical import canonical_json, sha256_hex
@@ -43,7 +43,7 @@ class CheckpointManifest(Model):
     created: str = Field(max_length=64, description="time of the commit, ISO 8601, for people")
     config_digest: str = Field(pattern=_SHA256, description="of the run's configuration")
     parts: tuple[PartInfo, ...] = Field(description="every part, each in its own file")
-    extra: dict[str, Any] = Field(default_factory=dict, description="JSON of the run's own")
+    extra: dict[str, JsonValue] = Field(default_factory=dict, description="JSON of the run's own")
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
@@ -72,9 +72,10 @@ def encode_manifest(manifest: CheckpointManifest) -> bytes:
         CheckpointError: if `CheckpointManifest.extra` holds something that is no JSON, or is huge.
     """
     try:
-        body = manifest.model_dump(mode="json")
+        body = manifest.model_dump(mode="json", exclude={"extra"})
+        body["extra"] = manifest.extra  # as it is: dumping would turn NaN into null
         data = canonical_json({"manifest": body, "sha256": sha256_hex(canonical_json(body))})
-    except ValueError as error:  # pydantic's serialisation error is one
+    except (ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"checkpoint {manifest.id}: `extra` is no JSON: {error}") from error
     if len(data) > MAX_MANIFEST_BYTES:
         raise CheckpointError(f"checkpoint {manifest.id}: manifest over {MAX_MANIFEST_BYTES} bytes")
