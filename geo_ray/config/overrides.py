@@ -27,7 +27,8 @@ def apply_overrides(tree: YamlTree, overrides: Sequence[str]) -> YamlTree:
     """
     value, origins = tree.value, dict(tree.origins)
     for override in overrides:
-        path, text = _split(override)
+        keys, text = _split(override)
+        path = _with_indices(value, keys)
         new = parse_yaml(text, f"--set {override}", flow_only=True)
         value = _replaced(value, path, new.value, override)
         for key in [key for key in origins if key[: len(path)] == path]:
@@ -53,17 +54,30 @@ def _split(override: str) -> tuple[KeyPath, str]:
     )
 
 
+def _with_indices(node: JSONValue, keys: KeyPath) -> KeyPath:
+    """Turn the keys that pick items of lists into numbers, as origins have them."""
+    path: list[str | int] = []
+    for key in keys:
+        if isinstance(node, list) and str(key).isdecimal() and len(str(key)) < 10:
+            index = int(key)
+            path.append(index)
+            node = node[index] if index < len(node) else None
+        else:
+            path.append(key)
+            node = node.get(str(key)) if isinstance(node, dict) else None
+    return tuple(path)
+
+
 def _replaced(node: JSONValue, path: KeyPath, new: JSONValue, override: str) -> JSONValue:
     """Copy the containers along ``path`` and put ``new`` at its end."""
     if not path:
         return new
     head, rest = path[0], path[1:]
     if isinstance(node, list):
-        if not str(head).isdecimal() or int(head) >= len(node):
-            raise ConfigError(f"--set {override}: {head!r} is no item of a list of {len(node)}")
-        index = int(head)
+        if not isinstance(head, int) or head >= len(node):
+            raise ConfigError(f"--set {override}: {head} is no item of a list of {len(node)}")
         return [
-            _replaced(item, rest, new, override) if position == index else item
+            _replaced(item, rest, new, override) if position == head else item
             for position, item in enumerate(node)
         ]
     if node is None:

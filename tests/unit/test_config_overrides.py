@@ -53,6 +53,8 @@ def test_origins_name_the_command_line() -> None:
     assert tree.origins["a", "c", 0, "d"] == "--set"
     assert ("a", "c", 1) not in tree.origins
     assert tree.origins["a", "b"] == "line 1"
+    tree = apply_overrides(parse_yaml(TREE, "t"), ["a.c.1.d=3"])
+    assert tree.origins["a", "c", 1, "d"] == "--set"
 
 
 @pytest.mark.parametrize(
@@ -69,6 +71,7 @@ def test_origins_name_the_command_line() -> None:
         ("a.c.2.d=1", "no item of a list of 2"),
         ("a.c.x=1", "no item of a list of 2"),
         ("a.c.-1=1", "no item of a list of 2"),
+        (f"a.c.{'9' * 5000}=1", "no item of a list of 2"),
         ("f.x=1", "has no keys"),
         ("a.b=x: y", "a block"),
         ("a.b=- 1", "a block"),
