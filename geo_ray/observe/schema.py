@@ -1,0 +1,190 @@
+"""What an event of a run may be: its kinds and the fields of each.
+
+One line of `events.jsonl` is one JSON object ``{"t_s": ..., "kind": ..., ...}``. ``t_s`` is in
+seconds since the run began. Every field of a kind must be there; further fields are kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, TypeAlias
+
+from geo_ray.errors import InvariantError
+
+Check: TypeAlias = Callable[[Any], Any]  # gives the JSON value back, or raises TypeError
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened in a run.
+
+    Attributes:
+        kind: one of `EVENT_FIELDS`, or a kind of a newer release when read from a file.
+        t_s: seconds since the run began; virtual seconds in a simulated run.
+        fields: everything else, as JSON values.
+    """
+
+    kind: str
+    t_s: float
+    fields: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        """Give the field ``name``; KeyError if the event has none."""
+        return self.fields[name]
+
+    def number(self, name: str) -> float:
+        """Give the field ``name`` as a float; NaN if it was not finite when written."""
+        value = self.fields[name]
+        return math.nan if value is None else float(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("a string")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError("true or false")
+    return value
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError("a whole number")
+    return int(value)
+
+
+def _number(value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError("a number")
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def _name(value: Any) -> str | int:
+    return value if isinstance(value, str) else _whole(value)
+
+
+def _or_null(check: Check) -> Check:
+    def checked(value: Any) -> Any:
+        return None if value is None else check(value)
+
+    return checked
+
+
+def _texts(value: Any) -> list[str]:
+    if not isinstance(value, list | tuple):
+        raise TypeError("a list of strings")
+    return [_text(item) for item in value]
+
+
+def _table(check: Check) -> Check:
+    def checked(value: Any) -> dict[str, Any]:
+        if not isinstance(value, Mapping):
+            raise TypeError("an object")
+        return {_text(key): check(item) for key, item in value.items()}
+
+    return checked
+
+
+def finite(value: Any) -> Any:
+    """Give a JSON value with every non-finite float replaced by None.
+
+    Raises:
+        TypeError: if it holds something that JSON has no word for.
+    """
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, Mapping):
+        return {_text(key): finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    if isinstance(value, Integral):
+        return int(value)
+    return _number(value)
+
+
+EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
+    "run_started": {
+        "run": _text,
+        "digest": _text,  # of the configuration
+        "strategy": _text,
+        "regions": _texts,
+        "task": _text,
+        "seed": _whole,
+        "simulated": _flag,
+    },
+    "step": {
+        "region": _text,
+        "step": _whole,
+        "samples": _whole,  # of this step alone
+        "loss": _number,
+        "compute_s": _number,
+        "wait_s": _number,
+        "start_s": _number,
+    },
+    "exchange": {
+        "region": _text,
+        "seq": _whole,
+        "start_s": _number,
+        "bytes_out": _whole,
+        "bytes_in": _whole,
+        "blocking": _flag,
+        "staleness": _number,
+        "round": _or_null(_whole),
+    },
+    "eval": {
+        "step": _whole,
+        "region": _or_null(_text),
+        "metrics": _table(_number),
+        "samples": _whole,
+    },
+    "checkpoint": {"id": _name, "step": _whole, "bytes": _whole},
+    "worker_lost": {"region": _text, "worker": _name, "cause": _text},
+    "worker_replaced": {"region": _text, "worker": _name, "epoch": _whole},
+    "step_refused": {"region": _text, "step": _whole, "cause": _text},
+    "stop_requested": {"cause": _text},
+    "wan": {"src": _text, "dst": _text, "bytes_by_class": _table(_whole)},
+    "run_finished": {"summary": _table(finite)},
+}
+
+FAULT_KINDS = ("worker_lost", "worker_replaced", "step_refused")
+
+
+def conform(kind: str, t_s: float, fields: Mapping[str, Any]) -> Event:
+    """Make an event whose fields are the plain JSON values that its kind asks for.
+
+    Args:
+        kind: one of `EVENT_FIELDS`.
+        t_s: seconds since the run began; finite.
+        fields: every field of the kind; further ones are kept.
+
+    Raises:
+        InvariantError: unknown kind, a field that is missing or of the wrong type.
+    """
+    known = EVENT_FIELDS.get(kind)
+    if known is None:
+        raise InvariantError(f"event of unknown kind {kind!r}; there are {', '.join(EVENT_FIELDS)}")
+    if "t_s" in fields or "kind" in fields:
+        raise InvariantError(f"event {kind!r} would overwrite its own t_s or kind")
+    missing = [name for name in known if name not in fields]
+    if missing:
+        raise InvariantError(f"event {kind!r} lacks {', '.join(missing)}")
+    if _number(t_s) is None:
+        raise InvariantError(f"event {kind!r} has the time {t_s!r}")
+    values: dict[str, Any] = {}
+    for name, value in fields.items():
+        try:
+            values[name] = known.get(name, finite)(value)
+        except TypeError as error:
+            raise InvariantError(
+                f"event {kind!r}: {name} is {value!r} ({type(value).__name__}), not {error}"
+            ) from None
+    return Event(kind, float(t_s), values)
