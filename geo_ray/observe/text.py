@@ -1,0 +1,56 @@
+"""Numbers as a person reads them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+
+def number_text(value: float | None) -> str:
+    """Give about four significant digits: ``0.1234``, ``12.3``, ``1,234``, ``1.2e-05``."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    size = abs(value)
+    if size >= 1e7 or 0 < size < 1e-4:
+        return f"{value:.2e}"
+    if size >= 1000 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def bytes_text(count: float) -> str:
+    """Give bytes in decimal units: ``812 B``, ``4.1 MB``, ``1.3 GB``."""
+    units = ["TB", "GB", "MB", "kB"]
+    if abs(count) < 999.5:
+        return f"{count:.0f} B"
+    count, unit = count / 1000, units.pop()
+    while abs(count) >= 999.5 and units:
+        count, unit = count / 1000, units.pop()
+    return f"{count:.3g} {unit}" if abs(count) < 999.5 else f"{count:,.0f} {unit}"
+
+
+def duration_text(seconds: float | None) -> str:
+    """Give seconds as ``85 ms``, ``4.2 s``, ``3:07`` or ``2:03:09``."""
+    if seconds is None or not math.isfinite(seconds):
+        return "-"
+    if seconds < 0:
+        return "-" + duration_text(-seconds)
+    if seconds == 0:
+        return "0 s"
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.3g} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def metrics_text(metrics: Mapping[str, float | None]) -> str:
+    """Give ``accuracy 0.93, loss 0.21``."""
+    return ", ".join(f"{name} {number_text(value)}" for name, value in metrics.items())
+
+
+def coarse_text(seconds: float) -> str:
+    """Give seconds for a display that ticks: ``0 s``, ``42 s``, ``3:07``."""
+    return f"{seconds:.0f} s" if seconds < 59.5 else duration_text(seconds)

@@ -1,0 +1,93 @@
+"""What a run amounts to so far: a pure fold over its events, shared by summary, end table, page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from geo_ray.observe.books import StepBook, WanBooks
+from geo_ray.observe.schema import FAULT_KINDS, Event
+
+
+@dataclass(slots=True)
+class RegionTotals:
+    """One region's part of a run."""
+
+    steps: StepBook = field(default_factory=StepBook)
+    compute_s: float = 0.0  # time that was spent, work that was lost included
+    wait_s: float = 0.0
+    exchanges: int = 0
+    staleness: float = 0.0  # of the newest exchange
+    faults: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FAULT_KINDS, 0))
+
+
+@dataclass(slots=True)
+class RunTotals:
+    """Everything that `Summary` says about a run, and per region.
+
+    Feed it the events in order; a second `run_started` is a resumption.
+    """
+
+    started: Event | None = None
+    finished: Event | None = None
+    regions: dict[str, RegionTotals] = field(default_factory=dict)
+    wan: WanBooks = field(default_factory=WanBooks)
+    rounds: set[int] = field(default_factory=set)
+    newest_eval: Event | None = None  # combined over regions
+    stop_cause: str | None = None
+    elapsed_s: float = 0.0
+
+    def region(self, name: str) -> RegionTotals:
+        """Give the totals of region ``name``, new ones if it is not known."""
+        return self.regions.setdefault(name, RegionTotals())
+
+    def feed(self, event: Event) -> None:
+        """Take the next event."""
+        self.elapsed_s = max(self.elapsed_s, event.t_s)
+        match event.kind:
+            case "run_started":
+                self._start(event)
+            case "step":
+                region = self.region(event["region"])
+                region.steps.add(event["step"], event["samples"], event.number("loss"))
+                region.compute_s += event["compute_s"] or 0.0
+                region.wait_s += event["wait_s"] or 0.0
+            case "exchange":
+                region = self.region(event["region"])
+                region.exchanges += 1
+                region.staleness = event["staleness"] or 0.0
+                if event["round"] is not None:
+                    self.rounds.add(event["round"])
+            case "eval" if event["region"] is None:
+                self.newest_eval = event
+            case "wan":
+                self.wan.feed(event["src"], event["dst"], event["bytes_by_class"])
+            case "stop_requested":
+                self.stop_cause = event["cause"]
+            case "run_finished":
+                self.finished = event
+            case kind if kind in FAULT_KINDS:
+                self.region(event["region"]).faults[kind] += 1
+
+    def _start(self, event: Event) -> None:
+        self.started, self.finished, self.stop_cause = event, None, None
+        self.wan.restart()
+        for name in event["regions"]:
+            self.region(name)
+
+    @property
+    def steps(self) -> int:
+        """The highest step that any region has applied."""
+        return max((region.steps.step for region in self.regions.values()), default=0)
+
+    @property
+    def samples(self) -> int:
+        """Samples whose steps stand, over all regions."""
+        return sum(region.steps.samples for region in self.regions.values())
+
+    @property
+    def faults(self) -> dict[str, int]:
+        """How often each kind of fault happened."""
+        return {
+            kind: sum(region.faults[kind] for region in self.regions.values())
+            for kind in FAULT_KINDS
+        }
