@@ -1,0 +1,226 @@
+"""What a person sees while a job runs: a live table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from geo_ray.clock import Clock, SystemClock
+from geo_ray.observe.regions import RegionNow, RunNow
+from geo_ray.observe.schema import Event
+from geo_ray.observe.text import coarse_text, metrics_text, number_text
+
+REDRAWS_PER_S = 4.0
+PLAIN_LINE_EVERY_S = 2.0
+_HEADINGS = ("region", "step", "loss", "samples/s", "Mb/s out", "in", "stale", "wait", "state")
+_TOLD = ("worker_lost", "worker_replaced", "step_refused", "stop_requested", "checkpoint")
+
+
+class Progress:
+    """Shows a run from its events; the only thing that prints, and only the CLI makes one.
+
+    Cheap to feed: drawing happens a few times a second, not per event. May be fed by threads.
+
+    Args:
+        total_steps: steps that each region is to apply.
+        regions: names, in the order to show.
+        console: where to; standard error if None, so that output stays free for results.
+        plain: lines instead of a live table; None decides by whether the console is a terminal.
+        clock: for throttling and elapsed time; the machine's if None.
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        regions: Sequence[str],
+        console: Console | None = None,
+        plain: bool | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._total_steps = total_steps
+        self._console = console or Console(stderr=True)
+        self._plain = not self._console.is_terminal if plain is None else plain
+        self._clock = clock or SystemClock()
+        self._lock = threading.RLock()
+        self._run = RunNow(tuple(regions))
+        self._status = ""
+        self._started = False
+        self._begun_at_s = self._fed_at_s = self._clock.now_s()
+        self._printed_at_s = self._begun_at_s
+        self._printed_line = ""
+        self._unprinted: list[str] = []
+        self._spinner = Spinner("dots")
+        self._first_steps: dict[str, int] = {}
+        self._live: Live | None = None
+        if not self._plain:
+            self._live = Live(
+                get_renderable=self.render,
+                console=self._console,
+                refresh_per_second=REDRAWS_PER_S,
+                transient=True,
+            )
+            self._live.start()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def status(self, text: str) -> None:
+        """Show a phase of the start-up or the end, such as ``starting cluster: 2 of 4 nodes``."""
+        with self._lock:
+            if text == self._status:
+                return
+            self._status = text
+            if self._plain and text:
+                self._say(escape(text))
+        self._print()
+
+    def feed(self, event: Event) -> None:
+        """Take the next event of the run."""
+        with self._lock:
+            now_s = self._clock.now_s()
+            self._run.feed(event)
+            self._fed_at_s = now_s
+            if event.kind == "run_started":
+                self._started, self._begun_at_s = True, now_s
+                self._printed_at_s = now_s
+                self._first_steps.clear()
+                self._status = ""
+            elif event.kind == "step":
+                self._first_steps.setdefault(event["region"], event["step"] - 1)
+            if event.kind in _TOLD:
+                self._tell(event)
+            if self._plain and self._started and now_s - self._printed_at_s >= PLAIN_LINE_EVERY_S:
+                self._printed_at_s = now_s
+                self._printed_line = self.line()
+                self._say(escape(self._printed_line))
+        self._print()
+
+    def close(self) -> None:
+        """Stop drawing and leave the terminal as it was; a second call does nothing."""
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()  # not under the lock: the drawing thread may be waiting for it
+        with self._lock:
+            if self._plain and self._started and self.line() != self._printed_line:
+                self._printed_line = self.line()
+                self._say(escape(self._printed_line))
+        self._print()
+
+    def render(self) -> RenderableType:
+        """Give what the terminal shows now."""
+        with self._lock:
+            parts: list[RenderableType] = []
+            if self._started:
+                parts += [self._table(), Text(self._overall())]
+            if self._status:
+                self._spinner.update(text=Text(self._status))
+                parts.append(self._spinner)
+            return Group(*parts)
+
+    def line(self) -> str:
+        """Give how the run stands as one line without markup."""
+        with self._lock:
+            regions = [
+                f"{name} {region.step}/{self._total_steps} loss {number_text(region.loss)}"
+                for name, region in self._run.regions.items()
+            ]
+            return " | ".join([self._overall(), *regions])
+
+    def _table(self) -> Table:
+        gap = 1 if self._console.width < 90 else 2
+        table = Table(box=None, padding=(0, gap, 0, 0), pad_edge=False)
+        for heading in _HEADINGS:
+            left = heading in ("region", "state")
+            table.add_column(heading, justify="left" if left else "right", no_wrap=True)
+        for name, region in self._run.regions.items():
+            table.add_row(escape(name), *self._cells(region))
+        return table
+
+    def _cells(self, region: RegionNow) -> list[str]:
+        now_s = self._run.now_s
+        state = region.state(now_s, self._total_steps)
+        if region.faults:
+            state += f" [yellow]{region.faults} faults[/]"
+        return [
+            f"{region.step}/{self._total_steps}",
+            number_text(region.loss),
+            number_text(round(region.samples.per_s(now_s), 1)),
+            f"{region.sent.per_s(now_s) * 8e-6:.1f}",
+            f"{region.received.per_s(now_s) * 8e-6:.1f}",
+            number_text(region.staleness),
+            f"{region.wait_share(now_s):.0%}",
+            state,
+        ]
+
+    def _overall(self) -> str:
+        run = self._run
+        if run.simulated:
+            parts = [f"{coarse_text(run.now_s)} simulated"]
+        else:
+            since_s = max(0.0, self._clock.now_s() - self._fed_at_s)
+            parts = [coarse_text(run.now_s + since_s)]
+        left_s = self._left_s()
+        if left_s is not None:
+            parts.append(f"about {coarse_text(left_s)} left")
+        if run.round is not None:
+            parts.append(f"round {run.round}")
+        if run.newest_eval is not None:
+            step, metrics = run.newest_eval["step"], run.newest_eval["metrics"]
+            parts.append(f"eval at step {step}: {metrics_text(metrics)}")
+        return ", ".join(parts)
+
+    def _left_s(self) -> float | None:
+        """Guess the seconds left from the pace of the region that needs longest."""
+        elapsed_s = self._clock.now_s() - self._begun_at_s
+        left_s = 0.0
+        for name, region in self._run.regions.items():
+            done = region.step - self._first_steps.get(name, region.step)
+            if region.step >= self._total_steps:
+                continue
+            if done <= 0 or elapsed_s <= 0:
+                return None
+            left_s = max(left_s, (self._total_steps - region.step) * elapsed_s / done)
+        return left_s if left_s > 0 else None
+
+    def _tell(self, event: Event) -> None:
+        """Print what a person must not miss as a line that stays."""
+        who = escape(f"{event.fields.get('region', '')} worker {event.fields.get('worker', '')}")
+        cause = escape(str(event.fields.get("cause", "")))
+        match event.kind:
+            case "worker_lost":
+                self._say(f"[yellow]worker lost[/]: {who}: {cause}")
+            case "worker_replaced":
+                self._say(f"[green]worker replaced[/]: {who}, epoch {event['epoch']}")
+            case "step_refused" if self._run.regions[event["region"]].faults <= 3:
+                region = escape(event["region"])
+                self._say(f"[yellow]step refused[/]: {region} step {event['step']}: {cause}")
+            case "stop_requested":
+                self._say(f"[yellow]stopping[/]: {cause}")
+            case "checkpoint" if self._plain:
+                self._say(f"checkpoint {escape(str(event['id']))} at step {event['step']}")
+
+    def _say(self, markup: str) -> None:
+        self._unprinted.append(markup)
+
+    def _print(self) -> None:
+        """Print what there is to say; not under the lock, as the drawing thread takes both."""
+        with self._lock:
+            lines, self._unprinted = self._unprinted, []
+        for markup in lines:
+            self._console.print(markup, highlight=False, soft_wrap=True)

@@ -1,0 +1,170 @@
+"""Progress: what is shown on a terminal and elsewhere, and how often."""
+
+from __future__ import annotations
+
+import io
+import threading
+
+import pytest
+from observe_support import REGIONS, Row, evaluation, events, small_run, started, step, wan
+from rich.console import Console
+
+from geo_ray.clock import VirtualClock
+from geo_ray.observe.progress import Progress
+
+
+def plain_lines(rows: list[Row], clock: VirtualClock, *, total: int = 4) -> list[str]:
+    stream = io.StringIO()
+    with Progress(total, REGIONS, Console(file=stream, width=200), clock=clock) as progress:
+        for event in events(rows):
+            clock.advance_to_s(max(clock.now_s(), event.t_s))
+            progress.feed(event)
+    return stream.getvalue().splitlines()
+
+
+def shown(progress: Progress, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width, record=True)
+    console.print(progress.render())
+    return console.export_text()
+
+
+def quiet(total: int = 10, clock: VirtualClock | None = None, width: int = 100) -> Progress:
+    console = Console(file=io.StringIO(), width=width)
+    return Progress(total, REGIONS, console, plain=True, clock=clock or VirtualClock())
+
+
+def test_plain_lines_come_at_most_every_two_seconds() -> None:
+    rows = [started()] + [step("east", n, n / 10, compute_s=0.1) for n in range(1, 101)]
+    lines = plain_lines(rows, VirtualClock(), total=100)
+    assert [line.split()[0] for line in lines] == ["2", "4", "6", "8", "10"]
+    assert "east 20/100 loss 0.1" in lines[0]
+    assert "about 8 s left" not in lines[0]  # the other region has not begun
+
+
+def test_the_last_state_is_printed_at_the_end() -> None:
+    lines = plain_lines([started(), step("east", 1, 0.5)], VirtualClock())
+    assert len(lines) == 1
+    assert "east 1/4 loss 2 | west 0/4 loss -" in lines[0]
+
+
+def test_a_progress_that_was_never_fed_prints_nothing() -> None:
+    assert plain_lines([], VirtualClock()) == []
+
+
+def test_status_lines_and_faults_are_printed_once_each() -> None:
+    stream = io.StringIO()
+    progress = Progress(4, REGIONS, Console(file=stream, width=60), plain=True)
+    progress.status("starting cluster: 2 of 4 nodes")
+    progress.status("starting cluster: 2 of 4 nodes")
+    progress.status("placing [workers]")
+    rows: list[Row] = [
+        started(),
+        ("worker_lost", 1.0, {"region": "east", "worker": 1, "cause": "signal 9 [oom]"}),
+        ("worker_replaced", 2.0, {"region": "east", "worker": 1, "epoch": 2}),
+        *[("step_refused", 3.0, {"region": "west", "step": n, "cause": "x"}) for n in range(9)],
+        ("checkpoint", 3.0, {"id": "0001", "step": 4, "bytes": 9}),
+        ("stop_requested", 4.0, {"cause": "ctrl-c"}),
+    ]
+    for event in events(rows):
+        progress.feed(event)
+    lines = stream.getvalue().splitlines()
+    assert lines[:2] == ["starting cluster: 2 of 4 nodes", "placing [workers]"]
+    assert lines[2] == "worker lost: east worker 1: signal 9 [oom]"
+    assert lines[3] == "worker replaced: east worker 1, epoch 2"
+    assert len([line for line in lines if line.startswith("step refused")]) == 3
+    assert lines[-2:] == ["checkpoint 0001 at step 4", "stopping: ctrl-c"]
+
+
+def test_table_shows_steps_rates_and_states() -> None:
+    progress = quiet()
+    rows = [
+        started(),
+        step("east", 1, 1.0, samples=100, loss=0.5),
+        step("east", 2, 2.0, samples=100, loss=0.25, wait_s=5.0),
+        wan("east", "west", 2.0, update=500_000),
+    ]
+    for event in events(rows):
+        progress.feed(event)
+    east, west = (
+        next(line.split() for line in shown(progress).splitlines() if line.startswith(name))
+        for name in REGIONS
+    )
+    assert east == ["east", "2/10", "0.25", "100", "2.0", "0.0", "-", "84%", "waiting"]
+    assert west == ["west", "0/10", "-", "0", "0.0", "2.0", "-", "0%", "starting"]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_table_fits_a_terminal(width: int) -> None:
+    progress = quiet(width=width)
+    for event in events(small_run()):
+        progress.feed(event)
+    text = shown(progress, width)
+    assert "…" not in text
+    assert "computing" in text
+
+
+def test_overall_line_has_round_evaluation_and_time_left() -> None:
+    clock = VirtualClock()
+    progress = quiet(total=10, clock=clock)
+    for event in events([*small_run(), evaluation(4, 5.0, accuracy=0.5)]):
+        clock.advance_to_s(max(clock.now_s(), event.t_s))
+        progress.feed(event)
+    line = progress.line()
+    assert line.startswith("5 s, about 8 s left, round 2, eval at step 4: accuracy 0.5")
+    clock.advance_to_s(25.0)
+    assert progress.line().startswith("25 s")  # goes on while nothing is reported
+
+
+def test_a_resumed_run_guesses_from_the_steps_of_this_stretch() -> None:
+    clock = VirtualClock()
+    progress = quiet(total=110, clock=clock)
+    rows = [started()] + [step(region, 101, 1.0) for region in REGIONS]
+    for event in events(rows):
+        clock.advance_to_s(event.t_s)
+        progress.feed(event)
+    assert "about 9 s left" in progress.line()
+
+
+def test_simulated_time_is_called_that() -> None:
+    progress = quiet()
+    for event in events([started(simulated=True), step("east", 1, 5000.0)]):
+        progress.feed(event)
+    assert progress.line().startswith("1:23:20 simulated")
+
+
+def test_live_table_on_a_terminal_fed_by_threads() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=100, legacy_windows=False)
+    lost = events([("worker_lost", 1.0, {"region": "east", "worker": 1, "cause": "gone"})])[0]
+    with Progress(50, REGIONS, console) as progress:
+        progress.status("placing")
+        progress.feed(events([started()])[0])
+
+        def work(region: str) -> None:
+            for event in events(step(region, n, n / 10) for n in range(1, 51)):
+                progress.feed(event)
+                progress.feed(lost)  # prints above the table while that is drawn
+
+        threads = [threading.Thread(target=work, args=(region,)) for region in REGIONS]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
+        assert "50/50" in shown(progress)
+    progress.close()
+    assert stream.getvalue().count("gone") == 100
+    assert stream.getvalue().rstrip("\r\n").endswith("\x1b[2K")  # the table was wiped
+    for thread in threading.enumerate():
+        if "Refresh" in type(thread).__name__:
+            thread.join(30)  # told to end, nothing waits for it
+            assert not thread.is_alive()
+
+
+def test_feeding_a_terminal_does_not_draw_per_event() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=100)
+    with Progress(5000, REGIONS, console, clock=VirtualClock()) as progress:
+        for event in events([started(), *(step("east", n, n / 10) for n in range(1, 5001))]):
+            progress.feed(event)
+    assert stream.getvalue().count("samples/s") < 500
