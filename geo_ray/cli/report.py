@@ -1,0 +1,30 @@
+"""`geo-ray report`: one HTML page about a run."""
+
+from __future__ import annotations
+
+import webbrowser
+from pathlib import Path
+
+import click
+
+from geo_ray.observe.report import write_report
+
+
+@click.command("report")
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File to write; RUN_DIR/report.html if not given.",
+)
+@click.option("--open", "open_page", is_flag=True, help="Show the page in the browser.")
+def report(run_dir: Path, out: Path | None, open_page: bool) -> None:
+    """Write one HTML page about the run in RUN_DIR and print its path.
+
+    The page has curves, bytes between regions, a timeline, exchanges, faults and the configuration.
+    It loads nothing from elsewhere, and works for runs that were cut off or are still going.
+    """
+    path = write_report(run_dir, out)
+    click.echo(str(path))
+    if open_page:
+        webbrowser.open(path.resolve().as_uri())

@@ -1,0 +1,83 @@
+"""Curves made fit for drawing: smoothed, thinned; pure functions on float64 arrays."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+MAX_POINTS = 1000
+
+
+def smooth(y_N: Floats, share: float = 0.03) -> Floats:
+    """Give the centred moving mean over ``share`` of the points, values that are NaN left out.
+
+    The window has at least 9 points; fewer than 60 points are left as they are.
+
+    Args:
+        y_N: values, float64 (N,).
+        share: width of the window as a part of N.
+
+    Returns:
+        float64 (N,); NaN where the whole window is.
+    """
+    if len(y_N) < 60:
+        return y_N.copy()
+    half = max(4, int(len(y_N) * share / 2))
+    good_N = np.isfinite(y_N)
+    sums = np.concatenate([[0.0], np.cumsum(np.where(good_N, y_N, 0.0))])
+    counts = np.concatenate([[0], np.cumsum(good_N)])
+    index = np.arange(len(y_N))
+    first, last = np.maximum(index - half, 0), np.minimum(index + half + 1, len(y_N))
+    with np.errstate(invalid="ignore"):
+        mean: Floats = (sums[last] - sums[first]) / (counts[last] - counts[first])
+    return mean
+
+
+def thin(x_N: Floats, y_N: Floats, max_points: int = MAX_POINTS) -> tuple[Floats, Floats]:
+    """Give at most ``max_points`` of the points, keeping the extremes of each stretch.
+
+    Args:
+        x_N: places in rising order, float64 (N,).
+        y_N: values, float64 (N,); points whose value is not finite are left out.
+        max_points: at least 4.
+
+    Returns:
+        x and y of the points kept, the first and the last among them, float64 (M,).
+    """
+    good_N = np.isfinite(x_N) & np.isfinite(y_N)
+    x, y = x_N[good_N], y_N[good_N]
+    if len(x) <= max_points:
+        return x, y
+    edges = np.linspace(1, len(x) - 1, (max_points - 2) // 2 + 1).astype(int)
+    keep = {0, len(x) - 1}
+    for start, end in pairwise(edges):
+        keep |= {start + int(np.argmin(y[start:end])), start + int(np.argmax(y[start:end]))}
+    chosen = np.array(sorted(keep))
+    return x[chosen], y[chosen]
+
+
+def coverage(start_N: Floats, end_N: Floats, edges_B: Floats) -> Floats:
+    """Give the part of each bin that intervals cover.
+
+    Args:
+        start_N: starts of the intervals in seconds, float64 (N,).
+        end_N: their ends, float64 (N,); not before the starts.
+        edges_B: rising borders of the bins in seconds, float64 (B+1,).
+
+    Returns:
+        float64 (B,), 0 to 1; intervals that overlap count once each, up to 1.
+    """
+    covered = _ramp(start_N, edges_B) - _ramp(end_N, edges_B)
+    return np.clip(np.diff(covered) / np.diff(edges_B), 0.0, 1.0)
+
+
+def _ramp(begin_N: Floats, at_B: Floats) -> Floats:
+    """Sum over all n of max(0, at - begin_n)."""
+    ordered = np.sort(begin_N)
+    sums = np.concatenate([[0.0], np.cumsum(ordered)])
+    count_B = np.searchsorted(ordered, at_B)
+    ramp: Floats = count_B * at_B - sums[count_B]
+    return ramp

@@ -1,0 +1,72 @@
+"""The style of the report page. Colours are Okabe and Ito's, told apart by colour-blind eyes."""
+
+from __future__ import annotations
+
+STYLE = """
+:root { color-scheme: light dark;
+  --back: #fafafa; --card: #fff; --ink: #1b1f24; --soft: #5c6670; --rule: #e1e4e8;
+  --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #cc79a7; --c4: #56a4d9; --c5: #c98a00;
+  --c6: #6b6b6b; --none: #eef0f2; --warn: #fff1d6; --warn-ink: #6b4700; }
+@media (prefers-color-scheme: dark) { :root {
+  --back: #14171a; --card: #1c2025; --ink: #e4e7ea; --soft: #9aa5b0; --rule: #30363d;
+  --c0: #4aa8e0; --c1: #f08040; --c2: #2fc79a; --c3: #e39cc6; --c4: #8fcdf5; --c5: #edb832;
+  --c6: #b0b0b0; --none: #282d33; --warn: #443413; --warn-ink: #ffdd9b; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 24px 20px 60px; max-width: 1240px; background: var(--back);
+  color: var(--ink); font: 14px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
+h1 { font-size: 24px; margin: 0; overflow-wrap: anywhere; }
+h2 { font-size: 17px; margin: 34px 0 10px; }
+p.sub { color: var(--soft); margin: 2px 0 16px; overflow-wrap: anywhere; }
+p.note { color: var(--soft); margin: -4px 0 10px; }
+p.none { color: var(--soft); font-style: italic; margin: 8px 0; }
+p.warn { background: var(--warn); color: var(--warn-ink); padding: 8px 12px; border-radius: 6px; }
+.tag { font-size: 12px; font-weight: 600; padding: 2px 8px; border-radius: 10px; color: var(--card);
+  background: var(--c0); vertical-align: middle; margin-left: 8px; white-space: nowrap; }
+.tag.cut { background: var(--c1); } .tag.done { background: var(--c2); }
+.facts { display: grid; grid-template-columns: repeat(auto-fill, minmax(150px, 1fr)); gap: 10px; }
+.facts div { background: var(--card); border: 1px solid var(--rule); border-radius: 6px;
+  padding: 8px 12px; overflow-wrap: anywhere; }
+.facts dt { color: var(--soft); font-size: 12px; } .facts dd { margin: 0; font-size: 17px; }
+dl { margin: 0; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr));
+  gap: 14px; align-items: start; }
+figure { margin: 0 0 14px; background: var(--card); border: 1px solid var(--rule);
+  border-radius: 6px; padding: 12px 14px; min-width: 0; }
+.charts figure { margin: 0; }
+figcaption { font-weight: 600; margin-bottom: 4px; }
+figure > svg { display: block; width: 100%; height: auto; }
+svg text { fill: var(--soft); font-size: 12px; } svg text.label { fill: var(--ink); }
+ul.legend { list-style: none; display: flex; flex-wrap: wrap; gap: 2px 16px; margin: 0 0 6px;
+  padding: 0; color: var(--soft); font-size: 13px; }
+ul.legend svg { margin-right: 6px; vertical-align: middle; }
+polyline, svg line[class^="l"] { fill: none; stroke-width: 1.8; stroke-linejoin: round; }
+.faint { stroke-width: 1; opacity: 0.28; }
+.grid { stroke: var(--rule); } .axis { stroke: var(--soft); }
+.l0 { stroke: var(--c0); } .l1 { stroke: var(--c1); } .l2 { stroke: var(--c2); }
+.l3 { stroke: var(--c3); } .l4 { stroke: var(--c4); } .l5 { stroke: var(--c5); }
+.l6 { stroke: var(--c6); }
+.b0 { fill: var(--c0); } .b1 { fill: var(--c1); } .b2 { fill: var(--c2); } .b3 { fill: var(--c3); }
+.b4 { fill: var(--c4); } .b5 { fill: var(--c5); } .b6 { fill: var(--c6); }
+.l-all { stroke: var(--ink); stroke-width: 2.6; } .b-all { fill: var(--ink); }
+.t-compute { fill: var(--c0); } .t-wait { fill: var(--c5); opacity: 0.75; }
+.t-transfer { fill: var(--c2); } .t-none { fill: var(--none); }
+.scroll { overflow-x: auto; background: var(--card); border: 1px solid var(--rule);
+  border-radius: 6px; width: fit-content; max-width: 100%; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; padding: 6px 16px; border-bottom: 1px solid var(--rule);
+  vertical-align: top; }
+thead th { color: var(--soft); font-weight: 500; font-size: 13px; white-space: nowrap; }
+td:first-child { white-space: nowrap; }
+tbody tr:last-child > * { border-bottom: 0; } tbody th { font-weight: 500; }
+.n { text-align: right; white-space: nowrap; }
+table.bars th, table.bars td { border: 0; padding: 4px 8px 4px 0; vertical-align: middle; }
+table.bars th { white-space: nowrap; } td.bar { width: 75%; } td.bar svg { display: block; }
+svg.histogram { display: block; overflow: visible; margin-left: auto; }
+svg.histogram text { font-size: 10px; }
+details { background: var(--card); border: 1px solid var(--rule); border-radius: 6px;
+  padding: 8px 14px; margin-bottom: 10px; }
+summary { cursor: pointer; font-weight: 600; }
+pre { overflow-x: auto; font: 12.5px/1.45 ui-monospace, Menlo, Consolas, monospace; }
+code { font: 12.5px ui-monospace, Menlo, Consolas, monospace; }
+@media print { details { display: none; } }
+"""
