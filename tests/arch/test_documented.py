@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from geo_ray import errors
@@ -105,28 +106,38 @@ def quoted_commands() -> dict[str, set[str]]:
     return commands
 
 
-def test_every_quoted_command_exists() -> None:
-    if not (ROOT / "geo_ray" / "cli" / "main.py").exists():
-        pytest.skip("the command line is not written yet")
-    import click
-    from geo_ray.cli.main import main
+def complaint(command: click.Command, line: str) -> str:
+    """What is wrong with ``geo-ray line``: a verb or an option that does not exist; or nothing."""
+    words = line.split()
+    while words and isinstance(command, click.Group) and not words[0].startswith("-"):
+        verb = command.get_command(click.Context(command), words[0])
+        if verb is None:
+            return f"no verb {words[0]}"
+        command = verb
+        words.pop(0)
+    names = {name for param in command.params for name in param.opts + param.secondary_opts}
+    known = names | {"--help", "--version"}
+    unknown = [word for word in words if word.startswith("--") and word.split("=")[0] not in known]
+    return f"no option {unknown[0]}" if unknown else ""
 
-    wrong = []
-    for line, sources in quoted_commands().items():
-        command: click.Command = main
-        words = line.split()
-        while words and isinstance(command, click.Group) and not words[0].startswith("-"):
-            if words[0] not in command.commands:
-                wrong.append(f"geo-ray {line} ({', '.join(sources)}): no verb {words[0]}")
-                words = []
-                break
-            command = command.commands[words.pop(0)]
-        options = {name for param in command.params for name in param.opts + param.secondary_opts}
-        for word in words:
-            option = word.split("=")[0]
-            if option.startswith("--") and option not in options | {"--help", "--version"}:
-                wrong.append(f"geo-ray {line} ({', '.join(sources)}): no option {option}")
+
+def test_every_quoted_command_exists() -> None:
+    from geo_ray.cli.main import root
+
+    wrong = [
+        f"geo-ray {line} ({', '.join(sorted(sources))}): {problem}"
+        for line, sources in quoted_commands().items()
+        if (problem := complaint(root, line))
+    ]
     assert not wrong
+
+
+def test_the_command_rule_bites() -> None:
+    verb = click.Command("train", params=[click.Option(["--set"])])
+    group = click.Group("geo-ray", {"train": verb})
+    assert complaint(group, "train x.yaml --set a=1") == ""
+    assert complaint(group, "train --sett a=1") == "no option --sett"
+    assert complaint(group, "trian x.yaml") == "no verb trian"
 
 
 # ------------------------------------------------------------------ tracked files
