@@ -10,12 +10,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import ray
+from ray.job_submission import JobStatus, JobSubmissionClient
 
 from geo_ray.config.cluster import ExistingClusterConfig, LocalClusterConfig
 from geo_ray.errors import (
@@ -41,6 +44,20 @@ with LocalCluster(LocalClusterConfig(temp_dir=sys.argv[1]), ["only"]) as cluster
         time.sleep(300)
 """
 
+_JOB = """
+import os, ray
+from geo_ray.config.cluster import ExistingClusterConfig
+from geo_ray.runtime.cluster import connect
+from geo_ray.runtime.labels import REGION_LABEL, in_region
+
+@ray.remote(label_selector=in_region("mars"))
+def where():
+    return ray.get_runtime_context().get_node_labels()[REGION_LABEL], os.environ["X"]
+
+with connect(ExistingClusterConfig(), ["mars"], namespace="job", env_vars={"X": "ours"}):
+    print("found", ", ".join(ray.get(where.remote(), timeout=60)))
+"""
+
 
 @ray.remote(num_cpus=0.1)
 def where() -> tuple[str, str, str]:
@@ -63,8 +80,15 @@ def _mentions(name: str) -> list[str]:
     return found
 
 
+def _eventually(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 60
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return condition()
+
+
 @contextmanager
-def _owner(base: Path, what: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+def _owner(base: Path, what: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [sys.executable, "-c", _OWNER, str(base), what],
         stdout=subprocess.PIPE,
@@ -72,8 +96,7 @@ def _owner(base: Path, what: str) -> Iterator[tuple[subprocess.Popen[str], Path]
         text=True,
     )
     try:
-        assert process.stdout is not None
-        yield process, Path(process.stdout.readline().strip())
+        yield process
     finally:
         process.kill()
         process.wait()
@@ -90,12 +113,18 @@ def short_tmp() -> Iterator[Path]:
     path.rmdir()  # fails if anything is left
 
 
-@pytest.mark.parametrize("ending", ["exit", "raise", "sigint", "sigkill"])
+@pytest.mark.parametrize("ending", ["exit", "raise", "sigint", "sigint early", "sigkill"])
 def test_nothing_is_left_behind(ending: str, short_tmp: Path) -> None:
     what = ending if ending in ("exit", "raise") else "wait"
-    with _owner(short_tmp, what) as (owner, root):
-        assert root.is_relative_to(short_tmp)
-        if ending == "sigint":
+    with _owner(short_tmp, what) as owner:
+        assert _eventually(lambda: any(short_tmp.iterdir()))
+        (root,) = short_tmp.iterdir()
+        if ending == "sigint early":
+            assert _eventually(lambda: len(_mentions(root.name)) > 2)
+        else:
+            assert owner.stdout is not None
+            assert owner.stdout.readline().strip() == str(root)
+        if ending.startswith("sigint"):
             owner.send_signal(signal.SIGINT)
             time.sleep(0.05)
             owner.send_signal(signal.SIGINT)
@@ -104,11 +133,8 @@ def test_nothing_is_left_behind(ending: str, short_tmp: Path) -> None:
         owner.wait(60)
         if ending in ("exit", "raise"):
             assert _mentions(root.name) == []
-    deadline = time.monotonic() + 60
-    while (_mentions(root.name) or root.exists()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert _mentions(root.name) == []
-    assert not root.exists()
+            assert not root.exists()
+    assert _eventually(lambda: not _mentions(root.name) and not root.exists())
 
 
 def test_every_region_has_a_node_and_the_head_none(connected: ConnectedCluster) -> None:
@@ -151,17 +177,37 @@ def test_actors_get_the_environment(ray_cluster: LocalCluster) -> None:
     assert not ray.is_initialized()
 
 
-def test_two_clusters_one_after_the_other(ray_cluster: LocalCluster, short_tmp: Path) -> None:
-    """The second has another token than the shared one, and the environment comes back."""
+def test_second_cluster_takes_a_job_and_loses_a_region(
+    ray_cluster: LocalCluster, short_tmp: Path, tmp_path: Path
+) -> None:
+    """It has a token of its own, and the first cluster is as before afterwards."""
     before = os.environ["RAY_AUTH_TOKEN_PATH"]
-    config = LocalClusterConfig(temp_dir=str(short_tmp))
+    config = LocalClusterConfig(temp_dir=str(short_tmp), dashboard=True)
     with connect(config, ["mars"], namespace="second", cpus_per_region=1.5) as cluster:
         assert cluster.local is not None
+        assert cluster.dashboard is not None
         assert cluster.address != ray_cluster.address
         assert ray.cluster_resources()["CPU"] == 2
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(f"http://{cluster.dashboard}/api/version", timeout=30)
+        _submit_job(cluster.dashboard, tmp_path)
+        cluster.local.kill_region("mars")
+        assert _eventually(lambda: len([n for n in ray_private.nodes() if n["Alive"]]) == 1)
     assert os.environ["RAY_AUTH_TOKEN_PATH"] == before
     with connect(ExistingClusterConfig(), [], namespace="first"):
         assert ray.cluster_resources()["CPU"] == 24
+
+
+def _submit_job(dashboard: str, directory: Path) -> None:
+    (directory / "job.py").write_text(_JOB)
+    client = JobSubmissionClient(f"http://{dashboard}")
+    job = client.submit_job(
+        entrypoint=f"{sys.executable} job.py",
+        runtime_env={"working_dir": str(directory), "env_vars": {"X": "the job's"}},
+    )
+    assert _eventually(lambda: client.get_job_status(job).is_terminal())
+    assert client.get_job_status(job) == JobStatus.SUCCEEDED, client.get_job_logs(job)
+    assert "found mars, the job's" in client.get_job_logs(job)
 
 
 def test_port_in_use() -> None:
