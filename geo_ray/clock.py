@@ -1,4 +1,4 @@
-"""Time as a dependency: policies and state machines never look at a clock, shells are handed one."""
+"""Time as a dependency: state machines never look at a clock, shells are handed one."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class NonFiniteError(TaskError):
     """Loss, gradient or update is NaN or infinite; refused, parameters unchanged."""
 
     code = "NON_FINITE"
-    advice = "Lower the learning rate, clip gradients or look for bad samples; resume from the checkpoint."
+    advice = "Lower the learning rate, clip gradients or look for bad samples, then resume."
 
 
 # ------------------------------------------------------------------ cluster (5)
@@ -211,14 +211,18 @@ class LinkDownError(TransportError):
     """A peer could not be reached before the deadline."""
 
     code = "LINK_DOWN"
-    advice = "Check routes and firewalls between the two regions; the run resumes from its checkpoint."
+    advice = (
+        "Check routes and firewalls between the two regions; the run resumes from its checkpoint."
+    )
 
 
 class DeadlineExceededError(TransportError):
     """A wait reached its deadline."""
 
     code = "DEADLINE_EXCEEDED"
-    advice = "Raise the named deadline if the work is really that slow; otherwise look for what hangs."
+    advice = (
+        "Raise the named deadline if the work is really that slow; otherwise look for what hangs."
+    )
 
 
 # ------------------------------------------------------------------ checkpoint (7)

@@ -68,6 +68,11 @@ class Checkpoint:
         return read_part(self.path, self.manifest.part(name))
 
 
+def directory_of(root: Path, id: int) -> Path:
+    """Return where the parts of checkpoint ``id`` lie below a store's root."""
+    return root / f"ckpt-{id:08d}"
+
+
 class CheckpointStore:
     """Saves and finds the checkpoints below one directory. One process saves at a time.
 
@@ -214,7 +219,7 @@ class CheckpointStore:
     # -------------------------------------------------------------- inside
 
     def _path(self, id: int) -> Path:
-        return self._root / f"ckpt-{id:08d}"
+        return directory_of(self._root, id)
 
     def _directories(self) -> list[int]:
         try:

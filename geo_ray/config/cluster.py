@@ -20,7 +20,9 @@ class LocalClusterConfig(Model):
         100_000_000, ge=80_000_000, description="shared memory of each node's object store"
     )
     start_timeout_s: float = Field(90.0, gt=0, description="longest wait for all nodes")
-    temp_dir: str | None = Field(None, description="short path for sockets and logs; null: a new one")
+    temp_dir: str | None = Field(
+        None, description="short path for sockets and logs; null: a new one"
+    )
     dashboard: bool = Field(False, description="start Ray's dashboard")
     port: int = Field(0, ge=0, le=65535, description="port of the head; 0: any free one")
 
@@ -33,7 +35,5 @@ class ExistingClusterConfig(Model):
     connect_timeout_s: float = Field(30.0, gt=0, description="longest wait for the head")
 
 
-ClusterConfig = Annotated[
-    LocalClusterConfig | ExistingClusterConfig, Field(discriminator="kind")
-]
+ClusterConfig = Annotated[LocalClusterConfig | ExistingClusterConfig, Field(discriminator="kind")]
 """The ``cluster`` section of a configuration."""

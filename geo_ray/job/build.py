@@ -8,6 +8,7 @@ from torch import Tensor
 from geo_ray.config.experiment import Experiment, RegionConfig
 from geo_ray.sync.base import HubState
 from geo_ray.tasks.base import Task
+from geo_ray.tasks.guard import checked_model
 from geo_ray.training.averager import Averager
 from geo_ray.training.flat import check_module, read_parameters, split_sizes
 from geo_ray.training.server import ServerPlan
@@ -20,7 +21,7 @@ def initial_parameters(task: Task, seed: int) -> Tensor:
     Raises:
         TaskOutputError: if the model cannot be trained as one flat fp32 vector.
     """
-    module = task.model(seed)
+    module = checked_model(task, seed)
     check_module(module)
     return read_parameters(module)
 
@@ -40,7 +41,9 @@ def server_plan(experiment: Experiment, region: RegionConfig, epoch: int = 1) ->
     )
 
 
-def build_shard(experiment: Experiment, region: RegionConfig, index: int, params_P: Tensor) -> Shard:
+def build_shard(
+    experiment: Experiment, region: RegionConfig, index: int, params_P: Tensor
+) -> Shard:
     """Shard ``index`` of ``region``, holding its own copy of its slice of ``params_P``."""
     start, stop = split_sizes(params_P.numel(), region.ps_shards)[index]
     return Shard(

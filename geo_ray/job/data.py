@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from geo_ray.config.experiment import Experiment
+from geo_ray.config.experiment import Experiment, GenerateConfig
 from geo_ray.data.manifest import Manifest, load_manifest, save_manifest
 from geo_ray.data.reader import RegionReader
 from geo_ray.data.write import write_shards
@@ -42,20 +42,20 @@ def prepare_manifest(
         if Path(address).exists():
             manifest = load_manifest(address)
         else:
-            manifest = _generate(experiment, task, data_dir)
+            manifest = _generate(experiment, generate, task, data_dir)
             save_manifest(manifest, address)
     check_manifest(experiment, task, manifest)
     return manifest, address
 
 
-def _generate(experiment: Experiment, task: Task, data_dir: Path) -> Manifest:
+def _generate(
+    experiment: Experiment, generate: GenerateConfig, task: Task, data_dir: Path
+) -> Manifest:
     if not isinstance(task, SelfContained):
         raise ConfigError(
             f"data.generate: task '{experiment.task.use}' brings no data of its own",
             fix="Shard your data with `geo-ray data shard` and name the manifest in data.manifest.",
         )
-    generate = experiment.data.generate
-    assert generate is not None
     dataset = task.dataset(experiment.seed)
     return write_shards(
         {"train": dataset.train, "heldout": dataset.heldout},
@@ -79,7 +79,7 @@ def check_manifest(experiment: Experiment, task: Task, manifest: Manifest) -> No
         )
     for region in experiment.region_names:
         for split in ("train", "heldout"):
-            if region not in manifest.stores or not manifest.rows(region, split):  # type: ignore[arg-type]
+            if region not in manifest.stores or not manifest.rows(region, split):
                 raise ShardEmptyError(
                     f"region '{region}' has no {split} rows in the manifest; "
                     f"it has regions {list(manifest.stores)}"

@@ -63,9 +63,9 @@ class EvalBoard:
         return done
 
 
-def sum_of(arrays: list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]]) -> np.ndarray[
-    tuple[int, ...], np.dtype[np.float64]
-]:
+def sum_of(
+    arrays: list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]],
+) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
     """Sum arrays of one shape (K,) in order."""
     total = arrays[0].copy()
     for array in arrays[1:]:

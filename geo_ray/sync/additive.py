@@ -1,9 +1,9 @@
 """The common part of strategies whose messages add up: `asgd` and `asgd_ga`.
 
 A region remembers the parameters at its last message (``base``). What it did since then is
-``base - params``: no accumulator has to be kept up at every step. The averager keeps one outbox per
-region, the sum of what the others sent since that region's last answer, so that a slow link gets one
-larger message and never a queue.
+``base - params``: no accumulator has to be kept up at every step. The averager keeps one outbox
+per region, the sum of what the others sent since that region's last answer, so that a slow link
+gets one larger message and never a queue.
 
 With ``combine: mean`` the own change must count 1/M at home too. The averager answers with
 ``(sum of others) / M`` and the region takes back ``(1 - 1/M)`` of what it had sent.

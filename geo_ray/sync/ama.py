@@ -5,14 +5,14 @@ newest snapshot of every region and answers with their mean; the region moves to
 ``alpha`` and keeps the progress that it made while the answer was on its way.
 
 Rule: ``m = sum_j w_j(newest) / M``; on the answer ``w_i <- w_i + alpha * (m - snapshot_i)``.
-For a pair with ``alpha`` 1 that is ``(w_i + w_j) / 2`` plus the progress since. If all snapshots are
-of the same moment and nothing happened since, it is `sma` with weights 1/M.
+For a pair with ``alpha`` 1 that is ``(w_i + w_j) / 2`` plus the progress since. If all snapshots
+are of the same moment and nothing happened since, it is `sma` with weights 1/M.
 
 When: regions of unequal speed that should hold similar models without a barrier.
 
 Source: the asynchronous form of inter-PS model averaging of Cloudless-Training (arXiv 2303.05330);
-reconstructed. Push-only averaging does not keep the mean of the models, so this one goes through the
-averager, and merges differences rather than overwriting.
+reconstructed. Push-only averaging does not keep the mean of the models, so this one goes through
+the averager, and merges differences rather than overwriting.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ class Ama(Model):
         """Answer the sender with the mean of the newest snapshots."""
         if update.final:
             finals = hub.gather(update)
-            return [] if finals is None else answer_all(hub, finals, weighted_mean(finals, "uniform"))
+            return (
+                [] if finals is None else answer_all(hub, finals, weighted_mean(finals, "uniform"))
+            )
         hub.version += 1
         hub.memory[f"model/{update.region}"] = update.payload_P
         newest = [hub.memory[f"model/{r}"] for r in hub.members if f"model/{r}" in hub.memory]

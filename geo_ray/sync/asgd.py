@@ -32,7 +32,7 @@ class Asgd(Model):
     wait: Literal["always", "when_busy"] = Field(
         "always", description="stand still for every transfer, or overlap one with one step"
     )
-    combine: additive.Combine = Field("sum", description="weight of a gradient elsewhere: 1 or 1/M")
+    combine: additive.Combine = Field("mean", description="total weight of a gradient: 1/M or 1")
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """A local optimizer step."""

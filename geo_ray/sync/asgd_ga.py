@@ -4,8 +4,9 @@ Idea: a region applies its own gradients at once and adds up what they did; ever
 sent, and what the other regions did in the meantime comes back in the answer. Nobody waits for
 anybody's training, only (if asked to) for the link.
 
-Rule: with ``u_t`` the change that the inner optimizer makes at step t (``eta * g_t`` for plain SGD),
-``A_i = sum of u_t since the last message`` is sent, and every other region does ``w_j <- w_j - A_i``.
+Rule: with ``u_t`` the change that the inner optimizer makes at step t (``eta * g_t`` for plain
+SGD), ``A_i = sum of u_t since the last message`` is sent, and every other region does
+``w_j <- w_j - A_i``.
 ``combine: mean`` scales each region's own change, here and elsewhere, by 1/M, so that one gradient
 has the same total weight as in averaging; ``sum`` applies each in full everywhere.
 
@@ -16,8 +17,8 @@ before it is still open; ``never`` train on and let the sum grow, which is an in
 itself to the link.
 
 Source: ASGD-GA of Cloudless-Training (arXiv 2303.05330) by name, from its abstract; the rule is
-reconstructed. Sending the optimizer's change instead of the raw gradient sum is ours: for plain SGD
-it is the same, and with momentum or AdamW it does not normalise a sum of gradients as if it were one.
+reconstructed. Sending the optimizer's change instead of the raw gradient sum is ours: for plain
+SGD it is the same, and momentum or AdamW do not take a sum of gradients for one gradient.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class AsgdGa(Model):
     kind: Literal["asgd_ga"] = "asgd_ga"
     interval: int = Field(8, ge=1, description="local steps between two messages")
     wait: additive.WaitRule = Field("never", description="what to do when a message is due")
-    combine: additive.Combine = Field("sum", description="weight of a gradient elsewhere: 1 or 1/M")
+    combine: additive.Combine = Field("mean", description="total weight of a gradient: 1/M or 1")
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """A local optimizer step."""

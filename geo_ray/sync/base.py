@@ -173,7 +173,7 @@ def weighted_mean(updates: Sequence[Update], weights: Weights) -> Tensor:
 
     Args:
         updates: at least one; all payloads of one shape (P,).
-        weights: by region or by the rows behind each update. If no update has rows, all count alike.
+        weights: by region, or by the rows behind each update; alike if no update has rows.
 
     Returns:
         A new fp32 tensor (P,).

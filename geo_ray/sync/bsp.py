@@ -1,9 +1,9 @@
 """Bulk synchronous: every gradient is averaged over all regions before anybody applies it.
 
-Idea: one big data-parallel step over the WAN. All regions hold the same parameters after every step,
-so the result is that of one site with all the data; every step pays a full exchange.
+Idea: one big data-parallel step over the WAN. All regions hold the same parameters after every
+step, so the result is that of one site with all the data; every step pays a full exchange.
 
-Rule: ``g = sum_i q_i g_i``, then every region applies ``g`` with its own copy of the same optimizer.
+Rule: ``g = sum_i q_i g_i``, then every region applies ``g`` with its own copy of one optimizer.
 
 When: as the reference that others are measured against, on fast links, or when staleness is not
 tolerated at all.

@@ -5,9 +5,9 @@ A pure state machine around a strategy's `on_update`. It adds what no strategy s
 - exactly once: an update that was already taken in gets its old answer again;
 - refusal of what is not finite or has the wrong size;
 - stopping all regions at the same exchange;
-- checkpoints of one moment: from the request on, each region's next answer carries the id, and what
-  a region sends after that answer is held until all regions have theirs. Then nothing is between the
-  regions but what lies in the averager, which is saved in the same breath.
+- checkpoints of one moment: from the request on, each region's next answer carries the id, and
+  what a region sends after that answer is held until all regions have theirs. Then nothing is
+  between the regions but what lies in the averager, which is saved in the same breath.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ Strategies, codecs and parameter servers do maths on vectors; only the worker kn
 from __future__ import annotations
 
 import hashlib
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -79,7 +80,7 @@ def check_module(module: nn.Module) -> None:
         if param.dtype != torch.float32:
             raise TaskOutputError(
                 f"parameter '{name}' is {param.dtype}, not float32",
-                fix="Keep parameters in float32; use autocast inside the model for lower precision.",
+                fix="Keep parameters in float32; use autocast inside for lower precision.",
             )
 
 
@@ -90,7 +91,7 @@ def split_sizes(num_params: int, num_shards: int) -> list[tuple[int, int]]:
         ``(start, stop)`` per shard.
     """
     edges = [num_params * i // num_shards for i in range(num_shards + 1)]
-    return list(zip(edges[:-1], edges[1:], strict=True))
+    return list(pairwise(edges))
 
 
 def digest(params_P: Tensor) -> str:

@@ -15,7 +15,7 @@ from geo_ray.types import Span
 
 @dataclass(slots=True)
 class Ledger:
-    """Assigned = applied + in flight + discarded, at every moment.
+    """Assigned = applied + in flight + returned + discarded, at every moment.
 
     Attributes:
         cursor: the next position that nobody had yet.
@@ -34,7 +34,7 @@ class Ledger:
     def assign(self, worker: int, count: int) -> Span:
         """Hand ``count`` rows to ``worker``: returned ones first, else the next of the stream.
 
-        A worker that already holds a span (it was replaced, or lost its answer) gets the same again.
+        A worker that already holds a span (it was replaced) gets the same again.
         """
         if worker in self.in_flight:
             return self.in_flight[worker]
@@ -94,8 +94,12 @@ class Ledger:
         in_flight = raw["in_flight"]
         returned = raw["returned"]
         discarded = raw["discarded"]
-        assert isinstance(in_flight, dict) and isinstance(returned, list)
-        assert isinstance(discarded, dict)
+        if not (
+            isinstance(in_flight, dict)
+            and isinstance(returned, list)
+            and isinstance(discarded, dict)
+        ):
+            raise InvariantError(f"sample books of another shape: {sorted(raw)}")
         return cls(
             cursor=int(str(raw["cursor"])),
             returned=[Span(int(s), int(n)) for s, n in returned],

@@ -18,7 +18,7 @@ from geo_ray.training.shard import Contribution
 
 
 class ShardPort(Protocol):
-    """What the lead asks of a shard; `Shard` itself here, a remote call where it lives elsewhere."""
+    """What the lead asks of a shard: `Shard` itself, or calls to one that lives elsewhere."""
 
     def apply(self, contributions: Sequence[Contribution]) -> None:
         """See `Shard.apply`."""

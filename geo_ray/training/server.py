@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-
 from geo_ray.errors import InvariantError
 from geo_ray.sync.base import Outgoing, Reply, Update, Wait
 from geo_ray.training.ledger import Ledger
@@ -205,23 +204,23 @@ class Server:
     def _advance(self) -> list[Effect]:
         """Do all that can be done now; the order of effects is the order of events."""
         effects: list[Effect] = []
-        while True:
-            if self.phase == "must_speak" and not self.link_busy:
-                self.phase = "training"
-                effects += self._speak()
-            elif self.phase == "training" and self.version >= self._total_steps:
-                effects += self._finish()
-            elif self.phase == "training" and (ready := self._ready()):
-                effects += self._step(ready)
-            else:
-                break
-            if self.phase in {"done", "halted"}:
-                break
+        while (more := self._next()) is not None:
+            effects += more
         if self.phase in {"done", "halted"}:
             return effects + self._dismiss()
-        if self.phase == "training":
-            effects += self._assign()
-        return effects
+        return effects + (self._assign() if self.phase == "training" else [])
+
+    def _next(self) -> list[Effect] | None:
+        """The one thing to do next, or None if the region must wait for an event."""
+        if self.phase == "must_speak" and not self.link_busy:
+            self.phase = "training"
+            return self._speak()
+        if self.phase != "training":
+            return None
+        if self.version >= self._total_steps:
+            return self._finish()
+        ready = self._ready()
+        return self._step(ready) if ready else None
 
     def _ready(self) -> list[int]:
         """The workers whose gradients make the next step, lowest rank first; empty if not yet."""
@@ -291,7 +290,7 @@ class Server:
         return Send(update, out.wait)
 
     def _assign(self) -> list[Effect]:
-        """Next rows for idle workers. In sync mode only all together, so that ranks get their own."""
+        """Next rows for idle workers; in sync mode to all together, so that ranks get their own."""
         if self.plan.mode == "sync" and len(self._joined) < self.plan.num_workers:
             return []
         answers: list[Effect] = []
@@ -349,5 +348,3 @@ class Server:
         self.ledger = Ledger.restore(ledger)
         if self._eval_every:
             self._next_eval = -(-max(self.version, 1) // self._eval_every) * self._eval_every
-
-

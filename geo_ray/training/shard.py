@@ -71,7 +71,8 @@ class Shard:
         """
         if grad_S.shape != self.params_S.shape:
             raise InvariantError(
-                f"worker {worker} pushed {tuple(grad_S.shape)}, shard has {tuple(self.params_S.shape)}"
+                f"worker {worker} pushed {tuple(grad_S.shape)}, the shard has "
+                f"{tuple(self.params_S.shape)}"
             )
         self._grads[worker] = grad_S
 
@@ -133,7 +134,9 @@ class Shard:
         self.params_S.copy_(tensors["params"])
         self._optimizer.restore(_with_prefix(tensors, "optimizer/"))
         self.state.memory.clear()
-        self.state.memory.update({k: v.clone() for k, v in _with_prefix(tensors, "memory/").items()})
+        self.state.memory.update(
+            {k: v.clone() for k, v in _with_prefix(tensors, "memory/").items()}
+        )
         self.state.step = counters["step"]
         self.state.since_send = counters["since_send"]
         self.state.samples = counters["samples"]

@@ -12,13 +12,12 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from geo_ray.errors import NonFiniteError
 from geo_ray.tasks.base import Columns, Stats, Task, num_rows
-from geo_ray.tasks.guard import checked_loss
+from geo_ray.tasks.guard import checked_evaluate, checked_loss, checked_model
 from geo_ray.training.flat import FlatModel
 from geo_ray.types import Span
 
@@ -70,7 +69,7 @@ class Worker:
         self.grad_P = grad_P
         self._stream = f"{seed}/{region}"
         self._clip_norm = clip_norm
-        module = task.model(seed).to(self._device)
+        module = checked_model(task, seed).to(self._device)
         on_host = self._device.type == params_P.device.type
         model_P = params_P if on_host else torch.empty_like(params_P, device=self._device)
         model_grad_P = grad_P if on_host else torch.empty_like(grad_P, device=self._device)
@@ -117,10 +116,8 @@ class Worker:
         self._load()
         self._flat.module.eval()
         with torch.no_grad():
-            stats = self._task.evaluate(
-                self._flat.module, self._task.collate(columns, self._device)
-            )
-        return {name: np.asarray(value, dtype=np.float64) for name, value in stats.items()}
+            batch = self._task.collate(columns, self._device)
+            return checked_evaluate(self._task, self._flat.module, batch)
 
     def evaluate_all(self, batches: Iterable[Columns]) -> tuple[Stats, int]:
         """Sum the statistics over all batches.

@@ -1,0 +1,36 @@
+"""`geo-ray config`: look at a configuration without running it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+
+@click.group()
+def config() -> None:
+    """Show a configuration or its keys."""
+
+
+@config.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change one key.")
+def show(file: Path, overrides: tuple[str, ...]) -> None:
+    """Print FILE as it would run, defaults included, and its digest."""
+    from geo_ray.config.experiment import Experiment
+    from geo_ray.config.load import digest, dump_yaml, load_tree
+
+    experiment = load_tree(file, overrides, Experiment)
+    click.echo(dump_yaml(experiment), nl=False)
+    click.echo(f"# digest: {digest(experiment)}")
+
+
+@config.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the JSON Schema, for editors.")
+def schema(as_json: bool) -> None:
+    """List every key with its type, default and meaning."""
+    from geo_ray.config.experiment import Experiment
+    from geo_ray.config.load import describe, json_schema
+
+    click.echo(json.dumps(json_schema(Experiment), indent=2) if as_json else describe(Experiment))

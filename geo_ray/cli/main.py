@@ -1,0 +1,63 @@
+"""`geo-ray`: the command line's root, and where errors become text and exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from typing import Any
+
+import click
+
+from geo_ray import __version__
+from geo_ray.errors import GeoRayError, InterruptedRunError
+
+BEGAN_UNIX_S = time.time()
+"""When the user's command began, as near as Python can tell."""
+
+_VERBS = {
+    "train": ("geo_ray.cli.train", "train"),
+    "simulate": ("geo_ray.cli.simulate", "simulate"),
+    "config": ("geo_ray.cli.config", "config"),
+    "data": ("geo_ray.cli.data", "data"),
+    "report": ("geo_ray.cli.report", "report"),
+}
+
+
+class _Verbs(click.Group):
+    """Imports a verb only when it is asked for, so that `--help` does not wait for PyTorch."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _VERBS:
+            return None
+        module, name = _VERBS[cmd_name]
+        command = getattr(importlib.import_module(module), name)
+        return command if isinstance(command, click.Command) else None
+
+
+@click.command(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="geo-ray")
+def root() -> None:
+    """Train one PyTorch model on data that must stay in several cloud regions."""
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Run the command line; errors are printed with their fix and give the exit code."""
+    try:
+        return root(args=arguments, prog_name="geo-ray")
+    except InterruptedRunError as error:
+        click.echo(f"stopped: {error.message}\n  {error.fix}", err=True)
+        sys.exit(error.exit_code)
+    except GeoRayError as error:
+        click.secho(f"error {error}", fg="red", err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        click.echo("stopped", err=True)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

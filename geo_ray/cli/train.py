@@ -1,0 +1,78 @@
+"""`geo-ray train`: run an experiment on real actors."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument(
+    "config", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
+@click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change one key.")
+@click.option(
+    "--resume",
+    "resume_dir",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="RUN",
+    help="Go on with an earlier run from its newest whole checkpoint.",
+)
+@click.option("--allow-drift", is_flag=True, help="Resume although CONFIG differs from the run's.")
+@click.option("--plain", is_flag=True, help="Lines instead of a live table.")
+def train(
+    config: Path | None,
+    overrides: tuple[str, ...],
+    resume_dir: Path | None,
+    allow_drift: bool,
+    plain: bool,
+) -> None:
+    """Train as CONFIG says, or go on with a run.
+
+    Ctrl-C saves a checkpoint and stops; a second one stops at once.
+    """
+    from geo_ray.cli import main as entry
+    from geo_ray.config.experiment import Experiment
+    from geo_ray.config.load import load_tree
+    from geo_ray.job import rundir
+
+    began_unix_s = min(entry.BEGAN_UNIX_S, time.time())
+    if resume_dir is None:
+        if config is None:
+            raise click.UsageError("name a CONFIG, or a run with --resume")
+        experiment = load_tree(config, overrides, Experiment)
+        run = rundir.create(experiment, config.parent)
+    else:
+        run, experiment = rundir.reopen(resume_dir)
+        if config is not None or overrides:
+            source = config or run.path / rundir.CONFIG_FILE
+            wanted = load_tree(source, overrides, Experiment)
+            rundir.check_drift(experiment, wanted, allow=allow_drift)
+            experiment = wanted
+    _run(experiment, run, began_unix_s, resume=resume_dir is not None, plain=plain)
+
+
+def _run(  # type: ignore[no-untyped-def]
+    experiment, run, began_unix_s: float, *, resume: bool, plain: bool
+) -> None:
+    from rich.console import Console
+
+    from geo_ray.cli.ending import show_end
+    from geo_ray.observe.progress import Progress
+    from geo_ray.runtime.train import Reporting
+    from geo_ray.runtime.train import train as run_to_end
+
+    console = Console(stderr=True)
+    per_step = {
+        r.name: 1 if experiment.train.mode == "sync" else r.workers for r in experiment.regions
+    }
+    total_steps = experiment.train.steps * max(per_step.values())
+    with Progress(
+        total_steps, experiment.region_names, console, True if plain else None
+    ) as progress:
+        reporting = Reporting(progress.status, [progress.feed], began_unix_s)
+        summary = run_to_end(experiment, run, reporting, resume=resume)
+        progress.status("")
+    show_end(summary, run.path)

@@ -1,0 +1,181 @@
+"""The whole configuration of one run, composed from every owner's part."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from geo_ray.config.base import Model
+from geo_ray.config.cluster import ClusterConfig, LocalClusterConfig
+from geo_ray.data.split import IidSplit, SplitConfig
+from geo_ray.observe.summary import Target
+from geo_ray.sync.registry import AnyStrategy
+from geo_ray.tasks.load import TaskConfig
+from geo_ray.training.optimizers import OptimizerConfig
+from geo_ray.wan.config import TransportConfig
+from geo_ray.wan.link_model import LinkSpec
+
+_NAME = r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$"
+
+
+class RegionConfig(Model):
+    """What runs in one region."""
+
+    name: str = Field(pattern=_NAME, description="value of the label ray.io/availability-region")
+    workers: int = Field(1, ge=1, le=1024, description="worker processes")
+    ps_shards: int = Field(1, ge=1, le=64, description="parameter server processes")
+    cpus_per_worker: float = Field(1.0, ge=0, description="CPUs that Ray reserves per worker")
+    gpus_per_worker: float = Field(0.0, ge=0, description="GPUs that Ray reserves per worker")
+    cpus_per_server: float = Field(0.5, ge=0, description="CPUs per shard, and for the bridge")
+
+
+class GenerateConfig(Model):
+    """Write the data of a self-contained task into the run directory at the start (for trials)."""
+
+    split: SplitConfig = Field(IidSplit(), description="how rows are dealt to the regions")
+    rows_per_shard: int = Field(1024, ge=1, description="rows per Parquet file")
+
+
+class DataConfig(Model):
+    """Where the rows come from; exactly one of `manifest` and `generate`."""
+
+    manifest: str | None = Field(None, description="path or s3:// address of a manifest")
+    generate: GenerateConfig | None = Field(None, description="generate the task's own data")
+    batch_size: int = Field(32, ge=1, description="rows per worker and step")
+    cache_shards: int = Field(8, ge=1, description="decoded shards that a worker keeps in memory")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.manifest is None) == (self.generate is None):
+            raise ValueError("give exactly one of `manifest` and `generate`")
+        return self
+
+
+class TrainConfig(Model):
+    """How long and how carefully to train."""
+
+    steps: int = Field(ge=1, description="steps of every region (async: pushes per worker)")
+    mode: Literal["sync", "async"] = Field(
+        "sync", description="inside a region: combine one gradient per worker, or apply each alone"
+    )
+    eval_every: int = Field(50, ge=0, description="steps between evaluations; 0: only at the end")
+    eval_batch_size: int = Field(256, ge=1, description="rows per evaluation batch")
+    clip_norm: float | None = Field(None, gt=0, description="largest norm of a worker's gradient")
+    target: Target | None = Field(None, description="stop early when this is reached")
+    max_refused_steps: int = Field(3, ge=1, description="refused steps in a row that end the run")
+    max_worker_restarts: int = Field(10, ge=0, description="replacements of workers in all")
+    step_timeout_s: float = Field(300.0, gt=0, description="longest wait for one answer")
+
+
+class AveragerConfig(Model):
+    """Where the updates of the regions are combined."""
+
+    region: str | None = Field(None, description="region whose bridge hosts it; default: the first")
+
+
+class CheckpointConfig(Model):
+    """When to save and how much to keep."""
+
+    every_s: float | None = Field(60.0, gt=0, description="seconds between checkpoints; null: none")
+    keep: int = Field(2, ge=2, description="how many to keep; the newest may be the broken one")
+
+
+class EmulatedLink(LinkSpec):
+    """One direction of one pair of regions."""
+
+    src: str = Field(description="region that sends")
+    dst: str = Field(description="region that receives")
+
+
+class EmulateConfig(Model):
+    """A wide-area network and machine speeds that are not there; shaped inside the transport."""
+
+    link: LinkSpec | None = Field(None, description="every direction that `links` does not name")
+    links: tuple[EmulatedLink, ...] = Field((), description="single directions")
+    step_s: float | None = Field(None, gt=0, description="pad every worker's step to this long")
+    step_s_by_region: dict[str, float] = Field({}, description="the same for single regions")
+
+
+class RunConfig(Model):
+    """Where a run leaves its files."""
+
+    dir: str = Field("runs", description="directory that holds one directory per run")
+
+
+class Experiment(Model):
+    """Everything that decides what a run does. The same file trains, simulates and resumes."""
+
+    name: str = Field(pattern=_NAME, description="name of the run and of its directory")
+    seed: int = Field(0, ge=0, description="seed of model, data order and emulation")
+    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="where workers compute")
+    task: TaskConfig
+    data: DataConfig
+    regions: tuple[RegionConfig, ...] = Field(min_length=1)
+    strategy: AnyStrategy
+    optimizer: OptimizerConfig
+    train: TrainConfig
+    averager: AveragerConfig = AveragerConfig()
+    transport: TransportConfig = TransportConfig()
+
+    emulate: EmulateConfig | None = None
+    cluster: ClusterConfig = LocalClusterConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    run: RunConfig = RunConfig()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        names = [region.name for region in self.regions]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"regions: {twice} appear more than once")
+        for where, name in self._mentions():
+            if name not in names:
+                raise ValueError(f"{where}: there is no region '{name}'; regions are {names}")
+        if self.device != "cpu" and any(r.gpus_per_worker == 0 for r in self.regions):
+            raise ValueError("device: cuda needs regions.*.gpus_per_worker above 0")
+        return self
+
+    def _mentions(self) -> list[tuple[str, str]]:
+        found = []
+        if self.averager.region is not None:
+            found.append(("averager.region", self.averager.region))
+        if self.emulate is not None:
+            for i, link in enumerate(self.emulate.links):
+                found += [
+                    (f"emulate.links.{i}.src", link.src),
+                    (f"emulate.links.{i}.dst", link.dst),
+                ]
+            found += [("emulate.step_s_by_region", r) for r in self.emulate.step_s_by_region]
+        return found
+
+    @property
+    def region_names(self) -> tuple[str, ...]:
+        """Names in the order of the file."""
+        return tuple(region.name for region in self.regions)
+
+    @property
+    def averager_region(self) -> str:
+        """The region whose bridge hosts the averager."""
+        return self.averager.region or self.regions[0].name
+
+    def link(self, src: str, dst: str) -> LinkSpec | None:
+        """The emulated link from ``src`` to ``dst``; None if it is not emulated."""
+        if self.emulate is None or src == dst:
+            return None
+        for link in self.emulate.links:
+            if (link.src, link.dst) == (src, dst):
+                return LinkSpec(**link.model_dump(exclude={"src", "dst"}))
+        return self.emulate.link
+
+    def links(self) -> dict[tuple[str, str], LinkSpec]:
+        """All emulated links by (source, destination)."""
+        pairs = [(s, d) for s in self.region_names for d in self.region_names if s != d]
+        specs = {(src, dst): self.link(src, dst) for src, dst in pairs}
+        return {pair: spec for pair, spec in specs.items() if spec is not None}
+
+    def step_s(self, region: str) -> float | None:
+        """How long a worker's step is padded to in ``region``; None for no padding."""
+        if self.emulate is None:
+            return None
+        return self.emulate.step_s_by_region.get(region, self.emulate.step_s)

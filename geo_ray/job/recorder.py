@@ -1,0 +1,35 @@
+"""Where the events of a run go: the log file first, then whoever shows or counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from geo_ray.observe.events import EventLog
+from geo_ray.observe.schema import Event
+
+Sink = Callable[[Event], None]
+
+
+class Recorder:
+    """Writes events down and passes them on.
+
+    Args:
+        log: the run's event log.
+        sinks: take every event after it is written, such as `Progress.feed`.
+    """
+
+    def __init__(self, log: EventLog, sinks: Sequence[Sink] = ()) -> None:
+        self._log = log
+        self._sinks = tuple(sinks)
+
+    def emit(self, kind: str, t_s: float, **fields: Any) -> Event:
+        """Take in one event.
+
+        Raises:
+            RunDirectoryError: if the log cannot be written.
+        """
+        event = self._log.write(kind, t_s, **fields)
+        for sink in self._sinks:
+            sink(event)
+        return event

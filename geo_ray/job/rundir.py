@@ -1,0 +1,131 @@
+"""The directory of a run: its configuration as composed, its plan, its log, its checkpoints."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from geo_ray.config.experiment import Experiment
+from geo_ray.config.load import diff, digest, dump_yaml, load_tree
+from geo_ray.errors import ConfigDriftError, RunDirectoryError
+
+CONFIG_FILE = "config.lock.yaml"
+PLAN_FILE = "plan.json"
+MODEL_FILE = "model.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """Paths of one run.
+
+    Attributes:
+        path: the directory, absolute.
+        base_dir: where relative paths of the configuration start.
+    """
+
+    path: Path
+    base_dir: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints go."""
+        return self.path / "checkpoints"
+
+    @property
+    def data(self) -> Path:
+        """Where generated data go."""
+        return self.path / "data"
+
+    @property
+    def model(self) -> Path:
+        """The trained model, a safetensors file with the module's names."""
+        return self.path / MODEL_FILE
+
+
+def create(experiment: Experiment, base_dir: Path) -> RunDirectory:
+    """Make the directory of a new run: ``run.dir/name``, or ``name-2`` and so on if that is taken.
+
+    Raises:
+        RunDirectoryError: if it cannot be written.
+    """
+    root = Path(experiment.run.dir).absolute()
+    number = 1
+    while True:
+        path = root / (experiment.name if number == 1 else f"{experiment.name}-{number}")
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            path.mkdir()
+            break
+        except FileExistsError as error:
+            if not path.is_dir():
+                raise RunDirectoryError(f"{path} is in the way: {error.strerror}") from error
+            number += 1
+        except OSError as error:
+            raise RunDirectoryError(f"cannot make {path}: {error.strerror}") from error
+    run = RunDirectory(path, base_dir.absolute())
+    _write(path / CONFIG_FILE, dump_yaml(experiment))
+    _write(path / PLAN_FILE, json.dumps(plan_of(experiment, run.base_dir), indent=2) + "\n")
+    return run
+
+
+def reopen(path: Path) -> tuple[RunDirectory, Experiment]:
+    """Open the directory of an earlier run.
+
+    Returns:
+        Its paths, and its configuration.
+
+    Raises:
+        RunDirectoryError: if ``path`` is no run directory.
+        ConfigError: if its configuration cannot be read.
+    """
+    path = path.absolute()
+    try:
+        plan = json.loads((path / PLAN_FILE).read_text())
+        base_dir = Path(str(plan["base_dir"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunDirectoryError(
+            f"{path} is no run directory: {PLAN_FILE} cannot be read ({error})",
+            fix="Name a directory that `geo-ray train` made, such as runs/quickstart.",
+        ) from error
+    return RunDirectory(path, base_dir), load_tree(path / CONFIG_FILE, [], Experiment)
+
+
+def check_drift(saved: Experiment, wanted: Experiment, *, allow: bool) -> None:
+    """Refuse to resume with another configuration than the run was made with.
+
+    Raises:
+        ConfigDriftError: listing the differences, unless they are allowed.
+    """
+    if allow or digest(saved) == digest(wanted):
+        return
+    lines = "\n    ".join(diff(saved, wanted))
+    raise ConfigDriftError(f"the configuration differs from that of the run:\n    {lines}")
+
+
+def plan_of(experiment: Experiment, base_dir: Path) -> dict[str, object]:
+    """What runs where, as plain values for ``plan.json``."""
+    return {
+        "base_dir": str(base_dir),
+        "averager_region": experiment.averager_region,
+        "strategy": experiment.strategy.model_dump(),
+        "regions": [
+            {
+                "name": region.name,
+                "workers": region.workers,
+                "ps_shards": region.ps_shards,
+                "cpus_per_worker": region.cpus_per_worker,
+                "gpus_per_worker": region.gpus_per_worker,
+            }
+            for region in experiment.regions
+        ],
+        "predicted_seconds": None,
+        "predicted_usd": None,
+    }
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RunDirectoryError(f"cannot write {path}: {error.strerror}") from error

@@ -1,0 +1,1 @@
+"""Real runs: the only package in which Ray lives."""

@@ -1,0 +1,312 @@
+"""The Ray actors: thin shells that build the parts of a region and keep them running.
+
+Ray carries only small control messages to them. Everything big goes over `geo_ray.wan`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+
+from geo_ray.checkpoint.manifest import PartInfo
+from geo_ray.checkpoint.parts import write_part
+from geo_ray.data.manifest import load_manifest
+from geo_ray.errors import ResidencyDeniedError
+from geo_ray.job.build import (
+    build_averager,
+    build_shard,
+    initial_parameters,
+    server_plan,
+    use_one_thread,
+)
+from geo_ray.job.data import open_readers
+from geo_ray.runtime.bridge import Bridge
+from geo_ray.runtime.follower import Follower
+from geo_ray.runtime.journal import Journal
+from geo_ray.runtime.labels import REGION_LABEL
+from geo_ray.runtime.layout import shared_bytes
+from geo_ray.runtime.lead import Lead, LeadPorts
+from geo_ray.runtime.parts import AVERAGER_PART, shard_part_name
+from geo_ray.runtime.remote_shard import RemoteShard
+from geo_ray.runtime.spec import RunSpec
+from geo_ray.runtime.worker_loop import ShardLink, WorkerLoop, buffers_for, slices_of
+from geo_ray.tasks.load import load_task
+from geo_ray.training.flat import digest
+from geo_ray.training.model import RegionModel, ShardPort
+from geo_ray.training.server import Server
+from geo_ray.training.shard import Shard
+from geo_ray.training.worker import Worker
+from geo_ray.wan.endpoint import Endpoint, Identity
+from geo_ray.wan.lan_client import LanClient
+from geo_ray.wan.lan_server import LanServer
+from geo_ray.wan.meta import Meta
+
+Address = tuple[str, int]
+
+
+def _host() -> str:
+    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+
+
+def _load_shard(spec: RunSpec, region: str, index: int) -> tuple[Shard, dict[str, Any]]:
+    """A shard at the start of the run, or as the checkpoint has it; and the part's plain values."""
+    use_one_thread()
+    experiment = spec.experiment
+    task = load_task(experiment.task, Path(spec.base_dir))
+    params_P = initial_parameters(task, experiment.seed)
+    shard = build_shard(experiment, spec.region(region), index, params_P)
+    if spec.resume is None:
+        return shard, {}
+    tensors, meta = spec.resume.read(shard_part_name(region, index))
+    shard.restore(tensors, meta["counters"])  # type: ignore[arg-type]
+    return shard, meta
+
+
+class BridgeActor:
+    """A region's bridge, with the averager if this region hosts it.
+
+    Args:
+        spec: the run.
+        region: this region.
+    """
+
+    def __init__(self, spec: RunSpec, region: str) -> None:
+        use_one_thread()
+        experiment = spec.experiment
+        self._journal = Journal(region, spec.origin_unix_s)
+        hub = experiment.averager_region
+        averager = build_averager(experiment, spec.num_params) if hub == region else None
+        if averager is not None and spec.resume is not None:
+            tensors, meta = spec.resume.read(AVERAGER_PART)
+            averager.restore(tensors, meta["control"])  # type: ignore[arg-type]
+        self._bridge = Bridge(
+            region, hub, averager, self._journal, spec.parts_dir, experiment.train.step_timeout_s
+        )
+        shaping = {dst: link for (src, dst), link in experiment.links().items() if src == region}
+        self._endpoint = Endpoint(
+            Identity(spec.run_id, region, spec.epoch, spec.key),
+            self._bridge.on_message,
+            experiment.transport,
+            shaping,
+        )
+        self._bridge.use(self._endpoint)
+        self._lan = LanServer(_host(), spec.key, self._bridge.handle)
+
+    def addresses(self) -> tuple[Address, Address]:
+        """Where other regions, and where the own region, reach this bridge."""
+        return self._endpoint.listen(_host(), 0), self._lan.address
+
+    def connect(self, hub: str, address: Address) -> None:
+        """Dial the averager's bridge and keep the link up."""
+        self._endpoint.connect(hub, address)
+
+    def poll(self) -> dict[str, Any]:
+        """State and new events."""
+        return {"status": self._bridge.status(), "events": self._journal.take()}
+
+    def request_stop(self) -> None:
+        """Let all regions finish."""
+        self._bridge.request_stop()
+
+    def request_checkpoint(self, checkpoint: int, halt: bool) -> bool:
+        """Begin a checkpoint of all regions."""
+        return self._bridge.request_checkpoint(checkpoint, halt=halt)
+
+    def close(self) -> None:
+        """Close all sockets."""
+        self._endpoint.close(1.0)
+        self._lan.close()
+
+
+class LeadActor:
+    """The lead of a region's parameter server.
+
+    Args:
+        spec: the run.
+        region: this region.
+    """
+
+    def __init__(self, spec: RunSpec, region: str) -> None:
+        self._spec = spec
+        self._region = region
+        self._shard, self._restored = _load_shard(spec, region, 0)
+        self._journal = Journal(region, spec.origin_unix_s)
+        self._lead: Lead | None = None
+        self._remotes: list[RemoteShard] = []
+        self._clients: list[LanClient] = []
+
+    def start(self, bridge: Address | None, followers: list[Address]) -> Address:
+        """Connect to the region's other parts and begin to serve workers.
+
+        Returns:
+            Where workers connect.
+        """
+        spec, experiment = self._spec, self._spec.experiment
+        timeout_s = experiment.train.step_timeout_s
+        hello: Meta = {"peer": f"{self._region}/lead", "role": "lead"}
+        follower_clients = [LanClient(a, spec.key, hello) for a in followers]
+        bridge_client = None if bridge is None else LanClient(bridge, spec.key, hello)
+        self._clients = [*follower_clients, *([bridge_client] if bridge_client else [])]
+        self._remotes = [RemoteShard(client, timeout_s) for client in follower_clients]
+        shards: list[ShardPort] = [self._shard, *self._remotes]
+        server = Server(
+            server_plan(experiment, spec.region(self._region), spec.epoch),
+            RegionModel(shards, spec.num_params),
+        )
+        if self._restored:
+            server.restore(self._restored["control"])
+        ports = LeadPorts(bridge_client, follower_clients)
+        self._lead = Lead(server, self._shard, ports, self._journal, spec.parts_dir, timeout_s)
+        self._lan = LanServer(_host(), spec.key, self._lead.handle, on_close=self._lead.on_close)
+        return self._lan.address
+
+    def poll(self) -> dict[str, Any]:
+        """State and new events."""
+        status = {"phase": "starting"} if self._lead is None else self._lead.status()
+        return {"status": status, "events": self._journal.take()}
+
+    def stop(self) -> None:
+        """Finish after the present step; for a region that is alone."""
+        if self._lead is not None:
+            self._lead.stop()
+
+    def checkpoint_now(self, checkpoint: int, halt: bool) -> None:
+        """Save; for a region that is alone."""
+        if self._lead is not None:
+            self._lead.checkpoint_now(checkpoint, halt=halt)
+
+    def write_model(self, directory: str) -> tuple[PartInfo, str]:
+        """Write the region's parameters as one vector; for the end of the run.
+
+        Returns:
+            The file's fingerprint, and the digest of the parameters.
+        """
+        slices = [self._shard.params_S, *[remote.params() for remote in self._remotes]]
+        params_P = torch.cat(slices)
+        part = write_part(Path(directory), f"model-{self._region}", {"params": params_P}, {})
+        return part, digest(params_P)
+
+    def close(self) -> None:
+        """Close all sockets."""
+        if self._lead is not None:
+            self._lan.close()
+            self._lead.close()
+        for client in self._clients:
+            client.close()
+
+
+class FollowerActor:
+    """One more shard of a region's parameter server.
+
+    Args:
+        spec: the run.
+        region: this region.
+        index: number of the shard, 1 or more.
+    """
+
+    def __init__(self, spec: RunSpec, region: str, index: int) -> None:
+        shard, _ = _load_shard(spec, region, index)
+        self._lan = LanServer(
+            _host(), spec.key, Follower(shard, region, index, spec.parts_dir).handle
+        )
+
+    def address(self) -> Address:
+        """Where workers and the lead connect."""
+        return self._lan.address
+
+    def close(self) -> None:
+        """Close all sockets."""
+        self._lan.close()
+
+
+class WorkerActor:
+    """One worker.
+
+    Args:
+        spec: the run.
+        region: this region.
+        rank: its number in the region.
+        epoch: its incarnation.
+    """
+
+    def __init__(self, spec: RunSpec, region: str, rank: int, epoch: int) -> None:
+        use_one_thread()
+        self._spec = spec
+        self._region = region
+        self._rank = rank
+        self._epoch = epoch
+        self._task = load_task(spec.experiment.task, Path(spec.base_dir))
+
+    def process_id(self) -> int:
+        """Of this actor's process, for operators and tests."""
+        return os.getpid()
+
+    def run(self, shards: list[Address]) -> int:
+        """Work until the parameter server says that it is enough.
+
+        Returns:
+            Steps computed.
+        """
+        spec, experiment = self._spec, self._spec.experiment
+        train, heldout = open_readers(
+            experiment, load_manifest(spec.manifest_address), self._region, self._here()
+        )
+        hello: Meta = {
+            "peer": f"{self._region}/{self._rank}",
+            "role": "worker",
+            "worker": self._rank,
+            "epoch": self._epoch,
+        }
+        sizes = [s.numel() for s in slices_of(torch.empty(spec.num_params), len(shards))]
+        clients = [
+            LanClient(address, spec.key, hello, shared_bytes=shared_bytes(size))
+            for address, size in zip(shards, sizes, strict=True)
+        ]
+        try:
+            params_P, grad_P = buffers_for(clients, spec.num_params)
+            worker = Worker(
+                self._task,
+                params_P,
+                grad_P,
+                region=self._region,
+                seed=experiment.seed,
+                device=experiment.device,
+                clip_norm=experiment.train.clip_norm,
+            )
+            params = slices_of(params_P, len(shards))
+            grads = slices_of(grad_P, len(shards))
+            timeout_s = experiment.train.step_timeout_s
+            links = [
+                ShardLink(client, params_S, grad_S, timeout_s)
+                for client, params_S, grad_S in zip(clients, params, grads, strict=True)
+            ]
+            return WorkerLoop(
+                worker,
+                links,
+                train,
+                heldout,
+                rank=self._rank,
+                eval_rows=experiment.train.eval_batch_size,
+                step_s=experiment.step_s(self._region),
+            ).run()
+        finally:
+            for client in clients:
+                client.close()
+
+    def _here(self) -> str:
+        """The region that this process really runs in, by its node's label.
+
+        Raises:
+            ResidencyDeniedError: if the node has no such label.
+        """
+        labels = ray.get_runtime_context().get_node_labels()
+        here = labels.get(REGION_LABEL)
+        if here is None:
+            raise ResidencyDeniedError(
+                f"worker {self._rank} of '{self._region}' runs on a node without {REGION_LABEL}"
+            )
+        return str(here)

@@ -1,0 +1,196 @@
+"""A region's bridge over sockets: the only process that speaks to other regions.
+
+The lead of the region's parameter server hands it one update at a time and waits for the answer.
+If this region hosts the averager, updates of all regions end here.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+
+from geo_ray.errors import DeadlineExceededError, GeoRayError, InvariantError
+from geo_ray.runtime import fields
+from geo_ray.runtime.journal import Journal
+from geo_ray.runtime.messages import (
+    as_bytes,
+    read_reply,
+    read_update,
+    reply_meta,
+    update_meta,
+)
+from geo_ray.runtime.parts import write_hub_part
+from geo_ray.sync.base import Reply, Update
+from geo_ray.training.averager import Averager
+from geo_ray.wan.endpoint import Endpoint, Message
+from geo_ray.wan.lan_server import LanConnection
+from geo_ray.wan.meta import Meta
+
+log = logging.getLogger(__name__)
+
+
+class Bridge:
+    """Forwards updates to the averager, or is its home.
+
+    Args:
+        region: this region.
+        hub: the region that hosts the averager.
+        averager: the averager, if ``hub`` is this region.
+        journal: takes events for the controller.
+        parts_dir: where parts of checkpoints go.
+        timeout_s: longest wait of the lead for an answer.
+    """
+
+    def __init__(
+        self,
+        region: str,
+        hub: str,
+        averager: Averager | None,
+        journal: Journal,
+        parts_dir: str,
+        timeout_s: float,
+    ) -> None:
+        if (region == hub) != (averager is not None):
+            raise InvariantError(f"bridge of '{region}': the averager belongs to '{hub}'")
+        self._region = region
+        self._hub = hub
+        self._averager = averager
+        self._journal = journal
+        self._parts_dir = parts_dir
+        self._timeout_s = timeout_s
+        self._endpoint: Endpoint | None = None
+        self._lock = threading.Lock()
+        self._answered = threading.Condition(self._lock)
+        self._answers: dict[int, Reply | GeoRayError] = {}
+
+    def use(self, endpoint: Endpoint) -> None:
+        """Speak to other regions through ``endpoint``, whose messages go to `on_message`."""
+        self._endpoint = endpoint
+
+    # -------------------------------------------------------------- for the controller
+
+    def request_stop(self) -> None:
+        """Let the averager tell all regions to finish."""
+        with self._lock:
+            self._hub_state().request_stop()
+
+    def request_checkpoint(self, checkpoint: int, *, halt: bool) -> bool:
+        """Let the averager begin a checkpoint; False if it cannot be now."""
+        with self._lock:
+            return self._hub_state().request_checkpoint(checkpoint, halt=halt)
+
+    def status(self) -> dict[str, Any]:
+        """Links and rounds: plain values."""
+        links = {} if self._endpoint is None else self._endpoint.stats()
+        version = None if self._averager is None else self._averager.hub.version
+        return {"links": links, "version": version}
+
+    def _hub_state(self) -> Averager:
+        if self._averager is None:
+            raise InvariantError(f"region '{self._region}' does not host the averager")
+        return self._averager
+
+    # -------------------------------------------------------------- for the lead
+
+    def handle(
+        self, conn: LanConnection, meta: Meta, payload: memoryview | None
+    ) -> tuple[Meta, memoryview | None]:
+        """One update of the own region; blocks until the averager's answer is here."""
+        update = read_update(meta, payload)
+        if update.region != self._region:
+            raise InvariantError(f"bridge of '{self._region}' got an update of '{update.region}'")
+        if self._averager is not None:
+            self._take_in(update)
+        else:
+            message = Message("update", update_meta(update), as_bytes(update.payload_P), "update")
+            self._wan().send(self._hub, message)
+        answer = self._await(update.seq)
+        return reply_meta(answer), as_bytes(answer.payload_P)
+
+    def _await(self, seq: int) -> Reply:
+        deadline_s = time.monotonic() + self._timeout_s
+        with self._answered:
+            while seq not in self._answers:
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0 or not self._answered.wait(left_s):
+                    raise DeadlineExceededError(
+                        f"region '{self._region}': the averager in '{self._hub}' did not answer "
+                        f"update {seq} within {self._timeout_s} s"
+                    )
+            answer = self._answers.pop(seq)
+        if isinstance(answer, GeoRayError):
+            raise answer
+        return answer
+
+    # -------------------------------------------------------------- from other regions
+
+    def on_message(self, peer: str, message: Message) -> None:
+        """An update from another region, or the averager's answer to ours."""
+        if message.kind == "update":
+            update = read_update(message.meta, memoryview(message.payload))
+            if update.region != peer:
+                log.warning("region '%s' sent an update in the name of '%s'", peer, update.region)
+                return
+            self._take_in(update)
+        elif message.kind == "reply" and peer == self._hub:
+            self._arrived(read_reply(message.meta, memoryview(message.payload)))
+        elif message.kind == "refused" and peer == self._hub:
+            seq = fields.count(message.meta, "seq")
+            self._refused(seq, InvariantError(fields.text(message.meta, "error")))
+        else:
+            log.warning("region '%s' sent an unexpected '%s'", peer, message.kind)
+
+    def _take_in(self, update: Update) -> None:
+        averager = self._hub_state()
+        with self._lock:
+            try:
+                replies = averager.on_update(update)
+            except GeoRayError as error:
+                log.error("update %d of '%s' refused: %s", update.seq, update.region, error)
+                refusal: GeoRayError | None = error
+                replies = []
+            else:
+                refusal = None
+            snapshots, averager.snapshots = averager.snapshots, []
+        if refusal is not None:
+            self._refuse(update, refusal)
+        for reply in replies:
+            self._deliver(reply)
+        for snapshot in snapshots:
+            try:
+                part = write_hub_part(self._parts_dir, snapshot)
+            except GeoRayError as error:
+                self._journal.add("part_failed", id=snapshot.id, error=str(error))
+                continue
+            self._journal.add("parts", id=snapshot.id, step=0, parts=[part])
+
+    def _deliver(self, reply: Reply) -> None:
+        if reply.to == self._region:
+            self._arrived(reply)
+            return
+        message = Message("reply", reply_meta(reply), as_bytes(reply.payload_P), "reply")
+        self._wan().send(reply.to, message)
+
+    def _refuse(self, update: Update, error: GeoRayError) -> None:
+        if update.region == self._region:
+            self._refused(update.seq, error)
+            return
+        meta = {"seq": update.seq, "error": f"{error.code}: {error.message}"}
+        self._wan().send(update.region, Message("refused", meta, b"", "control"))
+
+    def _arrived(self, reply: Reply) -> None:
+        with self._answered:
+            self._answers[reply.seq] = reply
+            self._answered.notify_all()
+
+    def _refused(self, seq: int, error: GeoRayError) -> None:
+        with self._answered:
+            self._answers[seq] = error
+            self._answered.notify_all()
+
+    def _wan(self) -> Endpoint:
+        if self._endpoint is None:
+            raise InvariantError(f"bridge of '{self._region}' has no endpoint yet")
+        return self._endpoint

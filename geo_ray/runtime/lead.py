@@ -1,0 +1,277 @@
+"""The lead of a region's parameter server over sockets: carries out what `Server` decides.
+
+Workers push over the LAN and block until their answer; one thread speaks to the bridge. The state
+machine is guarded by one lock, which nobody holds while waiting for the network.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+from geo_ray.checkpoint.manifest import PartInfo
+from geo_ray.errors import DeadlineExceededError, GeoRayError, InvariantError
+from geo_ray.runtime import fields
+from geo_ray.runtime.journal import Journal
+from geo_ray.runtime.layout import shared_gradient, shared_parameters
+from geo_ray.runtime.messages import (
+    answer_meta,
+    as_bytes,
+    as_tensor,
+    read_reply,
+    read_report,
+    read_stats,
+    update_meta,
+)
+from geo_ray.runtime.parts import write_shard_part
+from geo_ray.training.server import Answer, Effect, Send, Server, Snapshot, StepDone
+from geo_ray.training.shard import Shard
+from geo_ray.wan.lan_client import LanClient
+from geo_ray.wan.lan_server import LanConnection
+from geo_ray.wan.meta import Meta
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LeadPorts:
+    """What the lead speaks to.
+
+    Attributes:
+        bridge: the region's bridge; None if the region is alone.
+        followers: the region's other shards, in order.
+    """
+
+    bridge: LanClient | None
+    followers: Sequence[LanClient]
+
+
+class Lead:
+    """Serves a region's workers and its exchanges.
+
+    Args:
+        server: the state machine, over this shard and the followers'.
+        shard: the lead's own shard.
+        ports: bridge and followers.
+        journal: takes events for the controller.
+        parts_dir: where parts of checkpoints go.
+        step_timeout_s: longest wait of a worker for its answer, and of a request to the bridge.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        shard: Shard,
+        ports: LeadPorts,
+        journal: Journal,
+        parts_dir: str,
+        step_timeout_s: float,
+    ) -> None:
+        self.server = server
+        self._shard = shard
+        self._ports = ports
+        self._journal = journal
+        self._parts_dir = parts_dir
+        self._timeout_s = step_timeout_s
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._answers: dict[int, Answer] = {}
+        self._epochs: dict[int, int] = {}
+        self._sends: SimpleQueue[Send | None] = SimpleQueue()
+        self._failure: GeoRayError | None = None
+        self._began_s = journal.now_s()
+        self._exchanger = threading.Thread(target=self._exchange, name="exchange", daemon=True)
+        self._exchanger.start()
+
+    # -------------------------------------------------------------- for the controller
+
+    def status(self) -> dict[str, Any]:
+        """What the region is doing: plain values."""
+        with self._lock:
+            failure = self._failure
+            return {
+                "version": self.server.version,
+                "phase": self.server.phase,
+                "exhausted": self.server.exhausted,
+                "applied": self.server.ledger.applied,
+                "failure": None if failure is None else (failure.code, str(failure)),
+            }
+
+    def stop(self) -> None:
+        """Finish after the present step; for a region that is alone."""
+        with self._changed:
+            self.server.stop()
+
+    def checkpoint_now(self, checkpoint: int, *, halt: bool) -> None:
+        """Save without an exchange; for a region that is alone."""
+        with self._changed:
+            effects = self.server.snapshot_now(checkpoint, halt=halt)
+            snapshots = self._carry_out(effects)
+        self._write(snapshots)
+
+    def close(self) -> None:
+        """Stop the exchange thread; connections belong to their owners."""
+        self._sends.put(None)
+        self._exchanger.join(timeout=5.0)
+
+    # -------------------------------------------------------------- for the workers
+
+    def handle(
+        self, conn: LanConnection, meta: Meta, payload: memoryview | None
+    ) -> tuple[Meta, memoryview | None]:
+        """One request of a worker: join, push or stats; blocks until it is answered."""
+        worker = fields.count(conn.hello, "worker")
+        if meta["op"] == "stats":
+            self._journal.add(
+                "stats",
+                step=fields.count(meta, "version"),
+                rows=fields.count(meta, "rows"),
+                final=fields.flag(meta, "final"),
+                stats=read_stats(meta, payload),
+            )
+            return {}, None
+        with self._changed:
+            if meta["op"] == "join":
+                self._epochs[worker] = fields.count(conn.hello, "epoch")
+                self._answers.pop(worker, None)
+                effects = self.server.join(worker)
+            else:
+                self._shard.put(worker, self._gradient(conn, payload))
+                effects = self.server.push(worker, read_report(meta))
+            snapshots = self._carry_out(effects)
+        self._write(snapshots)
+        return self._await_answer(conn, worker)
+
+    def on_close(self, conn: LanConnection) -> None:
+        """A worker's connection ended; only the newest incarnation of a rank counts."""
+        worker = fields.count(conn.hello, "worker")
+        with self._changed:
+            if self._epochs.get(worker) == fields.count(conn.hello, "epoch"):
+                self.server.leave(worker)
+
+    def _gradient(self, conn: LanConnection, payload: memoryview | None) -> Any:
+        count = self._shard.params_S.numel()
+        if conn.shared is None:
+            return as_tensor(payload, count)
+        return shared_gradient(conn.shared, count)
+
+    def _await_answer(self, conn: LanConnection, worker: int) -> tuple[Meta, memoryview | None]:
+        deadline_s = time.monotonic() + self._timeout_s
+        with self._changed:
+            while worker not in self._answers:
+                left_s = deadline_s - time.monotonic()
+                if self._failure is not None:
+                    raise self._failure
+                if left_s <= 0 or not self._changed.wait(left_s):
+                    raise DeadlineExceededError(
+                        f"region '{self.server.plan.region}': worker {worker} got no answer within "
+                        f"train.step_timeout_s = {self._timeout_s} s (phase {self.server.phase})"
+                    )
+            answer = self._answers.pop(worker)
+            params_S = self._shard.params_S
+            if conn.shared is None:
+                return answer_meta(answer), as_bytes(params_S.clone())
+            count = params_S.numel()
+            shared_parameters(conn.shared, count).copy_(params_S)
+            return answer_meta(answer), None
+
+    # -------------------------------------------------------------- effects
+
+    def _carry_out(self, effects: list[Effect]) -> list[Snapshot]:
+        """Under the lock: everything but writing, which is returned for after."""
+        snapshots = []
+        for effect in effects:
+            if isinstance(effect, Answer):
+                self._answers[effect.worker] = effect
+                self._began_s = self._journal.now_s()
+            elif isinstance(effect, Send):
+                self._sends.put(effect)
+            elif isinstance(effect, StepDone):
+                self._log_step(effect)
+            else:
+                snapshots.append(effect)
+        self._changed.notify_all()
+        return snapshots
+
+    def _log_step(self, done: StepDone) -> None:
+        now_s = self._journal.now_s()
+        self._journal.add(
+            "step",
+            step=done.step,
+            samples=done.samples,
+            loss=done.loss,
+            compute_s=done.compute_s,
+            wait_s=max(0.0, now_s - self._began_s - done.compute_s),
+            start_s=self._began_s,
+        )
+        for cause in done.refused:
+            self._journal.add("step_refused", step=done.step, cause=cause)
+
+    def _write(self, snapshots: list[Snapshot]) -> None:
+        for snapshot in snapshots:
+            try:
+                parts = self._write_parts(snapshot)
+            except GeoRayError as error:
+                self._journal.add("part_failed", id=snapshot.id, error=str(error))
+                continue
+            step = int(str(snapshot.control["version"]))
+            self._journal.add("parts", id=snapshot.id, step=step, parts=parts)
+
+    def _write_parts(self, snapshot: Snapshot) -> list[PartInfo]:
+        region = self.server.plan.region
+        own = write_shard_part(
+            self._parts_dir,
+            snapshot.id,
+            region,
+            0,
+            self._shard.take_snapshot(snapshot.id),
+            snapshot.control,
+        )
+        request: Meta = {"op": "write_part", "id": snapshot.id}
+        answers = [f.request(request, timeout_s=self._timeout_s) for f in self._ports.followers]
+        others = [PartInfo.model_validate(meta) for meta, _ in answers]
+        return [own, *others]
+
+    # -------------------------------------------------------------- exchanges
+
+    def _exchange(self) -> None:
+        while (send := self._sends.get()) is not None:
+            try:
+                self._exchange_one(send)
+            except GeoRayError as error:
+                log.warning("exchange of %s failed: %s", self.server.plan.region, error)
+                with self._changed:
+                    self._failure = error
+                    self._changed.notify_all()
+                return
+
+    def _exchange_one(self, send: Send) -> None:
+        bridge = self._ports.bridge
+        if bridge is None:
+            raise InvariantError(f"region '{self.server.plan.region}' is alone, but would speak")
+        began_s = self._journal.now_s()
+        update = send.update
+        meta, payload = bridge.request(
+            {"op": "update", **update_meta(update)},
+            as_bytes(update.payload_P),
+            timeout_s=self._timeout_s,
+        )
+        reply = read_reply(meta, payload)
+        self._journal.add(
+            "exchange",
+            seq=reply.seq,
+            start_s=began_s,
+            bytes_out=4 * update.payload_P.numel(),
+            bytes_in=4 * reply.payload_P.numel(),
+            blocking=send.blocking,
+            staleness=max(0, reply.version - update.base_version - 1),
+            round=reply.version,
+        )
+        with self._changed:
+            snapshots = self._carry_out(self.server.on_reply(reply))
+        self._write(snapshots)

@@ -1,0 +1,194 @@
+"""Updates, replies and work as plain dictionaries beside a payload: what frames carry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from geo_ray.errors import FrameError
+from geo_ray.runtime import fields
+from geo_ray.sync.base import Reply, Update
+from geo_ray.tasks.base import Stats
+from geo_ray.training.server import Answer
+from geo_ray.training.shard import Contribution
+from geo_ray.types import Span, StepReport
+from geo_ray.wan.meta import Meta
+
+
+def as_bytes(payload_P: Tensor) -> memoryview:
+    """A fp32 CPU tensor (P,) as bytes, without a copy."""
+    return memoryview(payload_P.detach().contiguous().cpu().numpy().data).cast("B")
+
+
+def as_tensor(buffer: memoryview | bytearray | bytes | None, count: int | None = None) -> Tensor:
+    """Bytes as a fp32 tensor (P,), without a copy; shares memory with ``buffer``.
+
+    Raises:
+        FrameError: if the size is not that of ``count`` floats.
+    """
+    view = memoryview(b"" if buffer is None else buffer)
+    if view.nbytes % 4 or (count is not None and view.nbytes != 4 * count):
+        raise FrameError(f"payload of {view.nbytes} bytes, {count} fp32 values were expected")
+    if view.nbytes == 0:
+        return torch.empty(0)
+    if view.readonly:
+        view = memoryview(bytearray(view))
+    return torch.frombuffer(view, dtype=torch.float32)
+
+
+def update_meta(update: Update) -> Meta:
+    """Header of an update; its payload goes beside it."""
+    return {
+        "region": update.region,
+        "epoch": update.epoch,
+        "seq": update.seq,
+        "base_version": update.base_version,
+        "num_samples": update.num_samples,
+        "final": update.final,
+        "fragment": update.fragment,
+    }
+
+
+def read_update(meta: Meta, payload: memoryview | bytes | None) -> Update:
+    """The update of a header and a payload.
+
+    Raises:
+        FrameError: if a field is missing or has the wrong type or range.
+    """
+    return Update(
+        region=fields.text(meta, "region"),
+        epoch=fields.count(meta, "epoch"),
+        seq=fields.count(meta, "seq"),
+        base_version=fields.count(meta, "base_version"),
+        num_samples=fields.count(meta, "num_samples"),
+        payload_P=as_tensor(payload),
+        final=fields.flag(meta, "final"),
+        fragment=fields.count(meta, "fragment"),
+    )
+
+
+def reply_meta(reply: Reply) -> Meta:
+    """Header of a reply; its payload goes beside it."""
+    return {
+        "to": reply.to,
+        "seq": reply.seq,
+        "version": reply.version,
+        "num_samples": reply.num_samples,
+        "final": reply.final,
+        "stop": reply.stop,
+        "checkpoint": reply.checkpoint,
+        "halt": reply.halt,
+    }
+
+
+def read_reply(meta: Meta, payload: memoryview | bytes | None) -> Reply:
+    """The reply of a header and a payload.
+
+    Raises:
+        FrameError: if a field is missing or has the wrong type or range.
+    """
+    return Reply(
+        to=fields.text(meta, "to"),
+        seq=fields.count(meta, "seq"),
+        version=fields.count(meta, "version"),
+        num_samples=fields.count(meta, "num_samples"),
+        payload_P=as_tensor(payload),
+        final=fields.flag(meta, "final"),
+        stop=fields.flag(meta, "stop"),
+        checkpoint=fields.optional_count(meta, "checkpoint"),
+        halt=fields.flag(meta, "halt"),
+    )
+
+
+def answer_meta(answer: Answer) -> Meta:
+    """A worker's next work as a header."""
+    span = answer.span
+    return {
+        "version": answer.version,
+        "start": None if span is None else span.start,
+        "count": None if span is None else span.count,
+        "evaluate": answer.evaluate,
+        "done": answer.done,
+    }
+
+
+def read_answer(worker: int, meta: Meta) -> Answer:
+    """The inverse of `answer_meta`."""
+    has_span = fields.optional_count(meta, "start") is not None
+    return Answer(
+        worker,
+        fields.count(meta, "version"),
+        _span(meta) if has_span else None,
+        fields.flag(meta, "evaluate"),
+        fields.flag(meta, "done"),
+    )
+
+
+def report_meta(report: StepReport) -> Meta:
+    """What a worker tells beside its gradient, as a header."""
+    return {
+        "op": "push",
+        "start": report.span.start,
+        "count": report.span.count,
+        "loss": report.loss,
+        "compute_s": report.compute_s,
+        "refused": report.refused,
+    }
+
+
+def read_report(meta: Meta) -> StepReport:
+    """The inverse of `report_meta`."""
+    return StepReport(
+        _span(meta),
+        fields.optional_number(meta, "loss"),
+        fields.number(meta, "compute_s"),
+        fields.optional_text(meta, "refused"),
+    )
+
+
+def stats_message(version: int, stats: Stats, rows: int, *, final: bool) -> tuple[Meta, memoryview]:
+    """A worker's evaluation: names and sizes in the header, the float64 sums as payload."""
+    names = sorted(stats)
+    arrays = [np.ascontiguousarray(stats[name], dtype=np.float64).reshape(-1) for name in names]
+    meta: Meta = {
+        "op": "stats",
+        "version": version,
+        "rows": rows,
+        "final": final,
+        "names": [*names],
+        "sizes": [array.size for array in arrays],
+    }
+    return meta, memoryview(np.concatenate(arrays).data).cast("B")
+
+
+def read_stats(meta: Meta, payload: memoryview | bytes | None) -> dict[str, list[float]]:
+    """The sums of `stats_message` by name."""
+    flat = np.frombuffer(b"" if payload is None else payload, dtype=np.float64)
+    edges = np.cumsum([0, *fields.counts(meta, "sizes")])
+    return {
+        name: flat[start:stop].tolist()
+        for name, (start, stop) in zip(fields.texts(meta, "names"), pairwise(edges), strict=True)
+    }
+
+
+def contributions_meta(contributions: Sequence[Contribution]) -> Meta:
+    """A step's contributions as a header."""
+    return {
+        "op": "apply",
+        "workers": [c.worker for c in contributions],
+        "samples": [c.num_samples for c in contributions],
+    }
+
+
+def read_contributions(meta: Meta) -> list[Contribution]:
+    """The inverse of `contributions_meta`."""
+    pairs = zip(fields.counts(meta, "workers"), fields.counts(meta, "samples"), strict=True)
+    return [Contribution(worker, samples) for worker, samples in pairs]
+
+
+def _span(meta: Meta) -> Span:
+    return Span(fields.count(meta, "start"), fields.count(meta, "count"))

@@ -1,0 +1,81 @@
+"""What every actor of a run is given: plain values, small enough for one control message."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from geo_ray.checkpoint.manifest import PartInfo
+from geo_ray.checkpoint.parts import read_part
+from geo_ray.config.experiment import Experiment, RegionConfig
+from geo_ray.errors import CheckpointCorruptError
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """The checkpoint to start from.
+
+    Attributes:
+        directory: where its parts lie.
+        parts: their fingerprints by name.
+    """
+
+    directory: str
+    parts: dict[str, PartInfo]
+
+    def read(self, name: str) -> tuple[dict[str, object], dict[str, object]]:
+        """One part: tensors and plain values.
+
+        Raises:
+            CheckpointCorruptError: if it is missing or not whole.
+        """
+        part = self.parts.get(name)
+        if part is None:
+            raise CheckpointCorruptError(
+                f"the checkpoint in {self.directory} has no part '{name}'; it has "
+                f"{sorted(self.parts)}"
+            )
+        tensors, meta = read_part(Path(self.directory), part)
+        return dict(tensors), dict(meta)
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """See the module's docstring.
+
+    Attributes:
+        experiment_json: the whole configuration.
+        base_dir: where relative paths of the configuration start.
+        manifest_address: where the data's manifest is.
+        run_id: tells this run's sockets from another's.
+        key: secret of the run's sockets, 32 bytes; never logged.
+        origin_unix_s: time of day at which the run's clock was 0.
+        parts_dir: where checkpoints go.
+        num_params: size of the model.
+        epoch: incarnation of the run; grows with every resume.
+        resume: where to start from, or None.
+    """
+
+    experiment_json: str
+    base_dir: str
+    manifest_address: str
+    run_id: str
+    key: bytes = field(repr=False)
+    origin_unix_s: float = 0.0
+    parts_dir: str = ""
+    num_params: int = 0
+    epoch: int = 1
+    resume: Resume | None = None
+
+    @property
+    def experiment(self) -> Experiment:
+        """The configuration as a tree."""
+        return Experiment.model_validate_json(self.experiment_json)
+
+    def region(self, name: str) -> RegionConfig:
+        """The configuration of one region."""
+        return next(r for r in self.experiment.regions if r.name == name)
+
+    def at(self, origin_unix_s: float) -> RunSpec:
+        """The same run with its clock's origin set."""
+        return replace(self, origin_unix_s=origin_unix_s)

@@ -1,0 +1,229 @@
+"""One run from a configuration to a summary, on real actors."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from geo_ray.checkpoint.manifest import PartInfo
+from geo_ray.checkpoint.parts import read_part
+from geo_ray.checkpoint.store import CheckpointStore
+from geo_ray.config.experiment import Experiment
+from geo_ray.config.load import digest
+from geo_ray.job.build import initial_parameters, use_one_thread
+from geo_ray.job.data import prepare_manifest
+from geo_ray.job.evals import EvalBoard
+from geo_ray.job.model_file import save_trained
+from geo_ray.job.recorder import Recorder, Sink
+from geo_ray.job.rundir import RunDirectory
+from geo_ray.observe.events import EVENTS_FILE, EventLog, last_time_s, read_events
+from geo_ray.observe.summary import Summary, save_summary, summarise
+from geo_ray.runtime.cluster import connect
+from geo_ray.runtime.controller import Controller
+from geo_ray.runtime.crew import Crew, collect
+from geo_ray.runtime.demand import Bundle, RegionDemand
+from geo_ray.runtime.metrics import RayMetrics
+from geo_ray.runtime.placement import place, remove
+from geo_ray.runtime.preflight import preflight
+from geo_ray.runtime.saver import Saver
+from geo_ray.runtime.spec import Resume, RunSpec
+from geo_ray.tasks.base import Task
+from geo_ray.tasks.load import load_task
+
+_PLACE_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reporting:
+    """Who wants to know.
+
+    Attributes:
+        status: told each phase of start-up and end.
+        sinks: given every event.
+        began_unix_s: time of day of the user's command.
+    """
+
+    status: Callable[[str], None]
+    sinks: Sequence[Sink]
+    began_unix_s: float
+
+
+def demands_of(experiment: Experiment) -> list[RegionDemand]:
+    """What the run asks of each region."""
+    demands = []
+    for region in experiment.regions:
+        servers = [Bundle("ps", region.cpus_per_server)] * region.ps_shards
+        bridges = [Bundle("bridge", region.cpus_per_server)] if len(experiment.regions) > 1 else []
+        worker = Bundle("worker", region.cpus_per_worker, region.gpus_per_worker)
+        demands.append(RegionDemand(region.name, (*servers, *bridges, *[worker] * region.workers)))
+    return demands
+
+
+def train(
+    experiment: Experiment, run: RunDirectory, reporting: Reporting, *, resume: bool
+) -> Summary:
+    """Run the experiment to its end.
+
+    Args:
+        experiment: what to do.
+        run: its directory, made or reopened.
+        reporting: who wants to know.
+        resume: go on from the newest checkpoint of ``run``.
+
+    Raises:
+        GeoRayError: whatever ends the run early; the class says what.
+    """
+    use_one_thread()
+    store = CheckpointStore(run.checkpoints, experiment.checkpoint.keep)
+    restored, epoch = _find_checkpoint(store) if resume else (None, 1)
+    reporting.status("preparing task and data")
+    task = load_task(experiment.task, run.base_dir)
+    num_params = initial_parameters(task, experiment.seed).numel()
+    _, address = prepare_manifest(experiment, task, run.base_dir, run.data)
+    demands = demands_of(experiment)
+    cpus = max(demand.total().get("CPU", 0.0) for demand in demands)
+    reporting.status("starting the cluster" if experiment.cluster.kind == "local" else "connecting")
+    with connect(
+        experiment.cluster,
+        experiment.region_names,
+        namespace=f"geo_ray-{experiment.name}",
+        cpus_per_region=cpus,
+    ):
+        reporting.status("checking the cluster and placing processes")
+        preflight(demands, ask_nodes=experiment.cluster.kind != "local")
+        placed = place(demands, _PLACE_TIMEOUT_S)
+        try:
+            spec = RunSpec(
+                experiment_json=experiment.model_dump_json(),
+                base_dir=str(run.base_dir),
+                manifest_address=address,
+                run_id=f"{experiment.name}-{secrets.token_hex(4)}",
+                key=secrets.token_bytes(32),
+                origin_unix_s=time.time(),
+                parts_dir=str(run.checkpoints),
+                num_params=num_params,
+                epoch=epoch,
+                resume=restored,
+            )
+            return _train_on(Crew(spec, placed), experiment, run, task, store, reporting)
+        finally:
+            remove(placed)
+
+
+def _train_on(
+    crew: Crew,
+    experiment: Experiment,
+    run: RunDirectory,
+    task: Task,
+    store: CheckpointStore,
+    reporting: Reporting,
+) -> Summary:
+    log_path = run.path / EVENTS_FILE
+    before_s = last_time_s(log_path) if log_path.exists() else 0.0
+    reporting.status("starting workers, parameter servers and bridges")
+    try:
+        origin_unix_s = time.time() - before_s
+        crew.spec = crew.spec.at(origin_unix_s)
+        crew.create()
+        with EventLog(log_path) as log:
+            metrics = RayMetrics()
+            recorder = Recorder(log, [*reporting.sinks, metrics.feed])
+            crew.wire(_START_TIMEOUT_S)
+            startup_s = time.time() - reporting.began_unix_s
+            recorder.emit(
+                "run_started",
+                time.time() - origin_unix_s,
+                run=run.path.name,
+                digest=digest(experiment),
+                strategy=experiment.strategy.kind,
+                regions=list(experiment.region_names),
+                task=experiment.task.use,
+                seed=experiment.seed,
+                simulated=False,
+                startup_s=startup_s,
+            )
+            controller = Controller(
+                experiment,
+                crew,
+                recorder,
+                EvalBoard(task, len(experiment.regions)),
+                Saver(store, experiment, digest(experiment), crew.spec.epoch),
+                origin_unix_s,
+            )
+            with _interruptible(controller.interrupted, reporting.status):
+                controller.run()
+            reporting.status("writing the model and the summary")
+            return _finish(crew, experiment, run, task, recorder, startup_s, origin_unix_s)
+    finally:
+        crew.close()
+
+
+def _finish(
+    crew: Crew,
+    experiment: Experiment,
+    run: RunDirectory,
+    task: Task,
+    recorder: Recorder,
+    startup_s: float,
+    origin_unix_s: float,
+) -> Summary:
+    now_s = time.time() - origin_unix_s
+    written: dict[str, tuple[PartInfo, str]] = collect(
+        {r: lead.write_model.remote(str(run.path)) for r, lead in crew.leads.items()},
+        _START_TIMEOUT_S,
+    )
+    part, model_digest = written[experiment.averager_region]
+    tensors, _ = read_part(run.path, part)
+    save_trained(task, experiment.seed, tensors["params"], run.model)
+    for info, _ in written.values():
+        (run.path / info.file).unlink()
+    summary = summarise(
+        read_events(run.path / EVENTS_FILE),
+        target=experiment.train.target,
+        startup_s=startup_s,
+        digest=model_digest,
+    )
+    recorder.emit(
+        "run_finished",
+        now_s,
+        summary=summary.model_dump(),
+        digests={region: value for region, (_, value) in written.items()},
+    )
+    save_summary(summary, run.path)
+    return summary
+
+
+def _find_checkpoint(store: CheckpointStore) -> tuple[Resume, int]:
+    found = store.latest()
+    parts = {part.name: part for part in found.manifest.parts}
+    return Resume(str(found.path), parts), int(str(found.manifest.extra["epoch"])) + 1
+
+
+@contextmanager
+def _interruptible(event: threading.Event, status: Callable[[str], None]) -> Iterator[None]:
+    """First Ctrl-C or SIGTERM: save and stop. Second: stop at once."""
+
+    def on_signal(number: int, _: Any) -> None:
+        if event.is_set():
+            raise KeyboardInterrupt
+        event.set()
+        status("saving a checkpoint, then stopping (Ctrl-C again: stop at once)")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {
+        number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,34 @@
+"""The simulated wide-area network: one `LinkModel` per direction, and a count of its bytes."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from geo_ray.config.experiment import Experiment
+from geo_ray.wan.link_model import build_links
+
+FRAME_BYTES = 256
+"""What header, meta data and acknowledgement of one message add to its payload, about."""
+
+
+class Network:
+    """When a message arrives, and what has crossed each link.
+
+    Args:
+        experiment: its ``emulate`` section describes the links; without one messages take no time.
+    """
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._links = build_links(experiment.links(), experiment.seed)
+        self.sent_bytes: dict[tuple[str, str], Counter[str]] = {}
+
+    def arrival_s(
+        self, now_s: float, src: str, dst: str, payload_bytes: int, traffic: str
+    ) -> float:
+        """When the last byte of a message sent now is at ``dst``."""
+        if src == dst:
+            return now_s
+        size_bytes = payload_bytes + FRAME_BYTES
+        self.sent_bytes.setdefault((src, dst), Counter())[traffic] += size_bytes
+        link = self._links.get((src, dst))
+        return now_s if link is None else link.transfer(now_s, size_bytes)

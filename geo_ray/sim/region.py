@@ -1,0 +1,153 @@
+"""One simulated region: its parameter server and its workers, with real gradients."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from geo_ray.config.experiment import Experiment, RegionConfig
+from geo_ray.data.manifest import Manifest
+from geo_ray.job.build import build_shard, server_plan
+from geo_ray.job.data import open_readers
+from geo_ray.sim.scheduler import Scheduler
+from geo_ray.sync.base import Reply
+from geo_ray.tasks.base import Stats, Task
+from geo_ray.training.flat import split_sizes
+from geo_ray.training.model import RegionModel
+from geo_ray.training.server import Answer, Effect, Send, Server, StepDone
+from geo_ray.training.worker import Worker
+from geo_ray.types import Span, StepReport
+
+
+@dataclass(frozen=True, slots=True)
+class RegionHooks:
+    """What a region tells the world.
+
+    Attributes:
+        send: an update is on its way to the averager.
+        step: a step was applied; with when its computation began.
+        evaluated: a worker's statistics: step, sums, rows, whether they are the last.
+    """
+
+    send: Callable[[str, Send], None]
+    step: Callable[[str, StepDone, float], None]
+    evaluated: Callable[[str, int, Stats, int, bool], None]
+
+
+class SimRegion:
+    """Server and workers of one region on the virtual clock.
+
+    Args:
+        experiment: the run.
+        region: which region.
+        task: the task.
+        manifest: the data.
+        params_P: initial parameters.
+        scheduler: virtual time.
+        hooks: where effects go that leave the region.
+        lan_s: time of one message between a worker and its parameter server.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        region: RegionConfig,
+        task: Task,
+        manifest: Manifest,
+        params_P: Tensor,
+        scheduler: Scheduler,
+        hooks: RegionHooks,
+        lan_s: float,
+    ) -> None:
+        self.name = region.name
+        self._shards = [
+            build_shard(experiment, region, i, params_P) for i in range(region.ps_shards)
+        ]
+        self._slices = split_sizes(params_P.numel(), region.ps_shards)
+        self.server = Server(
+            server_plan(experiment, region), RegionModel(self._shards, params_P.numel())
+        )
+        self._train, self._heldout = open_readers(experiment, manifest, region.name)
+        self._workers = [
+            Worker(
+                task,
+                params_P.clone(),
+                torch.zeros_like(params_P),
+                region=region.name,
+                seed=experiment.seed,
+                device=experiment.device,
+                clip_norm=experiment.train.clip_norm,
+            )
+            for _ in range(region.workers)
+        ]
+        self._eval_rows = experiment.train.eval_batch_size
+        self._scheduler = scheduler
+        self._hooks = hooks
+        self._lan_s = lan_s
+        self._began_s = 0.0
+        self._step_s = experiment.step_s(region.name) or self._measure_step_s(
+            experiment.data.batch_size
+        )
+
+    @property
+    def params_P(self) -> Tensor:
+        """A copy of the region's model, fp32 (P,)."""
+        return torch.cat([shard.params_S for shard in self._shards])
+
+    def start(self) -> None:
+        """All workers join at the present time."""
+        for rank in range(len(self._workers)):
+            self._carry_out(self.server.join(rank))
+
+    def on_reply(self, reply: Reply) -> None:
+        """An answer of the averager has arrived."""
+        self._carry_out(self.server.on_reply(reply))
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Answer):
+                self._answer(effect)
+            elif isinstance(effect, Send):
+                self._hooks.send(self.name, effect)
+            elif isinstance(effect, StepDone):
+                self._hooks.step(self.name, effect, self._began_s)
+
+    def _answer(self, answer: Answer) -> None:
+        params_P = self.params_P  # as of now, whatever happens until it arrives
+        self._scheduler.after(self._lan_s, lambda: self._work(answer, params_P))
+
+    def _work(self, answer: Answer, params_P: Tensor) -> None:
+        worker = self._workers[answer.worker]
+        worker.params_P.copy_(params_P)
+        if answer.evaluate:
+            self._evaluate(worker, answer)
+        if answer.span is None:
+            return
+        if answer.worker == 0:
+            self._began_s = self._scheduler.now_s
+        result = worker.step(self._train.read(answer.span.start, answer.span.count), answer.span)
+        report = StepReport(answer.span, result.loss, self._step_s, result.refused)
+        self._scheduler.after(self._step_s + self._lan_s, lambda: self._push(answer.worker, report))
+
+    def _push(self, rank: int, report: StepReport) -> None:
+        grad_P = self._workers[rank].grad_P
+        for shard, (start, stop) in zip(self._shards, self._slices, strict=True):
+            shard.put(rank, grad_P[start:stop])
+        self._carry_out(self.server.push(rank, report))
+
+    def _evaluate(self, worker: Worker, answer: Answer) -> None:
+        totals, rows = worker.evaluate_all(self._heldout.scan(self._eval_rows))
+        self._hooks.evaluated(self.name, answer.version, totals, rows, answer.done)
+
+    def _measure_step_s(self, batch_size: int) -> float:
+        """Without an emulated duration, a step takes what it takes here (median of five)."""
+        times_s = []
+        for _ in range(5):
+            began_s = time.perf_counter()
+            self._workers[0].step(self._train.read(0, batch_size), Span(0, batch_size))
+            times_s.append(time.perf_counter() - began_s)
+        return sorted(times_s)[2]

@@ -1,0 +1,70 @@
+"""A simulated run from a configuration to a summary, with the files of a real run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from geo_ray.config.experiment import Experiment
+from geo_ray.config.load import digest as config_digest
+from geo_ray.job.build import use_one_thread
+from geo_ray.job.data import prepare_manifest
+from geo_ray.job.model_file import save_trained
+from geo_ray.job.recorder import Recorder, Sink
+from geo_ray.job.rundir import RunDirectory
+from geo_ray.observe.events import EVENTS_FILE, EventLog, read_events
+from geo_ray.observe.summary import Summary, save_summary, summarise
+from geo_ray.sim.world import World
+from geo_ray.tasks.load import load_task
+from geo_ray.training.flat import digest
+
+
+def simulate(
+    experiment: Experiment,
+    run: RunDirectory,
+    status: Callable[[str], None],
+    sinks: Sequence[Sink] = (),
+) -> Summary:
+    """Simulate the experiment to its end.
+
+    Args:
+        experiment: what to do.
+        run: its directory.
+        status: told each phase.
+        sinks: given every event.
+
+    Raises:
+        GeoRayError: whatever is wrong with configuration, task or data.
+    """
+    use_one_thread()
+    status("preparing task and data")
+    task = load_task(experiment.task, run.base_dir)
+    manifest, _ = prepare_manifest(experiment, task, run.base_dir, run.data)
+    log_path = run.path / EVENTS_FILE
+    with EventLog(log_path) as log:
+        recorder = Recorder(log, sinks)
+        world = World(experiment, task, manifest, recorder.emit)
+        recorder.emit(
+            "run_started",
+            0.0,
+            run=run.path.name,
+            digest=config_digest(experiment),
+            strategy=experiment.strategy.kind,
+            regions=list(experiment.region_names),
+            task=experiment.task.use,
+            seed=experiment.seed,
+            simulated=True,
+        )
+        result = world.run()
+        final_P = result.params_P[experiment.averager_region]
+        summary = summarise(
+            read_events(log_path), target=experiment.train.target, digest=digest(final_P)
+        )
+        recorder.emit(
+            "run_finished",
+            result.seconds,
+            summary=summary.model_dump(),
+            digests={name: digest(params_P) for name, params_P in result.params_P.items()},
+        )
+    save_trained(task, experiment.seed, final_P, run.model)
+    save_summary(summary, run.path)
+    return summary

@@ -1,0 +1,38 @@
+"""A queue of things that will happen, in virtual time; ties happen in the order of their making."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from itertools import count
+
+from geo_ray.clock import VirtualClock
+
+
+class Scheduler:
+    """Runs callbacks in the order of their times."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._number = count()
+
+    @property
+    def now_s(self) -> float:
+        """Virtual seconds since the start."""
+        return self.clock.now_s()
+
+    def at(self, when_s: float, callback: Callable[[], None]) -> None:
+        """Call ``callback`` at ``when_s``, or now if that has passed."""
+        heapq.heappush(self._queue, (max(when_s, self.now_s), next(self._number), callback))
+
+    def after(self, delay_s: float, callback: Callable[[], None]) -> None:
+        """Call ``callback`` ``delay_s`` seconds from now."""
+        self.at(self.now_s + delay_s, callback)
+
+    def run(self) -> None:
+        """Go on until nothing is left to happen."""
+        while self._queue:
+            when_s, _, callback = heapq.heappop(self._queue)
+            self.clock.advance_to_s(when_s)
+            callback()

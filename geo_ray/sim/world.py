@@ -1,0 +1,172 @@
+"""A whole run on the virtual clock: regions, links and averager; events as of a real run.
+
+The simulator is deterministic: the same experiment gives the same events and parameters, and, for
+strategies whose order of updates does not depend on time (`bsp`, `sma`), the parameters of the real
+run to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from geo_ray.config.experiment import Experiment
+from geo_ray.data.manifest import Manifest
+from geo_ray.job.build import build_averager, initial_parameters
+from geo_ray.job.evals import EvalBoard
+from geo_ray.observe.schema import Event
+from geo_ray.sim.network import Network
+from geo_ray.sim.region import RegionHooks, SimRegion
+from geo_ray.sim.scheduler import Scheduler
+from geo_ray.sync.base import Reply
+from geo_ray.tasks.base import Stats, Task
+from geo_ray.training.server import Send, StepDone
+
+LAN_S = 0.0012
+"""One way between a worker and its parameter server on one machine, queueing in Python included."""
+
+Emit = Callable[..., Event]
+"""``emit(kind, t_s, **fields)``: takes one event and gives it back."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimResult:
+    """What a simulated run ends with.
+
+    Attributes:
+        seconds: predicted duration of the training.
+        params_P: every region's final parameters by name.
+        sent_bytes: bytes by (source, destination) and class.
+        rounds: commits of the averager.
+    """
+
+    seconds: float
+    params_P: dict[str, Tensor]
+    sent_bytes: dict[tuple[str, str], dict[str, int]]
+    rounds: int
+
+
+class World:
+    """Everything of one simulated run.
+
+    Args:
+        experiment: the run.
+        task: its task.
+        manifest: its data.
+        emit: takes the events.
+        lan_s: time of one message inside a region.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        task: Task,
+        manifest: Manifest,
+        emit: Emit,
+        lan_s: float = LAN_S,
+    ) -> None:
+        params_P = initial_parameters(task, experiment.seed)
+        self._experiment = experiment
+        self._emit = emit
+        self._scheduler = Scheduler()
+        self._network = Network(experiment)
+        self.averager = build_averager(experiment, params_P.numel())
+        self._hub = experiment.averager_region
+        self._evals = EvalBoard(task, len(experiment.regions))
+        self._open: dict[str, tuple[float, Send]] = {}
+        hooks = RegionHooks(self._on_send, self._on_step, self._on_evaluated)
+        self.regions = {
+            region.name: SimRegion(
+                experiment, region, task, manifest, params_P, self._scheduler, hooks, lan_s
+            )
+            for region in experiment.regions
+        }
+
+    def run(self) -> SimResult:
+        """Train to the end."""
+        for region in self.regions.values():
+            region.start()
+        self._scheduler.run()
+        sent = {pair: dict(classes) for pair, classes in self._network.sent_bytes.items()}
+        for (src, dst), classes in sorted(sent.items()):
+            self._emit("wan", self._scheduler.now_s, src=src, dst=dst, bytes_by_class=classes)
+        return SimResult(
+            self._scheduler.now_s,
+            {name: region.params_P for name, region in self.regions.items()},
+            sent,
+            self.averager.hub.version,
+        )
+
+    def _on_send(self, name: str, send: Send) -> None:
+        now_s = self._scheduler.now_s
+        self._open[name] = (now_s, send)
+        size_bytes = 4 * send.update.payload_P.numel()
+        arrival_s = self._network.arrival_s(now_s, name, self._hub, size_bytes, "update")
+        self._scheduler.at(arrival_s, lambda: self._on_update(send))
+
+    def _on_update(self, send: Send) -> None:
+        for reply in self.averager.on_update(send.update):
+            self._return(reply)
+
+    def _return(self, reply: Reply) -> None:
+        now_s = self._scheduler.now_s
+        size_bytes = 4 * reply.payload_P.numel()
+        arrival_s = self._network.arrival_s(now_s, self._hub, reply.to, size_bytes, "reply")
+        self._scheduler.at(arrival_s, lambda: self._on_reply(reply))
+
+    def _on_reply(self, reply: Reply) -> None:
+        began_s, send = self._open.pop(reply.to)
+        self._emit(
+            "exchange",
+            self._scheduler.now_s,
+            region=reply.to,
+            seq=reply.seq,
+            start_s=began_s,
+            bytes_out=4 * send.update.payload_P.numel(),
+            bytes_in=4 * reply.payload_P.numel(),
+            blocking=send.blocking,
+            staleness=max(0, reply.version - send.update.base_version - 1),
+            round=reply.version,
+        )
+        self.regions[reply.to].on_reply(reply)
+
+    def _on_step(self, name: str, done: StepDone, began_s: float) -> None:
+        now_s = self._scheduler.now_s
+        fields: dict[str, Any] = {
+            "region": name,
+            "step": done.step,
+            "samples": done.samples,
+            "loss": done.loss,
+            "compute_s": done.compute_s,
+            "wait_s": max(0.0, now_s - began_s - done.compute_s),
+            "start_s": began_s,
+        }
+        self._emit("step", now_s, **fields)
+        for cause in done.refused:
+            self._emit("step_refused", now_s, region=name, step=done.step, cause=cause)
+
+    def _on_evaluated(self, name: str, step: int, stats: Stats, rows: int, final: bool) -> None:
+        target = self._experiment.train.target
+        for done in self._evals.add(name, step, stats, rows, final=final):
+            event = self._emit(
+                "eval",
+                self._scheduler.now_s,
+                step=done.step,
+                region=done.region,
+                metrics=done.metrics,
+                samples=done.samples,
+                final=done.final,
+            )
+            if target is not None and not done.final and target.reached(event):
+                self._stop(f"{target.metric} reached {target.value:g}")
+
+    def _stop(self, cause: str) -> None:
+        if self.averager.stopping:
+            return
+        self._emit("stop_requested", self._scheduler.now_s, cause=cause)
+        self.averager.request_stop()
+        if len(self.regions) == 1:
+            next(iter(self.regions.values())).server.stop()
