@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import ray
+from ray.exceptions import AuthenticationError
 
 from geo_ray.config.cluster import ClusterConfig, LocalClusterConfig
 from geo_ray.errors import ClusterError, ClusterStartError, RayUnreachableError
@@ -103,12 +104,21 @@ def _init(address: str, namespace: str, env_vars: Mapping[str, str]) -> None:
             log_to_driver=False,
             logging_level=logging.WARNING,
         )
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (AuthenticationError, ConnectionError, RuntimeError, ValueError) as error:
+        why = "the token is missing or wrong" if _is_about_token(error) else str(error)
         raise RayUnreachableError(
-            f"Ray at {address} refuses this process: {error}",
+            f"Ray at {address} refuses this process: {why}",
             fix="Run on a machine of the cluster or through `ray job submit`, with the cluster's "
             "Ray and Python versions and its token (RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH).",
         ) from error
+
+
+def _is_about_token(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, AuthenticationError) or "AuthenticationError" in str(error):
+            return True
+        error = error.__cause__
+    return False
 
 
 def _wait_for_regions(regions: Sequence[str]) -> None:

@@ -286,3 +286,15 @@ def test_something_else_at_the_address(answer: bytes | None) -> None:
         finally:
             done.set()
             thread.join()
+
+
+def test_no_token(
+    ray_cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with (
+        pytest.raises(RayUnreachableError, match="token is missing or wrong"),
+        connect(ExistingClusterConfig(), [], namespace="x"),
+    ):
+        pass
