@@ -14,6 +14,7 @@ import torch
 
 from geo_ray.checkpoint.manifest import PartInfo
 from geo_ray.checkpoint.parts import write_part
+from geo_ray.clock import SystemClock
 from geo_ray.data.manifest import load_manifest
 from geo_ray.errors import ResidencyDeniedError
 from geo_ray.job.build import (
@@ -40,9 +41,11 @@ from geo_ray.training.model import RegionModel, ShardPort
 from geo_ray.training.server import Server
 from geo_ray.training.shard import Shard
 from geo_ray.training.worker import Worker
-from geo_ray.wan.endpoint import Endpoint, Identity
+from geo_ray.wan.endpoint import Endpoint
 from geo_ray.wan.lan_client import LanClient
 from geo_ray.wan.lan_server import LanServer
+from geo_ray.wan.link_model import build_links
+from geo_ray.wan.message import Identity
 from geo_ray.wan.meta import Meta
 
 Address = tuple[str, int]
@@ -76,29 +79,46 @@ class BridgeActor:
 
     def __init__(self, spec: RunSpec, region: str) -> None:
         use_one_thread()
+        self._spec = spec
+        self._region = region
         experiment = spec.experiment
-        self._journal = Journal(region, spec.origin_unix_s)
-        hub = experiment.averager_region
-        averager = build_averager(experiment, spec.num_params) if hub == region else None
-        if averager is not None and spec.resume is not None:
+        is_hub = experiment.averager_region == region
+        self._averager = build_averager(experiment, spec.num_params) if is_hub else None
+        if self._averager is not None and spec.resume is not None:
             tensors, meta = spec.resume.read(AVERAGER_PART)
-            averager.restore(tensors, meta["control"])  # type: ignore[arg-type]
+            self._averager.restore(tensors, meta["control"])  # type: ignore[arg-type]
+
+    def ready(self) -> None:
+        """Answers once this actor is built."""
+
+    def open(self, origin_unix_s: float) -> tuple[Address, Address]:
+        """Listen, on the run's clock.
+
+        Returns:
+            Where other regions, and where the own region, reach this bridge.
+        """
+        spec, region, experiment = self._spec, self._region, self._spec.experiment
+        self._journal = Journal(region, origin_unix_s)
         self._bridge = Bridge(
-            region, hub, averager, self._journal, spec.parts_dir, experiment.train.step_timeout_s
+            region,
+            experiment.averager_region,
+            self._averager,
+            self._journal,
+            spec.parts_dir,
+            experiment.train.step_timeout_s,
         )
-        shaping = {dst: link for (src, dst), link in experiment.links().items() if src == region}
+        links = build_links(experiment.links(), experiment.seed)
         self._endpoint = Endpoint(
             Identity(spec.run_id, region, spec.epoch, spec.key),
             self._bridge.on_message,
             experiment.transport,
-            shaping,
+            {dst: model for (src, dst), model in links.items() if src == region},
+            run_start_s=SystemClock().now_s() - self._journal.now_s(),
         )
         self._bridge.use(self._endpoint)
         self._lan = LanServer(_host(), spec.key, self._bridge.handle)
-
-    def addresses(self) -> tuple[Address, Address]:
-        """Where other regions, and where the own region, reach this bridge."""
-        return self._endpoint.listen(_host(), 0), self._lan.address
+        self._endpoint.listen(_host(), 0)
+        return self._endpoint.advertised, self._lan.address
 
     def connect(self, hub: str, address: Address) -> None:
         """Dial the averager's bridge and keep the link up."""
@@ -134,19 +154,24 @@ class LeadActor:
         self._spec = spec
         self._region = region
         self._shard, self._restored = _load_shard(spec, region, 0)
-        self._journal = Journal(region, spec.origin_unix_s)
         self._lead: Lead | None = None
         self._remotes: list[RemoteShard] = []
         self._clients: list[LanClient] = []
 
-    def start(self, bridge: Address | None, followers: list[Address]) -> Address:
-        """Connect to the region's other parts and begin to serve workers.
+    def ready(self) -> None:
+        """Answers once this actor is built."""
+
+    def start(
+        self, origin_unix_s: float, bridge: Address | None, followers: list[Address]
+    ) -> Address:
+        """Connect to the region's other parts and begin to serve workers, on the run's clock.
 
         Returns:
             Where workers connect.
         """
         spec, experiment = self._spec, self._spec.experiment
         timeout_s = experiment.train.step_timeout_s
+        self._journal = Journal(self._region, origin_unix_s)
         hello: Meta = {"peer": f"{self._region}/lead", "role": "lead"}
         follower_clients = [LanClient(a, spec.key, hello) for a in followers]
         bridge_client = None if bridge is None else LanClient(bridge, spec.key, hello)
@@ -166,8 +191,9 @@ class LeadActor:
 
     def poll(self) -> dict[str, Any]:
         """State and new events."""
-        status = {"phase": "starting"} if self._lead is None else self._lead.status()
-        return {"status": status, "events": self._journal.take()}
+        if self._lead is None:
+            return {"status": {"phase": "starting"}, "events": []}
+        return {"status": self._lead.status(), "events": self._journal.take()}
 
     def stop(self) -> None:
         """Finish after the present step; for a region that is alone."""
@@ -214,6 +240,9 @@ class FollowerActor:
             _host(), spec.key, Follower(shard, region, index, spec.parts_dir).handle
         )
 
+    def ready(self) -> None:
+        """Answers once this actor is built."""
+
     def address(self) -> Address:
         """Where workers and the lead connect."""
         return self._lan.address
@@ -240,6 +269,9 @@ class WorkerActor:
         self._rank = rank
         self._epoch = epoch
         self._task = load_task(spec.experiment.task, Path(spec.base_dir))
+
+    def ready(self) -> None:
+        """Answers once this actor is built."""
 
     def process_id(self) -> int:
         """Of this actor's process, for operators and tests."""

@@ -23,9 +23,11 @@ from geo_ray.runtime.messages import (
 )
 from geo_ray.runtime.parts import write_hub_part
 from geo_ray.sync.base import Reply, Update
-from geo_ray.training.averager import Averager
-from geo_ray.wan.endpoint import Endpoint, Message
+from geo_ray.training.averager import Averager, HubSnapshot
+from geo_ray.wan.endpoint import Endpoint
+from geo_ray.wan.frames import view_of
 from geo_ray.wan.lan_server import LanConnection
+from geo_ray.wan.message import Message
 from geo_ray.wan.meta import Meta
 
 log = logging.getLogger(__name__)
@@ -129,13 +131,13 @@ class Bridge:
     def on_message(self, peer: str, message: Message) -> None:
         """An update from another region, or the averager's answer to ours."""
         if message.kind == "update":
-            update = read_update(message.meta, memoryview(message.payload))
+            update = read_update(message.meta, view_of(message.payload))
             if update.region != peer:
                 log.warning("region '%s' sent an update in the name of '%s'", peer, update.region)
                 return
             self._take_in(update)
         elif message.kind == "reply" and peer == self._hub:
-            self._arrived(read_reply(message.meta, memoryview(message.payload)))
+            self._arrived(read_reply(message.meta, view_of(message.payload)))
         elif message.kind == "refused" and peer == self._hub:
             seq = fields.count(message.meta, "seq")
             self._refused(seq, InvariantError(fields.text(message.meta, "error")))
@@ -158,12 +160,15 @@ class Bridge:
             self._refuse(update, refusal)
         for reply in replies:
             self._deliver(reply)
-        for snapshot in snapshots:
-            try:
-                part = write_hub_part(self._parts_dir, snapshot)
-            except GeoRayError as error:
-                self._journal.add("part_failed", id=snapshot.id, error=str(error))
-                continue
+        for snapshot in snapshots:  # disks are slow, and this may be the link's receiving thread
+            threading.Thread(target=self._write, args=(snapshot,), daemon=True).start()
+
+    def _write(self, snapshot: HubSnapshot) -> None:
+        try:
+            part = write_hub_part(self._parts_dir, snapshot)
+        except GeoRayError as error:
+            self._journal.add("part_failed", id=snapshot.id, error=str(error))
+        else:
             self._journal.add("parts", id=snapshot.id, step=0, parts=[part])
 
     def _deliver(self, reply: Reply) -> None:
@@ -177,7 +182,7 @@ class Bridge:
         if update.region == self._region:
             self._refused(update.seq, error)
             return
-        meta = {"seq": update.seq, "error": f"{error.code}: {error.message}"}
+        meta: Meta = {"seq": update.seq, "error": f"{error.code}: {error.message}"}
         self._wan().send(update.region, Message("refused", meta, b"", "control"))
 
     def _arrived(self, reply: Reply) -> None:

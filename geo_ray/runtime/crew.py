@@ -86,14 +86,32 @@ class Crew:
             for rank in range(region.workers):
                 self._create_worker(region.name, rank, epoch=1)
 
-    def wire(self, timeout_s: float) -> None:
+    def await_ready(self, timeout_s: float) -> None:
+        """Wait until every actor is built.
+
+        Raises:
+            RegionLostError: if one died or took too long.
+            GeoRayError: what an actor found wrong (task, data, checkpoint).
+        """
+        everyone = [*self.bridges.values(), *self.leads.values()]
+        everyone += [f for fs in self.followers.values() for f in fs]
+        everyone += [w.handle for w in self.workers.values()]
+        collect(dict(enumerate([actor.ready.remote() for actor in everyone])), timeout_s)
+
+    def wire(self, origin_unix_s: float, timeout_s: float) -> None:
         """Connect bridges with each other and each region's parts; then let workers begin.
+
+        Args:
+            origin_unix_s: time of day at which the run's clock is 0.
+            timeout_s: longest wait for each of the rounds of calls.
 
         Raises:
             RegionLostError: if an actor died while starting.
             GeoRayError: what an actor found wrong (task, data, checkpoint, ports).
         """
-        bridges = collect({r: b.addresses.remote() for r, b in self.bridges.items()}, timeout_s)
+        bridges = collect(
+            {r: b.open.remote(origin_unix_s) for r, b in self.bridges.items()}, timeout_s
+        )
         hub = self.spec.experiment.averager_region
         connects = {
             region: bridge.connect.remote(hub, bridges[hub][0])
@@ -108,7 +126,7 @@ class Crew:
             lan = bridges[region][1] if bridges else None
             others = [slices[region, i] for i in range(len(self.followers[region]))]
             self.shard_addresses[region] = others
-            starts[region] = lead.start.remote(lan, others)
+            starts[region] = lead.start.remote(origin_unix_s, lan, others)
         for region, address in collect(starts, timeout_s).items():
             self.shard_addresses[region].insert(0, address)
         for worker in self.workers.values():

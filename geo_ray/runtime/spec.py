@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from geo_ray.checkpoint.manifest import PartInfo
@@ -49,7 +49,6 @@ class RunSpec:
         manifest_address: where the data's manifest is.
         run_id: tells this run's sockets from another's.
         key: secret of the run's sockets, 32 bytes; never logged.
-        origin_unix_s: time of day at which the run's clock was 0.
         parts_dir: where checkpoints go.
         num_params: size of the model.
         epoch: incarnation of the run; grows with every resume.
@@ -61,7 +60,6 @@ class RunSpec:
     manifest_address: str
     run_id: str
     key: bytes = field(repr=False)
-    origin_unix_s: float = 0.0
     parts_dir: str = ""
     num_params: int = 0
     epoch: int = 1
@@ -75,7 +73,3 @@ class RunSpec:
     def region(self, name: str) -> RegionConfig:
         """The configuration of one region."""
         return next(r for r in self.experiment.regions if r.name == name)
-
-    def at(self, origin_unix_s: float) -> RunSpec:
-        """The same run with its clock's origin set."""
-        return replace(self, origin_unix_s=origin_unix_s)

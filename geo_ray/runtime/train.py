@@ -106,7 +106,6 @@ def train(
                 manifest_address=address,
                 run_id=f"{experiment.name}-{secrets.token_hex(4)}",
                 key=secrets.token_bytes(32),
-                origin_unix_s=time.time(),
                 parts_dir=str(run.checkpoints),
                 num_params=num_params,
                 epoch=epoch,
@@ -129,17 +128,15 @@ def _train_on(
     before_s = last_time_s(log_path) if log_path.exists() else 0.0
     reporting.status("starting workers, parameter servers and bridges")
     try:
-        origin_unix_s = time.time() - before_s
-        crew.spec = crew.spec.at(origin_unix_s)
         crew.create()
+        crew.await_ready(_START_TIMEOUT_S)
         with EventLog(log_path) as log:
-            metrics = RayMetrics()
-            recorder = Recorder(log, [*reporting.sinks, metrics.feed])
-            crew.wire(_START_TIMEOUT_S)
+            recorder = Recorder(log, [*reporting.sinks, RayMetrics().feed])
             startup_s = time.time() - reporting.began_unix_s
+            origin_unix_s = time.time() - before_s
             recorder.emit(
                 "run_started",
-                time.time() - origin_unix_s,
+                before_s,
                 run=run.path.name,
                 digest=digest(experiment),
                 strategy=experiment.strategy.kind,
@@ -149,6 +146,7 @@ def _train_on(
                 simulated=False,
                 startup_s=startup_s,
             )
+            crew.wire(origin_unix_s, _START_TIMEOUT_S)
             controller = Controller(
                 experiment,
                 crew,

@@ -30,7 +30,7 @@ def test_a_round_is_answered_when_all_have_spoken():
 
 
 def test_a_repeated_update_changes_nothing_and_gets_its_answer_again():
-    hub = make(AsgdGa())
+    hub = make(AsgdGa(combine="sum"))
     first = hub.on_update(update("a", 1))
     outbox = hub.hub.memory["outbox/b"].clone()
     again = hub.on_update(update("a", 1))
@@ -48,7 +48,7 @@ def test_a_repeat_while_the_round_is_open_is_no_second_vote():
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_what_is_not_finite_is_refused_and_changes_nothing(bad):
-    hub = make(AsgdGa())
+    hub = make(AsgdGa(combine="sum"))
     with pytest.raises(NonFiniteError, match="region 'a'"):
         hub.on_update(update("a", 1, (bad, 0.0)))
     assert hub.hub.version == 0 and not hub.hub.memory
@@ -71,7 +71,7 @@ def test_a_stop_reaches_all_in_the_same_round():
 
 
 def test_a_checkpoint_of_an_asynchronous_run_is_of_one_moment():
-    hub = make(AsgdGa())
+    hub = make(AsgdGa(combine="sum"))
     assert hub.request_checkpoint(7, halt=False)
     assert not hub.request_checkpoint(8, halt=False)
     (told,) = hub.on_update(update("a", 1))
@@ -83,13 +83,13 @@ def test_a_checkpoint_of_an_asynchronous_run_is_of_one_moment():
     (snapshot,) = hub.snapshots
     assert torch.equal(snapshot.tensors["outbox/a"], torch.tensor([5.0, 5.0]))
     assert "outbox/b" not in snapshot.tensors  # a's first was delivered with b's answer
-    again = make(AsgdGa())
+    again = make(AsgdGa(combine="sum"))
     again.restore(snapshot.tensors, snapshot.control)
     assert torch.equal(again.on_update(update("a", 2)).pop().payload_P, torch.tensor([5.0, 5.0]))
 
 
 def test_a_final_update_ends_an_open_checkpoint_without_a_deadlock():
-    hub = make(AsgdGa())
+    hub = make(AsgdGa(combine="sum"))
     hub.request_checkpoint(7, halt=False)
     hub.on_update(update("a", 1))
     hub.on_update(update("a", 2))
