@@ -21,7 +21,8 @@ class LocalClusterConfig(Model):
     )
     start_timeout_s: float = Field(90.0, gt=0, description="longest wait for all nodes")
     temp_dir: str | None = Field(
-        None, description="short path for sockets and logs; null: a new one"
+        None,
+        description="parent of a fresh directory for sockets and logs; null: the system's",
     )
     dashboard: bool = Field(False, description="start Ray's dashboard")
     port: int = Field(0, ge=0, le=65535, description="port of the head; 0: any free one")
