@@ -84,7 +84,7 @@ class Lead:
         self._epochs: dict[int, int] = {}
         self._sends: SimpleQueue[Send | None] = SimpleQueue()
         self._failure: GeoRayError | None = None
-        self._began_s = journal.now_s()
+        self._began_s = self._applied_s = journal.now_s()
         self._exchanger = threading.Thread(target=self._exchange, name="exchange", daemon=True)
         self._exchanger.start()
 
@@ -145,7 +145,7 @@ class Lead:
                 effects = self.server.push(worker, read_report(meta))
             snapshots = self._carry_out(effects)
         self._write(snapshots)
-        return self._await_answer(conn, worker)
+        return self._await_answer(conn, worker, payload)
 
     def on_close(self, conn: LanConnection) -> None:
         """A worker's connection ended; only the newest incarnation of a rank counts."""
@@ -160,7 +160,9 @@ class Lead:
             return as_tensor(payload, count)
         return shared_gradient(conn.shared, count)
 
-    def _await_answer(self, conn: LanConnection, worker: int) -> tuple[Meta, memoryview | None]:
+    def _await_answer(
+        self, conn: LanConnection, worker: int, payload: memoryview | None
+    ) -> tuple[Meta, memoryview | None]:
         deadline_s = time.monotonic() + self._timeout_s
         with self._changed:
             while worker not in self._answers:
@@ -175,7 +177,11 @@ class Lead:
             answer = self._answers.pop(worker)
             params_S = self._shard.params_S
             if conn.shared is None:
-                return answer_meta(answer), as_bytes(params_S.clone())
+                if payload is None:
+                    return answer_meta(answer), as_bytes(params_S.clone())
+                # The gradient is used by now: its buffer takes the parameters, and no new pages.
+                as_tensor(payload, params_S.numel()).copy_(params_S)
+                return answer_meta(answer), payload
             count = params_S.numel()
             shared_parameters(conn.shared, count).copy_(params_S)
             return answer_meta(answer), None
@@ -206,9 +212,11 @@ class Lead:
             samples=done.samples,
             loss=done.loss,
             compute_s=done.compute_s,
-            wait_s=max(0.0, now_s - self._began_s - done.compute_s),
+            # Since the step before: what was not compute was waiting, for workers or the WAN.
+            wait_s=max(0.0, now_s - self._applied_s - done.compute_s),
             start_s=self._began_s,
         )
+        self._applied_s = now_s
         for cause in done.refused:
             self._journal.add("step_refused", step=done.step, cause=cause)
 

@@ -77,6 +77,7 @@ class World:
         self._hub = experiment.averager_region
         self._evals = EvalBoard(task, len(experiment.regions))
         self._open: dict[str, tuple[float, Send]] = {}
+        self._applied_s: dict[str, float] = {}
         hooks = RegionHooks(self._on_send, self._on_step, self._on_evaluated)
         self.regions = {
             region.name: SimRegion(
@@ -141,9 +142,10 @@ class World:
             "samples": done.samples,
             "loss": done.loss,
             "compute_s": done.compute_s,
-            "wait_s": max(0.0, now_s - began_s - done.compute_s),
+            "wait_s": max(0.0, now_s - self._applied_s.get(name, 0.0) - done.compute_s),
             "start_s": began_s,
         }
+        self._applied_s[name] = now_s
         self._emit("step", now_s, **fields)
         for cause in done.refused:
             self._emit("step_refused", now_s, region=name, step=done.step, cause=cause)
