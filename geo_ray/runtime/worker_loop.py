@@ -67,11 +67,12 @@ class ShardLink:
                 self._shared_grad_S.copy_(self._grad_S)
         elif push:
             outgoing = as_bytes(self._grad_S)
-        return self.client.request(meta, outgoing, timeout_s=self._timeout_s)
+        into = as_bytes(self._params_S) if self._shared_params_S is None else None
+        return self.client.request(meta, outgoing, into=into, timeout_s=self._timeout_s)
 
     def _take(self, payload: memoryview | None) -> None:
-        if self._shared_params_S is None:
-            self._params_S.copy_(as_tensor(payload, self._params_S.numel()))
+        if self._shared_params_S is None:  # received in place
+            as_tensor(payload, self._params_S.numel())
         elif self._shared_params_S.data_ptr() != self._params_S.data_ptr():
             self._params_S.copy_(self._shared_params_S)
 
