@@ -59,7 +59,7 @@ def _load_shard(spec: RunSpec, region: str, index: int) -> tuple[Shard, dict[str
     """A shard at the start of the run, or as the checkpoint has it; and the part's plain values."""
     use_one_thread()
     experiment = spec.experiment
-    task = load_task(experiment.task, Path(spec.base_dir))
+    task = load_task(experiment.task, spec.here)
     params_P = initial_parameters(task, experiment.seed)
     shard = build_shard(experiment, spec.region(region), index, params_P)
     if spec.resume is None:
@@ -268,7 +268,7 @@ class WorkerActor:
         self._region = region
         self._rank = rank
         self._epoch = epoch
-        self._task = load_task(spec.experiment.task, Path(spec.base_dir))
+        self._task = load_task(spec.experiment.task, spec.here)
 
     def ready(self) -> None:
         """Answers once this actor is built."""

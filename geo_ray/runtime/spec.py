@@ -45,7 +45,8 @@ class RunSpec:
 
     Attributes:
         experiment_json: the whole configuration.
-        base_dir: where relative paths of the configuration start.
+        base_dir: where relative paths of the configuration start, on the driver's machine.
+        driver_dir: the driver's working directory, which a submitted job has on every node.
         manifest_address: where the data's manifest is.
         run_id: tells this run's sockets from another's.
         key: secret of the run's sockets, 32 bytes; never logged.
@@ -57,6 +58,7 @@ class RunSpec:
 
     experiment_json: str
     base_dir: str
+    driver_dir: str
     manifest_address: str
     run_id: str
     key: bytes = field(repr=False)
@@ -69,6 +71,14 @@ class RunSpec:
     def experiment(self) -> Experiment:
         """The configuration as a tree."""
         return Experiment.model_validate_json(self.experiment_json)
+
+    @property
+    def here(self) -> Path:
+        """`base_dir` on this machine: the same path, or the same place in the working directory."""
+        base_dir = Path(self.base_dir)
+        if base_dir.is_dir() or not base_dir.is_relative_to(self.driver_dir):
+            return base_dir
+        return Path.cwd() / base_dir.relative_to(self.driver_dir)
 
     def region(self, name: str) -> RegionConfig:
         """The configuration of one region."""

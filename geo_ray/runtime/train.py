@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from geo_ray.checkpoint.manifest import PartInfo
@@ -103,6 +104,7 @@ def train(
             spec = RunSpec(
                 experiment_json=experiment.model_dump_json(),
                 base_dir=str(run.base_dir),
+                driver_dir=str(Path.cwd()),
                 manifest_address=address,
                 run_id=f"{experiment.name}-{secrets.token_hex(4)}",
                 key=secrets.token_bytes(32),
