@@ -20,12 +20,12 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
 
 from geo_ray.errors import FrameError, PeerRefusedError
-from geo_ray.wan.frame_io import recv_head
+from geo_ray.wan.frame_io import WireCount, recv_head
 from geo_ray.wan.frames import Frame, FrameKind, FrameLimits
 from geo_ray.wan.meta import Meta, encode_meta
 
@@ -49,6 +49,7 @@ class Side:
             PeerRefusedError if the other end is not wanted.
         send: sends a frame with a key's digest.
         timeout_s: for the whole handshake.
+        count: told what arrived.
     """
 
     key: bytes
@@ -56,6 +57,7 @@ class Side:
     admit: Callable[[Meta], Meta]
     send: Callable[[Frame, bytes], None]
     timeout_s: float
+    count: WireCount = field(default_factory=WireCount)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +89,11 @@ def greet(sock: socket.socket, side: Side) -> Greeting:
     mine = _signed_hello(side)
     side.send(Frame(FrameKind.HELLO, mine), _PLAIN_KEY)
     with _telling(sock, side):
-        theirs, raw = _receive(sock, FrameKind.HELLO, None, deadline_s)
+        theirs, raw = _receive(sock, side, FrameKind.HELLO, None, deadline_s)
         ready = _admit(side, theirs)
         dial_key, listen_key = _session_keys(side.key, encode_meta(mine), raw)
         side.send(Frame(FrameKind.READY, ready), dial_key)
-        answer, _ = _receive(sock, FrameKind.READY, listen_key, deadline_s)
+        answer, _ = _receive(sock, side, FrameKind.READY, listen_key, deadline_s)
     return Greeting(theirs, answer, send_key=dial_key, recv_key=listen_key)
 
 
@@ -105,12 +107,12 @@ def welcome(sock: socket.socket, side: Side) -> Greeting:
     """
     deadline_s = time.monotonic() + side.timeout_s
     with _telling(sock, side):
-        theirs, raw = _receive(sock, FrameKind.HELLO, None, deadline_s)
+        theirs, raw = _receive(sock, side, FrameKind.HELLO, None, deadline_s)
         ready = _admit(side, theirs)
         mine = _signed_hello(side)
         side.send(Frame(FrameKind.HELLO, mine), _PLAIN_KEY)
         dial_key, listen_key = _session_keys(side.key, raw, encode_meta(mine))
-        answer, _ = _receive(sock, FrameKind.READY, dial_key, deadline_s)
+        answer, _ = _receive(sock, side, FrameKind.READY, dial_key, deadline_s)
         side.send(Frame(FrameKind.READY, ready), listen_key)
     return Greeting(theirs, answer, send_key=listen_key, recv_key=dial_key)
 
@@ -160,9 +162,10 @@ def _telling(sock: socket.socket, side: Side) -> Iterator[None]:
 
 
 def _receive(
-    sock: socket.socket, wanted: FrameKind, key: bytes | None, deadline_s: float
+    sock: socket.socket, side: Side, wanted: FrameKind, key: bytes | None, deadline_s: float
 ) -> tuple[Meta, bytes]:
-    head = recv_head(sock, _LIMITS, timeout_s=max(0.0, deadline_s - time.monotonic()))
+    left_s = max(0.0, deadline_s - time.monotonic())
+    head = recv_head(sock, _LIMITS, timeout_s=left_s, count=side.count)
     if head.header.kind is FrameKind.REFUSED:
         reason = head.verified_meta(_PLAIN_KEY).get("reason")
         raise PeerRefusedError(f"the peer refused: {_short(reason)}")

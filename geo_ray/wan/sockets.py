@@ -43,34 +43,55 @@ def listen(host: str, port: int, buffer_bytes: int = 0) -> socket.socket:
     return sock
 
 
-def dial(address: Address, timeout_s: float, buffer_bytes: int = 0) -> socket.socket:
-    """Connect to ``address``; the socket comes back blocking.
+def new_socket(address: Address, buffer_bytes: int = 0) -> socket.socket:
+    """A socket that can be connected to ``address``.
+
+    Raises:
+        OSError: the host's name is unknown.
+    """
+    host, port = address
+    family, kind, proto, _, _ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    sock = socket.socket(family, kind, proto)
+    _set_buffers(sock, buffer_bytes)
+    return sock
+
+
+def connect(sock: socket.socket, address: Address, timeout_s: float) -> None:
+    """Connect; the socket is blocking afterwards.
 
     Raises:
         OSError: nobody answers there in time.
     """
-    host, port = address
-    family, kind, proto, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    sock = socket.socket(family, kind, proto)
+    sock.settimeout(timeout_s)
+    sock.connect(address)
+    if sock.getsockname() == sock.getpeername():
+        # Happens when a port that nobody listens on is dialed often enough.
+        raise ConnectionRefusedError("the kernel connected the socket to itself")
+    sock.settimeout(None)
+
+
+def dial(address: Address, timeout_s: float) -> socket.socket:
+    """A connected, blocking socket.
+
+    Raises:
+        OSError: nobody answers there in time.
+    """
+    sock = new_socket(address)
     try:
-        _set_buffers(sock, buffer_bytes)
-        sock.settimeout(timeout_s)
-        sock.connect(target)
-        if sock.getsockname() == sock.getpeername():
-            raise ConnectionRefusedError("the kernel connected the socket to itself")
-        sock.settimeout(None)
+        connect(sock, address, timeout_s)
     except OSError:
         sock.close()
         raise
     return sock
 
 
-def tune(sock: socket.socket, *, silence_s: float, congestion: str = "") -> None:
+def tune(sock: socket.socket, *, silence_s: float = 0.0, congestion: str = "") -> None:
     """Send small frames at once, notice a vanished host, and pick a congestion control.
 
     Args:
         sock: a connected socket.
-        silence_s: unacknowledged for that long, the connection counts as lost.
+        silence_s: unacknowledged, or unread by the other end, for that long, the connection
+            counts as lost; 0 leaves that to the caller.
         congestion: name of the kernel's congestion control; kept as it is where that is unknown.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -96,6 +117,12 @@ def hang_up(sock: socket.socket) -> None:
     """
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
+
+
+def stop_sending(sock: socket.socket) -> None:
+    """Let the other end see the end of the stream; it can still be read from."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_WR)
 
 
 def address_of(sock: socket.socket) -> Address:
