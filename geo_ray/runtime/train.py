@@ -29,6 +29,7 @@ from geo_ray.runtime.cluster import connect
 from geo_ray.runtime.controller import Controller
 from geo_ray.runtime.crew import Crew, collect
 from geo_ray.runtime.demand import Bundle, RegionDemand
+from geo_ray.runtime.logs import keep_logs
 from geo_ray.runtime.metrics import RayMetrics
 from geo_ray.runtime.placement import place, remove
 from geo_ray.runtime.preflight import preflight
@@ -96,7 +97,7 @@ def train(
         experiment.region_names,
         namespace=f"geo_ray-{experiment.name}",
         cpus_per_region=cpus,
-    ):
+    ) as cluster:
         reporting.status("checking the cluster and placing processes")
         preflight(demands, ask_nodes=experiment.cluster.kind != "local")
         placed = place(demands, _PLACE_TIMEOUT_S)
@@ -114,6 +115,10 @@ def train(
                 resume=restored,
             )
             return _train_on(Crew(spec, placed), experiment, run, task, store, reporting)
+        except BaseException:
+            if cluster.local is not None and keep_logs(cluster.local.root, run.path / "logs"):
+                reporting.status(f"what the actors printed is in {run.path / 'logs'}")
+            raise
         finally:
             remove(placed)
 
