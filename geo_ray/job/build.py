@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from geo_ray.config.experiment import Experiment, RegionConfig
+from geo_ray.job.evals import EvalBoard
 from geo_ray.sync.base import HubState
 from geo_ray.tasks.base import Task
 from geo_ray.tasks.guard import checked_model
@@ -38,6 +39,7 @@ def server_plan(experiment: Experiment, region: RegionConfig, epoch: int = 1) ->
         eval_every=train.eval_every,
         max_refused=train.max_refused_steps,
         epoch=epoch,
+        alone=len(experiment.regions) == 1,
     )
 
 
@@ -58,6 +60,14 @@ def build_averager(experiment: Experiment, num_params: int) -> Averager:
     """The averager over all regions."""
     members = tuple(sorted(experiment.region_names))
     return Averager(experiment.strategy, num_params, HubState(members))
+
+
+def build_evals(experiment: Experiment, task: Task) -> EvalBoard:
+    """What combines the regions' evaluations; those of asynchronous regions are near, not equal."""
+    train = experiment.train
+    per_step = {r.name: 1 if train.mode == "sync" else r.workers for r in experiment.regions}
+    intervals = {name: train.eval_every * pushes for name, pushes in per_step.items()}
+    return EvalBoard(task, len(experiment.regions), intervals if train.eval_every else {})
 
 
 def use_one_thread() -> None:

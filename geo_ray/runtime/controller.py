@@ -60,6 +60,7 @@ class Controller:
     _stopping: str | None = None
     _halting: GeoRayError | None = None
     _halt_began_s: float = 0.0
+    _halt_asked: bool = False
     _saved_s: float = field(default_factory=time.monotonic)
     _wan_s: float = 0.0
 
@@ -189,24 +190,26 @@ class Controller:
         if self._halting is not None:
             if now_s - self._halt_began_s > _HALT_DEADLINE_S:
                 raise self._halting
-            if self.saver.open_id is None:
-                self._begin_checkpoint(halt=True)
+            if self.saver.open_id is None and not self._halt_asked:
+                self._halt_asked = self._begin_checkpoint(halt=True)
         elif every_s is not None and now_s - self._saved_s >= every_s:
             self._begin_checkpoint(halt=False)
 
-    def _begin_checkpoint(self, *, halt: bool) -> None:
+    def _begin_checkpoint(self, *, halt: bool) -> bool:
+        """Open a checkpoint, unless one is open or the run is about to end by itself."""
         if self.saver.open_id is not None:
-            return
+            return False
         self._saved_s = time.monotonic()
         checkpoint = self.saver.begin()
         if not self.crew.bridges:
             lead = next(iter(self.crew.leads.values()))
             ray.get(lead.checkpoint_now.remote(checkpoint, halt), timeout=_POLL_TIMEOUT_S)
-            return
+            return True
         hub = self.crew.bridges[self.experiment.averager_region]
         began = ray.get(hub.request_checkpoint.remote(checkpoint, halt), timeout=_POLL_TIMEOUT_S)
-        if not began:  # the run is about to end by itself
+        if not began:
             self.saver.abandon()
+        return bool(began)
 
     def _halt(self, why: GeoRayError) -> None:
         self._halting = why

@@ -90,6 +90,7 @@ class ServerPlan:
         eval_every: steps between evaluations by worker 0; 0 for none but the last.
         max_refused: steps refused in a row that end the run.
         epoch: incarnation of this server.
+        alone: no other region waits for this one, so it may stand still when it is exhausted.
     """
 
     region: str
@@ -100,6 +101,7 @@ class ServerPlan:
     eval_every: int = 0
     max_refused: int = 3
     epoch: int = 1
+    alone: bool = False
 
 
 @dataclass(slots=True)
@@ -174,7 +176,8 @@ class Server:
         if self.phase == "waiting":
             self.phase = "training"
         elif self.phase == "finishing":
-            self.phase = "done"
+            # Not final: a checkpoint came between, the last word is said again after it.
+            self.phase = "done" if reply.final else "training"
         effects: list[Effect] = []
         if reply.checkpoint is not None:
             effects.append(self._snapshot(reply.checkpoint))
@@ -183,8 +186,13 @@ class Server:
         return effects + self._advance()
 
     def stop(self) -> None:
-        """Finish after the step that is being computed, if any."""
-        computing = len(self._joined - self._idle - set(self._pushes)) > 0
+        """Finish after the step that is being computed, if any.
+
+        A region that stands still for an answer finishes with it: with rounds, one step more in
+        one region would wait for the others for ever.
+        """
+        busy = self._joined - self._idle - set(self._pushes)
+        computing = bool(busy) and self.phase != "waiting"
         self._total_steps = min(self._total_steps, self.version + (1 if computing else 0))
 
     def snapshot_now(self, checkpoint: int, *, halt: bool) -> list[Effect]:
@@ -293,6 +301,8 @@ class Server:
         """Next rows for idle workers; in sync mode to all together, so that ranks get their own."""
         if self.plan.mode == "sync" and len(self._joined) < self.plan.num_workers:
             return []
+        if self.exhausted and self.plan.alone:
+            return []
         answers: list[Effect] = []
         for worker in sorted(self._idle & self._joined):
             span = self.ledger.assign(worker, self.plan.batch_size)
@@ -336,7 +346,11 @@ class Server:
         }
 
     def restore(self, data: Mapping[str, object]) -> None:
-        """Become what `export` saved. Workers join anew and get the rows that were in flight."""
+        """Become what `export` saved.
+
+        Workers join anew and get the rows that were in flight; those of ranks that are no more go
+        to whoever asks first.
+        """
         ledger = data["ledger"]
         if not isinstance(ledger, dict):
             raise InvariantError("checkpoint without sample books")
@@ -346,5 +360,7 @@ class Server:
         self.samples_since_send = int(str(data["samples_since_send"]))
         self.phase = "must_speak" if data["must_speak"] else "training"
         self.ledger = Ledger.restore(ledger)
+        for worker in [w for w in self.ledger.in_flight if w >= self.plan.num_workers]:
+            self.ledger.take_back(worker)
         if self._eval_every:
             self._next_eval = -(-max(self.version, 1) // self._eval_every) * self._eval_every
