@@ -7,7 +7,9 @@ A pure state machine around a strategy's `on_update`. It adds what no strategy s
 - stopping all regions at the same exchange;
 - checkpoints of one moment: from the request on, each region's next answer carries the id, and
   what a region sends after that answer is held until all regions have theirs. Then nothing is
-  between the regions but what lies in the averager, which is saved in the same breath.
+  between the regions but what lies in the averager, which is saved in the same breath;
+- the end: final updates are held until every region's is in. A checkpoint that comes between
+  takes those that wait as ordinary updates; their regions save, and send a final one again.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ class Averager:
     stopping: bool = False
     _last: dict[str, tuple[int, int]] = field(default_factory=dict)
     _answers: dict[str, Reply] = field(default_factory=dict)
-    _finals: set[str] = field(default_factory=set)
+    _finals: dict[str, Update] = field(default_factory=dict)
     _request: _Request | None = None
 
     def on_update(self, update: Update) -> list[Reply]:
@@ -83,12 +85,15 @@ class Averager:
             return []
         self._last[update.region] = (update.epoch, update.seq)
         self._answers.pop(update.region, None)
-        if update.final:
-            self._finals.add(update.region)
-            if request is not None:  # the run ends: it is its own last state
-                replies = self._abandon()
-                return replies + self._answer(update)
-        return self._answer(update)
+        if not update.final:
+            return self._release_finals() + self._answer(update)
+        self._finals[update.region] = update
+        if request is not None:
+            return self._release_finals()
+        if any(region not in self._finals for region in self.hub.members):
+            return []
+        finals = [self._finals[region] for region in self.hub.members]
+        return [reply for final in finals for reply in self._answer(final)]
 
     def request_stop(self) -> None:
         """Tell every region, with its next answer, to finish."""
@@ -102,9 +107,9 @@ class Averager:
             halt: the regions stand still after it.
 
         Returns:
-            False if it cannot be: one is open, or a region has sent its final update.
+            False if it cannot be: one is open, or the last exchange is over.
         """
-        if self._request is not None or self._finals:
+        if self._request is not None or len(self._finals) == len(self.hub.members):
             return False
         self._request = _Request(checkpoint, halt)
         return True
@@ -167,9 +172,9 @@ class Averager:
         request.told.add(reply.to)
         return replace(reply, stop=self.stopping, checkpoint=request.id, halt=request.halt)
 
-    def _abandon(self) -> list[Reply]:
-        request, self._request = self._request, None
-        replies: list[Reply] = []
-        for held in request.held if request is not None else []:
-            replies += self.on_update(held)
-        return replies
+    def _release_finals(self) -> list[Reply]:
+        """During a checkpoint: take final updates as ordinary ones, so that they are answered."""
+        if self._request is None:
+            return []
+        finals, self._finals = list(self._finals.values()), {}
+        return [r for final in finals for r in self._answer(replace(final, final=False))]

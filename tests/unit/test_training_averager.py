@@ -88,13 +88,28 @@ def test_a_checkpoint_of_an_asynchronous_run_is_of_one_moment():
     assert torch.equal(again.on_update(update("a", 2)).pop().payload_P, torch.tensor([5.0, 5.0]))
 
 
-def test_a_final_update_ends_an_open_checkpoint_without_a_deadlock():
+def test_a_final_update_does_not_end_an_open_checkpoint():
     hub = make(AsgdGa(combine="sum"))
-    hub.request_checkpoint(7, halt=False)
-    hub.on_update(update("a", 1))
-    hub.on_update(update("a", 2))
-    replies = hub.on_update(update("b", 1, final=True))
-    assert [r.to for r in replies] == ["a"]  # the held one is answered; b waits for a's final
-    assert not hub.snapshots
-    assert {r.to for r in hub.on_update(update("a", 3, final=True))} == {"a", "b"}
+    hub.request_checkpoint(7, halt=True)
+    (told_a,) = hub.on_update(update("a", 1))
+    (told_b,) = hub.on_update(update("b", 1, final=True))
+    assert not told_b.final and told_b.checkpoint == told_a.checkpoint == 7 and told_b.halt
+    assert [s.id for s in hub.snapshots] == [7]
+    assert hub.on_update(update("b", 2, final=True)) == []  # said again; waits for a's
+    replies = hub.on_update(update("a", 2, final=True))
+    assert {r.to for r in replies} == {"a", "b"} and all(r.final for r in replies)
     assert not hub.request_checkpoint(8, halt=False)
+
+
+def test_a_region_that_has_finished_does_not_end_checkpoints():
+    hub = make(AsgdGa(combine="sum"))
+    assert hub.on_update(update("a", 1, final=True)) == []
+    assert hub.request_checkpoint(7, halt=False)
+    replies = hub.on_update(update("b", 1))
+    assert {(r.to, r.seq, r.checkpoint, r.final) for r in replies} == {
+        ("a", 1, 7, False),
+        ("b", 1, 7, False),
+    }
+    assert hub.on_update(update("a", 1, final=True)) == [r for r in replies if r.to == "a"]
+    assert hub.on_update(update("a", 2, final=True)) == []
+    assert len(hub.on_update(update("b", 2, final=True))) == 2
