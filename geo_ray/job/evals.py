@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,10 +36,14 @@ class EvalBoard:
     Attributes:
         task: turns sums into metrics.
         num_regions: how many belong together.
+        intervals: steps between a region's evaluations, by region. Evaluations of the same interval
+            belong together: asynchronous regions pass a due step by a push or two. A region that
+            is not named is matched by the step itself.
     """
 
     task: Task
     num_regions: int
+    intervals: Mapping[str, int] = field(default_factory=dict)
     _open: dict[tuple[int, bool], dict[str, tuple[Stats, int]]] = field(default_factory=dict)
 
     def add(
@@ -47,10 +52,11 @@ class EvalBoard:
         """Take in one region's statistics.
 
         Returns:
-            Its evaluation, and the combined one if it was the last region of that step.
+            Its evaluation, and the combined one if it was the last region of that step (or of
+            that interval).
         """
         # After the last exchange all belong together, whatever their step.
-        key = (-1 if final else step, final)
+        key = (-1 if final else step // self.intervals.get(region, 1), final)
         group = self._open.setdefault(key, {})
         group[region] = (stats, samples)
         done = [Evaluation(step, region, self.task.metrics(stats), samples, final)]
