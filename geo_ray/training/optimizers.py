@@ -106,5 +106,6 @@ class InnerOptimizer:
                     f"optimizer state '{name}' has shape {tuple(value.shape)}, "
                     f"the shard has {tuple(self._param.shape)}"
                 )
+        self._optimizer.state.pop(self._param, None)
         if tensors:
             self._optimizer.state[self._param] = {k: v.clone() for k, v in tensors.items()}

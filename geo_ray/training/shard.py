@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from geo_ray.errors import InvariantError
+from geo_ray.errors import CheckpointCorruptError, InvariantError
 from geo_ray.sync.base import Outgoing, RegionState, Reply, Strategy, Wait
 from geo_ray.training.optimizers import AdamW, InnerOptimizer, Momentum, Sgd
 
@@ -130,7 +130,17 @@ class Shard:
         }
 
     def restore(self, tensors: Mapping[str, Tensor], counters: Mapping[str, int]) -> None:
-        """Become what `export` saved; the link is free again."""
+        """Become what `export` saved; the link is free again.
+
+        Raises:
+            CheckpointCorruptError: if a tensor is missing or does not fit the slice.
+        """
+        for name in ("params", *(k for k in tensors if k.startswith("memory/"))):
+            if name not in tensors or tensors[name].shape != self.params_S.shape:
+                found = tuple(tensors[name].shape) if name in tensors else "missing"
+                raise CheckpointCorruptError(
+                    f"shard state '{name}' is {found}, the shard has {tuple(self.params_S.shape)}"
+                )
         self.params_S.copy_(tensors["params"])
         self._optimizer.restore(_with_prefix(tensors, "optimizer/"))
         self.state.memory.clear()
