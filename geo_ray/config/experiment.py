@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -94,7 +94,9 @@ class EmulateConfig(Model):
     link: LinkSpec | None = Field(None, description="every direction that `links` does not name")
     links: tuple[EmulatedLink, ...] = Field((), description="single directions")
     step_s: float | None = Field(None, gt=0, description="pad every worker's step to this long")
-    step_s_by_region: dict[str, float] = Field({}, description="the same for single regions")
+    step_s_by_region: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        {}, description="the same for single regions"
+    )
 
 
 class RunConfig(Model):
@@ -132,9 +134,26 @@ class Experiment(Model):
         for where, name in self._mentions():
             if name not in names:
                 raise ValueError(f"{where}: there is no region '{name}'; regions are {names}")
+        self._check_links()
+        if self.train.mode == "async" and self.strategy.in_rounds and len(names) > 1:
+            workers = {region.name: region.workers for region in self.regions}
+            if len(set(workers.values())) > 1:
+                raise ValueError(
+                    f"train.mode: async gives regions with unequal workers {workers} unequal "
+                    f"numbers of steps, but strategy '{self.strategy.kind}' works in rounds of "
+                    "all regions; use equal workers, mode sync, or asgd, asgd_ga or ama"
+                )
         if self.device != "cpu" and any(r.gpus_per_worker == 0 for r in self.regions):
             raise ValueError("device: cuda needs regions.*.gpus_per_worker above 0")
         return self
+
+    def _check_links(self) -> None:
+        pairs = [] if self.emulate is None else [(li.src, li.dst) for li in self.emulate.links]
+        for i, (src, dst) in enumerate(pairs):
+            if src == dst:
+                raise ValueError(f"emulate.links.{i}: a link leads to another region, not to {src}")
+            if (src, dst) in pairs[:i]:
+                raise ValueError(f"emulate.links.{i}: {src} to {dst} is given more than once")
 
     def _mentions(self) -> list[tuple[str, str]]:
         found = []

@@ -17,7 +17,7 @@ the averager, and merges differences rather than overwriting.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -38,6 +38,8 @@ from geo_ray.sync.base import (
 
 class Ama(Model):
     """Configuration and rule of `ama`."""
+
+    in_rounds: ClassVar[bool] = False
 
     kind: Literal["ama"] = "ama"
     interval: int = Field(8, ge=1, description="local steps between two snapshots")
@@ -76,7 +78,8 @@ class Ama(Model):
                 [] if finals is None else answer_all(hub, finals, weighted_mean(finals, "uniform"))
             )
         hub.version += 1
-        hub.memory[f"model/{update.region}"] = update.payload_P
+        # A copy: what carried the update may use its buffer again.
+        hub.memory[f"model/{update.region}"] = update.payload_P.clone()
         newest = [hub.memory[f"model/{r}"] for r in hub.members if f"model/{r}" in hub.memory]
         mean_P = torch.stack(newest).mean(dim=0)
         return [Reply(update.region, update.seq, hub.version, update.num_samples, mean_P)]

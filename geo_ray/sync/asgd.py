@@ -15,7 +15,7 @@ messages drained, all replicas agree to rounding.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -27,6 +27,8 @@ from geo_ray.sync.base import HubState, Outgoing, RegionState, Reply, Update, Wa
 
 class Asgd(Model):
     """Configuration and rule of `asgd`."""
+
+    in_rounds: ClassVar[bool] = False
 
     kind: Literal["asgd"] = "asgd"
     wait: Literal["always", "when_busy"] = Field(

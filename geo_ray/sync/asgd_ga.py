@@ -23,7 +23,7 @@ SGD it is the same, and momentum or AdamW do not take a sum of gradients for one
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -35,6 +35,8 @@ from geo_ray.sync.base import HubState, Outgoing, RegionState, Reply, Update, Wa
 
 class AsgdGa(Model):
     """Configuration and rule of `asgd_ga`."""
+
+    in_rounds: ClassVar[bool] = False
 
     kind: Literal["asgd_ga"] = "asgd_ga"
     interval: int = Field(8, ge=1, description="local steps between two messages")

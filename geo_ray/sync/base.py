@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -147,7 +147,14 @@ class HubState:
 
 
 class Strategy(Protocol):
-    """The methods of a strategy. All are pure in the sense of the module's docstring."""
+    """The methods of a strategy. All are pure in the sense of the module's docstring.
+
+    Attributes:
+        in_rounds: whether nobody is answered before every region has spoken, so that all regions
+            must take the same number of steps.
+    """
+
+    in_rounds: ClassVar[bool]
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """Take in one combined gradient of the region's workers.
@@ -165,7 +172,10 @@ class Strategy(Protocol):
         """The last word after the last step; None if the regions are equal anyway."""
 
     def on_update(self, hub: HubState, update: Update) -> list[Reply]:
-        """In the averager: take in one update; answer nobody, one region, or all."""
+        """In the averager: take in one update; answer nobody, one region, or all.
+
+        The update's payload is the caller's again once the update is answered: keep a copy.
+        """
 
 
 def weighted_mean(updates: Sequence[Update], weights: Weights) -> Tensor:

@@ -14,7 +14,7 @@ weights ``q_i`` are explicit here.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -36,6 +36,8 @@ from geo_ray.sync.base import (
 
 class Bsp(Model):
     """Configuration and rule of `bsp`."""
+
+    in_rounds: ClassVar[bool] = True
 
     kind: Literal["bsp"] = "bsp"
     weights: Weights = Field("samples", description="weight of a region: 1/M or by its samples")
@@ -64,4 +66,6 @@ class Bsp(Model):
         updates = hub.gather(update)
         if updates is None:
             return []
-        return answer_all(hub, updates, weighted_mean(updates, self.weights))
+        # A refused gradient is none, and not a gradient of zero, whatever the weights.
+        used = [u for u in updates if u.num_samples > 0] or updates
+        return answer_all(hub, updates, weighted_mean(used, self.weights))

@@ -16,7 +16,7 @@ With ``interval`` 1 and plain SGD it equals synchronous data parallelism.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -37,6 +37,8 @@ from geo_ray.sync.base import (
 
 class Sma(Model):
     """Configuration and rule of `sma`."""
+
+    in_rounds: ClassVar[bool] = True
 
     kind: Literal["sma"] = "sma"
     interval: int = Field(8, ge=1, description="local steps between two averages")
