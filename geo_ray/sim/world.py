@@ -15,8 +15,8 @@ from torch import Tensor
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.data.manifest import Manifest
-from geo_ray.job.build import build_averager, initial_parameters
-from geo_ray.job.evals import EvalBoard
+from geo_ray.errors import InvariantError, NonFiniteError
+from geo_ray.job.build import build_averager, build_evals, initial_parameters
 from geo_ray.observe.schema import Event
 from geo_ray.sim.network import Network
 from geo_ray.sim.region import RegionHooks, SimRegion
@@ -75,7 +75,7 @@ class World:
         self._network = Network(experiment)
         self.averager = build_averager(experiment, params_P.numel())
         self._hub = experiment.averager_region
-        self._evals = EvalBoard(task, len(experiment.regions))
+        self._evals = build_evals(experiment, task)
         self._open: dict[str, tuple[float, Send]] = {}
         self._applied_s: dict[str, float] = {}
         hooks = RegionHooks(self._on_send, self._on_step, self._on_evaluated)
@@ -87,10 +87,18 @@ class World:
         }
 
     def run(self) -> SimResult:
-        """Train to the end."""
+        """Train to the end.
+
+        Raises:
+            NonFiniteError: if a region refused too many steps in a row, or sent what is not finite.
+            InvariantError: if a region waits for what will never come.
+        """
         for region in self.regions.values():
             region.start()
         self._scheduler.run()
+        stuck = {n: r.server.phase for n, r in self.regions.items() if r.server.phase != "done"}
+        if stuck:
+            raise InvariantError(f"nothing is left to happen, but regions wait: {stuck}")
         sent = {pair: dict(classes) for pair, classes in self._network.sent_bytes.items()}
         for (src, dst), classes in sorted(sent.items()):
             self._emit("wan", self._scheduler.now_s, src=src, dst=dst, bytes_by_class=classes)
@@ -149,6 +157,11 @@ class World:
         self._emit("step", now_s, **fields)
         for cause in done.refused:
             self._emit("step_refused", now_s, region=name, step=done.step, cause=cause)
+        if self.regions[name].server.exhausted:
+            raise NonFiniteError(
+                f"region '{name}' refused {self._experiment.train.max_refused_steps} steps in a "
+                "row: no finite loss and gradient"
+            )
 
     def _on_evaluated(self, name: str, step: int, stats: Stats, rows: int, final: bool) -> None:
         target = self._experiment.train.target
