@@ -1,0 +1,118 @@
+"""Runs `geo-ray` as a user does, in its own process, and reads what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Timer
+from typing import Any
+
+from geo_ray.config.cluster import LocalClusterConfig
+from geo_ray.runtime.local_cluster import LocalCluster
+
+GEO_RAY = (sys.executable, "-m", "geo_ray.cli.main")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run that ended well.
+
+    Attributes:
+        directory: its run directory.
+        began_unix_s: when its process was started.
+        wall_s: how long the process took.
+        lines: what it printed on stderr, each with the seconds since it was started.
+    """
+
+    directory: Path
+    began_unix_s: float
+    wall_s: float
+    lines: Sequence[tuple[float, str]]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The content of `summary.json`."""
+        return dict(json.loads((self.directory / "summary.json").read_text("utf-8")))
+
+    def events(self, kind: str) -> Iterator[dict[str, Any]]:
+        """All events of one kind, in order."""
+        for line in (self.directory / "events.jsonl").read_text("utf-8").splitlines():
+            event = json.loads(line)
+            if event["kind"] == kind:
+                yield event
+
+    def line_s(self, start: str) -> float:
+        """Seconds from the start to the first line that begins with ``start``."""
+        return next(at_s for at_s, line in self.lines if line.startswith(start))
+
+
+def geo_ray(
+    verb: str,
+    config: Path,
+    sets: Mapping[str, object],
+    runs: Path,
+    *,
+    cores: set[int] | None = None,
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = 900.0,
+) -> Run:
+    """Run ``geo-ray VERB CONFIG --plain --set ...`` to its end.
+
+    Args:
+        verb: ``train`` or ``simulate``.
+        config: a configuration file.
+        sets: values by key, as for ``--set``.
+        runs: where the run directory is made; new for every run.
+        cores: cores that the command and all that it starts may use; None for all.
+        environment: additions to the environment.
+        timeout_s: kill it then.
+    """
+    arguments = [f"{key}={value}" for key, value in {**sets, "run.dir": runs}.items()]
+    flags = [part for argument in arguments for part in ("--set", argument)]
+    before = os.sched_getaffinity(0)
+    began_unix_s, began_s = time.time(), time.perf_counter()
+    if cores is not None:
+        os.sched_setaffinity(0, cores)
+    try:
+        process = subprocess.Popen(
+            [*GEO_RAY, verb, str(config), "--plain", *flags],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+        )
+    finally:
+        os.sched_setaffinity(0, before)
+    timer = Timer(timeout_s, process.terminate)
+    timer.start()
+    assert process.stderr is not None
+    lines = [(time.perf_counter() - began_s, line.rstrip()) for line in process.stderr]
+    code = process.wait()
+    timer.cancel()
+    wall_s = time.perf_counter() - began_s
+    if code:
+        tail = "\n".join(line for _, line in lines[-20:])
+        raise RuntimeError(f"geo-ray {verb} {config.name} ended with {code}:\n{tail}")
+    (directory,) = runs.iterdir()
+    return Run(directory, began_unix_s, wall_s, lines)
+
+
+@contextmanager
+def kept_cluster(
+    regions: Sequence[str], cpus_per_region: float
+) -> Iterator[tuple[dict[str, object], dict[str, str]]]:
+    """A local cluster for several runs, as ``kind: local`` makes it for one.
+
+    Yields:
+        What to add to a run's ``sets``, and to its environment.
+    """
+    with LocalCluster(LocalClusterConfig(), regions, cpus_per_region) as cluster:
+        sets = {"cluster": f"{{kind: existing, address: '{cluster.address}'}}"}
+        yield dict(sets), dict(cluster.environment)

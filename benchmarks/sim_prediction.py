@@ -1,0 +1,67 @@
+"""What the simulator says about the quickstart, against the real run of the same configuration.
+
+For each strategy the quickstart runs on real actors (links shaped inside the transport, steps
+padded, as its `emulate` section says) and on the virtual clock. Asked: predicted training time
+within 10 % of the real one, the simulator at least 3 times faster than real time (its whole command
+against the training time of the real run), and, for `bsp` and `sma`, bit-equal final parameters.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import support
+from command import geo_ray
+
+CONFIG = support.REPOSITORY / "configs" / "quickstart.yaml"
+STRATEGIES = {
+    "sma": "{kind: sma, interval: 4}",
+    "bsp": "{kind: bsp}",
+    "asgd": "{kind: asgd}",
+    "asgd_ga": "{kind: asgd_ga, interval: 4}",
+    "ama": "{kind: ama, interval: 4}",
+}
+DETERMINISTIC = ("sma", "bsp")
+
+
+def main() -> None:
+    options = support.parse(__doc__)
+    machine = support.hardware()
+    names = DETERMINISTIC[:1] if options.quick else tuple(STRATEGIES)
+    repeats = 1 if options.quick else 3
+    figures: list[support.Figure] = []
+    for name in names:
+        with tempfile.TemporaryDirectory() as directory:
+            figures += compare(name, Path(directory), repeats if name in DETERMINISTIC else 1)
+    support.finish("sim_prediction", machine, figures, options.out)
+
+
+def compare(name: str, directory: Path, repeats: int) -> list[support.Figure]:
+    """Run one strategy both ways; ``repeats`` times for real."""
+    sets = {"strategy": STRATEGIES[name]}
+    support.say(f"{name}: simulate")
+    simulated = [geo_ray("simulate", CONFIG, sets, directory / f"sim{i}") for i in range(repeats)]
+    real = []
+    for number in range(repeats):
+        support.say(f"{name}: train, run {number + 1} of {repeats}")
+        real.append(geo_ray("train", CONFIG, sets, directory / f"real{number}"))
+    predicted_s = simulated[0].summary["seconds"]
+    real_s = [run.summary["seconds"] for run in real]
+    errors = [abs(predicted_s / seconds - 1.0) for seconds in real_s]
+    speeds = [seconds / run.wall_s for seconds, run in zip(real_s, simulated, strict=True)]
+    digests = {run.summary["digest"] for run in [*simulated, *real]}
+    figures = [
+        support.Figure(f"{name}_predicted_s", predicted_s, "s"),
+        support.median(f"{name}_real_s", real_s, "s"),
+        support.median(f"{name}_prediction_error", errors, "ratio", "<= 0.1"),
+        support.median(f"{name}_sim_speed_over_real_time", speeds, "ratio", ">= 3"),
+    ]
+    if name in DETERMINISTIC:
+        equal = float(len(digests) == 1)
+        figures.append(support.Figure(f"{name}_digests_equal", equal, "1 = yes", ">= 1"))
+    return figures
+
+
+if __name__ == "__main__":
+    main()
