@@ -26,6 +26,7 @@ from geo_ray.wan.meta import Meta
 from geo_ray.wan.quiet_log import QuietLog
 from geo_ray.wan.shared_buffer import SharedBuffer
 from geo_ray.wan.sockets import Address
+from geo_ray.wan.workers import Workers
 
 _LOGGER = logging.getLogger(__name__)
 _RETRY_S: Final = 0.05
@@ -134,11 +135,11 @@ class LanServer:
         self._quiet = QuietLog(_LOGGER)
         self._lock = threading.Lock()
         self._closed = False
-        self._threads: dict[threading.Thread, socket.socket] = {}
+        self._sockets: set[socket.socket] = set()
+        self._workers = Workers()
         self._listener = sockets.listen(host, port)
         self.address: Address = sockets.address_of(self._listener)
-        self._acceptor = threading.Thread(target=self._accept, name="lan-accept", daemon=True)
-        self._acceptor.start()
+        self._workers.start("lan-accept", self._accept)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Close every connection and join the threads; release blocked handlers first.
@@ -147,16 +148,10 @@ class LanServer:
         """
         with self._lock:
             self._closed = True
-            threads = dict(self._threads)
-        sockets.hang_up(self._listener)
-        deadline_s = time.monotonic() + timeout_s
-        for sock in threads.values():
+            connected = list(self._sockets)
+        for sock in (self._listener, *connected):
             sockets.hang_up(sock)
-        for thread in (self._acceptor, *threads):
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, deadline_s - time.monotonic()))
-            if thread.is_alive():
-                _LOGGER.warning("the handler of %s is still busy", thread.name)
+        self._workers.join(timeout_s)
         self._listener.close()
 
     def __enter__(self) -> LanServer:
@@ -176,25 +171,21 @@ class LanServer:
                     return
                 time.sleep(_RETRY_S)  # out of file descriptors, most likely
                 continue
-            thread = threading.Thread(
-                target=self._serve, args=(sock,), name=f"lan-{source[0]}:{source[1]}", daemon=True
-            )
-            with self._lock:
-                if self._closed:
-                    sock.close()
-                    return
-                self._threads[thread] = sock
-            thread.start()
+            self._workers.start(f"lan-{source[0]}:{source[1]}", partial(self._serve, sock))
 
     def _serve(self, sock: socket.socket) -> None:
-        try:
-            connection = self._welcome(sock)
-            if connection is not None:
-                self._answer_all(connection)
-        finally:
+        with sock:
             with self._lock:
-                self._threads.pop(threading.current_thread(), None)
-            sock.close()
+                if self._closed:
+                    return
+                self._sockets.add(sock)
+            try:
+                connection = self._welcome(sock)
+                if connection is not None:
+                    self._answer_all(connection)
+            finally:
+                with self._lock:
+                    self._sockets.discard(sock)
 
     def _welcome(self, sock: socket.socket) -> LanConnection | None:
         side = Side(

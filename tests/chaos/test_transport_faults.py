@@ -164,7 +164,7 @@ def test_flipped_bits_are_noticed_and_nothing_wrong_is_delivered(seed: int) -> N
         damaged[chance.randrange(len(piece))] ^= 1 << chance.randrange(8)
         return bytes(damaged)
 
-    eu, us = Node("eu", peer_timeout_s=0.5), Node("us", peer_timeout_s=0.5)
+    eu, us = (Node(region, peer_timeout_s=0.5, handshake_timeout_s=0.5) for region in ("eu", "us"))
     with linked(eu, us) as proxy:
         proxy.alter = flip
         _converse(eu, us, 60, random.Random(seed))
@@ -178,7 +178,7 @@ def test_repeated_and_lost_pieces_of_the_stream_are_noticed() -> None:
         dice = chance.random()
         return piece * 2 if dice < 0.03 else b"" if dice < 0.06 else piece
 
-    eu, us = Node("eu", peer_timeout_s=0.5), Node("us", peer_timeout_s=0.5)
+    eu, us = (Node(region, peer_timeout_s=0.5, handshake_timeout_s=0.5) for region in ("eu", "us"))
     with linked(eu, us) as proxy:
         proxy.alter = spoil
         _converse(eu, us, 60, random.Random(1))
@@ -202,7 +202,7 @@ def test_a_silent_peer_counts_as_down_and_is_found_again() -> None:
 
 
 def test_a_long_transfer_over_a_slow_wire_is_not_silence() -> None:
-    eu, us = Node("eu", peer_timeout_s=0.2), Node("us", peer_timeout_s=0.2)
+    eu, us = Node("eu", peer_timeout_s=0.5), Node("us", peer_timeout_s=0.5)
     with linked(eu, us) as proxy:
 
         def crawl(index: int, direction: int, offset: int, piece: bytes) -> bytes:

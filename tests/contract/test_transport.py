@@ -42,7 +42,7 @@ class Node:
         identity = {"run_id": "run", "key": KEY} | {
             name: options.pop(name) for name in ("run_id", "key") if name in options
         }
-        own = {name: options.pop(name) for name in ("shaping",) if name in options}
+        own = {name: options.pop(name) for name in ("shaping", "run_start_s") if name in options}
         self.handler: Callable[[Message], None] = lambda _: None
         self.got: list[tuple[str, Message]] = []
         self.peers: list[tuple[str, int, bool]] = []
@@ -160,8 +160,8 @@ def test_a_handler_may_answer() -> None:
 
 
 def test_a_slow_reader_pushes_back_and_is_not_taken_for_dead() -> None:
-    eu = Node("eu", max_outbox_messages=4, peer_timeout_s=0.2)
-    us = Node("us", peer_timeout_s=0.2)
+    eu = Node("eu", max_outbox_messages=4, peer_timeout_s=0.4)
+    us = Node("us", peer_timeout_s=0.4)
     release = threading.Event()
     us.handler = lambda _: void(release.wait(WAIT_S))
     with running(eu, us):
@@ -171,7 +171,7 @@ def test_a_slow_reader_pushes_back_and_is_not_taken_for_dead() -> None:
         payload = bytes(8_000_000)
         with pytest.raises(DeadlineExceededError, match="send_deadline_s") as full:
             while True:
-                eu.say("us", accepted, payload, deadline_s=0.5)
+                eu.say("us", accepted, payload, deadline_s=1.0)
                 accepted += 1
         assert "region us" in full.value.message
         assert 4 <= accepted <= 6
@@ -521,17 +521,19 @@ def test_shaped_messages_come_in_order_and_never_early() -> None:
 
 def test_an_emulated_outage_holds_bytes_back_without_ending_the_connection() -> None:
     spec = LinkSpec(delay_s=0.01, outages=((0.3, 0.8),))
-    eu = Node("eu", shaping={"us": LinkModel(spec, 1)}, peer_timeout_s=0.6)
-    us = Node("us", shaping={"eu": LinkModel(spec, 2)}, peer_timeout_s=0.6)
-    clock, arrivals = SystemClock(), []
-    us.handler = lambda _: arrivals.append(clock.now_s())
+    clock = SystemClock()
+    arrivals: list[float] = []
     began_s = clock.now_s()
+    common = {"peer_timeout_s": 1.0, "run_start_s": began_s}
+    eu = Node("eu", shaping={"us": LinkModel(spec, 1)}, **common)
+    us = Node("us", shaping={"eu": LinkModel(spec, 2)}, **common)
+    us.handler = lambda _: arrivals.append(clock.now_s())
     with running(eu, us):
         join(eu, us)
         while clock.now_s() < began_s + 0.4:
             clock.sleep_s(0.02)
         eu.say("us", 1)
         us.wait_messages(1)
-        assert arrivals[0] - began_s >= 0.79  # the endpoints began their time a moment earlier
+        assert arrivals[0] - began_s >= 0.8
         assert us.peers == [("eu", 1, True)] and eu.peers == [("us", 1, True)]
         assert eu.endpoint.stats()["us"]["reconnects"] == 0
