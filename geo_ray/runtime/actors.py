@@ -138,8 +138,9 @@ class BridgeActor:
 
     def close(self) -> None:
         """Close all sockets."""
-        self._endpoint.close(1.0)
+        self._bridge.close()
         self._lan.close()
+        self._endpoint.close(1.0)
 
 
 class LeadActor:
@@ -218,11 +219,11 @@ class LeadActor:
 
     def close(self) -> None:
         """Close all sockets."""
-        if self._lead is not None:
-            self._lan.close()
-            self._lead.close()
         for client in self._clients:
             client.close()
+        if self._lead is not None:
+            self._lead.close()
+            self._lan.close()
 
 
 class FollowerActor:

@@ -11,13 +11,19 @@ import threading
 import time
 from typing import Any
 
-from geo_ray.errors import DeadlineExceededError, GeoRayError, InvariantError
-from geo_ray.runtime import fields
+from geo_ray.errors import (
+    DeadlineExceededError,
+    GeoRayError,
+    InvariantError,
+    LinkDownError,
+)
 from geo_ray.runtime.journal import Journal
 from geo_ray.runtime.messages import (
     as_bytes,
+    read_refusal,
     read_reply,
     read_update,
+    refusal_meta,
     reply_meta,
     update_meta,
 )
@@ -66,6 +72,7 @@ class Bridge:
         self._lock = threading.Lock()
         self._answered = threading.Condition(self._lock)
         self._answers: dict[int, Reply | GeoRayError] = {}
+        self._closed = False
 
     def use(self, endpoint: Endpoint) -> None:
         """Speak to other regions through ``endpoint``, whose messages go to `on_message`."""
@@ -88,6 +95,12 @@ class Bridge:
         links = {} if self._endpoint is None else self._endpoint.stats()
         version = None if self._averager is None else self._averager.hub.version
         return {"links": links, "version": version}
+
+    def close(self) -> None:
+        """Release a lead that waits; sockets belong to their owner."""
+        with self._answered:
+            self._closed = True
+            self._answered.notify_all()
 
     def _hub_state(self) -> Averager:
         if self._averager is None:
@@ -115,6 +128,8 @@ class Bridge:
         deadline_s = time.monotonic() + self._timeout_s
         with self._answered:
             while seq not in self._answers:
+                if self._closed:
+                    raise LinkDownError(f"the bridge of region '{self._region}' is closing")
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0 or not self._answered.wait(left_s):
                     raise DeadlineExceededError(
@@ -139,8 +154,7 @@ class Bridge:
         elif message.kind == "reply" and peer == self._hub:
             self._arrived(read_reply(message.meta, view_of(message.payload)))
         elif message.kind == "refused" and peer == self._hub:
-            seq = fields.count(message.meta, "seq")
-            self._refused(seq, InvariantError(fields.text(message.meta, "error")))
+            self._refused(*read_refusal(message.meta))
         else:
             log.warning("region '%s' sent an unexpected '%s'", peer, message.kind)
 
@@ -182,7 +196,7 @@ class Bridge:
         if update.region == self._region:
             self._refused(update.seq, error)
             return
-        meta: Meta = {"seq": update.seq, "error": f"{error.code}: {error.message}"}
+        meta = refusal_meta(update.seq, error)
         self._wan().send(update.region, Message("refused", meta, b"", "control"))
 
     def _arrived(self, reply: Reply) -> None:

@@ -15,8 +15,9 @@ from queue import SimpleQueue
 from typing import Any
 
 from geo_ray.checkpoint.manifest import PartInfo
-from geo_ray.errors import DeadlineExceededError, GeoRayError, InvariantError
+from geo_ray.errors import DeadlineExceededError, GeoRayError, InvariantError, LinkDownError
 from geo_ray.runtime import fields
+from geo_ray.runtime.deadlines import exchange_s
 from geo_ray.runtime.journal import Journal
 from geo_ray.runtime.layout import shared_gradient, shared_parameters
 from geo_ray.runtime.messages import (
@@ -93,13 +94,12 @@ class Lead:
     def status(self) -> dict[str, Any]:
         """What the region is doing: plain values."""
         with self._lock:
-            failure = self._failure
             return {
                 "version": self.server.version,
                 "phase": self.server.phase,
                 "exhausted": self.server.exhausted,
                 "applied": self.server.ledger.applied,
-                "failure": None if failure is None else (failure.code, str(failure)),
+                "failure": self._failure,
             }
 
     def stop(self) -> None:
@@ -115,7 +115,12 @@ class Lead:
         self._write(snapshots)
 
     def close(self) -> None:
-        """Stop the exchange thread; connections belong to their owners."""
+        """Release waiting workers, stop the exchange thread; connections belong to their owners."""
+        with self._changed:
+            self._failure = self._failure or LinkDownError(
+                f"the parameter server of region '{self.server.plan.region}' is closing"
+            )
+            self._changed.notify_all()
         self._sends.put(None)
         self._exchanger.join(timeout=5.0)
 
@@ -126,7 +131,10 @@ class Lead:
     ) -> tuple[Meta, memoryview | None]:
         """One request of a worker: join, push or stats; blocks until it is answered."""
         worker = fields.count(conn.hello, "worker")
-        if meta["op"] == "stats":
+        operation = fields.text(meta, "op")
+        with self._changed:
+            self._admit(conn, worker, joins=operation == "join")
+        if operation == "stats":
             self._journal.add(
                 "stats",
                 step=fields.count(meta, "version"),
@@ -136,11 +144,11 @@ class Lead:
             )
             return {}, None
         with self._changed:
-            if meta["op"] == "join":
-                self._epochs[worker] = fields.count(conn.hello, "epoch")
+            if operation == "join":
                 self._answers.pop(worker, None)
                 effects = self.server.join(worker)
             else:
+                self._admit(conn, worker)
                 self._shard.put(worker, self._gradient(conn, payload))
                 effects = self.server.push(worker, read_report(meta))
             snapshots = self._carry_out(effects)
@@ -154,6 +162,19 @@ class Lead:
             if self._epochs.get(worker) == fields.count(conn.hello, "epoch"):
                 self.server.leave(worker)
 
+    def _admit(self, conn: LanConnection, worker: int, *, joins: bool = False) -> None:
+        """Refuse an incarnation that was replaced; it may only have been cut off for a while."""
+        epoch = fields.count(conn.hello, "epoch")
+        newest = self._epochs.get(worker, 0)
+        if epoch < newest or (epoch > newest and not joins):
+            raise LinkDownError(
+                f"worker {worker} of region '{self.server.plan.region}' in epoch {epoch} was "
+                f"replaced: epoch {newest} is the present one"
+            )
+        if epoch > newest:
+            self._epochs[worker] = epoch
+            self._changed.notify_all()  # who waits in the name of the old one must not take answers
+
     def _gradient(self, conn: LanConnection, payload: memoryview | None) -> Any:
         count = self._shard.params_S.numel()
         if conn.shared is None:
@@ -165,15 +186,19 @@ class Lead:
     ) -> tuple[Meta, memoryview | None]:
         deadline_s = time.monotonic() + self._timeout_s
         with self._changed:
+            self._admit(conn, worker)
             while worker not in self._answers:
-                left_s = deadline_s - time.monotonic()
                 if self._failure is not None:
                     raise self._failure
-                if left_s <= 0 or not self._changed.wait(left_s):
+                # An open exchange has a deadline of its own, and its error says more than ours.
+                left_s = None if self.server.link_busy else deadline_s - time.monotonic()
+                if left_s is not None and left_s <= 0:
                     raise DeadlineExceededError(
                         f"region '{self.server.plan.region}': worker {worker} got no answer within "
                         f"train.step_timeout_s = {self._timeout_s} s (phase {self.server.phase})"
                     )
+                self._changed.wait(left_s)
+                self._admit(conn, worker)
             answer = self._answers.pop(worker)
             params_S = self._shard.params_S
             if conn.shared is None:
@@ -251,10 +276,10 @@ class Lead:
         while (send := self._sends.get()) is not None:
             try:
                 self._exchange_one(send)
-            except GeoRayError as error:
-                log.warning("exchange of %s failed: %s", self.server.plan.region, error)
+            except Exception as error:  # whatever it is: the workers must hear of it
+                log.warning("exchange of %s failed", self.server.plan.region, exc_info=error)
                 with self._changed:
-                    self._failure = error
+                    self._failure = _typed(error)
                     self._changed.notify_all()
                 return
 
@@ -267,7 +292,7 @@ class Lead:
         meta, payload = bridge.request(
             {"op": "update", **update_meta(update)},
             as_bytes(update.payload_P),
-            timeout_s=self._timeout_s,
+            timeout_s=exchange_s(self._timeout_s),
         )
         reply = read_reply(meta, payload)
         self._journal.add(
@@ -283,3 +308,9 @@ class Lead:
         with self._changed:
             snapshots = self._carry_out(self.server.on_reply(reply))
         self._write(snapshots)
+
+
+def _typed(error: Exception) -> GeoRayError:
+    if isinstance(error, GeoRayError):
+        return error
+    return InvariantError(f"an exchange failed: {type(error).__name__}: {error}")

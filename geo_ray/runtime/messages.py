@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from geo_ray.errors import FrameError
+from geo_ray.errors import FrameError, GeoRayError
 from geo_ray.runtime import fields
 from geo_ray.sync.base import Reply, Update
 from geo_ray.tasks.base import Stats
@@ -104,6 +104,22 @@ def read_reply(meta: Meta, payload: memoryview | bytes | None) -> Reply:
     )
 
 
+def refusal_meta(seq: int, error: GeoRayError) -> Meta:
+    """The averager's refusal of update ``seq`` as a header."""
+    return {"seq": seq, "code": error.code, "message": error.message, "fix": error.fix}
+
+
+def read_refusal(meta: Meta) -> tuple[int, GeoRayError]:
+    """The inverse of `refusal_meta`; a code that this release lacks gives the tree's root."""
+    code = fields.text(meta, "code")
+    kinds: list[type[GeoRayError]] = [GeoRayError]
+    for kind in kinds:  # grows while it is walked
+        kinds += kind.__subclasses__()
+    found = next((kind for kind in kinds if kind.code == code), GeoRayError)
+    error = found(fields.text(meta, "message"), fix=fields.text(meta, "fix"))
+    return fields.count(meta, "seq"), error
+
+
 def answer_meta(answer: Answer) -> Meta:
     """A worker's next work as a header."""
     span = answer.span
@@ -166,12 +182,19 @@ def stats_message(version: int, stats: Stats, rows: int, *, final: bool) -> tupl
 
 
 def read_stats(meta: Meta, payload: memoryview | bytes | None) -> dict[str, list[float]]:
-    """The sums of `stats_message` by name."""
-    flat = np.frombuffer(b"" if payload is None else payload, dtype=np.float64)
-    edges = np.cumsum([0, *fields.counts(meta, "sizes")])
+    """The sums of `stats_message` by name.
+
+    Raises:
+        FrameError: if names, sizes and payload do not fit together.
+    """
+    names, sizes = fields.texts(meta, "names"), fields.counts(meta, "sizes")
+    data = memoryview(b"" if payload is None else payload)
+    if len(names) != len(sizes) or data.nbytes != 8 * sum(sizes):
+        raise FrameError(f"statistics {names} of sizes {sizes} came with {data.nbytes} bytes")
+    flat = np.frombuffer(data, dtype=np.float64)
+    edges = pairwise(np.cumsum([0, *sizes]))
     return {
-        name: flat[start:stop].tolist()
-        for name, (start, stop) in zip(fields.texts(meta, "names"), pairwise(edges), strict=True)
+        name: flat[start:stop].tolist() for name, (start, stop) in zip(names, edges, strict=True)
     }
 
 
@@ -186,8 +209,10 @@ def contributions_meta(contributions: Sequence[Contribution]) -> Meta:
 
 def read_contributions(meta: Meta) -> list[Contribution]:
     """The inverse of `contributions_meta`."""
-    pairs = zip(fields.counts(meta, "workers"), fields.counts(meta, "samples"), strict=True)
-    return [Contribution(worker, samples) for worker, samples in pairs]
+    workers, samples = fields.counts(meta, "workers"), fields.counts(meta, "samples")
+    if len(workers) != len(samples):
+        raise FrameError(f"contributions of {len(workers)} workers with {len(samples)} sizes")
+    return [Contribution(*pair) for pair in zip(workers, samples, strict=True)]
 
 
 def _span(meta: Meta) -> Span:

@@ -29,6 +29,7 @@ class Saver:
         self._config_digest = config_digest
         self._epoch = epoch
         self._id: int | None = None
+        self._newest = -1
         self._parts: dict[str, PartInfo] = {}
         self._step = 0
 
@@ -43,7 +44,9 @@ class Saver:
         Raises:
             RunDirectoryError: if its directory cannot be made.
         """
-        checkpoint = self._store.next_id()
+        # Never an id twice, or late parts of an abandoned checkpoint would pass for the next one's.
+        checkpoint = max(self._store.next_id(), self._newest + 1)
+        self._newest = checkpoint
         self._store.begin(checkpoint)
         self._id, self._parts, self._step = checkpoint, {}, 0
         return checkpoint

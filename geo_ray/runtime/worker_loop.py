@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from geo_ray.data.reader import RegionReader
+from geo_ray.runtime.deadlines import answer_s
 from geo_ray.runtime.layout import shared_gradient, shared_parameters
 from geo_ray.runtime.messages import as_bytes, as_tensor, read_answer, report_meta, stats_message
 from geo_ray.training.flat import split_sizes
@@ -30,7 +31,7 @@ class ShardLink:
         client: the connection.
         params_S: the worker's parameters of this slice, fp32 (S,).
         grad_S: the worker's gradient of this slice, fp32 (S,).
-        timeout_s: longest wait for an answer.
+        timeout_s: ``train.step_timeout_s``; the shard gives up earlier, see `deadlines`.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class ShardLink:
         self.client = client
         self._params_S = params_S
         self._grad_S = grad_S
-        self._timeout_s = timeout_s
+        self._timeout_s = answer_s(timeout_s)
         shared = client.shared
         count = params_S.numel()
         self._shared_grad_S = None if shared is None else shared_gradient(shared, count)

@@ -1,0 +1,247 @@
+"""Whole regions in the threads of one process: real sockets, real gradients, no Ray."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from geo_ray.config.experiment import Experiment, RegionConfig
+from geo_ray.data.manifest import Manifest
+from geo_ray.errors import GeoRayError
+from geo_ray.job.build import build_averager, build_shard, initial_parameters, server_plan
+from geo_ray.job.data import open_readers, prepare_manifest
+from geo_ray.runtime.bridge import Bridge
+from geo_ray.runtime.follower import Follower
+from geo_ray.runtime.journal import Journal
+from geo_ray.runtime.layout import shared_bytes
+from geo_ray.runtime.lead import Lead, LeadPorts
+from geo_ray.runtime.remote_shard import RemoteShard
+from geo_ray.runtime.worker_loop import ShardLink, WorkerLoop, buffers_for, slices_of
+from geo_ray.tasks.load import load_task
+from geo_ray.training.averager import Averager
+from geo_ray.training.flat import digest
+from geo_ray.training.model import RegionModel
+from geo_ray.training.server import Server
+from geo_ray.training.worker import Worker
+from geo_ray.wan.endpoint import Endpoint
+from geo_ray.wan.lan_client import LanClient
+from geo_ray.wan.lan_server import LanServer
+from geo_ray.wan.message import Identity
+
+KEY = bytes(32)
+WAIT_S = 60.0
+
+
+def eventually(condition: Callable[[], Any], what: str = "the condition") -> Any:
+    """Poll until the condition is true; its value."""
+    deadline_s = time.monotonic() + WAIT_S
+    while not (value := condition()):
+        if time.monotonic() > deadline_s:
+            raise AssertionError(f"{what} did not come true within {WAIT_S} s")
+        time.sleep(0.005)
+    return value
+
+
+@dataclass
+class Site:
+    """One region: bridge, lead, followers; workers are started one by one."""
+
+    region: RegionConfig
+    world: InProcess
+
+    def __post_init__(self) -> None:
+        world, name, shards = self.world, self.region.name, self.region.ps_shards
+        experiment, timeout_s = world.experiment, world.timeout_s
+        self.journal = Journal(name, time.time())
+        self.servers: list[LanServer] = []
+        self.clients: list[LanClient] = []
+        self.endpoint: Endpoint | None = None
+        self.bridge: Bridge | None = None
+        if world.averager is not None:
+            own = world.averager if name == experiment.averager_region else None
+            hub, parts = experiment.averager_region, str(world.parts)
+            self.bridge = Bridge(name, hub, own, self.journal, parts, timeout_s)
+            identity = Identity("test-run", name, 1, KEY)
+            self.endpoint = Endpoint(identity, self.bridge.on_message, experiment.transport)
+            self.bridge.use(self.endpoint)
+            self.endpoint.listen()
+        self.shards = [
+            build_shard(experiment, self.region, i, world.params_P) for i in range(shards)
+        ]
+        hello = {"peer": f"{name}/lead", "role": "lead"}
+        followers = [
+            Follower(shard, name, i, str(world.parts)) for i, shard in enumerate(self.shards) if i
+        ]
+        slots = [self._serve(follower.handle) for follower in followers]
+        links = [self._dial(slot.address, hello) for slot in slots]
+        uplink = None
+        if self.bridge is not None:
+            self.bridge_lan = self._serve(self.bridge.handle)
+            uplink = self._dial(self.bridge_lan.address, hello)
+        model = RegionModel(
+            [self.shards[0], *[RemoteShard(link, timeout_s) for link in links]],
+            world.params_P.numel(),
+        )
+        self.server = Server(server_plan(experiment, self.region), model)
+        ports = LeadPorts(uplink, links)
+        self.lead = Lead(
+            self.server, self.shards[0], ports, self.journal, str(world.parts), timeout_s
+        )
+        lan = self._serve(self.lead.handle, self.lead.on_close)
+        self.addresses = [lan.address, *[slot.address for slot in slots]]
+
+    def _serve(self, handler: Any, on_close: Any = None) -> LanServer:
+        server = LanServer("127.0.0.1", KEY, handler, on_close=on_close)
+        self.servers.append(server)
+        return server
+
+    def _dial(self, address: tuple[str, int], hello: Any, **options: Any) -> LanClient:
+        client = LanClient(address, KEY, hello, **options)
+        self.clients.append(client)
+        return client
+
+    @property
+    def digest(self) -> str:
+        return digest(torch.cat([shard.params_S for shard in self.shards]))
+
+    def join(self, rank: int, epoch: int = 1, *, shared: bool = True) -> list[LanClient]:
+        """Connections of one worker to all shards, lead first; nothing is asked yet."""
+        sizes = [shard.params_S.numel() for shard in self.shards]
+        hello = {"peer": f"{self.region.name}/{rank}", "role": "worker", "worker": rank}
+        return [
+            self._dial(
+                address,
+                hello | {"epoch": epoch},
+                shared_bytes=shared_bytes(size) if shared else 0,
+            )
+            for address, size in zip(self.addresses, sizes, strict=True)
+        ]
+
+    def loop(self, rank: int, epoch: int = 1, *, shared: bool = True) -> WorkerLoop:
+        world, experiment = self.world, self.world.experiment
+        clients = self.join(rank, epoch, shared=shared)
+        params_P, grad_P = buffers_for(clients, world.params_P.numel())
+        name = self.region.name
+        worker = Worker(world.task, params_P, grad_P, region=name, seed=experiment.seed)
+        slices = zip(
+            clients,
+            slices_of(params_P, len(clients)),
+            slices_of(grad_P, len(clients)),
+            strict=True,
+        )
+        links = [ShardLink(c, p_S, g_S, world.timeout_s) for c, p_S, g_S in slices]
+        train, heldout = open_readers(experiment, world.manifest, name)
+        return WorkerLoop(worker, links, train, heldout, rank=rank, eval_rows=256, step_s=None)
+
+    def start(self, rank: int, epoch: int = 1, *, shared: bool = True) -> WorkerThread:
+        thread = WorkerThread(self.loop(rank, epoch, shared=shared))
+        thread.start()
+        return thread
+
+    def kinds(self) -> list[str]:
+        return [event["kind"] for event in self.journal.take(100_000)]
+
+    def close(self) -> None:
+        if self.bridge is not None:
+            self.bridge.close()
+        for client in self.clients:
+            client.close()
+        self.lead.close()
+        if self.endpoint is not None:
+            self.endpoint.close(0.0)
+        for server in self.servers:
+            server.close()
+
+
+class WorkerThread(threading.Thread):
+    """Runs a worker's loop; `result` gives its steps or raises what stopped it."""
+
+    def __init__(self, loop: WorkerLoop) -> None:
+        super().__init__(daemon=True)
+        self._loop = loop
+        self._steps = -1
+        self._error: GeoRayError | None = None
+
+    def run(self) -> None:
+        try:
+            self._steps = self._loop.run()
+        except GeoRayError as error:
+            self._error = error
+
+    def result(self) -> int:
+        self.join(WAIT_S)
+        assert not self.is_alive(), "the worker still runs"
+        if self._error is not None:
+            raise self._error
+        return self._steps
+
+
+class InProcess:
+    """All regions of an experiment; use as a context manager."""
+
+    def __init__(self, experiment: Experiment, directory: Path, timeout_s: float = WAIT_S) -> None:
+        self.experiment = experiment
+        self.timeout_s = timeout_s
+        self.parts = directory / "checkpoints"
+        self.task = load_task(experiment.task, directory)
+        self.params_P = initial_parameters(self.task, experiment.seed)
+        self.manifest: Manifest
+        self.manifest, _ = prepare_manifest(experiment, self.task, directory, directory / "data")
+        many = len(experiment.regions) > 1
+        self.averager: Averager | None = (
+            build_averager(experiment, self.params_P.numel()) if many else None
+        )
+        self.sites = {region.name: Site(region, self) for region in experiment.regions}
+        hub = experiment.averager_region
+        for name, site in self.sites.items():
+            if site.endpoint is not None and name != hub:
+                home = self.sites[hub].endpoint
+                assert home is not None
+                site.endpoint.connect(hub, home.advertised)
+
+    def run(self, *, shared: bool = True) -> list[str]:
+        """Train to the end, undisturbed; the regions' digests in order."""
+        workers = [
+            site.start(rank, shared=shared)
+            for site in self.sites.values()
+            for rank in range(site.region.workers)
+        ]
+        for worker in workers:
+            worker.result()
+        return [site.digest for site in self.sites.values()]
+
+    def check_books(self) -> None:
+        for site in self.sites.values():
+            ledger = site.server.ledger
+            ledger.check()
+            assert not ledger.in_flight and not ledger.returned
+
+    def __enter__(self) -> InProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for site in self.sites.values():
+            site.close()
+
+
+def experiment_of(**changes: Any) -> Experiment:
+    """A tiny experiment; keywords replace whole sections."""
+    tree: dict[str, Any] = {
+        "name": "tiny",
+        "task": {"use": "digits", "options": {"width": 2}},
+        "data": {"generate": {}, "batch_size": 8},
+        "regions": [{"name": "us-east", "workers": 2}, {"name": "eu-west", "workers": 2}],
+        "strategy": {"kind": "sma", "interval": 2},
+        "optimizer": {"kind": "momentum", "lr": 0.05},
+        "train": {"steps": 6, "eval_every": 3},
+        "cluster": {"kind": "existing"},
+        "checkpoint": {"every_s": None},
+    }
+    return Experiment.model_validate_json(json.dumps(tree | changes))
