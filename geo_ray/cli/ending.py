@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from rich.console import Console
 
+from geo_ray.errors import GeoRayError
 from geo_ray.observe.events import EVENTS_FILE, read_events
 from geo_ray.observe.report import write_report
 from geo_ray.observe.summary import Summary, final_table
@@ -24,6 +26,12 @@ def show_end(summary: Summary, run_dir: Path) -> None:
     model = run_dir / "model.safetensors"
     if model.exists():
         console.print(f"model    {_short(model)}", highlight=False, soft_wrap=True)
+
+
+def name_run(error: GeoRayError, run_dir: Path) -> GeoRayError:
+    """The same error with the run's directory in its advice, ready to be copied and typed."""
+    resume = f"--resume {shlex.quote(str(_short(run_dir)))}"
+    return type(error)(error.message, fix=error.fix.replace("--resume RUN", resume))
 
 
 def _short(path: Path) -> Path:

@@ -59,7 +59,8 @@ def _run(  # type: ignore[no-untyped-def]
 ) -> None:
     from rich.console import Console
 
-    from geo_ray.cli.ending import show_end
+    from geo_ray.cli.ending import name_run, show_end
+    from geo_ray.errors import GeoRayError
     from geo_ray.observe.progress import Progress
     from geo_ray.runtime.train import Reporting
     from geo_ray.runtime.train import train as run_to_end
@@ -73,6 +74,9 @@ def _run(  # type: ignore[no-untyped-def]
         total_steps, experiment.region_names, console, True if plain else None
     ) as progress:
         reporting = Reporting(progress.status, [progress.feed], began_unix_s)
-        summary = run_to_end(experiment, run, reporting, resume=resume)
+        try:
+            summary = run_to_end(experiment, run, reporting, resume=resume)
+        except GeoRayError as error:
+            raise name_run(error, run.path) from error
         progress.status("")
     show_end(summary, run.path)

@@ -35,7 +35,9 @@ from geo_ray.runtime.parts import AVERAGER_PART, shard_part_name
 from geo_ray.runtime.remote_shard import RemoteShard
 from geo_ray.runtime.spec import RunSpec
 from geo_ray.runtime.worker_loop import ShardLink, WorkerLoop, buffers_for, slices_of
+from geo_ray.tasks.base import Task
 from geo_ray.tasks.load import load_task
+from geo_ray.training.averager import Averager
 from geo_ray.training.flat import digest
 from geo_ray.training.model import RegionModel, ShardPort
 from geo_ray.training.server import Server
@@ -58,6 +60,7 @@ def _host() -> str:
 def _load_shard(spec: RunSpec, region: str, index: int) -> tuple[Shard, dict[str, Any]]:
     """A shard at the start of the run, or as the checkpoint has it; and the part's plain values."""
     use_one_thread()
+    spec.check_run_directory(region)
     experiment = spec.experiment
     task = load_task(experiment.task, spec.here)
     params_P = initial_parameters(task, experiment.seed)
@@ -78,18 +81,21 @@ class BridgeActor:
     """
 
     def __init__(self, spec: RunSpec, region: str) -> None:
-        use_one_thread()
         self._spec = spec
         self._region = region
-        experiment = spec.experiment
-        is_hub = experiment.averager_region == region
-        self._averager = build_averager(experiment, spec.num_params) if is_hub else None
-        if self._averager is not None and spec.resume is not None:
-            tensors, meta = spec.resume.read(AVERAGER_PART)
-            self._averager.restore(tensors, meta["control"])  # type: ignore[arg-type]
+        self._averager: Averager | None = None
 
     def ready(self) -> None:
-        """Answers once this actor is built."""
+        """Build what lives here; not in the constructor, whose errors Ray turns into text."""
+        use_one_thread()
+        spec = self._spec
+        spec.check_run_directory(self._region)
+        if spec.experiment.averager_region != self._region:
+            return
+        self._averager = build_averager(spec.experiment, spec.num_params)
+        if spec.resume is not None:
+            tensors, meta = spec.resume.read(AVERAGER_PART)
+            self._averager.restore(tensors, meta["control"])  # type: ignore[arg-type]
 
     def open(self, origin_unix_s: float) -> tuple[Address, Address]:
         """Listen, on the run's clock.
@@ -154,13 +160,13 @@ class LeadActor:
     def __init__(self, spec: RunSpec, region: str) -> None:
         self._spec = spec
         self._region = region
-        self._shard, self._restored = _load_shard(spec, region, 0)
         self._lead: Lead | None = None
         self._remotes: list[RemoteShard] = []
         self._clients: list[LanClient] = []
 
     def ready(self) -> None:
-        """Answers once this actor is built."""
+        """Load the shard."""
+        self._shard, self._restored = _load_shard(self._spec, self._region, 0)
 
     def start(
         self, origin_unix_s: float, bridge: Address | None, followers: list[Address]
@@ -201,10 +207,9 @@ class LeadActor:
         if self._lead is not None:
             self._lead.stop()
 
-    def checkpoint_now(self, checkpoint: int, halt: bool) -> None:
-        """Save; for a region that is alone."""
-        if self._lead is not None:
-            self._lead.checkpoint_now(checkpoint, halt=halt)
+    def checkpoint_now(self, checkpoint: int, halt: bool) -> bool:
+        """Save; for a region that is alone. False if it has ended."""
+        return self._lead is not None and self._lead.checkpoint_now(checkpoint, halt=halt)
 
     def write_model(self, directory: str) -> tuple[PartInfo, str]:
         """Write the region's parameters as one vector; for the end of the run.
@@ -236,13 +241,20 @@ class FollowerActor:
     """
 
     def __init__(self, spec: RunSpec, region: str, index: int) -> None:
-        shard, _ = _load_shard(spec, region, index)
-        self._lan = LanServer(
-            _host(), spec.key, Follower(shard, region, index, spec.parts_dir).handle
-        )
+        self._spec = spec
+        self._region = region
+        self._index = index
 
     def ready(self) -> None:
-        """Answers once this actor is built."""
+        """Load the shard and listen."""
+        spec = self._spec
+        shard, _ = _load_shard(spec, self._region, self._index)
+        follower = Follower(shard, self._region, self._index, spec.parts_dir)
+        self._lan = LanServer(_host(), spec.key, follower.handle)
+
+    def poll(self) -> dict[str, Any]:
+        """A sign of life; the lead tells what happens."""
+        return {"status": {}, "events": []}
 
     def address(self) -> Address:
         """Where workers and the lead connect."""
@@ -264,15 +276,15 @@ class WorkerActor:
     """
 
     def __init__(self, spec: RunSpec, region: str, rank: int, epoch: int) -> None:
-        use_one_thread()
         self._spec = spec
         self._region = region
         self._rank = rank
         self._epoch = epoch
-        self._task = load_task(spec.experiment.task, spec.here)
+        self._task: Task | None = None
 
     def ready(self) -> None:
-        """Answers once this actor is built."""
+        """Load the task."""
+        self._load_task()
 
     def process_id(self) -> int:
         """Of this actor's process, for operators and tests."""
@@ -284,7 +296,7 @@ class WorkerActor:
         Returns:
             Steps computed.
         """
-        spec, experiment = self._spec, self._spec.experiment
+        spec, experiment, task = self._spec, self._spec.experiment, self._load_task()
         train, heldout = open_readers(
             experiment, load_manifest(spec.manifest_address), self._region, self._here()
         )
@@ -302,7 +314,7 @@ class WorkerActor:
         try:
             params_P, grad_P = buffers_for(clients, spec.num_params)
             worker = Worker(
-                self._task,
+                task,
                 params_P,
                 grad_P,
                 region=self._region,
@@ -329,6 +341,12 @@ class WorkerActor:
         finally:
             for client in clients:
                 client.close()
+
+    def _load_task(self) -> Task:
+        if self._task is None:
+            use_one_thread()
+            self._task = load_task(self._spec.experiment.task, self._spec.here)
+        return self._task
 
     def _here(self) -> str:
         """The region that this process really runs in, by its node's label.

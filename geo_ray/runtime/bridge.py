@@ -181,7 +181,7 @@ class Bridge:
         try:
             part = write_hub_part(self._parts_dir, snapshot)
         except GeoRayError as error:
-            self._journal.add("part_failed", id=snapshot.id, error=str(error))
+            self._journal.add("part_failed", id=snapshot.id, error=error)
         else:
             self._journal.add("parts", id=snapshot.id, step=0, parts=[part])
 

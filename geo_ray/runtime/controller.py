@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,15 +16,18 @@ import ray
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import (
+    CheckpointError,
     GeoRayError,
     InterruptedRunError,
+    LinkDownError,
     NonFiniteError,
     RegionLostError,
+    RunDirectoryError,
     WorkerLostError,
 )
 from geo_ray.job.evals import EvalBoard
 from geo_ray.job.recorder import Recorder
-from geo_ray.runtime.crew import Crew, CrewWorker, reason_of
+from geo_ray.runtime.crew import Crew, CrewWorker, collect, reason_of
 from geo_ray.runtime.saver import Saver
 
 log = logging.getLogger(__name__)
@@ -32,6 +36,10 @@ _TICK_S = 0.2
 _POLL_TIMEOUT_S = 60.0
 _WAN_EVERY_S = 1.0
 _HALT_DEADLINE_S = 120.0
+_MAX_FAILED_SAVES = 3
+
+Answers = Mapping[tuple[str, str], dict[str, Any]]
+"""What servers and bridges told in one round of polling, by (role, region)."""
 
 
 @dataclass(slots=True)
@@ -45,6 +53,7 @@ class Controller:
         evals: combines evaluations.
         saver: commits checkpoints.
         origin_unix_s: time of day at which the run's clock was 0.
+        status: shows a phase to the user.
         interrupted: set from outside (a signal) to save and stop.
         restarts: workers replaced so far.
     """
@@ -55,37 +64,62 @@ class Controller:
     evals: EvalBoard
     saver: Saver
     origin_unix_s: float
+    status: Callable[[str], None] = lambda text: None
     interrupted: threading.Event = field(default_factory=threading.Event)
     restarts: int = 0
     _stopping: str | None = None
     _halting: GeoRayError | None = None
     _halt_began_s: float = 0.0
-    _halt_asked: bool = False
+    _halt_saved: bool = False
+    _failed_saves: int = 0
     _saved_s: float = field(default_factory=time.monotonic)
     _wan_s: float = 0.0
 
     def run(self) -> None:
-        """Watch until all workers are home.
+        """Watch until all workers are home and all they did is written down.
 
         Raises:
-            InterruptedRunError: after a checkpoint, if `interrupted` was set.
+            InterruptedRunError: after a checkpoint, if `interrupted` was set in time.
             NonFiniteError: after a checkpoint, if too many steps in a row were refused.
             WorkerLostError: if workers die more often than allowed.
             RegionLostError: if a server or bridge died.
+            RunDirectoryError: if nothing can be saved.
             GeoRayError: what a worker found wrong with task or data.
         """
         while any(worker.steps is None for worker in self.crew.workers.values()):
             self._collect(_TICK_S)
-            self._poll()
+            self._handle_all(self._poll())
             self._keep_time()
-        for _ in range(50):  # what is still being written, and the last evaluations
-            if not self._poll() and self.saver.open_id is None:
+        answers = self._drain()
+        self._note_wan(answers, force=True)
+        if self._halting is None or self._ended_by_itself(answers):
+            return
+        if self._halt_saved:
+            raise type(self._halting)(f"{self._halting.message}; its state is saved")
+        raise self._not_saved("the run was about to end")
+
+    def _drain(self) -> Answers:
+        """Take in the last events; wait for the parts of an open checkpoint that will come."""
+        deadline_s = time.monotonic() + _HALT_DEADLINE_S
+        while True:
+            answers = self._poll()
+            more = self._handle_all(answers)
+            awaited = self.saver.open_id is not None and self._halting is not None
+            if not more and not awaited:
                 break
-            time.sleep(0.05)
-        self._note_wan(force=True)
+            if time.monotonic() > deadline_s:
+                raise self._not_saved(f"its parts were not there after {_HALT_DEADLINE_S:g} s")
+            if not more:
+                time.sleep(0.05)
         self.saver.abandon()
-        if self._halting is not None:
-            raise self._halting
+        return answers
+
+    def _ended_by_itself(self, answers: Answers) -> bool:
+        """Whether the run was at its end before the request to stop could have an effect."""
+        if not isinstance(self._halting, InterruptedRunError):
+            return False
+        phases = [a["status"]["phase"] for (role, _), a in answers.items() if role == "ps"]
+        return all(phase == "done" for phase in phases)
 
     # -------------------------------------------------------------- workers
 
@@ -97,13 +131,15 @@ class Controller:
             try:
                 worker.steps = int(ray.get(ref))
             except ray.exceptions.RayTaskError as error:
-                self._poll()  # the events that led to it
-                raise reason_of(error) from error
+                self._handle_all(self._poll())  # the events that led to it, or a better reason
+                reason = reason_of(error)
+                if not isinstance(reason, LinkDownError):
+                    raise reason from error
+                self._replace(worker, reason.message)
             except ray.exceptions.RayActorError as error:
-                self._replace(worker, error)
+                self._replace(worker, str(error).splitlines()[0])
 
-    def _replace(self, worker: CrewWorker, error: Exception) -> None:
-        cause = str(error).splitlines()[0]
+    def _replace(self, worker: CrewWorker, cause: str) -> None:
         name = f"{worker.region}/{worker.rank}"
         self._emit("worker_lost", region=worker.region, worker=worker.rank, cause=cause)
         if self.restarts >= self.experiment.train.max_worker_restarts:
@@ -117,12 +153,14 @@ class Controller:
 
     # -------------------------------------------------------------- servers and bridges
 
-    def _poll(self) -> int:
-        """Fetch and handle what happened; gives the number of events."""
-        crew = self.crew
-        handles = {**{("ps", r): h for r, h in crew.leads.items()}}
-        handles |= {("bridge", r): h for r, h in crew.bridges.items()}
-        refs = {key: handle.poll.remote() for key, handle in handles.items()}
+    def _poll(self) -> Answers:
+        """Ask all servers and bridges for news.
+
+        Raises:
+            RegionLostError: if one is lost.
+            GeoRayError: the reason why a region cannot go on.
+        """
+        refs = {key: handle.poll.remote() for key, handle in self.crew.servers().items()}
         answers: dict[tuple[str, str], dict[str, Any]] = {}
         for (role, region), ref in refs.items():
             try:
@@ -131,11 +169,19 @@ class Controller:
                 raise RegionLostError(
                     f"the {role} of region '{region}' is lost: {str(error).splitlines()[0]}"
                 ) from error
+        for answer in answers.values():
+            failure = answer["status"].get("failure")
+            if isinstance(failure, GeoRayError):
+                raise failure
+        return answers
+
+    def _handle_all(self, answers: Answers) -> int:
+        """Take in what was told; gives the number of events."""
         events = [event for answer in answers.values() for event in answer["events"]]
         for event in sorted(events, key=lambda e: float(e["t_s"])):
             self._handle(dict(event))
         exhausted = [r for (_, r), a in answers.items() if a["status"].get("exhausted")]
-        if exhausted and self._halting is None:
+        if exhausted and not isinstance(self._halting, NonFiniteError):
             self._halt(
                 NonFiniteError(
                     f"region '{exhausted[0]}' refused {self.experiment.train.max_refused_steps} "
@@ -152,13 +198,10 @@ class Controller:
         if kind == "stats":
             self._evaluate(region, t_s, event)
         elif kind == "parts":
-            size_bytes = self.saver.add(event["id"], event["parts"], event["step"])
-            if size_bytes is not None:
-                step = self.saver.step
-                self.recorder.emit("checkpoint", t_s, id=event["id"], step=step, bytes=size_bytes)
+            self._add_parts(t_s, event)
         elif kind == "part_failed":
-            log.error("checkpoint %s abandoned: %s", event["id"], event["error"])
-            self.saver.abandon()
+            if event["id"] == self.saver.open_id:
+                self._save_failed(event["error"])
         else:
             self.recorder.emit(kind, t_s, region=region, **event)
 
@@ -184,37 +227,65 @@ class Controller:
 
     def _keep_time(self) -> None:
         if self.interrupted.is_set() and self._halting is None:
-            self._halt(InterruptedRunError("the run was interrupted; its state is saved"))
+            self.status("saving a checkpoint, then stopping (Ctrl-C again: stop at once)")
+            self._halt(InterruptedRunError("the run was interrupted"))
         every_s = self.experiment.checkpoint.every_s
         now_s = time.monotonic()
         if self._halting is not None:
             if now_s - self._halt_began_s > _HALT_DEADLINE_S:
-                raise self._halting
-            if self.saver.open_id is None and not self._halt_asked:
-                self._halt_asked = self._begin_checkpoint(halt=True)
+                raise self._not_saved(f"the regions did not stand still in {_HALT_DEADLINE_S:g} s")
+            if self.saver.open_id is None and not self._halt_saved:
+                self._begin_checkpoint(halt=True)
         elif every_s is not None and now_s - self._saved_s >= every_s:
             self._begin_checkpoint(halt=False)
 
-    def _begin_checkpoint(self, *, halt: bool) -> bool:
-        """Open a checkpoint, unless one is open or the run is about to end by itself."""
+    def _begin_checkpoint(self, *, halt: bool) -> None:
         if self.saver.open_id is not None:
-            return False
+            return
         self._saved_s = time.monotonic()
-        checkpoint = self.saver.begin()
-        if not self.crew.bridges:
+        try:
+            checkpoint = self.saver.begin()
+        except RunDirectoryError as error:
+            self._save_failed(error)
+            return
+        if self.crew.bridges:
+            hub = self.crew.bridges[self.experiment.averager_region]
+            call = hub.request_checkpoint.remote(checkpoint, halt)
+        else:
             lead = next(iter(self.crew.leads.values()))
-            ray.get(lead.checkpoint_now.remote(checkpoint, halt), timeout=_POLL_TIMEOUT_S)
-            return True
-        hub = self.crew.bridges[self.experiment.averager_region]
-        began = ray.get(hub.request_checkpoint.remote(checkpoint, halt), timeout=_POLL_TIMEOUT_S)
-        if not began:
+            call = lead.checkpoint_now.remote(checkpoint, halt)
+        if not self._ask(call):  # another one is open there, or the run is about to end
             self.saver.abandon()
-        return bool(began)
+
+    def _add_parts(self, t_s: float, event: Mapping[str, Any]) -> None:
+        try:
+            size_bytes = self.saver.add(event["id"], event["parts"], event["step"])
+        except (RunDirectoryError, CheckpointError) as error:
+            self._save_failed(error)
+            return
+        if size_bytes is not None:
+            self._failed_saves = 0
+            self._halt_saved = self._halting is not None
+            step = self.saver.step
+            self.recorder.emit("checkpoint", t_s, id=event["id"], step=step, bytes=size_bytes)
+
+    def _save_failed(self, error: GeoRayError) -> None:
+        """Go on with the checkpoint before it; but not for ever, and not if the run must stop."""
+        log.error("checkpoint %s failed: %s", self.saver.open_id, error)
+        self.saver.abandon()
+        self._failed_saves += 1
+        if self._halting is not None or self._failed_saves >= _MAX_FAILED_SAVES:
+            raise error
 
     def _halt(self, why: GeoRayError) -> None:
         self._halting = why
         self._halt_began_s = time.monotonic()
         self._emit("stop_requested", cause=why.message)
+
+    def _not_saved(self, cause: str) -> GeoRayError:
+        """The reason to stop, with the truth about the checkpoint."""
+        why = self._halting or InterruptedRunError("the run was interrupted")
+        return type(why)(f"{why.message}; no new checkpoint was made: {cause}")
 
     def _stop(self, cause: str) -> None:
         if self._stopping is not None:
@@ -222,26 +293,20 @@ class Controller:
         self._stopping = cause
         self._emit("stop_requested", cause=cause)
         if self.crew.bridges:
-            hub = self.crew.bridges[self.experiment.averager_region]
-            ray.get(hub.request_stop.remote(), timeout=_POLL_TIMEOUT_S)
+            self._ask(self.crew.bridges[self.experiment.averager_region].request_stop.remote())
         else:
-            lead = next(iter(self.crew.leads.values()))
-            ray.get(lead.stop.remote(), timeout=_POLL_TIMEOUT_S)
+            self._ask(next(iter(self.crew.leads.values())).stop.remote())
 
     # -------------------------------------------------------------- small things
 
-    def _note_wan(
-        self, answers: dict[tuple[str, str], dict[str, Any]] | None = None, *, force: bool = False
-    ) -> None:
+    def _ask(self, call: Any) -> Any:
+        return collect({0: call}, _POLL_TIMEOUT_S)[0]
+
+    def _note_wan(self, answers: Answers, *, force: bool = False) -> None:
         now_s = time.monotonic()
         if not force and now_s - self._wan_s < _WAN_EVERY_S:
             return
         self._wan_s = now_s
-        if answers is None:
-            answers = {
-                ("bridge", r): ray.get(h.poll.remote(), timeout=_POLL_TIMEOUT_S)
-                for r, h in self.crew.bridges.items()
-            }
         for (role, region), answer in answers.items():
             links = answer["status"].get("links", {}) if role == "bridge" else {}
             for peer, link in links.items():

@@ -66,6 +66,13 @@ class Crew:
     workers: dict[tuple[str, int], CrewWorker] = field(default_factory=dict)
     shard_addresses: dict[str, list[Address]] = field(default_factory=dict)
 
+    def servers(self) -> dict[tuple[str, str], Handle]:
+        """Every actor that is not replaced when it dies, by (role, region)."""
+        found: dict[tuple[str, str], Handle] = {("ps", r): h for r, h in self.leads.items()}
+        for region, followers in self.followers.items():
+            found |= {(f"ps {i}", region): handle for i, handle in enumerate(followers, 1)}
+        return found | {("bridge", r): h for r, h in self.bridges.items()}
+
     def create(self) -> None:
         """Begin to start all actors at once; nothing is waited for."""
         experiment = self.spec.experiment
@@ -93,9 +100,7 @@ class Crew:
             RegionLostError: if one died or took too long.
             GeoRayError: what an actor found wrong (task, data, checkpoint).
         """
-        everyone = [*self.bridges.values(), *self.leads.values()]
-        everyone += [f for fs in self.followers.values() for f in fs]
-        everyone += [w.handle for w in self.workers.values()]
+        everyone = [*self.servers().values(), *(w.handle for w in self.workers.values())]
         collect(dict(enumerate([actor.ready.remote() for actor in everyone])), timeout_s)
 
     def wire(self, origin_unix_s: float, timeout_s: float) -> None:
@@ -141,8 +146,7 @@ class Crew:
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Let actors close their sockets, then end them; never raises."""
-        servers = [*self.bridges.values(), *self.leads.values()]
-        servers += [f for fs in self.followers.values() for f in fs]
+        servers = list(self.servers().values())
         try:
             ray.wait(
                 [s.close.remote() for s in servers], num_returns=len(servers), timeout=timeout_s
@@ -184,11 +188,6 @@ def collect(refs: dict[Any, Ref], timeout_s: float) -> dict[Any, Any]:
         values = ray.get(list(refs.values()), timeout=timeout_s)
     except ray.exceptions.RayTaskError as error:
         raise reason_of(error) from error
-    except ray.exceptions.ActorDiedError as error:
-        cause = getattr(error, "cause", None)
-        if isinstance(cause, ray.exceptions.RayTaskError):
-            raise reason_of(cause) from error
-        raise RegionLostError(f"an actor died: {error}") from error
     except ray.exceptions.RayActorError as error:
         raise RegionLostError(f"an actor is lost: {error}") from error
     except ray.exceptions.GetTimeoutError as error:

@@ -107,12 +107,15 @@ class Lead:
         with self._changed:
             self.server.stop()
 
-    def checkpoint_now(self, checkpoint: int, *, halt: bool) -> None:
-        """Save without an exchange; for a region that is alone."""
+    def checkpoint_now(self, checkpoint: int, *, halt: bool) -> bool:
+        """Save without an exchange; for a region that is alone. False if it has ended."""
         with self._changed:
+            if self.server.phase in {"done", "halted"}:
+                return False
             effects = self.server.snapshot_now(checkpoint, halt=halt)
             snapshots = self._carry_out(effects)
         self._write(snapshots)
+        return True
 
     def close(self) -> None:
         """Release waiting workers, stop the exchange thread; connections belong to their owners."""
@@ -250,7 +253,7 @@ class Lead:
             try:
                 parts = self._write_parts(snapshot)
             except GeoRayError as error:
-                self._journal.add("part_failed", id=snapshot.id, error=str(error))
+                self._journal.add("part_failed", id=snapshot.id, error=error)
                 continue
             step = int(str(snapshot.control["version"]))
             self._journal.add("parts", id=snapshot.id, step=step, parts=parts)

@@ -8,7 +8,8 @@ from pathlib import Path
 from geo_ray.checkpoint.manifest import PartInfo
 from geo_ray.checkpoint.parts import read_part
 from geo_ray.config.experiment import Experiment, RegionConfig
-from geo_ray.errors import CheckpointCorruptError
+from geo_ray.errors import CheckpointCorruptError, RunDirectoryError
+from geo_ray.job.rundir import CONFIG_FILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +84,16 @@ class RunSpec:
     def region(self, name: str) -> RegionConfig:
         """The configuration of one region."""
         return next(r for r in self.experiment.regions if r.name == name)
+
+    def check_run_directory(self, region: str) -> None:
+        """Refuse to start where the parts of checkpoints would land on another machine's disk.
+
+        Raises:
+            RunDirectoryError: if this process does not see the run's files.
+        """
+        run = Path(self.parts_dir).parent
+        if not (run / CONFIG_FILE).is_file():
+            raise RunDirectoryError(
+                f"a node of region '{region}' does not see {run}",
+                fix="Set `run.dir` to a directory that all nodes of the run share.",
+            )

@@ -161,8 +161,9 @@ def _train_on(
                 EvalBoard(task, len(experiment.regions)),
                 Saver(store, experiment, digest(experiment), crew.spec.epoch),
                 origin_unix_s,
+                reporting.status,
             )
-            with _interruptible(controller.interrupted, reporting.status):
+            with _interruptible(controller.interrupted):
                 controller.run()
             reporting.status("writing the model and the summary")
             return _finish(crew, experiment, run, task, recorder, startup_s, origin_unix_s)
@@ -212,14 +213,13 @@ def _find_checkpoint(store: CheckpointStore) -> tuple[Resume, int]:
 
 
 @contextmanager
-def _interruptible(event: threading.Event, status: Callable[[str], None]) -> Iterator[None]:
+def _interruptible(event: threading.Event) -> Iterator[None]:
     """First Ctrl-C or SIGTERM: save and stop. Second: stop at once."""
 
     def on_signal(number: int, _: Any) -> None:
         if event.is_set():
             raise KeyboardInterrupt
-        event.set()
-        status("saving a checkpoint, then stopping (Ctrl-C again: stop at once)")
+        event.set()  # and no more: the signal may have come in the middle of anything
 
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -22,6 +22,7 @@ from geo_ray.errors import (
     InvariantError,
     LinkDownError,
     NonFiniteError,
+    RunDirectoryError,
 )
 from geo_ray.runtime.messages import as_bytes, read_answer, report_meta
 from geo_ray.training.server import Answer
@@ -232,5 +233,5 @@ def test_a_checkpoint_that_cannot_be_written_is_told(tmp_path: Path) -> None:
         site.lead.checkpoint_now(1, halt=False)
         (event,) = [e for e in site.journal.take() if e["kind"] == "part_failed"]
         assert event["id"] == 1
-        assert "RUN_DIRECTORY" in event["error"]
+        assert isinstance(event["error"], RunDirectoryError)
         assert world.run() != []  # training goes on
