@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import statistics
@@ -155,7 +156,8 @@ def _rounded(figure: Figure) -> dict[str, object]:
 
 
 def _short(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.6g}")
+    """Six digits; what is not finite has no number in JSON."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
 
 
 def _command() -> str:
