@@ -1,0 +1,313 @@
+"""The training plane without a clock: whoever drives it decides what happens next."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from geo_ray.sync.base import HubState, Reply, Update
+from geo_ray.training.averager import Averager
+from geo_ray.training.flat import digest, split_sizes
+from geo_ray.training.model import RegionModel
+from geo_ray.training.optimizers import Momentum, Sgd
+from geo_ray.training.server import Answer, Send, Server, ServerPlan, Snapshot, StepDone
+from geo_ray.training.shard import Shard
+from geo_ray.types import Span, StepReport
+
+NUM_PARAMS = 5
+BATCH = 4
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is run."""
+
+    strategy: object
+    optimizer: Sgd | Momentum
+    workers: dict[str, int]
+    mode: str
+    steps: int
+    refusals: bool
+    num_shards: int = 1
+
+
+class Watched:
+    """A strategy that notes what the averager takes in and what regions merge."""
+
+    def __init__(self, plane: Plane, region: str | None = None) -> None:
+        self._plane = plane
+        self._region = region
+        inner = plane.setup.strategy
+        self.on_gradient = inner.on_gradient
+        self.after_step = inner.after_step
+        self.on_finish = inner.on_finish
+
+    def on_reply(self, region, reply: Reply) -> None:
+        self._plane.setup.strategy.on_reply(region, reply)
+        self._plane.merged.setdefault(reply.version, {}).setdefault(self._region, []).append(
+            digest(region.params_P)
+        )
+
+    def on_update(self, hub: HubState, update: Update) -> list[Reply]:
+        before = hub.version
+        replies = self._plane.setup.strategy.on_update(hub, update)
+        self._plane.taken[update.region, update.epoch, update.seq] += 1
+        self._plane.order.append(update.region)
+        if self._plane.setup.strategy.in_rounds:
+            assert {r.to for r in replies} in (set(), set(hub.members))
+            assert hub.version == before + bool(replies)
+        return replies
+
+
+@dataclass
+class Region:
+    server: Server
+    shards: list[Shard]
+    busy: dict[int, tuple[Span, Tensor]] = field(default_factory=dict)  # rank -> work
+    here: set[int] = field(default_factory=set)  # ranks that wait or work
+    home: set[int] = field(default_factory=set)  # ranks that were sent home
+    sent: Update | None = None
+    last_answered: int = 0  # length of the averager's order at the last answer
+    behind: int = 0  # commits between the region's part of a checkpoint and the averager's
+
+    @property
+    def params_P(self) -> Tensor:
+        return torch.cat([shard.params_S for shard in self.shards])
+
+
+@dataclass
+class Saved:
+    """The parts of a checkpoint, as far as they are there."""
+
+    regions: dict[str, tuple] = field(default_factory=dict)
+    hub: tuple | None = None
+
+
+class Plane:
+    """Regions, averager, a network that keeps nothing in order, and a disk."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.names = tuple(sorted(setup.workers))
+        self.epoch = 0
+        self.saves: dict[int, Saved] = {}
+        self.next_save = 1
+        self.stopped = False
+        self.taken: Counter[tuple[str, int, int]] = Counter()
+        self._begin()
+
+    # ---------------------------------------------------------------- life
+
+    def _begin(self) -> None:
+        """All processes anew; as they were saved, if there is a whole checkpoint."""
+        self.epoch += 1
+        self.halts: list[int] = []  # checkpoints after which the regions stand still
+        self.updates: list[Update] = []
+        self.replies: list[Reply] = []
+        self.old: list[Update] = []
+        self.order: list[str] = []
+        self.answered: dict[tuple[str, int], int] = {}
+        self.merged: dict[int, dict[str, list[str]]] = {}
+        members = HubState(self.names)
+        self.hub = Averager(Watched(self), NUM_PARAMS, members)
+        whole = [save for save in self.saves.values() if self.complete(save)]
+        self.regions = {name: self._region(name) for name in self.names}
+        if whole:
+            self.hub.restore(*whole[-1].hub)
+            for name, (control, shards) in whole[-1].regions.items():
+                server = self.regions[name].server
+                server.restore(control)
+                self.regions[name].behind = self.hub.hub.version - server.hub_version
+                for shard, state in zip(self.regions[name].shards, shards, strict=True):
+                    shard.restore(*state)
+
+    def _region(self, name: str) -> Region:
+        start_P = torch.linspace(-1, 1, NUM_PARAMS)
+        shards = [
+            Shard(start_P[i:j].clone(), self.setup.optimizer, Watched(self, name))
+            for i, j in split_sizes(NUM_PARAMS, self.setup.num_shards)
+        ]
+        plan = ServerPlan(
+            name,
+            self.setup.workers[name],
+            BATCH,
+            self.setup.steps,
+            self.setup.mode,
+            epoch=self.epoch,
+        )
+        return Region(Server(plan, RegionModel(shards, NUM_PARAMS)), shards)
+
+    def complete(self, save: Saved) -> bool:
+        return save.hub is not None and len(save.regions) == len(self.names)
+
+    def crash(self) -> None:
+        """Everything is lost but the disk."""
+        self._begin()
+
+    # ---------------------------------------------------------------- workers
+
+    def join(self, name: str, rank: int) -> None:
+        region = self.regions[name]
+        region.here.add(rank)
+        self._take(name, region.server.join(rank))
+
+    def leave(self, name: str, rank: int) -> None:
+        region = self.regions[name]
+        region.here.discard(rank)
+        region.busy.pop(rank, None)
+        region.server.leave(rank)
+
+    def push(self, name: str, rank: int) -> None:
+        region = self.regions[name]
+        span, params_P = region.busy.pop(rank)
+        seed = hashlib.blake2b(f"{name}/{span.start}".encode(), digest_size=4).digest()
+        noise = torch.Generator().manual_seed(int.from_bytes(seed, "big"))
+        grad_P = params_P + 0.3 * torch.randn(NUM_PARAMS, generator=noise)
+        refused = "loss_not_finite" if self.setup.refusals and seed[0] % 5 == 0 else None
+        if refused:
+            grad_P = torch.full_like(grad_P, float("nan"))
+        slices = split_sizes(NUM_PARAMS, self.setup.num_shards)
+        for shard, (i, j) in zip(region.shards, slices, strict=True):
+            shard.put(rank, grad_P[i:j])
+        self._take(name, region.server.push(rank, StepReport(span, 1.0, 0.0, refused)))
+
+    # ---------------------------------------------------------------- network
+
+    def deliver_update(self, at: int) -> None:
+        update = self.updates.pop(at)
+        self.old.append(update)
+        self._return(self.hub.on_update(update))
+
+    def repeat(self, update: Update) -> None:
+        """A message arrives once more: it changes nothing, and its answer may be given again."""
+        before = self.hub.export()
+        waiting = [u for u in self.updates if u is not update]
+        first = len(waiting) == len(self.updates) and update in self.old
+        replies = self.hub.on_update(update)
+        after = self.hub.export()
+        assert first and after[1] == before[1]
+        assert all(torch.equal(v, after[0][k]) for k, v in before[0].items())
+        assert len(replies) <= 1
+        self._return([r for r in replies if self.expects(r) and r.seq not in self._under_way(r.to)])
+
+    def expects(self, reply: Reply) -> bool:
+        sent = self.regions[reply.to].sent
+        return sent is not None and sent.seq == reply.seq
+
+    def _under_way(self, name: str) -> set[int]:
+        return {r.seq for r in self.replies if r.to == name}
+
+    def _return(self, replies: list[Reply]) -> None:
+        self.replies += replies
+        for reply in replies:
+            self.answered.setdefault((reply.to, reply.seq), len(self.order))
+        for snapshot in self.hub.snapshots:
+            self.saves[snapshot.id].hub = (snapshot.tensors, snapshot.control)
+        self.hub.snapshots.clear()
+
+    def deliver_reply(self, at: int) -> None:
+        reply = self.replies.pop(at)
+        region = self.regions[reply.to]
+        assert region.sent is not None and region.sent.seq == reply.seq
+        staleness = max(0, reply.version - region.sent.base_version - 1)
+        others = [n for n in self.order[region.last_answered :] if n != reply.to]
+        assert staleness <= (0 if self.setup.strategy.in_rounds else len(others) + region.behind)
+        region.behind = 0
+        region.last_answered = self.answered[reply.to, reply.seq]
+        region.sent = None
+        self._take(reply.to, region.server.on_reply(reply))
+
+    # ---------------------------------------------------------------- controller
+
+    def request_checkpoint(self, *, halt: bool) -> bool:
+        checkpoint, self.next_save = self.next_save, self.next_save + 1
+        began = self.hub.request_checkpoint(checkpoint, halt=halt)
+        if began:
+            self.saves[checkpoint] = Saved()
+            self.halts += [checkpoint] if halt else []
+        return began
+
+    def request_stop(self) -> None:
+        self.stopped = True
+        self.hub.request_stop()
+
+    # ---------------------------------------------------------------- effects
+
+    def _take(self, name: str, effects) -> None:
+        region = self.regions[name]
+        for effect in effects:
+            if isinstance(effect, Answer):
+                assert effect.worker in region.here and effect.worker not in region.busy
+                if effect.span is None:
+                    assert effect.done
+                    region.here.discard(effect.worker)
+                    region.home.add(effect.worker)
+                else:
+                    region.busy[effect.worker] = (effect.span, region.params_P)
+            elif isinstance(effect, Send):
+                assert region.sent is None, "one request is open already"
+                region.sent = replace(effect.update, payload_P=effect.update.payload_P.clone())
+                self.updates.append(region.sent)
+            elif isinstance(effect, Snapshot):
+                state = [shard.take_snapshot(effect.id) for shard in region.shards]
+                self.saves[effect.id].regions[name] = (effect.control, state)
+            else:
+                assert isinstance(effect, StepDone)
+
+    # ---------------------------------------------------------------- what must hold
+
+    def check(self) -> None:
+        assert max(self.taken.values(), default=0) <= 1, "an update was taken in twice"
+        for name, region in self.regions.items():
+            region.server.ledger.check()
+            assert bool(torch.isfinite(region.params_P).all())
+            open_now = [u for u in self.updates if u.region == name]
+            assert len(open_now) + len(self._under_way(name)) <= 1
+            assert region.server.link_busy == (region.sent is not None)
+        if self.setup.strategy.in_rounds:
+            for version, by_region in self.merged.items():
+                assert len({tuple(d) for d in by_region.values()}) == 1, f"round {version}"
+
+    def done(self) -> bool:
+        return all(region.server.phase == "done" for region in self.regions.values())
+
+    def drain(self) -> None:
+        """Let everything go well from now on, oldest first, until all regions have finished."""
+        for _ in range(20_000):
+            if self.done():
+                return
+            if not self._one():
+                assert all(r.server.phase == "halted" for r in self.regions.values()), [
+                    (n, r.server.phase, sorted(r.busy)) for n, r in self.regions.items()
+                ]
+                saves = [self.saves[checkpoint] for checkpoint in self.halts]
+                assert any(self.complete(save) for save in saves), "halted, but not saved"
+                self._begin()
+        raise AssertionError("no end in sight")
+
+    def _one(self) -> bool:
+        for name, region in self.regions.items():
+            for rank in range(self.setup.workers[name]):
+                if rank not in region.here and rank not in region.home:
+                    self.join(name, rank)
+                    return True
+                if rank in region.busy:
+                    self.push(name, rank)
+                    return True
+        if self.updates:
+            self.deliver_update(0)
+            return True
+        if self.replies:
+            self.deliver_reply(0)
+            return True
+        for region in self.regions.values():  # what was lost on the way is sent again
+            if region.sent is not None:
+                before = len(self.replies)
+                self.repeat(region.sent)
+                if len(self.replies) > before:
+                    return True
+        return False

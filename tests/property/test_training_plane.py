@@ -1,0 +1,169 @@
+"""Servers and averager under anything that may happen to them, in any order."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from plane_support import Plane, Setup
+
+from geo_ray.sync.registry import STRATEGIES
+from geo_ray.training.optimizers import Momentum, Sgd
+
+FINE = st.sampled_from([False, False, True])
+
+
+@st.composite
+def setups(draw: st.DrawFn) -> Setup:
+    cls = STRATEGIES[draw(st.sampled_from(sorted(STRATEGIES)))]
+    options = {}
+    if "interval" in cls.model_fields:
+        options["interval"] = draw(st.integers(1, 3))
+    if "wait" in cls.model_fields:
+        waits = ["always", "when_busy"] + (["never"] if "interval" in options else [])
+        options["wait"] = draw(st.sampled_from(waits))
+    if "combine" in cls.model_fields:
+        options["combine"] = draw(st.sampled_from(["mean", "sum"]))
+    if "weights" in cls.model_fields:
+        options["weights"] = draw(st.sampled_from(["samples", "uniform"]))
+    mode = draw(st.sampled_from(["sync", "async"]))
+    names = ["a", "b", "c"][: draw(st.integers(2, 3))]
+    if mode == "async" and cls.in_rounds:  # others are refused by Experiment
+        workers = dict.fromkeys(names, draw(st.integers(1, 3)))
+    else:
+        workers = {name: draw(st.integers(1, 3)) for name in names}
+    return Setup(
+        cls(**options),
+        draw(st.sampled_from([Sgd(lr=0.1), Momentum(lr=0.05, momentum=0.5)])),
+        workers,
+        mode,
+        steps=draw(st.integers(1, 6)),
+        refusals=draw(FINE),
+        num_shards=draw(st.integers(1, 2)),
+    )
+
+
+class TrainingPlane(RuleBasedStateMachine):
+    """The rules are the events; the invariants are looked at after each."""
+
+    @initialize(setup=setups(), all_at_once=st.booleans())
+    def begin(self, setup: Setup, all_at_once: bool) -> None:
+        self.plane = Plane(setup)
+        if all_at_once:
+            self._all_join()
+
+    def _all_join(self) -> None:
+        for name, count in self.plane.setup.workers.items():
+            for rank in range(count):
+                self.plane.join(name, rank)
+
+    def _pick(self, data: st.DataObject, items: list):
+        return items[data.draw(st.integers(0, len(items) - 1))]
+
+    def _absent(self) -> list[tuple[str, int]]:
+        return [
+            (name, rank)
+            for name, region in self.plane.regions.items()
+            for rank in range(self.plane.setup.workers[name])
+            if rank not in region.here and rank not in region.home
+        ]
+
+    def _busy(self) -> list[tuple[str, int]]:
+        return [(n, rank) for n, region in self.plane.regions.items() for rank in region.busy]
+
+    def _present(self) -> list[tuple[str, int]]:
+        return [(n, rank) for n, region in self.plane.regions.items() for rank in region.here]
+
+    @precondition(lambda self: self._absent())
+    @rule(data=st.data())
+    def worker_joins(self, data: st.DataObject) -> None:
+        self.plane.join(*self._pick(data, self._absent()))
+
+    @precondition(lambda self: self._busy())
+    @rule(data=st.data(), times=st.integers(1, 6))
+    def workers_push(self, data: st.DataObject, times: int) -> None:
+        for _ in range(times):
+            if self._busy():
+                self.plane.push(*self._pick(data, self._busy()))
+
+    @precondition(lambda self: self._present())
+    @rule(data=st.data(), at_once=st.booleans())
+    def worker_crashes(self, data: st.DataObject, at_once: bool) -> None:
+        name, rank = self._pick(data, self._present())
+        self.plane.leave(name, rank)
+        if at_once:
+            self.plane.join(name, rank)
+
+    @precondition(lambda self: self.plane.updates)
+    @rule(data=st.data())
+    def update_arrives(self, data: st.DataObject) -> None:
+        self.plane.deliver_update(data.draw(st.integers(0, len(self.plane.updates) - 1)))
+
+    @precondition(lambda self: self.plane.replies)
+    @rule(data=st.data())
+    def reply_arrives(self, data: st.DataObject) -> None:
+        self.plane.deliver_reply(data.draw(st.integers(0, len(self.plane.replies) - 1)))
+
+    @precondition(lambda self: self.plane.replies)
+    @rule(data=st.data())
+    def reply_is_lost(self, data: st.DataObject) -> None:
+        self.plane.replies.pop(data.draw(st.integers(0, len(self.plane.replies) - 1)))
+
+    @precondition(lambda self: self.plane.old)
+    @rule(data=st.data())
+    def update_arrives_again(self, data: st.DataObject) -> None:
+        self.plane.repeat(self._pick(data, self.plane.old))
+
+    @rule(halt=FINE)
+    def checkpoint_is_wanted(self, halt: bool) -> None:
+        self.plane.request_checkpoint(halt=halt)
+
+    @precondition(lambda self: not self.plane.stopped)
+    @rule(really=FINE)
+    def target_is_reached(self, really: bool) -> None:
+        if really:
+            self.plane.request_stop()
+
+    @rule(at_once=st.booleans())
+    def everything_crashes(self, at_once: bool) -> None:
+        self.plane.crash()
+        if at_once:
+            self._all_join()
+
+    @invariant()
+    def nothing_is_wrong(self) -> None:
+        self.plane.check()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "plane"):
+            return
+        plane, setup = self.plane, self.plane.setup
+        plane.drain()
+        plane.check()
+        params = [region.params_P for region in plane.regions.values()]
+        exact = not hasattr(setup.strategy, "combine")
+        for other_P in params[1:]:
+            assert (
+                torch.equal(params[0], other_P)
+                if exact
+                else torch.allclose(params[0], other_P, rtol=1e-5, atol=1e-5)
+            )
+        for name, region in plane.regions.items():
+            server = region.server
+            per_step = 1 if setup.mode == "sync" else setup.workers[name]
+            if not plane.stopped:
+                assert server.version == setup.steps * per_step
+        if setup.strategy.in_rounds and setup.mode == "sync" and not plane.stopped:
+            undisturbed = Plane(setup)
+            undisturbed.drain()
+            assert torch.equal(params[0], undisturbed.regions[plane.names[0]].params_P)
+
+
+TestTrainingPlane = TrainingPlane.TestCase
+TestTrainingPlane.settings = settings(
+    max_examples=60,
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)

@@ -1,0 +1,67 @@
+"""Small experiments on the virtual clock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from geo_ray.config.canonical import canonical_json
+from geo_ray.config.experiment import Experiment
+from geo_ray.config.load import load_text
+from geo_ray.job.data import prepare_manifest
+from geo_ray.observe.schema import Event, conform
+from geo_ray.sim.world import SimResult, World
+from geo_ray.tasks.load import load_task
+from geo_ray.training.flat import digest
+
+BASE: dict[str, Any] = {
+    "name": "tiny",
+    "task": {"use": "digits", "options": {"width": 2}},
+    "data": {"generate": {"split": {"kind": "iid"}}, "batch_size": 4},
+    "regions": [{"name": "a"}, {"name": "b"}],
+    "strategy": {"kind": "sma", "interval": 2},
+    "optimizer": {"kind": "sgd", "lr": 0.1},
+    "train": {"steps": 4, "eval_every": 0},
+    "emulate": {"link": {"rate_mbps": 10, "delay_s": 0.03}, "step_s": 0.5},
+}
+
+
+def experiment(**sections: Any) -> Experiment:
+    """The tiny experiment with whole sections replaced."""
+    return load_text(canonical_json(BASE | sections), [], Experiment, "test")
+
+
+class Run:
+    """A finished simulation."""
+
+    def __init__(self, config: Experiment, data_dir: Path) -> None:
+        self.config = config
+        self.events: list[Event] = []
+        task = load_task(config.task, data_dir)
+        names = "-".join(config.region_names)  # the data depend on nothing else here
+        folder = data_dir / names
+        folder.mkdir(exist_ok=True)
+        manifest, _ = prepare_manifest(config, task, data_dir, folder)
+        self.world = World(config, task, manifest, self._emit)
+        self.result: SimResult | None = None
+
+    def _emit(self, kind: str, t_s: float, **fields: Any) -> Event:
+        self.events.append(conform(kind, t_s, fields))
+        return self.events[-1]
+
+    def go(self) -> Run:
+        self.result = self.world.run()
+        return self
+
+    def of(self, kind: str, region: str | None = None) -> list[Event]:
+        """Events of one kind, of one region if it is named."""
+        return [
+            e for e in self.events if e.kind == kind and region in (None, e.fields.get("region"))
+        ]
+
+    def digests(self) -> dict[str, str]:
+        return {name: digest(params_P) for name, params_P in self.result.params_P.items()}
+
+    @property
+    def num_params(self) -> int:
+        return next(iter(self.result.params_P.values())).numel()
