@@ -1,0 +1,124 @@
+"""Tiny runs on real actors, and what a finished run directory must hold whatever was run."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from geo_ray.checkpoint.store import CheckpointStore
+from geo_ray.config.experiment import Experiment
+from geo_ray.config.load import dump_yaml
+from geo_ray.job import rundir
+from geo_ray.job.rundir import RunDirectory
+from geo_ray.observe.events import EVENTS_FILE, read_events
+from geo_ray.observe.schema import Event
+from geo_ray.observe.summary import Summary
+from geo_ray.training.ledger import Ledger
+
+WAIT_S = 90.0
+
+
+def experiment_of(directory: Path, **changes: Any) -> Experiment:
+    """A tiny experiment on the shared cluster; keywords replace whole sections."""
+    tree: dict[str, Any] = {
+        "name": "tiny",
+        "task": {"use": "digits", "options": {"width": 2}},
+        "data": {"generate": {"rows_per_shard": 256}, "batch_size": 16},
+        "regions": [{"name": "us-east"}, {"name": "eu-west"}],
+        "strategy": {"kind": "sma", "interval": 2},
+        "optimizer": {"kind": "momentum", "lr": 0.05},
+        "train": {"steps": 8, "eval_every": 4, "step_timeout_s": 60},
+        "cluster": {"kind": "existing"},
+        "checkpoint": {"every_s": None},
+        "run": {"dir": str(directory / "runs")},
+    }
+    return Experiment.model_validate_json(json.dumps(tree | changes))
+
+
+def write_config(directory: Path, experiment: Experiment) -> Path:
+    path = directory / "config.yaml"
+    path.write_text(dump_yaml(experiment))
+    return path
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run that has ended well."""
+
+    run: RunDirectory
+    summary: Summary
+
+    @property
+    def events(self) -> list[Event]:
+        return events_of(self.run.path)
+
+    def of(self, kind: str) -> list[Event]:
+        return [event for event in self.events if event.kind == kind]
+
+
+def train(
+    experiment: Experiment,
+    base_dir: Path,
+    *,
+    begun: RunDirectory | None = None,
+    resume: bool = False,
+    sink: Callable[[Event], None] = lambda event: None,
+) -> Trained:
+    """Train in this process, in a new run directory unless one is given."""
+    from geo_ray.runtime.train import Reporting
+    from geo_ray.runtime.train import train as run_to_end
+
+    reporting = Reporting(lambda text: None, [sink], time.time())
+    run = begun or rundir.create(experiment, base_dir)
+    return Trained(run, run_to_end(experiment, run, reporting, resume=resume))
+
+
+def simulate(experiment: Experiment, base_dir: Path) -> Trained:
+    """The same on the virtual clock; what an undisturbed run must come to."""
+    from geo_ray.sim.run import simulate as run_to_end
+
+    run = rundir.create(
+        experiment.model_copy(update={"name": f"{experiment.name}-simulated"}), base_dir
+    )
+    return Trained(run, run_to_end(experiment, run, lambda text: None))
+
+
+def events_of(run_dir: Path) -> list[Event]:
+    return list(read_events(run_dir / EVENTS_FILE))
+
+
+def losses(events: list[Event]) -> dict[tuple[str, int], float]:
+    """The loss series as it stands: a step that was done again counts as it was done last."""
+    return {(e["region"], e["step"]): e["loss"] for e in events if e.kind == "step"}
+
+
+def final_digests(events: list[Event]) -> set[str]:
+    (finished,) = [event for event in events if event.kind == "run_finished"]
+    return set(finished["digests"].values())
+
+
+def books_of(run: RunDirectory) -> dict[str, Ledger]:
+    """The sample books in the newest checkpoint, by region; each balances."""
+    found = CheckpointStore(run.checkpoints).latest()
+    books = {}
+    for part in found.manifest.parts:
+        if part.name.endswith("-ps0"):
+            control: Any = found.read(part.name)[1]["control"]
+            ledger = Ledger.restore(control["ledger"])
+            ledger.check()
+            books[part.name.removesuffix("-ps0")] = ledger
+    return books
+
+
+def eventually(condition: Callable[[], Any], what: str) -> Any:
+    """Poll until the condition is true; its value."""
+    deadline_s = time.monotonic() + WAIT_S
+    while not (value := condition()):
+        if time.monotonic() > deadline_s:
+            raise AssertionError(f"not within {WAIT_S} s: {what}")
+        time.sleep(0.02)
+    return value
