@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from typing import Final
 
 from geo_ray.clock import Clock
 from geo_ray.errors import LinkDownError
@@ -12,6 +13,8 @@ from geo_ray.wan.frames import Frame, FrameKind, FrameLimits
 from geo_ray.wan.handshake import Greeting
 from geo_ray.wan.message import TRANSPORT
 from geo_ray.wan.writer import Writer
+
+_ALIVE_BYTES: Final = 16 * 1024  # of a payload within `peer_timeout_s` are a sign of life
 
 
 class Connection:
@@ -57,7 +60,8 @@ class Connection:
         self._clock = clock
         self._count = count
         self._heard_at_s = clock.now_s()
-        count.on_payload = self.heard
+        self._unheard_bytes = 0
+        count.on_payload = self._on_payload
         sock.settimeout(None)
 
     def send(self, frame: Frame, traffic: str) -> None:
@@ -92,7 +96,14 @@ class Connection:
 
     def heard(self) -> None:
         """The peer is alive."""
+        self._unheard_bytes = 0
         self._heard_at_s = self._clock.now_s()
+
+    def _on_payload(self, size_bytes: int) -> None:
+        # Were a piece of a payload lost, heartbeats would trickle into its place.
+        self._unheard_bytes += size_bytes
+        if self._unheard_bytes >= _ALIVE_BYTES:
+            self.heard()
 
     def silent_s(self) -> float:
         """How long nothing was heard of the peer, in seconds; 0 while nobody listens."""

@@ -34,12 +34,12 @@ class WireCount:
 
     Attributes:
         wire_bytes: all bytes so far.
-        on_payload: called after each piece of a payload whose head was authenticated: the peer
-            is alive although no frame is complete.
+        on_payload: called with the size of each piece of a payload whose head was authenticated:
+            the peer may be alive although no frame is complete.
     """
 
     wire_bytes: int = 0
-    on_payload: Callable[[], None] | None = None
+    on_payload: Callable[[int], None] | None = None
 
 
 def send_frame(
@@ -212,9 +212,10 @@ def _recv_exactly(
 
 def _recv_payload(sock: socket.socket, view: memoryview, count: WireCount) -> None:
     while view.nbytes:
-        view = view[_recv_some(sock, view, count) :]
+        got = _recv_some(sock, view, count)
+        view = view[got:]
         if count.on_payload is not None:
-            count.on_payload()
+            count.on_payload(got)
 
 
 def _recv_some(sock: socket.socket, view: memoryview, count: WireCount) -> int:
