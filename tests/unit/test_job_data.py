@@ -1,0 +1,96 @@
+"""The data of a run: generated once, or named; what does not fit is refused before the start."""
+
+from __future__ import annotations
+
+import pytest
+from job_support import digits, experiment
+
+from geo_ray.data.manifest import save_manifest
+from geo_ray.errors import ConfigError, ManifestError, SchemaMismatchError, ShardEmptyError
+from geo_ray.job.data import open_readers, prepare_manifest
+
+
+class Borrowed:
+    """A task that brings no data of its own."""
+
+    def __init__(self) -> None:
+        inner = digits()
+        self.columns, self.label_column = inner.columns, inner.label_column
+        self.model, self.collate = inner.model, inner.collate
+        self.loss, self.evaluate, self.metrics = inner.loss, inner.evaluate, inner.metrics
+
+
+def files(folder) -> dict:
+    return {p: p.stat().st_mtime_ns for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_generated_data_are_written_once_and_cover_all_rows(tmp_path):
+    config, task = experiment(), digits()
+    manifest, address = prepare_manifest(config, task, tmp_path, tmp_path / "data")
+    assert address == str(tmp_path / "data" / "manifest.json")
+    rows = {s: sum(manifest.rows(r, s) for r in config.region_names) for s in ("train", "heldout")}
+    assert rows == {"train": 1433, "heldout": 364}
+    before = files(tmp_path / "data")
+    again, _ = prepare_manifest(config, task, tmp_path, tmp_path / "data")
+    assert again == manifest and files(tmp_path / "data") == before
+
+
+def test_each_region_reads_its_own_rows(tmp_path):
+    config, task = experiment(), digits()
+    manifest, _ = prepare_manifest(config, task, tmp_path, tmp_path / "data")
+    train, heldout = open_readers(config, manifest, "us", here="us")
+    assert train.read(3, 8)["image"].shape == (8, 64)
+    assert sum(len(c["label"]) for c in heldout.scan(50)) == manifest.rows("us", "heldout")
+
+
+def test_a_named_manifest_is_found_from_the_base(tmp_path):
+    config, task = experiment(), digits()
+    manifest, address = prepare_manifest(config, task, tmp_path, tmp_path / "data")
+    for name in ("data/manifest.json", address):
+        named = experiment("data.generate=null", f"data.manifest={name}")
+        found, where = prepare_manifest(named, task, tmp_path, tmp_path / "unused")
+        assert found == manifest and where == address
+    assert not (tmp_path / "unused").exists()
+    # A task that brings no data may use it too.
+    assert prepare_manifest(named, Borrowed(), tmp_path, tmp_path)[0] == manifest
+
+
+def test_a_task_without_data_cannot_generate(tmp_path):
+    with pytest.raises(ConfigError, match=r"data\.generate.*brings no data"):
+        prepare_manifest(experiment(), Borrowed(), tmp_path, tmp_path)
+
+
+def test_a_manifest_that_is_not_there_is_named(tmp_path):
+    named = experiment("data.generate=null", "data.manifest=nowhere.json")
+    with pytest.raises(ManifestError, match=r"nowhere\.json"):
+        prepare_manifest(named, digits(), tmp_path, tmp_path)
+
+
+def test_shards_of_another_task_are_refused(tmp_path):
+    manifest, _ = prepare_manifest(experiment(), digits(), tmp_path, tmp_path / "data")
+    save_manifest(
+        manifest.model_copy(update={"columns": {"image": "float32[64]"}, "shards": ()}),
+        str(tmp_path / "other.json"),
+    )
+    named = experiment("data.generate=null", "data.manifest=other.json")
+    with pytest.raises((SchemaMismatchError, ManifestError), match=r"columns|shards"):
+        prepare_manifest(named, digits(), tmp_path, tmp_path)
+    task = digits()
+    task.columns = {"image": "float32[64]", "label": "int32"}
+    named = experiment("data.generate=null", "data.manifest=data/manifest.json")
+    with pytest.raises(SchemaMismatchError, match="int32"):
+        prepare_manifest(named, task, tmp_path, tmp_path)
+
+
+def test_a_region_without_rows_is_named(tmp_path):
+    prepare_manifest(experiment(), digits(), tmp_path, tmp_path / "data")
+    more = experiment(
+        "regions=[{name: eu}, {name: asia}]",
+        "data.generate=null",
+        "data.manifest=data/manifest.json",
+    )
+    with pytest.raises(ShardEmptyError, match=r"'asia' has no train rows.*'eu', 'us'"):
+        prepare_manifest(more, digits(), tmp_path, tmp_path)
+    fewer = experiment("regions=[{name: us}]", "data.generate=null",
+                       "data.manifest=data/manifest.json")  # fmt: skip
+    prepare_manifest(fewer, digits(), tmp_path, tmp_path)  # a part of the regions is enough

@@ -1,0 +1,94 @@
+"""The directory of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from job_support import experiment
+
+from geo_ray.config.experiment import Experiment
+from geo_ray.config.load import digest, load_tree
+from geo_ray.errors import ConfigDriftError, ConfigError, RunDirectoryError
+from geo_ray.job.rundir import CONFIG_FILE, PLAN_FILE, check_drift, create, reopen
+
+
+def into(path: Path, *overrides: str) -> Experiment:
+    return experiment(f"run.dir={path}", *overrides)
+
+
+def test_a_new_run_has_its_configuration_and_its_plan(tmp_path):
+    config = into(tmp_path / "deep" / "runs")
+    run = create(config, tmp_path)
+    assert run.path == tmp_path / "deep" / "runs" / "trial"
+    assert run.path.is_absolute() and run.base_dir == tmp_path
+    assert digest(load_tree(run.path / CONFIG_FILE, [], Experiment)) == digest(config)
+    plan = json.loads((run.path / PLAN_FILE).read_text())
+    assert plan["averager_region"] == "eu"
+    assert [r["ps_shards"] for r in plan["regions"]] == [1, 2]
+    assert {run.checkpoints.parent, run.data.parent, run.model.parent} == {run.path}
+
+
+def test_a_taken_name_gets_a_number(tmp_path):
+    paths = [create(into(tmp_path), tmp_path).path.name for _ in range(3)]
+    assert paths == ["trial", "trial-2", "trial-3"]
+
+
+def test_relative_directories_start_where_the_user_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = create(experiment(), Path("configs"))
+    assert run.path == tmp_path / "runs" / "trial"
+    assert run.base_dir == tmp_path / "configs"
+
+
+def test_what_is_in_the_way_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "runs"):
+        with pytest.raises(RunDirectoryError, match="file"):
+            create(into(place), tmp_path)
+    (tmp_path / "trial").write_text("")
+    with pytest.raises(RunDirectoryError, match=r"trial is in the way"):
+        create(into(tmp_path), tmp_path)
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    with pytest.raises(RunDirectoryError, match="/proc"):
+        create(into(Path("/proc/geo_ray")), tmp_path)
+
+
+def test_a_run_is_opened_again(tmp_path, monkeypatch):
+    config = into(tmp_path)
+    run = create(config, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    again, saved = reopen(Path("trial"))
+    assert again == run and digest(saved) == digest(config)
+
+
+@pytest.mark.parametrize("plan", [None, "", "[]", "{}", "null", "3"])
+def test_other_directories_are_no_runs(tmp_path, plan):
+    if plan is not None:
+        (tmp_path / PLAN_FILE).write_text(plan)
+    with pytest.raises(RunDirectoryError, match="no run directory") as caught:
+        reopen(tmp_path)
+    assert "geo-ray train" in caught.value.fix
+
+
+def test_a_run_without_its_configuration_is_an_error(tmp_path):
+    run = create(into(tmp_path), tmp_path)
+    (run.path / CONFIG_FILE).write_text("name: trial\nnonsense: 1\n")
+    with pytest.raises(ConfigError, match="nonsense"):
+        reopen(run.path)
+    (run.path / CONFIG_FILE).unlink()
+    with pytest.raises(ConfigError, match=r"config\.lock\.yaml"):
+        reopen(run.path)
+
+
+def test_another_configuration_is_drift_unless_it_is_meant(tmp_path):
+    saved, wanted = into(tmp_path), into(tmp_path, "optimizer.lr=0.5", "regions.0.workers=3")
+    check_drift(saved, into(tmp_path), allow=False)
+    with pytest.raises(ConfigDriftError) as caught:
+        check_drift(saved, wanted, allow=False)
+    assert "optimizer.lr: 0.1 -> 0.5" in caught.value.message
+    assert "regions.0.workers: 2 -> 3" in caught.value.message
+    check_drift(saved, wanted, allow=True)
