@@ -38,7 +38,7 @@ def setups(draw: st.DrawFn) -> Setup:
         draw(st.sampled_from([Sgd(lr=0.1), Momentum(lr=0.05, momentum=0.5)])),
         workers,
         mode,
-        steps=draw(st.integers(1, 6)),
+        steps=draw(st.integers(1, 5)),
         refusals=draw(FINE),
         num_shards=draw(st.integers(1, 2)),
     )
@@ -47,16 +47,10 @@ def setups(draw: st.DrawFn) -> Setup:
 class TrainingPlane(RuleBasedStateMachine):
     """The rules are the events; the invariants are looked at after each."""
 
-    @initialize(setup=setups(), all_at_once=st.booleans())
-    def begin(self, setup: Setup, all_at_once: bool) -> None:
+    @initialize(setup=setups(), progress=st.integers(0, 60))
+    def begin(self, setup: Setup, progress: int) -> None:
         self.plane = Plane(setup)
-        if all_at_once:
-            self._all_join()
-
-    def _all_join(self) -> None:
-        for name, count in self.plane.setup.workers.items():
-            for rank in range(count):
-                self.plane.join(name, rank)
+        self.plane.drain(progress)
 
     def _pick(self, data: st.DataObject, items: list):
         return items[data.draw(st.integers(0, len(items) - 1))]
@@ -125,11 +119,15 @@ class TrainingPlane(RuleBasedStateMachine):
         if really:
             self.plane.request_stop()
 
-    @rule(at_once=st.booleans())
-    def everything_crashes(self, at_once: bool) -> None:
-        self.plane.crash()
-        if at_once:
-            self._all_join()
+    @rule(really=FINE, progress=st.integers(0, 60))
+    def everything_crashes(self, really: bool, progress: int) -> None:
+        if really:
+            self.plane.crash()
+            self.plane.drain(progress)
+
+    @rule(progress=st.integers(1, 20))
+    def all_goes_well_for_a_while(self, progress: int) -> None:
+        self.plane.drain(progress)
 
     @invariant()
     def nothing_is_wrong(self) -> None:
@@ -162,8 +160,8 @@ class TrainingPlane(RuleBasedStateMachine):
 
 TestTrainingPlane = TrainingPlane.TestCase
 TestTrainingPlane.settings = settings(
-    max_examples=60,
-    stateful_step_count=50,
+    max_examples=150,
+    stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
