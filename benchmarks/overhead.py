@@ -80,7 +80,7 @@ def measure(
     name: str, case: Case, pairs: int, cores: set[int] | None, target: str | None
 ) -> list[support.Figure]:
     """Samples/s of both, in pairs that run one after the other."""
-    ours, plain = [], []
+    ours, plain, outside = [], [], []
     for number in range(pairs):
         with tempfile.TemporaryDirectory() as directory:
             config = Path(directory) / "overhead.yaml"
@@ -89,7 +89,9 @@ def measure(
             support.say(f"{name}, pair {number + 1} of {pairs}: plain loop")
             before = plain_speed(config, cores)
             support.say(f"{name}, pair {number + 1} of {pairs}: geo-ray train")
-            ours.append(our_speed(config, case, cores))
+            speed, exchange = our_speed(config, case, cores)
+            ours.append(speed)
+            outside.append(exchange)
             after = plain_speed(config, cores)
             plain.append((before + after) / 2)
             support.say(f"{name}: {ours[-1]:.2f} over {plain[-1]:.2f} samples/s")
@@ -97,16 +99,22 @@ def measure(
         support.median(f"{name}_samples_per_s", ours, "samples/s"),
         support.median(f"{name}_plain_samples_per_s", plain, "samples/s"),
         support.ratio(f"{name}_over_plain", ours, plain, target),
+        support.median(f"{name}_outside_worker_share", outside, "ratio"),
     ]
 
 
-def our_speed(config: Path, case: Case, cores: set[int] | None) -> float:
-    """Samples/s of a real run after its warm-up, from its events."""
+def our_speed(config: Path, case: Case, cores: set[int] | None) -> tuple[float, float]:
+    """Samples/s of a real run after its warm-up, from its events.
+
+    And the share of that time in which the worker waited for its parameter server.
+    """
     run = geo_ray("train", config, {}, config.parent / "runs", cores=cores)
     steps = list(run.events("step"))
     assert len(steps) == case.steps
-    began, ended = steps[WARM_UP_STEPS - 1], steps[-1]
-    return case.batch * (case.steps - WARM_UP_STEPS) / float(ended["t_s"] - began["t_s"])
+    counted = steps[WARM_UP_STEPS:]
+    seconds = float(counted[-1]["t_s"] - steps[WARM_UP_STEPS - 1]["t_s"])
+    computed_s = sum(step["compute_s"] for step in counted)
+    return case.batch * len(counted) / seconds, 1.0 - computed_s / seconds
 
 
 def plain_speed(config: Path, cores: set[int] | None) -> float:
