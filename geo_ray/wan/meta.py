@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, TypeAlias
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 
 from geo_ray.errors import FrameError
 
