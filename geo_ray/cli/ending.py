@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from pathlib import Path
 
 from rich.console import Console
@@ -32,6 +33,12 @@ def name_run(error: GeoRayError, run_dir: Path) -> GeoRayError:
     """The same error with the run's directory in its advice, ready to be copied and typed."""
     resume = f"--resume {shlex.quote(str(_short(run_dir)))}"
     return type(error)(error.message, fix=error.fix.replace("--resume RUN", resume))
+
+
+def forget_unused(run_dir: Path) -> None:
+    """Remove the directory of a new run in which nothing happened, so that its name is free."""
+    if not any((run_dir / name).exists() for name in (EVENTS_FILE, "logs")):
+        shutil.rmtree(run_dir, ignore_errors=True)
 
 
 def _short(path: Path) -> Path:

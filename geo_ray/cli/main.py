@@ -47,17 +47,21 @@ def root() -> None:
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line; errors are printed with their fix and give the exit code."""
     try:
-        return root(args=arguments, prog_name="geo-ray")
+        # click's own mode would turn Ctrl-C into "Aborted!" with exit code 1
+        return root.main(args=arguments, prog_name="geo-ray", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
     except InterruptedRunError as error:
         click.echo(f"stopped: {error.message}\n  {error.fix}", err=True)
         sys.exit(error.exit_code)
     except GeoRayError as error:
         click.secho(f"error {error}", fg="red", err=True)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
+    except (click.Abort, KeyboardInterrupt):
         click.echo("stopped", err=True)
         sys.exit(130)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

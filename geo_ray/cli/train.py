@@ -59,7 +59,7 @@ def _run(  # type: ignore[no-untyped-def]
 ) -> None:
     from rich.console import Console
 
-    from geo_ray.cli.ending import name_run, show_end
+    from geo_ray.cli.ending import forget_unused, name_run, show_end
     from geo_ray.errors import GeoRayError
     from geo_ray.observe.progress import Progress
     from geo_ray.runtime.train import Reporting
@@ -78,5 +78,8 @@ def _run(  # type: ignore[no-untyped-def]
             summary = run_to_end(experiment, run, reporting, resume=resume)
         except GeoRayError as error:
             raise name_run(error, run.path) from error
+        finally:
+            if not resume:
+                forget_unused(run.path)
         progress.status("")
     show_end(summary, run.path)

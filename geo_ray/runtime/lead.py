@@ -85,6 +85,7 @@ class Lead:
         self._epochs: dict[int, int] = {}
         self._sends: SimpleQueue[Send | None] = SimpleQueue()
         self._failure: GeoRayError | None = None
+        self._exhausted = False
         self._began_s = self._applied_s = journal.now_s()
         self._exchanger = threading.Thread(target=self._exchange, name="exchange", daemon=True)
         self._exchanger.start()
@@ -97,7 +98,7 @@ class Lead:
             return {
                 "version": self.server.version,
                 "phase": self.server.phase,
-                "exhausted": self.server.exhausted,
+                "exhausted": self._exhausted,
                 "applied": self.server.ledger.applied,
                 "failure": self._failure,
             }
@@ -227,6 +228,7 @@ class Lead:
                 self._sends.put(effect)
             elif isinstance(effect, StepDone):
                 self._log_step(effect)
+                self._exhausted |= self.server.exhausted  # remembered until somebody asks
             else:
                 snapshots.append(effect)
         self._changed.notify_all()

@@ -7,12 +7,15 @@ push or pull only signals. Across hosts the same requests carry the bytes.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from geo_ray.data.reader import RegionReader
+from geo_ray.errors import GeoRayError, TaskOutputError
 from geo_ray.runtime.deadlines import answer_s
 from geo_ray.runtime.layout import shared_gradient, shared_parameters
 from geo_ray.runtime.messages import as_bytes, as_tensor, read_answer, report_meta, stats_message
@@ -136,7 +139,8 @@ class WorkerLoop:
             if answer.span is None:
                 return steps
             columns = self._train.read(answer.span.start, answer.span.count)
-            result = self._worker.step(columns, answer.span)
+            with _blamed_on_task():
+                result = self._worker.step(columns, answer.span)
             if self._step_s is not None:
                 time.sleep(max(0.0, began_s + self._step_s - time.monotonic()))
             elapsed_s = time.monotonic() - began_s
@@ -154,7 +158,8 @@ class WorkerLoop:
         return answer
 
     def _evaluate(self, answer: Answer) -> None:
-        stats, rows = self._worker.evaluate_all(self._heldout.scan(self._eval_rows))
+        with _blamed_on_task():
+            stats, rows = self._worker.evaluate_all(self._heldout.scan(self._eval_rows))
         meta, payload = stats_message(answer.version, stats, rows, final=answer.done)
         self._lead.client.request(meta, payload, timeout_s=60.0)
 
@@ -162,3 +167,18 @@ class WorkerLoop:
 def slices_of(flat_P: Tensor, num_shards: int) -> list[Tensor]:
     """Views of the shards' slices of a flat vector (P,)."""
     return [flat_P[a:b] for a, b in split_sizes(flat_P.numel(), num_shards)]
+
+
+@contextmanager
+def _blamed_on_task() -> Iterator[None]:
+    """Whatever is not of geo_ray's tree comes from the user's code, or from torch on its behalf."""
+    try:
+        yield
+    except GeoRayError:
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise TaskOutputError(
+            f"the task raised {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})",
+            fix="Mend the named line, or what the task gives to it.",
+        ) from error
