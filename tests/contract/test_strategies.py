@@ -144,6 +144,8 @@ class Fleet:
         region.since, region.sent, region.waiting, region.age = 0, update, out.wait, 0
         for reply in self.hub.on_update(update):
             self.regions[reply.to].inbox.append(reply)
+            if self.spoil:  # an answered message is the carrier's again
+                self.regions[reply.to].sent.payload_P.fill_(float("nan"))
         for other in self.regions.values():
             if other.waiting:
                 self.merge(other)
@@ -157,8 +159,6 @@ class Fleet:
         held = region.storages()
         held |= {t.untyped_storage().data_ptr() for t in self.hub.hub.memory.values()}
         assert reply.payload_P.untyped_storage().data_ptr() not in held
-        if self.spoil:  # an answered message is the carrier's again
-            region.sent.payload_P.fill_(float("nan"))
         region.version, region.sent, region.waiting = reply.version, None, False
         return True
 
@@ -269,6 +269,14 @@ def test_a_round_of_refused_gradients_changes_no_region(kind, options, optimizer
     fleet.finish()
     for region in fleet.regions.values():
         assert torch.equal(region.params_P, before_P)
+
+
+@pytest.mark.parametrize("weights", ["samples", "uniform"])
+def test_a_refused_gradient_is_none_and_not_one_of_zero(weights):
+    fleet, grad_P = Fleet(build("bsp", {"weights": weights}), Sgd(lr=1.0)), gradients()["b"][0]
+    fleet.step({"a": None, "b": grad_P})
+    for region in fleet.regions.values():
+        assert torch.equal(region.params_P, start() - grad_P)
 
 
 @pytest.mark.parametrize(("kind", "options"), CASES)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
+from random import Random
 
 import torch
 from torch import Tensor
@@ -275,9 +278,9 @@ class Plane:
     def done(self) -> bool:
         return all(region.server.phase == "done" for region in self.regions.values())
 
-    def drain(self, events: int | None = None) -> None:
-        """Let everything go well, oldest first: for a number of events, or to the end."""
-        for _ in range(5_000 if events is None else events):
+    def drain(self) -> None:
+        """Let everything go well, oldest first, until all regions have finished."""
+        for _ in range(5_000):
             if self.done():
                 return
             if not self._one():
@@ -287,27 +290,36 @@ class Plane:
                 saves = [self.saves[checkpoint] for checkpoint in self.halts]
                 assert any(self.complete(save) for save in saves), "halted, but not saved"
                 self._begin()
-        assert events is not None, "no end in sight"
+        raise AssertionError("no end in sight")
 
-    def _one(self) -> bool:
+    def shuffle(self, random: Random, events: int) -> None:
+        """A number of events that go well, in any order."""
+        for _ in range(events):
+            possible = self._possible()
+            if possible:
+                random.choice(possible)()
+
+    def _possible(self) -> list[Callable[[], None]]:
+        """Joins, pushes and deliveries that could come next, oldest first."""
+        found: list[Callable[[], None]] = []
         for name, region in self.regions.items():
             for rank in range(self.setup.workers[name]):
                 if rank not in region.here and rank not in region.home:
-                    self.join(name, rank)
-                    return True
-                if rank in region.busy:
-                    self.push(name, rank)
-                    return True
-        if self.updates:
-            self.deliver_update(0)
+                    found.append(partial(self.join, name, rank))
+                elif rank in region.busy:
+                    found.append(partial(self.push, name, rank))
+        found += [partial(self.deliver_update, i) for i in range(len(self.updates))]
+        found += [partial(self.deliver_reply, i) for i in range(len(self.replies))]
+        return found
+
+    def _one(self) -> bool:
+        """The next event, if there is any; what was lost on the way is sent again."""
+        for event in self._possible():
+            event()
             return True
-        if self.replies:
-            self.deliver_reply(0)
-            return True
-        for region in self.regions.values():  # what was lost on the way is sent again
+        for region in self.regions.values():
             if region.sent is not None:
-                before = len(self.replies)
                 self.repeat(region.sent)
-                if len(self.replies) > before:
+                if self.replies:
                     return True
         return False

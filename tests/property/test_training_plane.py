@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -11,7 +13,9 @@ from plane_support import Plane, Setup
 from geo_ray.sync.registry import STRATEGIES
 from geo_ray.training.optimizers import Momentum, Sgd
 
-FINE = st.sampled_from([False, False, True])
+SEEDS = st.integers(0, 2**32)
+EVENTS = st.integers(0, 60)
+SELDOM = st.sampled_from([False, False, True])
 
 
 @st.composite
@@ -39,7 +43,7 @@ def setups(draw: st.DrawFn) -> Setup:
         workers,
         mode,
         steps=draw(st.integers(1, 5)),
-        refusals=draw(FINE),
+        refusals=draw(SELDOM),
         num_shards=draw(st.integers(1, 2)),
     )
 
@@ -47,10 +51,10 @@ def setups(draw: st.DrawFn) -> Setup:
 class TrainingPlane(RuleBasedStateMachine):
     """The rules are the events; the invariants are looked at after each."""
 
-    @initialize(setup=setups(), progress=st.integers(0, 60))
-    def begin(self, setup: Setup, progress: int) -> None:
+    @initialize(setup=setups(), seed=SEEDS, events=EVENTS)
+    def begin(self, setup: Setup, seed: int, events: int) -> None:
         self.plane = Plane(setup)
-        self.plane.drain(progress)
+        self.plane.shuffle(Random(seed), events)
 
     def _pick(self, data: st.DataObject, items: list):
         return items[data.draw(st.integers(0, len(items) - 1))]
@@ -109,25 +113,31 @@ class TrainingPlane(RuleBasedStateMachine):
     def update_arrives_again(self, data: st.DataObject) -> None:
         self.plane.repeat(self._pick(data, self.plane.old))
 
-    @rule(halt=FINE)
+    @rule(halt=SELDOM)
     def checkpoint_is_wanted(self, halt: bool) -> None:
         self.plane.request_checkpoint(halt=halt)
 
     @precondition(lambda self: not self.plane.stopped)
-    @rule(really=FINE)
+    @rule(really=SELDOM)
     def target_is_reached(self, really: bool) -> None:
         if really:
             self.plane.request_stop()
 
-    @rule(really=FINE, progress=st.integers(0, 60))
-    def everything_crashes(self, really: bool, progress: int) -> None:
+    @rule(really=SELDOM, seed=SEEDS, events=EVENTS)
+    def everything_crashes(self, really: bool, seed: int, events: int) -> None:
         if really:
             self.plane.crash()
-            self.plane.drain(progress)
+            self.plane.shuffle(Random(seed), events)
 
-    @rule(progress=st.integers(1, 20))
-    def all_goes_well_for_a_while(self, progress: int) -> None:
-        self.plane.drain(progress)
+    @rule(seed=SEEDS, events=EVENTS)
+    def all_goes_well_for_a_while(self, seed: int, events: int) -> None:
+        self.plane.shuffle(Random(seed), events)
+
+    @rule(seed=SEEDS, events=EVENTS)
+    def it_saves_and_crashes(self, seed: int, events: int) -> None:
+        if self.plane.request_checkpoint(halt=False):
+            self.plane.shuffle(Random(seed), events)
+            self.plane.crash()
 
     @invariant()
     def nothing_is_wrong(self) -> None:
@@ -161,7 +171,7 @@ class TrainingPlane(RuleBasedStateMachine):
 TestTrainingPlane = TrainingPlane.TestCase
 TestTrainingPlane.settings = settings(
     max_examples=150,
-    stateful_step_count=40,
+    stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

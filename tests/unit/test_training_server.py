@@ -243,3 +243,42 @@ def test_unknown_ranks_are_refused(rank):
     server, _ = make(Sma())
     with pytest.raises(InvariantError, match="no worker"):
         server.join(rank)
+
+
+def test_rows_of_a_rank_that_is_no_more_go_to_the_others():
+    server, shard = make(Sma(interval=100), workers=3)
+    for rank in range(3):
+        server.join(rank)
+    again, shard = make(Sma(interval=100), workers=2)
+    again.restore(server.export())
+    again.join(0)
+    assert [answers(again.join(1))[rank].span.start for rank in (0, 1)] == [0, 8]
+    again.ledger.check()
+    push(again, shard, 0)
+    assert again.ledger.returned == [Span(16, 8)]
+    assert answers(push(again, shard, 1))[0].span == Span(16, 8)
+
+
+def test_a_stop_with_a_round_ends_with_the_round():
+    """Async: a gradient that is being computed is late, or regions would differ by a step."""
+    server, shard = make(Sma(interval=1), mode="async", steps=9)
+    server.join(0), server.join(1)
+    (send,) = sends(push(server, shard, 0))  # worker 1 is still computing
+    effects = server.on_reply(reply_to(send, stop=True))
+    assert server.phase == "done" and not sends(effects)
+    assert answers(push(server, shard, 1))[1].done
+    assert server.ledger.discarded["after_end"] == 8
+
+
+def test_the_last_word_is_said_again_after_a_checkpoint():
+    server, shard = make(AsgdGa(interval=100), workers=1, steps=1)
+    server.join(0)
+    (send,) = sends(push(server, shard, 0))
+    ordinary = Reply("eu", 1, 1, 8, torch.zeros(NUM_PARAMS), checkpoint=4)
+    effects = server.on_reply(ordinary)
+    assert [e.id for e in effects if isinstance(e, Snapshot)] == [4]
+    (again,) = sends(effects)
+    assert again.update.final and again.update.seq == send.update.seq + 1
+    assert torch.equal(again.update.payload_P, torch.zeros(NUM_PARAMS))
+    server.on_reply(reply_to(again))
+    assert server.phase == "done"
