@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from geo_ray.runtime.cluster import ConnectedCluster
     from geo_ray.runtime.local_cluster import LocalCluster
 
-REGIONS = ("us-east", "eu-west", "ap-sg")
+REGIONS = ("us-east", "eu-west", "ap-south")
 
 
 @pytest.fixture(scope="session")

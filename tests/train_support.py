@@ -91,6 +91,12 @@ def events_of(run_dir: Path) -> list[Event]:
     return list(read_events(run_dir / EVENTS_FILE))
 
 
+def count(run_dir: Path, kind: str) -> int:
+    """How often an event happened so far, in all stretches of the run."""
+    log = run_dir / "events.jsonl"
+    return log.read_text().count(f'"kind":"{kind}"') if log.exists() else 0
+
+
 def losses(events: list[Event]) -> dict[tuple[str, int], float]:
     """The loss series as it stands: a step that was done again counts as it was done last."""
     return {(e["region"], e["step"]): e["loss"] for e in events if e.kind == "step"}

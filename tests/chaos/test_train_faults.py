@@ -16,6 +16,7 @@ import pytest
 from train_support import (
     Trained,
     books_of,
+    count,
     events_of,
     eventually,
     experiment_of,
@@ -36,6 +37,8 @@ from geo_ray.runtime.keeper import descendants
 from geo_ray.runtime.local_cluster import LocalCluster
 
 STEPS = 24
+pytestmark = pytest.mark.timeout(300)  # several whole commands per test
+
 TRAIN = {"steps": STEPS, "eval_every": 8, "step_timeout_s": 60}
 SLOW = {"step_s": 0.15}  # the same bits, but time to be killed in the middle
 OFTEN = {"every_s": 0.5}
@@ -65,12 +68,6 @@ def regions_node(cluster: LocalCluster, region: str) -> int:
     """Process id of the node of a region; its actors are below it."""
     cluster._kept.poll()
     return cluster._kept.pids[str(cluster.regions.index(region))]
-
-
-def count(run_dir: Path, kind: str) -> int:
-    """How often an event happened so far, in all stretches of the run."""
-    log = run_dir / "events.jsonl"
-    return log.read_text().count(f'"kind":"{kind}"') if log.exists() else 0
 
 
 def check_whole(resumed: Trained, undisturbed: Trained) -> None:

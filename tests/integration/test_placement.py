@@ -65,11 +65,11 @@ def test_preflight_passes(connected: ConnectedCluster) -> None:
 
 
 def test_preflight_lists_every_problem(connected: ConnectedCluster) -> None:
-    bad = [demand("eu-wst"), demand("us-east", 8), demand("ap-sg", gpus=1.0)]
+    bad = [demand("eu-wst"), demand("us-east", 8), demand("ap-south", gpus=1.0)]
     with pytest.raises(PreflightError) as caught:
         preflight(bad, ask_nodes=False)
     message = caught.value.message
     assert "1. no node is in region 'eu-wst'" in message
     assert "did you mean 'eu-west'?" in message
     assert "2. region 'us-east' asks for 8.501 CPU, its 1 node(s) have 8 CPU" in message
-    assert "3. region 'ap-sg' asks for 1 GPU" in message
+    assert "3. region 'ap-south' asks for 1 GPU" in message

@@ -102,7 +102,7 @@ def rich(ray_cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) ->
         regions=[
             {"name": "us-east", "workers": 2, "ps_shards": 2},
             {"name": "eu-west"},
-            {"name": "ap-sg"},
+            {"name": "ap-south"},
         ],
         train={"steps": 10, "eval_every": 4, "step_timeout_s": 60},
         averager={"region": "eu-west"},
@@ -110,7 +110,7 @@ def rich(ray_cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) ->
         emulate={
             "step_s": 0.15,
             "link": {"rate_mbps": 200, "delay_s": 0.002},
-            "links": [{"src": "ap-sg", "dst": "eu-west", "outages": [[0.2, 1.2]]}],
+            "links": [{"src": "ap-south", "dst": "eu-west", "outages": [[0.2, 1.2]]}],
         },
     )
     return train(experiment, base)
@@ -152,7 +152,7 @@ def test_the_run_directory_is_complete(rich: Trained) -> None:
     assert plan["averager_region"] == "eu-west"
     assert [region["workers"] for region in plan["regions"]] == [2, 1, 1]
     assert load_summary(path) == rich.summary
-    assert "ap-sg" in (path / "report.html").read_text()
+    assert "ap-south" in (path / "report.html").read_text()
 
 
 def test_the_model_file_has_the_evaluated_accuracy(rich: Trained) -> None:
@@ -179,16 +179,16 @@ def test_events_tell_the_whole_run(rich: Trained) -> None:
     assert events[0].kind == "run_started"
     assert events[-1].kind == "run_finished"
     steps = Counter((e["region"], e["step"]) for e in rich.of("step"))
-    assert steps == {(r, n): 1 for r in ("us-east", "eu-west", "ap-sg") for n in range(1, 11)}
+    assert steps == {(r, n): 1 for r in ("us-east", "eu-west", "ap-south") for n in range(1, 11)}
     exchanges = Counter((e["region"], e["round"]) for e in rich.of("exchange"))
-    assert exchanges == {(r, n): 1 for r in ("us-east", "eu-west", "ap-sg") for n in range(1, 6)}
+    assert exchanges == {(r, n): 1 for r in ("us-east", "eu-west", "ap-south") for n in range(1, 6)}
     evals = [(e["region"], e["step"], e["samples"]) for e in rich.of("eval") if e["region"] is None]
     assert evals == [(None, 4, NUM_HELDOUT), (None, 8, NUM_HELDOUT), (None, 10, NUM_HELDOUT)]
     assert rich.of("run_finished")[0]["summary"]["digest"] == rich.summary.digest
 
 
 def test_books_balance(rich: Trained) -> None:
-    per_step = {"us-east": 2 * BATCH, "eu-west": BATCH, "ap-sg": BATCH}
+    per_step = {"us-east": 2 * BATCH, "eu-west": BATCH, "ap-south": BATCH}
     assert {(e["region"], e["samples"]) for e in rich.of("step")} == set(per_step.items())
     assert rich.summary.samples == 10 * sum(per_step.values())
     step = rich.of("checkpoint")[-1]["step"]
@@ -198,11 +198,11 @@ def test_books_balance(rich: Trained) -> None:
 
 def test_every_byte_between_regions_is_booked(rich: Trained) -> None:
     sent = {(e["src"], e["dst"]): e["bytes_by_class"] for e in rich.of("wan")}  # the last counts
-    model_bytes = sum(e["bytes_out"] for e in rich.of("exchange") if e["region"] == "ap-sg")
-    for region in ("us-east", "ap-sg"):
+    model_bytes = sum(e["bytes_out"] for e in rich.of("exchange") if e["region"] == "ap-south")
+    for region in ("us-east", "ap-south"):
         assert sent[region, "eu-west"]["update"] >= model_bytes
         assert sent["eu-west", region]["reply"] >= model_bytes
-    assert ("us-east", "ap-sg") not in sent
+    assert ("us-east", "ap-south") not in sent
     total = Counter()
     for by_class in sent.values():
         total.update(by_class)
@@ -303,7 +303,7 @@ def test_asgd_ga_in_async_mode_serves_metrics_until_it_is_interrupted(
 def test_one_region_alone_is_plain_training(tmp_path: Path) -> None:
     experiment = experiment_of(
         tmp_path,
-        regions=[{"name": "ap-sg", "workers": 2}],
+        regions=[{"name": "ap-south", "workers": 2}],
         checkpoint={"every_s": 0.3},
         emulate={"step_s": 0.1},
     )
