@@ -282,3 +282,19 @@ def test_the_last_word_is_said_again_after_a_checkpoint():
     assert torch.equal(again.update.payload_P, torch.zeros(NUM_PARAMS))
     server.on_reply(reply_to(again))
     assert server.phase == "done"
+
+
+def test_a_restored_region_speaks_first_if_it_had_to():
+    strategy = AsgdGa(interval=1, wait="when_busy")
+    server, shard = make(strategy, workers=1, steps=9)
+    server.join(0)
+    (first,) = sends(push(server, shard, 0))
+    assert sends(push(server, shard, 0)) == [] and server.phase == "must_speak"
+    effects = server.on_reply(reply_to(first, torch.zeros(NUM_PARAMS), checkpoint=3))
+    (snapshot,) = [e for e in effects if isinstance(e, Snapshot)]
+    again, shard_again = make(strategy, workers=1, steps=9)
+    again.restore(snapshot.control)
+    shard_again.restore(*shard.take_snapshot(3))
+    (send,), (expected,) = sends(again.join(0)), sends(effects)
+    assert (send.update.seq, send.update.num_samples) == (2, 8)
+    assert torch.equal(send.update.payload_P, expected.update.payload_P)
