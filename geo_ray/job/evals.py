@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from geo_ray.errors import ConfigError
+from geo_ray.observe.schema import Event
+from geo_ray.observe.summary import Target
 from geo_ray.tasks.base import Stats, Task
 
 
@@ -77,3 +80,19 @@ def sum_of(
     for array in arrays[1:]:
         total += array
     return total
+
+
+def hits(target: Target | None, done: Evaluation, event: Event) -> bool:
+    """Whether ``done``, written down as ``event``, reaches the target of the whole run.
+
+    Raises:
+        ConfigError: if the task has no such metric.
+    """
+    if target is None or done.final or done.region is not None:
+        return False
+    if target.metric not in done.metrics:
+        raise ConfigError(
+            f"train.target.metric: the task's evaluation has no '{target.metric}'; "
+            f"it has {sorted(done.metrics)}"
+        )
+    return target.reached(event)

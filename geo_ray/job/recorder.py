@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from geo_ray.config.experiment import Experiment
+from geo_ray.config.load import digest
 from geo_ray.observe.events import EventLog
 from geo_ray.observe.schema import Event
 
@@ -33,3 +35,20 @@ class Recorder:
         for sink in self._sinks:
             sink(event)
         return event
+
+    def started(
+        self, experiment: Experiment, run_name: str, t_s: float, *, simulated: bool, **more: Any
+    ) -> Event:
+        """Note that a run, or its resumption, begins."""
+        return self.emit(
+            "run_started",
+            t_s,
+            run=run_name,
+            digest=digest(experiment),
+            strategy=experiment.strategy.kind,
+            regions=list(experiment.region_names),
+            task=experiment.task.use,
+            seed=experiment.seed,
+            simulated=simulated,
+            **more,
+        )

@@ -25,7 +25,7 @@ from geo_ray.errors import (
     RunDirectoryError,
     WorkerLostError,
 )
-from geo_ray.job.evals import EvalBoard
+from geo_ray.job.evals import EvalBoard, hits
 from geo_ray.job.recorder import Recorder
 from geo_ray.runtime.crew import Crew, CrewWorker, collect, reason_of
 from geo_ray.runtime.saver import Saver
@@ -220,7 +220,7 @@ class Controller:
                 samples=done.samples,
                 final=done.final,
             )
-            if target is not None and not done.final and target.reached(written):
+            if target is not None and hits(target, done, written):
                 self._stop(f"{target.metric} reached {target.value:g}")
 
     # -------------------------------------------------------------- saving and stopping

@@ -17,9 +17,8 @@ from geo_ray.checkpoint.parts import read_part
 from geo_ray.checkpoint.store import CheckpointStore
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import digest
-from geo_ray.job.build import initial_parameters, use_one_thread
+from geo_ray.job.build import build_evals, initial_parameters, use_one_thread
 from geo_ray.job.data import prepare_manifest
-from geo_ray.job.evals import EvalBoard
 from geo_ray.job.model_file import save_trained
 from geo_ray.job.recorder import Recorder, Sink
 from geo_ray.job.rundir import RunDirectory
@@ -141,24 +140,15 @@ def _train_on(
             recorder = Recorder(log, [*reporting.sinks, RayMetrics().feed])
             startup_s = time.time() - reporting.began_unix_s
             origin_unix_s = time.time() - before_s
-            recorder.emit(
-                "run_started",
-                before_s,
-                run=run.path.name,
-                digest=digest(experiment),
-                strategy=experiment.strategy.kind,
-                regions=list(experiment.region_names),
-                task=experiment.task.use,
-                seed=experiment.seed,
-                simulated=False,
-                startup_s=startup_s,
+            recorder.started(
+                experiment, run.path.name, before_s, simulated=False, startup_s=startup_s
             )
             crew.wire(origin_unix_s, _START_TIMEOUT_S)
             controller = Controller(
                 experiment,
                 crew,
                 recorder,
-                EvalBoard(task, len(experiment.regions)),
+                build_evals(experiment, task),
                 Saver(store, experiment, digest(experiment), crew.spec.epoch),
                 origin_unix_s,
                 reporting.status,

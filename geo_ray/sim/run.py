@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import digest as config_digest
 from geo_ray.job.build import use_one_thread
 from geo_ray.job.data import prepare_manifest
 from geo_ray.job.model_file import save_trained
@@ -43,17 +42,7 @@ def simulate(
     with EventLog(log_path) as log:
         recorder = Recorder(log, sinks)
         world = World(experiment, task, manifest, recorder.emit)
-        recorder.emit(
-            "run_started",
-            0.0,
-            run=run.path.name,
-            digest=config_digest(experiment),
-            strategy=experiment.strategy.kind,
-            regions=list(experiment.region_names),
-            task=experiment.task.use,
-            seed=experiment.seed,
-            simulated=True,
-        )
+        recorder.started(experiment, run.path.name, 0.0, simulated=True)
         result = world.run()
         final_P = result.params_P[experiment.averager_region]
         summary = summarise(

@@ -17,6 +17,7 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.data.manifest import Manifest
 from geo_ray.errors import InvariantError, NonFiniteError
 from geo_ray.job.build import build_averager, build_evals, initial_parameters
+from geo_ray.job.evals import hits
 from geo_ray.observe.schema import Event
 from geo_ray.sim.network import Network
 from geo_ray.sim.region import RegionHooks, SimRegion
@@ -175,7 +176,7 @@ class World:
                 samples=done.samples,
                 final=done.final,
             )
-            if target is not None and not done.final and target.reached(event):
+            if target is not None and hits(target, done, event):
                 self._stop(f"{target.metric} reached {target.value:g}")
 
     def _stop(self, cause: str) -> None:
