@@ -104,7 +104,7 @@ class Controller:
         while True:
             answers = self._poll()
             more = self._handle_all(answers)
-            awaited = self.saver.open_id is not None and self._halting is not None
+            awaited = self.saver.open_id is not None and "halted" in _phases(answers)
             if not more and not awaited:
                 break
             if time.monotonic() > deadline_s:
@@ -118,8 +118,7 @@ class Controller:
         """Whether the run was at its end before the request to stop could have an effect."""
         if not isinstance(self._halting, InterruptedRunError):
             return False
-        phases = [a["status"]["phase"] for (role, _), a in answers.items() if role == "ps"]
-        return all(phase == "done" for phase in phases)
+        return _phases(answers) == {"done"}
 
     # -------------------------------------------------------------- workers
 
@@ -315,6 +314,10 @@ class Controller:
 
     def _emit(self, kind: str, **fields: Any) -> None:
         self.recorder.emit(kind, time.time() - self.origin_unix_s, **fields)
+
+
+def _phases(answers: Answers) -> set[str]:
+    return {str(a["status"]["phase"]) for (role, _), a in answers.items() if role == "ps"}
 
 
 def _array(values: list[float]) -> Any:

@@ -294,6 +294,8 @@ def test_asgd_ga_in_async_mode_serves_metrics_until_it_is_interrupted(
     events = events_of(run.path)
     (saved,) = [event for event in events if event.kind == "checkpoint"]
     assert saved["step"] == max(e["step"] for e in events if e.kind == "step")
+    evals = Counter(event["region"] for event in events if event.kind == "eval")
+    assert evals[None] == min(evals["us-east"], evals["eu-west"]) > 0  # each with its like
     for region, book in books.items():
         applied = sum(e["samples"] for e in events if e.kind == "step" and e["region"] == region)
         assert book.applied == applied > 0
@@ -301,13 +303,19 @@ def test_asgd_ga_in_async_mode_serves_metrics_until_it_is_interrupted(
 
 
 def test_one_region_alone_is_plain_training(tmp_path: Path) -> None:
+    """An interrupt that comes after the last step changes nothing: the run is whole."""
+
+    def interrupt_too_late(event: Event) -> None:
+        if event.kind == "step" and event["step"] == 8:
+            os.kill(os.getpid(), signal.SIGINT)
+
     experiment = experiment_of(
         tmp_path,
         regions=[{"name": "ap-south", "workers": 2}],
         checkpoint={"every_s": 0.3},
         emulate={"step_s": 0.1},
     )
-    real = train(experiment, tmp_path)
+    real = train(experiment, tmp_path, sink=interrupt_too_late)
     assert real.summary.digest == simulate(experiment, tmp_path).summary.digest
     assert real.summary.wan_bytes == {}
     assert not real.of("exchange")
