@@ -19,7 +19,7 @@ from geo_ray.observe.schema import Event
 from geo_ray.observe.summary import Summary
 from geo_ray.training.ledger import Ledger
 
-WAIT_S = 90.0
+WAIT_S = 180.0
 
 
 def experiment_of(directory: Path, **changes: Any) -> Experiment:

@@ -37,7 +37,7 @@ from geo_ray.runtime.keeper import descendants
 from geo_ray.runtime.local_cluster import LocalCluster
 
 STEPS = 24
-pytestmark = pytest.mark.timeout(300)  # several whole commands per test
+pytestmark = pytest.mark.timeout(600)  # several whole commands per test
 
 TRAIN = {"steps": STEPS, "eval_every": 8, "step_timeout_s": 60}
 SLOW = {"step_s": 0.15}  # the same bits, but time to be killed in the middle
@@ -273,7 +273,7 @@ def test_sma_killed_then_stopped_at_once_then_resumed(short_tmp: Path, tmp_path:
     assert "Traceback" not in said()
 
     with command(["train", "--resume", str(run_dir), "--plain"], log) as process:
-        assert process.wait(100) == 0, said()
+        assert process.wait(200) == 0, said()
     summary = load_summary(run_dir)
     assert summary is not None
     assert (run_dir / "report.html").exists()
