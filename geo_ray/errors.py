@@ -33,6 +33,15 @@ class GeoRayError(Exception):
         return (_rebuild, (type(self), self.message, self.fix))
 
 
+def from_code(code: str, message: str, fix: str | None) -> GeoRayError:
+    """The error with this code; the tree's root if this release has no such code."""
+    kinds: list[type[GeoRayError]] = [GeoRayError]
+    for kind in kinds:  # grows while it is walked
+        kinds += kind.__subclasses__()
+    found = next((kind for kind in kinds if kind.code == code), GeoRayError)
+    return found(message, fix=fix)
+
+
 def _rebuild(kind: type[GeoRayError], message: str, fix: str) -> GeoRayError:
     return kind(message, fix=fix)
 

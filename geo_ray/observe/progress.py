@@ -21,7 +21,14 @@ from geo_ray.observe.text import coarse_text, metrics_text, number_text
 REDRAWS_PER_S = 4.0
 PLAIN_LINE_EVERY_S = 2.0
 _HEADINGS = ("region", "step", "loss", "samples/s", "Mb/s out", "in", "stale", "wait", "state")
-_TOLD = ("worker_lost", "worker_replaced", "step_refused", "stop_requested", "checkpoint")
+_TOLD = (
+    "worker_lost",
+    "worker_replaced",
+    "step_refused",
+    "stop_requested",
+    "checkpoint",
+    "checkpoint_failed",
+)
 
 
 class Progress:
@@ -212,6 +219,8 @@ class Progress:
                 self._say(f"[yellow]step refused[/]: {region} step {event['step']}: {cause}")
             case "stop_requested":
                 self._say(f"[yellow]stopping[/]: {cause}")
+            case "checkpoint_failed":
+                self._say(f"[yellow]checkpoint failed, the one before it stands[/]: {cause}")
             case "checkpoint" if self._plain:
                 self._say(f"checkpoint {escape(str(event['id']))} at step {event['step']}")
 

@@ -18,6 +18,9 @@ STEP = ("step", "samples", "loss", "start_s", "compute_s", "wait_s")
 EXCHANGE = ("start_s", "bytes_out", "bytes_in", "blocking", "staleness")
 
 
+INCIDENTS = ("stop_requested", "checkpoint_failed")
+
+
 class Columns:
     """Rows of floats, stored by column.
 
@@ -81,7 +84,7 @@ class RunRecord:
     def feed(self, event: Event) -> None:
         """Take the next event."""
         resumed = event.kind == "run_started" and self.totals.started is not None
-        if resumed or event.kind in FAULT_KINDS or event.kind == "stop_requested":
+        if resumed or event.kind in FAULT_KINDS or event.kind in INCIDENTS:
             self.incidents.append(event)
         match event.kind:
             case "run_started":

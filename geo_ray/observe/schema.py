@@ -147,6 +147,7 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
         "samples": _whole,
     },
     "checkpoint": {"id": _name, "step": _whole, "bytes": _whole},
+    "checkpoint_failed": {"cause": _text},
     "worker_lost": {"region": _text, "worker": _name, "cause": _text},
     "worker_replaced": {"region": _text, "worker": _name, "epoch": _whole},
     "step_refused": {"region": _text, "step": _whole, "cause": _text},

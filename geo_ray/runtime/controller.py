@@ -271,6 +271,7 @@ class Controller:
     def _save_failed(self, error: GeoRayError) -> None:
         """Go on with the checkpoint before it; but not for ever, and not if the run must stop."""
         log.error("checkpoint %s failed: %s", self.saver.open_id, error)
+        self._emit("checkpoint_failed", cause=error.message)
         self.saver.abandon()
         self._failed_saves += 1
         if self._halting is not None or self._failed_saves >= _MAX_FAILED_SAVES:

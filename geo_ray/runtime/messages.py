@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from geo_ray.errors import FrameError, GeoRayError
+from geo_ray.errors import FrameError, GeoRayError, from_code
 from geo_ray.runtime import fields
 from geo_ray.sync.base import Reply, Update
 from geo_ray.tasks.base import Stats
@@ -111,12 +111,9 @@ def refusal_meta(seq: int, error: GeoRayError) -> Meta:
 
 def read_refusal(meta: Meta) -> tuple[int, GeoRayError]:
     """The inverse of `refusal_meta`; a code that this release lacks gives the tree's root."""
-    code = fields.text(meta, "code")
-    kinds: list[type[GeoRayError]] = [GeoRayError]
-    for kind in kinds:  # grows while it is walked
-        kinds += kind.__subclasses__()
-    found = next((kind for kind in kinds if kind.code == code), GeoRayError)
-    error = found(fields.text(meta, "message"), fix=fields.text(meta, "fix"))
+    error = from_code(
+        fields.text(meta, "code"), fields.text(meta, "message"), fields.text(meta, "fix")
+    )
     return fields.count(meta, "seq"), error
 
 

@@ -17,6 +17,7 @@ from geo_ray.errors import (
     LinkDownError,
     PeerRefusedError,
     TransportError,
+    from_code,
 )
 from geo_ray.wan import sockets
 from geo_ray.wan.config import LanConfig
@@ -214,12 +215,6 @@ class LanClient:
 
 def _error_of(meta: Meta) -> GeoRayError:
     """The error of geo_ray's tree that a FAILURE frame describes."""
-    code, fix = meta.get("code"), meta.get("fix")
-    kinds: list[type[GeoRayError]] = [GeoRayError]
-    for kind in kinds:
-        if kind.code == code:
-            break
-        kinds.extend(kind.__subclasses__())
-    else:
-        kind = GeoRayError
-    return kind(str(meta.get("message")), fix=fix if isinstance(fix, str) else None)
+    fix = meta.get("fix")
+    message = str(meta.get("message"))
+    return from_code(str(meta.get("code")), message, fix if isinstance(fix, str) else None)
