@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from geo_ray.errors import (
@@ -73,6 +74,11 @@ class Bridge:
         self._answered = threading.Condition(self._lock)
         self._answers: dict[int, Reply | GeoRayError] = {}
         self._closed = False
+        self._routes: dict[str, Callable[[str, Message], None]] = {
+            "update": self._on_update,
+            "reply": self._on_reply,
+            "refused": self._on_refused,
+        }
 
     def use(self, endpoint: Endpoint) -> None:
         """Speak to other regions through ``endpoint``, whose messages go to `on_message`."""
@@ -144,19 +150,27 @@ class Bridge:
     # -------------------------------------------------------------- from other regions
 
     def on_message(self, peer: str, message: Message) -> None:
-        """An update from another region, or the averager's answer to ours."""
-        if message.kind == "update":
-            update = read_update(message.meta, view_of(message.payload))
-            if update.region != peer:
-                log.warning("region '%s' sent an update in the name of '%s'", peer, update.region)
-                return
-            self._take_in(update)
-        elif message.kind == "reply" and peer == self._hub:
-            self._arrived(read_reply(message.meta, view_of(message.payload)))
-        elif message.kind == "refused" and peer == self._hub:
-            self._refused(*read_refusal(message.meta))
-        else:
+        """Hand a message of another region to whoever takes that kind."""
+        route = self._routes.get(message.kind)
+        if route is None:
             log.warning("region '%s' sent an unexpected '%s'", peer, message.kind)
+            return
+        route(peer, message)
+
+    def _on_update(self, peer: str, message: Message) -> None:
+        update = read_update(message.meta, view_of(message.payload))
+        if update.region != peer:
+            log.warning("region '%s' sent an update in the name of '%s'", peer, update.region)
+            return
+        self._take_in(update)
+
+    def _on_reply(self, peer: str, message: Message) -> None:
+        if peer == self._hub:
+            self._arrived(read_reply(message.meta, view_of(message.payload)))
+
+    def _on_refused(self, peer: str, message: Message) -> None:
+        if peer == self._hub:
+            self._refused(*read_refusal(message.meta))
 
     def _take_in(self, update: Update) -> None:
         averager = self._hub_state()

@@ -12,6 +12,11 @@ from geo_ray.wan.meta import Meta, Scalar
 TRANSPORT: Final = "transport"  # class of the transport's own frames
 RESEND: Final = "resend"  # class of messages that are sent, or arrive, once more
 
+CONTROL: Final = 0  # lanes: what has a lower number is sent first
+DATA: Final = 1
+BACKGROUND: Final = 2
+LANES: Final = 3
+
 _OWN: Final = ("_n", "_ack", "_kind", "_traffic")  # the transport's names within a frame's meta
 
 
@@ -42,12 +47,15 @@ class Message:
         payload: C-contiguous bytes. Not copied: leave them alone until the peer acknowledged them
             (`Endpoint.flush`).
         traffic: class that its bytes are accounted to, such as "update", "reply", "control".
+        lane: CONTROL, DATA or BACKGROUND. Messages of one lane arrive in order; a lower lane's
+            overtake those of higher ones at every chunk.
     """
 
     kind: str
     meta: Meta
     payload: Buffer
     traffic: str
+    lane: int = DATA
 
 
 class PeerStats(TypedDict):
