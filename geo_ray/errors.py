@@ -216,6 +216,13 @@ class PeerRefusedError(TransportError):
     advice = "Check that every region was started by the same run and release."
 
 
+class CertificateError(TransportError):
+    """A certificate or its key cannot be read, written or used."""
+
+    code = "CERTIFICATE_INVALID"
+    advice = "Make it with `geo-ray certs issue`; `geo-ray certs show` lists what a deployment has."
+
+
 class LinkDownError(TransportError):
     """A peer could not be reached before the deadline."""
 

@@ -20,6 +20,7 @@ _VERBS = {
     "simulate": ("geo_ray.cli.simulate", "simulate"),
     "config": ("geo_ray.cli.config", "config"),
     "data": ("geo_ray.cli.data", "data"),
+    "certs": ("geo_ray.cli.certs", "certs"),
     "report": ("geo_ray.cli.report", "report"),
 }
 
