@@ -311,6 +311,45 @@ class InterruptedRunError(RunError):
     advice = "Resume with `geo-ray train --resume RUN`."
 
 
+# ------------------------------------------------------------------ WAN lab (9)
+
+
+class LabError(GeoRayError):
+    """Root of everything that is wrong with the WAN lab; a lab that does not come up."""
+
+    code = "LAB"
+    exit_code = 9
+    advice = "Read the message; `geo-ray lab down` removes what a crashed lab has left."
+
+
+class LabUnavailableError(LabError):
+    """This machine, or this user, cannot have a lab."""
+
+    code = "LAB_UNAVAILABLE"
+    advice = "Run as root on Linux with /dev/net/tun; without, `emulate:` shapes a run's own links."
+
+
+class LabUnknownError(LabError):
+    """No such lab is up, or several are and none is named."""
+
+    code = "LAB_UNKNOWN"
+    advice = "`geo-ray lab status` lists the labs that are up; name one with --lab."
+
+
+class LabDownError(LabError):
+    """The lab's relay does not answer any more."""
+
+    code = "LAB_DOWN"
+    advice = "Remove what is left with `geo-ray lab down`, then bring the lab up again."
+
+
+class LabLateError(LabError):
+    """The relay could not keep time, so figures taken meanwhile are worthless."""
+
+    code = "LAB_LATE"
+    advice = "Leave the relay a core, lower the rates or the number of regions, and measure again."
+
+
 class InvariantError(GeoRayError):
     """The software contradicts itself; a bug of geo_ray."""
 

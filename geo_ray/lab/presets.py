@@ -1,0 +1,38 @@
+"""Topologies by name or by file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from geo_ray.config.load import load_tree
+from geo_ray.errors import ConfigError
+from geo_ray.lab.topology import Topology
+
+PRESETS: Final = Path(__file__).with_name("presets")
+_SUFFIXES: Final = (".yaml", ".yml")
+
+
+def preset_names() -> list[str]:
+    """Names of the topologies that come with the package."""
+    return sorted(path.stem for path in PRESETS.glob("*.yaml"))
+
+
+def load_topology(source: str | Path) -> Topology:
+    """Read a topology.
+
+    Args:
+        source: the name of a preset, or the path of a YAML file.
+
+    Raises:
+        ConfigError: no such preset or file, or its content is wrong.
+    """
+    if str(source) in preset_names():
+        return load_tree(PRESETS / f"{source}.yaml", (), Topology)
+    path = Path(source)
+    if path.suffix not in _SUFFIXES:
+        raise ConfigError(
+            f"there is no preset '{source}'",
+            fix=f"Presets: {', '.join(preset_names())}. Or name a YAML file.",
+        )
+    return load_tree(path, (), Topology)

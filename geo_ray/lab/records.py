@@ -1,0 +1,87 @@
+"""The directories of the labs of this machine: which there are, and which nobody owns any more."""
+
+from __future__ import annotations
+
+import fcntl
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from geo_ray.errors import LabUnknownError
+from geo_ray.lab.teardown import is_alive, read_record, take_down
+
+BASE: Final = Path("/run/geo_ray_lab")
+_LOCK: Final = "lock"
+
+
+def new_lab() -> tuple[str, Path]:
+    """A fresh lab id and its private directory."""
+    BASE.mkdir(mode=0o700, exist_ok=True)
+    while True:
+        lab_id = secrets.token_hex(3)
+        directory = BASE / lab_id
+        try:
+            directory.mkdir(mode=0o700)
+        except FileExistsError:
+            continue
+        return lab_id, directory
+
+
+def labs() -> dict[str, dict[str, Any]]:
+    """The records of all labs of this machine by id, whether their relay lives or not."""
+    found = sorted(BASE.iterdir()) if BASE.is_dir() else []
+    return {path.name: read_record(path) for path in found if path.is_dir()}
+
+
+def find(lab_id: str | None) -> str:
+    """The id of the lab that is meant.
+
+    Args:
+        lab_id: as given by the user; None means the only one there is.
+
+    Raises:
+        LabUnknownError: there is none, or none is named and there are several.
+    """
+    living = [name for name, record in labs().items() if is_alive(record.get("relay"))]
+    if lab_id is None and len(living) == 1:
+        return living[0]
+    if lab_id in living:
+        return str(lab_id)
+    named = "no lab is up" if not living else f"labs that are up: {', '.join(living)}"
+    wanted = "" if lab_id is None else f"there is no lab '{lab_id}'; "
+    raise LabUnknownError(f"{wanted}{named}")
+
+
+def reap() -> list[str]:
+    """Take down what labs have left whose relay and whose owner are gone.
+
+    Returns:
+        Their ids.
+    """
+    reaped = []
+    for lab_id, record in labs().items():
+        if not is_alive(record.get("relay")) and not is_alive(record.get("owner")):
+            if not record and _is_young(BASE / lab_id):
+                continue  # another process is just making it
+            take_down(BASE / lab_id)
+            reaped.append(lab_id)
+    return reaped
+
+
+@contextmanager
+def locked() -> Iterator[None]:
+    """Hold the lock that all labs of this machine share, for what is done to the host itself."""
+    BASE.mkdir(mode=0o700, exist_ok=True)
+    with (BASE / _LOCK).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _is_young(directory: Path) -> bool:
+    try:
+        return time.time() - directory.stat().st_mtime < 60.0
+    except OSError:
+        return False

@@ -1,0 +1,105 @@
+"""Takes a lab down by what its directory records; may run twice, and in whichever process is left.
+
+A lab's processes are found by the network namespace they are in. That is the lab's own and nobody
+else's, so grandchildren that have left their parents are found as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from geo_ray.lab.namespace import path_of
+
+RECORD_FILE: Final = "record.json"
+_GRACE_S: Final = 3.0
+_GIVE_UP_S: Final = 15.0  # a process that the kernel itself holds cannot be ended
+
+
+def read_record(directory: Path) -> dict[str, Any]:
+    """What a lab's directory says about it; empty if there is nothing readable."""
+    try:
+        record: dict[str, Any] = json.loads((directory / RECORD_FILE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return record
+
+
+def write_record(directory: Path, record: dict[str, Any]) -> None:
+    """Replace the record in one step."""
+    draft = directory / (RECORD_FILE + ".new")
+    draft.write_text(json.dumps(record))
+    draft.replace(directory / RECORD_FILE)
+
+
+def started_at(pid: int) -> int | None:
+    """When a living process was started, in clock ticks since boot; None if it does not live.
+
+    Together with the pid this names a process for good: pids are used again.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def is_alive(process: list[int] | None) -> bool:
+    """Whether the process (pid, start) of a record lives."""
+    return process is not None and started_at(process[0]) == process[1]
+
+
+def take_down(directory: Path) -> None:
+    """End a lab's processes, its relay unless that is the caller, and remove what it has made."""
+    record = read_record(directory)
+    namespaces = [str(name) for name in record.get("namespaces", [])]
+    _end(lambda: _pids_inside(namespaces))
+    relay: list[int] = record.get("relay") or [os.getpid(), 0]
+    if relay[0] != os.getpid():
+        _end(lambda: [relay[0]] if is_alive(relay) else [])
+    for name in namespaces:
+        if path_of(name).exists():
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _end(find: Callable[[], list[int]]) -> None:
+    """SIGTERM to all that ``find`` returns, and SIGKILL to those that stay."""
+    began_s = time.monotonic()
+    told: set[int] = set()
+    while (pids := find()) and time.monotonic() < began_s + _GIVE_UP_S:
+        late = time.monotonic() > began_s + _GRACE_S
+        for pid in pids:
+            if late or pid not in told:
+                told.add(pid)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
+        time.sleep(0.02)
+
+
+def _pids_inside(namespaces: list[str]) -> list[int]:
+    wanted = set()
+    for name in namespaces:
+        with contextlib.suppress(OSError):
+            wanted.add(_identity(path_of(name)))
+    found = []
+    for entry in Path("/proc").iterdir() if wanted else ():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if _identity(entry / "ns" / "net") in wanted:
+                    found.append(int(entry.name))
+    return found
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino

@@ -1,0 +1,184 @@
+"""What a lab is made of, as a configuration: regions, links, traces."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from geo_ray.config.base import Model
+
+CongestionControl = Literal["cubic", "bbr", "reno"]
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")  # of a region: a label's value
+_MAX_REGIONS = 64
+
+Mbps = Annotated[float, Field(gt=0, le=100_000)]
+
+
+class PointsTrace(Model):
+    """A rate that follows given points."""
+
+    kind: Literal["points"] = "points"
+    points: tuple[tuple[float, Mbps], ...] = Field(
+        min_length=1, description="[seconds, Mbit/s] each; the first at 0, then ascending."
+    )
+    repeat_s: float | None = Field(
+        None, gt=0, description="Begin again after so long; null keeps the last rate."
+    )
+
+    @model_validator(mode="after")
+    def _check_times(self) -> PointsTrace:
+        times_s = [time_s for time_s, _ in self.points]
+        if times_s[0] != 0 or any(a >= b for a, b in itertools.pairwise(times_s)):
+            raise ValueError("the points' times must begin at 0 and ascend")
+        if self.repeat_s is not None and self.repeat_s <= times_s[-1]:
+            raise ValueError("repeat_s must lie behind the last point")
+        return self
+
+
+class UniformTrace(Model):
+    """A rate that is drawn anew, evenly from a range, at fixed intervals."""
+
+    kind: Literal["uniform"] = "uniform"
+    low_mbps: Mbps = Field(description="Least rate.")
+    high_mbps: Mbps = Field(description="Largest rate.")
+    every_s: float = Field(gt=0, description="Time between two draws.")
+
+    @model_validator(mode="after")
+    def _check_range(self) -> UniformTrace:
+        if self.low_mbps > self.high_mbps:
+            raise ValueError("low_mbps is above high_mbps")
+        return self
+
+
+TraceConfig = Annotated[PointsTrace | UniformTrace, Field(discriminator="kind")]
+
+
+class CapConfig(Model):
+    """A region's own line in one direction, shared by all its links."""
+
+    rate_mbps: Mbps | None = Field(None, description="10^6 bit/s of IP packets; null: unlimited.")
+    queue_bytes: int | None = Field(
+        None, gt=0, description="Drop-tail queue; null: 100 ms at the present rate, >= 64 KiB."
+    )
+    trace: TraceConfig | None = Field(None, description="A rate that changes; wins over rate_mbps.")
+
+
+class RegionConfig(Model):
+    """One region: a network namespace with one address."""
+
+    name: str = Field(description="Letters, digits, '-', '_', '.'; also the Ray label's value.")
+    up: CapConfig | None = Field(
+        None, description="Its own line towards the others; null takes the topology's."
+    )
+    down: CapConfig | None = Field(
+        None, description="Its own line from the others; null takes the topology's."
+    )
+    congestion_control: CongestionControl | None = Field(
+        None, description="Of its TCP; null takes the topology's."
+    )
+
+    @model_validator(mode="after")
+    def _check_name(self) -> RegionConfig:
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(f"'{self.name}' cannot be a region's name")
+        return self
+
+
+class LinkConfig(Model):
+    """One direction between two regions."""
+
+    rate_mbps: Mbps | None = Field(None, description="10^6 bit/s of IP packets; null: unlimited.")
+    queue_bytes: int | None = Field(
+        None,
+        gt=0,
+        description="Drop-tail queue; null: twice the delay at the present rate, >= 64 KiB.",
+    )
+    delay_s: float = Field(0.0, ge=0, le=60, description="One way.")
+    jitter_s: float = Field(
+        0.0, ge=0, le=60, description="Standard deviation of the delay; order is kept."
+    )
+    jitter_memory_s: float = Field(
+        0.2, ge=0, description="Time over which jitter is correlated; 0: each packet anew."
+    )
+    loss: float = Field(0.0, ge=0, le=1, description="Share of packets lost independently.")
+    burst_start: float = Field(
+        0.0, ge=0, le=1, description="Gilbert-Elliott: chance per packet that all are lost from it."
+    )
+    burst_stop: float = Field(1.0, gt=0, le=1, description="Chance per packet that this ends.")
+    flow_rate_mbps: Mbps | None = Field(
+        None, description="Cap of each single flow (addresses, protocol, ports); null: none."
+    )
+
+
+class DefaultLink(LinkConfig):
+    """The link between two regions that are not named in ``links``."""
+
+    trace: TraceConfig | None = Field(None, description="A rate that changes; wins over rate_mbps.")
+
+
+class NamedLink(DefaultLink):
+    """The link of one ordered pair; keys that are absent are those of ``link``."""
+
+    src: str = Field(description="Region that sends.")
+    dst: str = Field(description="Region that receives.")
+
+
+class Topology(Model):
+    """A whole lab."""
+
+    name: str = Field("lab", max_length=64, description="For people.")
+    seed: int = Field(0, ge=0, description="Of loss, jitter and drawn traces.")
+    mtu: int = Field(1500, ge=1280, le=9000, description="Bytes of the largest IP packet.")
+    congestion_control: CongestionControl = Field(
+        "cubic", description="TCP's, in regions that name none."
+    )
+    up: CapConfig = Field(
+        default_factory=CapConfig, description="Each region's own line towards the others."
+    )
+    down: CapConfig = Field(
+        default_factory=CapConfig, description="Each region's own line from the others."
+    )
+    link: DefaultLink = Field(default_factory=DefaultLink, description="Between any two regions.")
+    regions: tuple[RegionConfig, ...] = Field(min_length=1, max_length=_MAX_REGIONS)
+    links: tuple[NamedLink, ...] = Field((), description="Ordered pairs that differ from `link`.")
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Topology:
+        names = self.region_names
+        if len(set(names)) != len(names):
+            raise ValueError("two regions have the same name")
+        pairs = [(link.src, link.dst) for link in self.links]
+        if len(set(pairs)) != len(pairs):
+            raise ValueError("a pair has two entries in `links`")
+        for src, dst in pairs:
+            if src not in names or dst not in names:
+                raise ValueError(f"`links` names {src} -> {dst}, but the regions are {names}")
+            if src == dst:
+                raise ValueError(f"`links` joins '{src}' with itself")
+        return self
+
+    @property
+    def region_names(self) -> tuple[str, ...]:
+        """Names of the regions in order."""
+        return tuple(region.name for region in self.regions)
+
+    def link_between(self, src: str, dst: str) -> DefaultLink:
+        """The link of an ordered pair: what its own entry sets, over the default."""
+        set_keys: dict[str, object] = {
+            key: getattr(self.link, key) for key in self.link.model_fields_set
+        }
+        for named in self.links:
+            if (named.src, named.dst) == (src, dst):
+                own = {key: getattr(named, key) for key in named.model_fields_set}
+                if "rate_mbps" in own:
+                    set_keys.pop("trace", None)
+                set_keys |= {key: own[key] for key in own.keys() - {"src", "dst"}}
+        return DefaultLink.model_validate(set_keys)
+
+    def congestion_control_of(self, region: str) -> CongestionControl:
+        """The congestion control of a region's TCP."""
+        found = {r.name: r.congestion_control for r in self.regions}[region]
+        return found or self.congestion_control
