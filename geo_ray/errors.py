@@ -232,6 +232,13 @@ class LinkDownError(TransportError):
     )
 
 
+class LinkUnknownError(TransportError):
+    """A link between two regions was not measured."""
+
+    code = "LINK_UNKNOWN"
+    advice = "Measure it with `geo-ray probe`, or name a link table that has the pair."
+
+
 class DeadlineExceededError(TransportError):
     """A wait reached its deadline."""
 
