@@ -239,6 +239,13 @@ class LinkUnknownError(TransportError):
     advice = "Measure it with `geo-ray probe`, or name a link table that has the pair."
 
 
+class ReferenceLostError(TransportError):
+    """An update is a difference from something that the averager does not remember."""
+
+    code = "REFERENCE_LOST"
+    advice = "None needed: the sender hears of it and sends the same update in full."
+
+
 class DeadlineExceededError(TransportError):
     """A wait reached its deadline."""
 

@@ -10,6 +10,7 @@ from geo_ray.config.base import Model
 from geo_ray.config.cluster import ClusterConfig, LocalClusterConfig
 from geo_ray.data.split import IidSplit, SplitConfig
 from geo_ray.observe.summary import Target
+from geo_ray.sync.codecs.config import CodecConfig
 from geo_ray.sync.registry import AnyStrategy
 from geo_ray.tasks.load import TaskConfig
 from geo_ray.training.optimizers import OptimizerConfig
@@ -115,6 +116,7 @@ class Experiment(Model):
     data: DataConfig
     regions: tuple[RegionConfig, ...] = Field(min_length=1)
     strategy: AnyStrategy
+    codec: CodecConfig = CodecConfig()
     optimizer: OptimizerConfig
     train: TrainConfig
     averager: AveragerConfig = AveragerConfig()

@@ -12,8 +12,11 @@ from geo_ray.tasks.base import Task
 from geo_ray.tasks.guard import checked_model
 from geo_ray.training.averager import Averager
 from geo_ray.training.flat import check_module, read_parameters, split_sizes
+from geo_ray.training.hub_wire import HubWire
+from geo_ray.training.region_wire import RegionWire
 from geo_ray.training.server import ServerPlan
 from geo_ray.training.shard import Shard
+from geo_ray.training.wire_plan import WirePlan
 
 
 def initial_parameters(task: Task, seed: int) -> Tensor:
@@ -59,7 +62,19 @@ def build_shard(
 def build_averager(experiment: Experiment, num_params: int) -> Averager:
     """The averager over all regions."""
     members = tuple(sorted(experiment.region_names))
-    return Averager(experiment.strategy, num_params, HubState(members))
+    wire = HubWire(wire_plan(experiment))
+    return Averager(experiment.strategy, num_params, HubState(members), wire=wire)
+
+
+def wire_plan(experiment: Experiment) -> WirePlan:
+    """How payloads are coded, for both ends of every exchange."""
+    codec, strategy = experiment.codec, experiment.strategy
+    return WirePlan(codec.up, codec.down, strategy.sends, strategy.in_rounds, experiment.seed)
+
+
+def region_wire(experiment: Experiment, region: str, num_params: int) -> RegionWire:
+    """The end of ``region``."""
+    return RegionWire(wire_plan(experiment), region, num_params)
 
 
 def build_evals(experiment: Experiment, task: Task) -> EvalBoard:

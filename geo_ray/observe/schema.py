@@ -140,6 +140,7 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
         "staleness": _number,
         "round": _or_null(_whole),
     },
+    "update_dropped": {"region": _text, "seq": _whole, "bytes_out": _whole},
     "eval": {
         "step": _whole,
         "region": _or_null(_text),

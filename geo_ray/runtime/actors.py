@@ -21,6 +21,7 @@ from geo_ray.job.build import (
     build_averager,
     build_shard,
     initial_parameters,
+    region_wire,
     server_plan,
     use_one_thread,
 )
@@ -31,7 +32,7 @@ from geo_ray.runtime.journal import Journal
 from geo_ray.runtime.labels import REGION_LABEL
 from geo_ray.runtime.layout import shared_bytes
 from geo_ray.runtime.lead import Lead, LeadPorts
-from geo_ray.runtime.parts import AVERAGER_PART, shard_part_name
+from geo_ray.runtime.parts import AVERAGER_PART, off_wire, shard_part_name
 from geo_ray.runtime.remote_shard import RemoteShard
 from geo_ray.runtime.spec import RunSpec
 from geo_ray.runtime.worker_loop import ShardLink, WorkerLoop, buffers_for, slices_of
@@ -58,7 +59,10 @@ def _host() -> str:
 
 
 def _load_shard(spec: RunSpec, region: str, index: int) -> tuple[Shard, dict[str, Any]]:
-    """A shard at the start of the run, or as the checkpoint has it; and the part's plain values."""
+    """A shard at the start of the run, or as the checkpoint has it; and what else its part holds.
+
+    That is the plain values, and under ``"wire"`` the tensors of the exchange.
+    """
     use_one_thread()
     spec.check_run_directory(region)
     experiment = spec.experiment
@@ -69,7 +73,7 @@ def _load_shard(spec: RunSpec, region: str, index: int) -> tuple[Shard, dict[str
         return shard, {}
     tensors, meta = spec.resume.read(shard_part_name(region, index))
     shard.restore(tensors, meta["counters"])  # type: ignore[arg-type]
-    return shard, meta
+    return shard, meta | {"wire": off_wire(tensors)}  # type: ignore[arg-type]
 
 
 class BridgeActor:
@@ -188,9 +192,10 @@ class LeadActor:
         server = Server(
             server_plan(experiment, spec.region(self._region), spec.epoch),
             RegionModel(shards, spec.num_params),
+            wire=region_wire(experiment, self._region, spec.num_params),
         )
         if self._restored:
-            server.restore(self._restored["control"])
+            server.restore(self._restored["control"], self._restored["wire"])
         ports = LeadPorts(bridge_client, follower_clients)
         self._lead = Lead(server, self._shard, ports, self._journal, spec.parts_dir, timeout_s)
         self._lan = LanServer(_host(), spec.key, self._lead.handle, on_close=self._lead.on_close)

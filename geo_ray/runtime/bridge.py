@@ -20,7 +20,8 @@ from geo_ray.errors import (
 )
 from geo_ray.runtime.journal import Journal
 from geo_ray.runtime.messages import (
-    as_bytes,
+    dropped_meta,
+    payload_bytes,
     read_refusal,
     read_reply,
     read_update,
@@ -72,7 +73,7 @@ class Bridge:
         self._endpoint: Endpoint | None = None
         self._lock = threading.Lock()
         self._answered = threading.Condition(self._lock)
-        self._answers: dict[int, Reply | GeoRayError] = {}
+        self._answers: dict[int, Reply | GeoRayError | None] = {}  # None: dropped
         self._closed = False
         self._routes: dict[str, Callable[[str, Message], None]] = {
             "update": self._on_update,
@@ -125,12 +126,20 @@ class Bridge:
         if self._averager is not None:
             self._take_in(update)
         else:
-            message = Message("update", update_meta(update), as_bytes(update.payload_P), "update")
+            message = Message("update", update_meta(update), payload_bytes(update), "update")
             self._wan().send(self._hub, message)
         answer = self._await(update.seq)
-        return reply_meta(answer), as_bytes(answer.payload_P)
+        if answer is None:
+            return dropped_meta(update.seq), None
+        return reply_meta(answer), payload_bytes(answer)
 
-    def _await(self, seq: int) -> Reply:
+    def drop(self, seq: int) -> None:
+        """Tell the lead that nobody took in, or will take in, its open update ``seq``."""
+        with self._answered:
+            self._answers.setdefault(seq, None)
+            self._answered.notify_all()
+
+    def _await(self, seq: int) -> Reply | None:
         deadline_s = time.monotonic() + self._timeout_s
         with self._answered:
             while seq not in self._answers:
@@ -203,7 +212,7 @@ class Bridge:
         if reply.to == self._region:
             self._arrived(reply)
             return
-        message = Message("reply", reply_meta(reply), as_bytes(reply.payload_P), "reply")
+        message = Message("reply", reply_meta(reply), payload_bytes(reply), "reply")
         self._wan().send(reply.to, message)
 
     def _refuse(self, update: Update, error: GeoRayError) -> None:

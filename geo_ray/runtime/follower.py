@@ -72,6 +72,9 @@ class Follower:
         if operation == "merge":
             self._shard.merge(read_reply(meta, payload))
             return {}, None
+        if operation == "dropped":
+            self._shard.dropped()
+            return {}, None
         if operation == "snapshot":
             self._shard.snapshot(fields.count(meta, "id"))
             return {}, None

@@ -11,11 +11,18 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
 from geo_ray.checkpoint.manifest import PartInfo
-from geo_ray.errors import DeadlineExceededError, GeoRayError, InvariantError, LinkDownError
+from geo_ray.errors import (
+    DeadlineExceededError,
+    GeoRayError,
+    InvariantError,
+    LinkDownError,
+    ReferenceLostError,
+)
 from geo_ray.runtime import fields
 from geo_ray.runtime.deadlines import exchange_s
 from geo_ray.runtime.journal import Journal
@@ -24,13 +31,17 @@ from geo_ray.runtime.messages import (
     answer_meta,
     as_bytes,
     as_tensor,
+    payload_bytes,
+    read_dropped,
     read_reply,
     read_report,
     read_stats,
     update_meta,
 )
-from geo_ray.runtime.parts import write_shard_part
-from geo_ray.training.server import Answer, Effect, Send, Server, Snapshot, StepDone
+from geo_ray.runtime.parts import on_wire, write_shard_part
+from geo_ray.sync.base import Reply, Update
+from geo_ray.training.effects import Answer, Effect, Send, Snapshot, StepDone
+from geo_ray.training.server import Server
 from geo_ray.training.shard import Shard
 from geo_ray.wan.lan_client import LanClient
 from geo_ray.wan.lan_server import LanConnection
@@ -262,14 +273,9 @@ class Lead:
 
     def _write_parts(self, snapshot: Snapshot) -> list[PartInfo]:
         region = self.server.plan.region
-        own = write_shard_part(
-            self._parts_dir,
-            snapshot.id,
-            region,
-            0,
-            self._shard.take_snapshot(snapshot.id),
-            snapshot.control,
-        )
+        tensors, counters = self._shard.take_snapshot(snapshot.id)
+        state = ({**tensors, **on_wire(snapshot.tensors)}, counters)
+        own = write_shard_part(self._parts_dir, snapshot.id, region, 0, state, snapshot.control)
         request: Meta = {"op": "write_part", "id": snapshot.id}
         answers = [f.request(request, timeout_s=self._timeout_s) for f in self._ports.followers]
         others = [PartInfo.model_validate(meta) for meta, _ in answers]
@@ -289,30 +295,49 @@ class Lead:
                 return
 
     def _exchange_one(self, send: Send) -> None:
+        began_s = self._journal.now_s()
+        # Coding takes its time, and workers want the lock meanwhile: only this thread is in `wire`.
+        update = self.server.wire.encode(send.update)
+        try:
+            reply = self._ask(update)
+        except ReferenceLostError as error:
+            log.warning("%s; sent in full", error.message)
+            update = self.server.wire.in_full(update)
+            reply = self._ask(update)
+        if reply is None:
+            self._journal.add("update_dropped", seq=update.seq, bytes_out=update.size_bytes)
+            effects = partial(self.server.on_dropped, update.seq)
+        else:
+            self._log_exchange(send, update, reply, began_s)
+            effects = partial(self.server.on_reply, self.server.wire.decode(reply))
+        with self._changed:
+            snapshots = self._carry_out(effects())
+        self._write(snapshots)
+
+    def _ask(self, update: Update) -> Reply | None:
+        """Carry an update to the averager; its reply, or None if it was dropped on the way."""
         bridge = self._ports.bridge
         if bridge is None:
             raise InvariantError(f"region '{self.server.plan.region}' is alone, but would speak")
-        began_s = self._journal.now_s()
-        update = send.update
         meta, payload = bridge.request(
             {"op": "update", **update_meta(update)},
-            as_bytes(update.payload_P),
+            payload_bytes(update),
             timeout_s=exchange_s(self._timeout_s),
         )
-        reply = read_reply(meta, payload)
+        return read_reply(meta, payload) if read_dropped(meta) is None else None
+
+    def _log_exchange(self, send: Send, update: Update, reply: Reply, began_s: float) -> None:
         self._journal.add(
             "exchange",
             seq=reply.seq,
             start_s=began_s,
-            bytes_out=4 * update.payload_P.numel(),
-            bytes_in=4 * reply.payload_P.numel(),
+            bytes_out=update.size_bytes,
+            bytes_in=reply.size_bytes,
+            bytes_before=4 * send.update.payload_P.numel(),
             blocking=send.blocking,
             staleness=max(0, reply.version - update.base_version - 1),
             round=reply.version,
         )
-        with self._changed:
-            snapshots = self._carry_out(self.server.on_reply(reply))
-        self._write(snapshots)
 
 
 def _typed(error: Exception) -> GeoRayError:

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from geo_ray.errors import FrameError, GeoRayError, from_code
 from geo_ray.runtime import fields
+from geo_ray.runtime.coded_payload import coded_bytes, coded_meta, read_coded
 from geo_ray.sync.base import Reply, Update
 from geo_ray.tasks.base import Stats
-from geo_ray.training.server import Answer
+from geo_ray.training.effects import Answer
 from geo_ray.training.shard import Contribution
 from geo_ray.types import Span, StepReport
 from geo_ray.wan.meta import Meta
@@ -40,6 +41,11 @@ def as_tensor(buffer: memoryview | bytearray | bytes | None, count: int | None =
     return torch.frombuffer(view, dtype=torch.float32)
 
 
+def payload_bytes(message: Update | Reply) -> memoryview:
+    """The payload of an update or a reply as it goes on the wire, without a copy if it can be."""
+    return as_bytes(message.payload_P) if message.coded is None else coded_bytes(message.coded)
+
+
 def update_meta(update: Update) -> Meta:
     """Header of an update; its payload goes beside it."""
     return {
@@ -50,6 +56,7 @@ def update_meta(update: Update) -> Meta:
         "num_samples": update.num_samples,
         "final": update.final,
         "fragment": update.fragment,
+        **coded_meta(update.coded, update.against),
     }
 
 
@@ -59,15 +66,18 @@ def read_update(meta: Meta, payload: memoryview | bytes | None) -> Update:
     Raises:
         FrameError: if a field is missing or has the wrong type or range.
     """
+    coded = read_coded(meta, payload)
     return Update(
         region=fields.text(meta, "region"),
         epoch=fields.count(meta, "epoch"),
         seq=fields.count(meta, "seq"),
         base_version=fields.count(meta, "base_version"),
         num_samples=fields.count(meta, "num_samples"),
-        payload_P=as_tensor(payload),
+        payload_P=as_tensor(payload if coded is None else None),
         final=fields.flag(meta, "final"),
         fragment=fields.count(meta, "fragment"),
+        coded=coded,
+        against=fields.optional_count(meta, "against"),
     )
 
 
@@ -82,6 +92,7 @@ def reply_meta(reply: Reply) -> Meta:
         "stop": reply.stop,
         "checkpoint": reply.checkpoint,
         "halt": reply.halt,
+        **coded_meta(reply.coded, reply.against),
     }
 
 
@@ -91,17 +102,30 @@ def read_reply(meta: Meta, payload: memoryview | bytes | None) -> Reply:
     Raises:
         FrameError: if a field is missing or has the wrong type or range.
     """
+    coded = read_coded(meta, payload)
     return Reply(
         to=fields.text(meta, "to"),
         seq=fields.count(meta, "seq"),
         version=fields.count(meta, "version"),
         num_samples=fields.count(meta, "num_samples"),
-        payload_P=as_tensor(payload),
+        payload_P=as_tensor(payload if coded is None else None),
         final=fields.flag(meta, "final"),
         stop=fields.flag(meta, "stop"),
         checkpoint=fields.optional_count(meta, "checkpoint"),
         halt=fields.flag(meta, "halt"),
+        coded=coded,
+        against=fields.optional_count(meta, "against"),
     )
+
+
+def dropped_meta(seq: int) -> Meta:
+    """The bridge's word that nobody took in update ``seq`` and nobody will answer it."""
+    return {"dropped": seq}
+
+
+def read_dropped(meta: Meta) -> int | None:
+    """The number of the dropped update; None if ``meta`` is that of a reply."""
+    return fields.count(meta, "dropped") if "dropped" in meta else None
 
 
 def refusal_meta(seq: int, error: GeoRayError) -> Meta:

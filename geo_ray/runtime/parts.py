@@ -14,6 +14,18 @@ from geo_ray.checkpoint.store import directory_of
 from geo_ray.training.averager import HubSnapshot
 
 AVERAGER_PART = "averager"
+_WIRE = "wire/"  # tensors of the exchange, in the part of the lead's shard
+
+
+def on_wire(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The exchange's tensors under their names within the lead's part."""
+    return {_WIRE + name: value for name, value in tensors.items()}
+
+
+def off_wire(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of `on_wire`; other tensors are left out."""
+    found = {k: v for k, v in tensors.items() if k.startswith(_WIRE)}
+    return {name.removeprefix(_WIRE): value for name, value in found.items()}
 
 
 def shard_part_name(region: str, index: int) -> str:

@@ -45,6 +45,10 @@ class RemoteShard:
         meta = reply_meta(reply) | {"op": "merge"}
         self._client.request(meta, as_bytes(reply.payload_P), timeout_s=self._timeout_s)
 
+    def dropped(self) -> None:
+        """Let the follower know that the last message gets no answer."""
+        self._client.request({"op": "dropped"}, timeout_s=self._timeout_s)
+
     def snapshot(self, checkpoint: int) -> None:
         """Let the follower keep a copy of its present state."""
         self._client.request({"op": "snapshot", "id": checkpoint}, timeout_s=self._timeout_s)

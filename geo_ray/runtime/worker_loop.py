@@ -19,8 +19,8 @@ from geo_ray.errors import GeoRayError, TaskOutputError
 from geo_ray.runtime.deadlines import answer_s
 from geo_ray.runtime.layout import shared_gradient, shared_parameters
 from geo_ray.runtime.messages import as_bytes, as_tensor, read_answer, report_meta, stats_message
+from geo_ray.training.effects import Answer
 from geo_ray.training.flat import split_sizes
-from geo_ray.training.server import Answer
 from geo_ray.training.worker import Worker
 from geo_ray.types import StepReport
 from geo_ray.wan.lan_client import LanClient

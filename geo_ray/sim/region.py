@@ -11,14 +11,15 @@ from torch import Tensor
 
 from geo_ray.config.experiment import Experiment, RegionConfig
 from geo_ray.data.manifest import Manifest
-from geo_ray.job.build import build_shard, server_plan
+from geo_ray.job.build import build_shard, region_wire, server_plan
 from geo_ray.job.data import open_readers
 from geo_ray.sim.scheduler import Scheduler
 from geo_ray.sync.base import Reply
 from geo_ray.tasks.base import Stats, Task
+from geo_ray.training.effects import Answer, Effect, Send, StepDone
 from geo_ray.training.flat import split_sizes
 from geo_ray.training.model import RegionModel
-from geo_ray.training.server import Answer, Effect, Send, Server, StepDone
+from geo_ray.training.server import Server
 from geo_ray.training.worker import Worker
 from geo_ray.types import Span, StepReport
 
@@ -68,8 +69,11 @@ class SimRegion:
             build_shard(experiment, region, i, params_P) for i in range(region.ps_shards)
         ]
         self._slices = split_sizes(params_P.numel(), region.ps_shards)
+        num_params = params_P.numel()
         self.server = Server(
-            server_plan(experiment, region), RegionModel(self._shards, params_P.numel())
+            server_plan(experiment, region),
+            RegionModel(self._shards, num_params),
+            wire=region_wire(experiment, region.name, num_params),
         )
         self._train, self._heldout = open_readers(experiment, manifest, region.name)
         self._workers = [

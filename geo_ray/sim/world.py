@@ -8,7 +8,7 @@ run to the bit.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -22,9 +22,9 @@ from geo_ray.observe.schema import Event
 from geo_ray.sim.network import Network
 from geo_ray.sim.region import RegionHooks, SimRegion
 from geo_ray.sim.scheduler import Scheduler
-from geo_ray.sync.base import Reply
+from geo_ray.sync.base import Reply, Update
 from geo_ray.tasks.base import Stats, Task
-from geo_ray.training.server import Send, StepDone
+from geo_ray.training.effects import Send, StepDone
 
 LAN_S = 0.0012
 """One way between a worker and its parameter server on one machine, queueing in Python included."""
@@ -71,6 +71,7 @@ class World:
     ) -> None:
         params_P = initial_parameters(task, experiment.seed)
         self._experiment = experiment
+        self._num_params = params_P.numel()
         self._emit = emit
         self._scheduler = Scheduler()
         self._network = Network(experiment)
@@ -112,18 +113,18 @@ class World:
 
     def _on_send(self, name: str, send: Send) -> None:
         now_s = self._scheduler.now_s
-        self._open[name] = (now_s, send)
-        size_bytes = 4 * send.update.payload_P.numel()
-        arrival_s = self._network.arrival_s(now_s, name, self._hub, size_bytes, "update")
-        self._scheduler.at(arrival_s, lambda: self._on_update(send))
+        update = self.regions[name].server.wire.encode(send.update)
+        self._open[name] = (now_s, replace(send, update=update))
+        arrival_s = self._network.arrival_s(now_s, name, self._hub, update.size_bytes, "update")
+        self._scheduler.at(arrival_s, lambda: self._on_update(update))
 
-    def _on_update(self, send: Send) -> None:
-        for reply in self.averager.on_update(send.update):
+    def _on_update(self, update: Update) -> None:
+        for reply in self.averager.on_update(update):
             self._return(reply)
 
     def _return(self, reply: Reply) -> None:
         now_s = self._scheduler.now_s
-        size_bytes = 4 * reply.payload_P.numel()
+        size_bytes = reply.size_bytes
         arrival_s = self._network.arrival_s(now_s, self._hub, reply.to, size_bytes, "reply")
         self._scheduler.at(arrival_s, lambda: self._on_reply(reply))
 
@@ -135,8 +136,9 @@ class World:
             region=reply.to,
             seq=reply.seq,
             start_s=began_s,
-            bytes_out=4 * send.update.payload_P.numel(),
-            bytes_in=4 * reply.payload_P.numel(),
+            bytes_out=send.update.size_bytes,
+            bytes_in=reply.size_bytes,
+            bytes_before=4 * self._num_params,
             blocking=send.blocking,
             staleness=max(0, reply.version - send.update.base_version - 1),
             round=reply.version,

@@ -29,6 +29,7 @@ from geo_ray.sync.base import (
     Outgoing,
     RegionState,
     Reply,
+    Sends,
     Update,
     Wait,
     answer_all,
@@ -40,6 +41,7 @@ class Ama(Model):
     """Configuration and rule of `ama`."""
 
     in_rounds: ClassVar[bool] = False
+    sends: ClassVar[Sends] = "model"
 
     kind: Literal["ama"] = "ama"
     interval: int = Field(8, ge=1, description="local steps between two snapshots")

@@ -22,13 +22,14 @@ from torch import Tensor
 
 from geo_ray.config.base import Model
 from geo_ray.sync import additive
-from geo_ray.sync.base import HubState, Outgoing, RegionState, Reply, Update, Wait
+from geo_ray.sync.base import HubState, Outgoing, RegionState, Reply, Sends, Update, Wait
 
 
 class Asgd(Model):
     """Configuration and rule of `asgd`."""
 
     in_rounds: ClassVar[bool] = False
+    sends: ClassVar[Sends] = "change"
 
     kind: Literal["asgd"] = "asgd"
     wait: Literal["always", "when_busy"] = Field(

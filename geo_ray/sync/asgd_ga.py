@@ -30,13 +30,14 @@ from torch import Tensor
 
 from geo_ray.config.base import Model
 from geo_ray.sync import additive
-from geo_ray.sync.base import HubState, Outgoing, RegionState, Reply, Update, Wait
+from geo_ray.sync.base import HubState, Outgoing, RegionState, Reply, Sends, Update, Wait
 
 
 class AsgdGa(Model):
     """Configuration and rule of `asgd_ga`."""
 
     in_rounds: ClassVar[bool] = False
+    sends: ClassVar[Sends] = "change"
 
     kind: Literal["asgd_ga"] = "asgd_ga"
     interval: int = Field(8, ge=1, description="local steps between two messages")

@@ -19,8 +19,13 @@ from typing import ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
+from geo_ray.sync.codecs.base import Coded
+
 Weights = Literal["uniform", "samples"]
 """How regions are weighted in a mean: ``uniform`` is 1/M, ``samples`` is S_i / sum S."""
+
+Sends = Literal["change", "model"]
+"""What payloads are; codecs make differences of models small, and changes as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,9 @@ class Update:
         payload_P: fp32 vector; its meaning is the strategy's.
         final: the sender has finished training; the last exchange leaves all regions equal.
         fragment: index of the part of the model, for strategies that send parts.
+        coded: the payload made small; ``payload_P`` is empty then. Strategies never see it.
+        against: version of the reply whose payload the coded one is a difference from; None: from
+            nothing.
     """
 
     region: str
@@ -64,6 +72,13 @@ class Update:
     payload_P: Tensor
     final: bool = False
     fragment: int = 0
+    coded: Coded | None = None
+    against: int | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the payload on the wire, without headers."""
+        return _size_bytes(self.payload_P, self.coded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +90,14 @@ class Reply:
         seq: the request it answers.
         version: the averager's version after the update.
         num_samples: rows behind the payload, over all regions that contributed.
-        payload_P: fp32 vector; its meaning is the strategy's.
+        payload_P: fp32 vector; its meaning is the strategy's. It may be the reference of later
+            messages: whoever merges it leaves it as it is.
         final: it answers a final update, after every region's final update is in.
         stop: finish training now (a target was reached).
         checkpoint: save your state under this id once this reply is merged.
         halt: after saving, stand still for good (the run was interrupted).
+        coded: as in `Update`.
+        against: as in `Update`.
     """
 
     to: str
@@ -91,6 +109,17 @@ class Reply:
     stop: bool = False
     checkpoint: int | None = None
     halt: bool = False
+    coded: Coded | None = None
+    against: int | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the payload on the wire, without headers."""
+        return _size_bytes(self.payload_P, self.coded)
+
+
+def _size_bytes(payload_P: Tensor, coded: Coded | None) -> int:
+    return 4 * payload_P.numel() if coded is None else coded.size_bytes
 
 
 @dataclass(slots=True)
@@ -152,9 +181,12 @@ class Strategy(Protocol):
     Attributes:
         in_rounds: whether nobody is answered before every region has spoken, so that all regions
             must take the same number of steps.
+        sends: ``change`` if payloads, of updates and replies alike, are what parameters change by,
+            so that a part that comes later is a part of the sum; ``model`` if they are parameters.
     """
 
     in_rounds: ClassVar[bool]
+    sends: ClassVar[Sends]
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """Take in one combined gradient of the region's workers.

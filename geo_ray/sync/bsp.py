@@ -26,6 +26,7 @@ from geo_ray.sync.base import (
     Outgoing,
     RegionState,
     Reply,
+    Sends,
     Update,
     Wait,
     Weights,
@@ -38,6 +39,7 @@ class Bsp(Model):
     """Configuration and rule of `bsp`."""
 
     in_rounds: ClassVar[bool] = True
+    sends: ClassVar[Sends] = "change"
 
     kind: Literal["bsp"] = "bsp"
     weights: Weights = Field("samples", description="weight of a region: 1/M or by its samples")

@@ -27,6 +27,7 @@ from geo_ray.sync.base import (
     Outgoing,
     RegionState,
     Reply,
+    Sends,
     Update,
     Wait,
     Weights,
@@ -39,6 +40,7 @@ class Sma(Model):
     """Configuration and rule of `sma`."""
 
     in_rounds: ClassVar[bool] = True
+    sends: ClassVar[Sends] = "model"
 
     kind: Literal["sma"] = "sma"
     interval: int = Field(8, ge=1, description="local steps between two averages")

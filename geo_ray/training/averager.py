@@ -8,6 +8,8 @@ A pure state machine around a strategy's `on_update`. It adds what no strategy s
 - checkpoints of one moment: from the request on, each region's next answer carries the id, and
   what a region sends after that answer is held until all regions have theirs. Then nothing is
   between the regions but what lies in the averager, which is saved in the same breath;
+- codecs: a strategy sees vectors only; what is coded is decoded after the check for repetitions
+  and before anything else, and an answer that is given again is the same to the byte;
 - the end: final updates are held until every region's is in. A checkpoint that comes between
   takes those that wait as ordinary updates; their regions save, and send a final one again.
 """
@@ -22,6 +24,9 @@ from torch import Tensor
 
 from geo_ray.errors import InvariantError, NonFiniteError
 from geo_ray.sync.base import HubState, Reply, Strategy, Update
+from geo_ray.training.hub_wire import HubWire
+
+_WIRE = "wire/"
 
 
 @dataclass(slots=True)
@@ -53,6 +58,7 @@ class Averager:
         hub: the strategy's state.
         snapshots: finished parts of checkpoints, for the shell to take and write.
         stopping: whether regions are told to finish.
+        wire: decodes updates and encodes replies.
     """
 
     strategy: Strategy
@@ -60,6 +66,7 @@ class Averager:
     hub: HubState
     snapshots: list[HubSnapshot] = field(default_factory=list)
     stopping: bool = False
+    wire: HubWire = field(default_factory=HubWire)
     _last: dict[str, tuple[int, int]] = field(default_factory=dict)
     _answers: dict[str, Reply] = field(default_factory=dict)
     _finals: dict[str, Update] = field(default_factory=dict)
@@ -73,16 +80,21 @@ class Averager:
 
         Raises:
             InvariantError: for an unknown region or a payload of the wrong size.
-            NonFiniteError: if the payload has NaN or infinity; the state is unchanged.
+            FrameError: if a coded payload makes no sense.
+            ReferenceLostError: if it is a difference from something that is not here.
+            NonFiniteError: if the payload has NaN or infinity. After any error the state is
+                unchanged.
         """
-        self._check(update)
+        if update.region not in self.hub.members:
+            raise InvariantError(f"update of '{update.region}', which is no member of this run")
         if (update.epoch, update.seq) <= self._last.get(update.region, (0, 0)):
             return self._repeat(update)
         request = self._request
         if request is not None and update.region in request.told:
             if all(held.region != update.region for held in request.held):
-                request.held.append(update)
+                request.held.append(self._opened(update))
             return []
+        update = self._opened(update)
         self._last[update.region] = (update.epoch, update.seq)
         self._answers.pop(update.region, None)
         if not update.final:
@@ -117,27 +129,36 @@ class Averager:
     def export(self) -> tuple[dict[str, Tensor], dict[str, object]]:
         """Tensors and plain values for a checkpoint."""
         tensors = {k: v.clone() for k, v in self.hub.memory.items()}
+        wire_tensors, wire = self.wire.export()
+        tensors |= {_WIRE + k: v for k, v in wire_tensors.items()}
         return tensors, {
             "version": self.hub.version,
             "members": list(self.hub.members),
             "last": {region: list(pair) for region, pair in self._last.items()},
+            "wire": wire,
         }
 
     def restore(self, tensors: Mapping[str, Tensor], control: Mapping[str, object]) -> None:
-        """Become what `export` saved."""
-        last = control["last"]
-        if not isinstance(last, dict):
+        """Become what `export` saved.
+
+        Raises:
+            ConfigDriftError: if it was saved with other codecs.
+        """
+        last, wire = control["last"], control.get("wire", {})
+        if not isinstance(last, dict) or not isinstance(wire, dict):
             raise InvariantError("checkpoint without the averager's books")
+        on_wire = {k: v for k, v in tensors.items() if k.startswith(_WIRE)}
+        self.wire.restore({k.removeprefix(_WIRE): v for k, v in on_wire.items()}, wire)
         self.hub.memory.clear()
-        self.hub.memory.update({k: v.clone() for k, v in tensors.items()})
+        self.hub.memory.update({k: v.clone() for k, v in tensors.items() if k not in on_wire})
         self.hub.version = int(str(control["version"]))
         self._last = {str(r): (int(pair[0]), int(pair[1])) for r, pair in last.items()}
 
     # ------------------------------------------------------------------ inside
 
-    def _check(self, update: Update) -> None:
-        if update.region not in self.hub.members:
-            raise InvariantError(f"update of '{update.region}', which is no member of this run")
+    def _opened(self, update: Update) -> Update:
+        """The update as a vector that may be taken in."""
+        update = self.wire.decode(update, self.num_params)
         if update.payload_P.shape != (self.num_params,):
             raise InvariantError(
                 f"update of '{update.region}' has {tuple(update.payload_P.shape)} parameters, "
@@ -147,6 +168,7 @@ class Averager:
             raise NonFiniteError(
                 f"update {update.seq} of region '{update.region}' is not finite; refused"
             )
+        return update
 
     def _repeat(self, update: Update) -> list[Reply]:
         newest = self._last[update.region] == (update.epoch, update.seq)
@@ -154,7 +176,8 @@ class Averager:
         return [answer] if answer is not None and newest else []
 
     def _answer(self, update: Update) -> list[Reply]:
-        replies = [self._mark(reply) for reply in self.strategy.on_update(self.hub, update)]
+        answers = self.wire.encode(self.strategy.on_update(self.hub, update))
+        replies = [self._mark(reply) for reply in answers]
         for reply in replies:
             self._answers[reply.to] = reply
         request = self._request

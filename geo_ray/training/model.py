@@ -32,6 +32,9 @@ class ShardPort(Protocol):
     def merge(self, reply: Reply) -> None:
         """See `Shard.merge`."""
 
+    def dropped(self) -> None:
+        """See `Shard.dropped`."""
+
     def snapshot(self, checkpoint: int) -> None:
         """See `Shard.snapshot`."""
 
@@ -47,6 +50,7 @@ class RegionModel:
     def __init__(self, shards: Sequence[ShardPort], num_params: int) -> None:
         self._shards = tuple(shards)
         self._slices = split_sizes(num_params, len(self._shards))
+        self.num_params = num_params
 
     def apply(self, contributions: Sequence[Contribution]) -> None:
         """One step on every shard."""
@@ -69,6 +73,11 @@ class RegionModel:
             return
         for shard, (start, stop) in zip(self._shards, self._slices, strict=True):
             shard.merge(replace(reply, payload_P=reply.payload_P[start:stop]))
+
+    def dropped(self) -> None:
+        """The last message will get no answer."""
+        for shard in self._shards:
+            shard.dropped()
 
     def snapshot(self, checkpoint: int) -> None:
         """Every shard takes its copy."""

@@ -14,67 +14,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from torch import Tensor
+
 from geo_ray.errors import InvariantError
 from geo_ray.sync.base import Outgoing, Reply, Update, Wait
+from geo_ray.training.effects import Answer, Effect, Send, Snapshot, StepDone
 from geo_ray.training.ledger import Ledger
 from geo_ray.training.model import RegionModel
+from geo_ray.training.region_wire import RegionWire
 from geo_ray.training.shard import Contribution
-from geo_ray.types import Span, StepReport
+from geo_ray.types import StepReport
 
 Phase = Literal["training", "waiting", "must_speak", "finishing", "done", "halted"]
 """waiting: for an answer; must_speak: for an answer, then speak; finishing: for the last answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Give the live parameters to a worker, and its next work.
-
-    Attributes:
-        worker: its rank.
-        version: region steps that the parameters hold.
-        span: the rows to compute a gradient from; None if there is no more work.
-        evaluate: whether to evaluate these parameters first.
-        done: leave, after the evaluation if there is one.
-    """
-
-    worker: int
-    version: int
-    span: Span | None
-    evaluate: bool = False
-    done: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Give an update to the bridge; `blocking` says whether the region stands still for it."""
-
-    update: Update
-    blocking: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StepDone:
-    """A region step was applied (for the event log)."""
-
-    step: int
-    samples: int
-    loss: float | None
-    compute_s: float
-    refused: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A checkpoint's part was taken: each shard holds its copy, here is the control state.
-
-    The copies are of the moment of the event; writing them may take its time.
-    """
-
-    id: int
-    control: dict[str, object]
-
-
-Effect = Answer | Send | StepDone | Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +67,8 @@ class Server:
         phase: what the region is waiting for, if anything.
         ledger: the sample books.
         refused_in_a_row: steps without a usable gradient.
+        wire: encodes updates and decodes replies. The shell may do both without its lock: a region
+            has one request open, so only who carries that one is in there.
     """
 
     plan: ServerPlan
@@ -127,6 +81,7 @@ class Server:
     seq: int = 0
     link_busy: bool = False
     samples_since_send: int = 0
+    wire: RegionWire = field(default_factory=RegionWire)
     _total_steps: int = 0
     _joined: set[int] = field(default_factory=set)
     _idle: set[int] = field(default_factory=set)
@@ -168,6 +123,7 @@ class Server:
         """The averager answered the open request."""
         if reply.seq != self.seq or not self.link_busy:
             raise InvariantError(f"{self.plan.region} got answer {reply.seq}, awaits {self.seq}")
+        reply = self.wire.decode(reply)
         self.link_busy = False
         self.model.merge(reply)
         self.hub_version = reply.version
@@ -184,6 +140,20 @@ class Server:
         if reply.halt:
             self.phase = "halted"
         return effects + self._advance()
+
+    def on_dropped(self, seq: int) -> list[Effect]:
+        """The open update was not taken in by anybody, and no answer will come; training goes on.
+
+        What it carried goes with the next one.
+        """
+        if seq != self.seq or not self.link_busy:
+            raise InvariantError(f"{self.plan.region} heard of a dropped {seq}, awaits {self.seq}")
+        self.samples_since_send += self.wire.dropped(seq).num_samples
+        self.link_busy = False
+        self.model.dropped()
+        if self.phase in {"waiting", "finishing"}:
+            self.phase = "training"
+        return self._advance()
 
     def stop(self) -> None:
         """Finish after the step that is being computed, if any.
@@ -332,10 +302,10 @@ class Server:
 
     def _snapshot(self, checkpoint: int) -> Snapshot:
         self.model.snapshot(checkpoint)
-        return Snapshot(checkpoint, self.export())
+        return Snapshot(checkpoint, self.export(), self.wire.tensors())
 
     def export(self) -> dict[str, object]:
-        """Plain values of the control state; the shards export the tensors."""
+        """Plain values of the control state; the shards and the wire export the tensors."""
         return {
             "version": self.version,
             "must_speak": self.phase == "must_speak",
@@ -343,17 +313,28 @@ class Server:
             "seq": self.seq,
             "samples_since_send": self.samples_since_send,
             "ledger": self.ledger.export(),
+            "wire": self.wire.export(),
         }
 
-    def restore(self, data: Mapping[str, object]) -> None:
+    def restore(
+        self, data: Mapping[str, object], tensors: Mapping[str, Tensor] | None = None
+    ) -> None:
         """Become what `export` saved.
 
         Workers join anew and get the rows that were in flight; those of ranks that are no more go
         to whoever asks first.
+
+        Args:
+            data: the control state.
+            tensors: the wire's.
+
+        Raises:
+            ConfigDriftError: if it was saved with other codecs.
         """
-        ledger = data["ledger"]
-        if not isinstance(ledger, dict):
+        ledger, wire = data["ledger"], data.get("wire", {})
+        if not isinstance(ledger, dict) or not isinstance(wire, dict):
             raise InvariantError("checkpoint without sample books")
+        self.wire.restore(tensors or {}, wire)
         self.version = int(str(data["version"]))
         self.hub_version = int(str(data["hub_version"]))
         self.seq = int(str(data["seq"]))

@@ -107,6 +107,10 @@ class Shard:
         self.state.link_busy = False
         self._strategy.on_reply(self.state, reply)
 
+    def dropped(self) -> None:
+        """The last message was not taken in and gets no answer: the link is free again."""
+        self.state.link_busy = False
+
     def snapshot(self, checkpoint: int) -> None:
         """Keep a copy of the present state until `take_snapshot`; the newest two at most."""
         while len(self._snapshots) > 1:

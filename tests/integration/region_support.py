@@ -15,7 +15,13 @@ import torch
 from geo_ray.config.experiment import Experiment, RegionConfig
 from geo_ray.data.manifest import Manifest
 from geo_ray.errors import GeoRayError
-from geo_ray.job.build import build_averager, build_shard, initial_parameters, server_plan
+from geo_ray.job.build import (
+    build_averager,
+    build_shard,
+    initial_parameters,
+    region_wire,
+    server_plan,
+)
 from geo_ray.job.data import open_readers, prepare_manifest
 from geo_ray.runtime.bridge import Bridge
 from geo_ray.runtime.follower import Follower
@@ -89,7 +95,8 @@ class Site:
             [self.shards[0], *[RemoteShard(link, timeout_s) for link in links]],
             world.params_P.numel(),
         )
-        self.server = Server(server_plan(experiment, self.region), model)
+        wire = region_wire(experiment, name, world.params_P.numel())
+        self.server = Server(server_plan(experiment, self.region), model, wire=wire)
         ports = LeadPorts(uplink, links)
         self.lead = Lead(
             self.server, self.shards[0], ports, self.journal, str(world.parts), timeout_s

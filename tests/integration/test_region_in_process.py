@@ -25,7 +25,7 @@ from geo_ray.errors import (
     RunDirectoryError,
 )
 from geo_ray.runtime.messages import as_bytes, read_answer, report_meta
-from geo_ray.training.server import Answer
+from geo_ray.training.effects import Answer
 from geo_ray.types import Span, StepReport
 from geo_ray.wan.lan_client import LanClient
 
@@ -217,6 +217,8 @@ def test_an_update_in_the_name_of_another_region_is_refused(tmp_path: Path) -> N
             "num_samples": 8,
             "final": False,
             "fragment": 0,
+            "coded": None,
+            "against": None,
         }
         client = LanClient(bridge.address, KEY, {"peer": "thief"})
         with client, pytest.raises(InvariantError, match="got an update of 'us-east'"):

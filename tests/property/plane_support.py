@@ -14,10 +14,11 @@ from torch import Tensor
 
 from geo_ray.sync.base import HubState, Reply, Update
 from geo_ray.training.averager import Averager
+from geo_ray.training.effects import Answer, Send, Snapshot, StepDone
 from geo_ray.training.flat import digest, split_sizes
 from geo_ray.training.model import RegionModel
 from geo_ray.training.optimizers import Momentum, Sgd
-from geo_ray.training.server import Answer, Send, Server, ServerPlan, Snapshot, StepDone
+from geo_ray.training.server import Server, ServerPlan
 from geo_ray.training.shard import Shard
 from geo_ray.types import Span, StepReport
 

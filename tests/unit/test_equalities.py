@@ -19,10 +19,11 @@ from geo_ray.sync.registry import STRATEGIES
 from geo_ray.sync.sma import Sma
 from geo_ray.tasks.digits import Digits
 from geo_ray.training.averager import Averager
+from geo_ray.training.effects import Answer, Send
 from geo_ray.training.flat import digest, read_parameters
 from geo_ray.training.model import RegionModel
 from geo_ray.training.optimizers import AdamW, Momentum, Sgd
-from geo_ray.training.server import Answer, Send, Server, ServerPlan
+from geo_ray.training.server import Server, ServerPlan
 from geo_ray.training.shard import Shard
 from geo_ray.training.worker import Worker
 from geo_ray.types import Span, StepReport

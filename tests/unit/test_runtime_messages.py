@@ -12,7 +12,7 @@ import torch
 from geo_ray.errors import FrameError, GeoRayError, NonFiniteError
 from geo_ray.runtime import fields, messages
 from geo_ray.sync.base import Reply, Update
-from geo_ray.training.server import Answer
+from geo_ray.training.effects import Answer
 from geo_ray.training.shard import Contribution
 from geo_ray.types import Span, StepReport
 from geo_ray.wan.frames import decode_meta, encode_meta

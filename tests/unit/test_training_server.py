@@ -9,9 +9,10 @@ from geo_ray.errors import InvariantError
 from geo_ray.sync.asgd_ga import AsgdGa
 from geo_ray.sync.base import Reply
 from geo_ray.sync.sma import Sma
+from geo_ray.training.effects import Answer, Effect, Send, Snapshot, StepDone
 from geo_ray.training.model import RegionModel
 from geo_ray.training.optimizers import Sgd
-from geo_ray.training.server import Answer, Effect, Send, Server, ServerPlan, Snapshot, StepDone
+from geo_ray.training.server import Server, ServerPlan
 from geo_ray.training.shard import Shard
 from geo_ray.types import Span, StepReport
 

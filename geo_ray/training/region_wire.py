@@ -1,0 +1,165 @@
+"""A region's end of the exchange: updates become small, replies become vectors again.
+
+A strategy that sends changes has them coded as they are. One that sends its model has the
+difference from its *reference* coded: the payload of the last reply that this region merged, which
+the averager knows to the bit. The first message, and the last, go in full: the first has no
+reference, and the last pays all that is owed, so that regions end equal.
+
+Shape legend: P = parameters of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from geo_ray.errors import InvariantError
+from geo_ray.sync.base import Reply, Update
+from geo_ray.sync.codecs.base import Coded
+from geo_ray.sync.codecs.feedback import Encoder, open_coded
+from geo_ray.training.wire_plan import WirePlan
+
+_REFERENCE = "reference"
+
+
+@dataclass(slots=True)
+class RegionWire:
+    """See the module's docstring.
+
+    Attributes:
+        plan: the codecs.
+        region: whose end this is.
+        num_params: P.
+    """
+
+    plan: WirePlan = field(default_factory=WirePlan)
+    region: str = ""
+    num_params: int = 0
+    _encoder: Encoder = field(init=False)
+    _reference_P: Tensor | None = None
+    _version: int = 0
+    _open: Update | None = None
+    _owed_before_P: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self._encoder = Encoder(self.plan.up, f"{self.plan.seed}/up/{self.region}")
+
+    def encode(self, update: Update) -> Update:
+        """The update as it goes on its way; once per update, in their order."""
+        plan, payload_P = self.plan, update.payload_P
+        encoder = self._encoder
+        self._owed_before_P = encoder.residual_P
+        if plan.in_rounds and update.num_samples == 0:
+            # It has no weight in the round: what is owed must not be lost with it.
+            encoder = replace(encoder, residual_P=None)
+        reference_P = self._reference_P if plan.differs(plan.up) else None
+        first = plan.differs(plan.up) and reference_P is None
+        if first or (update.final and plan.is_lossy(plan.up)):
+            self._open = replace(update, payload_P=encoder.in_full(payload_P))
+            return self._open
+        against = None if reference_P is None else self._version
+        if reference_P is not None:
+            payload_P = payload_P - reference_P.to(payload_P.device)
+        encoded = encoder.encode(payload_P, update.seq)
+        if encoded.coded is None:
+            whole_P = self._whole(encoded.sent_P, against)
+            self._open = replace(update, payload_P=whole_P)
+        else:
+            nothing = torch.empty(0)
+            self._open = replace(update, payload_P=nothing, coded=encoded.coded, against=against)
+        return self._open
+
+    def in_full(self, update: Update) -> Update:
+        """The same update without its coding, for an averager that has lost the reference."""
+        if update.coded is None:
+            return update
+        vector_P = open_coded(self.plan.up, update.coded, self.num_params)
+        whole_P = self._whole(vector_P, update.against)
+        self._open = replace(update, payload_P=whole_P, coded=None, against=None)
+        return self._open
+
+    def decode(self, reply: Reply) -> Reply:
+        """The reply with its payload as a vector; from now on that is the reference.
+
+        A reply that was decoded already stays as it is.
+
+        Raises:
+            FrameError: if the coded payload makes no sense.
+            InvariantError: if it is a difference from something that is not here.
+        """
+        payload_P = reply.payload_P
+        if reply.coded is not None:
+            vector_P = open_coded(self.plan.down, reply.coded, self.num_params)
+            payload_P = self._whole(vector_P, reply.against)
+            reply = replace(reply, payload_P=payload_P, coded=None, against=None)
+        if self.plan.keeps_reference:
+            self._reference_P, self._version = payload_P, reply.version
+        self._open = self._owed_before_P = None
+        return reply
+
+    def dropped(self, seq: int) -> Update:
+        """Take back the open update, which nobody took in: its content is owed again.
+
+        Returns:
+            The update.
+
+        Raises:
+            InvariantError: if another one is open, or a round needs it.
+        """
+        update = self._open
+        if update is None or update.seq != seq:
+            raise InvariantError(f"update {seq} of '{self.region}' was dropped, but is not open")
+        if self.plan.in_rounds:
+            raise InvariantError(f"update {seq} of '{self.region}' was dropped from a round")
+        if self.plan.sends == "model":  # the model itself is sent again, debts are as before
+            self._encoder.residual_P = self._owed_before_P
+        elif update.coded is None:
+            self._encoder.put_back(update.payload_P)
+        else:
+            self.put_back(update.coded)
+        self._open = self._owed_before_P = None
+        return update
+
+    def put_back(self, coded: Coded) -> None:
+        """Owe again what ``coded``, or a part of what was coded, stands for.
+
+        Raises:
+            FrameError: if it makes no sense.
+        """
+        self._encoder.put_back(open_coded(self.plan.up, coded, self.num_params))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Copies of what a checkpoint needs."""
+        found = self._encoder.export()
+        if self._reference_P is not None:
+            found[_REFERENCE] = self._reference_P.clone()
+        return found
+
+    def export(self) -> dict[str, object]:
+        """Plain values that a checkpoint needs."""
+        return {"codecs": self.plan.export(), "version": self._version}
+
+    def restore(self, tensors: Mapping[str, Tensor], control: Mapping[str, object]) -> None:
+        """Become what `tensors` and `export` saved.
+
+        Raises:
+            ConfigDriftError: if it was saved with other codecs.
+        """
+        self.plan.check(control.get("codecs"))
+        self._encoder.restore(tensors)
+        reference_P = tensors.get(_REFERENCE)
+        self._reference_P = None if reference_P is None else reference_P.clone()
+        self._version = int(str(control.get("version", 0)))
+        self._open = self._owed_before_P = None
+
+    def _whole(self, vector_P: Tensor, against: int | None) -> Tensor:
+        if against is None:
+            return vector_P
+        if self._reference_P is None or against != self._version:
+            raise InvariantError(
+                f"region '{self.region}' has version {self._version} as reference, not {against}"
+            )
+        return self._reference_P.to(vector_P.device) + vector_P
