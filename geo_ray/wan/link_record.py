@@ -19,7 +19,9 @@ class LinkRecord(Model):
     goodput_mad_mbps: float = Field(0.0, ge=0, description="spread of the samples")
     rtt_s: float = Field(ge=0, description="round trip of the pair while little was under way")
     rtt_mad_s: float = Field(0.0, ge=0, description="spread of the samples")
+    rtt_p99_s: float | None = Field(None, ge=0, description="99th percentile of the samples")
     rtt_loaded_s: float | None = Field(None, ge=0, description="round trip under full load")
+    rtt_loaded_p99_s: float | None = Field(None, ge=0, description="its 99th percentile")
     loss: float | None = Field(None, ge=0, le=1, description="share of packets; null: not known")
     loss_mad: float | None = Field(None, ge=0, le=1, description="spread of the samples")
     samples: float = Field(gt=0, description="goodput samples; aged ones count as less than one")
@@ -88,7 +90,9 @@ def merge_records(one: LinkRecord, two: LinkRecord, half_life_s: float) -> LinkR
         ),
         rtt_s=mean(old.rtt_s, new.rtt_s) or 0.0,
         rtt_mad_s=spread(old.rtt_s, old.rtt_mad_s, new.rtt_s, new.rtt_mad_s),
+        rtt_p99_s=mean(old.rtt_p99_s, new.rtt_p99_s),
         rtt_loaded_s=mean(old.rtt_loaded_s, new.rtt_loaded_s),
+        rtt_loaded_p99_s=mean(old.rtt_loaded_p99_s, new.rtt_loaded_p99_s),
         loss=loss,
         loss_mad=None if loss is None else min(1.0, spread(old.loss, mads[0], new.loss, mads[1])),
         samples=old_samples + new.samples,
