@@ -20,8 +20,10 @@ _VERBS = {
     "simulate": ("geo_ray.cli.simulate", "simulate"),
     "config": ("geo_ray.cli.config", "config"),
     "data": ("geo_ray.cli.data", "data"),
+    "probe": ("geo_ray.cli.probe", "probe"),
     "certs": ("geo_ray.cli.certs", "certs"),
     "report": ("geo_ray.cli.report", "report"),
+    "lab": ("geo_ray.cli.lab", "lab"),
 }
 
 

@@ -50,21 +50,21 @@ class Jitter:
         memory_s: time constant of the correlation; 0 draws each packet's deviation afresh.
     """
 
-    __slots__ = ("_at_ns", "_deviation_ns", "_memory_ns", "_random", "_value")
+    __slots__ = ("_at_s", "_deviation_s", "_memory_s", "_random", "_value")
 
     def __init__(self, random: Random, deviation_s: float, memory_s: float) -> None:
         self._random = random
-        self._deviation_ns = deviation_s * 1e9
-        self._memory_ns = memory_s * 1e9
+        self._deviation_s = deviation_s
+        self._memory_s = memory_s
         self._value = 0.0
-        self._at_ns: float | None = None
+        self._at_s: float | None = None
 
-    def offset_ns(self, at_ns: float) -> float:
-        """The deviation of a packet that leaves at ``at_ns``, not before the one asked for last."""
+    def offset_s(self, at_s: float) -> float:
+        """The deviation of a packet that leaves at ``at_s``, not before the one asked for last."""
         kept = 0.0
-        if self._memory_ns and self._at_ns is not None:
-            kept = math.exp((self._at_ns - at_ns) / self._memory_ns)
+        if self._memory_s and self._at_s is not None:
+            kept = math.exp((self._at_s - at_s) / self._memory_s)
         fresh = math.sqrt(1.0 - kept * kept)
         self._value = kept * self._value + fresh * self._random.gauss(0.0, 1.0)
-        self._at_ns = at_ns
-        return self._value * self._deviation_ns
+        self._at_s = at_s
+        return self._value * self._deviation_s

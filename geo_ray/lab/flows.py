@@ -46,42 +46,42 @@ class FlowCaps:
     def __len__(self) -> int:
         return len(self._ready)
 
-    def push(self, at_ns: float, packet: bytes) -> bool:
+    def push(self, at_s: float, packet: bytes) -> bool:
         """Take a packet; False if its flow's queue is full."""
         key = flow_key(packet)
         flow = self._flows.get(key)
         if flow is None:
             if len(self._flows) >= self._tidy_at:
-                self._tidy(at_ns)
+                self._tidy(at_s)
             flow = self._flows[key] = Serialiser(self.rate_mbps, self._limit_bytes)
-        done_ns = flow.finish_ns(at_ns, len(packet))
-        if done_ns is None:
+        done_s = flow.finish_s(at_s, len(packet))
+        if done_s is None:
             return False
         self._number += 1
-        heapq.heappush(self._ready, (done_ns, self._number, packet))
+        heapq.heappush(self._ready, (done_s, self._number, packet))
         return True
 
-    def next_ns(self) -> float | None:
+    def next_s(self) -> float | None:
         """When the next packet has passed; None without any."""
         return self._ready[0][0] if self._ready else None
 
     def pop(self) -> tuple[float, bytes]:
-        """The packet of `next_ns` and its time."""
-        done_ns, _, packet = heapq.heappop(self._ready)
-        return done_ns, packet
+        """The packet of `next_s` and its time."""
+        done_s, _, packet = heapq.heappop(self._ready)
+        return done_s, packet
 
-    def reshape(self, now_ns: float, rate_mbps: float, limit_bytes: int) -> None:
+    def reshape(self, now_s: float, rate_mbps: float, limit_bytes: int) -> None:
         """Go on with another rate and limit; all flows have the same, so the order stays."""
         factor = self.rate_mbps / rate_mbps
         self.rate_mbps, self._limit_bytes = rate_mbps, limit_bytes
         for flow in self._flows.values():
-            flow.reshape(now_ns, rate_mbps, limit_bytes)
+            flow.reshape(now_s, rate_mbps, limit_bytes)
         self._ready = [
-            (now_ns + (done_ns - now_ns) * factor if done_ns > now_ns else done_ns, number, packet)
-            for done_ns, number, packet in self._ready
+            (now_s + (done_s - now_s) * factor if done_s > now_s else done_s, number, packet)
+            for done_s, number, packet in self._ready
         ]
 
-    def _tidy(self, now_ns: float) -> None:
+    def _tidy(self, now_s: float) -> None:
         """Forget idle flows; the limit doubles only if most are busy."""
-        self._flows = {key: flow for key, flow in self._flows.items() if flow.free_ns > now_ns}
+        self._flows = {key: flow for key, flow in self._flows.items() if flow.free_s > now_s}
         self._tidy_at = max(_TIDY_AT, 2 * len(self._flows))

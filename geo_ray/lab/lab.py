@@ -1,35 +1,30 @@
-"""A running lab: namespaces, relay, and the handle by which tests and benchmarks use them."""
+"""A running lab: the handle by which tests, benchmarks and the command line use it."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Self, TypeVar
 
+from pydantic import ValidationError
+
+from geo_ray.config.explain import explain
 from geo_ray.errors import ConfigError, LabError, LabLateError
-from geo_ray.lab import host, namespace, records, requirements, teardown
+from geo_ray.lab import namespace, records, regions, requirements, teardown
 from geo_ray.lab.client import RelayClient
 from geo_ray.lab.compile import compile_plan
-from geo_ray.lab.plan import DEVICE, Plan, from_json, ipv4_of, ipv6_of, to_json
+from geo_ray.lab.plan import Plan, from_json, ipv4_of, ipv6_of, to_json
 from geo_ray.lab.presets import load_topology
-from geo_ray.lab.relay import CONTROL_FILE, PLAN_FILE, READY
+from geo_ray.lab.relay import CONTROL_FILE, PLAN_FILE
+from geo_ray.lab.relay_process import RelayProcess
 from geo_ray.lab.stats import CapStats, LabStats, LinkStats
 from geo_ray.lab.topology import CapConfig, LinkConfig, Topology
 
 T = TypeVar("T")
-
-LOG_FILE: Final = "relay.log"
-_READY_S: Final = 30.0
-_DOWN_S: Final = 40.0
-_TCP_BUFFERS: Final = "4096 131072 67108864"  # the default's 4 MB would cap long fat links
-_PACKAGE_PARENT: Final = str(Path(__file__).resolve().parents[2])
 
 
 class Lab:
@@ -37,7 +32,7 @@ class Lab:
 
     Args:
         topology: the configuration, the name of a preset, or the path of a YAML file.
-        detached: leave the lab up when this process ends; `close` still takes it down.
+        detached: leave the lab up when this process ends, or the block is left.
 
     Raises:
         LabUnavailableError: on entry, if root, TUN or a program is lacking.
@@ -47,10 +42,10 @@ class Lab:
 
     def __init__(self, topology: Topology | str | Path, *, detached: bool = False) -> None:
         self.topology = topology if isinstance(topology, Topology) else load_topology(topology)
-        self._detached = detached
-        self._relay: subprocess.Popen[bytes] | None = None
         self.lab_id = ""
         self.directory = Path()
+        self._detached = detached
+        self._relay: RelayProcess | None = None
         self._plan: Plan | None = None
 
     def __enter__(self) -> Self:
@@ -63,7 +58,8 @@ class Lab:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        if not self._detached:
+            self.close()
 
     # ------------------------------------------------------------------ life
 
@@ -75,10 +71,12 @@ class Lab:
         try:
             self._plan = plan = compile_plan(self.topology, self.lab_id)
             (self.directory / PLAN_FILE).write_text(to_json(plan))
-            self._record(None)
-            namespace.ip_batch([f"netns add {s.namespace}" for s in plan.stations])
-            self._start_relay()
-            self._configure(plan)
+            self._record(plan)
+            regions.make(plan)
+            self._relay = RelayProcess(self.directory, detached=self._detached)
+            self._record(plan)
+            self._relay.wait_ready()
+            regions.configure(plan)
         except OSError as error:
             self.close()
             raise LabError(f"the lab does not come up: {error}") from error
@@ -87,25 +85,19 @@ class Lab:
             raise
 
     def close(self) -> None:
-        """Take everything down; may be called again."""
+        """Take everything down, detached or not; may be called again."""
         if not self.lab_id:
             return
         if self._relay is not None:
-            if self._relay.stdin is not None:
-                self._relay.stdin.close()  # this alone makes the relay take the lab down
-            if self._detached:
-                with contextlib.suppress(LabError):
-                    self._client.ask("quit")
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._relay.wait(_DOWN_S)
-        teardown.take_down(self.directory)
-        if self._relay is not None and self._relay.poll() is None:
-            self._relay.wait(_DOWN_S)
+            self._relay.let_go()
+        records.down(self.lab_id)
+        if self._relay is not None:
+            self._relay.wait()
         self._relay, self.lab_id = None, ""
 
     @classmethod
     def attach(cls, lab_id: str | None = None) -> Lab:
-        """The handle of a lab that another process has brought up; leaving it changes nothing.
+        """The handle of a lab that another process has brought up.
 
         Args:
             lab_id: which; None means the only one there is.
@@ -116,10 +108,14 @@ class Lab:
         found = records.find(lab_id)
         directory = records.BASE / found
         record = teardown.read_record(directory)
-        lab = cls(Topology.model_validate_json(record["topology"]))
+        lab = cls(Topology.model_validate_json(record["topology"]), detached=True)
         lab.lab_id, lab.directory = found, directory
         lab._plan = from_json((directory / PLAN_FILE).read_text())
         return lab
+
+    def wait(self, longest_s: float | None = None) -> bool:
+        """Wait until somebody else has taken the lab down; False if nobody has by then."""
+        return self._relay is None or self._relay.wait(longest_s)
 
     # ------------------------------------------------------------------ regions
 
@@ -145,10 +141,13 @@ class Lab:
 
         Raises:
             ConfigError: there is no such region.
+            LabError: the lab is not up.
         """
+        if self._plan is None:
+            raise LabError("the lab is not up", fix="Use `with Lab(...)`.")
         if region not in self.regions:
             raise ConfigError(f"the lab has no region '{region}', but {', '.join(self.regions)}")
-        return self._running_plan.stations[self.regions.index(region)].namespace
+        return self._plan.stations[self.regions.index(region)].namespace
 
     def argv_in(self, region: str, argv: Sequence[str]) -> list[str]:
         """The command that runs ``argv`` inside a region; its pid becomes that of ``argv``."""
@@ -172,7 +171,7 @@ class Lab:
 
     def congestion_control(self, region: str) -> str:
         """The congestion control that the region's kernel uses, asked of the kernel."""
-        return namespace.read_setting(self.namespace_of(region), "ipv4/tcp_congestion_control")
+        return regions.congestion_control(self.namespace_of(region))
 
     # ------------------------------------------------------------------ links
 
@@ -187,8 +186,11 @@ class Lab:
         Raises:
             ConfigError: a key, a value or a region is wrong.
         """
-        LinkConfig.model_validate(changes)
-        self._client.ask("set", src=src, dst=dst, changes=changes)
+        try:
+            checked = LinkConfig.model_validate(changes).model_dump(exclude_unset=True)
+        except ValidationError as error:
+            raise ConfigError("; ".join(explain(error, LinkConfig, {}))) from error
+        self._client.ask("set", src=src, dst=dst, changes=checked)
 
     def cap(
         self, region: str, *, up: CapConfig | None = None, down: CapConfig | None = None
@@ -269,82 +271,19 @@ class Lab:
             raise LabError("the lab is not up", fix="Use `with Lab(...)`.")
         return RelayClient(self.directory / CONTROL_FILE)
 
-    @property
-    def _running_plan(self) -> Plan:
-        if self._plan is None:
-            raise LabError("the lab is not up", fix="Use `with Lab(...)`.")
-        return self._plan
-
     def _both(self, do: str, a: str, b: str, one_way: bool) -> None:
         self._client.ask(do, src=a, dst=b)
         if not one_way:
             self._client.ask(do, src=b, dst=a)
 
-    def _record(self, relay_pid: int | None) -> None:
-        plan = self._running_plan
+    def _record(self, plan: Plan) -> None:
         record = {
             "lab_id": self.lab_id,
             "name": self.topology.name,
             "topology": self.topology.model_dump_json(),
             "namespaces": [station.namespace for station in plan.stations],
-            "owner": _named(os.getpid()),
-            "relay": None if relay_pid is None else _named(relay_pid),
+            "owner": None if self._detached else teardown.named(os.getpid()),
+            "relay": None if self._relay is None else teardown.named(self._relay.pid),
             "began_unix_s": time.time(),
         }
         teardown.write_record(self.directory, record)
-
-    def _start_relay(self) -> None:
-        argv = [sys.executable, "-S", "-m", "geo_ray.lab.relay", str(self.directory)]
-        with (self.directory / LOG_FILE).open("wb") as log:
-            self._relay = relay = subprocess.Popen(
-                [*argv, "--detached"] if self._detached else argv,
-                stdin=subprocess.DEVNULL if self._detached else subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env={"PYTHONPATH": _PACKAGE_PARENT, "PATH": os.environ.get("PATH", os.defpath)},
-                start_new_session=True,  # Ctrl-C in the terminal must not reach it
-            )
-        self._record(relay.pid)
-        assert relay.stdout is not None  # noqa: S101
-        with relay.stdout as stream:
-            said = b""
-            if select.select([stream], [], [], _READY_S)[0]:
-                said = os.read(stream.fileno(), len(READY))
-        if said != READY:
-            relay.kill()
-            relay.wait()
-            log_path = self.directory / LOG_FILE
-            lines = log_path.read_text(errors="replace").splitlines() if log_path.exists() else []
-            raise LabError(f"the relay did not start: {' | '.join(lines[-3:]) or 'no answer'}")
-
-    def _configure(self, plan: Plan) -> None:
-        wanted = {station.congestion_control for station in plan.stations}
-        with host.allowed(wanted):
-            for station in plan.stations:
-                namespace.write_settings(
-                    station.namespace,
-                    {
-                        "ipv4/tcp_congestion_control": station.congestion_control,
-                        "ipv4/tcp_wmem": _TCP_BUFFERS,
-                        "ipv4/tcp_rmem": _TCP_BUFFERS,
-                        "ipv4/tcp_no_metrics_save": "1",  # a connection learns nothing from others
-                    },
-                )
-        for index, station in enumerate(plan.stations):
-            lines = [
-                "link set lo up",
-                f"addr add {ipv4_of(index)}/32 dev {DEVICE}",
-                f"link set {DEVICE} mtu {plan.mtu} txqueuelen 20000 up",
-                f"route replace default dev {DEVICE} src {ipv4_of(index)}",
-            ]
-            if requirements.has_ipv6():
-                lines += [
-                    f"addr add {ipv6_of(index)}/128 dev {DEVICE} nodad",
-                    f"route replace ::/0 dev {DEVICE} src {ipv6_of(index)}",
-                ]
-            namespace.ip_batch(lines, station.namespace)
-
-
-def _named(pid: int) -> list[int] | None:
-    start = teardown.started_at(pid)
-    return None if start is None else [pid, start]

@@ -7,15 +7,12 @@ Time is given with every call; nothing happens between calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from geo_ray.lab.link import Link
+from geo_ray.lab.link import Device, Link
 from geo_ray.lab.shapes import CapShape, LinkShape
 from geo_ray.lab.shared_queue import SharedQueue
-
-Device: TypeAlias = Callable[[bytes], bool]
-"""Gives a packet to a region; False if the region did not take it."""
 
 
 class Station:
@@ -29,9 +26,6 @@ class Station:
         device: takes its packets.
     """
 
-    __slots__ = ("_clock", "_device", "_due", "_routes", "down", "inbound", "name", "outbound",
-                 "prefixes", "unrouted", "up")  # fmt: skip
-
     def __init__(
         self,
         name: str,
@@ -44,82 +38,83 @@ class Station:
         self.prefixes = tuple(prefixes)
         self.up, self.down = SharedQueue(up), SharedQueue(down)
         self.inbound: list[Link] = []
-        self.outbound: list[Link] = []
         self.unrouted = 0
         self._device = device
         self._routes: dict[bytes, Link] = {}
         self._due: list[tuple[float, Link, bytes]] = []
-        self._clock: Callable[[], float] = lambda: 0.0
 
     def attach(self, link: Link, other: Station) -> None:
         """Send packets for ``other`` over ``link``."""
-        self.outbound.append(link)
         other.inbound.append(link)
         for prefix in other.prefixes:
             self._routes[prefix] = link
 
-    def accept(self, packet: bytes, now_ns: float) -> None:
-        """Take a packet that the region sends."""
-        key = packet[16:18] if packet[0] < 0x50 else packet[24:32]
-        link = self._routes.get(key)
-        if link is None:
-            self.unrouted += 1
-            return
-        link.in_packets += 1
-        link.in_bytes += len(packet)
-        if self.up.is_open():
-            link.push(now_ns, packet)
-        else:
-            self.up.push(link, now_ns, packet)
-
-    def send(self, now_ns: float) -> None:
-        """Move what has left the region's own line onto its links."""
-        self.up.release(now_ns, Link.push)
+    def accept(self, packets: Iterable[bytes], now_s: float) -> None:
+        """Take packets that the region sends."""
+        routes, up = self._routes, self.up
+        for packet in packets:
+            link = routes.get(packet[16:18] if packet[0] < 0x50 else packet[24:32])
+            if link is None:
+                self.unrouted += 1
+                continue
+            link.in_packets += 1
+            link.in_bytes += len(packet)
+            if up.is_open:
+                link.push(now_s, packet)
+            else:
+                up.push(link, now_s, packet)
 
     def deliver(self, clock: Callable[[], float]) -> bool:
         """Give the region what is due; True if there was anything.
 
         Args:
-            clock: asked once per link, because giving packets away takes time.
+            clock: asked often, because giving packets away takes time.
         """
-        self._clock = clock
-        busy = False
-        if self.down.is_open():
-            for link in self.inbound:
-                if link.waiting:
-                    due = link.next_ns()
-                    if due is not None and due <= (now_ns := clock()):
-                        link.release(now_ns, self._give)
-                        busy = True
-            return busy
-        now_ns = clock()
+        if not self.down.is_open:
+            return self._deliver_capped(clock)
+        busy, now_s, device = False, clock(), self._device
         for link in self.inbound:
-            link.release(now_ns, self._collect)
-        self._due.sort(key=lambda entry: entry[0])
-        for due_ns, link, packet in self._due:
-            self.down.push(link, due_ns, packet)
-        self._due.clear()
-        first_ns = self.down.next_ns()
-        if first_ns is None or first_ns > now_ns:
+            line = link.line  # looked at here: most links have nothing to do most of the time
+            if (line and line[0][0] <= now_s) or link.has_flows:
+                while link.release(now_s, device):
+                    busy, now_s = True, clock()
+        return busy
+
+    def next_s(self) -> float | None:
+        """When something happens next without a packet coming in; None: never."""
+        times_s = [link.next_s() for link in self.inbound]
+        times_s += [self.up.next_s(), self.down.next_s()]
+        return min((time_s for time_s in times_s if time_s is not None), default=None)
+
+    def _deliver_capped(self, clock: Callable[[], float]) -> bool:
+        now_s, due, down, device = clock(), self._due, self.down, self._device
+        for link in self.inbound:
+            line = link.line
+            if (line and line[0][0] <= now_s) or link.has_flows:
+                link.hand_over(now_s, self._collect)
+        if due:
+            due.sort(key=_first)
+            for due_s, link, packet in due:
+                down.push(link, due_s, packet)
+            due.clear()
+        first_s = down.next_s()
+        if first_s is None or first_s > now_s:
             return False
-        self.down.release(now_ns, self._give)
+
+        def give(link: Link, left_s: float, packet: bytes) -> None:
+            late_s = clock() - left_s
+            try:
+                device(packet)
+            except OSError:
+                link.device_drops += 1
+            else:
+                link.delivered(late_s, len(packet))
+
+        down.release(now_s, give)
         return True
 
-    def next_ns(self) -> float | None:
-        """When something happens next without a packet coming in; None: never."""
-        times_ns = [link.next_ns() for link in self.inbound]
-        times_ns += [self.up.next_ns(), self.down.next_ns()]
-        return min((time_ns for time_ns in times_ns if time_ns is not None), default=None)
-
-    def _collect(self, link: Link, due_ns: float, packet: bytes) -> None:
-        self._due.append((due_ns, link, packet))
-
-    def _give(self, link: Link, due_ns: float, packet: bytes) -> None:
-        late_ns = self._clock() - due_ns
-        if self._device(packet):
-            link.delivered(late_ns, len(packet))
-        else:
-            link.device_drops += 1
+    def _collect(self, link: Link, due_s: float, packet: bytes) -> None:
+        self._due.append((due_s, link, packet))
 
 
 class Mesh:
@@ -138,23 +133,24 @@ class Mesh:
         self.stations = tuple(stations)
         self.links: dict[tuple[int, int], Link] = {}
         for (src, dst), (shape, seed) in links.items():
-            link = self.links[src, dst] = Link(src, dst, shape, seed)
+            link = self.links[src, dst] = Link(shape, seed)
             stations[src].attach(link, stations[dst])
 
     def advance(self, clock: Callable[[], float]) -> bool:
         """Do everything that is due; True if packets were given to regions."""
-        now_ns = clock()
+        now_s = clock()
         for station in self.stations:
-            station.send(now_ns)
+            if not station.up.is_open:
+                station.up.release(now_s, _push)
         busy = False
         for station in self.stations:
             busy |= station.deliver(clock)
         return busy
 
-    def next_ns(self) -> float | None:
+    def next_s(self) -> float | None:
         """When something happens next without a packet coming in; None: never."""
-        times_ns = [station.next_ns() for station in self.stations]
-        return min((time_ns for time_ns in times_ns if time_ns is not None), default=None)
+        times_s = [station.next_s() for station in self.stations]
+        return min((time_s for time_s in times_s if time_s is not None), default=None)
 
     def index(self, name: str) -> int:
         """The index of a region.
@@ -175,3 +171,10 @@ class Mesh:
             station.unrouted = 0
             station.up.reset()
             station.down.reset()
+
+
+_first = operator.itemgetter(0)
+
+
+def _push(link: Link, at_s: float, packet: bytes) -> None:
+    link.push(at_s, packet)

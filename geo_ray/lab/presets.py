@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,21 +19,22 @@ def preset_names() -> list[str]:
     return sorted(path.stem for path in PRESETS.glob("*.yaml"))
 
 
-def load_topology(source: str | Path) -> Topology:
+def load_topology(source: str | Path, overrides: Sequence[str] = ()) -> Topology:
     """Read a topology.
 
     Args:
         source: the name of a preset, or the path of a YAML file.
+        overrides: ``key.key=value`` each.
 
     Raises:
         ConfigError: no such preset or file, or its content is wrong.
     """
     if str(source) in preset_names():
-        return load_tree(PRESETS / f"{source}.yaml", (), Topology)
+        return load_tree(PRESETS / f"{source}.yaml", overrides, Topology)
     path = Path(source)
     if path.suffix not in _SUFFIXES:
         raise ConfigError(
             f"there is no preset '{source}'",
             fix=f"Presets: {', '.join(preset_names())}. Or name a YAML file.",
         )
-    return load_tree(path, (), Topology)
+    return load_tree(path, overrides, Topology)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import os
 import secrets
 import time
 from collections.abc import Iterator
@@ -10,22 +12,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from geo_ray.errors import LabUnknownError
+from geo_ray.errors import LabError, LabUnknownError
+from geo_ray.lab.client import RelayClient
+from geo_ray.lab.relay import CONTROL_FILE
 from geo_ray.lab.teardown import is_alive, read_record, take_down
 
 BASE: Final = Path("/run/geo_ray_lab")
-_LOCK: Final = "lock"
+_QUIT_S: Final = 40.0
+_YOUNG_S: Final = 60.0
 
 
 def new_lab() -> tuple[str, Path]:
     """A fresh lab id and its private directory."""
-    BASE.mkdir(mode=0o700, exist_ok=True)
     while True:
         lab_id = secrets.token_hex(3)
         directory = BASE / lab_id
         try:
+            BASE.mkdir(mode=0o700, exist_ok=True)
             directory.mkdir(mode=0o700)
-        except FileExistsError:
+        except (FileExistsError, FileNotFoundError):  # the last lab has just removed BASE
             continue
         return lab_id, directory
 
@@ -55,6 +60,19 @@ def find(lab_id: str | None) -> str:
     raise LabUnknownError(f"{wanted}{named}")
 
 
+def down(lab_id: str) -> None:
+    """Take a lab down, whatever is left of it."""
+    directory = BASE / lab_id
+    record = read_record(directory)
+    if is_alive(record.get("relay")):
+        with contextlib.suppress(LabError):
+            RelayClient(directory / CONTROL_FILE).ask("quit")
+        deadline_s = time.monotonic() + _QUIT_S
+        while is_alive(record["relay"]) and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+    take_down(directory)
+
+
 def reap() -> list[str]:
     """Take down what labs have left whose relay and whose owner are gone.
 
@@ -73,15 +91,20 @@ def reap() -> list[str]:
 
 @contextmanager
 def locked() -> Iterator[None]:
-    """Hold the lock that all labs of this machine share, for what is done to the host itself."""
-    BASE.mkdir(mode=0o700, exist_ok=True)
-    with (BASE / _LOCK).open("w") as file:
+    """Hold the lock that all labs of this machine share, for what is done to the host itself.
+
+    The caller has a lab: `BASE` exists as long as any lab does.
+    """
+    file = os.open(BASE, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(file)
 
 
 def _is_young(directory: Path) -> bool:
     try:
-        return time.time() - directory.stat().st_mtime < 60.0
+        return time.time() - directory.stat().st_mtime < _YOUNG_S
     except OSError:
         return False

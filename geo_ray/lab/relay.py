@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import gc
 import json
 import os
@@ -38,9 +39,9 @@ PLAN_FILE: Final = "plan.json"
 CONTROL_FILE: Final = "control.sock"
 
 _BATCH: Final = 256  # packets read from one region before the others get their turn
-_LINGER_NS: Final = 5_000_000  # so long after the last packet the relay goes on waking up
-_LEAST_PAUSE_NS: Final = 50_000  # leaves the core to others even when the relay falls behind
-_MILLISECOND_NS: Final = 1_000_000
+_LINGER_S: Final = 0.005  # so long after the last packet the relay goes on waking up
+_LEAST_PAUSE_S: Final = 50e-6  # leaves the core to others even when the relay falls behind
+_MILLISECOND_S: Final = 0.001
 _PRIORITY: Final = 10
 _REQUEST_BYTES: Final = 1 << 16
 _PR_SET_TIMERSLACK: Final = 29
@@ -60,7 +61,13 @@ class Relay:
         self._tuns = [Tun(station.namespace, DEVICE) for station in plan.stations]
         self._mtu = plan.mtu
         stations = [
-            Station(station.name, prefixes_of(index), station.up, station.down, tun.write)
+            Station(
+                station.name,
+                prefixes_of(index),
+                station.up,
+                station.down,
+                functools.partial(os.write, tun.file),
+            )
             for index, (station, tun) in enumerate(zip(plan.stations, self._tuns, strict=True))
         ]
         links = {(link.src, link.dst): (link.shape, link.seed) for link in plan.links}
@@ -68,7 +75,7 @@ class Relay:
         self._schedule = Schedule(_traces(plan))
         self._control = Control(self._mesh, self._schedule, self.stop)
         self._stopped = False
-        self._quantum_ns = plan.quantum_us * 1000
+        self._quantum_s = plan.quantum_us * 1e-6
         self._owner = owner
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(str(control_path))
@@ -88,29 +95,29 @@ class Relay:
         """Carry packets until `stop`."""
         notes = self._control.notes
         notes |= {"realtime": _hurry(), "stalled_packets": 0, "read_packets": 0, "pass_max_s": 0.0}
-        clock, quantum_ns = time.monotonic_ns, self._quantum_ns
+        clock, quantum_s = time.monotonic, self._quantum_s
         self._schedule.start(clock())
-        wake_ns = last_busy_ns = clock()
+        wake_s = last_busy_s = clock()
         while not self._stopped:
-            now_ns = clock()
-            if now_ns - last_busy_ns < _LINGER_NS:
-                wake_ns = max(wake_ns + quantum_ns, now_ns + _LEAST_PAUSE_NS)
-                time.sleep((wake_ns - now_ns) / 1e9)
+            now_s = clock()
+            if now_s - last_busy_s < _LINGER_S:
+                wake_s = max(wake_s + quantum_s, now_s + _LEAST_PAUSE_S)
+                time.sleep(wake_s - now_s)
                 ready = self._epoll.poll(0)
             else:
-                ready = self._idle(now_ns)
-                wake_ns = clock()
-            began_ns = clock()
-            count = self._ingest(ready, began_ns) if ready else 0
+                ready = self._idle(now_s)
+                wake_s = clock()
+            began_s = clock()
+            count = self._ingest(ready, began_s) if ready else 0
             if count:
                 notes["read_packets"] += count
-                if began_ns - wake_ns > _MILLISECOND_NS:
+                if began_s - wake_s > _MILLISECOND_S:
                     notes["stalled_packets"] += count
-            for target, rate_mbps in self._schedule.due(began_ns):
-                self._control.apply(target, rate_mbps, began_ns)
+            for target, rate_mbps in self._schedule.due(began_s):
+                self._control.apply(target, rate_mbps, began_s)
             if self._mesh.advance(clock) or count:
-                last_busy_ns = clock()
-                spent_s = (last_busy_ns - began_ns) / 1e9
+                last_busy_s = clock()
+                spent_s = last_busy_s - began_s
                 if spent_s > notes["pass_max_s"]:
                     notes["pass_max_s"] = spent_s
 
@@ -123,37 +130,38 @@ class Relay:
         self._socket.close()
         Path(path).unlink(missing_ok=True)
 
-    def _idle(self, now_ns: int) -> list[tuple[int, int]]:
+    def _idle(self, now_s: float) -> list[tuple[int, int]]:
         """Wait for a packet, a request, or what is due next, without waking in between."""
-        times_ns = [t for t in (self._mesh.next_ns(), self._schedule.next_ns()) if t is not None]
-        if not times_ns:
+        times_s = [t for t in (self._mesh.next_s(), self._schedule.next_s()) if t is not None]
+        if not times_s:
             return self._epoll.poll()
-        wait_ns = min(times_ns) - now_ns
-        if wait_ns > _MILLISECOND_NS:
+        wait_s = min(times_s) - now_s
+        if wait_s > _MILLISECOND_S:
             # epoll rounds up to milliseconds; the last one is slept exactly
-            return self._epoll.poll((wait_ns - _MILLISECOND_NS // 2) / 1e9)
-        time.sleep(min(max(wait_ns, 0), self._quantum_ns) / 1e9)
+            return self._epoll.poll(wait_s - _MILLISECOND_S / 2)
+        time.sleep(min(max(wait_s, 0.0), self._quantum_s))
         return self._epoll.poll(0)
 
-    def _ingest(self, ready: list[tuple[int, int]], now_ns: int) -> int:
+    def _ingest(self, ready: list[tuple[int, int]], now_s: float) -> int:
         total, read, mtu = 0, os.read, self._mtu
         for file, _ in ready:
             station = self._sources.get(file)
             if station is None:
-                self._attend(file, now_ns)
+                self._attend(file, now_s)
                 continue
-            accept = station.accept
+            packets: list[bytes] = []
             try:
-                for _ in range(_BATCH):
-                    accept(read(file, mtu), now_ns)
-                    total += 1
+                while len(packets) < _BATCH:
+                    packets.append(read(file, mtu))
             except BlockingIOError:
                 pass
             except OSError:  # somebody has deleted the namespace
                 self._epoll.unregister(file)
+            station.accept(packets, now_s)
+            total += len(packets)
         return total
 
-    def _attend(self, file: int, now_ns: int) -> None:
+    def _attend(self, file: int, now_s: float) -> None:
         """Answer a request, or see that the owner is gone."""
         if file == self._owner:
             if not os.read(file, 1):
@@ -161,7 +169,7 @@ class Relay:
             return
         data, sender = self._socket.recvfrom(_REQUEST_BYTES)
         try:
-            answer = self._control.answer(json.loads(data), now_ns)
+            answer = self._control.answer(json.loads(data), now_s)
         except (ValueError, TypeError, AttributeError):
             answer = {"error": "a request is a JSON object"}
         if sender:

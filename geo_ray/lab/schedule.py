@@ -21,13 +21,13 @@ class Schedule:
 
     def __init__(self, traces: Mapping[Target, Trace]) -> None:
         self._traces = dict(traces)
-        self._began_ns = 0.0
+        self._began_s = 0.0
         self._heap: list[tuple[float, Target, float]] = []
         self._changes: dict[Target, Iterator[tuple[float, float]]] = {}
 
-    def start(self, now_ns: float) -> None:
+    def start(self, now_s: float) -> None:
         """Begin all traces, again if they have begun."""
-        self._began_ns = now_ns
+        self._began_s = now_s
         self._heap = []
         self._changes = {target: trace.changes() for target, trace in self._traces.items()}
         for target in self._traces:
@@ -40,14 +40,14 @@ class Schedule:
         self._heap = [entry for entry in self._heap if entry[1] != target]
         heapq.heapify(self._heap)
 
-    def next_ns(self) -> float | None:
+    def next_s(self) -> float | None:
         """When a rate changes next; None: never."""
         return self._heap[0][0] if self._heap else None
 
-    def due(self, now_ns: float) -> list[tuple[Target, float]]:
+    def due(self, now_s: float) -> list[tuple[Target, float]]:
         """What changes until now: (target, Mbit/s) in order of time."""
         found = []
-        while self._heap and self._heap[0][0] <= now_ns:
+        while self._heap and self._heap[0][0] <= now_s:
             _, target, rate_mbps = heapq.heappop(self._heap)
             found.append((target, rate_mbps))
             self._push_next(target)
@@ -57,4 +57,4 @@ class Schedule:
         change = next(self._changes[target], None)
         if change is not None:
             time_s, rate_mbps = change
-            heapq.heappush(self._heap, (self._began_ns + time_s * 1e9, target, rate_mbps))
+            heapq.heappush(self._heap, (self._began_s + time_s, target, rate_mbps))

@@ -8,69 +8,69 @@ from __future__ import annotations
 
 
 class Serialiser:
-    """A rate with a drop-tail queue; times are nanoseconds of any one clock.
+    """A rate with a drop-tail queue; times are seconds of any one clock.
 
     Args:
         rate_mbps: 10^6 bit/s of whole IP packets; None is unlimited.
         limit_bytes: bytes that may wait. A packet that finds the line free always passes.
     """
 
-    __slots__ = ("_limit_ns", "_ns_per_byte", "free_ns", "peak_ns")
+    __slots__ = ("_limit_s", "_s_per_byte", "free_s", "peak_s")
 
     def __init__(self, rate_mbps: float | None, limit_bytes: int) -> None:
-        self._ns_per_byte = 8e3 / rate_mbps if rate_mbps else 0.0
-        self._limit_ns = limit_bytes * self._ns_per_byte
-        self.free_ns = 0.0
-        self.peak_ns = 0.0
+        self._s_per_byte = 8e-6 / rate_mbps if rate_mbps else 0.0
+        self._limit_s = limit_bytes * self._s_per_byte
+        self.free_s = 0.0
+        self.peak_s = 0.0
 
-    def finish_ns(self, at_ns: float, size_bytes: int) -> float | None:
-        """Take a packet that comes at ``at_ns``, not before the one taken last.
+    def finish_s(self, at_s: float, size_bytes: int) -> float | None:
+        """Take a packet that comes at ``at_s``, not before the one taken last.
 
         Returns:
             When its last bit has left, or None: it found the queue full and is dropped.
         """
-        cost_ns = size_bytes * self._ns_per_byte
-        if self.free_ns <= at_ns:
-            self.free_ns = done_ns = at_ns + cost_ns
-            return done_ns
-        waiting_ns = self.free_ns - at_ns + cost_ns
-        if waiting_ns > self._limit_ns:
+        cost_s = size_bytes * self._s_per_byte
+        if self.free_s <= at_s:
+            self.free_s = done_s = at_s + cost_s
+            return done_s
+        waiting_s = self.free_s - at_s + cost_s
+        if waiting_s > self._limit_s:
             return None
-        if waiting_ns > self.peak_ns:
-            self.peak_ns = waiting_ns
-        self.free_ns = done_ns = self.free_ns + cost_ns
-        return done_ns
+        if waiting_s > self.peak_s:
+            self.peak_s = waiting_s
+        self.free_s = done_s = self.free_s + cost_s
+        return done_s
 
-    def waiting_bytes(self, now_ns: float) -> int:
-        """Bytes that have come and not left by ``now_ns``."""
-        return self._bytes_of(self.free_ns - now_ns)
+    def waiting_bytes(self, now_s: float) -> int:
+        """Bytes that have come and not left by ``now_s``."""
+        return self._bytes_of(self.free_s - now_s)
 
     def peak_bytes(self) -> int:
         """The most that waited since `forget_peak`, in bytes at the present rate."""
-        return self._bytes_of(self.peak_ns)
+        return self._bytes_of(self.peak_s)
 
     def forget_peak(self) -> None:
         """Begin `peak_bytes` anew."""
-        self.peak_ns = 0.0
+        self.peak_s = 0.0
 
-    def reshape(self, now_ns: float, rate_mbps: float | None, limit_bytes: int) -> float:
+    def reshape(self, now_s: float, rate_mbps: float | None, limit_bytes: int) -> float:
         """Go on with another rate and limit; what waits leaves at the new rate.
 
         Returns:
             The factor by which the time from now until any waiting packet has left changes.
         """
-        old = self._ns_per_byte
-        self._ns_per_byte = 8e3 / rate_mbps if rate_mbps else 0.0
-        self._limit_ns = limit_bytes * self._ns_per_byte
-        factor = self._ns_per_byte / old if old else 1.0
-        self.peak_ns *= factor
-        if self.free_ns > now_ns:
-            self.free_ns = now_ns + (self.free_ns - now_ns) * factor
+        old = self._s_per_byte
+        self._s_per_byte = 8e-6 / rate_mbps if rate_mbps else 0.0
+        self._limit_s = limit_bytes * self._s_per_byte
+        factor = self._s_per_byte / old if old else 1.0
+        self.peak_s *= factor
+        if self.free_s > now_s:
+            self.free_s = now_s + (self.free_s - now_s) * factor
         return factor
 
-    def empty(self, now_ns: float) -> None:
+    def empty(self, now_s: float) -> None:
         """Forget what waits."""
-        self.free_ns = min(self.free_ns, now_ns)
+        self.free_s = min(self.free_s, now_s)
 
-    def _bytes_of(self, span_ns: float) -> int:
-        return round(max(0.0, span_ns) / self._ns_per_byte) if self._ns_per_byte else 0
+    def _bytes_of(self, span_s: float) -> int:
+        return round(max(0.0, span_s) / self._s_per_byte) if self._s_per_byte else 0

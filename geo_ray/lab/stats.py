@@ -18,7 +18,7 @@ class LinkStats:
         delay_s: one way.
         loss: wanted share of independent loss.
         in_packets: taken from the sending region.
-        in_bytes: their bytes, IP heads included.
+        in_bytes: bytes taken since the reset, IP heads included.
         out_packets: given to the receiving region.
         out_bytes: their bytes.
         lost: by chance.

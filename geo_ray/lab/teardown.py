@@ -53,6 +53,12 @@ def started_at(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[19])
 
 
+def named(pid: int) -> list[int] | None:
+    """A living process as a record keeps it: pid and start; None if it does not live."""
+    start = started_at(pid)
+    return None if start is None else [pid, start]
+
+
 def is_alive(process: list[int] | None) -> bool:
     """Whether the process (pid, start) of a record lives."""
     return process is not None and started_at(process[0]) == process[1]
@@ -69,7 +75,11 @@ def take_down(directory: Path) -> None:
     for name in namespaces:
         if path_of(name).exists():
             subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+    for path in record.get("directories", []):
+        shutil.rmtree(path, ignore_errors=True)
     shutil.rmtree(directory, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        directory.parent.rmdir()  # if this was the last lab
 
 
 def _end(find: Callable[[], list[int]]) -> None:

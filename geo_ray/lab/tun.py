@@ -41,14 +41,6 @@ class Tun:
         finally:
             os.close(home)
 
-    def write(self, packet: bytes) -> bool:
-        """Give a packet to the region; False if its device refuses it."""
-        try:
-            os.write(self.file, packet)
-        except OSError:
-            return False
-        return True
-
     def close(self) -> None:
         """Remove the device."""
         os.close(self.file)

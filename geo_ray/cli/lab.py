@@ -1,0 +1,216 @@
+"""`geo-ray lab`: a wide-area network on this machine, to rehearse in."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from geo_ray.lab.lab import Lab
+
+_lab_option = click.option("--lab", "lab_id", metavar="ID", help="Which, if several are up.")
+_one_way = click.option("--one-way", is_flag=True, help="Only from A to B.")
+
+
+@click.group()
+def lab() -> None:
+    """Run regions as network namespaces joined by emulated links. Needs root."""
+
+
+@lab.command()
+@click.argument("topology")
+@click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change one key.")
+@click.option("--detach", is_flag=True, help="Leave it up and return; `lab down` ends it.")
+@click.option("--ray", is_flag=True, help="Start a Ray node in every region.")
+@click.option("--cpus", default=4, show_default=True, help="Logical CPUs of each Ray node.")
+def up(topology: str, overrides: tuple[str, ...], detach: bool, ray: bool, cpus: int) -> None:
+    """Bring TOPOLOGY up: a YAML file, or the name of a preset.
+
+    Stays until Ctrl-C or `geo-ray lab down` and takes everything down then.
+    """
+    from geo_ray.cli.lab_tables import regions_table
+    from geo_ray.lab.lab import Lab
+    from geo_ray.lab.presets import load_topology
+
+    running = Lab(load_topology(topology, overrides), detached=detach)
+    running.start()
+    keep = False
+    try:
+        _show(regions_table(running))
+        if ray:
+            _start_ray(running, cpus)
+        keep = detach
+        if detach:
+            click.echo(f"lab {running.lab_id} stays up; end it with `geo-ray lab down`")
+        else:
+            click.echo(f"lab {running.lab_id} is up; Ctrl-C takes it down")
+            running.wait()
+            click.echo("the lab was taken down")
+    except KeyboardInterrupt:
+        click.echo("taking the lab down")
+    finally:
+        if not keep:
+            running.close()
+
+
+@lab.command()
+def presets() -> None:
+    """List the topologies that come with the package."""
+    from geo_ray.lab.presets import load_topology, preset_names
+
+    for name in preset_names():
+        topology = load_topology(name)
+        click.echo(f"{name}: {len(topology.regions)} regions {', '.join(topology.region_names)}")
+
+
+@lab.command()
+@_lab_option
+def status(lab_id: str | None) -> None:
+    """Show the labs that are up, or the regions and links of one."""
+    from geo_ray.cli.lab_tables import labs_table, links_table, regions_table, relay_line
+    from geo_ray.lab import records
+    from geo_ray.lab.lab import Lab
+
+    found = records.labs()
+    if not found:
+        click.echo("no lab is up")
+        return
+    if lab_id is None and len(found) > 1:
+        _show(labs_table(found))
+        return
+    running = Lab.attach(lab_id)
+    stats = running.stats()
+    _show(regions_table(running), links_table(stats))
+    click.echo(relay_line(stats))
+
+
+@lab.command("set")
+@click.argument("src")
+@click.argument("dst")
+@click.argument("changes", nargs=-1, required=True, metavar="KEY=VALUE...")
+@_lab_option
+def set_link(src: str, dst: str, changes: tuple[str, ...], lab_id: str | None) -> None:
+    """Change the link from SRC to DST; '*' stands for every region.
+
+    Keys: rate_mbps, queue_bytes, delay_s, jitter_s, jitter_memory_s, loss, burst_start, burst_stop,
+    flow_rate_mbps.
+    """
+    from geo_ray.config.load import load_text
+    from geo_ray.lab.lab import Lab
+    from geo_ray.lab.topology import LinkConfig
+
+    config = load_text("", changes, LinkConfig, "lab set")
+    Lab.attach(lab_id).set(src, dst, **config.model_dump(exclude_unset=True))
+
+
+@lab.command()
+@click.argument("region")
+@click.option("--up", "up_mbps", type=float, help="Towards the others; 0 is unlimited.")
+@click.option("--down", "down_mbps", type=float, help="From the others; 0 is unlimited.")
+@_lab_option
+def cap(region: str, up_mbps: float | None, down_mbps: float | None, lab_id: str | None) -> None:
+    """Change a region's own line, which all its links share, in Mbit/s."""
+    from geo_ray.config.load import load_text
+    from geo_ray.lab.lab import Lab
+    from geo_ray.lab.topology import CapConfig
+
+    def side(rate_mbps: float | None) -> CapConfig | None:
+        if rate_mbps is None:
+            return None
+        return load_text("", [f"rate_mbps={rate_mbps or 'null'}"], CapConfig, "lab cap")
+
+    if up_mbps is None and down_mbps is None:
+        raise click.UsageError("give --up, --down or both")
+    Lab.attach(lab_id).cap(region, up=side(up_mbps), down=side(down_mbps))
+
+
+@lab.command()
+@click.argument("a")
+@click.argument("b")
+@_one_way
+@_lab_option
+def cut(a: str, b: str, one_way: bool, lab_id: str | None) -> None:
+    """Cut the link between A and B; '*' stands for every region."""
+    from geo_ray.lab.lab import Lab
+
+    Lab.attach(lab_id).cut(a, b, one_way=one_way)
+
+
+@lab.command()
+@click.argument("a")
+@click.argument("b")
+@_one_way
+@_lab_option
+def heal(a: str, b: str, one_way: bool, lab_id: str | None) -> None:
+    """Join A and B again; '*' stands for every region."""
+    from geo_ray.lab.lab import Lab
+
+    Lab.attach(lab_id).heal(a, b, one_way=one_way)
+
+
+@lab.command(context_settings={"ignore_unknown_options": True})
+@click.argument("region")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@_lab_option
+def run(region: str, command: tuple[str, ...], lab_id: str | None) -> None:
+    """Run COMMAND inside REGION: `geo-ray lab run A -- ping 10.2.0.1`.
+
+    If the lab has a Ray cluster, RAY_ADDRESS and its token are set.
+    """
+    from geo_ray.lab import teardown
+    from geo_ray.lab.lab import Lab
+
+    running = Lab.attach(lab_id)
+    argv = running.argv_in(region, command)
+    environment = teardown.read_record(running.directory).get("ray", {})
+    os.execvpe(argv[0], argv, {**os.environ, **environment})  # noqa: S606 - no shell is meant
+
+
+@lab.command()
+@click.option("--cpus", default=4, show_default=True, help="Logical CPUs of each node.")
+@_lab_option
+def ray(cpus: int, lab_id: str | None) -> None:
+    """Start a Ray node with its region's label in every region of a lab that is up."""
+    from geo_ray.lab.lab import Lab
+
+    _start_ray(Lab.attach(lab_id), cpus)
+
+
+@lab.command()
+@click.option("--all", "every", is_flag=True, help="All labs of this machine.")
+@_lab_option
+def down(every: bool, lab_id: str | None) -> None:
+    """Take a lab down, and whatever crashed labs have left."""
+    from geo_ray.lab import records, requirements
+
+    requirements.check()
+    for name in records.reap():
+        click.echo(f"removed what lab {name} had left")
+    if every:
+        chosen = list(records.labs())
+    elif lab_id is None and not records.labs():
+        chosen = []
+    else:
+        chosen = [records.find(lab_id)]
+    for name in chosen:
+        records.down(name)
+        click.echo(f"lab {name} is down")
+
+
+def _start_ray(running: Lab, cpus: int) -> None:
+    from geo_ray.lab.ray_nodes import RayOptions, start_ray
+
+    click.echo("starting a Ray node in every region")
+    environment = start_ray(running, RayOptions(cpus=cpus))
+    click.echo(f"Ray is up at {environment['RAY_ADDRESS']} inside the lab; for example")
+    click.echo(f"  geo-ray lab run {running.regions[0]} -- geo-ray train configs/lab/train.yaml")
+
+
+def _show(*tables: object) -> None:
+    from rich.console import Console
+
+    console = Console()
+    for table in tables:
+        console.print(table)

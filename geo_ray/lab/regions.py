@@ -1,0 +1,58 @@
+"""The regions' namespaces: made, and made ready for TCP over long links."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from geo_ray.lab import host, namespace, requirements
+from geo_ray.lab.plan import DEVICE, Plan, ipv4_of, ipv6_of
+
+_TCP_BUFFERS: Final = "4096 131072 67108864"  # the usual 4 MB at most would cap long fat links
+_DEVICE_QUEUE: Final = 20_000  # packets; the device itself must never be what drops
+
+
+def make(plan: Plan) -> None:
+    """Make the namespaces of all regions.
+
+    Raises:
+        OSError: the system refuses.
+    """
+    namespace.ip_batch([f"netns add {station.namespace}" for station in plan.stations])
+
+
+def configure(plan: Plan) -> None:
+    """Set addresses, routes and TCP of all regions; their devices must exist.
+
+    Raises:
+        OSError: the system refuses.
+        LabUnavailableError: the kernel lacks a congestion control.
+    """
+    with host.allowed({station.congestion_control for station in plan.stations}):
+        for station in plan.stations:
+            namespace.write_settings(
+                station.namespace,
+                {
+                    "ipv4/tcp_congestion_control": station.congestion_control,
+                    "ipv4/tcp_wmem": _TCP_BUFFERS,
+                    "ipv4/tcp_rmem": _TCP_BUFFERS,
+                    "ipv4/tcp_no_metrics_save": "1",  # a connection learns nothing from others
+                },
+            )
+    for index, station in enumerate(plan.stations):
+        lines = [
+            "link set lo up",
+            f"addr add {ipv4_of(index)}/32 dev {DEVICE}",
+            f"link set {DEVICE} mtu {plan.mtu} txqueuelen {_DEVICE_QUEUE} up",
+            f"route replace default dev {DEVICE} src {ipv4_of(index)}",
+        ]
+        if requirements.has_ipv6():
+            lines += [
+                f"addr add {ipv6_of(index)}/128 dev {DEVICE} nodad",
+                f"route replace ::/0 dev {DEVICE} src {ipv6_of(index)}",
+            ]
+        namespace.ip_batch(lines, station.namespace)
+
+
+def congestion_control(name: str) -> str:
+    """What the kernel uses in a namespace."""
+    return namespace.read_setting(name, "ipv4/tcp_congestion_control")
