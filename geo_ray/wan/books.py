@@ -34,22 +34,25 @@ class Books:
         self._live.append(connection)
 
     def close(self, connection: Connection) -> None:
-        """Take over the final counts of a connection whose threads are done."""
+        """Take over the final counts of a connection whose loop is done."""
         self._live.remove(connection)
-        self._sent.update(connection.sent)
-        self._received.update(connection.received)
+        sent, received = connection.counts()
+        for counts in sent:
+            self._sent.update(counts)
+        for counts in received:
+            self._received.update(counts)
 
     def bytes_out(self) -> dict[str, int]:
         """Bytes sent by class."""
-        return self._sum(self._sent, [dict(connection.sent) for connection in self._live])
+        return self._sum(self._sent, 0)
 
     def bytes_in(self) -> dict[str, int]:
         """Bytes received by class."""
-        return self._sum(self._received, [dict(connection.received) for connection in self._live])
+        return self._sum(self._received, 1)
 
-    @staticmethod
-    def _sum(done: Counter[str], live: list[dict[str, int]]) -> dict[str, int]:
+    def _sum(self, done: Counter[str], direction: int) -> dict[str, int]:
         total = Counter(done)
-        for counts in live:
-            total.update(counts)
+        for connection in self._live:
+            for counts in connection.counts()[direction]:
+                total.update(counts)
         return dict(sorted(total.items()))

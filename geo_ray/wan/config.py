@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from geo_ray.config.base import Model
+from geo_ray.wan.encryption import TlsMode
 from geo_ray.wan.frames import FrameLimits
 
 
@@ -62,12 +63,32 @@ class TransportConfig(Model):
         gt=0,
         description="Their bytes; a single larger message passes when nothing else waits.",
     )
+    max_ahead_bytes: int = Field(
+        default=256 * 1024**2,
+        gt=0,
+        description="Of one lane's messages that were begun and not delivered: what the receiver "
+        "holds; a single larger message passes.",
+    )
+    chunk_bytes: int = Field(
+        default=64 * 1024, ge=4096, description="Messages are cut into chunks of at most that."
+    )
+    min_streams: int = Field(
+        default=1, ge=1, le=96, description="Data streams per pair of regions, at least."
+    )
+    max_streams: int = Field(
+        default=96, ge=1, le=96, description="Data streams per pair, at most; opened as they help."
+    )
     max_meta_bytes: int = Field(default=64 * 1024, gt=0, description="Largest frame meta taken.")
     max_payload_bytes: int = Field(
         default=4 * 1024**3, gt=0, description="Largest frame payload taken."
     )
     max_handshakes: int = Field(
         default=32, gt=0, description="Connections that may be authenticating at the same time."
+    )
+    tls: TlsMode = Field(
+        default="auto",
+        description="Mutual TLS 1.3: auto wants it unless the peer's address is loopback; "
+        "required always; off never, for regions that are joined by a private network.",
     )
     congestion_control: str = Field(
         default="bbr", description="Wanted of the kernel; left as it is where that has none such."

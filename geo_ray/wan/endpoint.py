@@ -8,13 +8,11 @@ direction and peer; see docs/transport.md.
 from __future__ import annotations
 
 import logging
-import random
 import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from types import TracebackType
 from typing import Final
 
@@ -22,23 +20,23 @@ from geo_ray.clock import Clock, SystemClock
 from geo_ray.errors import DeadlineExceededError, LinkDownError, TransportError
 from geo_ray.wan import sockets
 from geo_ray.wan.config import TransportConfig
+from geo_ray.wan.encryption import Encryption
 from geo_ray.wan.inbox import Callbacks
 from geo_ray.wan.link_model import LinkModel
+from geo_ray.wan.linker import Linker
 from geo_ray.wan.meeting import Meeting
 from geo_ray.wan.message import Identity, Message, PeerStats
-from geo_ray.wan.quiet_log import QuietLog
 from geo_ray.wan.session import Session
 from geo_ray.wan.shaper import Shaper
 from geo_ray.wan.sockets import Address
+from geo_ray.wan.tls import TlsSource
 from geo_ray.wan.workers import Workers
 
 __all__ = ["Address", "Endpoint", "Identity", "Message", "PeerStats", "TransportConfig"]
 
 _LOGGER = logging.getLogger(__name__)
 _GOODBYE_S: Final = 0.5  # to see the peer's end of the stream; else the last acks may be lost
-_RETRY_S: Final = 0.05
 _JOIN_S: Final = 10.0
-_FAILURES_TO_LOG: Final = 3  # at the end of a run the others go first or last
 
 
 class Endpoint:
@@ -56,6 +54,10 @@ class Endpoint:
         on_peer: (peer's region, its epoch, whether it is connected); in order with its messages.
             A higher epoch means that the peer began anew: what it had not acknowledged is dropped.
         run_start_s: the clock's time at which the link models' time is 0; None takes now.
+        certificate: this region's, for TLS; None if it needs none (see ``transport.tls``).
+
+    Raises:
+        CertificateError: the certificate cannot be used.
     """
 
     def __init__(
@@ -67,19 +69,25 @@ class Endpoint:
         clock: Clock | None = None,
         on_peer: Callable[[str, int, bool], None] | None = None,
         run_start_s: float | None = None,
+        certificate: TlsSource | None = None,
     ) -> None:
         self.identity = identity
         self._config = config or TransportConfig()
         self._clock = clock or SystemClock()
         start_s = self._clock.now_s() if run_start_s is None else run_start_s
-        shapers = {
+        self._shapers = {
             region: Shaper(model, self._clock, start_s) for region, model in (shaping or {}).items()
         }
         self._callbacks = Callbacks(on_message, on_peer or (lambda *_: None))
         self._meeting = Meeting(
-            identity, secrets.token_hex(8), self._config, self._clock, shapers, self._find
+            identity,
+            secrets.token_hex(8),
+            self._config,
+            self._clock,
+            self._shapers,
+            Encryption(self._config.tls, certificate),
+            self._find,
         )
-        self._quiet = QuietLog(_LOGGER)
         self._changed = threading.Condition()  # guards what follows
         self._sessions: dict[str, Session] = {}
         self._addresses: dict[str, Address] = {}
@@ -87,8 +95,9 @@ class Endpoint:
         self._closing = False
         self._closed = False
         self._workers = Workers()
-        self._handshakes = threading.BoundedSemaphore(self._config.max_handshakes)
-        self._workers.start("wan-monitor", self._monitor)
+        self._linker = Linker(
+            self._meeting, self._config, self._clock, self._workers, self._session, self._address
+        )
 
     # ------------------------------------------------------------------ links
 
@@ -110,7 +119,7 @@ class Endpoint:
                 raise TransportError("the endpoint listens already", fix="Use `advertised`.")
             listener = sockets.listen(host, port, self._config.socket_buffer_bytes)
             self._listener = listener
-            self._workers.start("wan-accept", lambda: self._accept(listener))
+            self._workers.start("wan-accept", lambda: self._linker.accept(listener))
         return sockets.address_of(listener)
 
     @property
@@ -146,7 +155,7 @@ class Endpoint:
             is_new = peer not in self._addresses
             self._addresses[peer] = address
             if is_new and not self._closed:
-                self._workers.start(f"wan-{peer}", lambda: self._keep_connected(session))
+                self._workers.start(f"wan-{peer}", lambda: self._linker.keep_connected(session))
 
     def wait_connected(self, peers: Iterable[str], timeout_s: float) -> None:
         """Wait until all of ``peers`` are connected.
@@ -229,6 +238,7 @@ class Endpoint:
             self._closed = True
             sessions = list(self._sessions.values())
             self._changed.notify_all()
+        self._linker.close()
         self._meeting.close()
         if self._listener is not None:
             sockets.hang_up(self._listener)
@@ -250,65 +260,11 @@ class Endpoint:
     ) -> None:
         self.close(0.0 if error is not None else 5.0)
 
-    # ------------------------------------------------------------------ threads
-
-    def _monitor(self) -> None:
-        while True:
-            with self._changed:
-                if self._changed.wait_for(lambda: self._closed, self._config.heartbeat_s / 2):
-                    return
-                sessions = list(self._sessions.values())
-            for session in sessions:
-                session.tick()
-
-    def _keep_connected(self, session: Session) -> None:
-        config = self._config
-        failures = 0
-        while session.wait_disconnected():
-            with self._changed:
-                address = self._addresses[session.peer]
-            try:
-                connection = self._meeting.dial(session, address)
-            except (TransportError, OSError) as error:
-                failures += 1
-                session.note_error(error)
-                if failures >= _FAILURES_TO_LOG:
-                    message = f"cannot connect to region {session.peer}: {error}"
-                    self._quiet.warning(f"{session.peer} {type(error).__name__}", message)
-            else:
-                failures = 0
-                session.run(connection)
-            longest_s = min(
-                config.reconnect_max_s, config.reconnect_min_s * 2.0 ** min(failures, 30)
-            )
-            session.wait_closed(longest_s * random.uniform(0.5, 1.0))
-
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                sock, source = listener.accept()
-            except OSError:
-                if self._closed:
-                    return
-                time.sleep(_RETRY_S)  # out of file descriptors, most likely
-                continue
-            if self._handshakes.acquire(blocking=False):
-                self._workers.start("wan-receive", partial(self._receive, sock, source[0]))
-            else:
-                sock.close()
-                self._quiet.warning("full", f"too many connections, one of {source[0]} closed")
-
-    def _receive(self, sock: socket.socket, source: str) -> None:
-        try:
-            session, connection = self._meeting.receive(sock, self._session)
-        except (TransportError, OSError) as error:
-            self._quiet.warning(type(error).__name__, f"refused {source}: {error}")
-            return
-        finally:
-            self._handshakes.release()
-        session.run(connection)
-
     # ------------------------------------------------------------------ sessions
+
+    def _address(self, peer: str) -> Address:
+        with self._changed:
+            return self._addresses[peer]
 
     def _find(self, peer: str) -> Session | None:
         with self._changed:
@@ -326,7 +282,9 @@ class Endpoint:
                     self._callbacks,
                     self._notify,
                     self._clock,
+                    is_shaped=peer in self._shapers,
                 )
+                self._workers.start(f"wan-deliver-{peer}", self._sessions[peer].inbox.run)
             return self._sessions[peer]
 
     def _expect(self, peer: str) -> Session:

@@ -27,7 +27,7 @@ from geo_ray.wan.meta import Meta, decode_meta, encode_meta
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 HEADER: Final = struct.Struct("!4sBBHIQ16s")
 DIGEST_BYTES: Final = 16
 PIECE_BYTES: Final = 128 * 1024  # hashed and moved at a time: still in the processor's cache
@@ -43,14 +43,16 @@ class FrameKind(enum.IntEnum):
     HELLO = 1  # who speaks, and a nonce; before there is a session key
     READY = 2  # proves that the sender has the key
     REFUSED = 3  # why the connection is not wanted
-    MESSAGE = 4  # WAN: a numbered message
-    ACK = 5  # WAN: all messages up to a number have arrived
+    CHUNK = 4  # WAN: a piece of a numbered message
+    ACK = 5  # WAN: chunks that arrived, and up to where messages were delivered
     PING = 6
     PONG = 7
     REQUEST = 8  # LAN
     RESPONSE = 9
     FAILURE = 10  # LAN: the handler raised
     SHARE = 11  # LAN: an offer of shared memory
+    STREAMS = 12  # WAN: how many streams the listener would like
+    BYE = 13  # WAN: nothing more comes on this stream
 
 
 _KINDS: Final = frozenset(int(kind) for kind in FrameKind)

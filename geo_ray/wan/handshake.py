@@ -69,12 +69,14 @@ class Greeting:
         ready: what it said after it proved that.
         send_key: for frames to it.
         recv_key: for frames from it.
+        link_id: names the connection that began with it; both ends know it, nobody else.
     """
 
     hello: Meta
     ready: Meta
     send_key: bytes
     recv_key: bytes
+    link_id: str = ""
 
 
 def greet(sock: socket.socket, side: Side) -> Greeting:
@@ -94,7 +96,7 @@ def greet(sock: socket.socket, side: Side) -> Greeting:
         dial_key, listen_key = _session_keys(side.key, encode_meta(mine), raw)
         side.send(Frame(FrameKind.READY, ready), dial_key)
         answer, _ = _receive(sock, side, FrameKind.READY, listen_key, deadline_s)
-    return Greeting(theirs, answer, send_key=dial_key, recv_key=listen_key)
+    return Greeting(theirs, answer, dial_key, listen_key, _link_id(dial_key, listen_key))
 
 
 def welcome(sock: socket.socket, side: Side) -> Greeting:
@@ -114,7 +116,7 @@ def welcome(sock: socket.socket, side: Side) -> Greeting:
         dial_key, listen_key = _session_keys(side.key, raw, encode_meta(mine))
         answer, _ = _receive(sock, side, FrameKind.READY, dial_key, deadline_s)
         side.send(Frame(FrameKind.READY, ready), listen_key)
-    return Greeting(theirs, answer, send_key=listen_key, recv_key=dial_key)
+    return Greeting(theirs, answer, listen_key, dial_key, _link_id(dial_key, listen_key))
 
 
 def _signed_hello(side: Side) -> Meta:
@@ -186,6 +188,10 @@ def _session_keys(key: bytes, dial_hello: bytes, listen_hello: bytes) -> tuple[b
         for role in (b"geo_ray dialer", b"geo_ray listener")
     )
     return dial, listen
+
+
+def _link_id(dial_key: bytes, listen_key: bytes) -> str:
+    return blake2b(dial_key, key=listen_key, digest_size=16, person=b"geo_ray link").hexdigest()
 
 
 def _key_id(key: bytes) -> str:

@@ -8,10 +8,10 @@ from geo_ray.wan.meta import Meta
 
 
 class Heartbeat:
-    """Pings that are due, and the peer's that are to be answered.
+    """Pings that are due, and the peer's that are to be answered; for one connection.
 
     Args:
-        interval_s: between two pings, in seconds.
+        interval_s: between two pings while little happens, in seconds.
 
     Attributes:
         rtt_s: the last round trip, or None.
@@ -22,32 +22,29 @@ class Heartbeat:
         self.rtt_s: float | None = None
         self.rtt_min_s: float | None = None
         self._interval_s = interval_s
-        self._is_due = False
         self._last_s: float | None = None
         self._unanswered_s: float | None = None  # the peer's time of its last ping
 
-    def restart(self) -> None:
-        """A new connection: ping at once, and forget the old one's."""
-        self._is_due = True
-        self._unanswered_s = None
+    def due_s(self, interval_s: float | None = None) -> float:
+        """When the next ping is due; at once if there was none.
 
-    def tick(self, now_s: float) -> bool:
-        """Look whether a ping has become due."""
-        if self._last_s is not None and now_s - self._last_s < self._interval_s:
-            return False
-        self._last_s = now_s
-        self._is_due = True
-        return True
+        Args:
+            interval_s: between two pings, if that is to be shorter now.
+        """
+        if self._last_s is None:
+            return 0.0
+        return self._last_s + min(self._interval_s, interval_s or self._interval_s)
 
-    def next_frame(self, now_s: float) -> Frame | None:
-        """What is to be sent now, if anything."""
+    def frames(self, now_s: float, interval_s: float | None = None) -> list[Frame]:
+        """What is to be sent now: an answer, a ping, both or nothing."""
+        due = []
         if self._unanswered_s is not None:
-            at_s, self._unanswered_s = self._unanswered_s, None
-            return Frame(FrameKind.PONG, {"at_s": at_s})
-        if self._is_due:
-            self._is_due = False
-            return Frame(FrameKind.PING, {"at_s": now_s})
-        return None
+            due.append(Frame(FrameKind.PONG, {"at_s": self._unanswered_s}))
+            self._unanswered_s = None
+        if now_s >= self.due_s(interval_s):
+            self._last_s = now_s
+            due.append(Frame(FrameKind.PING, {"at_s": now_s}))
+        return due
 
     def ping(self, meta: Meta) -> None:
         """The peer pinged; only its last one is answered.
@@ -57,14 +54,15 @@ class Heartbeat:
         """
         self._unanswered_s = _seconds(meta)
 
-    def pong(self, meta: Meta, now_s: float) -> None:
-        """The peer answered.
+    def pong(self, meta: Meta, now_s: float) -> float:
+        """The peer answered; returns the round trip in seconds.
 
         Raises:
             FrameError: the frame is malformed.
         """
         self.rtt_s = now_s - _seconds(meta)
         self.rtt_min_s = self.rtt_s if self.rtt_min_s is None else min(self.rtt_min_s, self.rtt_s)
+        return self.rtt_s
 
 
 def _seconds(meta: Meta) -> float:

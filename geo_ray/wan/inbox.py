@@ -1,15 +1,14 @@
-"""What arrives from one peer: in order, each message once, one callback at a time."""
+"""What arrives from one peer goes to the user: in order, each message once, one call at a time."""
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from geo_ray.errors import FrameError
-from geo_ray.wan.connection import Connection
-from geo_ray.wan.message import Message
+from geo_ray.wan.message import LANES, Message
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -27,95 +26,82 @@ class Callbacks:
     on_peer: Callable[[str, int, bool], None]
 
 
+@dataclass(frozen=True, slots=True)
+class _News:
+    epoch: int
+    message: Message | None = None
+    is_up: bool = False
+
+
 class Inbox:
     """Delivers a peer's messages over any number of its connections and incarnations.
 
     Args:
         peer: the peer's region.
         callbacks: see there; an exception from one is logged and ends nothing.
+        on_taken: called with a message that counts as received, before the user's handler.
     """
 
-    def __init__(self, peer: str, callbacks: Callbacks) -> None:
+    def __init__(
+        self, peer: str, callbacks: Callbacks, on_taken: Callable[[Message], None]
+    ) -> None:
         self._peer = peer
         self._callbacks = callbacks
-        # Held from taking a number until its handler returned: keeps the order over reconnects.
-        self._delivering = threading.Lock()
-        self._lock = threading.Lock()  # guards the three below, only ever for a moment
+        self._on_taken = on_taken
+        self._changed = threading.Condition()  # guards the rest; not held in a callback
+        self._news: deque[_News] = deque()
         self._epoch = -1
-        self._received = 0
-        self._duplicates = 0
-        self._told_up: tuple[Connection, int] | None = None  # guarded by _delivering
+        self._delivered = [0] * LANES
+        self._closed = False
 
     @property
-    def received(self) -> int:
-        """Number of the last message of the peer's present incarnation."""
-        with self._lock:
-            return self._received
-
-    @property
-    def duplicates(self) -> int:
-        """How many messages arrived more than once, so far."""
-        with self._lock:
-            return self._duplicates
+    def delivered(self) -> list[int]:
+        """By lane, the number of the last message of the peer's present incarnation."""
+        with self._changed:
+            return list(self._delivered)
 
     def begin_anew(self, epoch: int) -> None:
         """A new incarnation of the peer counts from 1; its predecessor's messages are void."""
-        with self._lock:
-            self._epoch, self._received = epoch, 0
+        with self._changed:
+            self._epoch, self._delivered = epoch, [0] * LANES
 
-    def deliver(
-        self, epoch: int, number: int, message: Message, on_taken: Callable[[], None]
-    ) -> bool:
-        """Hand a message to the user, unless it was before.
+    def add(self, epoch: int, messages: list[Message]) -> None:
+        """Messages that are whole, in the order of their lane."""
+        self._append([_News(epoch, message) for message in messages])
 
-        Args:
-            epoch: of the incarnation that the message's connection belongs to.
-            number: the message's.
-            message: what to deliver.
-            on_taken: called before the user's handler, when the message counts as received.
+    def tell_peer(self, epoch: int, *, is_up: bool) -> None:
+        """The peer is connected, or is so no more."""
+        self._append([_News(epoch, is_up=is_up)])
 
-        Returns:
-            False for a duplicate.
+    def close(self) -> None:
+        """Let `run` end when it has delivered what is there."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
-        Raises:
-            FrameError: messages before this one are missing.
-        """
-        with self._delivering:
-            with self._lock:
-                if epoch != self._epoch or number <= self._received:
-                    self._duplicates += 1
-                    return False
-                if number != self._received + 1:
-                    raise FrameError(
-                        f"message {number} of region {self._peer} follows {self._received}"
-                    )
-                self._received = number
-            on_taken()
+    def run(self) -> None:
+        """Deliver until closed; one thread only."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._news)
+                if not self._news:
+                    return
+                news = self._news.popleft()
+                if news.message is not None:
+                    if news.epoch != self._epoch or self._closed:
+                        continue
+                    self._delivered[news.message.lane] += 1
             try:
-                self._callbacks.on_message(self._peer, message)
+                if news.message is not None:
+                    self._on_taken(news.message)
+                    self._callbacks.on_message(self._peer, news.message)
+                else:
+                    self._callbacks.on_peer(self._peer, news.epoch, news.is_up)
             except Exception:
-                _LOGGER.exception(
-                    "the handler failed for message %r of region %s", message.kind, self._peer
-                )
-        return True
+                what = "a change" if news.message is None else f"message {news.message.kind!r}"
+                _LOGGER.exception("the handler failed for %s of region %s", what, self._peer)
 
-    def tell_up(self, connection: Connection, epoch: int) -> None:
-        """The peer is connected; an older connection of it that is not done yet went down."""
-        with self._delivering:
-            if self._told_up is not None:
-                self._tell(self._told_up[1], is_up=False)
-            self._told_up = (connection, epoch)
-            self._tell(epoch, is_up=True)
-
-    def tell_down(self, connection: Connection) -> None:
-        """The connection ended."""
-        with self._delivering:
-            if self._told_up is not None and self._told_up[0] is connection:
-                self._tell(self._told_up[1], is_up=False)
-                self._told_up = None
-
-    def _tell(self, epoch: int, *, is_up: bool) -> None:
-        try:
-            self._callbacks.on_peer(self._peer, epoch, is_up)
-        except Exception:
-            _LOGGER.exception("on_peer failed for region %s", self._peer)
+    def _append(self, news: list[_News]) -> None:
+        with self._changed:
+            self._news.extend(news)
+            self._changed.notify_all()

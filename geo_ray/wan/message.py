@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypedDict
 
 from geo_ray.errors import FrameError
-from geo_ray.wan.frames import Buffer, Frame, FrameKind
+from geo_ray.wan.frames import Buffer
 from geo_ray.wan.meta import Meta, Scalar
 
 TRANSPORT: Final = "transport"  # class of the transport's own frames
@@ -17,7 +17,14 @@ DATA: Final = 1
 BACKGROUND: Final = 2
 LANES: Final = 3
 
-_OWN: Final = ("_n", "_ack", "_kind", "_traffic")  # the transport's names within a frame's meta
+_OWN: Final = (
+    "_l",
+    "_n",
+    "_o",
+    "_size",
+    "_kind",
+    "_traffic",
+)  # the transport's names within a frame's meta
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +71,9 @@ class PeerStats(TypedDict):
     ``bytes_out`` and ``bytes_in`` count all bytes on the connections by class, headers included;
     "transport" are handshakes, acks and heartbeats, "resend" what passed more than once.
     ``rtt_s`` is the last heartbeat's round trip and contains queueing; ``heard_s_ago`` counts from
-    the last frame. Both are None before there was one.
+    the last bytes. Both are None before there was one. ``streams`` are the open data streams,
+    ``window_bytes`` what may be under way, ``goodput_mbps`` the highest rate of acknowledgements
+    lately in 10^6 bit/s, ``encrypted`` whether TLS carries the connection.
     """
 
     connected: bool
@@ -78,40 +87,78 @@ class PeerStats(TypedDict):
     reconnects: int
     rtt_s: float | None
     rtt_min_s: float | None
+    streams: int
+    encrypted: bool
+    window_bytes: int
+    goodput_mbps: float
     outbox_messages: int
     outbox_bytes: int
     heard_s_ago: float | None
     last_error: str | None
 
 
-def to_frame(message: Message, number: int, ack: int) -> Frame:
-    """Wrap a message for the wire.
+def check_message(message: Message) -> None:
+    """Find out whether a message could be sent at all.
 
     Raises:
-        FrameError: the message's meta uses a name of the transport.
+        FrameError: its meta uses a name of the transport, or its lane does not exist.
     """
     if any(name.startswith("_") for name in message.meta):
         raise FrameError(
             f"message {message.kind!r} has meta names with a leading underscore",
             fix="Those belong to the transport; choose others.",
         )
-    own: Meta = {"_n": number, "_ack": ack, "_kind": message.kind, "_traffic": message.traffic}
-    return Frame(FrameKind.MESSAGE, {**message.meta, **own}, message.payload)
+    if message.lane not in range(LANES):
+        raise FrameError(f"message {message.kind!r} wants lane {message.lane} of {LANES}")
 
 
-def from_frame(frame: Frame) -> tuple[int, int, Message]:
-    """Unwrap a message.
+def to_meta(lane: int, number: int, offset: int, size_bytes: int, message: Message) -> Meta:
+    """What a chunk says of itself; the first one of a message says what the message is."""
+    own: Meta = {
+        "_l": lane,
+        "_n": number,
+        "_o": offset,
+        "_size": size_bytes,
+        "_traffic": message.traffic,
+    }
+    return own if offset else {**message.meta, **own, "_kind": message.kind}
 
-    Returns:
-        Its number, the sender's cumulative acknowledgement, and the message.
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Where a received chunk belongs.
+
+    Attributes:
+        lane: its message's lane.
+        number: its message's number there.
+        offset: where it begins in the payload.
+        size_bytes: the whole payload's length.
+        traffic: class of its bytes.
+        message: what the message is, without payload; in its first chunk only.
+    """
+
+    lane: int
+    number: int
+    offset: int
+    size_bytes: int
+    traffic: str
+    message: Message | None
+
+
+def read_piece(meta: Meta) -> Piece:
+    """Read what `to_meta` wrote.
 
     Raises:
-        FrameError: a field of the transport is missing or has another type.
+        FrameError: a field of the transport is missing or makes no sense.
     """
-    number, ack = natural(frame.meta, "_n"), natural(frame.meta, "_ack")
-    meta = {name: value for name, value in frame.meta.items() if name not in _OWN}
-    kind, traffic = text(frame.meta, "_kind"), text(frame.meta, "_traffic")
-    return number, ack, Message(kind, meta, frame.payload, traffic)
+    lane, number, offset = natural(meta, "_l"), natural(meta, "_n"), natural(meta, "_o")
+    if lane >= LANES or not number:
+        raise FrameError(f"a chunk of message {number} in lane {lane} of {LANES}")
+    traffic, message = text(meta, "_traffic"), None
+    if not offset:
+        rest = {name: value for name, value in meta.items() if name not in _OWN}
+        message = Message(text(meta, "_kind"), rest, b"", traffic, lane)
+    return Piece(lane, number, offset, natural(meta, "_size"), traffic, message)
 
 
 def natural(meta: Meta, name: str) -> int:
@@ -124,6 +171,21 @@ def natural(meta: Meta, name: str) -> int:
     if type(value) is not int or value < 0:
         raise FrameError(f"a frame's {name!r} is {value!r:.100} instead of a number")
     return value
+
+
+def numbers(meta: Meta, name: str) -> list[int]:
+    """Field ``name`` of a received meta as a list of ints >= 0.
+
+    Raises:
+        FrameError: it is something else.
+    """
+    values = meta.get(name)
+    if not isinstance(values, list):
+        raise FrameError(f"a frame's {name!r} is {values!r:.100} instead of a list of numbers")
+    found = [value for value in values if type(value) is int and value >= 0]
+    if len(found) != len(values):
+        raise FrameError(f"a frame's {name!r} is {values!r:.100} instead of a list of numbers")
+    return found
 
 
 def text(meta: Meta, name: str) -> str:

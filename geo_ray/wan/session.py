@@ -4,37 +4,32 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Final
 
 from geo_ray.clock import Clock
-from geo_ray.errors import (
-    DeadlineExceededError,
-    FrameError,
-    LinkDownError,
-    PeerRefusedError,
-    TransportError,
-)
+from geo_ray.errors import DeadlineExceededError, LinkDownError, PeerRefusedError
+from geo_ray.wan.assembly import Assembly
 from geo_ray.wan.books import Books
 from geo_ray.wan.config import TransportConfig
 from geo_ray.wan.connection import Connection
-from geo_ray.wan.frames import Frame, FrameKind, check_sendable, view_of
-from geo_ray.wan.heartbeat import Heartbeat
+from geo_ray.wan.flow import Flow
+from geo_ray.wan.frames import check_sendable, view_of
 from geo_ray.wan.inbox import Callbacks, Inbox
 from geo_ray.wan.incarnation import Incarnation
 from geo_ray.wan.message import (
-    RESEND,
-    TRANSPORT,
+    LANES,
     Identity,
     Message,
     PeerStats,
-    from_frame,
+    Piece,
+    check_message,
     natural,
-    to_frame,
+    numbers,
+    to_meta,
 )
 from geo_ray.wan.meta import Meta
-from geo_ray.wan.outbox import Outbox
+from geo_ray.wan.outbox import Chunk, Key, Outbox
 
 _LARGEST: Final = 2**63
 _LOGGER = logging.getLogger(__name__)
@@ -44,8 +39,7 @@ class Session:
     """State shared with one peer region.
 
     A connection is adopted after its handshake and `run` in the thread that made it; the newest
-    one counts. Messages are numbered per direction; both ends say how far they got when they meet
-    again, and the rest is sent once more.
+    one counts. Both ends say how far they got when they meet again, and the rest is sent once more.
 
     Args:
         identity: this endpoint.
@@ -53,7 +47,8 @@ class Session:
         config: limits and deadlines.
         callbacks: the user's.
         on_change: called when the session was connected or disconnected.
-        clock: for heartbeats and silence.
+        clock: for rates.
+        is_shaped: whether the link to the peer is emulated.
     """
 
     def __init__(
@@ -64,32 +59,38 @@ class Session:
         callbacks: Callbacks,
         on_change: Callable[[], None],
         clock: Clock,
+        *,
+        is_shaped: bool,
     ) -> None:
         self.peer = peer
+        self.flow = Flow(config, is_shaped=is_shaped)
+        self.inbox = Inbox(peer, callbacks, self._taken)
         self._region = identity.region
         self._config = config
         self._limits = config.limits()
         self._on_change = on_change
         self._clock = clock
-        self._inbox = Inbox(peer, callbacks)
         # Guards everything below; never held while a callback or a socket is busy.
         self._changed = threading.Condition()
-        self._outbox = Outbox(config.max_outbox_messages, config.max_outbox_bytes)
+        self._outbox = Outbox(
+            config.max_outbox_messages, config.max_outbox_bytes, config.max_ahead_bytes
+        )
+        self._assembly = Assembly(config.max_outbox_messages, config.max_payload_bytes)
         self._connection: Connection | None = None
         self._closed = False
         self._incarnation = Incarnation(peer)
-        self._acked = 0  # what the peer was told on the present connection
-        self._heartbeat = Heartbeat(config.heartbeat_s)
+        self._peer_delivered: list[int] = []
         self._books = Books()
 
     # ------------------------------------------------------------------ the user's side
 
     def send(self, message: Message, deadline_s: float) -> None:
         """Queue a message; see `Endpoint.send`."""
-        size_bytes = view_of(message.payload).nbytes
         # An unsendable message must fail here: in the outbox it would end every connection.
-        longest = to_frame(message, _LARGEST, _LARGEST)
-        check_sendable(longest.meta, size_bytes, self._limits)
+        check_message(message)
+        size_bytes = view_of(message.payload).nbytes
+        longest = to_meta(message.lane, _LARGEST, 0, _LARGEST, message)
+        check_sendable(longest, size_bytes, self._limits)
         with self._changed:
             self._changed.wait_for(
                 lambda: self._closed or self._outbox.has_room(size_bytes), deadline_s
@@ -102,42 +103,42 @@ class Session:
                     f"{deadline_s} s (send_deadline_s): {len(self._outbox)} messages with "
                     f"{self._outbox.size_bytes} bytes are not acknowledged"
                 )
-            self._outbox.add(message, size_bytes)
-            self._changed.notify_all()
+            self._outbox.add(message)
+            connection = self._connection
+        if connection is not None:
+            connection.wake()
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until the peer has acknowledged everything and was acknowledged itself."""
-        deadline_s = time.monotonic() + timeout_s
+        """Wait until the peer has delivered everything and was acknowledged itself."""
         with self._changed:
-            if not self._changed.wait_for(self._is_flushed, timeout_s):
-                return False
-            connection = self._connection
-        return connection is None or connection.flush(max(0.0, deadline_s - time.monotonic()))
+            return self._changed.wait_for(self._is_flushed, timeout_s)
 
     def _is_flushed(self) -> bool:
         connection = self._connection
-        owes_ack = connection is not None and (
-            connection.sending or self._acked < self._inbox.received
-        )
-        return self._closed or not (self._outbox or owes_ack)
+        return self._closed or not (self._outbox or (connection is not None and connection.owes))
 
     def stats(self) -> PeerStats:
         """See `PeerStats`."""
-        duplicates, connection = self._inbox.duplicates, self._connection
+        now_s = self._clock.now_s()
         with self._changed:
-            books = self._books
+            books, connection = self._books, self._connection
+            heartbeat = None if connection is None else connection.heartbeat
             return PeerStats(
-                connected=self._connection is not None,
+                connected=connection is not None,
                 epoch=None if self._incarnation.epoch < 0 else self._incarnation.epoch,
                 bytes_out=books.bytes_out(),
                 bytes_in=books.bytes_in(),
                 messages_out=books.messages_out,
                 messages_in=books.messages_in,
-                duplicates_in=duplicates,
+                duplicates_in=self._assembly.duplicates,
                 dropped_out=books.dropped_out,
                 reconnects=max(0, books.connects - 1),
-                rtt_s=self._heartbeat.rtt_s,
-                rtt_min_s=self._heartbeat.rtt_min_s,
+                rtt_s=None if heartbeat is None else heartbeat.rtt_s,
+                rtt_min_s=None if heartbeat is None else heartbeat.rtt_min_s,
+                streams=0 if connection is None else connection.streams,
+                encrypted=connection is not None and connection.is_encrypted,
+                window_bytes=int(self.flow.window.size_bytes),
+                goodput_mbps=self.flow.window.rate_bytes_per_s(now_s) * 8e-6,
                 outbox_messages=len(self._outbox),
                 outbox_bytes=self._outbox.size_bytes,
                 heard_s_ago=None if connection is None else connection.silent_s(),
@@ -145,7 +146,7 @@ class Session:
             )
 
     def note_error(self, error: Exception) -> None:
-        """Why a connection could not be made; shown by `stats`."""
+        """Why a connection or stream could not be made, or ended; shown by `stats`."""
         with self._changed:
             self._books.last_error = str(error)
 
@@ -163,7 +164,7 @@ class Session:
             return not self._closed
 
     def wait_closed(self, timeout_s: float) -> bool:
-        """Wait for `close`, or until a connection was adopted; whether it is closed."""
+        """Wait for `finish`, or until a connection was adopted; whether it is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._connection is not None, timeout_s)
             return self._closed
@@ -172,14 +173,38 @@ class Session:
         """Look at a peer's hello that is not authenticated yet; changes nothing.
 
         Returns:
-            This side's READY: how many of that incarnation's messages arrived.
+            This side's READY: how many of that incarnation's messages were delivered.
 
         Raises:
-            PeerRefusedError: another incarnation of the peer has taken over.
+            PeerRefusedError: another incarnation of the peer has taken over, or the hello is of a
+                data stream to a connection that is no more.
         """
         with self._changed:
             is_same = self._incarnation.is_same(hello)
-            return {"received": self._inbox.received if is_same else 0}
+            if natural(hello, "stream"):
+                self._connection_of(hello)
+                return {}
+            return {"delivered": [*self.inbox.delivered]} if is_same else self.nothing_delivered()
+
+    @staticmethod
+    def nothing_delivered() -> Meta:
+        """The READY for a peer that was not here before."""
+        return {"delivered": [0] * LANES}
+
+    def connection_of(self, hello: Meta) -> Connection:
+        """The connection that a data stream's hello names.
+
+        Raises:
+            PeerRefusedError: it is no more.
+        """
+        with self._changed:
+            return self._connection_of(hello)
+
+    def _connection_of(self, hello: Meta) -> Connection:
+        connection = self._connection
+        if connection is None or connection.greeting.link_id != hello.get("link"):
+            raise PeerRefusedError(f"a data stream of region {self.peer} came too late")
+        return connection
 
     def adopt(self, connection: Connection) -> None:
         """Make an authenticated connection the session's; an older one ends.
@@ -189,7 +214,8 @@ class Session:
             FrameError: the peer's READY makes no sense.
             LinkDownError: the session is closed.
         """
-        hello, received = connection.greeting.hello, natural(connection.greeting.ready, "received")
+        hello = connection.greeting.hello
+        delivered = numbers(connection.greeting.ready, "delivered")
         with self._changed:
             if self._closed:
                 raise LinkDownError(f"the link to region {self.peer} is closed")
@@ -198,12 +224,11 @@ class Session:
                 raise PeerRefusedError(f"region {self.peer} is connected already")
             if not self._incarnation.is_same(hello):
                 self._begin_anew(hello)
-            self._outbox.rewind(received)
+            self._outbox.rewind(delivered)
             if old is not None:
                 old.end("replaced by a newer connection")
             self._connection = connection
-            self._acked = 0  # tell the peer at once how far this side got
-            self._heartbeat.restart()
+            self._peer_delivered = []
             self._books.open(connection)
             self._changed.notify_all()
         self._on_change()
@@ -214,7 +239,8 @@ class Session:
 
     def _begin_anew(self, hello: Meta) -> None:
         had_predecessor = self._incarnation.replace(hello)
-        self._inbox.begin_anew(self._incarnation.epoch)
+        self.inbox.begin_anew(self._incarnation.epoch)
+        self._assembly.restart()
         if not had_predecessor:
             return
         dropped = self._outbox.restart()
@@ -225,52 +251,30 @@ class Session:
         )  # fmt: skip
 
     def run(self, connection: Connection) -> None:
-        """Serve an adopted connection until it ends; frees its socket."""
+        """Serve an adopted connection until it ends; frees its sockets."""
         epoch = natural(connection.greeting.hello, "epoch")
-        sender = threading.Thread(
-            target=self._send_all, args=(connection,), name=f"wan-send-{self.peer}", daemon=True
-        )
-        sender.start()
-        try:
-            connection.busy = True
-            self._inbox.tell_up(connection, epoch)
-            connection.heard()
-            connection.busy = False
-            self._receive_all(connection, epoch)
-        except (TransportError, OSError) as error:
-            connection.end(error)
-        finally:
-            connection.end("closed")
-            with self._changed:
-                if self._connection is connection:
-                    self._connection = None
-                self._books.last_error = str(connection.cause)
-                self._changed.notify_all()
-            connection.close()
-            sender.join()
-            with self._changed:
-                self._books.close(connection)
-            self._inbox.tell_down(connection)
-            self._on_change()
-
-    def tick(self) -> None:
-        """Send a heartbeat if it is time, and end a connection whose peer is silent."""
-        limit_s = self._config.peer_timeout_s + 2 * self._config.heartbeat_s
+        self.inbox.tell_peer(epoch, is_up=True)
+        connection.run()
         with self._changed:
-            connection = self._connection
-            if connection is None:
-                return
-            if self._heartbeat.tick(self._clock.now_s()):
-                self._changed.notify_all()
-        if (silent_s := connection.silent_s()) > limit_s:
-            connection.end(f"region {self.peer} was silent for {silent_s:.1f} s")
+            if self._connection is connection:
+                self._connection = None
+            self._books.last_error = str(connection.cause)
+            self._books.close(connection)
+            is_last = self._closed and self._connection is None
+            self._changed.notify_all()
+        self.inbox.tell_peer(epoch, is_up=False)
+        if is_last:
+            self.inbox.close()
+        self._on_change()
 
     def finish(self) -> None:
         """Accept and send nothing more; the connection ends when the peer has seen that."""
         with self._changed:
             self._closed = True
             if self._connection is not None:
-                self._connection.finish_sending()
+                self._connection.finish()
+            else:
+                self.inbox.close()
             self._changed.notify_all()
 
     def wait_ended(self, timeout_s: float) -> None:
@@ -284,83 +288,93 @@ class Session:
             if self._connection is not None:
                 self._connection.end("closed by this side")
 
-    # ------------------------------------------------------------------ frames
+    # ------------------------------------------------------------------ for the connection
 
-    def _send_all(self, connection: Connection) -> None:
-        try:
-            while (due := self._next_due(connection)) is not None:
-                frame, traffic = due
-                connection.send(frame, traffic)
-        except (TransportError, OSError) as error:
-            connection.end(error)
-
-    def _next_due(self, connection: Connection) -> tuple[Frame, str] | None:
+    def next_chunk(
+        self, connection: Connection, lanes: range, chunk_bytes: int, now_s: float
+    ) -> Chunk | None:
+        """See `Outbox.next_chunk`; None for a connection that was replaced."""
         with self._changed:
-            connection.sending = False
+            if self._connection is not connection:
+                return None
+            chunk = self._outbox.next_chunk(lanes, chunk_bytes, now_s)
+            if chunk is not None and not chunk.offset and chunk.times_sent == 1:
+                self._books.messages_out += 1
+            return chunk
+
+    def has_chunk(self, lanes: range) -> bool:
+        """See `Outbox.has_chunk`."""
+        with self._changed:
+            return self._outbox.has_chunk(lanes)
+
+    def straggler(
+        self, sent_before_s: float, times: int, now_s: float, but: Container[Key]
+    ) -> Chunk | None:
+        """See `Outbox.straggler`."""
+        with self._changed:
+            return self._outbox.straggler(sent_before_s, times, now_s, but)
+
+    def acknowledged(self, keys: list[Key], delivered: list[int]) -> list[Chunk]:
+        """Take in an ACK; the chunks that it is news for.
+
+        Raises:
+            FrameError: more was acknowledged than was sent.
+        """
+        with self._changed:
+            acked = [self._outbox.acknowledge(key) for key in keys]
+            if delivered != self._peer_delivered:
+                for lane, number in enumerate(delivered):
+                    self._outbox.delivered(lane, number)
+                self._peer_delivered = delivered
             self._changed.notify_all()
-            due = self._wait_due(connection)
-            connection.sending = due is not None
-            return due
+        return [chunk for chunk in acked if chunk is not None]
 
-    def _wait_due(self, connection: Connection) -> tuple[Frame, str] | None:
-        """Wait for something to send; None once the connection is no longer the session's."""
-        while self._connection is connection and not self._closed:
-            beat = self._heartbeat.next_frame(self._clock.now_s())
-            if beat is not None:
-                return beat, TRANSPORT
-            received = self._inbox.received
-            entry = self._outbox.next_to_send()
-            if entry is not None:
-                self._acked = received
-                is_new = entry.times_sent == 1
-                self._books.messages_out += is_new
-                frame = to_frame(entry.message, entry.number, received)
-                return frame, entry.message.traffic if is_new else RESEND
-            if self._acked < received:
-                self._acked = received
-                return Frame(FrameKind.ACK, {"up_to": received}), TRANSPORT
-            self._changed.wait()
-        return None
-
-    def _receive_all(self, connection: Connection, epoch: int) -> None:
-        while True:
-            frame, wire_bytes = connection.receive(self._limits)
-            if frame.kind is FrameKind.MESSAGE:
-                self._receive_message(connection, epoch, frame, wire_bytes)
-            elif frame.kind is FrameKind.ACK:
-                self._acknowledge(natural(frame.meta, "up_to"), epoch)
-            elif frame.kind is FrameKind.PING:
-                with self._changed:
-                    self._heartbeat.ping(frame.meta)
-                    self._changed.notify_all()
-            elif frame.kind is FrameKind.PONG:
-                with self._changed:
-                    self._heartbeat.pong(frame.meta, self._clock.now_s())
-            else:
-                raise FrameError(f"a {frame.kind.name} frame within a connection")
-
-    def _receive_message(
-        self, connection: Connection, epoch: int, frame: Frame, wire_bytes: int
-    ) -> None:
-        number, ack, message = from_frame(frame)
-        self._acknowledge(ack, epoch)
-
-        def on_taken() -> None:
-            connection.account(message.traffic, wire_bytes)
-            with self._changed:
-                self._books.messages_in += 1
-                self._changed.notify_all()
-
-        connection.busy = True
-        try:
-            if not self._inbox.deliver(epoch, number, message, on_taken):
-                connection.account(RESEND, wire_bytes)
-        finally:
-            connection.heard()
-            connection.busy = False
-
-    def _acknowledge(self, number: int, epoch: int) -> None:
+    def give_back(self, chunks: list[Chunk]) -> None:
+        """See `Outbox.give_back`."""
         with self._changed:
-            if epoch == self._incarnation.epoch:
-                self._outbox.acknowledge(number)
-                self._changed.notify_all()
+            self._outbox.give_back(chunks)
+
+    def in_flight_bytes(self) -> int:
+        """Bytes that are not acknowledged."""
+        return self._outbox.in_flight_bytes
+
+    def place(
+        self, epoch: int, piece: Piece, size_bytes: int, divert: Callable[[], None]
+    ) -> memoryview:
+        """See `Assembly.place`."""
+        with self._changed:
+            if epoch != self._incarnation.epoch:
+                raise PeerRefusedError(f"region {self.peer} began anew")
+            return self._assembly.place(piece, size_bytes, divert)
+
+    def abandon(self, piece: Piece, divert: Callable[[], None]) -> None:
+        """See `Assembly.abandon`."""
+        with self._changed:
+            self._assembly.abandon(piece, divert)
+
+    def complete(self, epoch: int, piece: Piece, payload: memoryview) -> bool:
+        """See `Assembly.complete`; whether the chunk was new."""
+        with self._changed:
+            if epoch != self._incarnation.epoch:
+                return False
+            is_new, messages = self._assembly.complete(piece, payload)
+        if messages:
+            self.inbox.add(epoch, messages)
+        return is_new
+
+    def delivered(self) -> list[int]:
+        """By lane, up to which number messages were delivered here."""
+        return self.inbox.delivered
+
+    def settled(self) -> None:
+        """Nothing is owed to the peer any more."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def _taken(self, _: Message) -> None:
+        with self._changed:
+            self._books.messages_in += 1
+            connection = self._connection
+            self._changed.notify_all()
+        if connection is not None:
+            connection.wake()

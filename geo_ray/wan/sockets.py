@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket
+import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from geo_ray.errors import PortInUseError, TransportError
 
@@ -15,7 +17,9 @@ Address: TypeAlias = tuple[str, int]
 _KEEPALIVE_IDLE_S: Final = 10
 _KEEPALIVE_INTERVAL_S: Final = 5
 _KEEPALIVE_PROBES: Final = 3
-_BACKLOG: Final = 128
+_BACKLOG: Final = 1024
+_IS_LINUX: Final = sys.platform.startswith("linux")
+_NOTSENT_LOWAT: Final = 25  # Linux's number; Python names it from 3.12 on
 
 
 def listen(host: str, port: int, buffer_bytes: int = 0) -> socket.socket:
@@ -29,6 +33,8 @@ def listen(host: str, port: int, buffer_bytes: int = 0) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if host == "::":  # every address of both families
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         _set_buffers(sock, buffer_bytes)  # accepted sockets inherit them
         sock.bind((host, port))
         sock.listen(_BACKLOG)
@@ -43,20 +49,38 @@ def listen(host: str, port: int, buffer_bytes: int = 0) -> socket.socket:
     return sock
 
 
-def new_socket(address: Address, buffer_bytes: int = 0) -> socket.socket:
-    """A socket that can be connected to ``address``.
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One address that a name stands for.
+
+    Attributes:
+        family: of the address.
+        address: what `socket.connect` takes.
+    """
+
+    family: int
+    address: Any
+
+
+def resolve(address: Address) -> list[Target]:
+    """Every address that a host's name stands for, IPv6 or IPv4, in the system's order.
 
     Raises:
-        OSError: the host's name is unknown.
+        OSError: the name is unknown.
     """
     host, port = address
-    family, kind, proto, _, _ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    sock = socket.socket(family, kind, proto)
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [Target(family, where) for family, _, _, _, where in found]
+
+
+def new_socket(target: Target, buffer_bytes: int = 0) -> socket.socket:
+    """A socket that can be connected to ``target``."""
+    sock = socket.socket(target.family, socket.SOCK_STREAM)
     _set_buffers(sock, buffer_bytes)
     return sock
 
 
-def connect(sock: socket.socket, address: Address, timeout_s: float) -> None:
+def connect(sock: socket.socket, address: Any, timeout_s: float) -> None:
     """Connect; the socket is blocking afterwards.
 
     Raises:
@@ -76,9 +100,10 @@ def dial(address: Address, timeout_s: float) -> socket.socket:
     Raises:
         OSError: nobody answers there in time.
     """
-    sock = new_socket(address)
+    target = resolve(address)[0]
+    sock = new_socket(target)
     try:
-        connect(sock, address, timeout_s)
+        connect(sock, target.address, timeout_s)
     except OSError:
         sock.close()
         raise
@@ -110,19 +135,31 @@ def tune(sock: socket.socket, *, silence_s: float = 0.0, congestion: str = "") -
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
 
 
+def limit_unsent(sock: socket.socket, size_bytes: int) -> None:
+    """Let the kernel take data only while fewer bytes than that were not sent at all.
+
+    What is queued in the kernel cannot be given to another stream any more.
+    """
+    option = getattr(socket, "TCP_NOTSENT_LOWAT", _NOTSENT_LOWAT if _IS_LINUX else None)
+    if option is not None:
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, option, size_bytes)
+
+
 def hang_up(sock: socket.socket) -> None:
     """Wake every thread that waits on the socket. Its owner closes it afterwards.
 
     Closing it here would free its number while another thread still reads from it.
     """
     with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
+        # A TLS socket's own method forgets its state, which the other thread is using.
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def stop_sending(sock: socket.socket) -> None:
     """Let the other end see the end of the stream; it can still be read from."""
     with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_WR)
+        socket.socket.shutdown(sock, socket.SHUT_WR)
 
 
 def address_of(sock: socket.socket) -> Address:

@@ -29,7 +29,7 @@ from geo_ray.wan.frame_io import recv_frame, send_frame, send_plain
 from geo_ray.wan.frames import Frame, FrameKind, FrameLimits
 from geo_ray.wan.handshake import Greeting, Side, greet
 from geo_ray.wan.link_model import LinkModel, LinkSpec
-from geo_ray.wan.message import to_frame
+from geo_ray.wan.message import to_meta
 
 KEY = b"k" * 32
 WAIT_S = 30.0  # never reached when all is well
@@ -243,7 +243,7 @@ def test_another_protocol_version_is_refused() -> None:
         refused = recv_frame(sock, b"geo_ray hello", FrameLimits(), timeout_s=WAIT_S)
         assert refused.kind is FrameKind.REFUSED
         assert "version 9" in str(refused.meta["reason"])
-        assert "version 1" in str(refused.meta["reason"])
+        assert "version 2" in str(refused.meta["reason"])
 
 
 def test_refusals_do_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -278,31 +278,37 @@ def test_two_hundred_garbage_connections_harm_nothing() -> None:
 # ------------------------------------------------------------------ a peer made by hand
 
 
-def _shake(sock: socket.socket, ready: int = 0, **changes: Any) -> Greeting:
-    hello = {
-        "service": "wan", "run": "run", "region": "eu", "epoch": 1, "instance": "i", "to": "us"
-    }  # fmt: skip
+HELLO: dict[str, Any] = {
+    "service": "wan", "run": "run", "region": "eu", "epoch": 1, "instance": "i", "to": "us",
+    "stream": 0,
+}  # fmt: skip
+NOTHING: dict[str, Any] = {"delivered": [0, 0, 0]}
+
+
+def _shake(sock: socket.socket, **changes: Any) -> Greeting:
     send = partial(send_plain, sock)
-    greeting = greet(sock, Side(KEY, hello | changes, lambda _: {"received": ready}, send, WAIT_S))
+    greeting = greet(sock, Side(KEY, HELLO | changes, lambda _: NOTHING, send, WAIT_S))
     sock.settimeout(WAIT_S)
     return greeting
 
 
 def _message(number: int) -> Frame:
-    return to_frame(Message("test", {"n": number}, b"payload", "update"), number, 0)
+    message = Message("test", {"n": number}, b"payload", "update")
+    return Frame(FrameKind.CHUNK, to_meta(1, number, 0, 7, message), b"payload")
 
 
-def test_repeated_frames_are_delivered_once_and_a_gap_ends_the_connection() -> None:
+def test_repeated_chunks_are_delivered_once_and_gaps_are_waited_for_within_bounds() -> None:
     us = Node("us")
     with running(us), sockets.dial(us.endpoint.listen(), WAIT_S) as sock:
         key = _shake(sock).send_key
-        for number in (1, 1, 2, 1, 2, 3):
+        for number in (1, 1, 3, 1, 3, 2):
             send_frame(sock, _message(number), key)
         assert [message.meta["n"] for message in us.wait_messages(3)] == [1, 2, 3]
         us.wait(lambda: us.endpoint.stats()["eu"]["duplicates_in"] == 3)
         send_frame(sock, _message(5), key)
+        send_frame(sock, _message(99), key)
         us.wait(lambda: ("eu", 1, False) in us.peers)
-        assert "message 5 of region eu follows 3" in str(us.endpoint.stats()["eu"]["last_error"])
+        assert "message 99 of lane 1 follows 3" in str(us.endpoint.stats()["eu"]["last_error"])
         assert len(us.got) == 3
         assert us.endpoint.stats()["eu"]["bytes_in"]["resend"] > 0
 
@@ -320,11 +326,7 @@ def test_a_recorded_connection_cannot_be_replayed() -> None:
                 recorded += b"".join(frames.encode(frame, key))
                 send(frame, key)
 
-            hello = {
-                "service": "wan", "run": "run", "region": "eu", "epoch": 1, "instance": "i",
-                "to": "us",
-            }  # fmt: skip
-            greeting = greet(sock, Side(KEY, hello, lambda _: {"received": 0}, record, WAIT_S))
+            greeting = greet(sock, Side(KEY, HELLO, lambda _: NOTHING, record, WAIT_S))
             record(_message(1), greeting.send_key)
             us.wait_messages(1)
         us.wait(lambda: ("eu", 1, False) in us.peers)
@@ -339,9 +341,15 @@ def test_a_recorded_connection_cannot_be_replayed() -> None:
 @pytest.mark.parametrize(
     "frame",
     [
-        Frame(FrameKind.ACK, {"up_to": 7}),  # of messages that were never sent
+        Frame(FrameKind.ACK, {"delivered": [0, 7, 0], "chunks": []}),  # was never sent
+        Frame(FrameKind.ACK, {"delivered": [0, 0, 0], "chunks": [1, 2]}),
         Frame(FrameKind.ACK, {}),
-        Frame(FrameKind.MESSAGE, {"_n": "one"}),
+        Frame(FrameKind.CHUNK, {"_l": 1, "_n": "one"}),
+        Frame(FrameKind.CHUNK, {**_message(1).meta, "_l": 9}, b"payload"),
+        Frame(FrameKind.CHUNK, {**_message(1).meta, "_size": 3}, b"payload"),
+        Frame(FrameKind.CHUNK, {**_message(1).meta, "_size": 2**60}, b"payload"),
+        Frame(FrameKind.BYE, {}),
+        Frame(FrameKind.PING, {}, b"payload"),
         Frame(FrameKind.PING, {"at_s": "now"}),
         Frame(FrameKind.REQUEST, {}),
     ],

@@ -169,7 +169,7 @@ def test_large_payloads_arrive_in_the_receivers_buffer(size: int) -> None:
     buffer = np.zeros(size + 10, np.uint8)
     count = WireCount()
     with _pipe() as (left, right):
-        frame = Frame(FrameKind.MESSAGE, {"n": 1}, memoryview(sent))
+        frame = Frame(FrameKind.CHUNK, {"n": 1}, memoryview(sent))
         writer = threading.Thread(target=send_frame, args=(left, frame, KEY))
         writer.start()
         limits = FrameLimits(max_payload_bytes=size)
@@ -182,25 +182,25 @@ def test_large_payloads_arrive_in_the_receivers_buffer(size: int) -> None:
 
 def test_a_buffer_that_is_too_small_is_refused() -> None:
     with _pipe() as (left, right):
-        send_frame(left, Frame(FrameKind.MESSAGE, {}, b"abc"), KEY)
+        send_frame(left, Frame(FrameKind.CHUNK, {}, b"abc"), KEY)
         with pytest.raises(FrameError, match="does not fit"):
             recv_frame(right, KEY, LIMITS, lambda *_: memoryview(bytearray(2)))
 
 
 def test_another_key_version_or_missing_digest_is_refused() -> None:
-    frame = Frame(FrameKind.MESSAGE, {"a": 1}, b"abc")
+    frame = Frame(FrameKind.CHUNK, {"a": 1}, b"abc")
     with pytest.raises(FrameError, match="digest"):
         _receive(b"".join(encode(frame, b"x" * 32)))
     with pytest.raises(FrameError, match="no digest"):
         _receive(_raw(frame, digest_payload=False))
     other_version = bytearray(_raw(frame))
     other_version[4] = 9
-    with pytest.raises(PeerRefusedError, match=r"version 9, this side version 1"):
+    with pytest.raises(PeerRefusedError, match=r"version 9, this side version 2"):
         _receive(bytes(other_version))
 
 
 def test_a_payload_of_another_frame_is_refused() -> None:
-    one, two = (Frame(FrameKind.MESSAGE, {"n": n}, bytes([n]) * 50) for n in (1, 2))
+    one, two = (Frame(FrameKind.CHUNK, {"n": n}, bytes([n]) * 50) for n in (1, 2))
     tail = 50 + 16
     with pytest.raises(FrameError, match="payload's digest"):
         _receive(_raw(one)[:-tail] + _raw(two)[-tail:])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
 from functools import partial
 from typing import Any
 
@@ -75,40 +76,51 @@ def test_incarnations_only_go_forward() -> None:
 
 def test_heartbeats_are_due_at_intervals_and_answered_once() -> None:
     beat = Heartbeat(1.0)
-    assert beat.next_frame(0.0) is None
-    assert beat.tick(10.0) and not beat.tick(10.9)
-    ping = beat.next_frame(10.9)
-    assert ping is not None and (ping.kind, ping.meta) == (FrameKind.PING, {"at_s": 10.9})
-    assert beat.next_frame(10.9) is None
+    assert [(frame.kind, frame.meta) for frame in beat.frames(10.0)] == [
+        (FrameKind.PING, {"at_s": 10.0})
+    ]
+    assert not beat.frames(10.9) and beat.due_s() == 11.0
+    assert beat.due_s(0.1) == pytest.approx(10.1) and len(beat.frames(10.9, 0.1)) == 1
     beat.ping({"at_s": 5.0})
     beat.ping({"at_s": 6.0})
-    pong = beat.next_frame(11.0)
-    assert pong is not None and (pong.kind, pong.meta) == (FrameKind.PONG, {"at_s": 6.0})
+    assert [(frame.kind, frame.meta) for frame in beat.frames(11.0)] == [
+        (FrameKind.PONG, {"at_s": 6.0})
+    ]
     beat.pong({"at_s": 10.9}, 11.0)
-    beat.pong({"at_s": 10.9}, 11.1)
+    assert beat.pong({"at_s": 10.9}, 11.1) == pytest.approx(0.2)
     assert beat.rtt_s == pytest.approx(0.2) and beat.rtt_min_s == pytest.approx(0.1)
     with pytest.raises(FrameError):
         beat.ping({"at_s": "now"})
 
 
-def test_an_inbox_ignores_voided_incarnations() -> None:
-    got: list[int] = []
-    inbox = Inbox(
-        "us", Callbacks(lambda _, message: got.append(int(str(message.meta["n"]))), print)
-    )
+def test_an_inbox_ignores_voided_incarnations_and_survives_handlers_that_fail() -> None:
+    got: list[object] = []
 
-    def deliver(epoch: int, number: int, n: int) -> bool:
-        return inbox.deliver(epoch, number, Message("t", {"n": n}, b"", "update"), lambda: None)
+    def on_message(_: str, message: Message) -> None:
+        got.append(message.meta["n"])
+        if message.meta["n"] == 10:
+            raise ValueError("the user's own")
 
+    def message(n: int) -> Message:
+        return Message("t", {"n": n}, b"", "update")
+
+    callbacks = Callbacks(on_message, lambda *news: got.append(news))
+    inbox = Inbox("us", callbacks, lambda _: None)
     inbox.begin_anew(1)
-    assert deliver(1, 1, 10) and not deliver(1, 1, 10)
+    inbox.tell_peer(1, is_up=True)
+    inbox.add(1, [message(10), message(11)])
+    worker = threading.Thread(target=inbox.run)
+    worker.start()
+    while inbox.delivered != [0, 2, 0]:
+        time.sleep(0.001)
     inbox.begin_anew(2)
-    assert not deliver(1, 2, 11)
-    assert deliver(2, 1, 20)
-    with pytest.raises(FrameError, match="message 3 of region us follows 1"):
-        deliver(2, 3, 22)
-    assert got == [10, 20]
-    assert inbox.received == 1 and inbox.duplicates == 2
+    inbox.add(1, [message(12)])
+    inbox.add(2, [message(20)])
+    while inbox.delivered != [0, 1, 0]:
+        time.sleep(0.001)
+    inbox.close()
+    worker.join()
+    assert got == [("us", 1, True), 10, 11, 20]
 
 
 def test_a_topic_is_logged_once_per_interval(caplog: pytest.LogCaptureFixture) -> None:

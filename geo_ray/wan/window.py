@@ -1,0 +1,103 @@
+"""How much may be under way on a link: pure arithmetic on acknowledgements and round trips.
+
+TCP fills whatever queue the bottleneck has, and a heartbeat then waits behind it. So the link has a
+window of its own, over all streams, that aims at a short queue in the manner of LEDBAT (RFC 6817):
+it grows while round trips are shorter than the aim, whatever was lost, and shrinks while they are
+longer. Unlike there, the step is a share of the window, so that a large one is found as fast as a
+small one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+_START_BYTES: Final = 1024**2
+_LARGEST_BYTES: Final = 1024**3
+_QUEUE_SHARE: Final = 0.3  # of the shortest round trip: the queue that is aimed at
+_QUEUE_MIN_S: Final = 0.010  # below that it is the machine, not the link
+_BASE_MEMORY_S: Final = 60.0
+_RATE_MEMORY_S: Final = 2.0
+_RECENT: Final = 3  # round trips; the shortest of them is free of retransmissions and wake-ups
+_GAIN: Final = 0.25  # largest growth within a round trip
+_YOUNG_GAIN: Final = 1.0  # until the first queue
+_STEEPEST: Final = -2.0
+
+
+class Window:
+    """Window of one direction of a link.
+
+    Args:
+        smallest_bytes: it never falls below; enough for a chunk per stream.
+
+    Attributes:
+        size_bytes: how much may be under way.
+        base_rtt_s: the shortest round trip lately, or None.
+    """
+
+    def __init__(self, smallest_bytes: int) -> None:
+        self.size_bytes = float(_START_BYTES)
+        self.base_rtt_s: float | None = None
+        self._smallest_bytes = smallest_bytes
+        self._is_young = True
+        self._pull = 1.0  # 1 grows at full speed, 0 stays, negative shrinks
+        self._recent: deque[float] = deque(maxlen=_RECENT)
+        self._base: deque[tuple[float, float]] = deque()  # (when, rtt), ascending in both
+        self._rates: deque[tuple[float, float]] = deque()  # (when, bytes/s), descending rates
+        self._interval: tuple[float, int] | None = None  # (since, bytes)
+
+    def on_rtt(self, now_s: float, rtt_s: float) -> None:
+        """A heartbeat came back."""
+        while self._base and self._base[-1][1] >= rtt_s:
+            self._base.pop()
+        self._base.append((now_s, rtt_s))
+        while now_s - self._base[0][0] > _BASE_MEMORY_S:
+            self._base.popleft()
+        self.base_rtt_s = self._base[0][1]
+        self._recent.append(rtt_s)
+        queue_s = min(self._recent) - self.base_rtt_s
+        aim_s = max(_QUEUE_MIN_S, _QUEUE_SHARE * self.base_rtt_s)
+        self._pull = max(_STEEPEST, 1.0 - queue_s / aim_s)
+        if self._pull < 0.5:
+            self._is_young = False
+
+    def on_acked(self, now_s: float, size_bytes: int, in_flight_bytes: int) -> None:
+        """Chunks were acknowledged.
+
+        Args:
+            now_s: the time.
+            size_bytes: of the chunks.
+            in_flight_bytes: under way before that.
+        """
+        self._count(now_s, size_bytes)
+        if self._pull > 0.0 and in_flight_bytes < 0.5 * self.size_bytes:
+            return  # it is not the window that holds anything up
+        gain = _YOUNG_GAIN if self._is_young else _GAIN
+        grown = self.size_bytes + gain * self._pull * size_bytes
+        self.size_bytes = min(float(_LARGEST_BYTES), max(float(self._smallest_bytes), grown))
+
+    def rate_bytes_per_s(self, now_s: float) -> float:
+        """The highest rate of acknowledgements lately, in bytes per second."""
+        while self._rates and now_s - self._rates[0][0] > _RATE_MEMORY_S and len(self._rates) > 1:
+            self._rates.popleft()
+        return self._rates[0][1] if self._rates else 0.0
+
+    def idle(self) -> None:
+        """Nothing is under way: a pause must not count as a slow interval."""
+        self._interval = None
+
+    def _count(self, now_s: float, size_bytes: int) -> None:
+        if self._interval is None:
+            self._interval = (now_s, 0)  # what arrives at the beginning took no time
+            return
+        since_s, so_far = self._interval
+        so_far += size_bytes
+        self._interval = (since_s, so_far)
+        lasted_s = now_s - since_s
+        if lasted_s < max(0.02, self.base_rtt_s or 0.0):
+            return
+        rate = so_far / lasted_s
+        while self._rates and self._rates[-1][1] <= rate:
+            self._rates.pop()
+        self._rates.append((now_s, rate))
+        self._interval = (now_s, 0)
