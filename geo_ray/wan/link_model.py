@@ -8,6 +8,7 @@ modelled: see docs/transport.md for what that leaves out.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from random import Random
@@ -21,6 +22,7 @@ from geo_ray.errors import InvariantError
 CHUNK_BYTES: Final = 64 * 1024
 PACKET_BYTES: Final = 1448  # payload of an Ethernet-sized TCP segment with timestamps
 _JITTER_MEMORY_S: Final = 0.2  # correlated jitter does not reorder and does not bias the mean
+_QUEUE_S: Final = 0.1  # datagrams that would wait longer for the link are dropped
 
 
 class LinkSpec(Model):
@@ -59,6 +61,8 @@ class LinkSpec(Model):
 class LinkModel:
     """State of one direction of a link; deterministic by seed and sequence of calls.
 
+    Connections and datagrams share a link and may come from different threads: calls are locked.
+
     Args:
         spec: what the link is like.
         seed: of loss and jitter; see `link_seed`.
@@ -69,7 +73,9 @@ class LinkModel:
     def __init__(self, spec: LinkSpec, seed: int, round_trip_s: float | None = None) -> None:
         self.spec = spec
         self.round_trip_s = 2 * spec.delay_s if round_trip_s is None else round_trip_s
+        self._lock = threading.Lock()
         self._random = Random(seed)
+        self._drops = Random(f"datagrams {seed}")  # apart, so that connections fare as without
         self._free_at_s = 0.0
         self._last_arrival_s = 0.0
         self._jitter_s = 0.0
@@ -100,9 +106,34 @@ class LinkModel:
         """
         if size_bytes <= 0:
             raise InvariantError(f"a link cannot carry {size_bytes} bytes")
-        for chunk_bytes in _chunks(size_bytes):
-            self._transfer_chunk(now_s, chunk_bytes)
-        return self._last_arrival_s
+        with self._lock:
+            for chunk_bytes in _chunks(size_bytes):
+                self._transfer_chunk(now_s, chunk_bytes)
+            return self._last_arrival_s
+
+    def datagram(self, now_s: float, size_bytes: int) -> float | None:
+        """Put a datagram on the link behind the bytes that are there.
+
+        Args:
+            now_s: when it is ready, in seconds since the run began.
+            size_bytes: with all headers; one packet.
+
+        Returns:
+            When it arrives; None if it is lost: by chance, in an outage, or because the link's
+            queue is full.
+        """
+        with self._lock:
+            spec = self.spec
+            if self._free_at_s - now_s > _QUEUE_S:
+                return None
+            work_s = 0.0 if spec.rate_mbps is None else size_bytes * 8e-6 / spec.rate_mbps
+            self._free_at_s = max(now_s, self._free_at_s) + work_s
+            if self._drops.random() < spec.loss:
+                return None
+            arrival_s = self._free_at_s + max(0.0, spec.delay_s + self._next_jitter_s())
+            if any(start_s <= arrival_s < end_s for start_s, end_s in spec.outages):
+                return None
+            return arrival_s
 
     def _transfer_chunk(self, now_s: float, chunk_bytes: int) -> None:
         spec = self.spec
