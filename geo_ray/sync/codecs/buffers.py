@@ -1,11 +1,12 @@
 """Tensors and the bytes they are made of: what all codecs share.
 
-Shape legend: P = elements of the vector; B = bytes; N = elements of a part.
+Numbers travel in the byte order of the machine; every machine that runs PyTorch here is
+little-endian.
+
+Shape legend: P = elements of the vector; B = bytes; N = elements of a part; H = header numbers.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -14,10 +15,15 @@ from torch import Tensor
 from geo_ray.sync.codecs.base import wrong
 
 PIECE = 1 << 16
-"""Elements worked on at a time on a CPU: a few of such fp32 scratch rows fit a core's cache."""
+"""Elements worked on at a time on a CPU: a few fp32 rows of this length fit a core's cache."""
+
+PIECE_ELSEWHERE = 1 << 24
+"""The same on an accelerator, where it bounds the memory that is needed meanwhile."""
 
 MAX_ELEMENTS = (1 << 31) - 1
-"""The longest vector; positions are sent as 32 bits."""
+"""The longest vector; positions are 32 bits at most."""
+
+_HUGE_BYTES = 1 << 22
 
 
 def plain(x_P: Tensor) -> Tensor:
@@ -31,40 +37,45 @@ def plain(x_P: Tensor) -> Tensor:
 def room(num: int, dtype: torch.dtype = torch.uint8) -> Tensor:
     """An uninitialised tensor (num,) on the CPU.
 
-    NumPy asks the kernel for huge pages, PyTorch does not; first writes to large new memory are
-    several times faster on them.
+    NumPy asks the kernel for huge pages, PyTorch does not; the first writes to large new memory
+    are faster on them.
     """
     size = num * dtype.itemsize
-    if size < 1 << 22:
+    if size < _HUGE_BYTES:
         return torch.empty(num, dtype=dtype)
     return torch.from_numpy(np.empty(size, np.uint8)).view(dtype)
 
 
 def zeros(num: int) -> Tensor:
-    """A fp32 zero vector (num,) on the CPU; pages that are never written are never touched."""
+    """A fp32 zero vector (num,) on the CPU; memory is touched where it is written only."""
     return torch.from_numpy(np.zeros(num, np.float32))
 
 
-def as_bytes(x_N: Tensor) -> Tensor:
-    """The bytes of a contiguous tensor, as a view."""
-    return x_N.reshape(-1).view(torch.uint8)
+def header(*values: int) -> Tensor:
+    """Numbers as int64 (H,), the start of most codecs' bytes."""
+    return torch.tensor(values, dtype=torch.int64)
 
 
-def pieces(num: int, device: torch.device, multiple: int = 1) -> Iterator[tuple[int, int]]:
-    """Cut ``range(num)`` into runs that fit the cache; one run on an accelerator.
+def joined(*parts: Tensor) -> Tensor:
+    """The bytes of contiguous tensors of any device, one after the other, as uint8 on the CPU."""
+    return torch.cat([part.reshape(-1).view(torch.uint8).cpu() for part in parts])
 
-    Args:
-        num: how many elements.
-        device: where they are.
-        multiple: every run but the last is as long as a multiple of this.
-    """
-    step = max(PIECE // multiple, 1) * multiple if device.type == "cpu" else max(num, 1)
-    for start in range(0, num, step):
-        yield start, min(start + step, num)
+
+def piece_of(device: torch.device) -> int:
+    """Elements to work on at a time on this device."""
+    return PIECE if device.type == "cpu" else PIECE_ELSEWHERE
+
+
+def split(x: Tensor, step: int) -> list[Tensor]:
+    """Cut a row into pieces of ``step`` entries, the last one shorter; views."""
+    return list(torch.split(x, step)) if x.numel() else []
 
 
 def check_num(kind: str, num: int) -> int:
-    """The element count of a received vector.
+    """The element count of a received vector, if a vector can have it.
+
+    Whether it is the model's is for the caller to check, before decoding: a sparse codec allocates
+    as much as this says.
 
     Raises:
         FrameError: no vector can have it.
@@ -80,6 +91,9 @@ class Reader:
     Args:
         kind: the codec, for messages.
         data_B: uint8 on the CPU.
+
+    Raises:
+        FrameError: the tensor is something else.
     """
 
     def __init__(self, kind: str, data_B: Tensor) -> None:
@@ -102,20 +116,20 @@ class Reader:
         """
         size = num * dtype.itemsize
         if not 0 <= size <= self.left:
-            raise wrong(self._kind, f"{size} bytes are missing, {self.left} are left")
+            raise wrong(self._kind, f"a part has {size} bytes, {self.left} are left")
         part_B = self._data_B[self._at : self._at + size]
         self._at += size
         if part_B.data_ptr() % dtype.itemsize or part_B.storage_offset() % dtype.itemsize:
             part_B = part_B.clone()
         return part_B.view(dtype)
 
-    def ints(self, num: int) -> list[int]:
-        """The next ``num`` signed 32-bit integers.
+    def header(self, num: int) -> list[int]:
+        """The next ``num`` numbers that `header` wrote.
 
         Raises:
             FrameError: there are fewer bytes than that.
         """
-        return [int(value) for value in self.take(num, torch.int32).tolist()]
+        return [int(value) for value in self.take(num, torch.int64).tolist()]
 
     def done(self) -> None:
         """Say that nothing more is expected.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from geo_ray.config.base import Model
 from geo_ray.sync.codecs.base import Coded
-from geo_ray.sync.codecs.buffers import Reader, as_bytes, check_num, plain, room
+from geo_ray.sync.codecs.buffers import Reader, check_num, plain, room
 
 
 class Identity(Model):
@@ -30,7 +30,7 @@ class Identity(Model):
         x_P = plain(x_P)
         data_P = room(x_P.numel(), torch.float32)
         data_P.copy_(x_P)
-        return Coded(self.kind, x_P.numel(), as_bytes(data_P))
+        return Coded(self.kind, x_P.numel(), data_P.view(torch.uint8))
 
     def decode(self, coded: Coded) -> Tensor:
         """Copy them back."""

@@ -1,4 +1,4 @@
-"""All codecs by name. A new one is a file in this package and a line here."""
+"""All codecs by name. A new one is a file in this package and a line in each of the two lists."""
 
 from __future__ import annotations
 
@@ -7,10 +7,19 @@ from typing import Annotated
 from pydantic import Field
 
 from geo_ray.errors import FrameError
+from geo_ray.sync.codecs.bf16 import Bf16
+from geo_ray.sync.codecs.bisparse import BiSparse
 from geo_ray.sync.codecs.fp16 import Fp16
 from geo_ray.sync.codecs.identity import Identity
+from geo_ray.sync.codecs.int4 import Int4
+from geo_ray.sync.codecs.int8 import Int8
+from geo_ray.sync.codecs.nonzeros import NonZeros
+from geo_ray.sync.codecs.randomk import RandomK, UnbiasedRandomK
+from geo_ray.sync.codecs.topk import TopK
 
-OneCodec = Identity | Fp16
+OneCodec = (
+    Identity | Fp16 | Bf16 | Int8 | Int4 | TopK | RandomK | UnbiasedRandomK | BiSparse | NonZeros
+)
 """The class of any codec."""
 
 AnyCodec = Annotated[OneCodec, Field(discriminator="kind")]
@@ -19,6 +28,14 @@ AnyCodec = Annotated[OneCodec, Field(discriminator="kind")]
 CODECS: dict[str, type[OneCodec]] = {
     "identity": Identity,
     "fp16": Fp16,
+    "bf16": Bf16,
+    "int8": Int8,
+    "int4": Int4,
+    "topk": TopK,
+    "randomk": RandomK,
+    "randomk_unbiased": UnbiasedRandomK,
+    "bisparse": BiSparse,
+    "nonzeros": NonZeros,
 }
 
 
