@@ -308,8 +308,13 @@ class Lead:
             self._journal.add("update_dropped", seq=update.seq, bytes_out=update.size_bytes)
             effects = partial(self.server.on_dropped, update.seq)
         else:
-            self._log_exchange(send, update, reply, began_s)
-            effects = partial(self.server.on_reply, self.server.wire.decode(reply))
+            if reply.dropped:
+                self._journal.add("update_dropped", seq=update.seq, bytes_out=0)
+            else:
+                self._log_exchange(send, update, reply, began_s)
+            # A dropped one is put back first, by the server.
+            decoded = reply if reply.dropped else self.server.wire.decode(reply)
+            effects = partial(self.server.on_reply, decoded)
         with self._changed:
             snapshots = self._carry_out(effects())
         self._write(snapshots)

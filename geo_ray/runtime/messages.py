@@ -92,6 +92,8 @@ def reply_meta(reply: Reply) -> Meta:
         "stop": reply.stop,
         "checkpoint": reply.checkpoint,
         "halt": reply.halt,
+        "skipped": reply.dropped,
+        "own": reply.own,
         **coded_meta(reply.coded, reply.against),
     }
 
@@ -113,6 +115,8 @@ def read_reply(meta: Meta, payload: memoryview | bytes | None) -> Reply:
         stop=fields.flag(meta, "stop"),
         checkpoint=fields.optional_count(meta, "checkpoint"),
         halt=fields.flag(meta, "halt"),
+        dropped=fields.flag(meta, "skipped"),
+        own=fields.flag(meta, "own"),
         coded=coded,
         against=fields.optional_count(meta, "against"),
     )

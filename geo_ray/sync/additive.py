@@ -11,6 +11,8 @@ With ``combine: mean`` the own change must count 1/M at home too. The averager a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -73,6 +75,50 @@ def relay(hub: HubState, update: Update, combine: Combine) -> list[Reply]:
         return [_answer(hub, update)]
     finals = hub.gather(update)
     return [] if finals is None else [_answer(hub, final) for final in finals]
+
+
+def relay_sum(
+    hub: HubState, parts: Sequence[Update], total_P: Tensor, combine: Combine
+) -> list[Reply]:
+    """Take in several changes of which only the sum is known; answer every sender.
+
+    Everybody's outbox gets the sum, also those of the senders: the averager cannot tell whose part
+    is whose. But each sender knows its own and takes it back out (`Reply.own`). In an outbox of
+    `relay` the own change counts ``share - 1``; here it counts ``share``, and the sender subtracts
+    1: the same.
+
+    Args:
+        hub: the averager's state.
+        parts: the updates, without their payloads; none is final.
+        total_P: the sum of their payloads.
+        combine: as in `relay`.
+
+    Returns:
+        Answers in the order of ``parts``; equal payloads are one tensor.
+    """
+    hub.version += len(parts)
+    share = 1.0 / len(hub.members) if combine == "mean" else 1.0
+    for region in hub.members:
+        _add(hub.memory, f"outbox/{region}", total_P, share)
+    replies: list[Reply] = []
+    for part in parts:
+        reply = replace(_answer(hub, part), own=True)
+        twin = next((r for r in replies if torch.equal(r.payload_P, reply.payload_P)), reply)
+        replies.append(replace(reply, payload_P=twin.payload_P))
+    return replies
+
+
+def refresh(hub: HubState, update: Update, num_params: int) -> Reply:
+    """Answer an update that is not taken in with what lies in its sender's outbox.
+
+    Args:
+        hub: the averager's state.
+        update: what is given up; its payload may be missing.
+        num_params: P.
+    """
+    outbox_P = hub.memory.pop(f"outbox/{update.region}", None)
+    payload_P = torch.zeros(num_params) if outbox_P is None else outbox_P
+    return Reply(update.region, update.seq, hub.version, 0, payload_P, dropped=True)
 
 
 def _answer(hub: HubState, update: Update) -> Reply:

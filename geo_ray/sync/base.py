@@ -98,6 +98,9 @@ class Reply:
         halt: after saving, stand still for good (the run was interrupted).
         coded: as in `Update`.
         against: as in `Update`.
+        dropped: the update was not taken in, because it was too stale; what it carried goes with
+            the next one. The payload is merged as that of any reply.
+        own: the payload contains the receiver's own change, which it takes back out.
     """
 
     to: str
@@ -111,6 +114,8 @@ class Reply:
     halt: bool = False
     coded: Coded | None = None
     against: int | None = None
+    dropped: bool = False
+    own: bool = False
 
     @property
     def size_bytes(self) -> int:

@@ -16,13 +16,14 @@ A pure state machine around a strategy's `on_update`. It adds what no strategy s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from geo_ray.errors import InvariantError, NonFiniteError
+from geo_ray.sync import additive
 from geo_ray.sync.base import HubState, Reply, Strategy, Update
 from geo_ray.training.hub_wire import HubWire
 
@@ -107,6 +108,80 @@ class Averager:
         finals = [self._finals[region] for region in self.hub.members]
         return [reply for final in finals for reply in self._answer(final)]
 
+    def on_sum(self, parts: Sequence[Update], total_P: Tensor) -> list[Reply] | None:
+        """Take in the sum of several updates, of which only the headers are known.
+
+        Returns:
+            Answers; None if it cannot be taken in as a whole, then nothing has changed: the parts
+            must come by themselves.
+
+        Raises:
+            InvariantError: if it has the wrong size or the strategy has no use for sums.
+            NonFiniteError: if it has NaN or infinity; the state is unchanged.
+        """
+        combine = getattr(self.strategy, "combine", None)
+        if combine is None:
+            raise InvariantError(f"strategy {self.strategy} cannot take in a sum of updates")
+        told = set() if self._request is None else self._request.told
+        for part in parts:
+            known = (part.epoch, part.seq) <= self._last.get(part.region, (0, 0))
+            stranger = part.region not in self.hub.members
+            if known or stranger or part.final or part.region in told:
+                return None
+        self._check_vector(total_P, f"a sum of {[part.region for part in parts]}")
+        for part in parts:
+            self._last[part.region] = (part.epoch, part.seq)
+        return self._release_finals() + self._publish(
+            additive.relay_sum(self.hub, parts, total_P, combine)
+        )
+
+    def on_skip(self, region: str, epoch: int, seq: int) -> list[Reply]:
+        """Answer an update that is too stale without taking it in.
+
+        Returns:
+            The answer; none while the region must not be answered (a checkpoint is open).
+        """
+        skipped = Update(region, epoch, seq, 0, 0, torch.empty(0))
+        if region not in self.hub.members:
+            raise InvariantError(f"update of '{region}', which is no member of this run")
+        if (epoch, seq) <= self._last.get(region, (0, 0)):
+            return self._repeat(skipped)
+        if self.has_told(region):
+            return []
+        self._last[region] = (epoch, seq)
+        return self._publish([additive.refresh(self.hub, skipped, self.num_params)])
+
+    def has_told(self, region: str) -> bool:
+        """Whether a checkpoint is open and ``region`` has its answer: it gets no other before."""
+        return self._request is not None and region in self._request.told
+
+    def last(self, region: str) -> tuple[int, int]:
+        """Epoch and number of the newest update of ``region`` that was taken in or given up."""
+        return self._last.get(region, (0, 0))
+
+    def abandon_checkpoint(self) -> list[Reply]:
+        """Give an open checkpoint up; what was held back for it goes on."""
+        request, self._request = self._request, None
+        held = [] if request is None else request.held
+        return [reply for update in held for reply in self.on_update(update)]
+
+    def leave(self, region: str) -> list[Reply]:
+        """Go on without a region; whoever waited for it alone is answered."""
+        hub = self.hub
+        hub.members = tuple(name for name in hub.members if name != region)
+        for books in (self._finals, self._answers, hub.waiting):
+            books.pop(region, None)
+        for name in [name for name in hub.memory if name.endswith(f"/{region}")]:
+            del hub.memory[name]
+        replies = self.abandon_checkpoint()
+        if self._finals and all(name in self._finals for name in hub.members):
+            finals = [self._finals[name] for name in hub.members]
+            return replies + [reply for final in finals for reply in self._answer(final)]
+        if hub.waiting and all(name in hub.waiting for name in hub.members):
+            # It was the last one missing: whichever is handed in again completes the round.
+            return replies + self._answer(hub.waiting.pop(hub.members[0]))
+        return replies
+
     def request_stop(self) -> None:
         """Tell every region, with its next answer, to finish."""
         self.stopping = True
@@ -159,16 +234,16 @@ class Averager:
     def _opened(self, update: Update) -> Update:
         """The update as a vector that may be taken in."""
         update = self.wire.decode(update, self.num_params)
-        if update.payload_P.shape != (self.num_params,):
-            raise InvariantError(
-                f"update of '{update.region}' has {tuple(update.payload_P.shape)} parameters, "
-                f"the model has {self.num_params}"
-            )
-        if not bool(torch.isfinite(update.payload_P).all()):
-            raise NonFiniteError(
-                f"update {update.seq} of region '{update.region}' is not finite; refused"
-            )
+        self._check_vector(update.payload_P, f"update {update.seq} of region '{update.region}'")
         return update
+
+    def _check_vector(self, vector_P: Tensor, what: str) -> None:
+        if vector_P.shape != (self.num_params,):
+            raise InvariantError(
+                f"{what} has {tuple(vector_P.shape)} parameters, the model has {self.num_params}"
+            )
+        if not bool(torch.isfinite(vector_P).all()):
+            raise NonFiniteError(f"{what} is not finite; refused")
 
     def _repeat(self, update: Update) -> list[Reply]:
         newest = self._last[update.region] == (update.epoch, update.seq)
@@ -176,8 +251,10 @@ class Averager:
         return [answer] if answer is not None and newest else []
 
     def _answer(self, update: Update) -> list[Reply]:
-        answers = self.wire.encode(self.strategy.on_update(self.hub, update))
-        replies = [self._mark(reply) for reply in answers]
+        return self._publish(self.strategy.on_update(self.hub, update))
+
+    def _publish(self, answers: list[Reply]) -> list[Reply]:
+        replies = [self._mark(reply) for reply in self.wire.encode(answers)]
         for reply in replies:
             self._answers[reply.to] = reply
         request = self._request

@@ -123,6 +123,8 @@ class Server:
         """The averager answered the open request."""
         if reply.seq != self.seq or not self.link_busy:
             raise InvariantError(f"{self.plan.region} got answer {reply.seq}, awaits {self.seq}")
+        if reply.dropped:
+            self.samples_since_send += self.wire.dropped(reply.seq).num_samples
         reply = self.wire.decode(reply)
         self.link_busy = False
         self.model.merge(reply)
