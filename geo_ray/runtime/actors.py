@@ -44,12 +44,14 @@ from geo_ray.training.model import RegionModel, ShardPort
 from geo_ray.training.server import Server
 from geo_ray.training.shard import Shard
 from geo_ray.training.worker import Worker
+from geo_ray.wan.cert_store import files_of
 from geo_ray.wan.endpoint import Endpoint
 from geo_ray.wan.lan_client import LanClient
 from geo_ray.wan.lan_server import LanServer
 from geo_ray.wan.link_model import build_links
 from geo_ray.wan.message import Identity
 from geo_ray.wan.meta import Meta
+from geo_ray.wan.tls import TlsBytes, TlsFiles
 
 Address = tuple[str, int]
 
@@ -101,8 +103,13 @@ class BridgeActor:
             tensors, meta = spec.resume.read(AVERAGER_PART)
             self._averager.restore(tensors, meta["control"])  # type: ignore[arg-type]
 
-    def open(self, origin_unix_s: float) -> tuple[Address, Address]:
+    def open(self, origin_unix_s: float, certificate: TlsBytes | None) -> tuple[Address, Address]:
         """Listen, on the run's clock.
+
+        Args:
+            origin_unix_s: when that began.
+            certificate: this region's for the run; None if it lies in a directory here, or TLS is
+                off.
 
         Returns:
             Where other regions, and where the own region, reach this bridge.
@@ -124,11 +131,16 @@ class BridgeActor:
             experiment.transport,
             {dst: model for (src, dst), model in links.items() if src == region},
             run_start_s=SystemClock().now_s() - self._journal.now_s(),
+            certificate=certificate or self._own_certificate(),
         )
         self._bridge.use(self._endpoint)
         self._lan = LanServer(_host(), spec.key, self._bridge.handle)
         self._endpoint.listen(_host(), 0)
         return self._endpoint.advertised, self._lan.address
+
+    def _own_certificate(self) -> TlsFiles | None:
+        directory = self._spec.experiment.transport.certs
+        return None if directory is None else files_of(Path(directory), self._region)
 
     def connect(self, hub: str, address: Address) -> None:
         """Dial the averager's bridge and keep the link up."""

@@ -18,6 +18,8 @@ from geo_ray.runtime.actors import (
 )
 from geo_ray.runtime.placement import PlacedRegion
 from geo_ray.runtime.spec import RunSpec
+from geo_ray.wan.certs import issue_for_run
+from geo_ray.wan.tls import TlsBytes
 
 Handle = Any  # a Ray actor handle; Ray gives it no useful type
 Ref = Any
@@ -114,8 +116,14 @@ class Crew:
             RegionLostError: if an actor died while starting.
             GeoRayError: what an actor found wrong (task, data, checkpoint, ports).
         """
+        experiment = self.spec.experiment
+        certificates: dict[str, TlsBytes] = {}
+        if experiment.transport.tls != "off" and experiment.transport.certs is None:
+            # Each bridge gets its own key only; that of the CA is forgotten here.
+            certificates = issue_for_run(self.spec.run_id, list(self.bridges))
         bridges = collect(
-            {r: b.open.remote(origin_unix_s) for r, b in self.bridges.items()}, timeout_s
+            {r: b.open.remote(origin_unix_s, certificates.get(r)) for r, b in self.bridges.items()},
+            timeout_s,
         )
         hub = self.spec.experiment.averager_region
         connects = {

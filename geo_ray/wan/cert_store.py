@@ -110,7 +110,7 @@ def renew(directory: Path, region: str, days: float = REGION_DAYS) -> TlsFiles:
     """
     check_region(region)
     authority = _authority(directory)
-    files = TlsFiles.in_directory(directory / _REGIONS / region)
+    files = files_of(directory, region)
     old = read_cert(_read(Path(files.cert)))
     key = read_key(_read(Path(files.key)))
     made = authority.issue(region, days, _hosts(old), key=key)
@@ -135,6 +135,11 @@ def renew_ca(directory: Path, days: float = CA_DAYS) -> list[str]:
         home = directory / _REGIONS / name
         _write(Path(TlsFiles.in_directory(home).ca), authority.cert_pem, PUBLIC)
     return names
+
+
+def files_of(directory: Path, region: str) -> TlsFiles:
+    """Where `issue` puts a region's files."""
+    return TlsFiles.in_directory(directory / _REGIONS / region)
 
 
 def regions_of(directory: Path) -> list[str]:

@@ -90,6 +90,11 @@ class TransportConfig(Model):
         description="Mutual TLS 1.3: auto wants it unless the peer's address is loopback; "
         "required always; off never, for regions that are joined by a private network.",
     )
+    certs: str | None = Field(
+        default=None,
+        description="Directory, on every bridge's host, with `regions/NAME/` as `geo-ray certs "
+        "issue` writes them; null: the run makes certificates of its own.",
+    )
     congestion_control: str = Field(
         default="bbr", description="Wanted of the kernel; left as it is where that has none such."
     )
