@@ -9,16 +9,29 @@ from pydantic import Field
 from geo_ray.errors import FrameError
 from geo_ray.sync.codecs.bf16 import Bf16
 from geo_ray.sync.codecs.bisparse import BiSparse
+from geo_ray.sync.codecs.chunked_topk import ChunkedTopK
 from geo_ray.sync.codecs.fp16 import Fp16
 from geo_ray.sync.codecs.identity import Identity
 from geo_ray.sync.codecs.int4 import Int4
 from geo_ray.sync.codecs.int8 import Int8
 from geo_ray.sync.codecs.nonzeros import NonZeros
+from geo_ray.sync.codecs.powersgd import PowerSgd
 from geo_ray.sync.codecs.randomk import RandomK, UnbiasedRandomK
 from geo_ray.sync.codecs.topk import TopK
 
 OneCodec = (
-    Identity | Fp16 | Bf16 | Int8 | Int4 | TopK | RandomK | UnbiasedRandomK | BiSparse | NonZeros
+    Identity
+    | Fp16
+    | Bf16
+    | Int8
+    | Int4
+    | TopK
+    | ChunkedTopK
+    | RandomK
+    | UnbiasedRandomK
+    | PowerSgd
+    | BiSparse
+    | NonZeros
 )
 """The class of any codec."""
 
@@ -32,8 +45,10 @@ CODECS: dict[str, type[OneCodec]] = {
     "int8": Int8,
     "int4": Int4,
     "topk": TopK,
+    "chunked_topk": ChunkedTopK,
     "randomk": RandomK,
     "randomk_unbiased": UnbiasedRandomK,
+    "powersgd": PowerSgd,
     "bisparse": BiSparse,
     "nonzeros": NonZeros,
 }
