@@ -38,6 +38,11 @@ class RunDirectory:
         return self.path / "data"
 
     @property
+    def links(self) -> Path:
+        """What was learned about the links between regions."""
+        return self.path / "links.json"
+
+    @property
     def model(self) -> Path:
         """The trained model, a safetensors file with the module's names."""
         return self.path / MODEL_FILE

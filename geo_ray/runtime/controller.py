@@ -28,6 +28,7 @@ from geo_ray.errors import (
 from geo_ray.job.evals import EvalBoard, hits
 from geo_ray.job.recorder import Recorder
 from geo_ray.runtime.crew import Crew, CrewWorker, collect, reason_of
+from geo_ray.runtime.link_notes import LinkNotes
 from geo_ray.runtime.saver import Saver
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class Controller:
         evals: combines evaluations.
         saver: commits checkpoints.
         origin_unix_s: time of day at which the run's clock was 0.
+        links: what is learned about links.
         status: shows a phase to the user.
         interrupted: set from outside (a signal) to save and stop.
         restarts: workers replaced so far.
@@ -64,6 +66,7 @@ class Controller:
     evals: EvalBoard
     saver: Saver
     origin_unix_s: float
+    links: LinkNotes
     status: Callable[[str], None] = lambda text: None
     interrupted: threading.Event = field(default_factory=threading.Event)
     restarts: int = 0
@@ -312,6 +315,8 @@ class Controller:
             for peer, link in links.items():
                 by_class = {k: int(v) for k, v in link["bytes_out"].items()}
                 self._emit("wan", src=region, dst=peer, bytes_by_class=by_class)
+            self.links.note(region, links)
+        self.links.save()
 
     def _emit(self, kind: str, **fields: Any) -> None:
         self.recorder.emit(kind, time.time() - self.origin_unix_s, **fields)

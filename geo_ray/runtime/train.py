@@ -28,6 +28,7 @@ from geo_ray.runtime.cluster import connect
 from geo_ray.runtime.controller import Controller
 from geo_ray.runtime.crew import Crew, collect
 from geo_ray.runtime.demand import Bundle, RegionDemand
+from geo_ray.runtime.link_notes import LinkNotes
 from geo_ray.runtime.logs import keep_logs
 from geo_ray.runtime.metrics import RayMetrics
 from geo_ray.runtime.placement import place, remove
@@ -151,6 +152,7 @@ def _train_on(
                 build_evals(experiment, task),
                 Saver(store, experiment, digest(experiment), crew.spec.epoch),
                 origin_unix_s,
+                LinkNotes(run.links),
                 reporting.status,
             )
             with _interruptible(controller.interrupted):

@@ -27,6 +27,7 @@ from geo_ray.wan.pump import ALL_LANES, DATA_LANES, Pump
 from geo_ray.wan.stream import Stream
 
 _LONGEST_WAIT_S: Final = 0.5
+_ASK_KERNEL_S: Final = 1.0
 _DIALS_AT_ONCE: Final = 16
 _REDIAL_S: Final = 1.0
 
@@ -84,7 +85,7 @@ class Connection:
         self._redial_at_s = 0.0
         self._wish = 0  # the peer's, for the number of streams
         self._told_wish = 0
-        self._heard_s = clock.now_s()
+        self._heard_s = self._asked_s = clock.now_s()
         self._finishing = self._finished = False
         self._selector = selectors.DefaultSelector()
         self._waker, self._woken = socket.socketpair()
@@ -186,6 +187,7 @@ class Connection:
         now_s = self._clock.now_s()
         self._take_attached()
         self._check_silence(now_s)
+        self._ask_kernel(now_s)
         if not self._finishing:
             self._tend_streams(now_s)
             for frame in self.heartbeat.frames(now_s, self._desk.flow.ping_every_s()):
@@ -225,6 +227,7 @@ class Connection:
             now_s,
             len(self._data),
             is_busy=has_chunk or in_flight_bytes > 0,
+            has_more=has_chunk,
             waits=has_chunk and flow.may_send(in_flight_bytes),
         )
 
@@ -244,6 +247,15 @@ class Connection:
         for stream in [self._control, *self._data]:
             if stream.chunks and now_s - stream.progress_s > limit_s:
                 self._guard(stream, _give_up)
+
+    def _ask_kernel(self, now_s: float) -> None:
+        """Learn what was lost on the way from TCP's own counters."""
+        if now_s - self._asked_s < _ASK_KERNEL_S:
+            return
+        self._asked_s = now_s
+        counts = [stream.segments_since() for stream in [self._control, *self._data]]
+        sent, lost = (sum(column) for column in zip(*counts, strict=True))
+        self._desk.flow.on_segments(now_s, sent, lost)
 
     # ------------------------------------------------------------------ streams
 

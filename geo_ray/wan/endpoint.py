@@ -281,7 +281,6 @@ class Endpoint:
                     self._config,
                     self._callbacks,
                     self._notify,
-                    self._clock,
                     is_shaped=peer in self._shapers,
                 )
                 self._workers.start(f"wan-deliver-{peer}", self._sessions[peer].inbox.run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from geo_ray.wan.config import TransportConfig
+from geo_ray.wan.estimator import LinkEstimate, LinkEstimator
 from geo_ray.wan.stream_count import StreamCount, Stretch
 from geo_ray.wan.window import Window
 
@@ -14,6 +15,7 @@ _NEAR_S: Final = 0.003  # a round trip shorter than that is no wide-area link
 _FIRST_FAR: Final = 4
 _MOST_NEAR: Final = 4
 _KERNEL_BYTES: Final = 512 * 1024  # unsent in the kernel, over all streams
+_ESTIMATE_EVERY_S: Final = 1.0
 _PING_MAX_S: Final = 0.05
 _PING_MIN_S: Final = 0.01
 
@@ -28,10 +30,14 @@ class Flow:
     Attributes:
         window: how much may be under way.
         streams: how many data streams there should be.
+        estimate: what was learned about the link, as of a second ago; any thread may read it.
     """
 
     def __init__(self, config: TransportConfig, *, is_shaped: bool) -> None:
         self.window = Window(4 * config.chunk_bytes)
+        self._estimator = LinkEstimator()
+        self.estimate: LinkEstimate = self._estimator.snapshot(0.0)
+        self._estimated_s = 0.0
         self._config = config
         self._is_shaped = is_shaped
         self._count: StreamCount | None = None
@@ -40,6 +46,7 @@ class Flow:
         self._waited_s = 0.0
         self._looked_s = 0.0
         self._was_waiting = False
+        self._had_more = False
         self._is_whole = True
 
     @property
@@ -72,6 +79,7 @@ class Flow:
     def on_rtt(self, now_s: float, rtt_s: float) -> None:
         """A heartbeat came back; the first one says how far away the peer is."""
         self.window.on_rtt(now_s, rtt_s)
+        self._estimator.on_rtt(now_s, rtt_s)
         if self._count is None:
             smallest, largest = self._config.min_streams, self._config.max_streams
             if rtt_s > _NEAR_S:
@@ -82,17 +90,29 @@ class Flow:
     def on_acked(self, now_s: float, size_bytes: int, in_flight_bytes: int) -> None:
         """Chunks were acknowledged; ``in_flight_bytes`` were under way before."""
         self._acked_bytes += size_bytes
-        self.window.on_acked(now_s, size_bytes, in_flight_bytes)
+        self._estimator.on_delivered(now_s, size_bytes, self._had_more)
+        self.window.on_acked(size_bytes, in_flight_bytes)
 
-    def look(self, now_s: float, streams: int, *, is_busy: bool, waits: bool) -> None:
+    def on_segments(self, now_s: float, sent: int, retransmitted: int) -> None:
+        """What the kernel has sent since the last call, over all streams."""
+        self._estimator.on_segments(now_s, sent, retransmitted)
+
+    def look(
+        self, now_s: float, streams: int, *, is_busy: bool, has_more: bool, waits: bool
+    ) -> None:
         """The state of things, after everything that could be done was done.
 
         Args:
             now_s: the time.
             streams: data streams that are open.
             is_busy: whether anything is under way or waits.
-            waits: whether a chunk waits for a stream although the window has room.
+            has_more: whether something waits that is not under way.
+            waits: whether it waits for a stream although the window has room.
         """
+        self._had_more = has_more
+        if now_s - self._estimated_s >= _ESTIMATE_EVERY_S:
+            self._estimated_s = now_s
+            self.estimate = self._estimator.snapshot(now_s)
         if self._was_waiting:
             self._waited_s += now_s - self._looked_s
         self._looked_s, self._was_waiting = now_s, waits
@@ -105,7 +125,6 @@ class Flow:
             self._end(now_s, streams, base_s)
             self._begun_s = None
             self._was_waiting = False
-            self.window.idle()
         elif now_s - self._begun_s > max(_LONG_S, _LONG_RTTS * base_s):
             self._is_whole = False
             self._end(now_s, streams, base_s)

@@ -72,8 +72,8 @@ class PeerStats(TypedDict):
     "transport" are handshakes, acks and heartbeats, "resend" what passed more than once.
     ``rtt_s`` is the last heartbeat's round trip and contains queueing; ``heard_s_ago`` counts from
     the last bytes. Both are None before there was one. ``streams`` are the open data streams,
-    ``window_bytes`` what may be under way, ``goodput_mbps`` the highest rate of acknowledgements
-    lately in 10^6 bit/s, ``encrypted`` whether TLS carries the connection.
+    ``window_bytes`` what may be under way, ``estimate`` a `LinkEstimate` of the way there,
+    ``encrypted`` whether TLS carries the connection.
     """
 
     connected: bool
@@ -90,7 +90,7 @@ class PeerStats(TypedDict):
     streams: int
     encrypted: bool
     window_bytes: int
-    goodput_mbps: float
+    estimate: dict[str, float | None]
     outbox_messages: int
     outbox_bytes: int
     heard_s_ago: float | None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Container
+from dataclasses import asdict
 from typing import Final
 
-from geo_ray.clock import Clock
 from geo_ray.errors import DeadlineExceededError, LinkDownError, PeerRefusedError
 from geo_ray.wan.assembly import Assembly
 from geo_ray.wan.books import Books
@@ -47,7 +47,6 @@ class Session:
         config: limits and deadlines.
         callbacks: the user's.
         on_change: called when the session was connected or disconnected.
-        clock: for rates.
         is_shaped: whether the link to the peer is emulated.
     """
 
@@ -58,7 +57,6 @@ class Session:
         config: TransportConfig,
         callbacks: Callbacks,
         on_change: Callable[[], None],
-        clock: Clock,
         *,
         is_shaped: bool,
     ) -> None:
@@ -69,7 +67,6 @@ class Session:
         self._config = config
         self._limits = config.limits()
         self._on_change = on_change
-        self._clock = clock
         # Guards everything below; never held while a callback or a socket is busy.
         self._changed = threading.Condition()
         self._outbox = Outbox(
@@ -119,7 +116,6 @@ class Session:
 
     def stats(self) -> PeerStats:
         """See `PeerStats`."""
-        now_s = self._clock.now_s()
         with self._changed:
             books, connection = self._books, self._connection
             heartbeat = None if connection is None else connection.heartbeat
@@ -138,7 +134,7 @@ class Session:
                 streams=0 if connection is None else connection.streams,
                 encrypted=connection is not None and connection.is_encrypted,
                 window_bytes=int(self.flow.window.size_bytes),
-                goodput_mbps=self.flow.window.rate_bytes_per_s(now_s) * 8e-6,
+                estimate=asdict(self.flow.estimate),
                 outbox_messages=len(self._outbox),
                 outbox_bytes=self._outbox.size_bytes,
                 heard_s_ago=None if connection is None else connection.silent_s(),

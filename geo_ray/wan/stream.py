@@ -18,6 +18,7 @@ from geo_ray.wan.link_model import CHUNK_BYTES
 from geo_ray.wan.message import TRANSPORT
 from geo_ray.wan.outbox import Chunk, Key
 from geo_ray.wan.shaper import Shaper, regroup
+from geo_ray.wan.tcp_info import TcpInfo, read_tcp_info
 
 _GATHER: Final = 64  # buffers in one system call
 _READ_BYTES: Final = 512 * 1024  # then the other streams have their turn
@@ -69,6 +70,7 @@ class Stream:
         self._queue: deque[tuple[float, memoryview, str]] = deque()  # (when, bytes, class)
         self._reader: FrameReader | None = None
         self._is_blocked = False
+        self._tcp_info: TcpInfo | None = None
         sock.setblocking(False)
 
     def open(self, limits: FrameLimits, place: Place) -> None:
@@ -163,6 +165,14 @@ class Stream:
                 self._queue.popleft()
             else:
                 self._queue[0] = (when_s, part[taken:], traffic)
+
+    def segments_since(self) -> tuple[int, int]:
+        """TCP segments sent, and of them lost, since the last call; nothing where unknown."""
+        info = read_tcp_info(self.sock)
+        if info is None:
+            return 0, 0
+        earlier, self._tcp_info = self._tcp_info, info
+        return info.segments_since(earlier)
 
     # ------------------------------------------------------------------ in
 

@@ -17,7 +17,6 @@ _LARGEST_BYTES: Final = 1024**3
 _QUEUE_SHARE: Final = 0.3  # of the shortest round trip: the queue that is aimed at
 _QUEUE_MIN_S: Final = 0.010  # below that it is the machine, not the link
 _BASE_MEMORY_S: Final = 60.0
-_RATE_MEMORY_S: Final = 2.0
 _RECENT: Final = 3  # round trips; the shortest of them is free of retransmissions and wake-ups
 _GAIN: Final = 0.25  # largest growth within a round trip
 _YOUNG_GAIN: Final = 1.0  # until the first queue
@@ -43,8 +42,6 @@ class Window:
         self._pull = 1.0  # 1 grows at full speed, 0 stays, negative shrinks
         self._recent: deque[float] = deque(maxlen=_RECENT)
         self._base: deque[tuple[float, float]] = deque()  # (when, rtt), ascending in both
-        self._rates: deque[tuple[float, float]] = deque()  # (when, bytes/s), descending rates
-        self._interval: tuple[float, int] | None = None  # (since, bytes)
 
     def on_rtt(self, now_s: float, rtt_s: float) -> None:
         """A heartbeat came back."""
@@ -61,43 +58,15 @@ class Window:
         if self._pull < 0.5:
             self._is_young = False
 
-    def on_acked(self, now_s: float, size_bytes: int, in_flight_bytes: int) -> None:
+    def on_acked(self, size_bytes: int, in_flight_bytes: int) -> None:
         """Chunks were acknowledged.
 
         Args:
-            now_s: the time.
             size_bytes: of the chunks.
             in_flight_bytes: under way before that.
         """
-        self._count(now_s, size_bytes)
         if self._pull > 0.0 and in_flight_bytes < 0.5 * self.size_bytes:
             return  # it is not the window that holds anything up
         gain = _YOUNG_GAIN if self._is_young else _GAIN
         grown = self.size_bytes + gain * self._pull * size_bytes
         self.size_bytes = min(float(_LARGEST_BYTES), max(float(self._smallest_bytes), grown))
-
-    def rate_bytes_per_s(self, now_s: float) -> float:
-        """The highest rate of acknowledgements lately, in bytes per second."""
-        while self._rates and now_s - self._rates[0][0] > _RATE_MEMORY_S and len(self._rates) > 1:
-            self._rates.popleft()
-        return self._rates[0][1] if self._rates else 0.0
-
-    def idle(self) -> None:
-        """Nothing is under way: a pause must not count as a slow interval."""
-        self._interval = None
-
-    def _count(self, now_s: float, size_bytes: int) -> None:
-        if self._interval is None:
-            self._interval = (now_s, 0)  # what arrives at the beginning took no time
-            return
-        since_s, so_far = self._interval
-        so_far += size_bytes
-        self._interval = (since_s, so_far)
-        lasted_s = now_s - since_s
-        if lasted_s < max(0.02, self.base_rtt_s or 0.0):
-            return
-        rate = so_far / lasted_s
-        while self._rates and self._rates[-1][1] <= rate:
-            self._rates.pop()
-        self._rates.append((now_s, rate))
-        self._interval = (now_s, 0)
