@@ -60,10 +60,11 @@ class Jitter:
         self._at_s: float | None = None
 
     def offset_s(self, at_s: float) -> float:
-        """The deviation of a packet that leaves at ``at_s``, not before the one asked for last."""
+        """The deviation of a packet that leaves at ``at_s``."""
         kept = 0.0
         if self._memory_s and self._at_s is not None:
-            kept = math.exp((self._at_s - at_s) / self._memory_s)
+            # a cut or a higher rate lets a packet leave before the one asked for last would have
+            kept = math.exp(min(0.0, self._at_s - at_s) / self._memory_s)
         fresh = math.sqrt(1.0 - kept * kept)
         self._value = kept * self._value + fresh * self._random.gauss(0.0, 1.0)
         self._at_s = at_s

@@ -34,7 +34,7 @@ class Serialiser:
             self.free_s = done_s = at_s + cost_s
             return done_s
         waiting_s = self.free_s - at_s + cost_s
-        if waiting_s > self._limit_s:
+        if waiting_s > self._limit_s and cost_s:
             return None
         if waiting_s > self.peak_s:
             self.peak_s = waiting_s

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import time
+from collections.abc import Callable
 
 import pytest
 
@@ -30,6 +32,14 @@ def udp_socket(
         return made
 
     return lab.inside(region, make)
+
+
+def until(done: Callable[[], bool]) -> None:
+    """Wait for something that will come; fails after `WAIT_S`."""
+    deadline_s = time.monotonic() + WAIT_S
+    while not done():
+        assert time.monotonic() < deadline_s, "it never came"
+        time.sleep(0.005)
 
 
 def tcp_pair(
