@@ -137,6 +137,7 @@ class Experiment(Model):
             if name not in names:
                 raise ValueError(f"{where}: there is no region '{name}'; regions are {names}")
         self._check_links()
+        self.codec.check(self.strategy, f"strategy '{self.strategy.kind}'")
         if self.train.mode == "async" and self.strategy.in_rounds and len(names) > 1:
             workers = {region.name: region.workers for region in self.regions}
             if len(set(workers.values())) > 1:

@@ -16,12 +16,15 @@ from geo_ray.job.data import open_readers
 from geo_ray.sim.scheduler import Scheduler
 from geo_ray.sync.base import Reply
 from geo_ray.tasks.base import Stats, Task
-from geo_ray.training.effects import Answer, Effect, Send, StepDone
+from geo_ray.training.effects import Answer, Effect, Send, Snapshot, StepDone
 from geo_ray.training.flat import split_sizes
 from geo_ray.training.model import RegionModel
 from geo_ray.training.server import Server
 from geo_ray.training.worker import Worker
 from geo_ray.types import Span, StepReport
+
+ShardState = tuple[dict[str, Tensor], dict[str, int]]
+"""What `Shard.export` gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +35,13 @@ class RegionHooks:
         send: an update is on its way to the averager.
         step: a step was applied; with when its computation began.
         evaluated: a worker's statistics: step, sums, rows, whether they are the last.
+        saved: the parts of a checkpoint: of the lead, and of each shard.
     """
 
     send: Callable[[str, Send], None]
     step: Callable[[str, StepDone, float], None]
     evaluated: Callable[[str, int, Stats, int, bool], None]
+    saved: Callable[[str, Snapshot, list[ShardState]], None]
 
 
 class SimRegion:
@@ -107,6 +112,12 @@ class SimRegion:
         for rank in range(len(self._workers)):
             self._carry_out(self.server.join(rank))
 
+    def restore(self, lead: Snapshot, shards: list[ShardState]) -> None:
+        """Become, before the start, what was saved."""
+        self.server.restore(lead.control, lead.tensors)
+        for shard, state in zip(self._shards, shards, strict=True):
+            shard.restore(*state)
+
     def on_reply(self, reply: Reply) -> None:
         """An answer of the averager has arrived."""
         self._carry_out(self.server.on_reply(reply))
@@ -119,6 +130,9 @@ class SimRegion:
                 self._hooks.send(self.name, effect)
             elif isinstance(effect, StepDone):
                 self._hooks.step(self.name, effect, self._began_s)
+            else:
+                parts = [shard.take_snapshot(effect.id) for shard in self._shards]
+                self._hooks.saved(self.name, effect, parts)
 
     def _answer(self, answer: Answer) -> None:
         params_P = self.params_P  # as of now, whatever happens until it arrives

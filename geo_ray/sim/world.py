@@ -8,7 +8,7 @@ run to the bit.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -20,11 +20,12 @@ from geo_ray.job.build import build_averager, build_evals, initial_parameters
 from geo_ray.job.evals import hits
 from geo_ray.observe.schema import Event
 from geo_ray.sim.network import Network
-from geo_ray.sim.region import RegionHooks, SimRegion
+from geo_ray.sim.region import RegionHooks, ShardState, SimRegion
 from geo_ray.sim.scheduler import Scheduler
 from geo_ray.sync.base import Reply, Update
 from geo_ray.tasks.base import Stats, Task
-from geo_ray.training.effects import Send, StepDone
+from geo_ray.training.averager import HubSnapshot
+from geo_ray.training.effects import Send, Snapshot, StepDone
 
 LAN_S = 0.0012
 """One way between a worker and its parameter server on one machine, queueing in Python included."""
@@ -48,6 +49,19 @@ class SimResult:
     params_P: dict[str, Tensor]
     sent_bytes: dict[tuple[str, str], dict[str, int]]
     rounds: int
+
+
+@dataclass(slots=True)
+class SimCheckpoint:
+    """A checkpoint of a simulated run, kept in memory.
+
+    Attributes:
+        regions: the lead's part and the shards' parts by region.
+        hub: the averager's part.
+    """
+
+    regions: dict[str, tuple[Snapshot, list[ShardState]]] = field(default_factory=dict)
+    hub: HubSnapshot | None = None
 
 
 class World:
@@ -80,7 +94,8 @@ class World:
         self._evals = build_evals(experiment, task)
         self._open: dict[str, tuple[float, Send]] = {}
         self._applied_s: dict[str, float] = {}
-        hooks = RegionHooks(self._on_send, self._on_step, self._on_evaluated)
+        self.checkpoints: dict[int, SimCheckpoint] = {}
+        hooks = RegionHooks(self._on_send, self._on_step, self._on_evaluated, self._on_saved)
         self.regions = {
             region.name: SimRegion(
                 experiment, region, task, manifest, params_P, self._scheduler, hooks, lan_s
@@ -111,6 +126,29 @@ class World:
             self.averager.hub.version,
         )
 
+    def checkpoint_at(self, when_s: float, checkpoint: int) -> None:
+        """Let the averager begin a checkpoint at ``when_s``; it is found in `checkpoints`."""
+
+        def begin() -> None:
+            self.averager.request_checkpoint(checkpoint, halt=False)
+
+        self._scheduler.at(when_s, begin)
+
+    def restore(self, checkpoint: SimCheckpoint) -> None:
+        """Begin where a whole checkpoint was taken, with the clock at 0.
+
+        Raises:
+            InvariantError: if a part is missing.
+        """
+        if checkpoint.hub is None or set(checkpoint.regions) != set(self.regions):
+            raise InvariantError(f"a checkpoint with the parts of {sorted(checkpoint.regions)}")
+        self.averager.restore(checkpoint.hub.tensors, checkpoint.hub.control)
+        for name, parts in checkpoint.regions.items():
+            self.regions[name].restore(*parts)
+
+    def _on_saved(self, name: str, lead: Snapshot, shards: list[ShardState]) -> None:
+        self.checkpoints.setdefault(lead.id, SimCheckpoint()).regions[name] = (lead, shards)
+
     def _on_send(self, name: str, send: Send) -> None:
         now_s = self._scheduler.now_s
         update = self.regions[name].server.wire.encode(send.update)
@@ -119,7 +157,11 @@ class World:
         self._scheduler.at(arrival_s, lambda: self._on_update(update))
 
     def _on_update(self, update: Update) -> None:
-        for reply in self.averager.on_update(update):
+        replies = self.averager.on_update(update)
+        for snapshot in self.averager.snapshots:
+            self.checkpoints.setdefault(snapshot.id, SimCheckpoint()).hub = snapshot
+        self.averager.snapshots.clear()
+        for reply in replies:
             self._return(reply)
 
     def _return(self, reply: Reply) -> None:

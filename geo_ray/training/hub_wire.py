@@ -38,6 +38,7 @@ class HubWire:
     _references: dict[str, Tensor] = field(default_factory=dict)
     _versions: dict[str, int] = field(default_factory=dict)
     _merged: dict[str, int] = field(default_factory=dict)
+    _in_full: set[str] = field(default_factory=set)  # who said its last word last
 
     def decode(self, update: Update, num_params: int) -> Update:
         """The update with its payload as a vector; notes which reply its sender has merged.
@@ -56,6 +57,10 @@ class HubWire:
                 payload_P = self._reference(update, update.against) + payload_P
             update = replace(update, payload_P=payload_P, coded=None, against=None)
         self._merged[update.region] = update.base_version
+        if update.final:
+            self._in_full.add(update.region)
+        else:
+            self._in_full.discard(update.region)
         return update
 
     def encode(self, replies: Sequence[Reply]) -> list[Reply]:
@@ -123,7 +128,8 @@ class HubWire:
         known = all(self._merged.get(reply.to) == self._versions.get(key) for reply in replies)
         reference_P = self._references.get(key) if known and plan.differs(plan.down) else None
         gap = plan.differs(plan.down) and reference_P is None
-        final = any(reply.final for reply in replies)
+        # A last word may be answered as an ordinary one, for a checkpoint: also that in full.
+        final = any(reply.to in self._in_full for reply in replies)
         coded, against = None, None
         if gap or (final and plan.is_lossy(plan.down)):
             payload_P = encoder.in_full(first.payload_P)

@@ -13,13 +13,17 @@ import torch
 from torch import Tensor
 
 from geo_ray.sync.base import HubState, Reply, Update
+from geo_ray.sync.codecs.base import Codec
 from geo_ray.training.averager import Averager
 from geo_ray.training.effects import Answer, Send, Snapshot, StepDone
 from geo_ray.training.flat import digest, split_sizes
+from geo_ray.training.hub_wire import HubWire
 from geo_ray.training.model import RegionModel
 from geo_ray.training.optimizers import Momentum, Sgd
+from geo_ray.training.region_wire import RegionWire
 from geo_ray.training.server import Server, ServerPlan
 from geo_ray.training.shard import Shard
+from geo_ray.training.wire_plan import WirePlan
 from geo_ray.types import Span, StepReport
 
 NUM_PARAMS = 5
@@ -37,6 +41,13 @@ class Setup:
     steps: int
     refusals: bool
     num_shards: int = 1
+    up: Codec | None = None
+    down: Codec | None = None
+
+    @property
+    def wire(self) -> WirePlan:
+        rounds, sends = self.strategy.in_rounds, self.strategy.sends
+        return WirePlan(self.up, self.down, sends, rounds)
 
 
 class Watched:
@@ -119,14 +130,15 @@ class Plane:
         self.answered: dict[tuple[str, int], int] = {}
         self.merged: dict[int, dict[str, list[str]]] = {}
         members = HubState(self.names)
-        self.hub = Averager(Watched(self), NUM_PARAMS, members)
+        wire = HubWire(self.setup.wire)
+        self.hub = Averager(Watched(self), NUM_PARAMS, members, wire=wire)
         whole = [save for save in self.saves.values() if self.complete(save)]
         self.regions = {name: self._region(name) for name in self.names}
         if whole:
             self.hub.restore(*whole[-1].hub)
-            for name, (control, shards) in whole[-1].regions.items():
+            for name, (control, tensors, shards) in whole[-1].regions.items():
                 server = self.regions[name].server
-                server.restore(control)
+                server.restore(control, tensors)
                 self.regions[name].behind = self.hub.hub.version - server.hub_version
                 for shard, state in zip(self.regions[name].shards, shards, strict=True):
                     shard.restore(*state)
@@ -145,7 +157,8 @@ class Plane:
             self.setup.mode,
             epoch=self.epoch,
         )
-        return Region(Server(plan, RegionModel(shards, NUM_PARAMS)), shards)
+        wire = RegionWire(self.setup.wire, name, NUM_PARAMS)
+        return Region(Server(plan, RegionModel(shards, NUM_PARAMS), wire=wire), shards)
 
     def complete(self, save: Saved) -> bool:
         return save.hub is not None and len(save.regions) == len(self.names)
@@ -187,6 +200,13 @@ class Plane:
         update = self.updates.pop(at)
         self.old.append(update)
         self._return(self.hub.on_update(update))
+
+    def drop(self, at: int) -> None:
+        """A sender takes back what it has not sent yet."""
+        update = self.updates.pop(at)
+        region = self.regions[update.region]
+        region.sent = None
+        self._take(update.region, region.server.on_dropped(update.seq))
 
     def repeat(self, update: Update) -> None:
         """A message arrives once more: it changes nothing, and its answer may be given again."""
@@ -254,11 +274,12 @@ class Plane:
                     region.busy[effect.worker] = (effect.span, region.params_P)
             elif isinstance(effect, Send):
                 assert region.sent is None, "one request is open already"
-                region.sent = replace(effect.update, payload_P=effect.update.payload_P.clone())
+                update = region.server.wire.encode(effect.update)
+                region.sent = replace(update, payload_P=update.payload_P.clone())
                 self.updates.append(region.sent)
             elif isinstance(effect, Snapshot):
                 state = [shard.take_snapshot(effect.id) for shard in region.shards]
-                self.saves[effect.id].regions[name] = (effect.control, state)
+                self.saves[effect.id].regions[name] = (effect.control, effect.tensors, state)
             else:
                 assert isinstance(effect, StepDone)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import torch
+from codec_toys import TOYS
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -45,6 +46,8 @@ def setups(draw: st.DrawFn) -> Setup:
         steps=draw(st.integers(1, 5)),
         refusals=draw(SELDOM),
         num_shards=draw(st.integers(1, 2)),
+        up=draw(st.sampled_from(TOYS)),
+        down=draw(st.sampled_from(TOYS)),
     )
 
 
@@ -97,6 +100,11 @@ class TrainingPlane(RuleBasedStateMachine):
     @rule(data=st.data())
     def update_arrives(self, data: st.DataObject) -> None:
         self.plane.deliver_update(data.draw(st.integers(0, len(self.plane.updates) - 1)))
+
+    @precondition(lambda self: self.plane.updates and not self.plane.setup.strategy.in_rounds)
+    @rule(data=st.data())
+    def update_is_dropped_at_the_sender(self, data: st.DataObject) -> None:
+        self.plane.drop(data.draw(st.integers(0, len(self.plane.updates) - 1)))
 
     @precondition(lambda self: self.plane.replies)
     @rule(data=st.data())

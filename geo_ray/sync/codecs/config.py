@@ -5,7 +5,11 @@ from __future__ import annotations
 from pydantic import Field
 
 from geo_ray.config.base import Model
+from geo_ray.sync.base import Strategy
+from geo_ray.sync.codecs.bisparse import BiSparse
 from geo_ray.sync.codecs.registry import AnyCodec
+
+_UP_ONLY = ("bisparse", "dgt")
 
 
 class CodecConfig(Model):
@@ -13,3 +17,32 @@ class CodecConfig(Model):
 
     up: AnyCodec | None = Field(None, description="updates, from a region to the averager")
     down: AnyCodec | None = Field(None, description="replies, from the averager to a region")
+
+    def check(self, strategy: Strategy, name: str) -> None:
+        """Refuse codecs that make no sense with a strategy.
+
+        Args:
+            strategy: the run's.
+            name: what the configuration calls it.
+
+        Raises:
+            ValueError: naming the key.
+        """
+        if self.down is not None and self.down.kind in _UP_ONLY:
+            raise ValueError(f"codec.down: {self.down.kind} is for codec.up only")
+        if isinstance(self.up, BiSparse) and (strategy.sends != "change" or not strategy.in_rounds):
+            raise ValueError(
+                f"codec.up: bisparse accumulates gradients that all regions apply together, as bsp "
+                f"does; {name} sends something else: use topk"
+            )
+        for direction, codec in (("up", self.up), ("down", self.down)):
+            if codec is not None and codec.feeds_back and _must_add_up(strategy):
+                raise ValueError(
+                    f"codec.{direction}: with {codec.kind} nobody knows what was lost, so the "
+                    f"regions of {name} would not end with the same model: use randomk or topk"
+                )
+
+
+def _must_add_up(strategy: Strategy) -> bool:
+    """Whether each region applies its own changes at home, so that others must get all of them."""
+    return strategy.sends == "change" and not strategy.in_rounds
