@@ -1,0 +1,125 @@
+"""Codecs over real sockets: the simulator's bits, true sizes, drops and lost references."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from region_support import InProcess, Site, experiment_of
+
+from geo_ray.config.experiment import Experiment
+from geo_ray.sim.world import World
+from geo_ray.sync.base import Update
+from geo_ray.sync.registry import STRATEGIES
+from geo_ray.training.flat import digest
+from geo_ray.training.hub_wire import HubWire
+from geo_ray.wan.message import Message
+
+TOPK = {"kind": "topk", "ratio": 0.1}
+CODECS = [{"kind": "identity"}, {"kind": "fp16"}, {"kind": "int8"}, TOPK]
+REGIONS = [{"name": "us-east", "workers": 2, "ps_shards": 2}, {"name": "eu-west", "workers": 2}]
+TRAIN = {"steps": 8, "eval_every": 0}
+
+
+def coded(strategy: dict[str, Any], codec: dict[str, Any] | None) -> Experiment:
+    return experiment_of(
+        strategy=strategy,
+        codec={"up": codec, "down": codec},
+        regions=REGIONS,
+        train=TRAIN,
+        emulate={"step_s": 0.01},
+    )
+
+
+def params_of(site: Site) -> torch.Tensor:
+    return torch.cat([shard.params_S for shard in site.shards])
+
+
+def exchanges(world: InProcess) -> list[dict[str, Any]]:
+    return [
+        event
+        for site in world.sites.values()
+        for event in site.journal.take(100_000)
+        if event["kind"] == "exchange"
+    ]
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec["kind"])
+@pytest.mark.parametrize("kind", ["bsp", "sma"])
+def test_sockets_and_simulator_give_the_same_bits(tmp_path: Path, kind: str, codec: Any) -> None:
+    strategy = {"kind": kind} if kind == "bsp" else {"kind": kind, "interval": 3}
+    config = coded(strategy, codec)
+    with InProcess(config, tmp_path) as world:
+        digests = world.run()
+        world.check_books()
+        sizes = {event["bytes_out"] for event in exchanges(world)}
+        events: list[dict[str, Any]] = []
+
+        def emit(kind: str, t_s: float, **fields: Any) -> Any:
+            events.append({"kind": kind, **fields})
+
+        result = World(config, world.task, world.manifest, emit).run()
+    assert digests == [digest(params_P) for params_P in result.params_P.values()]
+    assert len(set(digests)) == 1
+    assert sizes == {event["bytes_out"] for event in events if event["kind"] == "exchange"}
+
+
+@pytest.mark.parametrize("codec", CODECS[1:], ids=lambda codec: codec["kind"])
+@pytest.mark.parametrize("kind", [k for k, s in STRATEGIES.items() if not s.in_rounds])
+def test_asynchronous_regions_end_equal(tmp_path: Path, kind: str, codec: Any) -> None:
+    strategy = {"kind": kind} if kind == "asgd" else {"kind": kind, "interval": 2}
+    with InProcess(coded(strategy, codec), tmp_path) as world:
+        world.run()
+        world.check_books()
+        a_P, b_P = map(params_of, world.sites.values())
+        assert torch.allclose(a_P, b_P, rtol=0, atol=1e-5)
+        assert any(e["bytes_out"] < 0.6 * e["bytes_before"] for e in exchanges(world))
+
+
+@pytest.mark.parametrize("codec", [None, TOPK], ids=["no codec", "topk"])
+@pytest.mark.parametrize("kind", ["asgd", "asgd_ga", "ama"])
+def test_what_is_dropped_on_the_way_comes_later(tmp_path: Path, kind: str, codec: Any) -> None:
+    strategy = {"kind": kind} if kind == "asgd" else {"kind": kind, "interval": 2}
+    with InProcess(coded(strategy, codec), tmp_path) as world:
+        site = world.sites["eu-west"]
+        assert site.bridge is not None and site.endpoint is not None
+        send, bridge, dropped = site.endpoint.send, site.bridge, []
+
+        def drops_every_second(peer: str, message: Message) -> None:
+            if message.kind == "update" and message.meta["seq"] % 2:
+                dropped.append(message.meta["seq"])
+                bridge.drop(message.meta["seq"])
+            else:
+                send(peer, message)
+
+        site.endpoint.send = drops_every_second  # type: ignore[method-assign]
+        world.run()
+        world.check_books()
+        a_P, b_P = map(params_of, world.sites.values())
+        assert torch.allclose(a_P, b_P, rtol=0, atol=1e-5)
+        events = site.journal.take(100_000)
+        assert [e["seq"] for e in events if e["kind"] == "update_dropped"] == dropped != []
+        answered = {e["seq"] for e in events if e["kind"] == "exchange"}
+        assert answered and not answered & set(dropped)
+
+
+@pytest.mark.parametrize("kind", ["sma", "ama"])
+def test_a_lost_reference_is_noticed_and_training_goes_on(tmp_path: Path, kind: str) -> None:
+    with InProcess(coded({"kind": kind, "interval": 1}, TOPK), tmp_path) as world:
+        averager, bridge = world.averager, world.sites["us-east"].bridge
+        assert averager is not None and bridge is not None
+        take_in, forgot = bridge._take_in, []
+
+        def forgets_once(update: Update) -> None:
+            with bridge._lock:
+                if averager.hub.version >= 3 and not forgot:
+                    averager.wire = HubWire(averager.wire.plan)
+                    forgot.append(update.seq)
+            take_in(update)
+
+        bridge._take_in = forgets_once  # type: ignore[method-assign]
+        digests = world.run()
+        assert forgot and len(set(digests)) == 1
+        world.check_books()
