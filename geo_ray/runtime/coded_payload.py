@@ -15,6 +15,7 @@ from torch import Tensor
 from geo_ray.errors import FrameError
 from geo_ray.runtime import fields
 from geo_ray.sync.codecs.base import Coded, Loose
+from geo_ray.sync.codecs.dgt_report import LooseReport
 from geo_ray.wan.meta import Meta
 
 _ID_BYTES = 4
@@ -31,6 +32,32 @@ def coded_meta(coded: Coded | None, against: int | None) -> Meta:
         meta["loose_block_bytes"] = 0 if loose is None else loose.blocks_LK.shape[1]
         meta["loose_bands"] = 0 if loose is None else loose.bands
     return meta
+
+
+def loose_meta(report: LooseReport | None) -> Meta:
+    """Header fields of what an averager tells of loose blocks."""
+    if report is None:
+        return {}
+    return {
+        "loose_now": report.now,
+        "loose_late_seq": report.late_seq,
+        "loose_late": report.late,
+    }
+
+
+def read_loose(meta: Meta) -> LooseReport | None:
+    """The inverse of `loose_meta`.
+
+    Raises:
+        FrameError: if a field is missing or wrong.
+    """
+    if "loose_now" not in meta:
+        return None
+    return LooseReport(
+        fields.data(meta, "loose_now"),
+        fields.optional_count(meta, "loose_late_seq"),
+        fields.data(meta, "loose_late"),
+    )
 
 
 def coded_bytes(coded: Coded) -> memoryview:

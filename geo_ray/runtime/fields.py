@@ -52,6 +52,18 @@ def optional_text(meta: Meta, name: str) -> str | None:
     return None if _field(meta, name) is None else text(meta, name)
 
 
+def data(meta: Meta, name: str) -> bytes:
+    """Bytes.
+
+    Raises:
+        FrameError: if it is something else.
+    """
+    value = _field(meta, name)
+    if not isinstance(value, bytes):
+        raise FrameError(f"field '{name}' of a header is {value!r:.100}, not bytes")
+    return value
+
+
 def number(meta: Meta, name: str) -> float:
     """A float; an int counts.
 

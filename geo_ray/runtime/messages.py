@@ -11,7 +11,13 @@ from torch import Tensor
 
 from geo_ray.errors import FrameError, GeoRayError, from_code
 from geo_ray.runtime import fields
-from geo_ray.runtime.coded_payload import coded_bytes, coded_meta, read_coded
+from geo_ray.runtime.coded_payload import (
+    coded_bytes,
+    coded_meta,
+    loose_meta,
+    read_coded,
+    read_loose,
+)
 from geo_ray.sync.base import Reply, Update
 from geo_ray.tasks.base import Stats
 from geo_ray.training.effects import Answer
@@ -94,6 +100,7 @@ def reply_meta(reply: Reply) -> Meta:
         "halt": reply.halt,
         "skipped": reply.dropped,
         "own": reply.own,
+        **loose_meta(reply.loose),
         **coded_meta(reply.coded, reply.against),
     }
 
@@ -117,6 +124,7 @@ def read_reply(meta: Meta, payload: memoryview | bytes | None) -> Reply:
         halt=fields.flag(meta, "halt"),
         dropped=fields.flag(meta, "skipped"),
         own=fields.flag(meta, "own"),
+        loose=read_loose(meta),
         coded=coded,
         against=fields.optional_count(meta, "against"),
     )

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from geo_ray.sync.codecs.base import Coded
+from geo_ray.sync.codecs.dgt_report import LooseReport
 
 Weights = Literal["uniform", "samples"]
 """How regions are weighted in a mean: ``uniform`` is 1/M, ``samples`` is S_i / sum S."""
@@ -62,6 +63,7 @@ class Update:
         coded: the payload made small; ``payload_P`` is empty then. Strategies never see it.
         against: version of the reply whose payload the coded one is a difference from; None: from
             nothing.
+        loss: mean training loss of the last step behind it; known at home only.
     """
 
     region: str
@@ -74,6 +76,7 @@ class Update:
     fragment: int = 0
     coded: Coded | None = None
     against: int | None = None
+    loss: float | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -101,6 +104,8 @@ class Reply:
         dropped: the update was not taken in, because it was too stale; what it carried goes with
             the next one. The payload is merged as that of any reply.
         own: the payload contains the receiver's own change, which it takes back out.
+        loose: which loose blocks of the receiver's updates were taken in; None if nobody keeps
+            books of them.
     """
 
     to: str
@@ -116,6 +121,7 @@ class Reply:
     against: int | None = None
     dropped: bool = False
     own: bool = False
+    loose: LooseReport | None = None
 
     @property
     def size_bytes(self) -> int:

@@ -10,7 +10,7 @@ Shape legend: P = parameters of the model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -19,7 +19,9 @@ from torch import Tensor
 from geo_ray.errors import InvariantError
 from geo_ray.sync.base import Reply, Update
 from geo_ray.sync.codecs.base import Coded
+from geo_ray.sync.codecs.dgt import Dgt
 from geo_ray.sync.codecs.feedback import Encoder, open_coded
+from geo_ray.training.loose_out import LooseOut
 from geo_ray.training.wire_plan import WirePlan
 
 _REFERENCE = "reference"
@@ -43,14 +45,19 @@ class RegionWire:
     _version: int = 0
     _open: Update | None = None
     _owed_before_P: Tensor | None = None
+    _loose: LooseOut | None = None
 
     def __post_init__(self) -> None:
         self._encoder = Encoder(self.plan.up, f"{self.plan.seed}/up/{self.region}")
+        if isinstance(self.plan.up, Dgt):
+            self._loose = LooseOut(self.plan.up)
 
     def encode(self, update: Update) -> Update:
         """The update as it goes on its way; once per update, in their order."""
         plan, payload_P = self.plan, update.payload_P
         encoder = self._encoder
+        if self._loose is not None:
+            self._before(update, self._loose)
         self._owed_before_P = encoder.residual_P
         if plan.in_rounds and update.num_samples == 0:
             # It has no weight in the round: what is owed must not be lost with it.
@@ -64,6 +71,8 @@ class RegionWire:
         if reference_P is not None:
             payload_P = payload_P - reference_P.to(payload_P.device)
         encoded = encoder.encode(payload_P, update.seq)
+        if self._loose is not None:
+            self._loose.sent(update.seq, encoded.coded)
         if encoded.coded is None:
             whole_P = self._whole(encoded.sent_P, against)
             self._open = replace(update, payload_P=whole_P)
@@ -97,8 +106,19 @@ class RegionWire:
             reply = replace(reply, payload_P=payload_P, coded=None, against=None)
         if self.plan.keeps_reference:
             self._reference_P, self._version = payload_P, reply.version
+        if self._loose is not None:
+            self._put_back_all(self._loose.settle(reply.seq, reply.loose))
         self._open = self._owed_before_P = None
         return reply
+
+    def flowing(self) -> int | None:
+        """The newest update whose loose blocks may still be on their way; None if there is none."""
+        return None if self._loose is None else self._loose.newest()
+
+    def unsent(self, seq: int, first_rank: int) -> None:
+        """Loose blocks of update ``seq`` from ``first_rank`` on never left: they are owed again."""
+        if self._loose is not None:
+            self._put_back_all(self._loose.unsent(seq, first_rank))
 
     def dropped(self, seq: int) -> Update:
         """Take back the open update, which nobody took in: its content is owed again.
@@ -114,6 +134,8 @@ class RegionWire:
             raise InvariantError(f"update {seq} of '{self.region}' was dropped, but is not open")
         if self.plan.in_rounds:
             raise InvariantError(f"update {seq} of '{self.region}' was dropped from a round")
+        if self._loose is not None:
+            self._loose.forget(seq)
         if self.plan.sends == "model":  # the model itself is sent again, debts are as before
             self._encoder.residual_P = self._owed_before_P
         elif update.coded is None:
@@ -134,6 +156,12 @@ class RegionWire:
     def tensors(self) -> dict[str, Tensor]:
         """Copies of what a checkpoint needs."""
         found = self._encoder.export()
+        if self._loose is not None:
+            # Whoever resumes from it begins with new books: what is not settled is owed again.
+            owing = replace(self._encoder)
+            for part in self._loose.open():
+                owing.put_back(open_coded(self.plan.up, part, self.num_params))
+            found = owing.export()
         if self._reference_P is not None:
             found[_REFERENCE] = self._reference_P.clone()
         return found
@@ -163,3 +191,14 @@ class RegionWire:
                 f"region '{self.region}' has version {self._version} as reference, not {against}"
             )
         return self._reference_P.to(vector_P.device) + vector_P
+
+    def _before(self, update: Update, loose: LooseOut) -> None:
+        """What differential transmission needs to know before it codes an update."""
+        if update.loss is not None:
+            loose.codec.observe(self._encoder.memory, update.loss)
+        if update.final:  # the averager forgets loose blocks with it
+            self._put_back_all(loose.take_all())
+
+    def _put_back_all(self, parts: Sequence[Coded]) -> None:
+        for part in parts:
+            self.put_back(part)

@@ -69,6 +69,7 @@ class Server:
         refused_in_a_row: steps without a usable gradient.
         wire: encodes updates and decodes replies. The shell may do both without its lock: a region
             has one request open, so only who carries that one is in there.
+        loss: mean training loss of the last step that had one.
     """
 
     plan: ServerPlan
@@ -82,6 +83,7 @@ class Server:
     link_busy: bool = False
     samples_since_send: int = 0
     wire: RegionWire = field(default_factory=RegionWire)
+    loss: float | None = None
     _total_steps: int = 0
     _joined: set[int] = field(default_factory=set)
     _idle: set[int] = field(default_factory=set)
@@ -224,6 +226,7 @@ class Server:
         self.refused_in_a_row = 0 if samples else self.refused_in_a_row + 1
         used = [(r.loss or 0.0, r.span.count) for r in reports.values() if not r.refused]
         loss = sum(value * n for value, n in used) / samples if samples else None
+        self.loss = self.loss if loss is None else loss
         done = StepDone(
             self.version,
             samples,
@@ -265,6 +268,7 @@ class Server:
             num_samples=self.samples_since_send,
             payload_P=out.payload_P,
             final=final,
+            loss=self.loss,
         )
         self.samples_since_send = 0
         return Send(update, out.wait)

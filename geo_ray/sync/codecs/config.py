@@ -7,6 +7,7 @@ from pydantic import Field
 from geo_ray.config.base import Model
 from geo_ray.sync.base import Strategy
 from geo_ray.sync.codecs.bisparse import BiSparse
+from geo_ray.sync.codecs.dgt import Dgt
 from geo_ray.sync.codecs.registry import AnyCodec
 
 _UP_ONLY = ("bisparse", "dgt")
@@ -35,12 +36,27 @@ class CodecConfig(Model):
                 f"codec.up: bisparse accumulates gradients that all regions apply together, as bsp "
                 f"does; {name} sends something else: use topk"
             )
+        if isinstance(self.up, Dgt):
+            _check_dgt(self.up, strategy, name)
         for direction, codec in (("up", self.up), ("down", self.down)):
             if codec is not None and codec.feeds_back and _must_add_up(strategy):
                 raise ValueError(
                     f"codec.{direction}: with {codec.kind} nobody knows what was lost, so the "
                     f"regions of {name} would not end with the same model: use randomk or topk"
                 )
+
+
+def _check_dgt(codec: Dgt, strategy: Strategy, name: str) -> None:
+    if strategy.sends != "change":
+        raise ValueError(
+            f"codec.up: dgt lets a part of a change come later; {name} sends models: use asgd, "
+            "asgd_ga or bsp"
+        )
+    if codec.late == "merge" and _must_add_up(strategy):
+        raise ValueError(
+            f"codec.up: with dgt and `late: merge` nobody knows what was lost, so the regions of "
+            f"{name} would not end with the same model: use `late: put_back`"
+        )
 
 
 def _must_add_up(strategy: Strategy) -> bool:

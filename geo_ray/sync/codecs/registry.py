@@ -10,6 +10,7 @@ from geo_ray.errors import FrameError
 from geo_ray.sync.codecs.bf16 import Bf16
 from geo_ray.sync.codecs.bisparse import BiSparse
 from geo_ray.sync.codecs.chunked_topk import ChunkedTopK
+from geo_ray.sync.codecs.dgt import Dgt
 from geo_ray.sync.codecs.fp16 import Fp16
 from geo_ray.sync.codecs.identity import Identity
 from geo_ray.sync.codecs.int4 import Int4
@@ -32,6 +33,7 @@ OneCodec = (
     | PowerSgd
     | BiSparse
     | NonZeros
+    | Dgt
 )
 """The class of any codec."""
 
@@ -51,6 +53,7 @@ CODECS: dict[str, type[OneCodec]] = {
     "powersgd": PowerSgd,
     "bisparse": BiSparse,
     "nonzeros": NonZeros,
+    "dgt": Dgt,
 }
 
 
