@@ -40,6 +40,7 @@ class Recorder:
         self, experiment: Experiment, run_name: str, t_s: float, *, simulated: bool, **more: Any
     ) -> Event:
         """Note that a run, or its resumption, begins."""
+        up, down = experiment.codec.up, experiment.codec.down
         return self.emit(
             "run_started",
             t_s,
@@ -50,5 +51,6 @@ class Recorder:
             task=experiment.task.use,
             seed=experiment.seed,
             simulated=simulated,
+            codec={"up": up.kind if up else None, "down": down.kind if down else None},
             **more,
         )

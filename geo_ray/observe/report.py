@@ -22,7 +22,13 @@ from geo_ray.observe.sections import (
 )
 from geo_ray.observe.style import STYLE
 from geo_ray.observe.summary import Summary, load_summary
-from geo_ray.observe.text import bytes_text, duration_text, number_text
+from geo_ray.observe.text import (
+    bytes_text,
+    codec_text,
+    duration_text,
+    number_text,
+    saving_text,
+)
 from geo_ray.observe.timeline import lanes, timeline
 
 LOCK_FILE = "config.lock.yaml"
@@ -152,6 +158,9 @@ def _facts(run: RunRecord, started: Event, summary: Summary | None) -> list[tupl
         ("rounds", f"{len(totals.rounds):,}"),
         ("seed", str(started["seed"])),
     ]
+    if totals.codec:
+        payloads = {"before": totals.payload_before, "after": totals.payload_after}
+        facts += [("codec", codec_text(totals.codec)), ("payloads", saving_text(payloads))]
     if totals.newest_eval is not None:
         metrics = totals.newest_eval["metrics"]
         facts += [(f"eval {name}", number_text(value)) for name, value in metrics.items()]

@@ -16,7 +16,14 @@ from rich.table import Table
 from geo_ray.config.base import Model
 from geo_ray.errors import RunDirectoryError
 from geo_ray.observe.schema import Event
-from geo_ray.observe.text import bytes_text, duration_text, metrics_text, number_text
+from geo_ray.observe.text import (
+    bytes_text,
+    codec_text,
+    duration_text,
+    metrics_text,
+    number_text,
+    saving_text,
+)
 from geo_ray.observe.totals import RegionTotals, RunTotals
 
 SUMMARY_FILE = "summary.json"
@@ -54,6 +61,13 @@ class Summary(Model):
         default=None, description="when the target was first reached; null if it was not, or none"
     )
     wan_bytes: dict[str, int] = Field(description="bytes between regions, by class")
+    codec: dict[str, str] = Field(
+        default={}, description="codecs by direction, up and down; none is left out"
+    )
+    payload_bytes: dict[str, int] | None = Field(
+        default=None,
+        description="payloads of all exchanges, before and after coding; null without codecs",
+    )
     rounds: int = Field(description="number of distinct rounds that were exchanged")
     usd: float | None = Field(default=None, description="cost in US dollars; null without prices")
     eval: dict[str, float | None] = Field(
@@ -100,12 +114,20 @@ def summarise(
         startup_s=startup_s,
         time_to_target_s=reached_s,
         wan_bytes=totals.wan.by_class(),
+        codec=totals.codec,
+        payload_bytes=_payload_bytes(totals),
         rounds=len(totals.rounds),
         usd=usd,
         eval=dict(totals.newest_eval["metrics"]) if totals.newest_eval else {},
         digest=digest,
         faults=totals.faults,
     )
+
+
+def _payload_bytes(totals: RunTotals) -> dict[str, int] | None:
+    if not totals.codec:
+        return None
+    return {"before": totals.payload_before, "after": totals.payload_after}
 
 
 def save_summary(summary: Summary, run_dir: Path) -> Path:
@@ -190,6 +212,8 @@ def _caption(summary: Summary) -> str:
         parts.append(f"target reached after {duration_text(summary.time_to_target_s)}")
     if summary.usd is not None:
         parts.append(f"{summary.usd:.2f} USD")
+    if summary.payload_bytes is not None:
+        parts.append(f"codec {codec_text(summary.codec)}: {saving_text(summary.payload_bytes)}")
     parts += [
         f"{count} {kind.replace('_', ' ')}" for kind, count in summary.faults.items() if count
     ]

@@ -54,3 +54,13 @@ def metrics_text(metrics: Mapping[str, float | None]) -> str:
 def coarse_text(seconds: float) -> str:
     """Give seconds for a display that ticks: ``0 s``, ``42 s``, ``3:07``."""
     return f"{seconds:.0f} s" if seconds < 59.5 else duration_text(seconds)
+
+
+def codec_text(codec: Mapping[str, str]) -> str:
+    """Name the codecs of a run: ``topk up, int8 down``."""
+    return ", ".join(f"{kind} {direction}" for direction, kind in codec.items())
+
+
+def saving_text(payload_bytes: Mapping[str, int]) -> str:
+    """Say what codecs made of payloads: ``1.0 MB of 8.0 MB``."""
+    return f"{bytes_text(payload_bytes['after'])} of {bytes_text(payload_bytes['before'])}"

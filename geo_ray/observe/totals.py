@@ -32,6 +32,8 @@ class RunTotals:
     regions: dict[str, RegionTotals] = field(default_factory=dict)
     wan: WanBooks = field(default_factory=WanBooks)
     rounds: set[int] = field(default_factory=set)
+    payload_before: int = 0  # bytes of all exchanged payloads as vectors
+    payload_after: int = 0  # the same as they were sent
     newest_eval: Event | None = None  # combined over regions
     stop_cause: str | None = None
     elapsed_s: float = 0.0
@@ -55,6 +57,10 @@ class RunTotals:
                 region = self.region(event["region"])
                 region.exchanges += 1
                 region.staleness = event["staleness"] or 0.0
+                sent = event["bytes_out"] + event["bytes_in"]
+                before = event.fields.get("bytes_before")
+                self.payload_after += sent
+                self.payload_before += sent if before is None else 2 * before
                 if event["round"] is not None:
                     self.rounds.add(event["round"])
             case "eval" if event["region"] is None:
@@ -73,6 +79,12 @@ class RunTotals:
         self.wan.restart()
         for name in event["regions"]:
             self.region(name)
+
+    @property
+    def codec(self) -> dict[str, str]:
+        """The codecs by direction, ``up`` and ``down``; without those that are none."""
+        told = {} if self.started is None else self.started.fields.get("codec") or {}
+        return {direction: kind for direction, kind in told.items() if kind is not None}
 
     @property
     def steps(self) -> int:

@@ -105,6 +105,11 @@ def test_every_strategy_can_be_named(kind):
         ("regions.1.name=eu", r"regions: \['eu'\] appear more than once"),
         ("device=cuda", "device.*gpus_per_worker"),
         ("train.mode=async", "train.mode.*'sma' works in rounds"),
+        ("codec.up.kind=int7", "codec.up.kind.*did you mean int[48]"),
+        ("codec.up={kind: topk, ration: 0.1}", "codec.up.ration.*did you mean ratio"),
+        ("codec.side={kind: int8}", "codec.side.*unknown key"),
+        ("codec.down={kind: bisparse}", "codec.down: bisparse is for codec.up only"),
+        ("codec.up={kind: bisparse}", "codec.up: bisparse.*strategy 'sma'.*topk"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_path(override, expected):
@@ -131,6 +136,17 @@ def test_asynchronous_workers_fit_strategies_without_rounds_or_equal_regions():
     assert load("train.mode=async", "strategy={kind: asgd_ga}").train.mode == "async"
     assert load("train.mode=async", "regions=[{name: eu, workers: 3}]", "emulate=null")
     assert "'bsp' works in rounds" in complaint("train.mode=async", "strategy={kind: bsp}")
+
+
+def test_codecs_must_fit_the_strategy():
+    assert load().codec.up is None and load().codec.down is None
+    assert load("codec.up={kind: topk, ratio: 0.1}").codec.up.ratio == 0.1
+    assert load("strategy={kind: bsp}", "codec.up={kind: bisparse}").codec.up.kind == "bisparse"
+    unbiased = "{kind: randomk_unbiased}"
+    assert load(f"codec={{up: {unbiased}, down: {unbiased}}}").codec.down.kind == "randomk_unbiased"
+    for direction in ("up", "down"):
+        message = complaint("strategy={kind: asgd_ga}", f"codec.{direction}={unbiased}")
+        assert re.search(f"codec.{direction}: with randomk_unbiased.*asgd_ga.*randomk", message)
 
 
 def test_gpus_are_asked_for_where_they_are_used():

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
-from observe_support import Row, evaluation, events, small_run, started, step, wan
+from observe_support import Row, evaluation, events, exchange, small_run, started, step, wan
 from rich.console import Console
 
 from geo_ray.errors import RunDirectoryError
@@ -48,6 +48,22 @@ def test_summary_of_a_small_run() -> None:
         digest="abc",
         faults={"worker_lost": 0, "worker_replaced": 0, "step_refused": 0},
     )
+
+
+def test_codecs_are_named_with_what_they_saved() -> None:
+    rows = [
+        started(codec={"up": "topk", "down": None}),
+        exchange("east", 1, 1.0, bytes_out=100, bytes_in=1000, bytes_before=1000),
+        exchange("west", 1, 1.0, bytes_out=300, bytes_in=1000, bytes_before=1000),
+        exchange("west", 2, 2.0),  # of an older release
+    ]
+    summary = summarise(events(rows))
+    assert summary.codec == {"up": "topk"}
+    assert summary.payload_bytes == {"before": 6200, "after": 4600}
+    console = Console(file=io.StringIO(), width=200)
+    console.print(final_table(summary, totals(rows)))
+    assert "codec topk up: 4.6 kB of 6.2 kB" in console.file.getvalue()
+    assert Summary.model_validate_json(summary.model_dump_json()) == summary
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from geo_ray.errors import InvariantError
+from geo_ray.sync.asgd import Asgd
 from geo_ray.sync.asgd_ga import AsgdGa
 from geo_ray.sync.base import Reply
 from geo_ray.sync.sma import Sma
@@ -299,3 +300,56 @@ def test_a_restored_region_speaks_first_if_it_had_to():
     (send,), (expected,) = sends(again.join(0)), sends(effects)
     assert (send.update.seq, send.update.num_samples) == (2, 8)
     assert torch.equal(send.update.payload_P, expected.update.payload_P)
+
+
+# ------------------------------------------------------------------ dropped updates
+
+
+def carry(server, effects: list[Effect]):
+    """What a shell does with the one message of these effects."""
+    (send,) = sends(effects)
+    return server.wire.encode(send.update)
+
+
+def test_a_dropped_update_sets_a_region_that_waits_free():
+    server, shard = make(Asgd(combine="sum"), workers=1)
+    server.join(0)
+    update = carry(server, push(server, shard, 0))
+    assert server.phase == "waiting"
+    effects = server.on_dropped(update.seq)
+    assert answers(effects)[0].span == Span(8, 8) and not shard.state.link_busy
+    again = carry(server, push(server, shard, 0))
+    assert (again.seq, again.num_samples) == (2, 16)
+    assert torch.equal(again.payload_P, torch.full((NUM_PARAMS,), 2.0))
+
+
+def test_a_region_that_had_to_speak_does_so_after_a_drop():
+    server, shard = make(AsgdGa(interval=1, wait="when_busy", combine="sum"), workers=1)
+    server.join(0)
+    first = carry(server, push(server, shard, 0))
+    assert sends(push(server, shard, 0, value=3.0)) == [] and server.phase == "must_speak"
+    second = carry(server, server.on_dropped(first.seq))
+    assert torch.equal(second.payload_P, torch.full((NUM_PARAMS,), 4.0))
+
+
+def test_a_last_word_that_was_dropped_is_said_again():
+    server, shard = make(AsgdGa(interval=100, combine="sum"), workers=1, steps=1)
+    server.join(0)
+    last = carry(server, push(server, shard, 0))
+    again = carry(server, server.on_dropped(last.seq))
+    assert last.final and again.final and torch.equal(last.payload_P, again.payload_P)
+    server.on_reply(Reply("eu", again.seq, 1, 8, torch.zeros(NUM_PARAMS), final=True))
+    assert server.phase == "done"
+
+
+def test_only_the_open_request_can_be_dropped():
+    server, shard = make(Asgd(), workers=1)
+    server.join(0)
+    with pytest.raises(InvariantError, match="dropped 0"):
+        server.on_dropped(0)
+    update = carry(server, push(server, shard, 0))
+    with pytest.raises(InvariantError, match="dropped 2"):
+        server.on_dropped(2)
+    server.on_dropped(update.seq)
+    with pytest.raises(InvariantError, match="dropped 1"):
+        server.on_dropped(update.seq)
