@@ -282,7 +282,7 @@ class Lab:
             "name": self.topology.name,
             "topology": self.topology.model_dump_json(),
             "namespaces": [station.namespace for station in plan.stations],
-            "owner": None if self._detached else teardown.named(os.getpid()),
+            "owner": teardown.named(os.getpid()),
             "relay": None if self._relay is None else teardown.named(self._relay.pid),
             "began_unix_s": time.time(),
         }

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from geo_ray.errors import LabError, LabUnknownError
+from geo_ray.errors import LabError, LabUnavailableError, LabUnknownError
 from geo_ray.lab.client import RelayClient
 from geo_ray.lab.relay import CONTROL_FILE
 from geo_ray.lab.teardown import is_alive, read_record, take_down
@@ -36,8 +36,15 @@ def new_lab() -> tuple[str, Path]:
 
 
 def labs() -> dict[str, dict[str, Any]]:
-    """The records of all labs of this machine by id, whether their relay lives or not."""
-    found = sorted(BASE.iterdir()) if BASE.is_dir() else []
+    """The records of all labs of this machine by id, whether their relay lives or not.
+
+    Raises:
+        LabUnavailableError: this user may not look.
+    """
+    try:
+        found = sorted(BASE.iterdir()) if BASE.is_dir() else []
+    except PermissionError as error:
+        raise LabUnavailableError(f"labs are root's: {error}") from error
     return {path.name: read_record(path) for path in found if path.is_dir()}
 
 

@@ -107,6 +107,28 @@ class LabStats:
         """Whether figures taken over this time must be rejected."""
         return self.late_share > MAX_LATE_SHARE
 
+    def record(self) -> dict[str, object]:
+        """What belongs beside every figure that was measured in a lab, as JSON values."""
+        return {
+            "congestion_control": dict(self.congestion_control),
+            "relay_late_share": self.late_share,
+            "relay_cores": self.cpu_share,
+            "relay_realtime": self.realtime,
+            "seconds": self.seconds,
+            "links": {
+                f"{src} -> {dst}": {
+                    "rate_mbps": link.rate_mbps,
+                    "delay_s": link.delay_s,
+                    "loss": link.loss,
+                    "bytes": link.out_bytes,
+                    "lost_packets": link.lost,
+                    "queue_drops": link.queue_drops,
+                }
+                for (src, dst), link in self.links.items()
+                if link.in_packets
+            },
+        }
+
     @property
     def cpu_share(self) -> float:
         """The relay's use of one core."""

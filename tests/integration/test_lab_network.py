@@ -6,6 +6,7 @@ its own clock. Nothing here depends on how fast this machine is.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
@@ -79,8 +80,11 @@ def test_tcp_carries_bytes_between_regions(lab: Lab, family: int) -> None:
         near.shutdown(socket.SHUT_WR)
         reader.join(WAIT_S)
     assert got == sent
-    books = lab.stats().links["A", "B"]
-    assert books.out_bytes > len(sent)
+    stats = lab.stats()
+    assert stats.links["A", "B"].out_bytes > len(sent)
+    beside = json.loads(json.dumps(stats.record()))
+    assert beside["congestion_control"]["A"] == "cubic"
+    assert set(beside["links"]) == {"A -> B", "B -> A"}
 
 
 def test_each_region_has_its_congestion_control_and_mtu(lab: Lab) -> None:

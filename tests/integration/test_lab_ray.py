@@ -1,0 +1,67 @@
+"""The unmodified product over the lab: one Ray node per namespace, `geo-ray train` inside one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from lab_support import needs_lab
+
+from geo_ray.errors import ClusterStartError
+from geo_ray.lab.lab import Lab
+from geo_ray.lab.ray_nodes import RayOptions, environment_of, start_ray
+from geo_ray.lab.topology import DefaultLink, RegionConfig, Topology
+
+TRAIN_S = 300.0  # never reached
+EXPERIMENT = """
+name: over_the_lab
+cluster: {kind: existing}
+task: {use: digits}
+data:
+  generate: {split: {kind: iid}, rows_per_shard: 128}
+  batch_size: 16
+regions: [{name: A, workers: 1}, {name: B, workers: 1}]
+strategy: {kind: sma, interval: 4}
+optimizer: {kind: momentum, lr: 0.05}
+train: {steps: 8, eval_every: 8}
+averager: {region: A}
+"""
+
+
+@needs_lab
+@pytest.mark.timeout(600)
+def test_the_unmodified_product_trains_over_the_lab(tmp_path: Path) -> None:
+    (tmp_path / "e.yaml").write_text(EXPERIMENT)
+    topology = Topology(
+        link=DefaultLink(rate_mbps=100.0, delay_s=0.005),
+        regions=(RegionConfig(name="A"), RegionConfig(name="B")),
+    )
+    with Lab(topology) as lab:
+        environment = start_ray(lab, RayOptions(cpus=6))
+        assert environment_of(Lab.attach(lab.lab_id)) == environment
+        root = Path(environment["RAY_AUTH_TOKEN_PATH"]).parent
+        with pytest.raises(ClusterStartError):
+            start_ray(lab)
+        lab.reset()
+        argv = [sys.executable, "-m", "geo_ray.cli.main", "train", "e.yaml", "--plain"]
+        with lab.popen(
+            "A",
+            argv,
+            cwd=tmp_path,
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as train:
+            said, _ = train.communicate(timeout=TRAIN_S)
+        assert train.returncode == 0, said[-3000:]
+        stats = lab.stats()
+    (summary,) = tmp_path.rglob("summary.json")
+    assert json.loads(summary.read_text())["steps"] == 8
+    # what the two regions said to each other has crossed the links, and nothing went elsewhere
+    assert stats.links["A", "B"].out_bytes > 100_000 < stats.links["B", "A"].out_bytes
+    assert not root.exists()
