@@ -58,7 +58,9 @@ class RegionWire:
         encoder = self._encoder
         if self._loose is not None:
             self._before(update, self._loose)
-        self._owed_before_P = encoder.residual_P
+        if plan.sends == "model" and not plan.in_rounds:
+            owed_P = encoder.residual_P
+            self._owed_before_P = None if owed_P is None else owed_P.clone()
         if plan.in_rounds and update.num_samples == 0:
             # It has no weight in the round: what is owed must not be lost with it.
             encoder = replace(encoder, residual_P=None)

@@ -49,7 +49,7 @@ class Encoder:
     Attributes:
         codec: None sends every vector as it is.
         stream: names the stream; random choices are seeded by it and a vector's number.
-        residual_P: what is owed to the receiver; None for nothing.
+        residual_P: what is owed to the receiver; None for nothing. Changed in place.
         memory: the codec's tensors.
     """
 
@@ -69,22 +69,19 @@ class Encoder:
             number: of the vector within the stream.
         """
         codec = self.codec
-        if codec is None:
-            return Encoded(None, self.in_full(payload_P))
-        owed_P = self._owed(payload_P)
-        vector_P = payload_P if owed_P is None else payload_P + owed_P
-        if not all_finite(vector_P):
-            return Encoded(None, vector_P)
+        if codec is None or not all_finite(payload_P):
+            return Encoded(None, payload_P if codec else self.in_full(payload_P))
+        owed_P, self.residual_P = self._owed(payload_P), None
+        # In place: new memory for a large model costs more than the sum.
+        vector_P = payload_P if owed_P is None else owed_P.add_(payload_P)
         coded = codec.encode(vector_P, self.memory, seed_of(self.stream, number))
-        self.residual_P = None
         if codec.lossless:
             return Encoded(coded, vector_P)
         sent_P = codec.decode(coded).to(vector_P.device)
-        rest_P = vector_P - sent_P
-        if not all_finite(rest_P):
+        if not all_finite(sent_P):
             return Encoded(None, vector_P)
         if not codec.feeds_back:
-            self.residual_P = rest_P
+            self.residual_P = payload_P - sent_P if owed_P is None else owed_P.sub_(sent_P)
         return Encoded(coded, sent_P)
 
     def in_full(self, payload_P: Tensor) -> Tensor:
