@@ -11,9 +11,12 @@ from geo_ray.wan.window import Window
 
 _LONG_RTTS: Final = 8.0
 _LONG_S: Final = 0.4
+_SHORT_RTTS: Final = 1.5
 _NEAR_S: Final = 0.003  # a round trip shorter than that is no wide-area link
 _FIRST_FAR: Final = 4
 _MOST_NEAR: Final = 4
+_MANY: Final = 32
+_FIRST_FLIGHT_BYTES: Final = 13 * 1024  # with frame and TLS records less than 10 x 1448
 _KERNEL_BYTES: Final = 512 * 1024  # unsent in the kernel, over all streams
 _ESTIMATE_EVERY_S: Final = 1.0
 _PING_MAX_S: Final = 0.05
@@ -58,7 +61,12 @@ class Flow:
         return self._count.target
 
     def chunk_bytes(self, streams: int) -> int:
-        """Longest chunk with that many streams: small ones wait less for a slow stream."""
+        """Longest chunk with that many streams: small ones wait less for a slow stream.
+
+        With many, a chunk is what TCP sends at once after a pause (ten segments, RFC 6928).
+        """
+        if streams >= _MANY:
+            return min(self._config.chunk_bytes, _FIRST_FLIGHT_BYTES)
         return max(16 * 1024, min(self._config.chunk_bytes, 1024**2 // max(1, streams)))
 
     def unsent_bytes(self, streams: int) -> int:
@@ -143,5 +151,8 @@ class Flow:
         if is_tail or self._acked_bytes < self._config.chunk_bytes:
             return
         waited = self._waited_s / lasted_s if lasted_s > 0.0 else 0.0
+        if self._is_whole and lasted_s > _SHORT_RTTS * base_s:
+            # After a pause TCP begins slowly on every stream, with the data in the kernel already.
+            waited = 1.0
         stretch = Stretch(self._acked_bytes, lasted_s, streams, waited, self._is_whole)
         self._count.observe(now_s, stretch)

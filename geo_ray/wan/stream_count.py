@@ -2,20 +2,22 @@
 
 One TCP stream fills a clean link, a tenth of a long lossy one, and only its own share of a link
 that caps every flow. So the number is tried, not computed: while data waits for streams although
-the link has no queue, the next larger number is tried; it stays if it carried more, and a smaller
-one comes back if it carried the same. What was learned is forgotten after a minute.
+the link has no queue, twice as many are opened. If four times as many carried hardly more, those
+that were enough come back, and the next try has to wait for a minute. (Twice as many would be no
+test: after a pause a burst takes whole round trips, and a lossy link varies by more than that.)
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 LEVELS: Final = (1, 2, 4, 8, 16, 32, 64, 96)
 _MEMORY_S: Final = 60.0
-_BETTER: Final = 1.05
-_AS_GOOD: Final = 0.98
-_BLEND: Final = 0.5
+_BETTER: Final = 1.15
+_LOOK_BACK: Final = 2  # levels
+_SETTLED: Final = 3  # stretches at a level before it is judged; TCP ramps up in the first
+_EASY: Final = 20  # stretches without waiting after which fewer are tried
 _WAITED: Final = 0.2  # of the time: below that, streams are not what holds the data up
 
 
@@ -38,6 +40,21 @@ class Stretch:
     is_whole: bool
 
 
+@dataclass(slots=True)
+class _Climb:
+    """The search for one kind of stretch; scores are bytes per second."""
+
+    index: int
+    seen_s: float = 0.0
+    scores: list[float] = field(default_factory=list)  # at the present level
+    path: dict[int, float] = field(default_factory=dict)  # of the levels on the way up
+    easy: int = 0
+    blocked_until_s: float = 0.0
+
+    def move(self, index: int) -> None:
+        self.index, self.scores, self.easy = index, [], 0
+
+
 class StreamCount:
     """Chooses the number of data streams.
 
@@ -50,13 +67,15 @@ class StreamCount:
     def __init__(self, smallest: int, largest: int, first: int) -> None:
         within = [level for level in LEVELS if smallest <= level <= largest]
         self._levels = within or [smallest]
-        self._index = max(i for i, n in enumerate(self._levels) if n <= max(first, self._levels[0]))
-        self._scores: dict[tuple[int, int], tuple[float, float]] = {}
+        self._first = max(i for i, n in enumerate(self._levels) if n <= max(first, self._levels[0]))
+        self._climbs: dict[int, _Climb] = {}
+        self._now_s = 0.0
 
     @property
     def target(self) -> int:
-        """How many streams there should be."""
-        return self._levels[self._index]
+        """How many streams there should be: as the most demanding kind of traffic lately wants."""
+        fresh = [c.index for c in self._climbs.values() if self._now_s - c.seen_s < _MEMORY_S]
+        return self._levels[max(fresh, default=self._first)]
 
     def observe(self, now_s: float, stretch: Stretch) -> int:
         """Learn from a stretch; returns the new target.
@@ -64,29 +83,34 @@ class StreamCount:
         A stretch with another number of streams than the target says nothing: streams are being
         opened or closed.
         """
+        self._now_s = now_s
         if stretch.streams != self.target or stretch.lasted_s <= 0.0:
             return self.target
+        # Bursts are compared with bursts of their size, parts of long transfers with each other.
         kind = stretch.size_bytes.bit_length() if stretch.is_whole else 0
-        score = stretch.size_bytes / stretch.lasted_s
-        known = self._known(now_s, kind, self._index)
-        if known is not None:
-            score = _BLEND * score + (1.0 - _BLEND) * known
-        self._scores[kind, self._index] = (now_s, score)
-        self._index = self._next(now_s, kind, score, waits=stretch.waited > _WAITED)
+        present = self._levels.index(self.target)
+        climb = self._climbs.setdefault(kind, _Climb(present))
+        climb.seen_s = now_s
+        if climb.index != present:  # another kind wants more: this one has nothing to say
+            return self.target
+        climb.scores.append(stretch.size_bytes / stretch.lasted_s)
+        waits = stretch.waited > _WAITED
+        climb.easy = 0 if waits else climb.easy + 1
+        if len(climb.scores) >= _SETTLED:
+            self._judge(now_s, climb, waits=waits)
         return self.target
 
-    def _next(self, now_s: float, kind: int, score: float, *, waits: bool) -> int:
-        up, down = self._index + 1, self._index - 1
-        if waits and up < len(self._levels):
-            larger = self._known(now_s, kind, up)
-            if larger is None or larger > _BETTER * score:
-                return up
-        if down >= 0:
-            smaller = self._known(now_s, kind, down)
-            if smaller is not None and smaller >= _AS_GOOD * score:
-                return down
-        return self._index
-
-    def _known(self, now_s: float, kind: int, index: int) -> float | None:
-        at_s, score = self._scores.get((kind, index), (-_MEMORY_S, 0.0))
-        return score if now_s - at_s < _MEMORY_S else None
+    def _judge(self, now_s: float, climb: _Climb, *, waits: bool) -> None:
+        # New streams begin with a burst: the level below is judged by its worse stretch.
+        lower, upper = min(climb.scores[-_SETTLED:]), max(climb.scores[-_SETTLED:])
+        before = climb.path.pop(climb.index - _LOOK_BACK, None)  # judged once
+        if before is not None and upper < _BETTER * before:
+            climb.blocked_until_s = now_s + _MEMORY_S
+            climb.path.clear()
+            climb.move(climb.index - _LOOK_BACK)
+        elif waits and now_s >= climb.blocked_until_s and climb.index + 1 < len(self._levels):
+            climb.path[climb.index] = lower
+            climb.move(climb.index + 1)
+        elif climb.easy >= _EASY and climb.index > self._first:
+            climb.path.clear()
+            climb.move(climb.index - 1)

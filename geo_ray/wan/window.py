@@ -17,8 +17,9 @@ _LARGEST_BYTES: Final = 1024**3
 _QUEUE_SHARE: Final = 0.3  # of the shortest round trip: the queue that is aimed at
 _QUEUE_MIN_S: Final = 0.010  # below that it is the machine, not the link
 _BASE_MEMORY_S: Final = 60.0
-_RECENT: Final = 3  # round trips; the shortest of them is free of retransmissions and wake-ups
-_GAIN: Final = 0.25  # largest growth within a round trip
+_LOOK_RTTS: Final = 1.5
+_LOOK_SAMPLES: Final = 4
+_GAIN: Final = 0.25  # largest growth between two looks
 _YOUNG_GAIN: Final = 1.0  # until the first queue
 _STEEPEST: Final = -2.0
 
@@ -39,9 +40,11 @@ class Window:
         self.base_rtt_s: float | None = None
         self._smallest_bytes = smallest_bytes
         self._is_young = True
-        self._pull = 1.0  # 1 grows at full speed, 0 stays, negative shrinks
-        self._recent: deque[float] = deque(maxlen=_RECENT)
         self._base: deque[tuple[float, float]] = deque()  # (when, rtt), ascending in both
+        self._looked_s = 0.0
+        self._rtts: list[float] = []  # since the last look
+        self._acked_bytes = 0
+        self._was_full = False
 
     def on_rtt(self, now_s: float, rtt_s: float) -> None:
         """A heartbeat came back."""
@@ -51,12 +54,10 @@ class Window:
         while now_s - self._base[0][0] > _BASE_MEMORY_S:
             self._base.popleft()
         self.base_rtt_s = self._base[0][1]
-        self._recent.append(rtt_s)
-        queue_s = min(self._recent) - self.base_rtt_s
-        aim_s = max(_QUEUE_MIN_S, _QUEUE_SHARE * self.base_rtt_s)
-        self._pull = max(_STEEPEST, 1.0 - queue_s / aim_s)
-        if self._pull < 0.5:
-            self._is_young = False
+        self._rtts.append(rtt_s)
+        is_time = now_s - self._looked_s >= _LOOK_RTTS * self.base_rtt_s
+        if is_time and len(self._rtts) >= _LOOK_SAMPLES:
+            self._look(now_s, self.base_rtt_s)
 
     def on_acked(self, size_bytes: int, in_flight_bytes: int) -> None:
         """Chunks were acknowledged.
@@ -65,8 +66,20 @@ class Window:
             size_bytes: of the chunks.
             in_flight_bytes: under way before that.
         """
-        if self._pull > 0.0 and in_flight_bytes < 0.5 * self.size_bytes:
-            return  # it is not the window that holds anything up
-        gain = _YOUNG_GAIN if self._is_young else _GAIN
-        grown = self.size_bytes + gain * self._pull * size_bytes
-        self.size_bytes = min(float(_LARGEST_BYTES), max(float(self._smallest_bytes), grown))
+        self._acked_bytes += size_bytes
+        self._was_full = self._was_full or in_flight_bytes > 0.5 * self.size_bytes
+
+    def _look(self, now_s: float, base_s: float) -> None:
+        # A lost packet of the heartbeats' own stream delays some of them, but not the last ones of
+        # the batch that then comes: the shortest round trip is the queue's.
+        queue_s = min(self._rtts) - base_s
+        pull = max(_STEEPEST, 1.0 - queue_s / max(_QUEUE_MIN_S, _QUEUE_SHARE * base_s))
+        if pull < 0.5:
+            self._is_young = False
+        if pull < 0.0 or self._was_full:  # else it is not the window that holds anything up
+            gain = _YOUNG_GAIN if self._is_young else _GAIN
+            moved = gain * pull * min(self._acked_bytes, self.size_bytes)
+            grown = self.size_bytes + moved
+            self.size_bytes = min(float(_LARGEST_BYTES), max(float(self._smallest_bytes), grown))
+        self._looked_s, self._rtts = now_s, []
+        self._acked_bytes, self._was_full = 0, False

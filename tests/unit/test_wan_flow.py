@@ -10,7 +10,7 @@ from geo_ray.wan.window import Window
 RTT_S = 0.1
 
 
-def _learn(count: StreamCount, rates: dict[int, float], rounds: int = 20) -> int:
+def _learn(count: StreamCount, rates: dict[int, float], rounds: int = 40) -> int:
     """Play stretches of half a second on a link that carries ``rates`` by number of streams."""
     for n in range(rounds):
         streams = count.target
@@ -27,8 +27,7 @@ def test_streams_are_opened_while_they_carry_more() -> None:
 
 def test_streams_that_carry_no_more_are_closed_again() -> None:
     count = StreamCount(1, 96, 4)
-    assert _learn(count, {1: 12e6}) in (4, 8)
-    assert count.target == 4  # eight were tried, and four carried the same
+    assert _learn(count, {1: 12e6}) == 4  # sixteen were tried, and carried the same
 
 
 def test_streams_are_left_alone_while_nothing_waits_for_them() -> None:
@@ -46,7 +45,22 @@ def test_a_stretch_while_streams_are_being_opened_says_nothing() -> None:
 def test_what_was_learned_is_forgotten_after_a_minute() -> None:
     count = StreamCount(1, 96, 4)
     _learn(count, {1: 12e6})
-    assert count.observe(200.0, Stretch(6 * 10**6, 0.5, 4, 0.9, is_whole=False)) == 8
+    for _ in range(3):
+        count.observe(200.0, Stretch(10**6, 0.5, 4, 0.9, is_whole=False))
+    assert count.target == 8
+
+
+def test_bursts_and_long_transfers_are_learned_apart_and_the_larger_wish_counts() -> None:
+    count = StreamCount(1, 96, 4)
+    for n in range(40):
+        streams = count.target
+        burst = Stretch(10**6, 4.0 / streams, streams, 1.0, is_whole=True)
+        count.observe(float(n), burst)  # twice as fast with twice as many
+    assert count.target == 96
+    for n in range(40, 60):
+        count.observe(float(n), Stretch(10**7, 1.0, 96, 0.0, is_whole=False))
+    assert count.target == 96
+    assert count.observe(200.0, Stretch(10**7, 1.0, 96, 0.0, is_whole=False)) == 4
 
 
 def _play(window: Window, rate_bytes_per_s: float, seconds: float, start_s: float = 0.0) -> float:
@@ -103,10 +117,10 @@ def test_a_long_transfer_over_streams_that_are_too_few_opens_more() -> None:
     flow = Flow(TransportConfig(), is_shaped=False)
     flow.on_rtt(0.0, 0.1)
     now_s = 0.0
-    for _ in range(1200):
+    for _ in range(1500):
         now_s += 0.01
         flow.on_acked(now_s, 2000 * flow.streams, 100_000)
         flow.look(now_s, flow.streams, is_busy=True, has_more=True, waits=True)
     assert flow.streams == 96
-    assert flow.estimate.goodput_mbps is not None and flow.estimate.goodput_mbps > 100
-    assert flow.chunk_bytes(96) == 16 * 1024 and flow.chunk_bytes(4) == 64 * 1024
+    assert flow.estimate.goodput_mbps is not None and flow.estimate.goodput_mbps > 50
+    assert flow.chunk_bytes(96) == 13 * 1024 and flow.chunk_bytes(4) == 64 * 1024
