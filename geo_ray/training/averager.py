@@ -37,7 +37,7 @@ class _Request:
     id: int
     halt: bool
     told: set[str] = field(default_factory=set)
-    held: list[Update] = field(default_factory=list)
+    held: list[tuple[Update, bool]] = field(default_factory=list)  # whether it is to be skipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +92,8 @@ class Averager:
             return self._repeat(update)
         request = self._request
         if request is not None and update.region in request.told:
-            if all(held.region != update.region for held in request.held):
-                request.held.append(self._opened(update))
+            if not self._holds(update.region):
+                request.held.append((self._opened(update), False))
             return []
         update = self._opened(update)
         self._last[update.region] = (update.epoch, update.seq)
@@ -139,21 +139,22 @@ class Averager:
         """Answer an update that is too stale without taking it in.
 
         Returns:
-            The answer; none while the region must not be answered (a checkpoint is open).
+            The answer; none yet if it is held back for a checkpoint.
         """
         skipped = Update(region, epoch, seq, 0, 0, torch.empty(0))
         if region not in self.hub.members:
             raise InvariantError(f"update of '{region}', which is no member of this run")
         if (epoch, seq) <= self._last.get(region, (0, 0)):
             return self._repeat(skipped)
-        if self.has_told(region):
+        request = self._request
+        if request is not None and region in request.told:
+            if not self._holds(region):
+                request.held.append((skipped, True))
             return []
         self._last[region] = (epoch, seq)
-        return self._publish([additive.refresh(self.hub, skipped, self.num_params)])
-
-    def has_told(self, region: str) -> bool:
-        """Whether a checkpoint is open and ``region`` has its answer: it gets no other before."""
-        return self._request is not None and region in self._request.told
+        return self._release_finals() + self._publish(
+            [additive.refresh(self.hub, skipped, self.num_params)]
+        )
 
     def last(self, region: str) -> tuple[int, int]:
         """Epoch and number of the newest update of ``region`` that was taken in or given up."""
@@ -162,18 +163,22 @@ class Averager:
     def abandon_checkpoint(self) -> list[Reply]:
         """Give an open checkpoint up; what was held back for it goes on."""
         request, self._request = self._request, None
-        held = [] if request is None else request.held
-        return [reply for update in held for reply in self.on_update(update)]
+        return [] if request is None else self._release(request)
 
     def leave(self, region: str) -> list[Reply]:
         """Go on without a region; whoever waited for it alone is answered."""
         hub = self.hub
+        over = len(self._finals) == len(hub.members)  # the last exchange: all are answered
         hub.members = tuple(name for name in hub.members if name != region)
         for books in (self._finals, self._answers, hub.waiting):
             books.pop(region, None)
         for name in [name for name in hub.memory if name.endswith(f"/{region}")]:
             del hub.memory[name]
+        if self._request is not None:
+            self._request.held = [h for h in self._request.held if h[0].region != region]
         replies = self.abandon_checkpoint()
+        if over:
+            return replies
         if self._finals and all(name in self._finals for name in hub.members):
             finals = [self._finals[name] for name in hub.members]
             return replies + [reply for final in finals for reply in self._answer(final)]
@@ -261,9 +266,21 @@ class Averager:
         if request is not None and request.told.issuperset(self.hub.members):
             self.snapshots.append(HubSnapshot(request.id, *self.export()))
             self._request = None
-            for held in request.held:
-                replies += self.on_update(held)
+            replies += self._release(request)
         return replies
+
+    def _release(self, request: _Request) -> list[Reply]:
+        """What was held back goes on."""
+        replies: list[Reply] = []
+        for update, skip in request.held:
+            if skip:
+                replies += self.on_skip(update.region, update.epoch, update.seq)
+            else:
+                replies += self.on_update(update)
+        return replies
+
+    def _holds(self, region: str) -> bool:
+        return self._request is not None and any(u.region == region for u, _ in self._request.held)
 
     def _mark(self, reply: Reply) -> Reply:
         request = self._request

@@ -146,6 +146,8 @@ def test_during_a_checkpoint_a_sum_with_a_region_that_was_told_is_refused() -> N
     replies = hub.on_sum(headers(fresh), total_of(fresh))
     assert replies is not None and [r.checkpoint for r in replies] == [1, 1]
     assert hub.on_skip("b", 1, 2) == []  # it has its answer, too
+    (last, skipped) = hub.on_update(replicas["d"].speak(random))
+    assert last.checkpoint == 1 and (skipped.to, skipped.dropped) == ("b", True)
 
 
 def test_bad_sums_are_refused() -> None:

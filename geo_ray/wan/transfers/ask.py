@@ -18,6 +18,7 @@ class Ask:
         base_version: the averager's version that it was computed from; of a sum, the oldest.
         norm: Euclidean norm of the payload; where one must be dropped, the smallest is.
         final: the sender's last word: always taken, and no commit before all have said theirs.
+        again: an earlier averager had taken it in already: it is never dropped.
         parts: the asks that a sum is made of; empty for a plain update.
     """
 
@@ -28,6 +29,7 @@ class Ask:
     base_version: int
     norm: float = 0.0
     final: bool = False
+    again: bool = False
     parts: tuple[Ask, ...] = ()
 
     @property
@@ -51,7 +53,7 @@ class Ask:
         Returns:
             Negative if it would be too stale already; infinite without a bound.
         """
-        if max_staleness is None or self.final:
+        if max_staleness is None or self.final or self.again:
             return math.inf
         # The parts of a sum are committed together: those beside it come before the last one.
         beside = self.commits - 1

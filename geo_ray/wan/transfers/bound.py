@@ -7,6 +7,7 @@ first is such a line (earliest deadline first); so that order answers both quest
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 from geo_ray.wan.transfers.ask import Ask
@@ -45,7 +46,7 @@ def too_late(line: Sequence[Roomy], loss: Callable[[Ask], float]) -> list[Ask]:
         while before > room and (room, ask) in kept:
             victims = kept if room >= 0 else kept[-1:]
             victim = min(
-                (k for k in victims if k[1].commits > 0),
+                (k for k in victims if k[0] < math.inf),
                 key=lambda k: (loss(k[1]), k[1].key),
             )
             kept.remove(victim)

@@ -1,0 +1,331 @@
+"""Regions, their bridges and an averager that may move, on a network that somebody shuffles.
+
+Every local step changes one coordinate of its own, by exactly -1 at home. So each replica shows
+which steps of which region have reached it, and how often.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from random import Random
+
+import torch
+from torch import Tensor
+
+from geo_ray.sync.base import HubState, Outgoing, RegionState, Reply, Update, Wait
+from geo_ray.training.averager import Averager
+from geo_ray.training.caller import Caller
+from geo_ray.training.hub_log import Checkpoint, Skip
+from geo_ray.training.replication import Primary, Shadow
+from geo_ray.training.standby import Ask, Done, Give, Happened, Refuse, Say, StandbyNode
+from geo_ray.training.takeover import Watch
+
+TAKEOVER_S, REJOIN_S = 5.0, 20.0
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is run."""
+
+    strategy: object
+    regions: int
+    steps: int
+    bound: float
+    skips: bool = False
+    checkpoints: bool = False
+
+
+class Counted:
+    """A strategy that adds up what an averager has taken in."""
+
+    def __init__(self, inner, num_params: int) -> None:
+        self.inner = inner
+        self.in_rounds, self.sends = inner.in_rounds, inner.sends
+        self.combine = getattr(inner, "combine", None)
+        self.taken_P = torch.zeros(num_params)
+
+    def on_update(self, hub: HubState, update: Update) -> list[Reply]:
+        if self.sends == "change":
+            self.taken_P += update.payload_P
+        return self.inner.on_update(hub, update)
+
+
+@dataclass
+class Region:
+    """A lead without shards: it steps, speaks, merges."""
+
+    name: str
+    first: int  # its coordinates begin here
+    world: World
+    phase: str = "training"  # must_speak, waiting, finishing, done, failed
+    seq: int = 0
+    hub_version: int = 0
+    merged: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.state = RegionState(torch.zeros(self.world.num_params), self._apply)
+        self.owed_P: Tensor | None = None
+        self.sent: dict[int, Tensor] = {}
+
+    def _apply(self, grad_P: Tensor) -> None:
+        self.state.params_P.sub_(grad_P)
+
+    def step(self) -> None:
+        state, strategy = self.state, self.world.setup.strategy
+        grad_P = torch.zeros(self.world.num_params)
+        grad_P[self.first + state.step] = 1.0
+        state.step += 1
+        state.since_send += 1
+        state.samples += 1
+        strategy.on_gradient(state, grad_P)
+        out = strategy.after_step(state)
+        if isinstance(out, Wait):
+            self.phase = "must_speak"
+        elif out is not None:
+            self.send(out, final=False)
+        self.advance()
+
+    def advance(self) -> None:
+        """What follows by itself; see `Server`."""
+        strategy = self.world.setup.strategy
+        if self.phase == "must_speak" and not self.state.link_busy:
+            self.phase = "training"
+            out = strategy.after_step(self.state)
+            if isinstance(out, Outgoing):
+                self.send(out, final=False)
+        if self.phase == "training" and self.state.step == self.world.setup.steps:
+            if self.state.link_busy:
+                self.phase = "waiting"
+                return
+            out = strategy.on_finish(self.state)
+            if out is None:
+                self.phase = "done"
+                return
+            self.send(out, final=True)
+
+    def send(self, out: Outgoing, *, final: bool) -> None:
+        state = self.state
+        state.link_busy, state.since_send = True, 0
+        self.seq += 1
+        payload_P = out.payload_P if self.owed_P is None else out.payload_P + self.owed_P
+        self.owed_P = None
+        self.sent[self.seq] = payload_P
+        if out.wait:
+            self.phase = "finishing" if final else "waiting"
+        update = Update(
+            self.name, 1, self.seq, self.hub_version, max(1, state.samples), payload_P, final
+        )
+        state.samples = 0
+        self.world.carry_out(self.name, self.world.nodes[self.name].submit(update))
+
+    def give(self, reply: Reply) -> None:
+        assert reply.seq == self.seq and self.state.link_busy
+        self.state.link_busy = False
+        if reply.dropped:
+            self.owed_P = self.sent[reply.seq]
+        self.world.setup.strategy.on_reply(self.state, reply)
+        self.hub_version = reply.version
+        if not reply.dropped:
+            self.merged.append(reply.seq)
+        if self.phase == "waiting":
+            self.phase = "training"
+        elif self.phase == "finishing":
+            self.phase = "done" if reply.final else "training"
+        self.advance()
+
+
+class World:
+    """The first region hosts the averager, the second the standby."""
+
+    def __init__(self, setup: Setup, seed: int) -> None:
+        self.setup = setup
+        self.random = Random(seed)
+        self.names = tuple("abcdef"[: setup.regions])
+        self.num_params = setup.regions * setup.steps
+        self.now_s = 0.0
+        self.queues: dict[tuple[str, str], deque] = {}
+        self.cut: set[frozenset[str]] = set()
+        self.dead: set[str] = set()
+        self.events: list[Happened] = []
+        self.nodes = {name: self._node(name) for name in self.names}
+        self.regions = {
+            name: Region(name, i * setup.steps, self) for i, name in enumerate(self.names)
+        }
+        self.checkpoints = 0
+        self.tick(0.0)
+
+    def _averager(self) -> Averager:
+        strategy = Counted(self.setup.strategy, self.num_params)
+        return Averager(strategy, self.num_params, HubState(self.names))
+
+    def _node(self, name: str) -> StandbyNode:
+        hub, standby = self.names[:2]
+        keeps = self.setup.strategy.sends == "change"
+        node = StandbyNode(
+            name,
+            Caller(hub, 1, lambda message: message.payload_P, keeps),
+            Watch(name, self.names, hub, standby, TAKEOVER_S, REJOIN_S),
+        )
+        if name == hub:
+            node.primary = Primary(self._averager(), self.setup.bound)
+        if name == standby:
+            node.shadow = Shadow(self._averager())
+        return node
+
+    # ---------------------------------------------------------------- network
+
+    def is_up(self, a: str, b: str) -> bool:
+        return not {a, b} & self.dead and frozenset((a, b)) not in self.cut
+
+    def carry_out(self, name: str, effects) -> None:
+        for effect in effects:
+            match effect:
+                case Say(to, word):
+                    self.queues.setdefault((name, to), deque()).append(word)
+                case Give(reply):
+                    self.regions[name].give(reply)
+                case Refuse():
+                    self.regions[name].phase = "failed"
+                case Happened():
+                    self.events.append(effect)
+                case Done():
+                    self.check()
+
+    def movable(self) -> list[tuple[str, str]]:
+        return [pair for pair, queue in self.queues.items() if queue and self.is_up(*pair)]
+
+    def deliver(self, pair: tuple[str, str]) -> None:
+        src, dst = pair
+        word = self.queues[pair].popleft()
+        node = self.nodes[dst]
+        if isinstance(word, Ask) and self.setup.skips and node.primary is not None:
+            word = self._maybe_skip(word)
+        self.carry_out(dst, node.on_word(src, word))
+
+    def _maybe_skip(self, word: Ask) -> Ask:
+        """Now and then an update is too stale."""
+        if word.again or word.op.update.final or self.random.random() > 0.3:
+            return word
+        update = word.op.update
+        return Ask(Skip(update.region, update.epoch, update.seq))
+
+    # ---------------------------------------------------------------- events
+
+    def tick(self, passed_s: float) -> None:
+        self.now_s += passed_s
+        for name, node in self.nodes.items():
+            if name not in self.dead:
+                peers = [other for other in self.names if other != name and self.is_up(name, other)]
+                self.carry_out(name, node.tick(self.now_s, peers))
+
+    def kill(self, name: str, random: Random) -> None:
+        """What it had sent may have arrived in part."""
+        self.dead.add(name)
+        for (src, dst), queue in list(self.queues.items()):
+            if dst == name:
+                queue.clear()
+            elif src == name:
+                arriving = random.randint(0, len(queue))
+                words = [queue.popleft() for _ in range(arriving)]
+                queue.clear()
+                for word in words:
+                    if dst not in self.dead:
+                        self.carry_out(dst, self.nodes[dst].on_word(src, word))
+
+    def witness(self, name: str) -> None:
+        for other, node in self.nodes.items():
+            if other not in self.dead:
+                self.carry_out(other, node.on_witness(name))
+
+    def checkpoint(self) -> None:
+        self.checkpoints += 1
+        hub = self.nodes[self.names[0]]
+        if hub.primary is not None and self.names[0] not in self.dead:
+            self.carry_out(hub.region, hub.offer(Checkpoint(self.checkpoints, halt=False)))
+
+    def stepping(self) -> list[str]:
+        return [
+            name
+            for name, region in self.regions.items()
+            if name not in self.dead
+            and region.phase == "training"
+            and region.state.step < self.setup.steps
+        ]
+
+    def run_out(self) -> None:
+        """Let everything that can still happen happen."""
+        for _ in range(400):
+            while self.movable() or self.stepping():
+                while self.movable():
+                    self.deliver(self.random.choice(self.movable()))
+                    self.check()
+                if self.stepping():
+                    self.regions[self.random.choice(self.stepping())].step()
+            if all(self.regions[name].phase == "done" for name in self.survivors()):
+                return
+            self.tick(1.0)
+        phases = {name: region.phase for name, region in self.regions.items()}
+        raise AssertionError(f"stuck: {phases}, dead {self.dead}, {self.events}")
+
+    # ---------------------------------------------------------------- promises
+
+    def survivors(self) -> list[str]:
+        return [n for n, r in self.regions.items() if n not in self.dead and r.phase != "failed"]
+
+    def check(self) -> None:
+        hub, standby = (self.nodes[name] for name in self.names[:2])
+        if hub.primary is not None and hub.region not in self.dead:
+            assert hub.primary.ahead <= self.setup.bound
+            if standby.shadow is not None and self.setup.strategy.sends == "change":
+                self._check_distance(hub, standby)
+        if self._is_exact:
+            for name in self.survivors():
+                params_P = self.regions[name].state.params_P
+                assert bool(((params_P == 0) | (params_P == -1)).all()), (name, params_P)
+
+    def _check_distance(self, hub: StandbyNode, standby: StandbyNode) -> None:
+        """The standby may be ahead by what the hub still holds back; behind only by the bound."""
+        assert hub.primary is not None and standby.shadow is not None
+        if standby.shadow.number > hub.primary.stable:
+            return  # acknowledgements are on their way
+        if all(line.is_committed for line in hub.primary._lines):
+            behind_P = known_to(hub.primary.averager) - known_to(standby.shadow.averager)
+            assert float(behind_P.norm()) <= self.setup.bound + 1e-4
+
+    @property
+    def _is_exact(self) -> bool:
+        strategy = self.setup.strategy
+        return strategy.sends == "change" and getattr(strategy, "combine", None) == "sum"
+
+    def check_end(self) -> None:
+        alive = self.survivors()
+        first_P = self.regions[alive[0]].state.params_P
+        for name in alive:
+            params_P = self.regions[name].state.params_P
+            torch.testing.assert_close(params_P, first_P)
+            if self.setup.strategy.sends == "model" or self.setup.strategy.in_rounds:
+                assert torch.equal(params_P, first_P)
+        if not self._is_exact:
+            return
+        for name, region in self.regions.items():
+            own_P = first_P[region.first : region.first + self.setup.steps]
+            if name in alive:
+                assert bool((own_P == -1).all()), (name, own_P)
+                continue
+            lost = [self._is_missing(region, seq, first_P) for seq in region.merged]
+            norms = [float(region.sent[s].norm()) for s, m in zip(region.merged, lost, strict=True)]
+            gone = sum(norm for norm, missing in zip(norms, lost, strict=True) if missing)
+            assert gone <= self.setup.bound + 1e-4
+
+    @staticmethod
+    def _is_missing(region: Region, seq: int, params_P: Tensor) -> bool:
+        return bool((params_P[region.sent[seq] != 0] == 0).any())
+
+
+def known_to(averager: Averager) -> Tensor:
+    """The sum of what an averager has taken in, or holds back for a checkpoint."""
+    known_P = averager.strategy.taken_P.clone()
+    for update, skip in [] if averager._request is None else averager._request.held:
+        known_P += 0 if skip else update.payload_P
+    return known_P
