@@ -1,0 +1,1 @@
+"""How bridges carry a sum and its answer other than as a star: who sends which part to whom."""

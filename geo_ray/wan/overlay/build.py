@@ -1,0 +1,108 @@
+"""A policy from its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from geo_ray.errors import ConfigError
+from geo_ray.wan.overlay.binary import binary
+from geo_ray.wan.overlay.config import (
+    AnyOverlay,
+    BinaryOverlay,
+    NetstormOverlay,
+    RackOverlay,
+    RingOverlay,
+    StarOverlay,
+    TransferOptions,
+    TsengineOverlay,
+)
+from geo_ray.wan.overlay.links import Links
+from geo_ray.wan.overlay.netstorm import Netstorm
+from geo_ray.wan.overlay.plan import MAX_REGIONS, Grid, Tree
+from geo_ray.wan.overlay.policy import Planned, Policy
+from geo_ray.wan.overlay.rack import rack, square_groups
+from geo_ray.wan.overlay.ring import ring
+from geo_ray.wan.overlay.star import star
+from geo_ray.wan.overlay.tsengine import Tsengine
+
+
+def transfer_of(config: AnyOverlay) -> TransferOptions:
+    """How parts are handed on; a star's are as by default."""
+    return TransferOptions() if isinstance(config, StarOverlay) else config.transfer
+
+
+def grid_of(config: AnyOverlay, num: int) -> Grid:
+    """The segments of a vector of ``num`` fp32 elements."""
+    return Grid(num, max(1, min(num, transfer_of(config).segment_bytes // 4)))
+
+
+def links_of(config: AnyOverlay, num_regions: int) -> Links:
+    """An empty table of links that ages as configured."""
+    if isinstance(config, TsengineOverlay | NetstormOverlay):
+        return Links(num_regions, config.forget_rounds, config.smoothing)
+    return Links(num_regions)
+
+
+def build_policy(
+    config: AnyOverlay, regions: Sequence[str], hub: int, grid: Grid, links: Links, seed: int
+) -> Policy:
+    """The policy of a run.
+
+    Args:
+        config: kind and options.
+        regions: names, sorted.
+        hub: number of the region that hosts the averager.
+        grid: of the vector.
+        links: what is known of links; shared with the coordinator.
+        seed: of random decisions.
+
+    Raises:
+        ConfigError: the overlay does not fit the regions.
+    """
+    check_regions(config, regions)
+    num, segments = len(regions), grid.count
+    if isinstance(config, TsengineOverlay):
+        return Tsengine(links, hub, grid, config, seed)
+    if isinstance(config, NetstormOverlay):
+        storm = Netstorm(links, segments, config.roots or num, config.hysteresis)
+        return Planned(storm.trees, links, fused=True, probes=config.probes)
+    trees = partial(_static, config, tuple(regions), hub, segments)
+    return Planned(lambda rnd: trees(), links, fused=isinstance(config, RingOverlay))
+
+
+def check_regions(config: AnyOverlay, regions: Sequence[str]) -> None:
+    """Refuse an overlay that does not fit the regions.
+
+    Raises:
+        ConfigError: too many regions, or groups that are not a partition of them.
+    """
+    if isinstance(config, StarOverlay):
+        return
+    if len(regions) > MAX_REGIONS:
+        raise ConfigError(f"overlay.kind: {config.kind} takes at most {MAX_REGIONS} regions")
+    if isinstance(config, RackOverlay) and config.groups is not None:
+        named = sorted(name for group in config.groups for name in group)
+        if named != sorted(regions):
+            raise ConfigError(
+                f"overlay.groups must name every region once: has {named}, "
+                f"regions are {sorted(regions)}"
+            )
+
+
+def _static(
+    config: AnyOverlay, regions: tuple[str, ...], hub: int, num_segments: int
+) -> list[Tree]:
+    num = len(regions)
+    if isinstance(config, BinaryOverlay):
+        return binary(num, hub, num_segments)
+    if isinstance(config, RingOverlay):
+        return ring(num, num_segments)
+    if isinstance(config, RackOverlay):
+        groups = (
+            square_groups(num, hub)
+            if config.groups is None
+            else [[regions.index(name) for name in group] for group in config.groups]
+        )
+        return rack(num, hub, num_segments, groups)
+    return star(num, hub, num_segments)

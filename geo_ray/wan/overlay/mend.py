@@ -1,0 +1,34 @@
+"""How a tree goes round links and regions that do not work."""
+
+from __future__ import annotations
+
+from geo_ray.wan.overlay.links import Links
+from geo_ray.wan.overlay.plan import Tree
+
+
+def mend(tree: Tree, links: Links) -> Tree:
+    """Hang regions elsewhere whose link to their parent is broken, or whose parent is down.
+
+    A region goes to the nearest of its parent's ancestors that works, else to any region outside
+    its own subtree; if there is none, it stays where it is.
+    """
+    parents = list(tree.parents)
+    masks = tree.masks()
+    for node in tree.outward():
+        parent = parents[node]
+        if node == parent or not _is_bad(links, node, parent):
+            continue
+        above = [parent]
+        while parents[above[-1]] != above[-1]:
+            above.append(parents[above[-1]])
+        others = [n for n in range(len(parents)) if not masks[node] >> n & 1]
+        for candidate in [*above[1:], *others]:
+            if not _is_bad(links, node, candidate):
+                parents[node] = candidate
+                masks = Tree(tuple(parents), tree.first, tree.stop).masks()
+                break
+    return Tree(tuple(parents), tree.first, tree.stop)
+
+
+def _is_bad(links: Links, node: int, parent: int) -> bool:
+    return parent in links.down or links.is_broken(node, parent)
