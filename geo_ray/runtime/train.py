@@ -18,6 +18,7 @@ from geo_ray.checkpoint.store import CheckpointStore
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import digest
 from geo_ray.job.build import build_evals, initial_parameters, use_one_thread
+from geo_ray.job.codec_shapes import with_shapes
 from geo_ray.job.data import prepare_manifest
 from geo_ray.job.model_file import save_trained
 from geo_ray.job.recorder import Recorder, Sink
@@ -103,7 +104,7 @@ def train(
         placed = place(demands, _PLACE_TIMEOUT_S)
         try:
             spec = RunSpec(
-                experiment_json=experiment.model_dump_json(),
+                experiment_json=with_shapes(experiment, task).model_dump_json(),
                 base_dir=str(run.base_dir),
                 driver_dir=str(Path.cwd()),
                 manifest_address=address,

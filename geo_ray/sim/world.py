@@ -17,6 +17,7 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.data.manifest import Manifest
 from geo_ray.errors import InvariantError, NonFiniteError
 from geo_ray.job.build import build_averager, build_evals, initial_parameters
+from geo_ray.job.codec_shapes import with_shapes
 from geo_ray.job.evals import hits
 from geo_ray.observe.schema import Event
 from geo_ray.sim.network import Network
@@ -83,6 +84,7 @@ class World:
         emit: Emit,
         lan_s: float = LAN_S,
     ) -> None:
+        experiment = with_shapes(experiment, task)
         params_P = initial_parameters(task, experiment.seed)
         self._experiment = experiment
         self._num_params = params_P.numel()

@@ -21,6 +21,11 @@ def count_parameters(module: nn.Module) -> int:
     return sum(p.numel() for p in _trainable(module))
 
 
+def parameter_shapes(module: nn.Module) -> tuple[tuple[int, ...], ...]:
+    """Shapes of all trainable parameters, in the order in which the vector holds them."""
+    return tuple(tuple(p.shape) for p in _trainable(module))
+
+
 def read_parameters(module: nn.Module) -> Tensor:
     """A copy of all trainable parameters as one fp32 vector (P,), in the module's order."""
     return torch.cat([p.detach().reshape(-1).float() for p in _trainable(module)]).cpu()

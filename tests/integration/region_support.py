@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from geo_ray.clock import SystemClock
 from geo_ray.config.experiment import Experiment, RegionConfig
 from geo_ray.data.manifest import Manifest
 from geo_ray.errors import GeoRayError
@@ -22,14 +23,17 @@ from geo_ray.job.build import (
     region_wire,
     server_plan,
 )
+from geo_ray.job.codec_shapes import with_shapes
 from geo_ray.job.data import open_readers, prepare_manifest
 from geo_ray.runtime.bridge import Bridge
+from geo_ray.runtime.dgt_road import DgtRoad
 from geo_ray.runtime.follower import Follower
 from geo_ray.runtime.journal import Journal
 from geo_ray.runtime.layout import shared_bytes
 from geo_ray.runtime.lead import Lead, LeadPorts
 from geo_ray.runtime.remote_shard import RemoteShard
 from geo_ray.runtime.worker_loop import ShardLink, WorkerLoop, buffers_for, slices_of
+from geo_ray.sync.codecs.dgt import Dgt
 from geo_ray.tasks.load import load_task
 from geo_ray.training.averager import Averager
 from geo_ray.training.flat import digest
@@ -39,6 +43,7 @@ from geo_ray.training.worker import Worker
 from geo_ray.wan.endpoint import Endpoint
 from geo_ray.wan.lan_client import LanClient
 from geo_ray.wan.lan_server import LanServer
+from geo_ray.wan.link_model import build_links
 from geo_ray.wan.message import Identity
 
 KEY = bytes(32)
@@ -70,14 +75,27 @@ class Site:
         self.clients: list[LanClient] = []
         self.endpoint: Endpoint | None = None
         self.bridge: Bridge | None = None
+        self.road: DgtRoad | None = None
         if world.averager is not None:
             own = world.averager if name == experiment.averager_region else None
             hub, parts = experiment.averager_region, str(world.parts)
             self.bridge = Bridge(name, hub, own, self.journal, parts, timeout_s)
             identity = Identity("test-run", name, 1, KEY)
-            self.endpoint = Endpoint(identity, self.bridge.on_message, experiment.transport)
+            models = build_links(experiment.links(), experiment.seed)
+            shaping = {dst: model for (src, dst), model in models.items() if src == name}
+            start_s, on_message = SystemClock().now_s(), self.bridge.on_message
+            self.endpoint = Endpoint(
+                identity, on_message, experiment.transport, shaping, run_start_s=start_s
+            )
             self.bridge.use(self.endpoint)
-            self.endpoint.listen()
+            bound = self.endpoint.listen()
+            if isinstance(experiment.codec.up, Dgt):
+                codec, num = experiment.codec.up, world.params_P.numel()
+                self.road = DgtRoad(
+                    codec, num, self.endpoint, bound, SystemClock(), start_s, shaping,
+                    self.bridge.refuse,
+                )  # fmt: skip
+                self.bridge.use_loose(self.road)
         self.shards = [
             build_shard(experiment, self.region, i, world.params_P) for i in range(shards)
         ]
@@ -194,10 +212,10 @@ class InProcess:
     """All regions of an experiment; use as a context manager."""
 
     def __init__(self, experiment: Experiment, directory: Path, timeout_s: float = WAIT_S) -> None:
-        self.experiment = experiment
         self.timeout_s = timeout_s
         self.parts = directory / "checkpoints"
         self.task = load_task(experiment.task, directory)
+        self.experiment = experiment = with_shapes(experiment, self.task)
         self.params_P = initial_parameters(self.task, experiment.seed)
         self.manifest: Manifest
         self.manifest, _ = prepare_manifest(experiment, self.task, directory, directory / "data")
@@ -212,6 +230,8 @@ class InProcess:
                 home = self.sites[hub].endpoint
                 assert home is not None
                 site.endpoint.connect(hub, home.advertised)
+                if site.road is not None:
+                    site.road.connect(hub, home.advertised)
 
     def run(self, *, shared: bool = True) -> list[str]:
         """Train to the end, undisturbed; the regions' digests in order."""

@@ -19,6 +19,7 @@ from geo_ray.wan.message import Message
 
 TOPK = {"kind": "topk", "ratio": 0.1}
 CODECS = [{"kind": "identity"}, {"kind": "fp16"}, {"kind": "int8"}, TOPK]
+POWER = {"kind": "powersgd", "rank": 1}
 REGIONS = [{"name": "us-east", "workers": 2, "ps_shards": 2}, {"name": "eu-west", "workers": 2}]
 TRAIN = {"steps": 8, "eval_every": 0}
 
@@ -30,6 +31,7 @@ def coded(strategy: dict[str, Any], codec: dict[str, Any] | None) -> Experiment:
         regions=REGIONS,
         train=TRAIN,
         emulate={"step_s": 0.01},
+        task={"use": "digits", "options": {"width": 8}},  # has matrices for low rank
     )
 
 
@@ -46,7 +48,7 @@ def exchanges(world: InProcess) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec["kind"])
+@pytest.mark.parametrize("codec", [*CODECS, POWER], ids=lambda codec: codec["kind"])
 @pytest.mark.parametrize("kind", ["bsp", "sma"])
 def test_sockets_and_simulator_give_the_same_bits(tmp_path: Path, kind: str, codec: Any) -> None:
     strategy = {"kind": kind} if kind == "bsp" else {"kind": kind, "interval": 3}
