@@ -27,6 +27,7 @@ from geo_ray.job.build import (
 )
 from geo_ray.job.data import open_readers
 from geo_ray.runtime.bridge import Bridge
+from geo_ray.runtime.dgt_road import DgtRoad
 from geo_ray.runtime.follower import Follower
 from geo_ray.runtime.journal import Journal
 from geo_ray.runtime.labels import REGION_LABEL
@@ -36,6 +37,7 @@ from geo_ray.runtime.parts import AVERAGER_PART, off_wire, shard_part_name
 from geo_ray.runtime.remote_shard import RemoteShard
 from geo_ray.runtime.spec import RunSpec
 from geo_ray.runtime.worker_loop import ShardLink, WorkerLoop, buffers_for, slices_of
+from geo_ray.sync.codecs.dgt import Dgt
 from geo_ray.tasks.base import Task
 from geo_ray.tasks.load import load_task
 from geo_ray.training.averager import Averager
@@ -90,6 +92,7 @@ class BridgeActor:
         self._spec = spec
         self._region = region
         self._averager: Averager | None = None
+        self._road: DgtRoad | None = None
 
     def ready(self) -> None:
         """Build what lives here; not in the constructor, whose errors Ray turns into text."""
@@ -125,17 +128,31 @@ class BridgeActor:
             experiment.train.step_timeout_s,
         )
         links = build_links(experiment.links(), experiment.seed)
+        shaping = {dst: model for (src, dst), model in links.items() if src == region}
+        run_start_s = SystemClock().now_s() - self._journal.now_s()
         self._endpoint = Endpoint(
             Identity(spec.run_id, region, spec.epoch, spec.key),
             self._bridge.on_message,
             experiment.transport,
-            {dst: model for (src, dst), model in links.items() if src == region},
-            run_start_s=SystemClock().now_s() - self._journal.now_s(),
+            shaping,
+            run_start_s=run_start_s,
             certificate=certificate or self._own_certificate(),
         )
         self._bridge.use(self._endpoint)
         self._lan = LanServer(_host(), spec.key, self._bridge.handle)
-        self._endpoint.listen(_host(), 0)
+        bound = self._endpoint.listen(_host(), 0)
+        if isinstance(experiment.codec.up, Dgt):
+            self._road = DgtRoad(
+                experiment.codec.up,
+                spec.num_params,
+                self._endpoint,
+                bound,
+                SystemClock(),
+                run_start_s,
+                shaping,
+                self._bridge.refuse,
+            )
+            self._bridge.use_loose(self._road)
         return self._endpoint.advertised, self._lan.address
 
     def _own_certificate(self) -> TlsFiles | None:
@@ -145,6 +162,8 @@ class BridgeActor:
     def connect(self, hub: str, address: Address) -> None:
         """Dial the averager's bridge and keep the link up."""
         self._endpoint.connect(hub, address)
+        if self._road is not None:
+            self._road.connect(hub, address)
 
     def poll(self) -> dict[str, Any]:
         """State and new events."""

@@ -18,6 +18,8 @@ from geo_ray.errors import (
     InvariantError,
     LinkDownError,
 )
+from geo_ray.runtime import fields
+from geo_ray.runtime.dgt_road import DgtRoad
 from geo_ray.runtime.journal import Journal
 from geo_ray.runtime.messages import (
     dropped_meta,
@@ -71,6 +73,7 @@ class Bridge:
         self._parts_dir = parts_dir
         self._timeout_s = timeout_s
         self._endpoint: Endpoint | None = None
+        self._loose: DgtRoad | None = None
         self._lock = threading.Lock()
         self._answered = threading.Condition(self._lock)
         self._answers: dict[int, Reply | GeoRayError | None] = {}  # None: dropped
@@ -84,6 +87,11 @@ class Bridge:
     def use(self, endpoint: Endpoint) -> None:
         """Speak to other regions through ``endpoint``, whose messages go to `on_message`."""
         self._endpoint = endpoint
+
+    def use_loose(self, road: DgtRoad) -> None:
+        """Let loose blocks of updates take ``road``; the bridge closes it."""
+        self._loose = road
+        self._routes |= road.routes()
 
     # -------------------------------------------------------------- for the controller
 
@@ -101,13 +109,19 @@ class Bridge:
         """Links and rounds: plain values."""
         links = {} if self._endpoint is None else self._endpoint.stats()
         version = None if self._averager is None else self._averager.hub.version
-        return {"links": links, "version": version}
+        status: dict[str, Any] = {"links": links, "version": version}
+        if self._loose is not None:
+            self._loose.count_into(links)
+            status["loose"] = self._loose.status()
+        return status
 
     def close(self) -> None:
         """Release a lead that waits; sockets belong to their owner."""
         with self._answered:
             self._closed = True
             self._answered.notify_all()
+        if self._loose is not None:
+            self._loose.close()
 
     def _hub_state(self) -> Averager:
         if self._averager is None:
@@ -120,18 +134,25 @@ class Bridge:
         self, conn: LanConnection, meta: Meta, payload: memoryview | None
     ) -> tuple[Meta, memoryview | None]:
         """One update of the own region; blocks until the averager's answer is here."""
+        if fields.text(meta, "op") == "recall":
+            return ({"seq": None} if self._loose is None else self._loose.recall()), None
         update = read_update(meta, payload)
         if update.region != self._region:
             raise InvariantError(f"bridge of '{self._region}' got an update of '{update.region}'")
         if self._averager is not None:
             self._take_in(update)
+        elif self._loose is not None:
+            self._loose.send(update, self._send)
         else:
-            message = Message("update", update_meta(update), payload_bytes(update), "update")
-            self._wan().send(self._hub, message)
+            self._send(update)
         answer = self._await(update.seq)
         if answer is None:
             return dropped_meta(update.seq), None
         return reply_meta(answer), payload_bytes(answer)
+
+    def _send(self, update: Update) -> None:
+        message = Message("update", update_meta(update), payload_bytes(update), "update")
+        self._wan().send(self._hub, message)
 
     def drop(self, seq: int) -> None:
         """Tell the lead that nobody took in, or will take in, its open update ``seq``."""
@@ -182,6 +203,12 @@ class Bridge:
             self._refused(*read_refusal(message.meta))
 
     def _take_in(self, update: Update) -> None:
+        if self._loose is None:
+            self._commit(update)
+        else:
+            self._loose.sink.arrive(update, self._commit)
+
+    def _commit(self, update: Update) -> None:
         averager = self._hub_state()
         with self._lock:
             try:
@@ -194,7 +221,7 @@ class Bridge:
                 refusal = None
             snapshots, averager.snapshots = averager.snapshots, []
         if refusal is not None:
-            self._refuse(update, refusal)
+            self.refuse(update, refusal)
         for reply in replies:
             self._deliver(reply)
         for snapshot in snapshots:  # disks are slow, and this may be the link's receiving thread
@@ -209,13 +236,16 @@ class Bridge:
             self._journal.add("parts", id=snapshot.id, step=0, parts=[part])
 
     def _deliver(self, reply: Reply) -> None:
+        if self._loose is not None:
+            reply = self._loose.sink.beside(reply)
         if reply.to == self._region:
             self._arrived(reply)
             return
         message = Message("reply", reply_meta(reply), payload_bytes(reply), "reply")
         self._wan().send(reply.to, message)
 
-    def _refuse(self, update: Update, error: GeoRayError) -> None:
+    def refuse(self, update: Update, error: GeoRayError) -> None:
+        """Tell an update's region that it was refused."""
         if update.region == self._region:
             self._refused(update.seq, error)
             return

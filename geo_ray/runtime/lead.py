@@ -297,6 +297,7 @@ class Lead:
     def _exchange_one(self, send: Send) -> None:
         began_s = self._journal.now_s()
         # Coding takes its time, and workers want the lock meanwhile: only this thread is in `wire`.
+        self._recall()
         update = self.server.wire.encode(send.update)
         try:
             reply = self._ask(update)
@@ -318,6 +319,16 @@ class Lead:
         with self._changed:
             snapshots = self._carry_out(effects())
         self._write(snapshots)
+
+    def _recall(self) -> None:
+        """Loose blocks of the last update that have not left yet go with the next one."""
+        wire, bridge = self.server.wire, self._ports.bridge
+        if bridge is None or wire.flowing() is None:
+            return
+        meta, _ = bridge.request({"op": "recall"}, timeout_s=exchange_s(self._timeout_s))
+        seq = fields.optional_count(meta, "seq")
+        if seq is not None:
+            wire.unsent(seq, fields.count(meta, "first_rank"))
 
     def _ask(self, update: Update) -> Reply | None:
         """Carry an update to the averager; its reply, or None if it was dropped on the way."""

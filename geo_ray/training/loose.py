@@ -83,6 +83,7 @@ class LooseBooks:
     num: int
     counts: LooseCounts = field(default_factory=LooseCounts)
     _done: tuple[int, int] | None = None
+    _begun: tuple[int, int] | None = None
     _pages: dict[int, _Page] = field(default_factory=dict)  # by seq
     _reports: dict[int, LooseReport] = field(default_factory=dict)
 
@@ -92,8 +93,13 @@ class LooseBooks:
         return -(-self.num // self.codec.elements)
 
     def on_blocks(
-        self, epoch: int, seq: int, first_rank: int, ids: Sequence[int], blocks: Sequence[bytes]
-    ) -> None:
+        self,
+        epoch: int,
+        seq: int,
+        first_rank: int,
+        ids: Sequence[int],
+        blocks: Sequence[bytes | memoryview],
+    ) -> int:
         """Some loose blocks of an update have arrived, in any order, perhaps once more.
 
         Args:
@@ -102,17 +108,20 @@ class LooseBooks:
             first_rank: rank of the first block; the others follow.
             ids: their numbers within the vector.
             blocks: their bytes.
+
+        Returns:
+            How many of them are news.
         """
-        if self._done is None or epoch != self._done[0] or seq > self._done[1] + 1:
+        if not self._expects(epoch, seq):
             self.counts.refused += len(ids)
-            return
-        if seq > self._done[1]:
+            return 0
+        page = self._pages.get(seq)
+        if page is None and self._done is not None and seq > self._done[1]:
             page = self._pages.setdefault(seq, _Page(self.blocks))
-        elif seq in self._pages:
-            page = self._pages[seq]
-        else:
+        if page is None:
             self.counts.too_late += len(ids)
-            return
+            return 0
+        before = len(page.waiting)
         size = loose_bytes(self.codec.loose_values, self.codec.elements)
         for rank, (block, data) in enumerate(zip(ids, blocks, strict=True), first_rank):
             if rank >= page.limit or not 0 <= block < self.blocks or len(data) != size:
@@ -121,9 +130,13 @@ class LooseBooks:
                 self.counts.double += 1
             else:
                 page.waiting[rank] = (block, bytes(data))
+        return len(page.waiting) - before
 
-    def missing(self, update: Update) -> int:
-        """How many loose blocks of an update, whose reliable part is here, have not come yet.
+    def begin(self, update: Update) -> int:
+        """The reliable part of an update is here, which is to wait for loose blocks.
+
+        Returns:
+            How many of them have not come yet.
 
         Raises:
             FrameError: if the update makes no sense.
@@ -131,8 +144,10 @@ class LooseBooks:
         coded = update.coded
         if coded is None or coded.loose is not None or self._is_old(update):
             return 0
-        page = self._pages.get(update.seq)
-        return Head(coded).loose - (0 if page is None else len(page.waiting))
+        self._open(update.epoch)
+        self._begun = (update.epoch, update.seq)
+        page = self._pages.setdefault(update.seq, _Page(self.blocks))
+        return Head(coded).loose - len(page.waiting)
 
     def complete(self, update: Update) -> Update:
         """The update as a vector: its reliable part, and whatever loose blocks are here.
@@ -145,9 +160,7 @@ class LooseBooks:
         if self._is_old(update):
             return update
         epoch, seq = update.epoch, update.seq
-        if self._done is None or self._done[0] != epoch:
-            self._pages.clear()
-            self._done = None
+        self._open(epoch)
         payload_P, page = self._own(update)
         late_P, late_seq, late = self._late(update)
         if late_P is not None:
@@ -162,6 +175,23 @@ class LooseBooks:
     def report(self, seq: int) -> LooseReport | None:
         """What to tell beside the reply to update ``seq``, the newest; None if nobody asks."""
         return self._reports.get(seq) if self.codec.late == "put_back" else None
+
+    def void(self, seq: int) -> None:
+        """Update ``seq`` was not taken in after all; its sender owes it as a whole."""
+        self._pages.pop(seq, None)
+        self._reports.pop(seq, None)
+
+    def _open(self, epoch: int) -> None:
+        """Forget what was of another incarnation of the sender."""
+        if self._done is not None and self._done[0] != epoch:
+            self._pages.clear()
+            self._done = None
+
+    def _expects(self, epoch: int, seq: int) -> bool:
+        """Whether blocks of this update may come, be it too late."""
+        if (epoch, seq) == self._begun:
+            return True
+        return self._done is not None and epoch == self._done[0] and seq <= self._done[1] + 1
 
     def _is_old(self, update: Update) -> bool:
         return self._done is not None and (update.epoch, update.seq) <= self._done

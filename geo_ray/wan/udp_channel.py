@@ -12,8 +12,9 @@ import contextlib
 import logging
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from geo_ray.clock import Clock
@@ -43,12 +44,12 @@ class UdpCounts:
 
     Attributes:
         datagrams: authentic ones, each once.
-        bytes_in: their bytes.
+        bytes_in: their bytes by peer.
         strange: of no session, altered, or malformed.
     """
 
     datagrams: int = 0
-    bytes_in: int = 0
+    bytes_in: Counter[str] = field(default_factory=Counter)
     strange: int = 0
 
 
@@ -167,7 +168,7 @@ class UdpChannel:
             _LOGGER.warning("a datagram of region %s: %s", session.peer, error)
             return
         self.counts.datagrams += 1
-        self.counts.bytes_in += len(datagram)
+        self.counts.bytes_in[session.peer] += len(datagram)
         now_s = self._clock.now_s()
         delay_s = now_s - group.sent_us * 1e-6
         if session.report_at_s is None:
