@@ -166,7 +166,7 @@ def warm_updates(quick: bool) -> list[support.Figure]:
         for size in (1 * MB, 20 * MB):
             support.say(f"warm update of {size // MB} MB, {control}")
             with linked(100, 0.0, control) as (a, _, _lab):
-                a.ask("send", size_bytes=size, count=2 if quick else 8, pause_s=1.0)
+                a.ask("send", size_bytes=size, count=2 if quick else 24, pause_s=0.6)
                 got = a.ask("send", size_bytes=size, count=3 if quick else 7, pause_s=1.0)
             ideal_s = size / limit_bytes_per_s(100) + DELAY_S
             name = f"warm_{size // MB}_mb_{control}"

@@ -20,6 +20,7 @@ from geo_ray.wan.outbox import Chunk, Key
 from geo_ray.wan.shaper import Shaper, regroup
 from geo_ray.wan.tcp_info import TcpInfo, read_tcp_info
 
+_RECORD_BYTES: Final = 16 * 1024  # most plain bytes of a TLS record
 _GATHER: Final = 64  # buffers in one system call
 _READ_BYTES: Final = 512 * 1024  # then the other streams have their turn
 
@@ -119,6 +120,8 @@ class Stream:
     def put(self, frame: Frame, traffic: str) -> None:
         """Queue a frame; its payload must stay as it is."""
         parts = encode(frame, self.greeting.send_key, digest_payload=not self._is_tls)
+        if self._is_tls:
+            parts = _first_record(parts)
         if self._shaper is None:
             self._queue.extend((0.0, part, traffic) for part in parts)
             return
@@ -231,3 +234,17 @@ class Stream:
         sockets.hang_up(self.sock)
         with contextlib.suppress(OSError):
             self.sock.close()
+
+
+def _first_record(parts: Iterator[memoryview]) -> Iterator[memoryview]:
+    """The same bytes, the head together with what fits into its TLS record.
+
+    A head alone would be a record, and a packet, of its own. The rest stays uncopied.
+    """
+    head = next(parts)
+    payload = next(parts, memoryview(b""))
+    cut = max(0, _RECORD_BYTES - head.nbytes)
+    yield memoryview(b"".join((head, payload[:cut])))
+    if payload.nbytes > cut:
+        yield payload[cut:]
+    yield from parts
