@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-NAMES = ("overhead", "push_pull", "sim_prediction", "startup", "sync_cloudless")
+NAMES = ("codec_speed", "overhead", "push_pull", "sim_prediction", "startup", "sync_cloudless")
 
 
 def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:

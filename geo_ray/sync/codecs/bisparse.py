@@ -58,7 +58,10 @@ class BiSparse(Model):
         at_K = largest_positions(v_P, count_of(self.ratio, v_P.numel()))
         coded = write_sparse(self.kind, v_P, at_K, self.values)
         u_P[at_K] = 0.0
-        v_P[at_K] = 0.0
+        if self.values == "fp32":
+            v_P[at_K] = 0.0
+        else:  # what rounding has lost is not sent
+            v_P[at_K] -= self.decode(coded)[at_K.cpu()].to(v_P.device)
         return coded
 
     def decode(self, coded: Coded) -> Tensor:

@@ -74,14 +74,14 @@ def restore(codes_N: Tensor, scale_S: Tensor, out_N: Tensor) -> None:
     out_N.view(scale_S.numel(), -1).mul_(scale_S[:, None])
 
 
-def read_block(kind: str, reader: Reader) -> int:
+def read_block(kind: str, reader: Reader, multiple_of: int = 1) -> int:
     """The block length from a header.
 
     Raises:
         FrameError: no encoder uses it.
     """
     (block,) = reader.header(1)
-    if not MIN_BLOCK <= block <= MAX_BLOCK:
+    if not MIN_BLOCK <= block <= MAX_BLOCK or block % multiple_of:
         raise wrong(kind, f"blocks of {block} elements")
     return block
 

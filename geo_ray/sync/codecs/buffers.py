@@ -28,6 +28,8 @@ _HUGE_BYTES = 1 << 22
 
 def plain(x_P: Tensor) -> Tensor:
     """The vector as contiguous fp32 without history, on its device; a view wherever possible."""
+    if not x_P.numel():
+        return torch.empty(0, device=x_P.device)  # an empty view may have any stride
     x_P = x_P.detach().reshape(-1).to(torch.float32).contiguous()
     if x_P.numel() > MAX_ELEMENTS:
         raise ValueError(f"a codec takes at most {MAX_ELEMENTS} elements, not {x_P.numel()}")
@@ -117,6 +119,8 @@ class Reader:
         size = num * dtype.itemsize
         if not 0 <= size <= self.left:
             raise wrong(self._kind, f"a part has {size} bytes, {self.left} are left")
+        if not num:
+            return torch.empty(0, dtype=dtype)
         part_B = self._data_B[self._at : self._at + size]
         self._at += size
         if part_B.data_ptr() % dtype.itemsize or part_B.storage_offset() % dtype.itemsize:

@@ -19,6 +19,7 @@ from geo_ray.sync.codecs.base import wrong
 from geo_ray.sync.codecs.buffers import PIECE, piece_of, split
 
 _TOP = 15  # the largest magnitude becomes less than 2^_TOP; fp16 ends just below 2^16
+_MAX = torch.finfo(torch.float32).max
 _EXPONENTS = range(_TOP - 128, 127)  # 2^e and 2^-e are normal fp32 numbers, as is their use
 
 
@@ -57,6 +58,8 @@ def widen(kind: str, half_N: Tensor, exponent: int, out_N: Tensor) -> Tensor:
         raise wrong(kind, f"a scale of 2^{exponent}")
     for half_K, out_K in zip(split(half_N, PIECE), split(out_N, PIECE), strict=True):
         out_K.copy_(half_K).mul_(2.0**-exponent)
+    if exponent == _EXPONENTS[0]:  # the largest fp32 numbers round up to what is none any more
+        out_N.clamp_(-_MAX, _MAX)
     return out_N
 
 

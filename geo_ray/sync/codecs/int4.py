@@ -76,7 +76,7 @@ class Int4(Model):
         """Unpack and multiply by the block's scale."""
         num = check_num(self.kind, coded.num)
         reader = Reader(self.kind, coded.data_B)
-        block = read_block(self.kind, reader)
+        block = read_block(self.kind, reader, multiple_of=2)
         scales_S = read_scales(self.kind, reader, blocks_in(num, block))
         packed_B = reader.take(blocks_in(num, 2), torch.uint8)
         reader.done()

@@ -53,7 +53,7 @@ def parts_of(num: int, shapes: Sequence[Sequence[int]], rank: int) -> list[Part]
     """
     if not shapes:
         rows = _rows(num)
-        return _merged([_part(rows, num // rows, rank), Part(1, num % rows, 0)] if num else [])
+        return _merged([_part(rows, num // rows, rank), Part(1, num % rows, 0)])
     parts = [
         _part(shape[0], math.prod(shape[1:]), rank)
         if len(shape) > 1
@@ -73,7 +73,7 @@ def _part(rows: int, columns: int, rank: int) -> Part:
 
 def _rows(num: int) -> int:
     """A number near the square root that leaves a short rest."""
-    root = math.isqrt(num)
+    root = max(math.isqrt(num), 1)
     return min(range(root, max(root - _WIDTHS_TRIED, root // 2, 0), -1), key=lambda n: num % n)
 
 

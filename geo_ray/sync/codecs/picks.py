@@ -18,6 +18,7 @@ from geo_ray.sync.codecs.buffers import PIECE
 
 _SAMPLE = 1 << 16
 _SMALL = 1 << 18  # up to here an exact selection costs no more than a sample
+_SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -41,11 +42,7 @@ def largest_positions(x_P: Tensor, count: int) -> Tensor:
     if not count:
         return torch.zeros(0, dtype=torch.int64, device=x_P.device)
     if not x_P.is_cpu:
-        magnitude_P = x_P.abs()
-        kth = float(magnitude_P.topk(count).values[-1])
-        found_C = torch.nonzero(magnitude_P >= max(kth, _SMALLEST)).view(-1)
-        keep_C = torch.from_numpy(_keep(magnitude_P[found_C].cpu().numpy(), count))
-        return found_C[keep_C.to(x_P.device)]
+        return largest_elsewhere(x_P, count)
     x = x_P.numpy()
     threshold = _SMALLEST if count == x.size else _estimate(x, count)
     while True:
@@ -55,7 +52,13 @@ def largest_positions(x_P: Tensor, count: int) -> Tensor:
         threshold = _lower(x, threshold)
 
 
-_SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
+def largest_elsewhere(x_P: Tensor, count: int) -> Tensor:
+    """`largest_positions` on an accelerator, where sorting is cheap; ``count`` is not 0."""
+    magnitude_P = x_P.abs()
+    kth = float(magnitude_P.topk(count).values[-1])
+    found_C = torch.nonzero(magnitude_P >= max(kth, _SMALLEST)).view(-1)
+    keep_C = torch.from_numpy(_keep(magnitude_P[found_C].cpu().numpy(), count))
+    return found_C[keep_C.to(x_P.device)]
 
 
 def _estimate(x_P: Floats, count: int) -> float:
