@@ -47,7 +47,9 @@ def main() -> None:
         support.say(f"goodput with {control}")
         reached_mbps, stats = one_flow(control, warm_s, measure_s)
         share = reached_mbps / (RATE_MBPS * GOODPUT_SHARE)
-        figures.append(support.Figure(f"goodput {control}", share, "of limit", ">= 0.97"))
+        # every 10 s BBR sends next to nothing for 0.2 s, to see the path's delay
+        target = ">= 0.97" if control == "cubic" else ">= 0.95"
+        figures.append(support.Figure(f"goodput {control}", share, "of limit", target))
         figures.append(support.Figure(f"relay, {control} 100 one way", stats.cpu_share, "core"))
         late.append(stats.late_share)
     figures += delay_figures(300 if options.quick else 1500)

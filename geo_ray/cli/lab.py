@@ -150,20 +150,21 @@ def heal(a: str, b: str, one_way: bool, lab_id: str | None) -> None:
     Lab.attach(lab_id).heal(a, b, one_way=one_way)
 
 
-@lab.command(context_settings={"ignore_unknown_options": True})
+@lab.command(context_settings={"allow_interspersed_args": False})
 @click.argument("region")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @_lab_option
 def run(region: str, command: tuple[str, ...], lab_id: str | None) -> None:
-    """Run COMMAND inside REGION: `geo-ray lab run A -- ping 10.2.0.1`.
+    """Run COMMAND inside REGION: `geo-ray lab run A ping 10.2.0.1`.
 
-    If the lab has a Ray cluster, RAY_ADDRESS and its token are set.
+    Options of this command stand before REGION; a `--` before COMMAND is allowed. If the lab has a
+    Ray cluster, RAY_ADDRESS and its token are set.
     """
     from geo_ray.lab import teardown
     from geo_ray.lab.lab import Lab
 
     running = Lab.attach(lab_id)
-    argv = running.argv_in(region, command)
+    argv = running.argv_in(region, command[1:] if command[0] == "--" else command)
     environment = teardown.read_record(running.directory).get("ray", {})
     os.execvpe(argv[0], argv, {**os.environ, **environment})  # noqa: S606 - no shell is meant
 
@@ -205,7 +206,7 @@ def _start_ray(running: Lab, cpus: int) -> None:
     click.echo("starting a Ray node in every region")
     environment = start_ray(running, RayOptions(cpus=cpus))
     click.echo(f"Ray is up at {environment['RAY_ADDRESS']} inside the lab; for example")
-    click.echo(f"  geo-ray lab run {running.regions[0]} -- geo-ray train configs/lab/train.yaml")
+    click.echo(f"  geo-ray lab run {running.regions[0]} geo-ray train configs/lab/train.yaml")
 
 
 def _show(*tables: object) -> None:

@@ -74,6 +74,9 @@ def test_a_detached_lab_is_changed_used_and_taken_down(detached: Lab) -> None:
     ran = geo_ray("run", *of, "B", "--", "sh", "-c", "ip -o -4 addr show wan0; exit 7")
     assert "10.2.0.1" in ran.stdout and ran.returncode == 7
 
+    ran = geo_ray("run", *of, "A", "sh", "-c", "exit 3", "--lab")
+    assert ran.returncode == 3
+
     down = geo_ray("down", *of)
     assert (down.returncode, down.stdout) == (0, f"lab {lab.lab_id} is down\n")
     assert lab.lab_id not in records.labs()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geo_ray.lab.link import Link
@@ -43,6 +43,7 @@ class SlowQueue:
             self.waiting.append([number, size_bytes * 8.0])
 
 
+@settings(deadline=None)
 @given(arrivals, rates_mbps, st.integers(1500, 20_000))
 def test_the_serialiser_is_a_drop_tail_queue(
     packets: list[tuple[float, int]], rate_mbps: float, limit_bytes: int
@@ -66,6 +67,7 @@ def test_the_serialiser_is_a_drop_tail_queue(
         assert abs(done_s - slow.done_s[number]) < 1e-6
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(gaps_s, sizes, st.one_of(st.none(), rates_mbps)), min_size=1, max_size=60),
     rates_mbps,
@@ -120,6 +122,7 @@ def udp(flow: int, number: int, size: int = 200) -> bytes:
     return (head + bytes([0, flow, 0, 9]) + number.to_bytes(4, "big")).ljust(size, b"\0")
 
 
+@settings(deadline=None)
 @given(shapes, events, st.lists(gaps_s, min_size=120, max_size=120))
 def test_books_balance_and_order_holds_whatever_happens(
     shape: LinkShape, script: list[tuple[str, object]], gaps: list[float]
@@ -154,6 +157,7 @@ def test_books_balance_and_order_holds_whatever_happens(
         assert numbers == sorted(numbers)
 
 
+@settings(deadline=None)
 @given(arrivals, rates_mbps, st.floats(0.0, 0.2))
 def test_nothing_arrives_early_and_the_rate_is_kept(
     packets: list[tuple[float, int]], rate_mbps: float, delay_s: float
@@ -179,6 +183,7 @@ def all_of(link: Link) -> list[tuple[float, bytes]]:
     return found
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(gaps_s, st.integers(0, 2), sizes), min_size=1, max_size=80), rates_mbps)
 def test_a_flow_is_held_back_by_its_own_packets_only(
     packets: list[tuple[float, int, int]], rate_mbps: float
@@ -194,6 +199,7 @@ def test_a_flow_is_held_back_by_its_own_packets_only(
     assert sorted(all_of(together)) == sorted(entry for link in alone for entry in all_of(link))
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(gaps_s, st.integers(0, 2), sizes), min_size=1, max_size=80),
     rates_mbps,
