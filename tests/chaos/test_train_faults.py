@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from train_support import (
@@ -42,6 +43,10 @@ pytestmark = pytest.mark.timeout(600)  # several whole commands per test
 TRAIN = {"steps": STEPS, "eval_every": 8, "step_timeout_s": 60}
 SLOW = {"step_s": 0.15}  # the same bits, but time to be killed in the middle
 OFTEN = {"every_s": 0.5}
+CODED = {  # what is owed to others, both ways, and a codec that remembers
+    "codec": {"up": {"kind": "topk", "ratio": 0.1}, "down": {"kind": "powersgd", "rank": 1}},
+    "regions": [{"name": "us-east"}, {"name": "eu-west", "ps_shards": 2}],
+}
 
 
 def actors(below: int, kind: str) -> list[int]:
@@ -141,10 +146,11 @@ def test_a_killed_worker_is_replaced_and_nothing_changes(
     assert applied == {"us-east": 32 * last, "eu-west": 16 * last}
 
 
+@pytest.mark.parametrize("sections", [{}, CODED], ids=["vectors", "coded"])
 def test_a_lost_server_ends_the_run_and_a_damaged_checkpoint_is_passed_over(
-    ray_cluster: LocalCluster, tmp_path: Path
+    ray_cluster: LocalCluster, tmp_path: Path, sections: dict[str, Any]
 ) -> None:
-    experiment = experiment_of(tmp_path, train=TRAIN, emulate=SLOW, checkpoint=OFTEN)
+    experiment = experiment_of(tmp_path, train=TRAIN, emulate=SLOW, checkpoint=OFTEN, **sections)
     run = rundir.create(experiment, tmp_path)
     saved: list[int] = []
 
