@@ -246,7 +246,7 @@ def _watch(
     on_status: Callable[[ProbeStatus], None],
 ) -> None:
     """Wait until every call has ended somehow, or had more time than it may need."""
-    limit_s = _CONNECT_TIMEOUT_S + plan.ramp_for(1.0) + plan.duration_s + plan.udp_s
+    limit_s = _CONNECT_TIMEOUT_S + plan.ramp_for(1.0) + plan.counted_for(1.0) + plan.udp_s
     deadline_s = time.monotonic() + limit_s + 4 * plan.timeout_s
     left = dict(refs)
     while left and time.monotonic() < deadline_s:

@@ -143,7 +143,7 @@ class ProbeNode:
             DeadlineExceededError: it does not answer.
             GeoRayError: what went wrong there.
         """
-        limit_s = plan.duration_s + plan.udp_s + plan.ramp_for(1.0) + 4 * plan.timeout_s
+        limit_s = plan.counted_for(1.0) + plan.udp_s + plan.ramp_for(1.0) + 4 * plan.timeout_s
         with self._changed:
             self._reports.pop(peer, None)
         asked: Meta = {"plan": plan.model_dump_json(), "name": self.region}

@@ -34,9 +34,11 @@ REPORT: Final = "probe.report"
 class ProbePlan(Model):
     """How thoroughly one direction is measured."""
 
-    duration_s: float = Field(5.0, gt=0, le=600, description="counted part of the transfer")
+    duration_s: float = Field(
+        5.0, gt=0, le=600, description="counted part of the transfer; at least 20 round trips"
+    )
     ramp_s: float | None = Field(
-        None, ge=0, le=600, description="left out before it; null: 1 s, at least 8 round trips"
+        None, ge=0, le=600, description="left out before it; null: 1 s, at least 12 round trips"
     )
     pings: int = Field(40, ge=1, le=1000, description="round trips on the idle link")
     udp_s: float = Field(2.0, ge=0, le=60, description="length of the UDP train; 0: none")
@@ -44,9 +46,13 @@ class ProbePlan(Model):
         60.0, gt=0, le=3600, description="longest wait for one answer of the other end"
     )
 
+    def counted_for(self, rtt_s: float) -> float:
+        """Seconds that count: on a long link more, since a lost packet holds up what follows."""
+        return max(self.duration_s, 20 * rtt_s)
+
     def ramp_for(self, rtt_s: float) -> float:
         """Seconds that do not count on a link with that round trip."""
-        return max(1.0, 8 * rtt_s) if self.ramp_s is None else self.ramp_s
+        return max(1.0, 12 * rtt_s) if self.ramp_s is None else self.ramp_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,7 @@ class ProbeSender:
             self._window = window = SendWindow(rtt_s)
         self._say(words.BEGIN, {"id": self._number, "ramp_s": ramp_s}, DATA)
         began_s = self._clock.now_s()
-        total_s = ramp_s + self._plan.duration_s
+        total_s = ramp_s + self._plan.counted_for(rtt_s)
         ping_at_s = began_s + ramp_s
         while (passed_s := self._clock.now_s() - began_s) < total_s:
             with self._changed:

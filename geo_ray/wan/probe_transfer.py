@@ -14,8 +14,9 @@ MAX_CHUNK_BYTES: Final = 4 * 1024**2
 _MIN_CHUNK_BYTES: Final = 8 * 1024
 _FIRST_CHUNK_BYTES: Final = 16 * 1024
 _MAX_MESSAGES: Final = 48  # an outbox takes 64
-_CHUNK_S: Final = 0.025
-_AHEAD_S: Final = 0.5  # beyond two round trips; bounds how long the rest takes at the end
+_MAX_AHEAD_BYTES: Final = 64 * 1024**2  # what the receiver may have to hold
+_AHEAD_S: Final = 0.5  # that and the next bound how long the rest takes at the end
+_AHEAD_RTTS: Final = 6  # a lost packet may hold up what follows for that long
 _SLICES: Final = 20
 _MAX_ARRIVALS: Final = 200_000
 
@@ -31,6 +32,7 @@ class SendWindow:
 
     def __init__(self, rtt_s: float) -> None:
         self._rtt_s = rtt_s
+        self._ahead_s = _AHEAD_S + _AHEAD_RTTS * rtt_s
         self._seen: deque[tuple[float, int]] = deque()
         self._sizes: deque[int] = deque()
         self._sent_bytes = 0
@@ -42,15 +44,15 @@ class SendWindow:
         """Size of the next message."""
         if self.rate_mbps is None:
             return _FIRST_CHUNK_BYTES
-        wanted = int(self.rate_mbps * 125_000 * _CHUNK_S)
+        wanted = int(self.rate_mbps * 125_000 * self._ahead_s / (_MAX_MESSAGES - 8))
         return max(_MIN_CHUNK_BYTES, min(MAX_CHUNK_BYTES, wanted))
 
     def has_room(self) -> bool:
         """Whether the next message may be sent now."""
         if len(self._sizes) >= _MAX_MESSAGES:
             return False
-        ahead_s = _AHEAD_S + 2 * self._rtt_s
-        wanted = 0 if self.rate_mbps is None else int(self.rate_mbps * 125_000 * ahead_s)
+        rate_mbps = self.rate_mbps or 0.0
+        wanted = min(_MAX_AHEAD_BYTES, int(rate_mbps * 125_000 * self._ahead_s))
         window_bytes = max(4 * self.chunk_bytes, wanted)
         return self._sent_bytes - self._got_bytes < window_bytes
 
@@ -68,12 +70,14 @@ class SendWindow:
             done -= self._sizes.popleft()
         self._got_bytes = got_bytes - done
         self._seen.append((now_s, self._got_bytes))
-        span_s = max(0.2, 2 * self._rtt_s)
+        span_s = max(0.2, self._rtt_s)
         while len(self._seen) > 2 and now_s - self._seen[1][0] > span_s:
             self._seen.popleft()
         first_s, first_bytes = self._seen[0]
-        if now_s > first_s:
-            self.rate_mbps = (self._got_bytes - first_bytes) * 8e-6 / (now_s - first_s)
+        if len(self._seen) > 1:
+            # Two reports that were held up together come at the same moment.
+            passed_s = max(now_s - first_s, span_s / 2)
+            self.rate_mbps = (self._got_bytes - first_bytes) * 8e-6 / passed_s
 
 
 @dataclass(frozen=True, slots=True)
