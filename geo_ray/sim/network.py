@@ -10,6 +10,9 @@ from geo_ray.wan.link_model import build_links
 FRAME_BYTES = 256
 """What header, meta data and acknowledgement of one message add to its payload, about."""
 
+DATAGRAM_BYTES = 92
+"""What headers and authentication add to the blocks in a datagram, about."""
+
 
 class Network:
     """When a message arrives, and what has crossed each link.
@@ -32,3 +35,20 @@ class Network:
         self.sent_bytes.setdefault((src, dst), Counter())[traffic] += size_bytes
         link = self._links.get((src, dst))
         return now_s if link is None else link.transfer(now_s, size_bytes)
+
+    def datagram_s(self, now_s: float, src: str, dst: str, payload_bytes: int) -> float | None:
+        """When a datagram sent now is at ``dst``; None if it is lost."""
+        size_bytes = payload_bytes + DATAGRAM_BYTES
+        self.sent_bytes.setdefault((src, dst), Counter())["loose"] += size_bytes
+        link = self._links.get((src, dst))
+        return now_s if link is None else link.datagram(now_s, size_bytes)
+
+    def free_at_s(self, src: str, dst: str) -> float:
+        """When the sender's end of a link has nothing left to send."""
+        link = self._links.get((src, dst))
+        return 0.0 if link is None else link.free_at_s
+
+    def delay_s(self, src: str, dst: str) -> float:
+        """One way on an empty link."""
+        link = self._links.get((src, dst))
+        return 0.0 if link is None else link.spec.delay_s

@@ -20,10 +20,12 @@ from geo_ray.job.build import build_averager, build_evals, initial_parameters
 from geo_ray.job.codec_shapes import with_shapes
 from geo_ray.job.evals import hits
 from geo_ray.observe.schema import Event
+from geo_ray.sim.loose import SimLoose
 from geo_ray.sim.network import Network
 from geo_ray.sim.region import RegionHooks, ShardState, SimRegion
 from geo_ray.sim.scheduler import Scheduler
 from geo_ray.sync.base import Reply, Update
+from geo_ray.sync.codecs.dgt import Dgt
 from geo_ray.tasks.base import Stats, Task
 from geo_ray.training.averager import HubSnapshot
 from geo_ray.training.effects import Send, Snapshot, StepDone
@@ -93,6 +95,16 @@ class World:
         self._network = Network(experiment)
         self.averager = build_averager(experiment, params_P.numel())
         self._hub = experiment.averager_region
+        self._loose: SimLoose | None = None
+        if isinstance(experiment.codec.up, Dgt):
+            self._loose = SimLoose(
+                experiment.codec.up,
+                self._num_params,
+                self._network,
+                self._scheduler,
+                self._hub,
+                lambda name: self.regions[name].server.phase == "done",
+            )
         self._evals = build_evals(experiment, task)
         self._open: dict[str, tuple[float, Send]] = {}
         self._applied_s: dict[str, float] = {}
@@ -153,10 +165,26 @@ class World:
 
     def _on_send(self, name: str, send: Send) -> None:
         now_s = self._scheduler.now_s
-        update = self.regions[name].server.wire.encode(send.update)
+        wire = self.regions[name].server.wire
+        if self._loose is not None:
+            self._loose.recall(name, wire)
+        update = wire.encode(send.update)
         self._open[name] = (now_s, replace(send, update=update))
-        arrival_s = self._network.arrival_s(now_s, name, self._hub, update.size_bytes, "update")
-        self._scheduler.at(arrival_s, lambda: self._on_update(update))
+        if self._loose is None:
+            self._carry(name, update)
+        else:
+            self._loose.depart(name, update, lambda part: self._carry(name, part))
+
+    def _carry(self, name: str, update: Update) -> float:
+        """Put an update on its way; when it arrives."""
+        now_s, size_bytes = self._scheduler.now_s, update.size_bytes
+        arrival_s = self._network.arrival_s(now_s, name, self._hub, size_bytes, "update")
+        loose = self._loose
+        if loose is None:
+            self._scheduler.at(arrival_s, lambda: self._on_update(update))
+        else:
+            self._scheduler.at(arrival_s, lambda: loose.arrive(update, self._on_update))
+        return arrival_s
 
     def _on_update(self, update: Update) -> None:
         replies = self.averager.on_update(update)
@@ -167,6 +195,8 @@ class World:
             self._return(reply)
 
     def _return(self, reply: Reply) -> None:
+        if self._loose is not None:
+            reply = self._loose.beside(reply)
         now_s = self._scheduler.now_s
         size_bytes = reply.size_bytes
         arrival_s = self._network.arrival_s(now_s, self._hub, reply.to, size_bytes, "reply")
