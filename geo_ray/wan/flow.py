@@ -127,6 +127,7 @@ class Flow:
         if self._begun_s is None:
             if is_busy:
                 self._begin(now_s, is_whole=True)
+                self.window.begin(now_s)
             return
         base_s = self.window.base_rtt_s or 0.0
         if not is_busy:

@@ -18,6 +18,10 @@ _QUEUE_SHARE: Final = 0.3  # of the shortest round trip: the queue that is aimed
 _QUEUE_MIN_S: Final = 0.010  # below that it is the machine, not the link
 _BASE_MEMORY_S: Final = 60.0
 _LOOK_RTTS: Final = 1.5
+_FULL: Final = 0.9  # of the window under way: then the window is what holds data up
+_CLEAR: Final = 0.7  # a pull above that: no queue to speak of
+_CLEAR_LOOKS: Final = 30
+_BLIND_RTTS: Final = 2.5
 _LOOK_SAMPLES: Final = 4
 _GAIN: Final = 0.25  # largest growth between two looks
 _YOUNG_GAIN: Final = 1.0  # until the first queue
@@ -42,9 +46,21 @@ class Window:
         self._is_young = True
         self._base: deque[tuple[float, float]] = deque()  # (when, rtt), ascending in both
         self._looked_s = 0.0
+        self._quiet_until_s = 0.0
+        self._held_bytes: float | None = None  # what the path held when there was a short queue
+        self._clear_looks = 0
         self._rtts: list[float] = []  # since the last look
         self._acked_bytes = 0
         self._was_full = False
+
+    def begin(self, now_s: float) -> None:
+        """The link was silent and has something to do again.
+
+        Until its first round trips are back nothing tells of a queue, and nothing must grow.
+        """
+        self._quiet_until_s = now_s + _BLIND_RTTS * (self.base_rtt_s or 0.0)
+        if self._held_bytes is not None:
+            self.size_bytes = min(self.size_bytes, self._held_bytes)
 
     def on_rtt(self, now_s: float, rtt_s: float) -> None:
         """A heartbeat came back."""
@@ -67,7 +83,7 @@ class Window:
             in_flight_bytes: under way before that.
         """
         self._acked_bytes += size_bytes
-        self._was_full = self._was_full or in_flight_bytes > 0.5 * self.size_bytes
+        self._was_full = self._was_full or in_flight_bytes > _FULL * self.size_bytes
 
     def _look(self, now_s: float, base_s: float) -> None:
         # A lost packet of the heartbeats' own stream delays some of them, but not the last ones of
@@ -76,10 +92,28 @@ class Window:
         pull = max(_STEEPEST, 1.0 - queue_s / max(_QUEUE_MIN_S, _QUEUE_SHARE * base_s))
         if pull < 0.5:
             self._is_young = False
-        if pull < 0.0 or self._was_full:  # else it is not the window that holds anything up
+        self._remember(pull)
+        is_blind = now_s < self._quiet_until_s and not self._is_young
+        if pull < 0.0 or (self._was_full and not is_blind):  # else the window holds nothing up
             gain = _YOUNG_GAIN if self._is_young else _GAIN
             moved = gain * pull * min(self._acked_bytes, self.size_bytes)
             grown = self.size_bytes + moved
             self.size_bytes = min(float(_LARGEST_BYTES), max(float(self._smallest_bytes), grown))
         self._looked_s, self._rtts = now_s, []
         self._acked_bytes, self._was_full = 0, False
+
+    def _remember(self, pull: float) -> None:
+        """Keep the size that made a short queue: the next burst begins with it.
+
+        While TCP recovers from a loss the window fills with what the kernel did not send yet, and
+        says nothing about the path.
+        """
+        if pull > _CLEAR:
+            self._clear_looks += 1
+            if self._clear_looks >= _CLEAR_LOOKS:  # the link must have become faster
+                self._held_bytes = None
+            return
+        self._clear_looks = 0
+        if pull >= -0.5:
+            held = self.size_bytes if self._held_bytes is None else self._held_bytes
+            self._held_bytes = 0.5 * (held + self.size_bytes)
