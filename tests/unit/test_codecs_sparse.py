@@ -173,7 +173,27 @@ def test_nonzeros_follow_what_there_is():
         x_P[::every] = 1.0
         sizes.append(NonZeros().encode(x_P, {}, 0).size_bytes)
     assert sizes == sorted(sizes, reverse=True)
-    assert sizes[0] == 4 * 100_000 + 40
+    assert sizes[0] == 4 * 100_000 + 48
+
+
+def test_a_few_zeros_are_sent_rather_than_all_positions():
+    for zeros, size in ((1, 40_048), (312, 40_048), (313, 48 + 1250 + 4 * (10_000 - 313))):
+        x_P = torch.ones(10_000)
+        x_P[:zeros] = 0.0
+        coded = NonZeros().encode(x_P, {}, 0)
+        assert coded.size_bytes == size
+        assert torch.equal(NonZeros().decode(coded), x_P)
+
+
+def test_negative_zeros_are_as_cheap_and_kept():
+    x_P = torch.zeros(10_000)
+    x_P[::100] = gauss(100)
+    size = NonZeros().encode(x_P, {}, 0).size_bytes
+    for signed_P in (-x_P, x_P * -0.5):
+        coded = NonZeros().encode(signed_P, {}, 0)
+        assert coded.size_bytes == size < 600
+        decoded_P = NonZeros().decode(coded)
+        assert torch.equal(decoded_P.view(torch.int32), signed_P.view(torch.int32))
 
 
 # ------------------------------------------------------------------ randomk

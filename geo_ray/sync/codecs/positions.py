@@ -30,21 +30,21 @@ _WORDS: dict[int, tuple[torch.dtype, type[np.unsignedinteger]]] = {
 Ints = NDArray[np.int64]
 
 
-def write_positions(at_K: Tensor, num: int) -> Tensor:
+def write_positions(at_K: Tensor | None, num: int) -> Tensor:
     """Code positions.
 
     Layout: three i64 (K, code, how many gap words), then the code's words.
 
     Args:
-        at_K: int64, strictly rising, within ``range(num)``, on the CPU.
+        at_K: int64, strictly rising, within ``range(num)``, on the CPU; None for all.
         num: P.
 
     Returns:
         uint8 (B,).
     """
+    if at_K is None or at_K.numel() == num:
+        return joined(header(num, _ALL, 0))
     at = at_K.numpy()
-    if at.size == num:
-        return joined(header(at.size, _ALL, 0))
     gap_K = np.diff(at, prepend=-1) - 1
     code = _smallest(gap_K, num)
     if code == _BITMAP:

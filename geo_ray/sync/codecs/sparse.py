@@ -22,11 +22,9 @@ Values = Literal["fp32", "fp16"]
 _FORMATS = {"fp32": 0, "fp16": 1}
 
 
-def write_sparse(kind: str, x_P: Tensor, at_K: Tensor, values: Values) -> Coded:
-    """Send the elements of ``x_P`` at rising positions, both on one device."""
-    x_K = x_P if at_K.numel() == x_P.numel() else x_P[at_K]
-    positions_B = write_positions(at_K.cpu(), x_P.numel())
-    return Coded(kind, x_P.numel(), joined(positions_B, *write_values(x_K, values)))
+def write_sparse(kind: str, x_P: Tensor, at_K: Tensor | None, values: Values) -> Coded:
+    """Send the elements of ``x_P`` at rising positions, both on one device; None for all."""
+    return Coded(kind, x_P.numel(), joined(*sparse_parts(x_P, at_K, values)))
 
 
 def read_sparse(coded: Coded) -> Tensor:
@@ -37,9 +35,26 @@ def read_sparse(coded: Coded) -> Tensor:
     """
     num = check_num(coded.kind, coded.num)
     reader = Reader(coded.kind, coded.data_B)
-    at_K = read_positions(coded.kind, reader, num)
-    values_K = read_values(coded.kind, reader, num if at_K is None else at_K.numel())
+    out_P = read_sparse_parts(coded.kind, reader, num)
     reader.done()
+    return out_P
+
+
+def sparse_parts(x_P: Tensor, at_K: Tensor | None, values: Values) -> list[Tensor]:
+    """What `write_sparse` sends, to be joined with more."""
+    x_K = x_P if at_K is None or at_K.numel() == x_P.numel() else x_P[at_K]
+    positions_B = write_positions(None if at_K is None else at_K.cpu(), x_P.numel())
+    return [positions_B, *write_values(x_K, values)]
+
+
+def read_sparse_parts(kind: str, reader: Reader, num: int) -> Tensor:
+    """Undo `sparse_parts`: fp32 (num,), owned by the caller.
+
+    Raises:
+        FrameError: the bytes make no sense.
+    """
+    at_K = read_positions(kind, reader, num)
+    values_K = read_values(kind, reader, num if at_K is None else at_K.numel())
     if at_K is None:
         return values_K
     out_P = zeros(num)
