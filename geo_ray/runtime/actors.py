@@ -27,17 +27,17 @@ from geo_ray.job.build import (
 )
 from geo_ray.job.data import open_readers
 from geo_ray.runtime.bridge import Bridge
-from geo_ray.runtime.dgt_road import DgtRoad
+from geo_ray.runtime.dgt_road import DgtRoad, RoadEnds, road_for
 from geo_ray.runtime.follower import Follower
 from geo_ray.runtime.journal import Journal
 from geo_ray.runtime.labels import REGION_LABEL
 from geo_ray.runtime.layout import shared_bytes
 from geo_ray.runtime.lead import Lead, LeadPorts
+from geo_ray.runtime.overlay_attach import attach_overlay
 from geo_ray.runtime.parts import AVERAGER_PART, off_wire, shard_part_name
 from geo_ray.runtime.remote_shard import RemoteShard
 from geo_ray.runtime.spec import RunSpec
 from geo_ray.runtime.worker_loop import ShardLink, WorkerLoop, buffers_for, slices_of
-from geo_ray.sync.codecs.dgt import Dgt
 from geo_ray.tasks.base import Task
 from geo_ray.tasks.load import load_task
 from geo_ray.training.averager import Averager
@@ -111,8 +111,7 @@ class BridgeActor:
 
         Args:
             origin_unix_s: when that began.
-            certificate: this region's for the run; None if it lies in a directory here, or TLS is
-                off.
+            certificate: this region's for the run; None if it lies in a directory here, or no TLS.
 
         Returns:
             Where other regions, and where the own region, reach this bridge.
@@ -141,29 +140,21 @@ class BridgeActor:
         self._bridge.use(self._endpoint)
         self._lan = LanServer(_host(), spec.key, self._bridge.handle)
         bound = self._endpoint.listen(_host(), 0)
-        if isinstance(experiment.codec.up, Dgt):
-            self._road = DgtRoad(
-                experiment.codec.up,
-                spec.num_params,
-                self._endpoint,
-                bound,
-                SystemClock(),
-                run_start_s,
-                shaping,
-                self._bridge.refuse,
-            )
-            self._bridge.use_loose(self._road)
+        ends = RoadEnds(self._endpoint, bound, run_start_s, shaping, self._bridge.refuse)
+        self._road = road_for(experiment.codec.up, spec.num_params, ends)
+        self._bridge.use_loose(self._road)
+        attach_overlay(spec, self._bridge, self._endpoint)
         return self._endpoint.advertised, self._lan.address
 
     def _own_certificate(self) -> TlsFiles | None:
         directory = self._spec.experiment.transport.certs
         return None if directory is None else files_of(Path(directory), self._region)
 
-    def connect(self, hub: str, address: Address) -> None:
-        """Dial the averager's bridge and keep the link up."""
-        self._endpoint.connect(hub, address)
+    def connect(self, peer: str, address: Address) -> None:
+        """Dial another region's bridge and keep the link up."""
+        self._endpoint.connect(peer, address)
         if self._road is not None:
-            self._road.connect(hub, address)
+            self._road.connect(peer, address)
 
     def poll(self) -> dict[str, Any]:
         """State and new events."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from geo_ray.errors import (
@@ -31,6 +31,7 @@ from geo_ray.runtime.messages import (
     reply_meta,
     update_meta,
 )
+from geo_ray.runtime.overlay_rounds import OverlayRounds
 from geo_ray.runtime.parts import write_hub_part
 from geo_ray.sync.base import Reply, Update
 from geo_ray.training.averager import Averager, HubSnapshot
@@ -74,6 +75,7 @@ class Bridge:
         self._timeout_s = timeout_s
         self._endpoint: Endpoint | None = None
         self._loose: DgtRoad | None = None
+        self._overlay: OverlayRounds | None = None
         self._lock = threading.Lock()
         self._answered = threading.Condition(self._lock)
         self._answers: dict[int, Reply | GeoRayError | None] = {}  # None: dropped
@@ -88,10 +90,15 @@ class Bridge:
         """Speak to other regions through ``endpoint``, whose messages go to `on_message`."""
         self._endpoint = endpoint
 
-    def use_loose(self, road: DgtRoad) -> None:
-        """Let loose blocks of updates take ``road``; the bridge closes it."""
+    def use_loose(self, road: DgtRoad | None) -> None:
+        """Let loose blocks of updates take ``road``, if there is one; the bridge closes it."""
         self._loose = road
-        self._routes |= road.routes()
+        self._routes |= {} if road is None else road.routes()
+
+    def use_overlay(self, rounds: OverlayRounds) -> None:
+        """Let rounds of updates and replies take an overlay; the bridge closes it."""
+        self._overlay = rounds
+        self._routes |= rounds.routes()
 
     # -------------------------------------------------------------- for the controller
 
@@ -113,6 +120,8 @@ class Bridge:
         if self._loose is not None:
             self._loose.count_into(links)
             status["loose"] = self._loose.status()
+        if self._overlay is not None:
+            status["overlay"] = self._overlay.status()
         return status
 
     def close(self) -> None:
@@ -122,6 +131,8 @@ class Bridge:
             self._answered.notify_all()
         if self._loose is not None:
             self._loose.close()
+        if self._overlay is not None:
+            self._overlay.close()
 
     def _hub_state(self) -> Averager:
         if self._averager is None:
@@ -139,6 +150,9 @@ class Bridge:
         update = read_update(meta, payload)
         if update.region != self._region:
             raise InvariantError(f"bridge of '{self._region}' got an update of '{update.region}'")
+        if self._overlay is not None:
+            reply = self._overlay.exchange(update)
+            return reply_meta(reply), payload_bytes(reply)
         if self._averager is not None:
             self._take_in(update)
         elif self._loose is not None:
@@ -224,6 +238,22 @@ class Bridge:
             self.refuse(update, refusal)
         for reply in replies:
             self._deliver(reply)
+        self._write_later(snapshots)
+
+    def take_in_round(self, updates: Sequence[Update]) -> list[Reply]:
+        """Hand the averager all updates of a round that was summed on the way.
+
+        Raises:
+            GeoRayError: it refuses them.
+        """
+        averager = self._hub_state()
+        with self._lock:
+            replies = [reply for update in updates for reply in averager.on_update(update)]
+            snapshots, averager.snapshots = averager.snapshots, []
+        self._write_later(snapshots)
+        return replies
+
+    def _write_later(self, snapshots: list[HubSnapshot]) -> None:
         for snapshot in snapshots:  # disks are slow, and this may be the link's receiving thread
             threading.Thread(target=self._write, args=(snapshot,), daemon=True).start()
 
@@ -261,6 +291,8 @@ class Bridge:
         with self._answered:
             self._answers[seq] = error
             self._answered.notify_all()
+        if self._overlay is not None:
+            self._overlay.fail(error)
 
     def _wan(self) -> Endpoint:
         if self._endpoint is None:

@@ -9,14 +9,15 @@ reports of what arrived, travel over the connection.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from geo_ray.clock import Clock
+from geo_ray.clock import SystemClock
 from geo_ray.errors import GeoRayError, LinkDownError
 from geo_ray.runtime.dgt_feed import LooseFeed
 from geo_ray.runtime.dgt_sink import LooseSink
 from geo_ray.sync.base import Update
+from geo_ray.sync.codecs.base import Codec
 from geo_ray.sync.codecs.dgt import Dgt
 from geo_ray.wan.endpoint import Endpoint
 from geo_ray.wan.link_model import LinkModel
@@ -26,47 +27,51 @@ from geo_ray.wan.sockets import Address
 from geo_ray.wan.udp_channel import UdpChannel
 
 
+@dataclass(frozen=True, slots=True)
+class RoadEnds:
+    """What the road is joined to.
+
+    Attributes:
+        endpoint: this region's.
+        address: that it listens on.
+        run_start_s: the machine's clock's time at which the link models' time is 0.
+        links: the endpoint's link models by destination.
+        refuse: tells a region that its update makes no sense.
+    """
+
+    endpoint: Endpoint
+    address: Address
+    run_start_s: float
+    links: Mapping[str, LinkModel]
+    refuse: Callable[[Update, GeoRayError], None]
+
+
 class DgtRoad:
     """Both ends in one bridge; a region that hosts the averager sends no loose blocks.
 
     Args:
         codec: what the run is configured with.
         num_params: P.
-        endpoint: this region's.
-        address: that it listens on.
-        clock: for pacing.
-        run_start_s: the clock's time at which the link models' time is 0.
-        links: this endpoint's link models by destination.
-        refuse: tells a region that its update makes no sense.
+        ends: what it is joined to.
     """
 
-    def __init__(
-        self,
-        codec: Dgt,
-        num_params: int,
-        endpoint: Endpoint,
-        address: Address,
-        clock: Clock,
-        run_start_s: float,
-        links: Mapping[str, LinkModel],
-        refuse: Callable[[Update, GeoRayError], None],
-    ) -> None:
+    def __init__(self, codec: Dgt, num_params: int, ends: RoadEnds) -> None:
         self._codec = codec
-        self._endpoint = endpoint
-        self._clock = clock
-        self._run_start_s = run_start_s
-        self._links = links
-        self.sink = LooseSink(codec, num_params, endpoint, refuse)
+        self._ends = ends
+        self._clock = SystemClock()
+        self.sink = LooseSink(codec, num_params, ends.endpoint, ends.refuse)
         self._hub: str | None = None
         self._feed: LooseFeed | None = None
-        self._channel = UdpChannel(address, self.sink.on_group, self.sink.on_report, clock)
+        self._channel = UdpChannel(
+            ends.address, self.sink.on_group, self.sink.on_report, self._clock
+        )
 
     def connect(self, hub: str, address: Address) -> None:
         """Send loose blocks to the averager's region, whose endpoint is at ``address``."""
-        model = self._links.get(hub)
-        emulated = None if model is None else (model, self._run_start_s)
+        model = self._ends.links.get(hub)
+        emulated = None if model is None else (model, self._ends.run_start_s)
         self._feed = LooseFeed(
-            self._codec, self._endpoint, self._channel, hub, address, self._clock, emulated
+            self._codec, self._ends.endpoint, self._channel, hub, address, self._clock, emulated
         )
         self._hub = hub
 
@@ -125,3 +130,8 @@ class DgtRoad:
     def _on_seen(self, peer: str, message: Message) -> None:
         if self._feed is not None and peer == self._hub:
             self._feed.on_seen(message)
+
+
+def road_for(codec: Codec | None, num_params: int, ends: RoadEnds) -> DgtRoad | None:
+    """The road that updates' codec needs; None if it needs none."""
+    return DgtRoad(codec, num_params, ends) if isinstance(codec, Dgt) else None

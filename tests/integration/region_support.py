@@ -26,14 +26,13 @@ from geo_ray.job.build import (
 from geo_ray.job.codec_shapes import with_shapes
 from geo_ray.job.data import open_readers, prepare_manifest
 from geo_ray.runtime.bridge import Bridge
-from geo_ray.runtime.dgt_road import DgtRoad
+from geo_ray.runtime.dgt_road import DgtRoad, RoadEnds, road_for
 from geo_ray.runtime.follower import Follower
 from geo_ray.runtime.journal import Journal
 from geo_ray.runtime.layout import shared_bytes
 from geo_ray.runtime.lead import Lead, LeadPorts
 from geo_ray.runtime.remote_shard import RemoteShard
 from geo_ray.runtime.worker_loop import ShardLink, WorkerLoop, buffers_for, slices_of
-from geo_ray.sync.codecs.dgt import Dgt
 from geo_ray.tasks.load import load_task
 from geo_ray.training.averager import Averager
 from geo_ray.training.flat import digest
@@ -89,13 +88,9 @@ class Site:
             )
             self.bridge.use(self.endpoint)
             bound = self.endpoint.listen()
-            if isinstance(experiment.codec.up, Dgt):
-                codec, num = experiment.codec.up, world.params_P.numel()
-                self.road = DgtRoad(
-                    codec, num, self.endpoint, bound, SystemClock(), start_s, shaping,
-                    self.bridge.refuse,
-                )  # fmt: skip
-                self.bridge.use_loose(self.road)
+            ends = RoadEnds(self.endpoint, bound, start_s, shaping, self.bridge.refuse)
+            self.road = road_for(experiment.codec.up, world.params_P.numel(), ends)
+            self.bridge.use_loose(self.road)
         self.shards = [
             build_shard(experiment, self.region, i, world.params_P) for i in range(shards)
         ]
