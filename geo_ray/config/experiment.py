@@ -11,11 +11,13 @@ from geo_ray.config.cluster import ClusterConfig, LocalClusterConfig
 from geo_ray.data.split import IidSplit, SplitConfig
 from geo_ray.observe.summary import Target
 from geo_ray.sync.codecs.config import CodecConfig
+from geo_ray.sync.collective import answers_with_mean, can_be_summed
 from geo_ray.sync.registry import AnyStrategy
 from geo_ray.tasks.load import TaskConfig
 from geo_ray.training.optimizers import OptimizerConfig
 from geo_ray.wan.config import TransportConfig
 from geo_ray.wan.link_model import LinkSpec
+from geo_ray.wan.overlay.config import AnyOverlay, StarOverlay, regions_fit
 
 _NAME = r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$"
 
@@ -121,6 +123,7 @@ class Experiment(Model):
     train: TrainConfig
     averager: AveragerConfig = AveragerConfig()
     transport: TransportConfig = TransportConfig()
+    overlay: AnyOverlay = StarOverlay()
 
     emulate: EmulateConfig | None = None
     cluster: ClusterConfig = LocalClusterConfig()
@@ -137,6 +140,7 @@ class Experiment(Model):
             if name not in names:
                 raise ValueError(f"{where}: there is no region '{name}'; regions are {names}")
         self._check_links()
+        self._check_overlay()
         self.codec.check(self.strategy, f"strategy '{self.strategy.kind}'")
         if self.train.mode == "async" and self.strategy.in_rounds and len(names) > 1:
             workers = {region.name: region.workers for region in self.regions}
@@ -157,6 +161,31 @@ class Experiment(Model):
                 raise ValueError(f"emulate.links.{i}: a link leads to another region, not to {src}")
             if (src, dst) in pairs[:i]:
                 raise ValueError(f"emulate.links.{i}: {src} to {dst} is given more than once")
+
+    def _check_overlay(self) -> None:
+        """Only plain sums pass through other regions."""
+        kind, strategy = self.overlay.kind, self.strategy
+        if kind == "star":
+            return
+        if not can_be_summed(strategy):
+            raise ValueError(
+                f"overlay.kind: {kind} sums the updates of a round on the way; strategy "
+                f"'{strategy.kind}' is not made of such rounds: use bsp or sma, or overlay star"
+            )
+        if kind in ("ring", "netstorm") and not answers_with_mean(strategy):
+            raise ValueError(
+                f"overlay.kind: {kind} hands the mean itself out; strategy '{strategy.kind}' "
+                "answers with something else: use tsengine"
+            )
+        coded = {"up": self.codec.up, "down": self.codec.down}
+        for direction, codec in coded.items():
+            if codec is not None:
+                raise ValueError(
+                    f"overlay.kind: {kind} adds updates up on the way, which what "
+                    f"codec.{direction}: {codec.kind} makes of them does not allow: leave the "
+                    "codec out, or use overlay star"
+                )
+        regions_fit(self.overlay, self.region_names)
 
     def _mentions(self) -> list[tuple[str, str]]:
         found = []

@@ -125,11 +125,9 @@ class Crew:
             {r: b.open.remote(origin_unix_s, certificates.get(r)) for r, b in self.bridges.items()},
             timeout_s,
         )
-        hub = self.spec.experiment.averager_region
         connects = {
-            region: bridge.connect.remote(hub, bridges[hub][0])
-            for region, bridge in self.bridges.items()
-            if region != hub
+            (region, peer): self.bridges[region].connect.remote(peer, bridges[peer][0])
+            for region, peer in self._dials()
         }
         collect(connects, timeout_s)
         slots = {(r, i): f for r, fs in self.followers.items() for i, f in enumerate(fs)}
@@ -163,6 +161,15 @@ class Crew:
             return
         for handle in [*servers, *(w.handle for w in self.workers.values())]:
             kill(handle)
+
+    def _dials(self) -> list[tuple[str, str]]:
+        """Which bridge dials which: all that of the averager, and with an overlay each other."""
+        experiment = self.spec.experiment
+        hub, names = experiment.averager_region, sorted(self.bridges)
+        dials = [(region, hub) for region in names if region != hub]
+        if experiment.overlay.kind != "star":
+            dials += [(a, b) for a in names for b in names if b < a and hub not in (a, b)]
+        return dials
 
     def _create_worker(self, region: str, rank: int, epoch: int) -> CrewWorker:
         config = self.spec.region(region)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from geo_ray.errors import ConfigError
 from geo_ray.wan.overlay.binary import binary
 from geo_ray.wan.overlay.config import (
     AnyOverlay,
@@ -19,7 +18,7 @@ from geo_ray.wan.overlay.config import (
 )
 from geo_ray.wan.overlay.links import Links
 from geo_ray.wan.overlay.netstorm import Netstorm
-from geo_ray.wan.overlay.plan import MAX_REGIONS, Grid, Tree
+from geo_ray.wan.overlay.plan import Grid, Tree
 from geo_ray.wan.overlay.policy import Planned, Policy
 from geo_ray.wan.overlay.rack import rack, square_groups
 from geo_ray.wan.overlay.ring import ring
@@ -50,17 +49,13 @@ def build_policy(
     """The policy of a run.
 
     Args:
-        config: kind and options.
+        config: kind and options; fits the regions, see `regions_fit`.
         regions: names, sorted.
         hub: number of the region that hosts the averager.
         grid: of the vector.
         links: what is known of links; shared with the coordinator.
         seed: of random decisions.
-
-    Raises:
-        ConfigError: the overlay does not fit the regions.
     """
-    check_regions(config, regions)
     num, segments = len(regions), grid.count
     if isinstance(config, TsengineOverlay):
         return Tsengine(links, hub, grid, config, seed)
@@ -69,25 +64,6 @@ def build_policy(
         return Planned(storm.trees, links, fused=True, probes=config.probes)
     trees = partial(_static, config, tuple(regions), hub, segments)
     return Planned(lambda rnd: trees(), links, fused=isinstance(config, RingOverlay))
-
-
-def check_regions(config: AnyOverlay, regions: Sequence[str]) -> None:
-    """Refuse an overlay that does not fit the regions.
-
-    Raises:
-        ConfigError: too many regions, or groups that are not a partition of them.
-    """
-    if isinstance(config, StarOverlay):
-        return
-    if len(regions) > MAX_REGIONS:
-        raise ConfigError(f"overlay.kind: {config.kind} takes at most {MAX_REGIONS} regions")
-    if isinstance(config, RackOverlay) and config.groups is not None:
-        named = sorted(name for group in config.groups for name in group)
-        if named != sorted(regions):
-            raise ConfigError(
-                f"overlay.groups must name every region once: has {named}, "
-                f"regions are {sorted(regions)}"
-            )
 
 
 def _static(

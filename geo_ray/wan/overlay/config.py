@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -116,3 +117,24 @@ PeerOverlay = BinaryOverlay | RackOverlay | RingOverlay | TsengineOverlay | Nets
 
 AnyOverlay = Annotated[StarOverlay | PeerOverlay, Field(discriminator="kind")]
 """The ``overlay`` section of a configuration: ``kind`` chooses the class."""
+
+MAX_REGIONS: Final = 60  # sets of regions must fit into a 64-bit field
+
+
+def regions_fit(config: AnyOverlay, regions: Sequence[str]) -> None:
+    """Refuse an overlay that does not fit the regions.
+
+    Raises:
+        ValueError: too many regions, or groups that are not a partition of them; names the key.
+    """
+    if isinstance(config, StarOverlay):
+        return
+    if len(regions) > MAX_REGIONS:
+        raise ValueError(f"overlay.kind: {config.kind} takes at most {MAX_REGIONS} regions")
+    if isinstance(config, RackOverlay) and config.groups is not None:
+        named = sorted(name for group in config.groups for name in group)
+        if named != sorted(regions):
+            raise ValueError(
+                f"overlay.groups must name every region once: has {named}, regions are "
+                f"{sorted(regions)}"
+            )

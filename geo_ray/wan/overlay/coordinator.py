@@ -61,6 +61,7 @@ class Coordinator:
         probe_segments: how much a probe sends.
         seed: of the choice among links to probe.
         out: (to whom, what), in order; the caller takes them.
+        restarts: how often sums were begun anew.
     """
 
     hub: int
@@ -69,6 +70,7 @@ class Coordinator:
     probe_segments: int = 2
     seed: int = 0
     out: list[tuple[int, Word]] = field(default_factory=list)
+    restarts: int = 0
     _rounds: dict[int, _Round] = field(default_factory=dict)
     _random: Random = field(init=False)
 
@@ -93,12 +95,12 @@ class Coordinator:
         entry = self._rounds.get(rnd)
         return entry is not None and len(entry.ready) == self.links.num_regions
 
-    def attempt(self, rnd: int) -> int:
-        """How often the sums of a round were begun anew."""
-        return self._rounds[rnd].attempt
+    def seal(self, rnd: int) -> None:
+        """The sum is whole where the averager is, and will be committed: it begins anew no more."""
+        self._rounds[rnd].is_summed = True
 
     def commit(self, rnd: int, about: Iterable[tuple[int, Meta]], now_s: float) -> None:
-        """The sum is whole and counts: tell every region, and have the result handed out.
+        """The sum counts: tell every region, and have the result handed out.
 
         Args:
             rnd: the round.
@@ -221,6 +223,7 @@ class Coordinator:
         if entry.attempt >= _MAX_ATTEMPTS:
             return
         entry.attempt += 1
+        self.restarts += 1
         entry.sources.clear()
         entry.whole.clear()
         _LOGGER.warning("round %d: the sums begin anew, attempt %d", rnd, entry.attempt)

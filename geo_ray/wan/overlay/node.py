@@ -75,7 +75,9 @@ class Node:
         window: parts under way to one region.
         stall_s: how long to wait for progress before the coordinator is told.
         out: (to whom, what), in order; the caller takes them.
+        clashes: partial sums that were refused because they held something once more.
         done: rounds that are over; the caller takes them.
+        finished: number of the last of them.
     """
 
     me: int
@@ -88,6 +90,7 @@ class Node:
     out: list[tuple[int, Word]] = field(default_factory=list)
     done: list[Finished] = field(default_factory=list)
     finished: int = 0
+    clashes: int = 0
     _rounds: dict[int, _Round] = field(default_factory=dict)
     _paces: dict[int, Pace] = field(default_factory=dict)
     _going: dict[int, list[_Going]] = field(default_factory=dict)
@@ -171,6 +174,7 @@ class Node:
             moved = vector.put(part.index, part.data)
         else:
             moved = vector.add(part.index, part.mask, part.weight, part.data)
+            self.clashes += not moved
         if moved:
             entry.moved_s = now_s
             self._check(part.rnd)
@@ -226,6 +230,10 @@ class Node:
         self._check(commit.rnd)
 
     # ------------------------------------------------------------------ what goes out
+
+    def targets(self) -> list[int]:
+        """Regions to which something is to be sent, now or later."""
+        return [peer for peer, going in self._going.items() if going]
 
     def next_part(self, peer: int, now_s: float) -> Part | None:
         """The next segment for a region; it counts as sent. None if there is none now."""

@@ -28,7 +28,6 @@ class Pace:
         self._window = window
         self._sizes: deque[int] = deque()
         self._asked = 0  # up to which part an acknowledgement was asked for
-        self._began_s = 0.0
         self._busy_from_s = 0.0
         self._heard_s = 0.0
         self._bytes = 0
@@ -47,7 +46,7 @@ class Pace:
     def push(self, size_bytes: int, now_s: float) -> None:
         """A part is sent."""
         if not self._sizes:
-            self._began_s = self._busy_from_s = self._heard_s = now_s
+            self._busy_from_s = self._heard_s = now_s
         self._sizes.append(size_bytes)
         self.sent += 1
 
@@ -74,7 +73,7 @@ class Pace:
         self._busy_from_s = self._heard_s = now_s
         if not self._sizes:
             # One of the round trips was the answer's; a short burst is mostly that.
-            self._busy_s -= min(self.rtt_s, (now_s - self._began_s) / 2)
+            self._busy_s -= min(self.rtt_s, self._busy_s / 2)
 
     def silent_s(self, now_s: float) -> float:
         """For how long something is under way of which nothing is heard; 0 if there is nothing."""

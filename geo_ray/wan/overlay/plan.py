@@ -15,7 +15,6 @@ from geo_ray.errors import InvariantError
 SUM: Final = 0  # towards a root: partial sums
 RESULT: Final = 1  # away from a root: what came of the sum
 PROBE: Final = 2  # a few segments of the result, only to see how fast a link is
-MAX_REGIONS: Final = 60  # a mask must fit into a 64-bit field
 
 
 @dataclass(frozen=True, slots=True)

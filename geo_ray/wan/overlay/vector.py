@@ -26,12 +26,10 @@ class Vector:
 
     Attributes:
         attempt: how often the sums were begun anew.
-        clashes: segments that were refused because they held a contribution once more.
     """
 
     def __init__(self, me: int, num_regions: int, grid: Grid, *, fused: bool) -> None:
         self.attempt = 0
-        self.clashes = 0
         self._me = me
         self._full = full_mask(num_regions)
         self._grid = grid
@@ -96,7 +94,6 @@ class Vector:
         if mask <= 0 or mask & ~self._full or not 0.0 < weight < float("inf"):
             raise FrameError(f"a partial sum of regions {mask:#x} with weight {weight}")
         if int(self._mask_K[index]) & mask:
-            self.clashes += 1
             return False
         first, stop = self._grid.bounds(index)
         self._sum_P[first:stop] += segment_S
