@@ -47,7 +47,7 @@ class EvalBoard:
     task: Task
     num_regions: int
     intervals: Mapping[str, int] = field(default_factory=dict)
-    _open: dict[tuple[int, bool], dict[str, tuple[Stats, int]]] = field(default_factory=dict)
+    _open: dict[tuple[int, bool], dict[str, tuple[Stats, int, int]]] = field(default_factory=dict)
 
     def add(
         self, region: str, step: int, stats: Stats, samples: int, *, final: bool = False
@@ -61,15 +61,36 @@ class EvalBoard:
         # After the last exchange all belong together, whatever their step.
         key = (-1 if final else step // self.intervals.get(region, 1), final)
         group = self._open.setdefault(key, {})
-        group[region] = (stats, samples)
+        group[region] = (stats, samples, step)
         done = [Evaluation(step, region, self.task.metrics(stats), samples, final)]
-        if len(group) == self.num_regions:
-            del self._open[key]
-            ordered = [group[name] for name in sorted(group)]
-            total = {name: sum_of([s[name] for s, _ in ordered]) for name in ordered[0][0]}
-            rows = sum(n for _, n in ordered)
-            done.append(Evaluation(step, None, self.task.metrics(total), rows, final))
+        return done + self._complete()
+
+    def forget(self, region: str) -> list[Evaluation]:
+        """Go on without a region; what it has told of open evaluations does not count.
+
+        Returns:
+            Combined evaluations that had waited for it alone.
+        """
+        self.num_regions -= 1
+        for group in self._open.values():
+            group.pop(region, None)
+        return self._complete()
+
+    def _complete(self) -> list[Evaluation]:
+        done = []
+        for key, group in list(self._open.items()):
+            if len(group) == self.num_regions:
+                del self._open[key]
+                done.append(self._together(group, final=key[1]))
         return done
+
+    def _together(self, group: Mapping[str, tuple[Stats, int, int]], *, final: bool) -> Evaluation:
+        ordered = [group[name] for name in sorted(group)]
+        names = ordered[0][0]
+        total = {name: sum_of([stats[name] for stats, _, _ in ordered]) for name in names}
+        rows = sum(samples for _, samples, _ in ordered)
+        step = max(step for _, _, step in ordered)
+        return Evaluation(step, None, self.task.metrics(total), rows, final)
 
 
 def sum_of(

@@ -152,12 +152,15 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
     "worker_lost": {"region": _text, "worker": _name, "cause": _text},
     "worker_replaced": {"region": _text, "worker": _name, "epoch": _whole},
     "step_refused": {"region": _text, "step": _whole, "cause": _text},
+    "region_lost": {"region": _text, "cause": _text},
+    "region_left": {"region": _text, "name": _text},  # who goes on, without whom
+    "hub_moved": {"region": _text, "epoch": _whole},  # the averager lives there now
     "stop_requested": {"cause": _text},
     "wan": {"src": _text, "dst": _text, "bytes_by_class": _table(_whole)},
     "run_finished": {"summary": _table(finite)},
 }
 
-FAULT_KINDS = ("worker_lost", "worker_replaced", "step_refused")
+FAULT_KINDS = ("worker_lost", "worker_replaced", "step_refused", "region_lost")
 
 
 def conform(kind: str, t_s: float, fields: Mapping[str, Any]) -> Event:

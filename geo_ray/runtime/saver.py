@@ -38,6 +38,11 @@ class Saver:
         """The checkpoint whose parts are awaited, or None."""
         return self._id
 
+    def forget(self, parts: set[str]) -> None:
+        """Go on without the process that would have written ``parts``; abandons the open one."""
+        self.abandon()
+        self._expected = self._expected - parts
+
     def begin(self) -> int:
         """Open the next checkpoint.
 

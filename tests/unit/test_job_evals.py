@@ -93,3 +93,15 @@ def test_without_evaluations_on_the_way_the_last_one_is_combined():
     board = build_evals(experiment("train.eval_every=0"), TASK)
     board.add("eu", 10, stats(2, 10), 10, final=True)
     assert len(board.add("us", 10, stats(2, 10), 10, final=True)) == 2
+
+
+def test_a_region_that_is_lost_is_not_waited_for():
+    board = EvalBoard(TASK, 3)
+    for name in "ab":
+        board.add(name, 50, stats(10, 20), 20, final=True)
+    board.add("c", 40, stats(1, 20), 20)
+    (combined,) = board.forget("c")
+    assert (combined.region, combined.samples, combined.final) == (None, 40, True)
+    board.add("a", 40, stats(1, 20), 20)
+    both = board.add("b", 40, stats(1, 20), 20)
+    assert [done.region for done in both] == ["b", None]

@@ -46,7 +46,7 @@ def test_summary_of_a_small_run() -> None:
         usd=None,
         eval={"accuracy": 0.4, "loss": 0.5},
         digest="abc",
-        faults={"worker_lost": 0, "worker_replaced": 0, "step_refused": 0},
+        faults={"worker_lost": 0, "worker_replaced": 0, "step_refused": 0, "region_lost": 0},
     )
 
 
