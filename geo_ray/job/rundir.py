@@ -114,6 +114,7 @@ def plan_of(experiment: Experiment, base_dir: Path) -> dict[str, object]:
         "base_dir": str(base_dir),
         "averager_region": experiment.averager_region,
         "strategy": experiment.strategy.model_dump(),
+        "codec": experiment.codec.model_dump(),
         "regions": [
             {
                 "name": region.name,
