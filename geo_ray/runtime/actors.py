@@ -5,7 +5,6 @@ Ray carries only small control messages to them. Everything big goes over `geo_r
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,6 @@ import torch
 from geo_ray.checkpoint.manifest import PartInfo
 from geo_ray.checkpoint.parts import write_part
 from geo_ray.clock import SystemClock
-from geo_ray.data.manifest import load_manifest
-from geo_ray.errors import ResidencyDeniedError
 from geo_ray.job.build import (
     build_averager,
     build_shard,
@@ -25,27 +22,22 @@ from geo_ray.job.build import (
     server_plan,
     use_one_thread,
 )
-from geo_ray.job.data import open_readers
 from geo_ray.runtime.bridge import Bridge
 from geo_ray.runtime.dgt_road import DgtRoad, RoadEnds, road_for
 from geo_ray.runtime.follower import Follower
 from geo_ray.runtime.journal import Journal
-from geo_ray.runtime.labels import REGION_LABEL
-from geo_ray.runtime.layout import shared_bytes
 from geo_ray.runtime.lead import Lead, LeadPorts
 from geo_ray.runtime.overlay_attach import attach_overlay
 from geo_ray.runtime.parts import AVERAGER_PART, off_wire, shard_part_name
 from geo_ray.runtime.remote_shard import RemoteShard
+from geo_ray.runtime.roads import attach_roads, averager_lives_in
 from geo_ray.runtime.spec import RunSpec
-from geo_ray.runtime.worker_loop import ShardLink, WorkerLoop, buffers_for, slices_of
-from geo_ray.tasks.base import Task
 from geo_ray.tasks.load import load_task
 from geo_ray.training.averager import Averager
 from geo_ray.training.flat import digest
 from geo_ray.training.model import RegionModel, ShardPort
 from geo_ray.training.server import Server
 from geo_ray.training.shard import Shard
-from geo_ray.training.worker import Worker
 from geo_ray.wan.cert_store import files_of
 from geo_ray.wan.endpoint import Endpoint
 from geo_ray.wan.lan_client import LanClient
@@ -99,7 +91,7 @@ class BridgeActor:
         use_one_thread()
         spec = self._spec
         spec.check_run_directory(self._region)
-        if spec.experiment.averager_region != self._region:
+        if not averager_lives_in(spec.experiment, self._region):
             return
         self._averager = build_averager(spec.experiment, spec.num_params)
         if spec.resume is not None:
@@ -121,7 +113,7 @@ class BridgeActor:
         self._bridge = Bridge(
             region,
             experiment.averager_region,
-            self._averager,
+            self._averager if region == experiment.averager_region else None,
             self._journal,
             spec.parts_dir,
             experiment.train.step_timeout_s,
@@ -144,6 +136,15 @@ class BridgeActor:
         self._road = road_for(experiment.codec.up, spec.num_params, ends)
         self._bridge.use_loose(self._road)
         attach_overlay(spec, self._bridge, self._endpoint)
+        attach_roads(
+            experiment,
+            region,
+            self._bridge,
+            self._endpoint,
+            self._averager,
+            self._journal,
+            spec.num_params,
+        )
         return self._endpoint.advertised, self._lan.address
 
     def _own_certificate(self) -> TlsFiles | None:
@@ -167,6 +168,10 @@ class BridgeActor:
     def request_checkpoint(self, checkpoint: int, halt: bool) -> bool:
         """Begin a checkpoint of all regions."""
         return self._bridge.request_checkpoint(checkpoint, halt=halt)
+
+    def witness(self, region: str) -> None:
+        """Another region is dead and will not come back."""
+        self._bridge.witness(region)
 
     def close(self) -> None:
         """Close all sockets."""
@@ -290,101 +295,3 @@ class FollowerActor:
     def close(self) -> None:
         """Close all sockets."""
         self._lan.close()
-
-
-class WorkerActor:
-    """One worker.
-
-    Args:
-        spec: the run.
-        region: this region.
-        rank: its number in the region.
-        epoch: its incarnation.
-    """
-
-    def __init__(self, spec: RunSpec, region: str, rank: int, epoch: int) -> None:
-        self._spec = spec
-        self._region = region
-        self._rank = rank
-        self._epoch = epoch
-        self._task: Task | None = None
-
-    def ready(self) -> None:
-        """Load the task."""
-        self._load_task()
-
-    def process_id(self) -> int:
-        """Of this actor's process, for operators and tests."""
-        return os.getpid()
-
-    def run(self, shards: list[Address]) -> int:
-        """Work until the parameter server says that it is enough.
-
-        Returns:
-            Steps computed.
-        """
-        spec, experiment, task = self._spec, self._spec.experiment, self._load_task()
-        train, heldout = open_readers(
-            experiment, load_manifest(spec.manifest_address), self._region, self._here()
-        )
-        hello: Meta = {
-            "peer": f"{self._region}/{self._rank}",
-            "role": "worker",
-            "worker": self._rank,
-            "epoch": self._epoch,
-        }
-        sizes = [s.numel() for s in slices_of(torch.empty(spec.num_params), len(shards))]
-        clients = [
-            LanClient(address, spec.key, hello, shared_bytes=shared_bytes(size))
-            for address, size in zip(shards, sizes, strict=True)
-        ]
-        try:
-            params_P, grad_P = buffers_for(clients, spec.num_params)
-            worker = Worker(
-                task,
-                params_P,
-                grad_P,
-                region=self._region,
-                seed=experiment.seed,
-                device=experiment.device,
-                clip_norm=experiment.train.clip_norm,
-            )
-            params = slices_of(params_P, len(shards))
-            grads = slices_of(grad_P, len(shards))
-            timeout_s = experiment.train.step_timeout_s
-            links = [
-                ShardLink(client, params_S, grad_S, timeout_s)
-                for client, params_S, grad_S in zip(clients, params, grads, strict=True)
-            ]
-            return WorkerLoop(
-                worker,
-                links,
-                train,
-                heldout,
-                rank=self._rank,
-                eval_rows=experiment.train.eval_batch_size,
-                step_s=experiment.step_s(self._region),
-            ).run()
-        finally:
-            for client in clients:
-                client.close()
-
-    def _load_task(self) -> Task:
-        if self._task is None:
-            use_one_thread()
-            self._task = load_task(self._spec.experiment.task, self._spec.here)
-        return self._task
-
-    def _here(self) -> str:
-        """The region that this process really runs in, by its node's label.
-
-        Raises:
-            ResidencyDeniedError: if the node has no such label.
-        """
-        labels = ray.get_runtime_context().get_node_labels()
-        here = labels.get(REGION_LABEL)
-        if here is None:
-            raise ResidencyDeniedError(
-                f"worker {self._rank} of '{self._region}' runs on a node without {REGION_LABEL}"
-            )
-        return str(here)

@@ -9,15 +9,16 @@ from typing import Any
 import ray
 
 from geo_ray.errors import GeoRayError, RegionLostError
+from geo_ray.runtime import roads
 from geo_ray.runtime.actors import (
     Address,
     BridgeActor,
     FollowerActor,
     LeadActor,
-    WorkerActor,
 )
 from geo_ray.runtime.placement import PlacedRegion
 from geo_ray.runtime.spec import RunSpec
+from geo_ray.runtime.worker_actor import WorkerActor
 from geo_ray.wan.certs import issue_for_run
 from geo_ray.wan.tls import TlsBytes
 
@@ -163,13 +164,13 @@ class Crew:
             kill(handle)
 
     def _dials(self) -> list[tuple[str, str]]:
-        """Which bridge dials which: all that of the averager, and with an overlay each other."""
+        """Which bridge dials which: all that of the averager, and each other where it is needed."""
         experiment = self.spec.experiment
         hub, names = experiment.averager_region, sorted(self.bridges)
         dials = [(region, hub) for region in names if region != hub]
         if experiment.overlay.kind != "star":
             dials += [(a, b) for a in names for b in names if b < a and hub not in (a, b)]
-        return dials
+        return dials + roads.dials(experiment)
 
     def _create_worker(self, region: str, rank: int, epoch: int) -> CrewWorker:
         config = self.spec.region(region)

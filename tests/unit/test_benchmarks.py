@@ -12,7 +12,15 @@ from types import ModuleType
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-NAMES = ("codec_speed", "overhead", "push_pull", "sim_prediction", "startup", "sync_cloudless")
+NAMES = (
+    "codec_speed",
+    "overhead",
+    "probe",
+    "push_pull",
+    "sim_prediction",
+    "startup",
+    "sync_cloudless",
+)
 
 
 def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -42,7 +50,7 @@ def test_help_says_what_is_measured(
 
 
 def test_every_benchmark_is_listed_here() -> None:
-    files = {path.stem for path in BENCHMARKS.glob("*.py")} - {"support", "command"}
+    files = {path.stem for path in BENCHMARKS.glob("*.py")} - HELPERS
     assert files == set(NAMES)
 
 
