@@ -117,6 +117,10 @@ class ProbeNode:
                 rtts_s = sender.round_trips()
                 found = sender.goodput(quantile(rtts_s, 0.5))
                 train = sender.loss(found.goodput_mbps, self._udp, self._hosts.get(peer))
+                loss = None if train is None else train.loss
+                if train is None and plan.udp_s:
+                    # UDP does not get through. What TCP sent again contains the queue's losses.
+                    loss = self._wan().stats()[peer]["estimate"]["loss"]
             finally:
                 self._sender = None
         loaded_s = found.loaded_rtts_s
@@ -130,7 +134,7 @@ class ProbeNode:
             rtt_mad_s=spread(rtts_s) or 0.0,
             rtt_loaded_s=quantile(loaded_s, 0.5) if loaded_s else None,
             rtt_loaded_p99_s=quantile(loaded_s, 0.99) if loaded_s else None,
-            loss=None if train is None else train.loss,
+            loss=loss,
             loss_mad=None if train is None else train.loss_mad,
             samples=found.samples,
             measured_at_unix_s=time.time(),

@@ -190,7 +190,11 @@ class ProbeSender:
             return None
         packets, token = packets_for(goodput_mbps, seconds), new_token()
         self.progress = ProbeProgress("loss")
-        with contextlib.closing(UdpPort(*udp)) as port:
+        try:
+            bound = UdpPort(*udp)
+        except TransportError:
+            return None
+        with contextlib.closing(bound) as port:
             meta: Meta = {"id": self._number, "packets": packets, "seconds": seconds}
             meta |= {"token": token, "port": port.port}
             self._say(words.TRAIN, meta, CONTROL)

@@ -31,9 +31,11 @@ QUICK = ProbePlan(duration_s=0.6, ramp_s=0.2, pings=5, udp_s=0.0, timeout_s=WAIT
 class End:
     """A probe node with its endpoint; keeps when which payload of a transfer arrived."""
 
-    def __init__(self, region: str, to: dict[str, LinkSpec] | None = None) -> None:
+    def __init__(
+        self, region: str, to: dict[str, LinkSpec] | None = None, udp_host: str = "127.0.0.1"
+    ) -> None:
         self.arrivals: list[tuple[float, int]] = []
-        self.node = ProbeNode(region, ("127.0.0.1", 0))
+        self.node = ProbeNode(region, (udp_host, 0))
         models = {peer: LinkModel(spec, 1) for peer, spec in (to or {}).items()}
         identity = Identity("run", region, 1, KEY)
         self.endpoint = Endpoint(identity, self._on_message, shaping=models)
@@ -51,10 +53,14 @@ class End:
 
 
 @contextmanager
-def pair(a_to_b: LinkSpec | None = None, b_to_a: LinkSpec | None = None) -> Iterator[list[End]]:
+def pair(
+    a_to_b: LinkSpec | None = None,
+    b_to_a: LinkSpec | None = None,
+    udp_host_of_b: str = "127.0.0.1",
+) -> Iterator[list[End]]:
     ends = [
         End("a", {} if a_to_b is None else {"b": a_to_b}),
-        End("b", {} if b_to_a is None else {"a": b_to_a}),
+        End("b", {} if b_to_a is None else {"a": b_to_a}, udp_host_of_b),
     ]
     a, b = ends
     try:
@@ -111,6 +117,15 @@ def test_loss_is_counted_by_a_train_from_either_end() -> None:
     for found in (there, back):
         assert found.loss is not None and found.loss_mad is not None
         assert found.loss < 0.5
+
+
+def test_without_udp_loss_is_what_tcp_sent_again_or_unknown() -> None:
+    plan = QUICK.model_copy(update={"udp_s": 0.3})
+    nobodys = "192.0.2.1"  # cannot be bound: there is no UDP at b
+    with pair(udp_host_of_b=nobodys) as (a, b):
+        for found in (a.node.measure("b", plan), b.node.measure("a", plan)):
+            assert found.goodput_mbps > 0 and found.loss_mad is None
+            assert found.loss is None or found.loss < 0.5
 
 
 def test_a_third_region_is_told_to_wait() -> None:
