@@ -34,27 +34,29 @@ class Encryption:
     def dialed(self, sock: socket.socket) -> socket.socket:
         """The socket to go on with after `connect`; keeps the timeout that is set.
 
+        `shake_hands` comes next.
+
         Raises:
-            PeerRefusedError: TLS is wanted and there is no certificate here, or the handshake
-                failed.
+            PeerRefusedError: TLS is wanted and there is no certificate here.
             OSError: the connection was lost.
         """
         if not self._is_wanted(sock):
             return sock
         if self._client is None:
             raise PeerRefusedError(
-                "this region has no certificate, but the peer's address is not loopback",
+                f"this region has no certificate, but {self._why()}",
                 fix="Make one with `geo-ray certs`, or set `transport.tls: off` in a private "
                 "network.",
             )
-        return _shake_hands(self._client.wrap_socket(sock, do_handshake_on_connect=False))
+        return self._client.wrap_socket(sock, do_handshake_on_connect=False)
 
     def accepted(self, sock: socket.socket) -> socket.socket:
         """The socket to go on with after `accept`; looks whether the other end begins TLS.
 
+        `shake_hands` comes next.
+
         Raises:
-            PeerRefusedError: the other end does not do what this one wants, or the handshake
-                failed.
+            PeerRefusedError: the other end does not do what this one wants.
             OSError: the connection was lost.
         """
         if self._mode == "off":
@@ -63,15 +65,28 @@ class Encryption:
         if not begins_tls:
             if self._is_wanted(sock):
                 raise PeerRefusedError(
-                    "the peer speaks without TLS from an address that is not loopback",
+                    f"the peer speaks without TLS, but {self._why()}",
                     fix="Set `transport.tls` to the same in every region.",
                 )
             return sock
         if self._server is None:
             raise PeerRefusedError("the peer wants TLS, but this region has no certificate")
-        return _shake_hands(
-            self._server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-        )
+        return self._server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+
+    @staticmethod
+    def shake_hands(sock: socket.socket) -> None:
+        """TLS's own handshake; plain sockets have none.
+
+        Raises:
+            PeerRefusedError: it failed.
+            OSError: the connection was lost.
+        """
+        if isinstance(sock, ssl.SSLSocket):
+            peer = str(sock.getpeername()[0])
+            try:
+                sock.do_handshake()
+            except ssl.SSLError as error:
+                raise refusal(error, peer) from None
 
     @staticmethod
     def expect(sock: socket.socket, region: str) -> None:
@@ -88,18 +103,9 @@ class Encryption:
             return not _is_loopback(str(sock.getpeername()[0]))
         return self._mode == "required"
 
-
-def _shake_hands(sock: ssl.SSLSocket) -> ssl.SSLSocket:
-    peer = str(sock.getpeername()[0])
-    try:
-        sock.do_handshake()
-    except ssl.SSLError as error:
-        sock.close()
-        raise refusal(error, peer) from None
-    except OSError:
-        sock.close()
-        raise
-    return sock
+    def _why(self) -> str:
+        required = self._mode == "required"
+        return "`transport.tls` is required" if required else "its address is not loopback"
 
 
 def _is_loopback(host: str) -> bool:

@@ -89,7 +89,8 @@ class Meeting:
 
         with self._interruptible(sock):
             sock = self._encryption.dialed(sock)
-        with self._interruptible(sock):
+        with self._interruptible(sock):  # the other one is detached if this is a TLS socket
+            self._encryption.shake_hands(sock)
             self._encryption.expect(sock, session.peer)
             hello: Meta = {"to": session.peer, "stream": number, "link": link_id}
             side = self._side(sock, hello, admit, lambda: session.peer)
@@ -127,6 +128,7 @@ class Meeting:
             self._tune(sock)
             sock = self._encryption.accepted(sock)
         with self._interruptible(sock):
+            self._encryption.shake_hands(sock)
             side = self._side(sock, {}, admit, lambda: peer)
             greeting = self._explained(lambda: welcome(sock, side), "a stranger")
             return self._stream(sock, natural(greeting.hello, "stream"), greeting, side)
