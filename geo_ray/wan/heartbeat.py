@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from geo_ray.errors import FrameError
 from geo_ray.wan.frames import Frame, FrameKind
 from geo_ray.wan.meta import Meta
@@ -60,13 +62,16 @@ class Heartbeat:
         Raises:
             FrameError: the frame is malformed.
         """
-        self.rtt_s = now_s - _seconds(meta)
+        rtt_s = now_s - _seconds(meta)
+        if rtt_s < 0.0:
+            raise FrameError(f"a heartbeat came back {-rtt_s} s before it was sent")
+        self.rtt_s = rtt_s
         self.rtt_min_s = self.rtt_s if self.rtt_min_s is None else min(self.rtt_min_s, self.rtt_s)
         return self.rtt_s
 
 
 def _seconds(meta: Meta) -> float:
     at_s = meta.get("at_s")
-    if type(at_s) is not float:
+    if type(at_s) is not float or not math.isfinite(at_s):
         raise FrameError(f"a heartbeat's time is {at_s!r:.100}")
     return at_s
