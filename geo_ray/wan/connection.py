@@ -21,7 +21,7 @@ from geo_ray.wan.desk import Desk
 from geo_ray.wan.frames import Frame, FrameKind, FrameLimits
 from geo_ray.wan.handshake import Greeting
 from geo_ray.wan.heartbeat import Heartbeat
-from geo_ray.wan.intake import Intake
+from geo_ray.wan.intake import ACK_META_BYTES, Intake
 from geo_ray.wan.message import TRANSPORT, natural
 from geo_ray.wan.pump import ALL_LANES, DATA_LANES, Pump
 from geo_ray.wan.stream import Stream
@@ -261,7 +261,8 @@ class Connection:
 
     def _open(self, stream: Stream) -> None:
         config = self._config
-        limits = FrameLimits(config.max_meta_bytes, config.max_payload_bytes, not stream.is_tls)
+        meta_bytes = max(config.max_meta_bytes, ACK_META_BYTES)
+        limits = FrameLimits(meta_bytes, config.max_payload_bytes, not stream.is_tls)
         stream.open(limits, partial(self._intake.place, stream))
         self._selector.register(stream.sock, selectors.EVENT_READ, stream)
 
@@ -288,7 +289,7 @@ class Connection:
         stream.close()
         self._past.append((stream.sent, stream.received))
         if error is not None:
-            self._desk.give_back(list(stream.chunks.values()))
+            self._desk.give_back(self, list(stream.chunks.values()))
             self._desk.note_error(error)
             self._redial_at_s = self._clock.now_s() + _REDIAL_S
 
@@ -315,6 +316,7 @@ class Connection:
 
     def _say_bye(self, stream: Stream) -> None:
         stream.is_draining = True
+        stream.keep_copies()  # others may send the same
         if not stream.said_bye:
             stream.said_bye = True
             stream.put(Frame(FrameKind.BYE, {}), TRANSPORT)

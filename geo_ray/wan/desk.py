@@ -27,15 +27,22 @@ class Desk(Protocol):
         """See `Outbox.has_chunk`."""
 
     def straggler(
-        self, sent_before_s: float, times: int, now_s: float, but: Container[Key]
+        self,
+        connection: Connection,
+        sent_before_s: float,
+        times: int,
+        now_s: float,
+        but: Container[Key],
     ) -> Chunk | None:
-        """See `Outbox.straggler`."""
+        """See `Outbox.straggler`; None for a connection that was replaced."""
 
-    def acknowledged(self, keys: list[Key], delivered: list[int]) -> list[Chunk]:
-        """Take in an ACK; the chunks that it is news for."""
+    def acknowledged(
+        self, connection: Connection, keys: list[Key], delivered: list[int]
+    ) -> list[Chunk]:
+        """Take in an ACK; the chunks that it is news for, none if the connection was replaced."""
 
-    def give_back(self, chunks: list[Chunk]) -> None:
-        """See `Outbox.give_back`."""
+    def give_back(self, connection: Connection, chunks: list[Chunk]) -> None:
+        """See `Outbox.give_back`; nothing happens for a connection that was replaced."""
 
     def in_flight_bytes(self) -> int:
         """Bytes that are not acknowledged."""

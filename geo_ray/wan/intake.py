@@ -13,7 +13,8 @@ from geo_ray.wan.message import RESEND, TRANSPORT, Piece, read_piece
 from geo_ray.wan.meta import Meta
 from geo_ray.wan.stream import Stream
 
-_ACKS_PER_FRAME: Final = 900  # three numbers each, well within a frame's meta
+_ACKS_PER_FRAME: Final = 900  # three numbers each
+ACK_META_BYTES: Final = 32 * 1024  # most that an acknowledgement takes
 
 
 class Intake:

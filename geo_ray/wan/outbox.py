@@ -71,6 +71,10 @@ class Chunk:
         lane, number, offset = self.key
         meta = to_meta(lane, number, offset, self.entry.size_bytes, self.entry.message)
         payload = self.entry.view[offset : offset + self.size_bytes]
+        if self.times_sent > 1:
+            # The other copy may arrive while this one waits for its stream; then the message's
+            # buffer is the caller's again.
+            return Frame(FrameKind.CHUNK, meta, bytes(payload))
         return Frame(FrameKind.CHUNK, meta, payload)
 
 
@@ -78,7 +82,7 @@ class Chunk:
 class _Lane:
     entries: deque[Entry] = field(default_factory=deque)  # not delivered yet
     unsent: deque[Entry] = field(default_factory=deque)  # a tail of them, that are still open
-    again: deque[Chunk] = field(default_factory=deque)  # given back by a stream that died
+    again: dict[Key, Chunk] = field(default_factory=dict)  # given back by streams that died
     last_number: int = 0
     ahead_bytes: int = 0  # of entries that were begun and are not delivered
 
@@ -173,7 +177,7 @@ class Outbox:
         return is_begun or fits or lane.entries[0] is entry
 
     def _again(self, lane: _Lane) -> Chunk | None:
-        return lane.again.popleft() if lane.again else None
+        return lane.again.pop(next(iter(lane.again))) if lane.again else None
 
     def _fresh(self, lane: _Lane, chunk_bytes: int) -> Chunk | None:
         if not self._may_begin(lane):
@@ -203,13 +207,16 @@ class Outbox:
         chunk = self._in_flight.pop(key, None)
         if chunk is not None:
             self.in_flight_bytes -= chunk.size_bytes
+        elif key[0] < LANES:  # its stream died, but it had arrived
+            chunk = self._lanes[key[0]].again.pop(key, None)
         return chunk
 
     def give_back(self, chunks: list[Chunk]) -> None:
         """A stream died: what the peer has not acknowledged of these is due again."""
         for chunk in sorted(chunks, key=lambda chunk: chunk.key):
-            if self.acknowledge(chunk.key) is not None:
-                self._lanes[chunk.entry.message.lane].again.append(chunk)
+            if self._in_flight.pop(chunk.key, None) is not None:
+                self.in_flight_bytes -= chunk.size_bytes
+                self._lanes[chunk.entry.message.lane].again[chunk.key] = chunk
 
     def delivered(self, lane_number: int, number: int) -> None:
         """The peer has delivered every message of a lane up to ``number``.
@@ -232,7 +239,7 @@ class Outbox:
         for key in done:  # their acks were lost, or are still to come
             self.acknowledge(key)
         if lane.again:
-            lane.again = deque(c for c in lane.again if c.entry.number > number)
+            lane.again = {key: chunk for key, chunk in lane.again.items() if key[1] > number}
 
     def rewind(self, delivered: list[int]) -> None:
         """A new connection: what is not acknowledged is due again.

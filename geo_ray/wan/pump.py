@@ -61,7 +61,9 @@ class Pump:
             for stream in list(ready):
                 if not flow.may_send(desk.in_flight_bytes()):
                     return
-                chunk = self._next(DATA_LANES, size_bytes, now_s) or self._late(stream, now_s)
+                chunk = self._next(DATA_LANES, size_bytes, now_s)
+                if chunk is None:
+                    chunk = self._late(stream, [control, *streams], now_s)
                 if chunk is None:
                     return
                 self._hand(stream, chunk, now_s)
@@ -79,7 +81,7 @@ class Pump:
             raise FrameError("an acknowledgement is cut short")
         keys = list(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
         before_bytes = self._desk.in_flight_bytes()
-        acked = self._desk.acknowledged(keys, delivered)
+        acked = self._desk.acknowledged(self._connection, keys, delivered)
         for stream in streams:
             for key in keys:
                 if stream.chunks.pop(key, None) is not None:
@@ -96,9 +98,15 @@ class Pump:
     def _next(self, lanes: range, size_bytes: int, now_s: float) -> Chunk | None:
         return self._desk.next_chunk(self._connection, lanes, size_bytes, now_s)
 
-    def _late(self, stream: Stream, now_s: float) -> Chunk | None:
+    def _late(self, stream: Stream, holders: list[Stream], now_s: float) -> Chunk | None:
         """Nothing new is to be sent: help out with what has been under way for too long."""
-        return self._desk.straggler(now_s - self.late_s, _TIMES_SENT, now_s, stream.chunks)
+        before_s = now_s - self.late_s
+        chunk = self._desk.straggler(self._connection, before_s, _TIMES_SENT, now_s, stream.chunks)
+        if chunk is not None:
+            for holder in holders:  # see `Chunk.frame`
+                if chunk.key in holder.chunks and not holder.is_idle:
+                    holder.keep_copies()
+        return chunk
 
     def _hand(self, stream: Stream, chunk: Chunk, now_s: float) -> None:
         if not stream.chunks:

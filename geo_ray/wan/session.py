@@ -8,7 +8,7 @@ from collections.abc import Callable, Container
 from dataclasses import asdict
 from typing import Final
 
-from geo_ray.errors import DeadlineExceededError, LinkDownError, PeerRefusedError
+from geo_ray.errors import DeadlineExceededError, FrameError, LinkDownError, PeerRefusedError
 from geo_ray.wan.assembly import Assembly
 from geo_ray.wan.books import Books
 from geo_ray.wan.config import TransportConfig
@@ -222,8 +222,11 @@ class Session:
                 self._begin_anew(hello)
             self._outbox.rewind(delivered)
             if old is not None:
+                # Told here: the old connection's thread may only get there after the new one's.
+                self.inbox.tell_peer(natural(old.greeting.hello, "epoch"), is_up=False)
                 old.end("replaced by a newer connection")
             self._connection = connection
+            self.inbox.tell_peer(self._incarnation.epoch, is_up=True)
             self._peer_delivered = []
             self._books.open(connection)
             self._changed.notify_all()
@@ -248,17 +251,15 @@ class Session:
 
     def run(self, connection: Connection) -> None:
         """Serve an adopted connection until it ends; frees its sockets."""
-        epoch = natural(connection.greeting.hello, "epoch")
-        self.inbox.tell_peer(epoch, is_up=True)
         connection.run()
         with self._changed:
             if self._connection is connection:
                 self._connection = None
+                self.inbox.tell_peer(self._incarnation.epoch, is_up=False)
             self._books.last_error = str(connection.cause)
             self._books.close(connection)
             is_last = self._closed and self._connection is None
             self._changed.notify_all()
-        self.inbox.tell_peer(epoch, is_up=False)
         if is_last:
             self.inbox.close()
         self._on_change()
@@ -304,19 +305,32 @@ class Session:
             return self._outbox.has_chunk(lanes)
 
     def straggler(
-        self, sent_before_s: float, times: int, now_s: float, but: Container[Key]
+        self,
+        connection: Connection,
+        sent_before_s: float,
+        times: int,
+        now_s: float,
+        but: Container[Key],
     ) -> Chunk | None:
-        """See `Outbox.straggler`."""
+        """See `Outbox.straggler`; None for a connection that was replaced."""
         with self._changed:
+            if self._connection is not connection:
+                return None
             return self._outbox.straggler(sent_before_s, times, now_s, but)
 
-    def acknowledged(self, keys: list[Key], delivered: list[int]) -> list[Chunk]:
+    def acknowledged(
+        self, connection: Connection, keys: list[Key], delivered: list[int]
+    ) -> list[Chunk]:
         """Take in an ACK; the chunks that it is news for.
 
         Raises:
-            FrameError: more was acknowledged than was sent.
+            FrameError: more was acknowledged than was sent, or for other lanes.
         """
+        if len(delivered) != LANES:
+            raise FrameError(f"an acknowledgement of {len(delivered)} lanes instead of {LANES}")
         with self._changed:
+            if self._connection is not connection:  # it may mean a predecessor's messages
+                return []
             acked = [self._outbox.acknowledge(key) for key in keys]
             if delivered != self._peer_delivered:
                 for lane, number in enumerate(delivered):
@@ -325,10 +339,11 @@ class Session:
             self._changed.notify_all()
         return [chunk for chunk in acked if chunk is not None]
 
-    def give_back(self, chunks: list[Chunk]) -> None:
-        """See `Outbox.give_back`."""
+    def give_back(self, connection: Connection, chunks: list[Chunk]) -> None:
+        """See `Outbox.give_back`; a connection that was replaced has given all back."""
         with self._changed:
-            self._outbox.give_back(chunks)
+            if self._connection is connection:
+                self._outbox.give_back(chunks)
 
     def in_flight_bytes(self) -> int:
         """Bytes that are not acknowledged."""

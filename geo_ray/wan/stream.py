@@ -130,6 +130,12 @@ class Stream:
             when_s = self._shaper.arrival_s(ready_s, sum(part.nbytes for part in group))
             self._queue.extend((when_s, part, traffic) for part in group)
 
+    def keep_copies(self) -> None:
+        """What waits to go out must not change, though its buffers may."""
+        self._queue = deque(
+            (when_s, memoryview(bytes(part)), traffic) for when_s, part, traffic in self._queue
+        )
+
     def write(self) -> bool:
         """Give the kernel what is due; whether it took everything.
 
