@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import os
 import socket
@@ -59,12 +60,18 @@ def west(authority: Authority) -> TlsBytes:
 
 def as_server(source: TlsBytes | TlsFiles) -> Wrap:
     context = server_context(source)
-    return lambda sock: context.wrap_socket(sock, server_side=True)
+    return lambda sock: lazy(context, sock, server_side=True)
 
 
 def as_client(source: TlsBytes | TlsFiles) -> Wrap:
     context = client_context(source)
-    return lambda sock: context.wrap_socket(sock)
+    return lambda sock: lazy(context, sock)
+
+
+def lazy(
+    context: ssl.SSLContext, sock: socket.socket, *, server_side: bool = False
+) -> ssl.SSLSocket:
+    return context.wrap_socket(sock, server_side=server_side, do_handshake_on_connect=False)
 
 
 def bare_client() -> ssl.SSLContext:
@@ -82,15 +89,26 @@ def meet(server: Wrap, client: Wrap) -> tuple[Ended, Ended]:
         sock.settimeout(WAIT_S)
         try:
             with wrap(sock) as tls:
-                tls.sendall(b"x")
-                # With TLS 1.3 a refused client learns of it only here.
-                if tls.recv(1) != b"x":
-                    raise ssl.SSLEOFError("the peer hung up")
-                results.append(peer_region(tls))
-        except (OSError, PeerRefusedError) as error:
-            results.append(error)
+                try:
+                    results.append(exchange(tls))
+                except (OSError, PeerRefusedError) as error:
+                    results.append(error)
+                    # To close with unread bytes would be a reset, and that may overtake the alert.
+                    with contextlib.suppress(OSError):
+                        tls.shutdown(socket.SHUT_WR)
+                        while tls.recv(4096):
+                            pass
         finally:
             sock.close()
+
+    def exchange(tls: ssl.SSLSocket) -> str:
+        if isinstance(tls, ssl.SSLSocket):
+            tls.do_handshake()
+        tls.sendall(b"x")
+        # With TLS 1.3 a refused client learns of it only here.
+        if tls.recv(1) != b"x":
+            raise ssl.SSLEOFError("the peer hung up")
+        return peer_region(tls)
 
     at_server: list[Ended] = []
     at_client: list[Ended] = []
@@ -209,7 +227,7 @@ def test_a_certificate_of_another_region_is_refused(east: TlsBytes, west: TlsByt
 
 
 def test_a_client_without_certificate_is_refused(east: TlsBytes) -> None:
-    at_server, at_client = meet(as_server(east), lambda sock: bare_client().wrap_socket(sock))
+    at_server, at_client = meet(as_server(east), lambda sock: lazy(bare_client(), sock))
     assert "showed no certificate" in reason(at_server)
     assert "was shown none" in reason(at_client)
 
@@ -267,13 +285,11 @@ def test_tls_1_2_is_refused_in_both_roles(east: TlsBytes, west: TlsBytes) -> Non
         return context
 
     client = old(client_context(west))
-    at_server, at_client = meet(as_server(east), client.wrap_socket)
+    at_server, at_client = meet(as_server(east), lambda sock: lazy(client, sock))
     assert "no TLS 1.3" in reason(at_server)
     assert "no TLS 1.3" in reason(at_client)
     server = old(server_context(east))
-    at_server, at_client = meet(
-        lambda sock: server.wrap_socket(sock, server_side=True), as_client(west)
-    )
+    at_server, at_client = meet(lambda sock: lazy(server, sock, server_side=True), as_client(west))
     assert "no TLS 1.3" in reason(at_server)
     assert "no TLS 1.3" in reason(at_client)
 
