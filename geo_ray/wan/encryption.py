@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
 import ssl
@@ -13,6 +14,7 @@ from geo_ray.wan.tls_reasons import refusal
 
 TlsMode: TypeAlias = Literal["auto", "required", "off"]
 
+_LAST_READ_S: Final = 0.5
 _TLS_RECORD: Final = b"\x16"  # how every TLS handshake begins
 
 
@@ -86,6 +88,7 @@ class Encryption:
             try:
                 sock.do_handshake()
             except ssl.SSLError as error:
+                _let_read(sock)
                 raise refusal(error, peer) from None
 
     @staticmethod
@@ -106,6 +109,15 @@ class Encryption:
     def _why(self) -> str:
         required = self._mode == "required"
         return "`transport.tls` is required" if required else "its address is not loopback"
+
+
+def _let_read(sock: socket.socket) -> None:
+    """Let the other end read why it is refused: closing with unread bytes would destroy that."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(sock, socket.SHUT_WR)
+        sock.settimeout(_LAST_READ_S)
+        while socket.socket.recv(sock, 4096):
+            pass
 
 
 def _is_loopback(host: str) -> bool:
