@@ -15,6 +15,7 @@ from geo_ray.wan.tls_reasons import refusal
 TlsMode: TypeAlias = Literal["auto", "required", "off"]
 
 _LAST_READ_S: Final = 0.5
+_LAST_READS: Final = 16
 _TLS_RECORD: Final = b"\x16"  # how every TLS handshake begins
 
 
@@ -116,8 +117,9 @@ def _let_read(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):
         socket.socket.shutdown(sock, socket.SHUT_WR)
         sock.settimeout(_LAST_READ_S)
-        while socket.socket.recv(sock, 4096):
-            pass
+        for _ in range(_LAST_READS):  # an end, however much it says
+            if not socket.socket.recv(sock, 4096):
+                return
 
 
 def _is_loopback(host: str) -> bool:
