@@ -82,6 +82,7 @@ class Connection:
         self._data: list[Stream] = []
         self._past: list[tuple[dict[str, int], dict[str, int]]] = []  # counts of closed streams
         self._last_number = 0
+        self._has_met = False  # whether the peer's loop has said something
         self._redial_at_s = 0.0
         self._wish = 0  # the peer's, for the number of streams
         self._told_wish = 0
@@ -301,6 +302,8 @@ class Connection:
                 self._told_wish = mine
                 self._control.put(Frame(FrameKind.STREAMS, {"want": mine}), TRANSPORT)
             return
+        if not self._has_met:
+            return  # it may not have adopted this connection, and would refuse its streams
         want = min(self._config.max_streams, max(mine, self._wish))
         for stream in sorted(self._live(), key=lambda each: each.number)[want:]:
             self._say_bye(stream)
@@ -350,6 +353,7 @@ class Connection:
         self._heard_s = self._clock.now_s()
 
     def _take_control(self, frame: Frame) -> None:
+        self._has_met = True
         now_s = self._clock.now_s()
         if frame.kind is FrameKind.ACK:
             self._pump.take_acks(frame.meta, [self._control, *self._data], now_s)
