@@ -1,0 +1,114 @@
+"""Endpoints that remember what they were told, for tests of the transport."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from geo_ray.wan.endpoint import Address, Endpoint, Identity, Message, TransportConfig
+from geo_ray.wan.message import DATA, PeerStats
+
+KEY = b"k" * 32
+WAIT_S = 60.0  # never reached when all is well
+
+
+class Node:
+    """An endpoint, the messages it got, and what it heard of its peers."""
+
+    def __init__(self, region: str, epoch: int = 1, **options: Any) -> None:
+        own = {name: options.pop(name) for name in ("certificate", "shaping") if name in options}
+        run_id = options.pop("run_id", "run")
+        self.region = region
+        self.handler: Callable[[Message], None] = lambda _: None
+        self.got: list[tuple[str, Message]] = []
+        self.peers: list[tuple[str, int, bool]] = []
+        self._changed = threading.Condition()
+        quick = {"heartbeat_s": 0.05, "reconnect_min_s": 0.01, "reconnect_max_s": 0.1} | options
+        self.endpoint = Endpoint(
+            Identity(run_id, region, epoch, KEY),
+            self._on_message,
+            TransportConfig(**quick),
+            on_peer=self._on_peer,
+            **own,
+        )
+
+    def _on_message(self, peer: str, message: Message) -> None:
+        self.handler(message)
+        with self._changed:
+            self.got.append((peer, message))
+            self._changed.notify_all()
+
+    def _on_peer(self, region: str, epoch: int, up: bool) -> None:
+        with self._changed:
+            self.peers.append((region, epoch, up))
+            self._changed.notify_all()
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        """Wait for something that a message or a peer's coming or going makes true."""
+        with self._changed:
+            assert self._changed.wait_for(condition, WAIT_S), (self.got[-3:], self.peers[-3:])
+
+    def wait_messages(self, count: int) -> list[Message]:
+        """The messages, as soon as there are so many."""
+        self.wait(lambda: len(self.got) >= count)
+        return [message for _, message in self.got]
+
+    def say(self, peer: str, n: int, payload: bytes | memoryview = b"", lane: int = DATA) -> None:
+        """Send a message."""
+        self.endpoint.send(peer, Message("test", {"n": n}, payload, "update", lane), WAIT_S)
+
+    def about(self, peer: str) -> PeerStats:
+        """Counters of a peer."""
+        return self.endpoint.stats()[peer]
+
+    def dial(self, listener: Node, host: str = "127.0.0.1") -> Address:
+        """Let ``listener`` listen and connect to it."""
+        address = listener.endpoint.listen(host)
+        self.join(listener, address)
+        return address
+
+    def join(self, listener: Node, address: Address) -> None:
+        """Connect to one that listens already, or to what leads there."""
+        self.endpoint.connect(listener.region, address)
+        self.endpoint.wait_connected([listener.region], WAIT_S)
+        listener.endpoint.wait_connected([self.region], WAIT_S)
+
+
+def numbers_of(messages: list[Message]) -> list[int]:
+    """What the messages of `Node.say` are numbered."""
+    return [int(str(message.meta["n"])) for message in messages]
+
+
+@contextmanager
+def running(*nodes: Node) -> Iterator[None]:
+    """Close the nodes at the end."""
+    with ExitStack() as stack:
+        for node in nodes:
+            stack.callback(node.endpoint.close, 1.0)
+        yield
+
+
+def until(done: Callable[[], bool]) -> None:
+    """Wait for something that nobody tells of."""
+    deadline_s = time.monotonic() + WAIT_S
+    while not done():
+        assert time.monotonic() < deadline_s, "it never came"
+        time.sleep(0.002)
+
+
+@contextmanager
+def leaving_nothing_behind() -> Iterator[None]:
+    """Fail if threads or file descriptors are left at the end."""
+    fds, threads = open_files(), threading.active_count()
+    yield
+    assert threading.active_count() == threads, threading.enumerate()
+    assert open_files() == fds
+
+
+def open_files() -> int:
+    """File descriptors of this process."""
+    return len(list(Path("/proc/self/fd").iterdir()))
