@@ -18,6 +18,7 @@ from geo_ray.training.optimizers import OptimizerConfig
 from geo_ray.wan.config import TransportConfig
 from geo_ray.wan.link_model import LinkSpec
 from geo_ray.wan.overlay.config import AnyOverlay, StarOverlay, regions_fit
+from geo_ray.wan.transfers.config import TransfersConfig
 
 _NAME = r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$"
 
@@ -75,6 +76,12 @@ class AveragerConfig(Model):
     """Where the updates of the regions are combined."""
 
     region: str | None = Field(None, description="region whose bridge hosts it; default: the first")
+    standby: str | None = Field(None, description="region that takes over when that one is lost")
+    max_divergence: float = Field(
+        0.0, ge=0, description="norm of updates that the standby may lack; 0: it has all that count"
+    )
+    takeover_s: float = Field(5.0, gt=0, description="how long it must be lost until then")
+    rejoin_s: float = Field(30.0, gt=0, description="how long the lost region is waited for")
 
 
 class CheckpointConfig(Model):
@@ -124,6 +131,7 @@ class Experiment(Model):
     averager: AveragerConfig = AveragerConfig()
     transport: TransportConfig = TransportConfig()
     overlay: AnyOverlay = StarOverlay()
+    transfers: TransfersConfig | None = None
 
     emulate: EmulateConfig | None = None
     cluster: ClusterConfig = LocalClusterConfig()
@@ -141,6 +149,9 @@ class Experiment(Model):
                 raise ValueError(f"{where}: there is no region '{name}'; regions are {names}")
         self._check_links()
         self._check_overlay()
+        self._check_standby()
+        if self.transfers is not None:
+            self._check_transfers(self.transfers)
         self.codec.check(self.strategy, f"strategy '{self.strategy.kind}'")
         if self.train.mode == "async" and self.strategy.in_rounds and len(names) > 1:
             workers = {region.name: region.workers for region in self.regions}
@@ -187,10 +198,56 @@ class Experiment(Model):
                 )
         regions_fit(self.overlay, self.region_names)
 
+    def _check_standby(self) -> None:
+        """A standby repeats what the averager is told, in the same order, and nothing else."""
+        averager = self.averager
+        if averager.standby is None:
+            if averager.max_divergence:
+                raise ValueError("averager.max_divergence says how far a standby may be behind")
+            return
+        if averager.standby == self.averager_region:
+            raise ValueError(f"averager.standby: {averager.standby} hosts the averager itself")
+        if self.overlay.kind != "star":
+            raise ValueError(f"averager.standby needs overlay star, not {self.overlay.kind}")
+        if self.codec.up is not None and self.codec.up.kind == "dgt":
+            raise ValueError("averager.standby: what dgt loses on the way would differ there")
+        if averager.max_divergence and self.strategy.in_rounds:
+            raise ValueError(
+                f"averager.max_divergence: a round of '{self.strategy.kind}' counts in every "
+                "region or in none, so the standby has it first: leave it at 0"
+            )
+
+    def _check_transfers(self, transfers: TransfersConfig) -> None:
+        """Turns are for updates that do not wait for each other."""
+        strategy = self.strategy
+        coded = self.codec.up is not None or self.codec.down is not None
+        if strategy.in_rounds:
+            raise ValueError(
+                f"transfers: '{strategy.kind}' works in rounds, which end with their slowest "
+                "update whatever the order: use an overlay"
+            )
+        if self.codec.up is not None and self.codec.up.kind == "dgt":
+            raise ValueError("transfers: dgt has its own order of sending")
+        if transfers.max_staleness is not None and strategy.sends != "change":
+            raise ValueError(
+                f"transfers.max_staleness: '{strategy.kind}' sends models; a newer one replaces an "
+                "old one anyway, and one that is dropped could not be added to the next"
+            )
+        if not transfers.aggregate:
+            return
+        if strategy.sends != "change":
+            raise ValueError(f"transfers.aggregate: models of '{strategy.kind}' do not add up")
+        if coded:
+            raise ValueError("transfers.aggregate: coded updates do not add up; leave codecs out")
+        if self.averager.standby is not None:
+            raise ValueError("transfers.aggregate: sums are not replicated; leave out the standby")
+
     def _mentions(self) -> list[tuple[str, str]]:
         found = []
         if self.averager.region is not None:
             found.append(("averager.region", self.averager.region))
+        if self.averager.standby is not None:
+            found.append(("averager.standby", self.averager.standby))
         if self.emulate is not None:
             for i, link in enumerate(self.emulate.links):
                 found += [

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from geo_ray.errors import (
     DeadlineExceededError,
     GeoRayError,
@@ -33,8 +35,11 @@ from geo_ray.runtime.messages import (
 )
 from geo_ray.runtime.overlay_rounds import OverlayRounds
 from geo_ray.runtime.parts import write_hub_part
+from geo_ray.runtime.standby_road import StandbyRoad
+from geo_ray.runtime.transfer_road import TransferRoad
 from geo_ray.sync.base import Reply, Update
 from geo_ray.training.averager import Averager, HubSnapshot
+from geo_ray.training.hub_log import Op, Outcome, Skip, TakeIn, TakeSum, carry_out
 from geo_ray.wan.endpoint import Endpoint
 from geo_ray.wan.frames import view_of
 from geo_ray.wan.lan_server import LanConnection
@@ -76,6 +81,8 @@ class Bridge:
         self._endpoint: Endpoint | None = None
         self._loose: DgtRoad | None = None
         self._overlay: OverlayRounds | None = None
+        self._transfers: TransferRoad | None = None
+        self._standby: StandbyRoad | None = None
         self._lock = threading.Lock()
         self._answered = threading.Condition(self._lock)
         self._answers: dict[int, Reply | GeoRayError | None] = {}  # None: dropped
@@ -100,17 +107,37 @@ class Bridge:
         self._overlay = rounds
         self._routes |= rounds.routes()
 
+    def use_transfers(self, road: TransferRoad) -> None:
+        """Let updates take turns on their way; the bridge closes ``road``."""
+        self._transfers = road
+        self._routes |= road.routes()
+
+    def use_standby(self, road: StandbyRoad) -> None:
+        """Let the averager have a standby, which may take over; the bridge closes ``road``."""
+        self._standby = road
+        self._routes |= road.routes()
+
     # -------------------------------------------------------------- for the controller
 
     def request_stop(self) -> None:
         """Let the averager tell all regions to finish."""
+        if self._standby is not None:
+            self._standby.request_stop()
+            return
         with self._lock:
             self._hub_state().request_stop()
 
     def request_checkpoint(self, checkpoint: int, *, halt: bool) -> bool:
         """Let the averager begin a checkpoint; False if it cannot be now."""
+        if self._standby is not None:
+            return self._standby.request_checkpoint(checkpoint, halt=halt)
         with self._lock:
             return self._hub_state().request_checkpoint(checkpoint, halt=halt)
+
+    def witness(self, region: str) -> None:
+        """Tell the standby that ``region`` is dead and will not come back."""
+        if self._standby is not None:
+            self._standby.on_witness(region)
 
     def status(self) -> dict[str, Any]:
         """Links and rounds: plain values."""
@@ -122,17 +149,16 @@ class Bridge:
             status["loose"] = self._loose.status()
         if self._overlay is not None:
             status["overlay"] = self._overlay.status()
-        return status
+        return status if self._standby is None else status | self._standby.status()
 
     def close(self) -> None:
         """Release a lead that waits; sockets belong to their owner."""
         with self._answered:
             self._closed = True
             self._answered.notify_all()
-        if self._loose is not None:
-            self._loose.close()
-        if self._overlay is not None:
-            self._overlay.close()
+        for road in (self._loose, self._overlay, self._transfers, self._standby):
+            if road is not None:
+                road.close()
 
     def _hub_state(self) -> Averager:
         if self._averager is None:
@@ -153,7 +179,9 @@ class Bridge:
         if self._overlay is not None:
             reply = self._overlay.exchange(update)
             return reply_meta(reply), payload_bytes(reply)
-        if self._averager is not None:
+        if self._standby is not None:
+            self._standby.submit(update)
+        elif self._averager is not None:
             self._take_in(update)
         elif self._loose is not None:
             self._loose.send(update, self._send)
@@ -165,6 +193,12 @@ class Bridge:
         return reply_meta(answer), payload_bytes(answer)
 
     def _send(self, update: Update) -> None:
+        if self._transfers is None:
+            self._ship(update)
+        else:
+            self._transfers.send(update, lambda: self._ship(update))
+
+    def _ship(self, update: Update) -> None:
         message = Message("update", update_meta(update), payload_bytes(update), "update")
         self._wan().send(self._hub, message)
 
@@ -210,35 +244,55 @@ class Bridge:
 
     def _on_reply(self, peer: str, message: Message) -> None:
         if peer == self._hub:
-            self._arrived(read_reply(message.meta, view_of(message.payload)))
+            self.give(read_reply(message.meta, view_of(message.payload)))
 
     def _on_refused(self, peer: str, message: Message) -> None:
         if peer == self._hub:
-            self._refused(*read_refusal(message.meta))
+            self.fail(*read_refusal(message.meta))
 
     def _take_in(self, update: Update) -> None:
-        if self._loose is None:
+        if self._transfers is not None:
+            self._transfers.desk.arrived(update, lambda: self._commit(update))
+        elif self._loose is None:
             self._commit(update)
         else:
             self._loose.sink.arrive(update, self._commit)
 
     def _commit(self, update: Update) -> None:
+        outcome = self._do(TakeIn(update))
+        if outcome.error is not None:
+            log.error("update %d of '%s' refused: %s", update.seq, update.region, outcome.error)
+            self.refuse(update, outcome.error)
+        for reply in outcome.replies:
+            self.deliver(reply)
+
+    def _do(self, op: Op) -> Outcome:
         averager = self._hub_state()
         with self._lock:
-            try:
-                replies = averager.on_update(update)
-            except GeoRayError as error:
-                log.error("update %d of '%s' refused: %s", update.seq, update.region, error)
-                refusal: GeoRayError | None = error
-                replies = []
-            else:
-                refusal = None
+            outcome = carry_out(averager, op)
             snapshots, averager.snapshots = averager.snapshots, []
-        if refusal is not None:
-            self.refuse(update, refusal)
-        for reply in replies:
-            self._deliver(reply)
-        self._write_later(snapshots)
+        self.save(snapshots)
+        return outcome
+
+    def version(self) -> int:
+        """Commits of the averager; for the desk of transfers, as what follows."""
+        return self._hub_state().hub.version
+
+    def skip(self, region: str, epoch: int, seq: int) -> None:
+        """Answer an update without taking it in."""
+        for reply in self._do(Skip(region, epoch, seq)).replies:
+            self.deliver(reply)
+
+    def take_sum(self, parts: tuple[Update, ...], total_P: Tensor) -> list[Reply] | None:
+        """Take in a sum of updates; None if it must come in parts.
+
+        Raises:
+            GeoRayError: the averager refuses it.
+        """
+        outcome = self._do(TakeSum(parts, total_P))
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.replies if outcome.done else None
 
     def take_in_round(self, updates: Sequence[Update]) -> list[Reply]:
         """Hand the averager all updates of a round that was summed on the way.
@@ -250,10 +304,11 @@ class Bridge:
         with self._lock:
             replies = [reply for update in updates for reply in averager.on_update(update)]
             snapshots, averager.snapshots = averager.snapshots, []
-        self._write_later(snapshots)
+        self.save(snapshots)
         return replies
 
-    def _write_later(self, snapshots: list[HubSnapshot]) -> None:
+    def save(self, snapshots: Sequence[HubSnapshot]) -> None:
+        """Write the averager's part of a checkpoint."""
         for snapshot in snapshots:  # disks are slow, and this may be the link's receiving thread
             threading.Thread(target=self._write, args=(snapshot,), daemon=True).start()
 
@@ -265,11 +320,12 @@ class Bridge:
         else:
             self._journal.add("parts", id=snapshot.id, step=0, parts=[part])
 
-    def _deliver(self, reply: Reply) -> None:
+    def deliver(self, reply: Reply) -> None:
+        """Send an answer on its way."""
         if self._loose is not None:
             reply = self._loose.sink.beside(reply)
         if reply.to == self._region:
-            self._arrived(reply)
+            self.give(reply)
             return
         message = Message("reply", reply_meta(reply), payload_bytes(reply), "reply")
         self._wan().send(reply.to, message)
@@ -277,17 +333,21 @@ class Bridge:
     def refuse(self, update: Update, error: GeoRayError) -> None:
         """Tell an update's region that it was refused."""
         if update.region == self._region:
-            self._refused(update.seq, error)
+            self.fail(update.seq, error)
             return
         meta = refusal_meta(update.seq, error)
         self._wan().send(update.region, Message("refused", meta, b"", "control"))
 
-    def _arrived(self, reply: Reply) -> None:
+    def give(self, reply: Reply) -> None:
+        """Hand an answer to the lead, which waits for it."""
+        if self._transfers is not None:
+            reply = self._transfers.answered(reply)
         with self._answered:
             self._answers[reply.seq] = reply
             self._answered.notify_all()
 
-    def _refused(self, seq: int, error: GeoRayError) -> None:
+    def fail(self, seq: int, error: GeoRayError) -> None:
+        """Tell the lead that its update was refused."""
         with self._answered:
             self._answers[seq] = error
             self._answered.notify_all()

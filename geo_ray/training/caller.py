@@ -69,6 +69,12 @@ class Caller:
         """The request that is not answered yet."""
         return self._open
 
+    def find(self, epoch: int, seq: int) -> Update | None:
+        """An update that is open, or was answered before the standby had it."""
+        kept = [k.update for k in (*self._kept.values(), *self._repeated.values())]
+        mine = kept if self._open is None else [self._open, *kept]
+        return next((u for u in mine if (u.epoch, u.seq) == (epoch, seq)), None)
+
     def submit(self, update: Update) -> TakeIn:
         """The region has a new request; there is none open."""
         self._open = update

@@ -90,6 +90,12 @@ class Primary:
         self.stable = max(self.stable, number)
         return self._advance()
 
+    @property
+    def waiting(self) -> int:
+        """Updates in the log that are not committed yet."""
+        lines = [line.entry.op for line in self._lines if not line.is_committed]
+        return sum(len(_names(op)) for op in lines if not isinstance(op, Skip))
+
     def unacknowledged(self) -> list[Entry]:
         """What the standby may lack, for a connection that has lost something."""
         return [line.entry for line in self._lines if line.entry.number > self.stable]

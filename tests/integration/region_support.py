@@ -32,6 +32,7 @@ from geo_ray.runtime.journal import Journal
 from geo_ray.runtime.layout import shared_bytes
 from geo_ray.runtime.lead import Lead, LeadPorts
 from geo_ray.runtime.remote_shard import RemoteShard
+from geo_ray.runtime.roads import attach_roads, dials
 from geo_ray.runtime.worker_loop import ShardLink, WorkerLoop, buffers_for, slices_of
 from geo_ray.tasks.load import load_task
 from geo_ray.training.averager import Averager
@@ -91,6 +92,15 @@ class Site:
             ends = RoadEnds(self.endpoint, bound, start_s, shaping, self.bridge.refuse)
             self.road = road_for(experiment.codec.up, world.params_P.numel(), ends)
             self.bridge.use_loose(self.road)
+            attach_roads(
+                experiment,
+                name,
+                self.bridge,
+                self.endpoint,
+                self._averager(),
+                self.journal,
+                world.params_P.numel(),
+            )
         self.shards = [
             build_shard(experiment, self.region, i, world.params_P) for i in range(shards)
         ]
@@ -116,6 +126,13 @@ class Site:
         )
         lan = self._serve(self.lead.handle, self.lead.on_close)
         self.addresses = [lan.address, *[slot.address for slot in slots]]
+
+    def _averager(self) -> Averager | None:
+        """The averager, or the standby's own copy of it."""
+        world, name = self.world, self.region.name
+        if name == world.experiment.averager.standby:
+            return build_averager(world.experiment, world.params_P.numel())
+        return world.averager if name == world.experiment.averager_region else None
 
     def _serve(self, handler: Any, on_close: Any = None) -> LanServer:
         server = LanServer("127.0.0.1", KEY, handler, on_close=on_close)
@@ -227,6 +244,10 @@ class InProcess:
                 site.endpoint.connect(hub, home.advertised)
                 if site.road is not None:
                     site.road.connect(hub, home.advertised)
+        for name, peer in dials(experiment) if many else []:
+            dialler, dialled = self.sites[name].endpoint, self.sites[peer].endpoint
+            assert dialler is not None and dialled is not None
+            dialler.connect(peer, dialled.advertised)
 
     def run(self, *, shared: bool = True) -> list[str]:
         """Train to the end, undisturbed; the regions' digests in order."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Ask:
     seq: int
     size_bytes: int
     base_version: int
-    norm: float = 0.0
+    norm: float = field(default=0.0, compare=False)
     final: bool = False
     again: bool = False
     parts: tuple[Ask, ...] = ()
