@@ -80,6 +80,7 @@ class StandbyRoad:
         self._transfers: TransferRoad | None = None
         bound = 0.0 if node.primary is None else node.primary.bound
         self._log_lane = DATA if bound == 0 else BACKGROUND  # with 0 everything waits for it
+        self._bare = bound == 0 or node.caller.keeps
         self._changed = threading.Condition(threading.RLock())
         self._begun: dict[int, bool] = {}
         self._closed = False
@@ -231,10 +232,10 @@ class StandbyRoad:
         self._changed.notify_all()
 
     def _say(self, to: str, word: Word) -> None:
+        message = word_message(to, word, self._log_lane, bare=self._bare)
         if self._transfers is None or not (isinstance(word, Ask) and isinstance(word.op, TakeIn)):
-            self._words.put((to, word_message(to, word, self._log_lane)))
+            self._words.put((to, message))
             return
-        message = word_message(to, word, self._log_lane)
         self._transfers.send(
             word.op.update, lambda: self._words.put((to, message)), again=word.again
         )

@@ -35,13 +35,15 @@ Finder = Callable[[int, int], Update | None]
 """``find(epoch, seq)``: an update of this region that is still in its hands."""
 
 
-def word_message(to: str, word: Word, log_lane: int) -> Message:
+def word_message(to: str, word: Word, log_lane: int, *, bare: bool) -> Message:
     """A word for region ``to`` as a message.
 
     Args:
-        to: who it is for; an entry about its own update goes without the payload.
+        to: who it is for.
         word: what to say.
         log_lane: lane of the log; all other payloads have that of data.
+        bare: whether an entry about the standby's own update may go without the payload, because
+            it is certain to be in its hands still.
     """
     match word:
         case Ask(TakeIn(update), again):
@@ -57,7 +59,7 @@ def word_message(to: str, word: Word, log_lane: int) -> Message:
             return Message("refused", meta, b"", "control")
         case Log(epoch, entry):
             head: Meta = {"hub_epoch": epoch, "number": entry.number}
-            what, payload = _entry_meta(to, entry.op)
+            what, payload = _entry_meta(to if bare else None, entry.op)
             return Message("log", head | what, payload, "standby", log_lane)
         case Ack(epoch, number):
             meta = {"hub_epoch": epoch, "number": number}
@@ -112,7 +114,7 @@ def _epoch(meta: Meta) -> int:
     return fields.count(meta, "hub_epoch")
 
 
-def _entry_meta(to: str, op: Op) -> tuple[Meta, memoryview | bytes]:
+def _entry_meta(to: str | None, op: Op) -> tuple[Meta, memoryview | bytes]:
     match op:
         case TakeIn(update) if update.region == to:
             bare = replace(update, payload_P=torch.empty(0), coded=None)

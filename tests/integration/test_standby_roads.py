@@ -1,0 +1,279 @@
+"""An averager with a standby, between real bridges over real sockets."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from region_support import InProcess, Site, WorkerThread, eventually, experiment_of
+
+from geo_ray.checkpoint.store import directory_of
+from geo_ray.config.experiment import Experiment
+from geo_ray.errors import GeoRayError
+
+HUB, STANDBY, THIRD = "us-east", "eu-west", "ap-south"
+STEPS = 40
+STRATEGIES: list[dict[str, Any]] = [
+    {"kind": "sma", "interval": 2},
+    {"kind": "bsp"},
+    {"kind": "ama", "interval": 1},
+    {"kind": "asgd_ga", "interval": 1, "wait": "always", "combine": "sum"},
+]
+
+
+def experiment(strategy: dict[str, Any], **changes: Any) -> Experiment:
+    averager = {"region": HUB, "standby": STANDBY, "takeover_s": 0.3, "rejoin_s": 0.6}
+    averager |= changes.pop("averager", {})
+    sections: dict[str, Any] = {
+        "regions": [{"name": name} for name in (HUB, STANDBY, THIRD)],
+        "strategy": strategy,
+        "optimizer": {"kind": "sgd", "lr": 0.05},
+        "train": {"steps": STEPS, "eval_every": 0},
+        "averager": averager,
+    }
+    return experiment_of(**(sections | changes))
+
+
+def params_of(site: Site) -> torch.Tensor:
+    return torch.cat([shard.params_S for shard in site.shards])
+
+
+def start_all(world: InProcess) -> dict[str, WorkerThread]:
+    return {name: site.start(0) for name, site in world.sites.items()}
+
+
+def go_down(site: Site) -> None:
+    """All of a region's processes at once, in the middle of whatever they do."""
+    assert site.endpoint is not None and site.bridge is not None
+    site.endpoint.close(0.0)
+    site.bridge.close()
+
+
+def check_equal(world: InProcess, names: list[str], exact: bool) -> None:
+    first = params_of(world.sites[names[0]])
+    for name in names:
+        torch.testing.assert_close(params_of(world.sites[name]), first, rtol=1e-4, atol=1e-5)
+        if exact:
+            assert world.sites[name].digest == world.sites[names[0]].digest
+
+
+@pytest.mark.parametrize("bound", [0.0, 0.5])
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s["kind"])
+def test_a_standby_changes_nothing_as_long_as_nobody_is_lost(
+    tmp_path: Path, strategy: dict[str, Any], bound: float
+) -> None:
+    rounds = strategy["kind"] in ("sma", "bsp")
+    if rounds and bound:
+        pytest.skip("refused by the configuration")
+    asked = experiment(
+        strategy, averager={"max_divergence": bound}, train={"steps": 8, "eval_every": 0}
+    )
+    with InProcess(asked, tmp_path / "with") as world:
+        digests = world.run()
+        check_equal(world, [HUB, STANDBY, THIRD], exact=strategy["kind"] != "asgd_ga")
+        world.check_books()
+        shadow = world.sites[STANDBY].bridge._standby._node.shadow
+        hub = world.averager
+        eventually(lambda: shadow.averager.hub.version == hub.hub.version, "the last entry")
+        assert shadow.averager._last == hub._last
+        assert shadow.averager.hub.memory.keys() == hub.hub.memory.keys()
+        for name, tensor in hub.hub.memory.items():
+            assert torch.equal(tensor, shadow.averager.hub.memory[name])
+    if rounds:
+        plain = experiment_of(**(asked.model_dump(mode="json") | {"averager": {"region": HUB}}))
+        with InProcess(plain, tmp_path / "without") as world:
+            assert world.run() == digests
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: s["kind"])
+def test_the_hub_is_lost_in_mid_run_and_the_others_finish(
+    tmp_path: Path, strategy: dict[str, Any]
+) -> None:
+    with InProcess(experiment(strategy), tmp_path) as world:
+        workers = start_all(world)
+        lead = world.sites[THIRD].server
+        eventually(lambda: lead.seq >= 5, "the fifth exchange")
+        go_down(world.sites[HUB])
+        for name in (STANDBY, THIRD):
+            assert workers[name].result() == STEPS
+        check_equal(world, [STANDBY, THIRD], exact=strategy["kind"] != "asgd_ga")
+        with pytest.raises(GeoRayError):
+            workers[HUB].result()
+        standby = world.sites[STANDBY]
+        assert standby.bridge.status()["hub"] == STANDBY
+        assert world.sites[THIRD].bridge.status()["hub"] == STANDBY
+        events = standby.journal.take(100_000)
+        assert [e["epoch"] for e in events if e["kind"] == "hub_moved"] == [2]
+        assert [e["name"] for e in events if e["kind"] == "region_left"] == [HUB]
+
+
+@pytest.mark.parametrize("bound", [0.0, 0.3])
+def test_nothing_acknowledged_is_lost_with_the_hub(tmp_path: Path, bound: float) -> None:
+    """Everybody's own changes, and what the hub's region had answered, are in the others' models.
+
+    Under plain SGD and ``sum`` all replicas are the initial parameters less all changes.
+    """
+    asked = experiment(
+        {"kind": "asgd_ga", "interval": 1, "wait": "always", "combine": "sum"},
+        averager={"max_divergence": bound},
+    )
+    with InProcess(asked, tmp_path) as world:
+        changes: dict[str, dict[int, torch.Tensor]] = {name: {} for name in world.sites}
+        answered: dict[str, set[int]] = {name: set() for name in world.sites}
+        for name, site in world.sites.items():
+            note_changes(site, changes[name], answered[name])
+        workers = start_all(world)
+        eventually(lambda: len(answered[HUB]) >= 5, "the fifth answer of the hub's region")
+        go_down(world.sites[HUB])
+        for name in (STANDBY, THIRD):
+            workers[name].result()
+        check_equal(world, [STANDBY, THIRD], exact=False)
+        expected_P = world.params_P.clone()
+        for name in (STANDBY, THIRD):
+            expected_P -= torch.stack(list(changes[name].values())).sum(dim=0)
+        known = world.sites[STANDBY].bridge._standby._node.averager.last(HUB)[1]
+        for seq, change_P in changes[HUB].items():
+            if seq <= known:
+                expected_P -= change_P
+        torch.testing.assert_close(
+            params_of(world.sites[STANDBY]), expected_P, rtol=1e-3, atol=1e-4
+        )
+        lost = [seq for seq in answered[HUB] if seq > known]
+        norm = sum(float(changes[HUB][seq].norm()) for seq in lost)
+        assert norm <= bound
+
+
+def note_changes(site: Site, changes: dict[int, torch.Tensor], answered: set[int]) -> None:
+    """Keep a copy of what the lead of a region sends, and which of it was answered."""
+    exchange = site.lead._exchange_one
+
+    def noting(send: Any) -> None:
+        changes[send.update.seq] = send.update.payload_P.clone()
+        exchange(send)
+        answered.add(send.update.seq)
+
+    site.lead._exchange_one = noting  # type: ignore[method-assign]
+
+
+def test_a_hub_that_was_only_cut_off_comes_back_as_an_ordinary_region(tmp_path: Path) -> None:
+    asked = experiment({"kind": "sma", "interval": 2}, averager={"rejoin_s": 60.0})
+    with InProcess(asked, tmp_path) as world:
+        cut = Cut(world, HUB)
+        workers = start_all(world)
+        eventually(lambda: world.sites[THIRD].server.seq >= 5, "the fifth round")
+        cut.begin()
+        eventually(lambda: world.sites[THIRD].bridge.status()["hub"] == STANDBY, "the takeover")
+        cut.end()
+        for worker in workers.values():
+            assert worker.result() == STEPS
+        check_equal(world, [HUB, STANDBY, THIRD], exact=True)
+        assert world.sites[HUB].bridge.status()["hub"] == STANDBY
+
+
+class Cut:
+    """Takes a region off the network as the others see it, and puts it back."""
+
+    def __init__(self, world: InProcess, name: str) -> None:
+        self._world, self._name = world, name
+        self._down = threading.Event()
+        for site in world.sites.values():
+            self._watch(site)
+
+    def begin(self) -> None:
+        self._down.set()
+
+    def end(self) -> None:
+        self._down.clear()
+
+    def _hits(self, site: Site, peer: str) -> bool:
+        return self._down.is_set() and self._name in (site.region.name, peer)
+
+    def _watch(self, site: Site) -> None:
+        """While it is cut, its messages stay where they are, and nobody is seen as connected."""
+        assert site.endpoint is not None
+        stats, send = site.endpoint.stats, site.endpoint.send
+        road = site.bridge._standby
+        kept: list[tuple[str, Any]] = []
+
+        def seen() -> dict[str, Any]:
+            found = stats()
+            for peer in found:
+                if self._hits(site, peer):
+                    found[peer]["connected"] = False
+            if not self._down.is_set():
+                late, kept[:] = kept[:], []
+                for peer, message in late:
+                    send(peer, message)
+            return found
+
+        def slow(peer: str, message: Any, deadline_s: float | None = None) -> None:
+            if self._hits(site, peer) or any(to == peer for to, _ in kept):
+                kept.append((peer, message))
+            else:
+                send(peer, message, deadline_s)
+
+        site.endpoint.stats = seen  # type: ignore[method-assign]
+        site.endpoint.send = slow  # type: ignore[method-assign]
+        assert road is not None
+
+
+def test_the_controller_may_say_that_a_region_is_dead(tmp_path: Path) -> None:
+    """With two regions nobody else can confirm it, and nobody has to wait."""
+    asked = experiment(
+        {"kind": "sma", "interval": 2},
+        regions=[{"name": HUB}, {"name": STANDBY}],
+        averager={"takeover_s": 600.0, "rejoin_s": 600.0},
+    )
+    with InProcess(asked, tmp_path) as world:
+        workers = start_all(world)
+        eventually(lambda: world.sites[STANDBY].server.seq >= 3, "the third round")
+        go_down(world.sites[HUB])
+        world.sites[STANDBY].bridge.witness(HUB)
+        assert workers[STANDBY].result() == STEPS
+
+
+def test_a_checkpoint_with_a_standby_is_of_one_moment(tmp_path: Path) -> None:
+    asked = experiment({"kind": "asgd_ga", "interval": 1, "wait": "always"})
+    with InProcess(asked, tmp_path) as world:
+        directory_of(world.parts, 1).mkdir(parents=True)
+        workers = start_all(world)
+        eventually(lambda: world.sites[THIRD].server.seq >= 3, "the third exchange")
+        assert world.sites[HUB].bridge.request_checkpoint(1, halt=False)
+        assert not world.sites[HUB].bridge.request_checkpoint(2, halt=False)
+        for worker in workers.values():
+            worker.result()
+        check_equal(world, [HUB, STANDBY, THIRD], exact=False)
+        events = [e for site in world.sites.values() for e in site.journal.take(100_000)]
+        parts = [part.name for e in events if e["kind"] == "parts" for part in e["parts"]]
+        assert sorted(parts) == sorted(
+            ["averager", *[f"{name}-ps0" for name in (HUB, STANDBY, THIRD)]]
+        )
+
+
+def test_a_stop_reaches_all_through_the_log(tmp_path: Path) -> None:
+    with InProcess(experiment({"kind": "sma", "interval": 1}), tmp_path) as world:
+        workers = start_all(world)
+        eventually(lambda: world.sites[THIRD].server.seq >= 3, "the third round")
+        world.sites[HUB].bridge.request_stop()
+        steps = {worker.result() for worker in workers.values()}
+        assert len(steps) == 1 and steps.pop() < STEPS
+        check_equal(world, [HUB, STANDBY, THIRD], exact=True)
+
+
+def test_turns_and_a_standby_together(tmp_path: Path) -> None:
+    asked = experiment(
+        {"kind": "asgd_ga", "interval": 1, "wait": "always", "combine": "sum"},
+        transfers={"small_bytes": 0, "hub_mbps": 100.0, "max_staleness": 4},
+    )
+    with InProcess(asked, tmp_path) as world:
+        for site in world.sites.values():
+            site.bridge._transfers._open = False
+        workers = start_all(world)
+        eventually(lambda: world.sites[THIRD].server.seq >= 5, "the fifth exchange")
+        go_down(world.sites[HUB])
+        for name in (STANDBY, THIRD):
+            assert workers[name].result() == STEPS
+        check_equal(world, [STANDBY, THIRD], exact=False)
