@@ -412,6 +412,7 @@ def test_a_peer_that_restarts_with_a_higher_epoch_begins_anew() -> None:
             successor.endpoint.listen(port=address[1])
             eu.wait(lambda: ("us", 2, True) in eu.peers)
             eu.say("us", 100)
+            successor.endpoint.wait_connected(["eu"], WAIT_S)  # the dialer knows a moment earlier
             successor.endpoint.send("eu", Message("test", {"n": 200}, b"", "update"))
             assert successor.wait_messages(1)[0].meta["n"] == 100
             assert eu.wait_messages(4)[3].meta["n"] == 200
