@@ -125,7 +125,8 @@ def test_messages_pass_both_ways_in_order_and_are_accounted() -> None:
         sent, received = eu.endpoint.stats()["us"], us.endpoint.stats()["eu"]
         assert sent["bytes_out"]["update"] == received["bytes_in"]["update"] > 5 * 300_000
         assert sent["messages_out"] == received["messages_in"] == 50
-        assert set(sent["bytes_out"]) == {"update", "transport"}
+        # On a busy machine acknowledgements may be late enough for a chunk to go out once more.
+        assert set(sent["bytes_out"]) - {"resend"} == {"update", "transport"}
         assert sent["outbox_messages"] == sent["outbox_bytes"] == sent["reconnects"] == 0
         assert sent["rtt_s"] is None or sent["rtt_s"] > 0
         assert sent["connected"] and sent["epoch"] == 1
