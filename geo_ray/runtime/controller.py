@@ -25,10 +25,11 @@ from geo_ray.errors import (
     RunDirectoryError,
     WorkerLostError,
 )
-from geo_ray.job.evals import EvalBoard, hits
+from geo_ray.job.evals import EvalBoard, Evaluation, hits
 from geo_ray.job.recorder import Recorder
 from geo_ray.runtime.crew import Crew, CrewWorker, collect, reason_of
 from geo_ray.runtime.link_notes import LinkNotes
+from geo_ray.runtime.parts import shard_part_name
 from geo_ray.runtime.saver import Saver
 
 log = logging.getLogger(__name__)
@@ -77,6 +78,7 @@ class Controller:
     _failed_saves: int = 0
     _saved_s: float = field(default_factory=time.monotonic)
     _wan_s: float = 0.0
+    _hub_epoch: int = 1
 
     def run(self) -> None:
         """Watch until all workers are home and all they did is written down.
@@ -85,7 +87,7 @@ class Controller:
             InterruptedRunError: after a checkpoint, if `interrupted` was set in time.
             NonFiniteError: after a checkpoint, if too many steps in a row were refused.
             WorkerLostError: if workers die more often than allowed.
-            RegionLostError: if a server or bridge died.
+            RegionLostError: if a server or bridge died, and no standby replaces the averager there.
             RunDirectoryError: if nothing can be saved.
             GeoRayError: what a worker found wrong with task or data.
         """
@@ -135,13 +137,19 @@ class Controller:
             except ray.exceptions.RayTaskError as error:
                 self._handle_all(self._poll())  # the events that led to it, or a better reason
                 reason = reason_of(error)
-                if not isinstance(reason, LinkDownError):
+                if not isinstance(reason, LinkDownError) and self._is_present(worker):
                     raise reason from error
                 self._replace(worker, reason.message)
             except ray.exceptions.RayActorError as error:
+                self._handle_all(self._poll())  # perhaps its region is lost altogether
                 self._replace(worker, str(error).splitlines()[0])
 
+    def _is_present(self, worker: CrewWorker) -> bool:
+        return self.crew.workers.get((worker.region, worker.rank)) is worker
+
     def _replace(self, worker: CrewWorker, cause: str) -> None:
+        if not self._is_present(worker):
+            return  # the run goes on without its region
         name = f"{worker.region}/{worker.rank}"
         self._emit("worker_lost", region=worker.region, worker=worker.rank, cause=cause)
         if self.restarts >= self.experiment.train.max_worker_restarts:
@@ -164,24 +172,58 @@ class Controller:
         """
         refs = {key: handle.poll.remote() for key, handle in self.crew.servers().items()}
         answers: dict[tuple[str, str], dict[str, Any]] = {}
+        lost: dict[str, str] = {}
         for (role, region), ref in refs.items():
             try:
                 answers[role, region] = ray.get(ref, timeout=_POLL_TIMEOUT_S)
             except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
-                raise RegionLostError(
-                    f"the {role} of region '{region}' is lost: {str(error).splitlines()[0]}"
-                ) from error
-        for answer in answers.values():
+                cause = f"the {role} of region '{region}' is lost: {str(error).splitlines()[0]}"
+                lost.setdefault(region, cause)
+        for (_, region), answer in answers.items():
             failure = answer["status"].get("failure")
-            if isinstance(failure, GeoRayError):
+            if not isinstance(failure, GeoRayError) or region in lost:
+                continue
+            # Its bridge is gone, or it was cut off for so long that the others went on without it.
+            cut_off = isinstance(failure, LinkDownError) or self.crew.hub != region
+            if not (cut_off and self.crew.can_lose(region)):
                 raise failure
-        return answers
+            lost[region] = failure.message
+        for region, cause in lost.items():
+            self._go_on_without(region, cause)
+        return {key: answer for key, answer in answers.items() if key[1] not in lost}
+
+    def _go_on_without(self, region: str, cause: str) -> None:
+        """The averager's region is gone and a standby is there; else the run is over."""
+        if not self.crew.can_lose(region):
+            raise RegionLostError(cause)
+        log.warning("%s; the run goes on without the data of region '%s'", cause, region)
+        self._emit("region_lost", region=region, cause=cause)
+        shards = self.crew.spec.region(region).ps_shards
+        self.saver.forget({shard_part_name(region, index) for index in range(shards)})
+        self.crew.lose(region)
+        for done in self.evals.forget(region):
+            self._note_eval(done, time.time() - self.origin_unix_s)
+        self._ask(self.crew.bridges[self.crew.hub].witness.remote(region))
+
+    def _follow_hub(self, answers: Answers) -> None:
+        """The averager may have moved by itself; what was asked of it is asked again."""
+        for (role, _), answer in answers.items():
+            status = answer["status"] if role == "bridge" else {}
+            if status.get("hub_epoch", 1) <= self._hub_epoch or status["hub"] not in (
+                self.crew.bridges
+            ):
+                continue
+            self._hub_epoch, self.crew.hub = status["hub_epoch"], status["hub"]
+            self.saver.abandon()  # the old averager's part of it will not come
+            if self._stopping is not None:
+                self._ask_hub(lambda hub: hub.request_stop.remote())
 
     def _handle_all(self, answers: Answers) -> int:
         """Take in what was told; gives the number of events."""
         events = [event for answer in answers.values() for event in answer["events"]]
         for event in sorted(events, key=lambda e: float(e["t_s"])):
             self._handle(dict(event))
+        self._follow_hub(answers)
         exhausted = [r for (_, r), a in answers.items() if a["status"].get("exhausted")]
         if exhausted and not isinstance(self._halting, NonFiniteError):
             self._halt(
@@ -209,21 +251,24 @@ class Controller:
 
     def _evaluate(self, region: str, t_s: float, event: dict[str, Any]) -> None:
         stats = {name: _array(values) for name, values in event["stats"].items()}
-        target = self.experiment.train.target
         for done in self.evals.add(
             region, event["step"], stats, event["rows"], final=event["final"]
         ):
-            written = self.recorder.emit(
-                "eval",
-                t_s,
-                step=done.step,
-                region=done.region,
-                metrics=done.metrics,
-                samples=done.samples,
-                final=done.final,
-            )
-            if target is not None and hits(target, done, written):
-                self._stop(f"{target.metric} reached {target.value:g}")
+            self._note_eval(done, t_s)
+
+    def _note_eval(self, done: Evaluation, t_s: float) -> None:
+        target = self.experiment.train.target
+        written = self.recorder.emit(
+            "eval",
+            t_s,
+            step=done.step,
+            region=done.region,
+            metrics=done.metrics,
+            samples=done.samples,
+            final=done.final,
+        )
+        if target is not None and hits(target, done, written):
+            self._stop(f"{target.metric} reached {target.value:g}")
 
     # -------------------------------------------------------------- saving and stopping
 
@@ -251,12 +296,11 @@ class Controller:
             self._save_failed(error)
             return
         if self.crew.bridges:
-            hub = self.crew.bridges[self.experiment.averager_region]
-            call = hub.request_checkpoint.remote(checkpoint, halt)
+            begun = self._ask_hub(lambda hub: hub.request_checkpoint.remote(checkpoint, halt))
         else:
             lead = next(iter(self.crew.leads.values()))
-            call = lead.checkpoint_now.remote(checkpoint, halt)
-        if not self._ask(call):  # another one is open there, or the run is about to end
+            begun = self._ask(lead.checkpoint_now.remote(checkpoint, halt))
+        if not begun:  # another one is open there, or the run is about to end
             self.saver.abandon()
 
     def _add_parts(self, t_s: float, event: Mapping[str, Any]) -> None:
@@ -296,7 +340,7 @@ class Controller:
         self._stopping = cause
         self._emit("stop_requested", cause=cause)
         if self.crew.bridges:
-            self._ask(self.crew.bridges[self.experiment.averager_region].request_stop.remote())
+            self._ask_hub(lambda hub: hub.request_stop.remote())
         else:
             self._ask(next(iter(self.crew.leads.values())).stop.remote())
 
@@ -304,6 +348,15 @@ class Controller:
 
     def _ask(self, call: Any) -> Any:
         return collect({0: call}, _POLL_TIMEOUT_S)[0]
+
+    def _ask_hub(self, ask: Callable[[Any], Any]) -> Any:
+        """Ask the averager; None if it is lost and will be replaced."""
+        try:
+            return self._ask(ask(self.crew.bridges[self.crew.hub]))
+        except RegionLostError:
+            if not self.crew.can_lose(self.crew.hub):
+                raise
+            return None  # the next poll finds out, too
 
     def _note_wan(self, answers: Answers, *, force: bool = False) -> None:
         now_s = time.monotonic()

@@ -59,6 +59,7 @@ class Crew:
         followers: by region, in order.
         workers: by region and rank.
         shard_addresses: where workers connect, by region, lead first.
+        hub: the region that hosts the averager at present.
     """
 
     spec: RunSpec
@@ -68,6 +69,10 @@ class Crew:
     followers: dict[str, list[Handle]] = field(default_factory=dict)
     workers: dict[tuple[str, int], CrewWorker] = field(default_factory=dict)
     shard_addresses: dict[str, list[Address]] = field(default_factory=dict)
+    hub: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.hub = self.spec.experiment.averager_region
 
     def servers(self) -> dict[tuple[str, str], Handle]:
         """Every actor that is not replaced when it dies, by (role, region)."""
@@ -150,6 +155,23 @@ class Crew:
         fresh = self._create_worker(worker.region, worker.rank, worker.epoch + 1)
         self._begin(fresh)
         return fresh
+
+    def can_lose(self, region: str) -> bool:
+        """Whether the run can go on without ``region``: it hosted the averager, which moves."""
+        experiment = self.spec.experiment
+        standby = experiment.averager.standby
+        return region == experiment.averager_region and standby in self.bridges
+
+    def lose(self, region: str) -> None:
+        """Go on without a region; what is left of it is ended."""
+        ranks = [key for key in self.workers if key[0] == region]
+        gone = [self.workers.pop(key).handle for key in ranks]
+        gone += [self.leads.pop(region), self.bridges.pop(region), *self.followers.pop(region, [])]
+        for handle in gone:
+            kill(handle)
+        standby = self.spec.experiment.averager.standby
+        if region == self.hub and standby is not None:
+            self.hub = standby
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Let actors close their sockets, then end them; never raises."""

@@ -178,7 +178,7 @@ def _finish(
         {r: lead.write_model.remote(str(run.path)) for r, lead in crew.leads.items()},
         _START_TIMEOUT_S,
     )
-    part, model_digest = written[experiment.averager_region]
+    part, model_digest = written[crew.hub]
     tensors, _ = read_part(run.path, part)
     save_trained(task, experiment.seed, tensors["params"], run.model)
     for info, _ in written.values():

@@ -1,0 +1,110 @@
+"""Real processes of the averager's region are killed; the run goes on with its standby."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from train_support import Trained, events_of, experiment_of, final_digests, train
+
+from geo_ray.errors import RegionLostError
+from geo_ray.job import rundir
+from geo_ray.observe.schema import Event
+from geo_ray.runtime.keeper import descendants
+from geo_ray.runtime.local_cluster import LocalCluster
+
+HUB, STANDBY, THIRD = "us-east", "eu-west", "ap-south"
+STEPS = 30
+pytestmark = pytest.mark.timeout(600)  # several whole commands per test
+
+SECTIONS: dict[str, Any] = {
+    "regions": [{"name": name} for name in (HUB, STANDBY, THIRD)],
+    "train": {"steps": STEPS, "eval_every": 10, "step_timeout_s": 60},
+    "emulate": {"step_s": 0.15},
+    "checkpoint": {"every_s": 0.5},
+    "averager": {"region": HUB, "standby": STANDBY, "takeover_s": 1.0, "rejoin_s": 2.0},
+}
+
+
+def actors(cluster: LocalCluster, region: str, *kinds: str) -> list[int]:
+    """Process ids of a region's actors of some classes; of all without one."""
+    cluster._kept.poll()
+    below = cluster._kept.pids[str(cluster.regions.index(region))]
+    found = []
+    for pid in sorted(descendants(below)):
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+        except OSError:
+            continue
+        names = kinds or ("BridgeActor", "LeadActor", "FollowerActor", "WorkerActor")
+        if command.startswith(tuple(f"ray::{name}" for name in names)):
+            found.append(pid)
+    return found
+
+
+def kill_at(step: int, pids: Callable[[], list[int]], killed: list[int]) -> Callable[[Event], None]:
+    def sink(event: Event) -> None:
+        if event.kind == "step" and event["step"] >= step and not killed:
+            killed.extend(pids())
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
+
+    return sink
+
+
+def check_went_on(done: Trained, exact: bool) -> None:
+    (lost,) = done.of("region_lost")
+    assert lost["region"] == HUB
+    assert [(e["region"], e["epoch"]) for e in done.of("hub_moved")] == [(STANDBY, 2)]
+    assert [(e["region"], e["name"]) for e in done.of("region_left")] == [(STANDBY, HUB)]
+    assert done.summary.faults["region_lost"] == 1
+    (finished,) = done.of("run_finished")
+    assert set(finished["digests"]) == {STANDBY, THIRD}
+    if exact:
+        assert len(final_digests(done.events)) == 1
+    last = {e["region"]: e["step"] for e in done.of("step")}
+    assert last[STANDBY] == last[THIRD] == STEPS
+    final = [e for e in done.of("eval") if e["final"] and e["region"] is None]
+    assert len(final) == 1
+    after = done.events[done.events.index(lost) :]
+    assert [e for e in after if e.kind == "checkpoint"]  # of the regions that are left
+    assert (done.run.path / "summary.json").is_file()
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [{"kind": "sma", "interval": 1}, {"kind": "asgd_ga", "interval": 1, "wait": "always"}],
+    ids=lambda s: s["kind"],
+)
+def test_the_averagers_region_is_lost_and_the_others_finish(
+    ray_cluster: LocalCluster, tmp_path: Path, strategy: dict[str, Any]
+) -> None:
+    experiment = experiment_of(tmp_path, **SECTIONS | {"strategy": strategy})
+    killed: list[int] = []
+    sink = kill_at(5, lambda: actors(ray_cluster, HUB), killed)
+    done = train(experiment, tmp_path, sink=sink)
+    assert len(killed) == 3
+    check_went_on(done, exact=strategy["kind"] == "sma")
+
+
+def test_its_bridge_alone_is_enough(ray_cluster: LocalCluster, tmp_path: Path) -> None:
+    experiment = experiment_of(tmp_path, **SECTIONS)
+    killed: list[int] = []
+    sink = kill_at(5, lambda: actors(ray_cluster, HUB, "BridgeActor"), killed)
+    done = train(experiment, tmp_path, sink=sink)
+    assert len(killed) == 1
+    check_went_on(done, exact=True)
+
+
+def test_another_region_is_not_replaced(ray_cluster: LocalCluster, tmp_path: Path) -> None:
+    experiment = experiment_of(tmp_path, **SECTIONS)
+    run = rundir.create(experiment, tmp_path)
+    killed: list[int] = []
+    sink = kill_at(5, lambda: actors(ray_cluster, THIRD, "LeadActor"), killed)
+    with pytest.raises(RegionLostError, match=THIRD):
+        train(experiment, tmp_path, begun=run, sink=sink)
+    assert not [e for e in events_of(run.path) if e.kind == "hub_moved"]
