@@ -35,7 +35,7 @@ def pair(request: pytest.FixtureRequest, certs: dict[str, TlsBytes]) -> tuple[No
             tls=request.param,
             max_ahead_bytes=2 * MB,
             handshake_timeout_s=1.0,
-            peer_timeout_s=1.0,
+            peer_timeout_s=3.0,
         )
         for region in ("eu", "us")
     )

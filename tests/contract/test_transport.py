@@ -161,8 +161,8 @@ def test_a_handler_may_answer() -> None:
 
 
 def test_a_slow_reader_pushes_back_and_is_not_taken_for_dead() -> None:
-    eu = Node("eu", max_outbox_messages=4, peer_timeout_s=0.4)
-    us = Node("us", peer_timeout_s=0.4)
+    eu = Node("eu", max_outbox_messages=4, peer_timeout_s=1.5)
+    us = Node("us", peer_timeout_s=1.5)
     release = threading.Event()
     us.handler = lambda _: void(release.wait(WAIT_S))
     with running(eu, us):
@@ -172,7 +172,7 @@ def test_a_slow_reader_pushes_back_and_is_not_taken_for_dead() -> None:
         payload = bytes(8_000_000)
         with pytest.raises(DeadlineExceededError, match="send_deadline_s") as full:
             while True:
-                eu.say("us", accepted, payload, deadline_s=1.0)
+                eu.say("us", accepted, payload, deadline_s=2.5)  # longer than the timeout
                 accepted += 1
         assert "region us" in full.value.message
         assert 4 <= accepted <= 6
