@@ -101,7 +101,7 @@ class Averager:
         if not update.final:
             return self._release_finals() + self._answer(update)
         self._finals[update.region] = update
-        if request is not None:
+        if request is not None or self.hub.waiting:
             return self._release_finals()
         if any(region not in self._finals for region in self.hub.members):
             return []
@@ -179,6 +179,8 @@ class Averager:
         replies = self.abandon_checkpoint()
         if over:
             return replies
+        if self._finals and hub.waiting:
+            return replies + self._release_finals()
         if self._finals and all(name in self._finals for name in hub.members):
             finals = [self._finals[name] for name in hub.members]
             return replies + [reply for final in finals for reply in self._answer(final)]
@@ -290,8 +292,12 @@ class Averager:
         return replace(reply, stop=self.stopping, checkpoint=request.id, halt=request.halt)
 
     def _release_finals(self) -> list[Reply]:
-        """During a checkpoint: take final updates as ordinary ones, so that they are answered."""
-        if self._request is None:
+        """Take final updates as ordinary ones, so that they are answered.
+
+        During a checkpoint; and in an open round, where others came with what was a final one
+        before a checkpoint took it for an ordinary one: they would wait for each other for ever.
+        """
+        if self._request is None and not self.hub.waiting:
             return []
         finals, self._finals = list(self._finals.values()), {}
         return [r for final in finals for r in self._answer(replace(final, final=False))]

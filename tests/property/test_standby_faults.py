@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from standby_support import REJOIN_S, TAKEOVER_S, Setup, World
 
@@ -61,6 +61,12 @@ def pairs_of(world: World, name: str) -> list[frozenset[str]]:
 
 @settings(max_examples=300, deadline=None)
 @given(setups(), st.integers(0, 2**32), st.integers(0, 60), st.booleans())
+@example(  # a checkpoint is given up between two final updates of one round
+    setup=Setup(Sma(interval=2), regions=4, steps=1, bound=0.0, skips=False, checkpoints=True),
+    seed=643,
+    events=9,
+    seen=False,
+)
 def test_the_hub_dies_at_any_point(setup: Setup, seed: int, events: int, seen: bool) -> None:
     random = Random(seed)
     world = World(setup, seed)
