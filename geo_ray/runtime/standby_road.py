@@ -39,7 +39,7 @@ from geo_ray.wan.message import BACKGROUND, DATA, Message
 
 log = logging.getLogger(__name__)
 
-_LONGEST_TICK_S: Final = 0.25
+_LONGEST_TICK_S: Final = 0.1
 _COMMIT_S: Final = 30.0  # for a checkpoint to begin
 
 
@@ -188,6 +188,9 @@ class StandbyRoad:
 
     def _on_message(self, peer: str, message: Message) -> None:
         with self._changed:
+            epoch = message.meta.get("hub_epoch")
+            if message.kind == "log" and epoch != self._node.caller.epoch:
+                return  # of a hub that is none any more; what it is about may be gone as well
             word = read_word(peer, message, self._node.caller.find)
         if isinstance(word, Ask):
             self._arrived(peer, word)
@@ -262,7 +265,7 @@ class StandbyRoad:
                     log.warning("'%s' for region '%s' was not sent: %s", message.kind, to, error)
 
     def _watch(self) -> None:
-        tick_s = min(_LONGEST_TICK_S, self._node.watch.takeover_s / 4)
+        tick_s = min(_LONGEST_TICK_S, self._node.watch.takeover_s / 10)
         while True:
             with self._changed:
                 if self._changed.wait_for(lambda: self._closed, tick_s):

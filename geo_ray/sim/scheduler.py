@@ -16,6 +16,7 @@ class Scheduler:
         self.clock = VirtualClock()
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._number = count()
+        self._idle: set[int] = set()  # numbers of those that need not happen
 
     @property
     def now_s(self) -> float:
@@ -26,13 +27,20 @@ class Scheduler:
         """Call ``callback`` at ``when_s``, or now if that has passed."""
         heapq.heappush(self._queue, (max(when_s, self.now_s), next(self._number), callback))
 
+    def idly_at(self, when_s: float, callback: Callable[[], None]) -> None:
+        """The same, but only if something else is left to happen by then."""
+        number = next(self._number)
+        self._idle.add(number)
+        heapq.heappush(self._queue, (max(when_s, self.now_s), number, callback))
+
     def after(self, delay_s: float, callback: Callable[[], None]) -> None:
         """Call ``callback`` ``delay_s`` seconds from now."""
         self.at(self.now_s + delay_s, callback)
 
     def run(self) -> None:
         """Go on until nothing is left to happen."""
-        while self._queue:
-            when_s, _, callback = heapq.heappop(self._queue)
+        while len(self._queue) > len(self._idle):
+            when_s, number, callback = heapq.heappop(self._queue)
+            self._idle.discard(number)
             self.clock.advance_to_s(when_s)
             callback()

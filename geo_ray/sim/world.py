@@ -24,6 +24,7 @@ from geo_ray.sim.loose import SimLoose
 from geo_ray.sim.network import Network
 from geo_ray.sim.region import RegionHooks, ShardState, SimRegion
 from geo_ray.sim.scheduler import Scheduler
+from geo_ray.sim.turns import SimTurns
 from geo_ray.sync.base import Reply, Update
 from geo_ray.sync.codecs.dgt import Dgt
 from geo_ray.tasks.base import Stats, Task
@@ -105,6 +106,18 @@ class World:
                 self._hub,
                 lambda name: self.regions[name].server.phase == "done",
             )
+        self._turns: SimTurns | None = None
+        if experiment.transfers is not None:
+            self._turns = SimTurns(
+                experiment.transfers,
+                self._hub,
+                self._scheduler,
+                self._network,
+                self._ship,
+                lambda: self.averager.hub.version,
+                self._on_update,
+                lambda *name: self._answered(self.averager.on_skip(*name)),
+            )
         self._evals = build_evals(experiment, task)
         self._open: dict[str, tuple[float, Send]] = {}
         self._applied_s: dict[str, float] = {}
@@ -170,24 +183,30 @@ class World:
             self._loose.recall(name, wire)
         update = wire.encode(send.update)
         self._open[name] = (now_s, replace(send, update=update))
-        if self._loose is None:
-            self._carry(name, update)
+        if self._turns is not None:
+            self._turns.send(name, update)
+        elif self._loose is None:
+            self._ship(name, update)
         else:
-            self._loose.depart(name, update, lambda part: self._carry(name, part))
+            self._loose.depart(name, update, lambda part: self._ship(name, part))
 
-    def _carry(self, name: str, update: Update) -> float:
+    def _ship(self, name: str, update: Update) -> float:
         """Put an update on its way; when it arrives."""
         now_s, size_bytes = self._scheduler.now_s, update.size_bytes
         arrival_s = self._network.arrival_s(now_s, name, self._hub, size_bytes, "update")
-        loose = self._loose
-        if loose is None:
+        loose, turns = self._loose, self._turns
+        if turns is not None:
+            self._scheduler.at(arrival_s, lambda: turns.arrived(update))
+        elif loose is None:
             self._scheduler.at(arrival_s, lambda: self._on_update(update))
         else:
             self._scheduler.at(arrival_s, lambda: loose.arrive(update, self._on_update))
         return arrival_s
 
     def _on_update(self, update: Update) -> None:
-        replies = self.averager.on_update(update)
+        self._answered(self.averager.on_update(update))
+
+    def _answered(self, replies: list[Reply]) -> None:
         for snapshot in self.averager.snapshots:
             self.checkpoints.setdefault(snapshot.id, SimCheckpoint()).hub = snapshot
         self.averager.snapshots.clear()
@@ -204,6 +223,11 @@ class World:
 
     def _on_reply(self, reply: Reply) -> None:
         began_s, send = self._open.pop(reply.to)
+        if reply.dropped:
+            dropped = {"region": reply.to, "seq": reply.seq, "bytes_out": 0}
+            self._emit("update_dropped", self._scheduler.now_s, **dropped)
+            self.regions[reply.to].on_reply(reply)
+            return
         self._emit(
             "exchange",
             self._scheduler.now_s,

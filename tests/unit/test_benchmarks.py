@@ -20,6 +20,7 @@ NAMES = (
     "sim_prediction",
     "startup",
     "sync_cloudless",
+    "transfers",
 )
 
 

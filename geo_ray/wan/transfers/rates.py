@@ -104,8 +104,10 @@ class Rates:
             return
         seen, alone = run.size_bytes * 8e-6 / took_s, self.paths.get(run.region)
         beside = run.beside_s / (now_s - run.since_s)
-        if alone is None or beside < _BESIDE:
+        if beside < _BESIDE:
             self.paths[run.region] = seen if alone is None else (alone + seen) / 2
+        elif alone is None:
+            return  # beside others: not what the path carries, and it must not pass for that
         elif seen >= _CONTENDED * alone:
             self._signs.clear()
             self.paths[run.region] = max(alone, seen)
