@@ -232,6 +232,18 @@ class OverlayRoad:
 
     def _drain(self) -> None:
         """Under the lock: hand on what node and coordinator want to say and to send."""
+        self._speak()
+        self._send_parts()
+        self._node.acknowledge()
+        self._speak()
+        if self._node.done:
+            self._finished |= {done.rnd: done for done in self._node.done}
+            self._node.done.clear()
+            self._changed.notify_all()
+        if self._is_due() is not None:
+            self._changed.notify_all()
+
+    def _speak(self) -> None:
         outs = [self._node.out] + ([self._coordinator.out] if self._coordinator else [])
         while any(outs):
             for out in outs:
@@ -241,18 +253,20 @@ class OverlayRoad:
                         self._tell(self._me, word)
                     else:
                         self._send(dst, word_message(word))
-        for peer in self._node.targets():
-            while not self._backlog.get(peer):
-                part = self._node.next_part(peer, self._now_s())
-                if part is None:
-                    break
-                self._send(peer, part_message(part))
-        if self._node.done:
-            self._finished |= {done.rnd: done for done in self._node.done}
-            self._node.done.clear()
-            self._changed.notify_all()
-        if self._is_due() is not None:
-            self._changed.notify_all()
+
+    def _send_parts(self) -> None:
+        """One to each region in turn, as long as there are any."""
+        targets = self._node.targets()
+        while targets:
+            more = []
+            for peer in targets:
+                part = (
+                    None if self._backlog.get(peer) else self._node.next_part(peer, self._now_s())
+                )
+                if part is not None:
+                    self._send(peer, part_message(part))
+                    more.append(peer)
+            targets = more
 
     def _send(self, dst: int, message: Message) -> None:
         queue = self._backlog.setdefault(dst, deque())

@@ -14,14 +14,27 @@ import pytest
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 NAMES = (
     "codec_speed",
+    "dgt",
+    "lab_accuracy",
     "overhead",
+    "overlay",
     "probe",
     "push_pull",
     "sim_prediction",
     "startup",
     "sync_cloudless",
     "transfers",
+    "wan",
 )
+HELPERS = {  # parts of others
+    "command",
+    "dgt_node",
+    "dgt_task",
+    "overlay_emulated",
+    "overlay_node",
+    "support",
+    "wan_node",
+}
 
 
 def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:

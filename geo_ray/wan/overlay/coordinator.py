@@ -45,7 +45,7 @@ class _Round:
     is_committed: bool = False
     whole: set[int] = field(default_factory=set)
     sources: dict[int, set[int]] = field(default_factory=dict)  # who was told to serve whom
-    flows: dict[int, dict[tuple[int, int], list[float]]] = field(default_factory=dict)  # by phase
+    flows: dict[int, dict[tuple[int, int], Flow]] = field(default_factory=dict)  # by phase
     pending: dict[int, int] = field(default_factory=dict)  # orders not carried out yet, by phase
     probed: int = 0
 
@@ -177,13 +177,13 @@ class Coordinator:
         if send.phase == PROBE:
             if self._is_idle(word.rnd) and word.size_bytes > 0 and word.busy_s > 0:
                 mbit = word.size_bytes * 8e-6
-                self.links.note([Flow(node, send.dst, mbit / word.busy_s, mbit)])
+                self.links.note([Flow(node, send.dst, mbit, word.busy_s)])
             self._probe(word.rnd, entry)
             return
         if word.size_bytes > 0 and word.busy_s > 0:
-            total = entry.flows.setdefault(phase, {}).setdefault((node, send.dst), [0.0, 0.0])
-            total[0] += word.size_bytes * 8e-6
-            total[1] += word.busy_s
+            flows, pair = entry.flows.setdefault(phase, {}), (node, send.dst)
+            seen = Flow(*pair, word.size_bytes * 8e-6, word.busy_s, word.starved, now_s)
+            flows[pair] = flows[pair] + seen if pair in flows else seen
         if word.attempt == entry.attempt:
             self._order(word.rnd, self.policy.sent(word.rnd, send, now_s))
 
@@ -218,6 +218,7 @@ class Coordinator:
         orphans = [n for n, sources in entry.sources.items() if dst in sources]
         for orphan in [dst, *orphans]:
             self._feed(word.rnd, entry, orphan, avoid={node, dst})
+        self._order(word.rnd, self.policy.lost(word.rnd, node, dst, now_s))
 
     def _restart(self, rnd: int, entry: _Round, now_s: float) -> None:
         if entry.attempt >= _MAX_ATTEMPTS:
@@ -271,10 +272,10 @@ class Coordinator:
         for number, entry in self._rounds.items():
             for phase, flows in list(entry.flows.items()):
                 # Flows that shared a line must be seen together, unless some never end.
-                if entry.pending.get(phase, 0) <= 0 or number < rnd - 1:
-                    self.links.note(
-                        Flow(*pair, mbit / busy_s, mbit) for pair, (mbit, busy_s) in flows.items()
-                    )
+                alone = phase == SUM and not self.policy.fused
+                is_over = entry.is_summed if alone else number < rnd - 1
+                if entry.pending.get(phase, 0) <= 0 or is_over:
+                    self.links.note(flows.values())
                     del entry.flows[phase]
         self.links.advance(rnd)
         for old in [known for known in self._rounds if known <= rnd - _KEPT_ROUNDS]:

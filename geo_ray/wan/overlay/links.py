@@ -32,14 +32,34 @@ class Flow:
     Attributes:
         src: who sent.
         dst: who received.
-        mbps: goodput in 10^6 bit/s.
         mbit: how much was sent, in 10^6 bit.
+        busy_s: for how long something was under way.
+        starved: there was often nothing to send.
+        ended_s: when it was over, by any clock; flows of one phase that were not under way at the
+            same time did not share anything.
     """
 
     src: int
     dst: int
-    mbps: float
-    mbit: float = 1.0
+    mbit: float
+    busy_s: float = 1.0
+    starved: bool = False
+    ended_s: float = 0.0
+
+    @property
+    def mbps(self) -> float:
+        """Goodput in 10^6 bit/s."""
+        return self.mbit / self.busy_s
+
+    def __add__(self, other: Flow) -> Flow:
+        mbit, busy_s = self.mbit + other.mbit, self.busy_s + other.busy_s
+        starved, ended_s = self.starved or other.starved, max(self.ended_s, other.ended_s)
+        return Flow(self.src, self.dst, mbit, busy_s, starved, ended_s)
+
+    def meets(self, other: Flow) -> bool:
+        """Whether another flow was under way during at least half of this one."""
+        began_s = max(self.ended_s - self.busy_s, other.ended_s - other.busy_s)
+        return min(self.ended_s, other.ended_s) - began_s >= self.busy_s / 2
 
 
 class Links:
@@ -79,26 +99,34 @@ class Links:
         """Take in the flows that shared one phase.
 
         A flow that was alone at both its ends, or clearly slower than others there, shows what its
-        link can do. Any other shared its sender's or receiver's line: its link is taken for as fast
-        as all flows there together, until something else is seen.
+        link can do. Any other shared its sender's or receiver's line: its link can do at least as
+        much, and at most as much as all flows there together, which it is taken for until something
+        else is seen. One that was starved shows only what its link can do at least.
         """
         seen = [flow for flow in flows if flow.mbps > 0]
+        up_N, down_N = np.zeros(self.num_regions), np.zeros(self.num_regions)
         for flow in seen:
-            out = [other for other in seen if other.src == flow.src]
-            into = [other for other in seen if other.dst == flow.dst]
-            lines = [sum(f.mbps for f in beside) for beside in (out, into) if _shares(flow, beside)]
-            known = self._mbps_NN[flow.src, flow.dst]
-            if np.isnan(known):
-                self._set(flow.src, flow.dst, min(lines, default=flow.mbps))
+            beside = [other for other in seen if flow.meets(other)]
+            out = [other for other in beside if other.src == flow.src]
+            into = [other for other in beside if other.dst == flow.dst]
+            up_N[flow.src] = max(up_N[flow.src], sum(f.mbps for f in out))
+            down_N[flow.dst] = max(down_N[flow.dst], sum(f.mbps for f in into))
+            lines = [sum(f.mbps for f in end) for end in (out, into) if _shares(flow, end)]
+            known, least = self._mbps_NN[flow.src, flow.dst], flow.mbps
+            if flow.starved:
+                if least >= (self._middle() if np.isnan(known) else known):
+                    self._set(flow.src, flow.dst, least)
+            elif np.isnan(known):
+                self._set(flow.src, flow.dst, min(lines, default=least))
             elif not lines:
                 smooth = self._smoothing
-                self._set(flow.src, flow.dst, (1 - smooth) * known + smooth * flow.mbps)
+                self._set(flow.src, flow.dst, (1 - smooth) * known + smooth * least)
             else:
-                # At least this, at most that; what was known is as good as ever in between.
-                self._set(
-                    flow.src, flow.dst, min(max(known, flow.mbps), max(min(lines), flow.mbps))
-                )
-        self._note_lines(seen)
+                most = max(least, *lines)
+                self._set(flow.src, flow.dst, min(max(known, least), most))
+        for line_N, seen_N in ((self._up_N, up_N), (self._down_N, down_N)):
+            weight_N = np.where(line_N > 0, self._smoothing, 1.0) * (seen_N > 0)
+            line_N += weight_N * (seen_N - line_N)
 
     def break_link(self, src: int, dst: int) -> None:
         """A transfer made no progress: avoid the link, in both directions, for some rounds."""
@@ -122,12 +150,14 @@ class Links:
 
     def matrix(self) -> NDArray[np.float64]:
         """`mbps` of all links (N, N); the diagonal means nothing."""
-        known = self._mbps_NN[~np.isnan(self._mbps_NN)]
-        middle = median(known.tolist()) if known.size else UNKNOWN_MBPS
-        filled_NN = np.where(np.isnan(self._mbps_NN), middle, self._mbps_NN)
+        filled_NN = np.where(np.isnan(self._mbps_NN), self._middle(), self._mbps_NN)
         for src, dst in self._broken:
             filled_NN[src, dst] = _BROKEN_MBPS
         return filled_NN
+
+    def _middle(self) -> float:
+        known = self._mbps_NN[~np.isnan(self._mbps_NN)]
+        return median(known.tolist()) if known.size else UNKNOWN_MBPS
 
     def up_mbps(self) -> NDArray[np.float64]:
         """What each region's uplink is taken for (N,): the most that left it at a time."""
@@ -136,15 +166,6 @@ class Links:
     def down_mbps(self) -> NDArray[np.float64]:
         """What each region's downlink is taken for (N,): the most that entered it at a time."""
         return self._at_least(self._down_N, axis=0)
-
-    def _note_lines(self, seen: list[Flow]) -> None:
-        out_N, into_N = np.zeros(self.num_regions), np.zeros(self.num_regions)
-        for flow in seen:
-            out_N[flow.src] += flow.mbps
-            into_N[flow.dst] += flow.mbps
-        for line_N, total_N in ((self._up_N, out_N), (self._down_N, into_N)):
-            weight_N = np.where(line_N > 0, self._smoothing, 1.0) * (total_N > 0)
-            line_N += weight_N * (total_N - line_N)
 
     def _at_least(self, line_N: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
         known_NN = np.where(np.isnan(self._mbps_NN), 0.0, self._mbps_NN)

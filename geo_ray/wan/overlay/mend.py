@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 from geo_ray.wan.overlay.links import Links
 from geo_ray.wan.overlay.plan import Tree
 
@@ -10,7 +12,8 @@ def mend(tree: Tree, links: Links) -> Tree:
     """Hang regions elsewhere whose link to their parent is broken, or whose parent is down.
 
     A region goes to the nearest of its parent's ancestors that works, else to any region outside
-    its own subtree; if there is none, it stays where it is.
+    its own subtree. If it reaches none of these but one below it does, the subtree is turned round
+    and hangs on that one. If none does, it stays where it is.
     """
     parents = list(tree.parents)
     masks = tree.masks()
@@ -22,12 +25,23 @@ def mend(tree: Tree, links: Links) -> Tree:
         while parents[above[-1]] != above[-1]:
             above.append(parents[above[-1]])
         others = [n for n in range(len(parents)) if not masks[node] >> n & 1]
-        for candidate in [*above[1:], *others]:
-            if not _is_bad(links, node, candidate):
-                parents[node] = candidate
+        below = [n for n in range(len(parents)) if masks[node] >> n & 1 and n != node]
+        for end, candidate in product([node, *below], [*above[1:], *others]):
+            if not _is_bad(links, end, candidate):
+                _turn(parents, node, end, candidate)
                 masks = Tree(tuple(parents), tree.first, tree.stop).masks()
                 break
     return Tree(tuple(parents), tree.first, tree.stop)
+
+
+def _turn(parents: list[int], top: int, end: int, outside: int) -> None:
+    """Hang the subtree of ``top`` on ``outside`` by its member ``end``."""
+    node, parent = end, outside
+    while True:
+        following, parents[node] = parents[node], parent
+        if node == top:
+            return
+        node, parent = following, node
 
 
 def _is_bad(links: Links, node: int, parent: int) -> bool:

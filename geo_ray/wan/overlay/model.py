@@ -10,8 +10,9 @@ Shape legend: N = regions; rows send, columns receive.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Final
 
@@ -27,6 +28,7 @@ from geo_ray.wan.overlay.words import Part, Ready, Sent, Starved, Stuck, Whole, 
 
 _TO_COORDINATOR: Final = (Ready, Sent, Whole, Stuck, Starved)
 _NOTHING: Final = 1e-9
+_GIVE_UP_S: Final = 10_000.0
 Pair = tuple[int, int]
 _Line = tuple[str, int, int]
 
@@ -109,6 +111,7 @@ class Model:
         self.sent_mbit: dict[Pair, float] = {}
         self.times_s: list[float] = []
         self.committed: list[int] = []
+        self.results: dict[int, dict[int, Floats]] = {}
         fused = coordinator.policy.fused
         self.nodes = [
             Node(me, num, coordinator.hub, grid, fused, **node_options)  # type: ignore[arg-type]
@@ -145,7 +148,8 @@ class Model:
         vectors: Sequence[Floats],
         ready_s: Sequence[float] | None = None,
         compute_s: float = 0.0,
-    ) -> list[Floats]:
+        without: Collection[int] = (),
+    ) -> dict[int, Floats]:
         """One round, until every region has the result.
 
         Args:
@@ -153,43 +157,52 @@ class Model:
             vectors: what each region contributes, all with weight 1.
             ready_s: when, after ``compute_s``; None for all at once.
             compute_s: how long all regions compute before.
+            without: regions that are not waited for.
+
+        Returns:
+            The result in every region that has it.
 
         Raises:
-            InvariantError: nothing is left to happen before the round is over.
+            InvariantError: the round does not end.
         """
         began_s = self.now_s + compute_s
-        results: dict[int, Floats] = {}
-        self.coordinator.open(rnd)
+        if rnd not in self.results:
+            self.results[rnd] = {}
+            self.coordinator.open(rnd)
         for node, vector in zip(self.nodes, vectors, strict=True):
             after_s = 0.0 if ready_s is None else ready_s[node.me]
-            self.at(began_s + after_s, lambda n=node, v=vector: self._contribute(n, rnd, v))  # type: ignore[misc]
-        while len(results) < len(self.nodes):
-            self._flush()
-            if not self._step():
-                lacking = [n.me for n in self.nodes if n.me not in results]
-                raise InvariantError(f"round {rnd} hangs: {lacking} lack the result")
-            for node in self.nodes:
-                for done in node.done:
-                    results[node.me] = done.result_P
-                node.done.clear()
+            self.at(began_s + after_s, partial(self._contribute, node, rnd, vector))
+        self.run_until(lambda: len(self.results[rnd].keys() | without) == len(self.nodes))
         self.times_s.append(self.now_s - began_s)
-        return [results[me] for me in range(len(self.nodes))]
+        return self.results[rnd]
+
+    def run_until(self, is_over: Callable[[], bool]) -> None:
+        """Let time pass until something is so.
+
+        Raises:
+            InvariantError: it does not happen.
+        """
+        give_up_s = self.now_s + _GIVE_UP_S
+        self._flush()
+        while not is_over():
+            if not self._queue or self.now_s > give_up_s:
+                had = {rnd: sorted(results) for rnd, results in self.results.items()}
+                raise InvariantError(f"nothing more happens at {self.now_s:.1f} s: {had}")
+            when_s, _, callback = heapq.heappop(self._queue)
+            self.now_s = max(self.now_s, when_s)
+            callback()
+            self._flush()
 
     # ------------------------------------------------------------------ inside
 
     def _contribute(self, node: Node, rnd: int, vector: Floats) -> None:
         node.contribute(rnd, vector, 1.0, {"region": node.me}, self.now_s)
 
-    def _step(self) -> bool:
-        if not self._queue:
-            return False
-        when_s, _, callback = heapq.heappop(self._queue)
-        self.now_s = max(self.now_s, when_s)
-        callback()
-        return True
-
     def _flush(self) -> None:
         """Deliver what everybody says, let the averager commit, and fill the lines."""
+        self._pull()
+        for node in self.nodes:
+            node.acknowledge()
         busy = True
         while busy:
             busy = self._commit()
@@ -203,6 +216,9 @@ class Model:
         self._pull()
         for node in self.nodes:
             self._arm(node)
+            for done in node.done:
+                self.results.setdefault(done.rnd, {})[node.me] = done.result_P
+            node.done.clear()
         if self.coordinator.wakes_s is not None:
             self.at(self.coordinator.wakes_s, lambda: self.coordinator.tick(self.now_s))
 
@@ -213,7 +229,10 @@ class Model:
         self.at(self.now_s + node.stall_s / 2, self._tick)
 
     def _tick(self) -> None:
+        hub = self.coordinator.hub
         for node in self.nodes:
+            pairs = {(hub, node.me), (node.me, hub)}
+            self.coordinator.on_peer(node.me, up=not pairs & self.lines.cut)
             node.tick(self.now_s)
 
     def _say(self, src: int, dst: int, word: Word) -> None:

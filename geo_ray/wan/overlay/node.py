@@ -94,7 +94,8 @@ class Node:
     _rounds: dict[int, _Round] = field(default_factory=dict)
     _paces: dict[int, Pace] = field(default_factory=dict)
     _going: dict[int, list[_Going]] = field(default_factory=dict)
-    _received: dict[int, int] = field(default_factory=dict)
+    _received: dict[int, int] = field(default_factory=dict)  # parts by sender
+    _owed: dict[int, int] = field(default_factory=dict)  # acknowledgements not sent yet
 
     # ------------------------------------------------------------------ the region's own
 
@@ -161,7 +162,9 @@ class Node:
         """
         self._received[peer] = self._received.get(peer, 0) + 1
         if part.wants_ack:
-            self.out.append((peer, Ack(self._received[peer])))
+            self._owed[peer] = self._received[peer]
+        if part.acked:
+            self._on_ack(peer, part.acked, now_s)
         if part.rnd <= self.finished:
             return  # it was sent twice, after something was lost
         entry = self._round(part.rnd, now_s)
@@ -240,6 +243,8 @@ class Node:
         pace = self._pace(peer)
         order = self._sendable(peer) if pace.has_room else None
         if order is None:
+            if pace.has_room and self._is_sending(peer):
+                pace.lacks(now_s)
             return None
         vector, index, send = self._rounds[order.rnd].vector, order.next, order.send
         if send.phase == SUM:
@@ -250,9 +255,15 @@ class Node:
         order.next += 1
         if order.next == send.stop:
             order.last = pace.sent
-        wants_ack = pace.ask(is_last=order.last is not None or self._sendable(peer) is None)
+        wants_ack = pace.ask(is_last=order.last is not None)
         phase = SUM if send.phase == SUM else RESULT
-        return Part(order.rnd, vector.attempt, phase, index, mask, weight, wants_ack, data)
+        acked = self._owed.pop(peer, 0)
+        return Part(order.rnd, vector.attempt, phase, index, mask, weight, wants_ack, data, acked)
+
+    def acknowledge(self) -> None:
+        """Say what is owed and did not go out with a part; after the last `next_part` for now."""
+        self.out += [(peer, Ack(count)) for peer, count in self._owed.items()]
+        self._owed.clear()
 
     def _sendable(self, peer: int) -> _Going | None:
         for order in self._going.get(peer, []):
@@ -266,6 +277,11 @@ class Node:
             if send.phase == PROBE and order.rnd == self.finished and not self._is_contributing():
                 return order
         return None
+
+    def _is_sending(self, peer: int) -> bool:
+        """Whether an order is begun and not finished."""
+        going = self._going.get(peer, [])
+        return any(o.last is None and o.next > o.send.first for o in going)
 
     def _is_contributing(self) -> bool:
         """Whether a round is under way."""

@@ -43,6 +43,9 @@ class Policy(Protocol):
     def sent(self, rnd: int, send: Send, now_s: float) -> list[Send]:
         """More orders after a transfer is over."""
 
+    def lost(self, rnd: int, src: int, dst: int, now_s: float) -> list[Send]:
+        """More orders after a transfer of the result was given up; ``dst`` is seen to otherwise."""
+
     def restart(self, rnd: int, ready: Sequence[int], now_s: float) -> list[Send]:
         """All orders anew, round links that are broken: the round's sums begin from nothing."""
 
@@ -85,6 +88,10 @@ class Planned:
         return self._results(self._trees(rnd))
 
     def sent(self, rnd: int, send: Send, now_s: float) -> list[Send]:
+        """Nothing: all orders are out."""
+        return []
+
+    def lost(self, rnd: int, src: int, dst: int, now_s: float) -> list[Send]:
         """Nothing: all orders are out."""
         return []
 

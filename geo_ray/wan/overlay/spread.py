@@ -97,6 +97,14 @@ class Spread:
         if (holder := self._holders.get(src)) is not None:
             holder.busy, holder.free_s = False, now_s
 
+    def gives_up(self, src: int, dst: int, now_s: float) -> None:
+        """What ``src`` was to send to ``dst`` does not arrive: neither is counted on for it."""
+        if (holder := self._holders.get(src)) is not None:
+            holder.busy, holder.free_s = False, now_s
+        self._holders.pop(dst, None)
+        if self.tail == dst:
+            self.tail = src
+
     def _end_s(self, holder: _Holder, rate: float, now_s: float) -> float:
         start_s = max(holder.first_s, holder.free_s, now_s)
         return max(start_s + self._num_segments / rate, holder.whole_s + 1.0 / rate)

@@ -203,6 +203,8 @@ class Tsengine:
 
     def sent(self, rnd: int, send: Send, now_s: float) -> list[Send]:
         """A transfer is over: its receiver is ready again, or its sender may serve another."""
+        if (send.first, send.stop) not in self._slices:
+            return []  # what a region had missed and asked for
         bucket = self._slices.index((send.first, send.stop))
         key = (rnd, bucket)
         if send.phase == RESULT:
@@ -216,6 +218,15 @@ class Tsengine:
         if merge.masks.get(send.dst) and send.dst not in merge.queue:
             merge.queue.append(send.dst)
         return self._pair(merge, bucket)
+
+    def lost(self, rnd: int, src: int, dst: int, now_s: float) -> list[Send]:
+        """See `Policy.lost`."""
+        sends = []
+        for bucket, (first, stop) in enumerate(self._slices):
+            if (spread := self._spreads.get((rnd, bucket))) is not None:
+                spread.gives_up(src, dst, now_s)
+                sends += self._spread(spread, first, stop, now_s)
+        return sends
 
     def restart(self, rnd: int, ready: Sequence[int], now_s: float) -> list[Send]:
         """See `Policy.restart`."""

@@ -44,6 +44,7 @@ def part_message(part: Part) -> Message:
         "mask": part.mask,
         "weight": part.weight,
         "ack": part.wants_ack,
+        "acked": part.acked,
     }
     return Message(PART, meta, part.data, "update" if part.phase == SUM else "reply", DATA)
 
@@ -64,6 +65,7 @@ def read_part(message: Message) -> Part:
         weight=_number(meta, "weight"),
         wants_ack=meta.get("ack") is True,
         data=view_of(message.payload),
+        acked=natural(meta, "acked"),
     )
 
 
@@ -81,7 +83,8 @@ def word_message(word: Word) -> Message:
     if isinstance(word, Orders):
         meta |= _put_sends(word.sends)
     elif isinstance(word, Sent):
-        meta |= {**_put_sends((word.send,)), "bytes": word.size_bytes, "busy_s": word.busy_s}
+        meta |= _put_sends((word.send,))
+        meta |= {"bytes": word.size_bytes, "busy_s": word.busy_s, "starved": word.starved}
     elif isinstance(word, Stuck):
         meta["dst"] = word.dst
     elif isinstance(word, Fetch):
@@ -149,7 +152,8 @@ def _sent(meta: Meta, rnd: int, src: int, num_regions: int) -> Sent:
     if len(sends) != 1:
         raise FrameError(f"a transfer of {len(sends)} orders")
     attempt, size_bytes = natural(meta, "attempt"), natural(meta, "bytes")
-    return Sent(rnd, attempt, sends[0], size_bytes, _number(meta, "busy_s"))
+    busy_s, starved = _number(meta, "busy_s"), meta.get("starved") is True
+    return Sent(rnd, attempt, sends[0], size_bytes, busy_s, starved)
 
 
 def _about(meta: Meta) -> Meta:

@@ -54,6 +54,7 @@ class Part:
         weight: for sums: the sum of their weights.
         wants_ack: the sender waits for an acknowledgement.
         data: fp32 bytes.
+        acked: so many parts of the receiver have arrived; 0 says nothing.
     """
 
     rnd: int
@@ -64,6 +65,7 @@ class Part:
     weight: float
     wants_ack: bool
     data: Buffer
+    acked: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class Sent:
         send: the order.
         size_bytes: what was acknowledged by that region since the last such report on it.
         busy_s: for how long something was under way to it meanwhile.
+        starved: there was often nothing to send: the link can do that much at least.
     """
 
     rnd: int
@@ -90,6 +93,7 @@ class Sent:
     send: Send
     size_bytes: int
     busy_s: float
+    starved: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,293 @@
+"""Synchronisation time of a round over different overlays, between regions with capped lines.
+
+One light process per region with the product's own endpoint and overlay, random vectors, no Ray;
+in the WAN lab (needs root), or with --emulated in one process whose messages are shaped. A round's
+time runs from all regions having their vector until all have the mean.
+
+  equal_N_*      N regions, up and down capped alike: star, rack and binary (whole messages, as their
+                 papers have them, and in segments like ours), ring, tsengine, netstorm.
+  ratio_N_*      others' time over that of tsengine and netstorm.
+  uneven_*       every pair has a rate of its own, drawn anew every few rounds: the median time, and
+                 the rounds that tsengine and netstorm need after a redraw until they are within a
+                 fifth of what they settle to.
+  cores_*        of all regions' processes together while a round is under way.
+
+TLS is off; the seconds between two rounds stand for computation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import random
+import secrets
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import support
+from overlay_emulated import EmulatedNet
+
+from geo_ray.lab.lab import Lab
+from geo_ray.lab.topology import Topology
+
+NODE = Path(__file__).with_name("overlay_node.py")
+PORT = 4710
+TRANSPORT: dict[str, Any] = {}
+CAP_MBPS = 20.0
+UNEVEN_MBPS = (3.0, 24.0)  # 1 : 8, as 20 to 155
+DELAY_S = 0.005
+COMPUTE_S = 1.0
+NEAR = 1.2  # of what a kind settles to: adapted
+SETTLED_ROUNDS = 3
+WHOLE = ("star", "rack", "binary")
+LEARN = ("tsengine", "netstorm")
+
+
+class Net(Protocol):
+    """Regions that run rounds."""
+
+    def ask(self, region: str, do: str, **order: Any) -> dict[str, Any]:
+        """Have a region's node do something; its answer."""
+
+    def pair(self, src: str, dst: str, mbps: float) -> None:
+        """Change the rate of an ordered pair."""
+
+    def check(self) -> None:
+        """Refuse figures that the network did not allow."""
+
+
+class LabNet:
+    """Processes in namespaces of the WAN lab."""
+
+    def __init__(self, lab: Lab, hellos: Mapping[str, dict[str, Any]]) -> None:
+        self.lab = lab
+        self.processes = {
+            region: lab.popen(
+                region,
+                [sys.executable, str(NODE)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for region in hellos
+        }
+        for region, hello in hellos.items():
+            stdin = self.processes[region].stdin
+            assert stdin is not None
+            stdin.write(json.dumps(hello) + "\n")
+            stdin.flush()
+
+    def ask(self, region: str, do: str, **order: Any) -> dict[str, Any]:
+        """See `Net`."""
+        process = self.processes[region]
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(json.dumps({"do": do, **order}) + "\n")
+        process.stdin.flush()
+        line = process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the node of {region} ended")
+        return dict(json.loads(line))
+
+    def pair(self, src: str, dst: str, mbps: float) -> None:
+        """See `Net`."""
+        self.lab.set(src, dst, rate_mbps=mbps)
+
+    def check(self) -> None:
+        """See `Net`."""
+        self.lab.check_not_late()
+
+    def end(self) -> None:
+        """Leave no process behind."""
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.terminate()
+        for process in self.processes.values():
+            process.wait(10)
+
+
+@contextmanager
+def network(count: int, overlay: dict[str, Any], num_params: int, emulated: bool) -> Iterator[Any]:
+    """Regions that are connected; their network and their names, the hub first."""
+    regions = [f"n{i}" for i in range(count)]
+    common = {
+        "regions": regions,
+        "hub": regions[0],
+        "overlay": overlay,
+        "num_params": num_params,
+        "port": 0 if emulated else PORT,
+        "key": base64.b64encode(secrets.token_bytes(32)).decode(),
+        "transport": {"tls": "off"} | TRANSPORT,
+    }
+    hellos = {region: common | {"region": region} for region in regions}
+    if emulated:
+        net: Any = EmulatedNet(hellos, CAP_MBPS, DELAY_S)
+        try:
+            with ThreadPoolExecutor(count) as pool:
+                bound = list(pool.map(lambda r: net.ask(r, "listen", host="127.0.0.1"), regions))
+                addresses = {r: b["address"] for r, b in zip(regions, bound, strict=True)}
+                list(pool.map(lambda r: net.ask(r, "connect", addresses=addresses), regions))
+            yield net, regions
+        finally:
+            net.end()
+        return
+    line = {"rate_mbps": CAP_MBPS}
+    topology = {
+        "regions": [{"name": region} for region in regions],
+        "link": {"delay_s": DELAY_S},
+        "up": line,
+        "down": line,
+    }
+    with Lab(Topology.model_validate_json(json.dumps(topology))) as lab:
+        net = LabNet(lab, hellos)
+        try:
+            addresses = {region: [lab.addresses[region], PORT] for region in regions}
+            with ThreadPoolExecutor(count) as pool:
+                list(pool.map(lambda r: net.ask(r, "listen", host=addresses[r][0]), regions))
+                list(pool.map(lambda r: net.ask(r, "connect", addresses=addresses), regions))
+            yield net, regions
+            with ThreadPoolExecutor(count) as pool:
+                list(pool.map(lambda r: net.ask(r, "stop"), regions))
+        finally:
+            net.end()
+
+
+def one_round(net: Net, regions: list[str]) -> tuple[float, float]:
+    """How long a round took, and how many cores it used."""
+    at_s = time.monotonic() + COMPUTE_S
+    with ThreadPoolExecutor(len(regions)) as pool:
+        answers = list(pool.map(lambda r: net.ask(r, "round", at_s=at_s), regions))
+    if len({answer["sum"] for answer in answers}) != 1:
+        raise RuntimeError("the regions do not have the same result")
+    lasted_s = max(answer["done_s"] for answer in answers) - at_s
+    return lasted_s, sum(answer["cpu_s"] for answer in answers) / (lasted_s + COMPUTE_S)
+
+
+def overlay_of(kind: str, size_bytes: int, segment_bytes: int) -> dict[str, Any]:
+    """The configuration of a kind; ``_whole`` sends whole messages."""
+    whole = kind.endswith("_whole")
+    kind = kind.removesuffix("_whole")
+    if kind == "star":
+        return {"kind": "star"}
+    transfer = {"segment_bytes": size_bytes if whole else segment_bytes}
+    return {"kind": kind, "transfer": transfer}
+
+
+class Plan:
+    """How much is done.
+
+    Args:
+        quick: as a smoke check.
+    """
+
+    def __init__(self, quick: bool) -> None:
+        self.size_bytes = 1_000_000 if quick else 4_000_000
+        self.segment_bytes = 16 * 1024
+        self.counts = (8,) if quick else (8, 9)
+        self.runs = 1 if quick else 3
+        self.rounds = {"star": 1} if quick else {"star": 2, "rack_whole": 2, "rack": 2}
+        self.default_rounds = 2 if quick else 5
+        self.redraws = 1 if quick else 2
+        self.per_redraw = 5 if quick else 10
+        self.uneven = LEARN if quick else ("star", "rack", "binary", "ring", *LEARN)
+
+    def rounds_of(self, kind: str) -> int:
+        """How many rounds of a kind are timed."""
+        return self.rounds.get(kind, self.default_rounds)
+
+
+def equal(plan: Plan, emulated: bool) -> list[support.Figure]:
+    """Equal caps."""
+    figures = []
+    kinds = ["star", *(f"{k}_whole" for k in WHOLE[1:]), *WHOLE[1:], "ring", *LEARN]
+    for count in plan.counts:
+        times: dict[str, list[float]] = {kind: [] for kind in kinds}
+        cores: dict[str, list[float]] = {kind: [] for kind in kinds}
+        for run in range(plan.runs):
+            for kind in kinds:
+                overlay = overlay_of(kind, plan.size_bytes, plan.segment_bytes)
+                with network(count, overlay, plan.size_bytes // 4, emulated) as (net, regions):
+                    found = [one_round(net, regions) for _ in range(1 + plan.rounds_of(kind))][1:]
+                    net.check()
+                times[kind].append(statistics.median(lasted_s for lasted_s, _ in found))
+                cores[kind].append(statistics.median(used for _, used in found))
+                support.say(f"{count} regions, run {run}: {kind} {times[kind][-1]:.2f} s")
+        for kind in kinds:
+            figures.append(support.median(f"equal_{count}_{kind}", times[kind], "s"))
+        for ours in LEARN:
+            for other in kinds[: kinds.index("ring") + 1]:
+                target = ">= 1.95" if ours == "tsengine" and other != "ring" else None
+                name = f"ratio_{count}_{other}_over_{ours}"
+                figures.append(support.ratio(name, times[other], times[ours], target))
+        for kind in LEARN:
+            figures.append(support.median(f"cores_{count}_{kind}", cores[kind], "cores", "<= 1.6"))
+    return figures
+
+
+def uneven(plan: Plan, emulated: bool) -> list[support.Figure]:
+    """Every pair with a rate of its own, redrawn."""
+    figures = []
+    medians: dict[str, list[float]] = {}
+    for kind in plan.uneven:
+        adapted: list[float] = []
+        settled: list[float] = []
+        for run in range(plan.runs):
+            overlay = overlay_of(kind, plan.size_bytes, plan.segment_bytes)
+            with network(8, overlay, plan.size_bytes // 4, emulated) as (net, regions):
+                draw = random.Random(run)
+                for number in range(plan.redraws):
+                    for src in regions:
+                        for dst in regions:
+                            if src != dst:
+                                net.pair(src, dst, draw.uniform(*UNEVEN_MBPS))
+                    rounds = plan.per_redraw if kind in LEARN else plan.rounds_of("star")
+                    times = [one_round(net, regions)[0] for _ in range(rounds)]
+                    late = statistics.median(times[-SETTLED_ROUNDS:])
+                    settled.append(late)
+                    if number > 0 or plan.redraws == 1:
+                        near = (i for i, t in enumerate(times) if t <= NEAR * late)
+                        adapted.append(float(next(near)))
+                    said = ", ".join(f"{t:.1f}" for t in times)
+                    support.say(f"uneven, run {run}, draw {number}: {kind} {said} s")
+                net.check()
+        medians[kind] = settled
+        figures.append(support.median(f"uneven_8_{kind}", settled, "s"))
+        if kind in LEARN:
+            name = f"uneven_8_{kind}_rounds_to_adapt"
+            figures.append(support.median(name, adapted, "rounds", "<= 5"))
+    for ours in LEARN:
+        for other in plan.uneven[: -len(LEARN)]:
+            name = f"uneven_8_{other}_over_{ours}"
+            figures.append(support.ratio(name, medians[other], medians[ours], ">= 1.95"))
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="a smoke check, under 3 minutes")
+    parser.add_argument("--emulated", action="store_true", help="without root, in one process")
+    parser.add_argument("--only", choices=("equal", "uneven"), help="one of the two parts")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="the result")
+    options = parser.parse_args()
+    machine = support.hardware()
+    plan = Plan(options.quick)
+    figures = []
+    if options.only != "uneven":
+        figures += equal(plan, options.emulated)
+    if options.only != "equal":
+        figures += uneven(plan, options.emulated)
+    name = "overlay_emulated" if options.emulated else "overlay"
+    support.finish(name, machine, figures, options.out)
+
+
+if __name__ == "__main__":
+    main()
