@@ -1,4 +1,4 @@
-"""One real cluster of three regions for every test of the session that wants one."""
+"""For all tests: how hypothesis works, and one real cluster of three regions for who wants it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,20 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from geo_ray.runtime.cluster import ConnectedCluster
     from geo_ray.runtime.local_cluster import LocalCluster
+
+# An example may take as long as it does: on a busy machine durations say nothing about the code.
+settings.register_profile(
+    "untimed",
+    parent=settings(),  # keeps what hypothesis itself sets for CI
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("untimed")
 
 REGIONS = ("us-east", "eu-west", "ap-south")
 

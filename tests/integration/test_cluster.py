@@ -8,6 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.error
@@ -31,6 +32,9 @@ from geo_ray.runtime import ray_private
 from geo_ray.runtime.cluster import ConnectedCluster, connect
 from geo_ray.runtime.labels import REGION_LABEL, in_region, in_regions, on_node, outside_regions
 from geo_ray.runtime.local_cluster import LocalCluster
+
+pytestmark = pytest.mark.timeout(600)  # a cluster takes long to start beside other work
+WAIT_S = 240.0  # never reached
 
 _OWNER = """
 import sys, time
@@ -81,7 +85,7 @@ def _mentions(name: str) -> list[str]:
 
 
 def _eventually(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + WAIT_S
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.05)
     return condition()
@@ -107,10 +111,10 @@ def _owner(base: Path, what: str) -> Iterator[subprocess.Popen[str]]:
 @pytest.fixture
 def short_tmp() -> Iterator[Path]:
     """An empty directory with a short name; pytest's are too long for sockets."""
-    path = Path(f"/tmp/gr{os.getpid()}")
-    path.mkdir()
+    path = Path(tempfile.mkdtemp(prefix="gr", dir="/tmp"))
     yield path
-    path.rmdir()  # fails if anything is left
+    assert _eventually(lambda: not any(path.iterdir()))  # a keeper may still be at work
+    path.rmdir()
 
 
 @pytest.mark.parametrize("ending", ["exit", "raise", "sigint", "sigint early", "sigkill"])
@@ -130,7 +134,7 @@ def test_nothing_is_left_behind(ending: str, short_tmp: Path) -> None:
             owner.send_signal(signal.SIGINT)
         elif ending == "sigkill":
             owner.kill()
-        owner.wait(60)
+        owner.wait(WAIT_S)
         if ending in ("exit", "raise"):
             assert _mentions(root.name) == []
             assert not root.exists()
