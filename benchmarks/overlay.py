@@ -4,8 +4,8 @@ One light process per region with the product's own endpoint and overlay, random
 in the WAN lab (needs root), or with --emulated in one process whose messages are shaped. A round's
 time runs from all regions having their vector until all have the mean.
 
-  equal_N_*      N regions, up and down capped alike: star, rack and binary (whole messages, as their
-                 papers have them, and in segments like ours), ring, tsengine, netstorm.
+  equal_N_*      N regions, up and down capped alike: star, rack and binary (whole messages, as
+                 their papers have them, and in segments), ring, tsengine, netstorm.
   ratio_N_*      others' time over that of tsengine and netstorm.
   uneven_*       every pair has a rate of its own, drawn anew every few rounds: the median time, and
                  the rounds that tsengine and netstorm need after a redraw until they are within a

@@ -135,7 +135,8 @@ class BridgeActor:
         ends = RoadEnds(self._endpoint, bound, run_start_s, shaping, self._bridge.refuse)
         self._road = road_for(experiment.codec.up, spec.num_params, ends)
         self._bridge.use_loose(self._road)
-        attach_overlay(spec, self._bridge, self._endpoint)
+        run_dir = Path(spec.parts_dir).parent
+        attach_overlay(experiment, spec.num_params, run_dir, self._bridge, self._endpoint)
         attach_roads(
             experiment,
             region,

@@ -190,8 +190,6 @@ class Crew:
         experiment = self.spec.experiment
         hub, names = experiment.averager_region, sorted(self.bridges)
         dials = [(region, hub) for region in names if region != hub]
-        if experiment.overlay.kind != "star":
-            dials += [(a, b) for a in names for b in names if b < a and hub not in (a, b)]
         return dials + roads.dials(experiment)
 
     def _create_worker(self, region: str, rank: int, epoch: int) -> CrewWorker:

@@ -5,46 +5,47 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from geo_ray.config.experiment import Experiment
 from geo_ray.errors import GeoRayError
 from geo_ray.job.rundir import RunDirectory
 from geo_ray.runtime.bridge import Bridge
 from geo_ray.runtime.overlay_road import OverlaySetting
 from geo_ray.runtime.overlay_rounds import HubPort, OverlayRounds
-from geo_ray.runtime.spec import RunSpec
 from geo_ray.wan.endpoint import Endpoint
 from geo_ray.wan.link_table import load_links
 
 _LOGGER = logging.getLogger(__name__)
 
 
-def attach_overlay(spec: RunSpec, bridge: Bridge, endpoint: Endpoint) -> None:
-    """Let a bridge's rounds take the overlay that the run wants; nothing for a star."""
-    experiment, region = spec.experiment, endpoint.identity.region
+def attach_overlay(
+    experiment: Experiment, num_params: int, run_dir: Path, bridge: Bridge, endpoint: Endpoint
+) -> None:
+    """Let a bridge's rounds take the overlay that the run wants; nothing for a star.
+
+    Args:
+        experiment: the run.
+        num_params: P.
+        run_dir: may hold what was measured of links before.
+        bridge: before its first message.
+        endpoint: its own.
+    """
+    region = endpoint.identity.region
     if experiment.overlay.kind == "star":
         return
     is_hub = region == experiment.averager_region
-    rounds = OverlayRounds(
-        overlay_setting(spec, region),
-        experiment.strategy,
-        HubPort(bridge.take_in_round, bridge.refuse) if is_hub else None,
-        experiment.train.step_timeout_s,
-    )
-    bridge.use_overlay(rounds)
-    rounds.use(endpoint)
-
-
-def overlay_setting(spec: RunSpec, region: str) -> OverlaySetting:
-    """The overlay of a run, as ``region`` sees it."""
-    experiment = spec.experiment
-    return OverlaySetting(
+    setting = OverlaySetting(
         region=region,
         regions=experiment.region_names,
         hub=experiment.averager_region,
         config=experiment.overlay,
-        num_params=spec.num_params,
+        num_params=num_params,
         seed=experiment.seed,
-        links_mbps=known_links_mbps(Path(spec.parts_dir).parent),
+        links_mbps=known_links_mbps(run_dir),
     )
+    port = HubPort(bridge.take_in_round, bridge.refuse) if is_hub else None
+    rounds = OverlayRounds(setting, experiment.strategy, port, experiment.train.step_timeout_s)
+    bridge.use_overlay(rounds)
+    rounds.use(endpoint)
 
 
 def known_links_mbps(run_dir: Path) -> dict[tuple[str, str], float]:

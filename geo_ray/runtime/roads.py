@@ -109,7 +109,8 @@ def dials(experiment: Experiment) -> list[tuple[str, str]]:
     """Which region's bridge dials which, beside the averager's: (who, whom), each pair once."""
     hub, names = experiment.averager_region, sorted(experiment.region_names)
     others = [name for name in names if name != hub]
-    if experiment.transfers is not None and experiment.transfers.aggregate:
+    sums_on_the_way = experiment.transfers is not None and experiment.transfers.aggregate
+    if sums_on_the_way or experiment.overlay.kind != "star":
         return [(a, b) for a in others for b in others if b < a]
     standby = experiment.averager.standby
     return [] if standby is None else [(name, standby) for name in others if name != standby]

@@ -31,6 +31,7 @@ from geo_ray.runtime.follower import Follower
 from geo_ray.runtime.journal import Journal
 from geo_ray.runtime.layout import shared_bytes
 from geo_ray.runtime.lead import Lead, LeadPorts
+from geo_ray.runtime.overlay_attach import attach_overlay
 from geo_ray.runtime.remote_shard import RemoteShard
 from geo_ray.runtime.roads import attach_roads, dials
 from geo_ray.runtime.worker_loop import ShardLink, WorkerLoop, buffers_for, slices_of
@@ -92,6 +93,8 @@ class Site:
             ends = RoadEnds(self.endpoint, bound, start_s, shaping, self.bridge.refuse)
             self.road = road_for(experiment.codec.up, world.params_P.numel(), ends)
             self.bridge.use_loose(self.road)
+            num = world.params_P.numel()
+            attach_overlay(experiment, num, world.parts.parent, self.bridge, self.endpoint)
             attach_roads(
                 experiment,
                 name,
@@ -99,7 +102,7 @@ class Site:
                 self.endpoint,
                 self._averager(),
                 self.journal,
-                world.params_P.numel(),
+                num,
             )
         self.shards = [
             build_shard(experiment, self.region, i, world.params_P) for i in range(shards)
