@@ -28,7 +28,9 @@ NAMES = (
 )
 HELPERS = {  # parts of others
     "command",
+    "dgt_fleet",
     "dgt_node",
+    "dgt_runs",
     "dgt_task",
     "overlay_emulated",
     "overlay_node",

@@ -1,0 +1,186 @@
+"""One region in a process of its own, without Ray: what `dgt.py` starts for each region.
+
+Reads one JSON object per line from its standard input and answers with one. The first line says
+who it is; keys come that way and not as arguments, which others could read.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from geo_ray.clock import SystemClock
+from geo_ray.config.experiment import Experiment
+from geo_ray.data.manifest import load_manifest
+from geo_ray.job.build import (
+    build_averager,
+    build_shard,
+    initial_parameters,
+    region_wire,
+    server_plan,
+    use_one_thread,
+)
+from geo_ray.job.data import open_readers
+from geo_ray.runtime.bridge import Bridge
+from geo_ray.runtime.dgt_road import RoadEnds, road_for
+from geo_ray.runtime.journal import Journal
+from geo_ray.runtime.layout import shared_bytes
+from geo_ray.runtime.lead import Lead, LeadPorts
+from geo_ray.runtime.worker_loop import ShardLink, WorkerLoop, buffers_for
+from geo_ray.tasks.load import load_task
+from geo_ray.training.model import RegionModel
+from geo_ray.training.server import Server
+from geo_ray.training.worker import Worker
+from geo_ray.wan.endpoint import Endpoint
+from geo_ray.wan.lan_client import LanClient
+from geo_ray.wan.lan_server import LanServer
+from geo_ray.wan.link_model import build_links
+from geo_ray.wan.message import Identity
+from geo_ray.wan.meta import Meta
+from geo_ray.wan.tls import TlsBytes
+
+WAIT_S = 60.0
+HERE = Path(__file__).resolve().parent
+
+
+class Region:
+    """Bridge, parameter server and worker of one run.
+
+    Args:
+        hello: who this process is.
+        order: the run: experiment, manifest, number, address to listen on, when its clock began.
+    """
+
+    def __init__(self, hello: dict[str, Any], order: dict[str, Any]) -> None:
+        name, key = hello["region"], base64.b64decode(hello["key"])
+        experiment = Experiment.model_validate_json(json.dumps(order["experiment"]))
+        self.hub, self.name = experiment.averager_region, name
+        task = load_task(experiment.task, HERE)
+        params_P = initial_parameters(task, experiment.seed)
+        num_params, timeout_s = params_P.numel(), experiment.train.step_timeout_s
+        (region,) = [r for r in experiment.regions if r.name == name]
+        self.journal = Journal(name, order["origin_unix_s"])
+        own = build_averager(experiment, num_params) if name == self.hub else None
+        self.bridge = Bridge(name, self.hub, own, self.journal, os.devnull, timeout_s)
+        models = build_links(experiment.links(), experiment.seed)
+        shaping = {dst: model for (src, dst), model in models.items() if src == name}
+        start_s = SystemClock().now_s()
+        certificate = hello["certificate"]
+        self.endpoint = Endpoint(
+            Identity(order["run"], name, 1, key),
+            self.bridge.on_message,
+            experiment.transport,
+            shaping,
+            run_start_s=start_s,
+            certificate=certificate and TlsBytes(*map(base64.b64decode, certificate)),
+        )
+        self.bridge.use(self.endpoint)
+        bound = self.endpoint.listen(order["host"], order["port"])
+        ends = RoadEnds(self.endpoint, bound, start_s, shaping, self.bridge.refuse)
+        self.road = road_for(experiment.codec.up, num_params, ends)
+        self.bridge.use_loose(self.road)
+        hello_lan: Meta = {"peer": f"{name}/lead", "role": "lead"}
+        self.bridge_lan = LanServer("127.0.0.1", key, self.bridge.handle)
+        uplink = LanClient(self.bridge_lan.address, key, hello_lan)
+        shard = build_shard(experiment, region, 0, params_P)
+        wire = region_wire(experiment, name, num_params)
+        model = RegionModel([shard], num_params)
+        self.server = Server(server_plan(experiment, region), model, wire=wire)
+        self.lead = Lead(
+            self.server, shard, LeadPorts(uplink, []), self.journal, os.devnull, timeout_s
+        )
+        self.lan = LanServer("127.0.0.1", key, self.lead.handle, on_close=self.lead.on_close)
+        hello_worker: Meta = {"peer": f"{name}/0", "role": "worker", "worker": 0, "epoch": 1}
+        client = LanClient(
+            self.lan.address, key, hello_worker, shared_bytes=shared_bytes(num_params)
+        )
+        self.clients = [uplink, client]
+        flat_P, grad_P = buffers_for([client], num_params)
+        worker = Worker(task, flat_P, grad_P, region=name, seed=experiment.seed)
+        train, heldout = open_readers(experiment, load_manifest(order["manifest"]), name)
+        self.loop = WorkerLoop(
+            worker,
+            [ShardLink(client, flat_P, grad_P, timeout_s)],
+            train,
+            heldout,
+            rank=0,
+            eval_rows=experiment.train.eval_batch_size,
+            step_s=experiment.step_s(name),
+        )
+        self.address = self.endpoint.advertised
+
+    def connect(self, address: list[Any]) -> dict[str, Any]:
+        """Connect to the averager's region."""
+        if self.name != self.hub:
+            place = (str(address[0]), int(address[1]))
+            self.endpoint.connect(self.hub, place)
+            if self.road is not None:
+                self.road.connect(self.hub, place)
+            self.endpoint.wait_connected([self.hub], WAIT_S)
+        return {}
+
+    def train(self) -> dict[str, Any]:
+        """Train to the end; what happened."""
+        failures: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                self.loop.run()
+            except BaseException as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        if failures:
+            raise failures[0]
+        events = self.journal.take(1_000_000)
+        return {
+            "steps": [[e["step"], e["start_s"], e["t_s"]] for e in events if e["kind"] == "step"],
+            "stats": [
+                [e["step"], e["stats"]["correct"][0], e["rows"]]
+                for e in events
+                if e["kind"] == "stats"
+            ],
+            "status": self.bridge.status(),
+        }
+
+    def close(self) -> dict[str, Any]:
+        """Leave nothing behind."""
+        self.bridge.close()
+        for client in self.clients:
+            client.close()
+        self.lead.close()
+        self.lan.close()
+        self.bridge_lan.close()
+        self.endpoint.close(1.0)
+        return {}
+
+
+def main() -> None:
+    use_one_thread()
+    torch.manual_seed(0)
+    hello = json.loads(sys.stdin.readline())
+    region: Region | None = None
+    for line in sys.stdin:
+        order = json.loads(line)
+        do = order.pop("do")
+        answer: dict[str, Any]
+        if do == "open":
+            region = Region(hello, order)
+            answer = {"address": list(region.address)}
+        else:
+            assert region is not None
+            answer = getattr(region, do)(**order)
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
