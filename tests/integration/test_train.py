@@ -229,6 +229,22 @@ def test_bsp_with_a_users_file_equals_the_simulator(tmp_path: Path) -> None:
     assert real.summary.eval == simulated.summary.eval
 
 
+def test_a_round_may_travel_over_an_overlay(tmp_path: Path) -> None:
+    """Over bridges that are actors, with certificates of the run, in regions of a cluster."""
+    regions = [{"name": name} for name in ("us-east", "eu-west", "ap-south")]
+    experiment = experiment_of(
+        tmp_path,
+        regions=regions,
+        overlay={"kind": "tsengine"},
+        strategy={"kind": "bsp"},
+        averager={"region": "us-east"},
+    )
+    real = train(experiment, tmp_path)
+    assert len(final_digests(real.events)) == 1
+    direct = [e for e in real.of("wan") if {e["src"], e["dst"]} == {"eu-west", "ap-south"}]
+    assert direct, "regions without the averager talk to each other"
+
+
 def test_asgd_stops_at_its_target_in_all_regions(tmp_path: Path) -> None:
     target = {"metric": "accuracy", "value": 0.0, "direction": "at_least"}
     steps = 5000
