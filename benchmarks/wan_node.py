@@ -61,7 +61,7 @@ class Node:
     def send(self, size_bytes: int, count: int, pause_s: float) -> dict[str, Any]:
         """Send messages one after the other; how long each took, and what it cost."""
         payload = (BLOCK * (size_bytes // len(BLOCK) + 1))[:size_bytes]
-        times_s, rtts_s = [], []
+        times_s, rtts_s, arrived_s = [], [], []
         before = cpu_s()
         began_s = time.monotonic()
         for _ in range(count):
@@ -75,6 +75,7 @@ class Node:
             with self.changed:
                 self.changed.wait_for(lambda: self.arrived, 600.0)
                 times_s.append(self.arrived[0] - sent_s)
+                arrived_s.append(self.arrived[0])
             done.set()
             watcher.join()
             time.sleep(pause_s)
@@ -82,12 +83,14 @@ class Node:
         stats = self.endpoint.stats()[self.peer]
         return {
             "times_s": times_s,
+            "arrived_s": arrived_s,
             "rtts_s": rtts_s,
             "cores": (cpu_s() - before) / lasted_s,
             "streams": stats["streams"],
             "encrypted": stats["encrypted"],
             "rtt_min_s": stats["rtt_min_s"],
             "resend_bytes": stats["bytes_out"].get("resend", 0),
+            "reconnects": stats["reconnects"],
         }
 
     def watch(self, done: threading.Event, rtts_s: list[float]) -> None:

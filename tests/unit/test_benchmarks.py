@@ -25,6 +25,8 @@ NAMES = (
     "sync_cloudless",
     "transfers",
     "wan",
+    "wan_ray",
+    "wan_trouble",
 )
 HELPERS = {  # parts of others
     "command",
@@ -36,6 +38,7 @@ HELPERS = {  # parts of others
     "overlay_node",
     "support",
     "wan_node",
+    "wan_ray_node",
 }
 
 
