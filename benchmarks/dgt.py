@@ -29,6 +29,7 @@ import os
 import statistics
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,11 @@ import support
 from dgt_fleet import fleet
 from dgt_runs import CLIENTS, SERVER, Case, Simulated, experiment_of, manifest_of, simulate
 
-STEPS, LAB_STEPS, WARM = 180, 12, 2
-SEEDS = (11, 12, 13)  # not those by which shares and learning rate were chosen
+STEPS, SHORT_STEPS, LAB_STEPS, WARM = 200, 20, 12, 2
+LAB_SEEDS = (11, 12, 13)
+SEEDS = (*LAB_SEEDS, 14, 15)  # not those by which shares and learning rate were chosen
 LOSSES = (0.0, 0.01, 0.03)
-ABLATIONS = ("random", "drop", "put_back")
+ABLATIONS = {"vgg": ("random", "drop", "put_back"), "googlenet": ("random",)}
 BOTH = ("reliable", "dgt")
 PAPER = {"vgg": 0.635, "alexnet": 0.656, "googlenet": 0.806}
 LAB_SHAPES = ("vgg", "googlenet")
@@ -60,7 +62,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         if options.quick:
             cases = [Case("vgg", 0.0, variant, SEEDS[0]) for variant in (*BOTH, "random")]
-            found = simulated(cases, 100, Path(directory))
+            found = simulated(cases, 150, Path(directory))
             cases = [
                 Case("vgg", loss, variant, SEEDS[0]) for loss in (0.0, 0.03) for variant in BOTH
             ]
@@ -77,7 +79,7 @@ def long_cases() -> list[Case]:
         Case(shape, loss, variant, seed)
         for shape in PAPER
         for loss in LOSSES
-        for variant in ((*BOTH, *ABLATIONS) if loss == 0.0 and shape in LAB_SHAPES else BOTH)
+        for variant in (*BOTH, *(ABLATIONS.get(shape, ()) if loss == 0.0 else ()))
         for seed in SEEDS
     ]
 
@@ -88,7 +90,7 @@ def lab_cases() -> list[Case]:
         Case(shape, loss, variant, seed)
         for shape in LAB_SHAPES
         for loss in LOSSES
-        for seed in SEEDS
+        for seed in LAB_SEEDS
         for variant in BOTH
     ]
 
@@ -97,15 +99,30 @@ def lab_cases() -> list[Case]:
 
 
 def simulated(cases: list[Case], steps: int, directory: Path) -> Found:
-    """One process per core; the virtual clock does not mind."""
+    """One process per core; the virtual clock does not mind.
+
+    All reliable loses nothing: where packets are lost it trains to the bit as where none are, and
+    only how long its steps take is simulated anew.
+    """
     spawn = multiprocessing.get_context("spawn")
+    found: Found = {}
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), spawn) as pool:
-        jobs = [pool.submit(simulate, case, steps, directory) for case in cases]
-        found = {}
+        jobs = [
+            pool.submit(simulate, case, SHORT_STEPS if is_known(case) else steps, directory)
+            for case in cases
+        ]
         for case, job in zip(cases, jobs, strict=True):
             found[case] = job.result()
+            if is_known(case):
+                same = found[replace(case, loss=0.0)]
+                found[case] = replace(same, step_s=found[case].step_s)
             support.say(f"simulated: {case} {found[case]}")
     return found
+
+
+def is_known(case: Case) -> bool:
+    """Whether the same training without loss tells how it ends."""
+    return case.variant == "reliable" and case.loss > 0.0
 
 
 def measured(cases: list[Case], emulated: bool, directory: Path) -> Measured:
@@ -161,15 +178,13 @@ def seeds_of(cases: Any) -> list[int]:
     return list(dict.fromkeys(case.seed for case in cases))
 
 
-def step_ratio(found: Found, shape: str, loss: float, variant: str) -> list[tuple[float, float]]:
+def step_pairs(found: Found, shape: str, loss: float, variant: str) -> list[tuple[float, float]]:
     """Steps until the target: of a variant and of all reliable, by seed."""
-    pairs = []
-    for seed in seeds_of(found):
-        run = found.get(Case(shape, loss, variant, seed))
-        plain = found.get(Case(shape, loss, "reliable", seed))
-        if run and plain and run.reached and plain.reached:
-            pairs.append((run.reached, plain.reached))
-    return pairs
+    return [
+        (found[case].reached, found[replace(case, variant="reliable")].reached)
+        for case in found
+        if (case.shape, case.loss, case.variant) == (shape, loss, variant)
+    ]
 
 
 def training_figures(found: Found) -> list[support.Figure]:
@@ -178,44 +193,31 @@ def training_figures(found: Found) -> list[support.Figure]:
         label = label_of(shape, loss, variant)
         runs = [found[Case(shape, loss, variant, seed)] for seed in seeds_of(found)]
         plain = [found[Case(shape, loss, "reliable", seed)] for seed in seeds_of(found)]
+        times_s = [run.reached_s for run in runs], [run.reached_s for run in plain]
         if variant == "reliable":
-            reached = [run.reached_s for run in runs if run.reached_s]
-            figures.append(support.median(f"reached_s_{label}", reached, "s"))
+            figures.append(support.median(f"reached_s_{label}", times_s[0], "s"))
             accuracies = [run.accuracy for run in runs]
             figures.append(support.median(f"accuracy_{label}", accuracies, "share"))
             continue
-        steps = step_ratio(found, shape, loss, variant)
+        steps = step_pairs(found, shape, loss, variant)
         figures.append(support.ratio(f"steps_{label}", *split(steps)))
-        both = [
-            (run.reached_s, other.reached_s)
-            for run, other in zip(runs, plain, strict=True)
-            if run.reached_s and other.reached_s
-        ]
-        target = f"<= {PAPER[shape]:.3f}" if variant == "dgt" else None
-        time = support.ratio(f"time_{label}", *split(both), target)
+        is_asked = variant == "dgt"
+        most = PAPER[shape]
+        time = support.ratio(f"time_{label}", *times_s, f"<= {most:.3f}" if is_asked else None)
         figures.append(time)
-        if variant == "dgt" and time.value is not None:
-            saving = [100 * (1 - one) for one in time.runs]
-            wanted = f">= {100 * (1 - PAPER[shape]):.1f}"
-            figures.append(support.median(f"saving_{label}", saving, "%", wanted))
+        saving = [100 * (1 - one) for one in time.runs]
+        wanted = f">= {100 * (1 - most):.1f}" if is_asked else None
+        figures.append(support.median(f"saving_{label}", saving, "%", wanted))
         gains = [run.accuracy - other.accuracy for run, other in zip(runs, plain, strict=True)]
-        target = ">= -0.01" if variant == "dgt" else None
-        figures.append(support.median(f"final_{label}", gains, "share", target))
+        wanted = ">= -0.01" if is_asked else None
+        figures.append(support.median(f"final_{label}", gains, "share", wanted))
         if variant == "random":
-            figures.append(order_figure(found, shape, loss))
+            ranked = [found[Case(shape, loss, "dgt", seed)].reached for seed in seeds_of(found)]
+            # One that never got there counts as if it had at the end: that favours it.
+            shuffled = [min(run.reached, STEPS) for run in runs]
+            label = label_of(shape, loss, "dgt")
+            figures.append(support.ratio(f"order_{label}", ranked, shuffled, "<= 1"))
     return figures
-
-
-def order_figure(found: Found, shape: str, loss: float) -> support.Figure:
-    """A run that never got there is left out, which favours the shuffled order."""
-    pairs = [
-        (ranked.reached, shuffled.reached)
-        for seed in seeds_of(found)
-        for ranked in [found[Case(shape, loss, "dgt", seed)]]
-        for shuffled in [found[Case(shape, loss, "random", seed)]]
-        if ranked.reached and shuffled.reached
-    ]
-    return support.ratio(f"order_{label_of(shape, loss, 'dgt')}", *split(pairs), "<= 1")
 
 
 def step_figures(lab: Measured, found: Found) -> list[support.Figure]:
@@ -236,7 +238,7 @@ def step_figures(lab: Measured, found: Found) -> list[support.Figure]:
         figures.append(step)
         for what in ("late", "unsent", "lost"):
             figures.append(support.median(f"{what}_{label}", [run[what] for run in runs], "share"))
-        steps = [a / b for a, b in step_ratio(found, shape, loss, variant)]
+        steps = [a / b for a, b in step_pairs(found, shape, loss, variant)]
         if steps and step.value is not None:
             real = step.value * statistics.median(steps)
             target = f"<= {PAPER[shape]:.3f}"
