@@ -2,8 +2,9 @@
 
 20 MB from one region to the other, 100 Mbit/s, 50 ms one way, 0.1 % loss, CUBIC, real TCP:
 
-  ray    two unmodified Ray nodes, one per namespace; `ray.get` of an object that lies in the other
-         region's object store, from the call until it is here
+  ray    two Ray nodes, one per namespace, as `geo_ray.lab.ray_nodes` starts them (a pull may take
+         longer than Ray's 10 s: it would send twice); `ray.get` of an object that lies in the
+         other region's object store, from the call until it is here
   ours   `Endpoint.send`, TLS on, until the other region's handler has the message; `ours_cold` is
          the first message of a connection, `ours` one of later rounds
 

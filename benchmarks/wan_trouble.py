@@ -59,24 +59,24 @@ def cut(cut_s: int) -> Seen:
         lab.heal("A", "B")
         healed_s = time.monotonic()  # the same clock in every process of the machine
         after = sending.result()
-    return Seen(
-        before["times_s"][-1] - CUT_AFTER_S,
-        after["arrived_s"][0] - healed_s,
-        after["resend_bytes"] - before["resend_bytes"],
-        after["reconnects"] - before["reconnects"],
-    )
+        seen = Seen(
+            before["times_s"][-1] - CUT_AFTER_S,
+            after["arrived_s"][0] - healed_s,
+            after["resend_bytes"] - before["resend_bytes"],
+            after["reconnects"] - before["reconnects"],
+        )
+        support.say(f"cut of {cut_s} s: {seen}")  # also if it is rejected
+    return seen
 
 
 def cut_in_time(cut_s: int, begin_s: float = 0.0) -> Seen | None:
     """The same after a pause; None if the relay was late."""
     time.sleep(begin_s)
     try:
-        seen = cut(cut_s)
+        return cut(cut_s)
     except LabLateError as error:
         support.say(f"rejected: {error.message}")
         return None
-    support.say(str(seen))
-    return seen
 
 
 def cuts(cut_s: int, runs: int) -> list[Seen]:
