@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,9 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("untimed")
+
+# Who is started in the background by a shell script ignores interrupts, and so would all children.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REGIONS = ("us-east", "eu-west", "ap-south")
 
