@@ -17,7 +17,8 @@ ways. Needs root; `--emulated` does without, on links that share nothing.
   step_*     seconds of a step, over those of all reliable.
   real_*     step_* times steps_*: the time until the accuracy, with steps as long as measured.
   model_*    seconds of a step, over the simulated ones.
-  late_*, unsent_*, lost_*  shares of loose blocks: merged late; never left; never arrived.
+  late_*, unsent_*, lost_*  shares of loose blocks: merged late; never left; never merged, which
+             are those of the last step and what was lost on the way.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ import support
 from dgt_fleet import fleet
 from dgt_runs import CLIENTS, SERVER, Case, Simulated, experiment_of, manifest_of, simulate
 
-STEPS, SHORT_STEPS, LAB_STEPS, WARM = 200, 20, 12, 2
+STEPS, SHORT_STEPS, LAB_STEPS, WARM = 150, 20, 9, 2
 LAB_SEEDS = (11, 12, 13)
 SEEDS = (*LAB_SEEDS, 14, 15)  # not those by which shares and learning rate were chosen
 LOSSES = (0.0, 0.01, 0.03)

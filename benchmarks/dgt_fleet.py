@@ -102,7 +102,7 @@ def fleet(emulated: bool) -> Iterator[Sites]:
     regions = (SERVER, *CLIENTS)
     key = base64.b64encode(secrets.token_bytes(32)).decode()
     certificates = {} if emulated else issue_for_run("bench", regions)
-    line = {"rate_mbps": RATE_MBPS, "queue_bytes": int(RATE_MBPS * 1e6 / 8 * 0.1)}
+    line = {"rate_mbps": RATE_MBPS, "queue_bytes": int(RATE_MBPS * 1e6 / 8 * 0.2)}
     topology = {
         "regions": [{"name": SERVER, "up": line, "down": line}, *({"name": r} for r in CLIENTS)],
         "link": {"delay_s": DELAY_S},

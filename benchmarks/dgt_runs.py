@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 SERVER, CLIENTS = "server", ("east", "west")
 RATE_MBPS = 8.0  # the server's line, each way; its clients share it evenly
 DELAY_S = 0.01
-STEP_S = 0.03
+STEP_S = {"vgg": 0.03, "alexnet": 0.03, "googlenet": 0.06}  # convolutions compute more
 EVERY = 5  # steps between evaluations
 TARGET = 0.9
 
@@ -102,7 +102,7 @@ def experiment_of(case: Case, steps: int, *, evaluate: bool, emulated: bool) -> 
         "codec": {"up": codec},
         "optimizer": {"kind": "adamw", "lr": 0.003},
         "train": {"steps": steps, "eval_every": EVERY * evaluate, "step_timeout_s": 60},
-        "emulate": {"step_s": STEP_S} | (link if emulated else {}),
+        "emulate": {"step_s": STEP_S[case.shape]} | (link if emulated else {}),
         "cluster": {"kind": "existing"},
         "checkpoint": {"every_s": None},
     }
