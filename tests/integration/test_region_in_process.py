@@ -210,6 +210,7 @@ def test_an_update_in_the_name_of_another_region_is_refused(tmp_path: Path) -> N
     with InProcess(experiment_of(), tmp_path) as world:
         bridge = world.sites["eu-west"].bridge_lan
         meta = {
+            "op": "update",
             "region": "us-east",
             "epoch": 1,
             "seq": 1,
