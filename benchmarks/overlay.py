@@ -29,6 +29,7 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -203,6 +204,15 @@ class Plan:
         return self.rounds.get(kind, self.default_rounds)
 
 
+def equal_rounds(plan: Plan, count: int, kind: str, emulated: bool) -> list[tuple[float, float]]:
+    """Rounds between regions with equal caps, after the first."""
+    overlay = overlay_of(kind, plan.size_bytes, plan.segment_bytes)
+    with network(count, overlay, plan.size_bytes // 4, emulated) as (net, regions):
+        found = [one_round(net, regions) for _ in range(1 + plan.rounds_of(kind))]
+        net.check()
+    return found[1:]
+
+
 def equal(plan: Plan, emulated: bool) -> list[support.Figure]:
     """Equal caps."""
     figures = []
@@ -212,10 +222,7 @@ def equal(plan: Plan, emulated: bool) -> list[support.Figure]:
         cores: dict[str, list[float]] = {kind: [] for kind in kinds}
         for run in range(plan.runs):
             for kind in kinds:
-                overlay = overlay_of(kind, plan.size_bytes, plan.segment_bytes)
-                with network(count, overlay, plan.size_bytes // 4, emulated) as (net, regions):
-                    found = [one_round(net, regions) for _ in range(1 + plan.rounds_of(kind))][1:]
-                    net.check()
+                found = support.in_time(partial(equal_rounds, plan, count, kind, emulated))
                 times[kind].append(statistics.median(lasted_s for lasted_s, _ in found))
                 cores[kind].append(statistics.median(used for _, used in found))
                 support.say(f"{count} regions, run {run}: {kind} {times[kind][-1]:.2f} s")
@@ -231,6 +238,25 @@ def equal(plan: Plan, emulated: bool) -> list[support.Figure]:
     return figures
 
 
+def uneven_rounds(plan: Plan, kind: str, run: int, emulated: bool) -> list[list[float]]:
+    """Times of the rounds after each draw of the pairs' rates."""
+    overlay = overlay_of(kind, plan.size_bytes, plan.segment_bytes)
+    draw = random.Random(run)
+    found = []
+    with network(8, overlay, plan.size_bytes // 4, emulated) as (net, regions):
+        for number in range(plan.redraws):
+            for src in regions:
+                for dst in regions:
+                    if src != dst:
+                        net.pair(src, dst, draw.uniform(*UNEVEN_MBPS))
+            rounds = plan.per_redraw if kind in LEARN else plan.rounds_of("star")
+            found.append([one_round(net, regions)[0] for _ in range(rounds)])
+            said = ", ".join(f"{t:.1f}" for t in found[-1])
+            support.say(f"uneven, run {run}, draw {number}: {kind} {said} s")
+        net.check()
+    return found
+
+
 def uneven(plan: Plan, emulated: bool) -> list[support.Figure]:
     """Every pair with a rate of its own, redrawn."""
     figures = []
@@ -239,24 +265,13 @@ def uneven(plan: Plan, emulated: bool) -> list[support.Figure]:
         adapted: list[float] = []
         settled: list[float] = []
         for run in range(plan.runs):
-            overlay = overlay_of(kind, plan.size_bytes, plan.segment_bytes)
-            with network(8, overlay, plan.size_bytes // 4, emulated) as (net, regions):
-                draw = random.Random(run)
-                for number in range(plan.redraws):
-                    for src in regions:
-                        for dst in regions:
-                            if src != dst:
-                                net.pair(src, dst, draw.uniform(*UNEVEN_MBPS))
-                    rounds = plan.per_redraw if kind in LEARN else plan.rounds_of("star")
-                    times = [one_round(net, regions)[0] for _ in range(rounds)]
-                    late = statistics.median(times[-SETTLED_ROUNDS:])
-                    settled.append(late)
-                    if number > 0 or plan.redraws == 1:
-                        near = (i for i, t in enumerate(times) if t <= NEAR * late)
-                        adapted.append(float(next(near)))
-                    said = ", ".join(f"{t:.1f}" for t in times)
-                    support.say(f"uneven, run {run}, draw {number}: {kind} {said} s")
-                net.check()
+            found = support.in_time(partial(uneven_rounds, plan, kind, run, emulated))
+            for number, times in enumerate(found):
+                late = statistics.median(times[-SETTLED_ROUNDS:])
+                settled.append(late)
+                if number > 0 or plan.redraws == 1:
+                    near = (i for i, t in enumerate(times) if t <= NEAR * late)
+                    adapted.append(float(next(near)))
         medians[kind] = settled
         figures.append(support.median(f"uneven_8_{kind}", settled, "s"))
         if kind in LEARN:

@@ -23,7 +23,7 @@ import secrets
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -40,6 +40,7 @@ DELAY_S = 0.05
 PAYLOAD_SHARE = 1448 / 1500
 NODE = Path(__file__).with_name("wan_node.py")
 MB = 10**6
+Order = Mapping[str, Any]
 PORT = 4700
 
 
@@ -125,37 +126,47 @@ def shares(times_s: list[float], size_bytes: int, rate_mbps: float) -> list[floa
     return [size_bytes / (t - DELAY_S) / limit_bytes_per_s(rate_mbps) for t in times_s]
 
 
+def sends(
+    rate_mbps: float, loss: float, control: str, orders: Sequence[Order], **extra: Any
+) -> list[dict[str, Any]]:
+    """What a node saw in one send after another over one link."""
+
+    def measure() -> list[dict[str, Any]]:
+        with linked(rate_mbps, loss, control, **extra) as (a, _, _lab):
+            return [a.ask("send", **order) for order in orders]
+
+    return support.in_time(measure)
+
+
 def goodput(quick: bool) -> list[support.Figure]:
     figures = []
     warm, count = (1, 1) if quick else (3, 3)
     targets = {0.0: ">= 0.95", 0.001: ">= 0.9", 0.01: ">= 0.8"}
+    order = {"size_bytes": 64 * MB, "pause_s": 0.5}
+    ours = [order | {"count": 1}, order | {"count": warm}, order | {"count": count}]
+    plain = [
+        {"size_bytes": 64 * MB, "count": 1, "longest_s": 5.0},
+        {"size_bytes": 64 * MB, "count": count, "longest_s": 10.0},
+    ]
     for control in ("cubic", "bbr"):
         for loss, target in targets.items():
             name = f"{control}_loss_{loss:g}"
             support.say(f"goodput, {name}")
-            with linked(100, loss, control) as (a, _, _lab):
-                cold = a.ask("send", size_bytes=64 * MB, count=1, pause_s=0.5)
-                a.ask("send", size_bytes=64 * MB, count=warm, pause_s=0.5)
-                got = a.ask("send", size_bytes=64 * MB, count=count, pause_s=0.5)
-            figures.append(
-                support.median(
-                    f"goodput_{name}", shares(got["times_s"], 64 * MB, 100), "share", target
-                )
-            )
-            figures.append(
-                support.median(f"cold_{name}", shares(cold["times_s"], 64 * MB, 100), "share")
-            )
-            figures.append(support.median(f"streams_{name}", [got["streams"]], "streams"))
+            cold, _, got = sends(100, loss, control, ours)
+            reached = shares(got["times_s"], 64 * MB, 100)
+            figures += [
+                support.median(f"goodput_{name}", reached, "share", target),
+                support.median(f"cold_{name}", shares(cold["times_s"], 64 * MB, 100), "share"),
+                support.median(f"streams_{name}", [got["streams"]], "streams"),
+            ]
             if loss == 0.0:
                 base_s = got["rtt_min_s"]
                 p99s = [quantile(got["rtts_s"], 0.99) / base_s]
                 figures.append(
                     support.Figure(f"heartbeat_p99_{control}", p99s[0], "RTT", "<= 2", base_s, p99s)
                 )
-            with linked(100, loss, control, "plain") as (a, _, _lab):
-                a.ask("send", size_bytes=64 * MB, count=1, longest_s=5.0)
-                plain = a.ask("send", size_bytes=64 * MB, count=count, longest_s=10.0)
-            rates = [rate / limit_bytes_per_s(100) for rate in plain["bytes_per_s"]]
+            _, one = sends(100, loss, control, plain, kind="plain")
+            rates = [rate / limit_bytes_per_s(100) for rate in one["bytes_per_s"]]
             figures.append(support.median(f"one_stream_{name}", rates, "share"))
     return figures
 
@@ -165,9 +176,11 @@ def warm_updates(quick: bool) -> list[support.Figure]:
     for control in ("cubic", "bbr"):
         for size in (1 * MB, 20 * MB):
             support.say(f"warm update of {size // MB} MB, {control}")
-            with linked(100, 0.0, control) as (a, _, _lab):
-                a.ask("send", size_bytes=size, count=2 if quick else 24, pause_s=0.6)
-                got = a.ask("send", size_bytes=size, count=3 if quick else 7, pause_s=1.0)
+            orders = [
+                {"size_bytes": size, "count": 2 if quick else 24, "pause_s": 0.6},
+                {"size_bytes": size, "count": 3 if quick else 7, "pause_s": 1.0},
+            ]
+            _, got = sends(100, 0.0, control, orders)
             ideal_s = size / limit_bytes_per_s(100) + DELAY_S
             name = f"warm_{size // MB}_mb_{control}"
             runs = [t / ideal_s for t in got["times_s"]]
@@ -179,9 +192,8 @@ def warm_updates(quick: bool) -> list[support.Figure]:
 
 def capped_flows(quick: bool) -> list[support.Figure]:
     support.say("flows capped at 20 Mbit/s on a link of 200")
-    with linked(200, 0.0, "cubic", flow_mbps=20.0) as (a, _, _lab):
-        a.ask("send", size_bytes=64 * MB, count=2 if quick else 3, pause_s=0.5)
-        got = a.ask("send", size_bytes=64 * MB, count=2 if quick else 3, pause_s=0.5)
+    order = {"size_bytes": 64 * MB, "count": 2 if quick else 3, "pause_s": 0.5}
+    _, got = sends(200, 0.0, "cubic", [order, order], flow_mbps=20.0)
     return [
         support.median("flow_cap", shares(got["times_s"], 64 * MB, 200), "share", ">= 0.9"),
         support.median("streams_flow_cap", [got["streams"]], "streams"),
@@ -190,13 +202,12 @@ def capped_flows(quick: bool) -> list[support.Figure]:
 
 def encryption(quick: bool) -> list[support.Figure]:
     rates: dict[str, list[float]] = {"required": [], "off": []}
+    order = {"size_bytes": 64 * MB, "count": 2, "pause_s": 0.5}
     for _ in range(1 if quick else 3):
         for mode, seen in rates.items():
             support.say(f"200 Mbit/s, TLS {mode}")
-            with linked(200, 0.0, "bbr", tls=mode) as (a, _, _lab):
-                a.ask("send", size_bytes=64 * MB, count=2, pause_s=0.5)
-                got = a.ask("send", size_bytes=64 * MB, count=2, pause_s=0.5)
-                assert got["encrypted"] == (mode == "required")
+            _, got = sends(200, 0.0, "bbr", [order, order], tls=mode)
+            assert got["encrypted"] == (mode == "required")
             seen.append(statistics.median(shares(got["times_s"], 64 * MB, 200)))
     lost = [1.0 - on / off for on, off in zip(rates["required"], rates["off"], strict=True)]
     return [support.median("tls_cost", lost, "share", "<= 0.05")]
@@ -204,11 +215,15 @@ def encryption(quick: bool) -> list[support.Figure]:
 
 def both_ways(quick: bool) -> list[support.Figure]:
     support.say("200 Mbit/s both ways")
-    cores, reached = [], []
-    for _ in range(1 if quick else 3):
+
+    def measure() -> list[dict[str, Any]]:
         with linked(200, 0.0, "bbr") as (a, b, _lab), ThreadPoolExecutor(2) as pool:
             list(pool.map(partial(loaded, 1), (a, b)))
-            got = list(pool.map(partial(loaded, 2 if quick else 4), (a, b)))
+            return list(pool.map(partial(loaded, 2 if quick else 4), (a, b)))
+
+    cores, reached = [], []
+    for _ in range(1 if quick else 3):
+        got = support.in_time(measure)
         cores.append(max(each["cores"] for each in got))
         reached += [s for each in got for s in shares(each["times_s"], 64 * MB, 200)]
     return [
