@@ -2,8 +2,10 @@
 
 Datagrams are worth less than whatever else is on the link. `YieldingRate` therefore goes down when
 datagrams wait in a queue longer than `TARGET_QUEUE_S`, long before the queue overflows, and when
-more of them get lost than the link always loses. Connections, which fill the queue, push it aside
-within a few reports; when they are silent it grows back as fast.
+more of them get lost than the link always loses. The target is below the queue of 10 ms or more
+that connections of the transport aim at (`geo_ray.wan.window`), so these push datagrams aside
+within a few reports and not the other way round. When they are silent the rate grows back fast to
+what the link was seen to carry, and slowly beyond: what it grows by between two reports is queue.
 
 Source: the idea of LEDBAT (RFC 6817), reconstructed: one-way delay over its own minimum, so that
 clocks need not agree.
@@ -15,7 +17,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-TARGET_QUEUE_S: Final = 0.03
+TARGET_QUEUE_S: Final = 0.006
 REPORT_S: Final = 0.1
 """How often a receiver reports while datagrams arrive."""
 
@@ -25,6 +27,10 @@ _ROUNDING_BYTES: Final = 0.5  # or the time to wait could be too short to be tol
 _LOWEST_MBPS: Final = 0.2
 _HIGHEST_MBPS: Final = 10_000.0
 _GROW: Final = 1.5  # with an empty queue; half a queue grows half as much
+_GROW_SLOWLY: Final = 1.08
+_KNOWN: Final = 0.8  # up to this share of what the link carried it may grow fast
+_OVERSHOT: Final = 0.9  # of the rate at which datagrams began to wait
+_FADING: Final = 0.95  # of what was carried, if now it is less
 _SHRINK: Final = 0.7
 _EXTRA_LOSS: Final = 0.05  # above what the link always loses
 _ENOUGH: Final = 50  # datagrams that a share of lost ones can be told from
@@ -104,6 +110,7 @@ class YieldingRate:
         self.loss: float | None = None
         self._last = Seen(0, 0, 0.0)
         self._sent_bytes = 0
+        self._carried_mbps: float | None = None  # before datagrams began to wait
         self._changed_s: float | None = None
         self._delays_s = _Least(_MEMORY_S)
         self._losses = _Least(_MEMORY_S)
@@ -127,12 +134,17 @@ class YieldingRate:
         before_s, self._changed_s = self._changed_s, now_s
         sent_bytes, self._sent_bytes = self._sent_bytes, 0
         if crowded:
+            faded_mbps = _FADING * (self._carried_mbps or 0.0)
+            self._carried_mbps = max(_OVERSHOT * self.mbps, faded_mbps)
             self.mbps = self._within(self.mbps * _SHRINK)
         elif before_s is not None:
             passed_s = min(max(now_s - before_s, 1e-3), 2 * REPORT_S)
             if sent_bytes * 8e-6 / passed_s >= _IN_USE * self.mbps:
                 room = 1.0 - max(0.0, queue_s) / TARGET_QUEUE_S
-                self.mbps = self._within(self.mbps * (1.0 + (_GROW - 1.0) * room))
+                carried_mbps = self._carried_mbps
+                is_known = carried_mbps is None or self.mbps < _KNOWN * carried_mbps
+                gain = (_GROW if is_known else _GROW_SLOWLY) - 1.0
+                self.mbps = self._within(self.mbps * (1.0 + gain * room))
 
     def _within(self, mbps: float) -> float:
         return min(self._most_mbps, max(_LOWEST_MBPS, mbps))
