@@ -50,6 +50,7 @@ class _Climb:
     path: dict[int, float] = field(default_factory=dict)  # of the levels on the way up
     easy: int = 0
     blocked_until_s: float = 0.0
+    given_up: float = 0.0  # score of the level that was one too many
 
     def move(self, index: int) -> None:
         self.index, self.scores, self.easy = index, [], 0
@@ -105,10 +106,15 @@ class StreamCount:
         lower, upper = min(climb.scores[-_SETTLED:]), max(climb.scores[-_SETTLED:])
         before = climb.path.pop(climb.index - _LOOK_BACK, None)  # judged once
         if before is not None and upper < _BETTER * before:
-            climb.blocked_until_s = now_s + _MEMORY_S
+            climb.blocked_until_s, climb.given_up = now_s + _MEMORY_S, upper
             climb.path.clear()
             climb.move(climb.index - _LOOK_BACK)
-        elif waits and now_s >= climb.blocked_until_s and climb.index + 1 < len(self._levels):
+        elif (
+            waits
+            and (now_s >= climb.blocked_until_s or _BETTER * upper < climb.given_up)
+            and climb.index + 1 < len(self._levels)
+        ):
+            climb.given_up, climb.blocked_until_s = 0.0, now_s
             climb.path[climb.index] = lower
             climb.move(climb.index + 1)
         elif climb.easy >= _EASY and climb.index > self._first:

@@ -30,6 +30,21 @@ def test_streams_that_carry_no_more_are_closed_again() -> None:
     assert _learn(count, {1: 12e6}) == 4  # sixteen were tried, and carried the same
 
 
+def test_streams_that_were_given_up_come_back_when_the_few_slow_down() -> None:
+    """A fresh stream is fast until its first losses, and makes few look like enough."""
+    count = StreamCount(1, 96, 4)
+
+    def carry(mb_per_s: float) -> int:
+        for _ in range(3):
+            stretch = Stretch(int(mb_per_s * 5e5), 0.5, count.target, 0.9, is_whole=False)
+            count.observe(1.0, stretch)
+        return count.target
+
+    assert [carry(10), carry(10), carry(10.5)] == [8, 16, 4]
+    assert carry(9.5) == 4, "tried not long ago"
+    assert [carry(4), carry(5), carry(9)] == [8, 16, 32]
+
+
 def test_streams_are_left_alone_while_nothing_waits_for_them() -> None:
     count = StreamCount(1, 96, 4)
     for n in range(10):
