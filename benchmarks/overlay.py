@@ -192,23 +192,17 @@ class Plan:
         self.size_bytes = 1_000_000 if quick else 4_000_000
         self.segment_bytes = 16 * 1024
         self.counts = (8,) if quick else (8, 9)
-        self.runs = 1 if quick else 3
-        self.rounds = {"star": 1} if quick else {"star": 2, "rack_whole": 2, "rack": 2}
-        self.default_rounds = 2 if quick else 5
-        self.redraws = 1 if quick else 2
-        self.per_redraw = 5 if quick else 10
-        self.uneven = LEARN if quick else ("star", "rack", "binary", "ring", *LEARN)
-
-    def rounds_of(self, kind: str) -> int:
-        """How many rounds of a kind are timed."""
-        return self.rounds.get(kind, self.default_rounds)
+        self.rounds = 1 if quick else 3
+        self.redraws = 1 if quick else 3
+        self.per_redraw = 5 if quick else 9
+        self.uneven = LEARN if quick else ("binary", *LEARN)
 
 
 def equal_rounds(plan: Plan, count: int, kind: str, emulated: bool) -> list[tuple[float, float]]:
     """Rounds between regions with equal caps, after the first."""
     overlay = overlay_of(kind, plan.size_bytes, plan.segment_bytes)
     with network(count, overlay, plan.size_bytes // 4, emulated) as (net, regions):
-        found = [one_round(net, regions) for _ in range(1 + plan.rounds_of(kind))]
+        found = [one_round(net, regions) for _ in range(1 + plan.rounds)]
         net.check()
     return found[1:]
 
@@ -218,14 +212,13 @@ def equal(plan: Plan, emulated: bool) -> list[support.Figure]:
     figures = []
     kinds = ["star", *(f"{k}_whole" for k in WHOLE[1:]), *WHOLE[1:], "ring", *LEARN]
     for count in plan.counts:
-        times: dict[str, list[float]] = {kind: [] for kind in kinds}
-        cores: dict[str, list[float]] = {kind: [] for kind in kinds}
-        for run in range(plan.runs):
-            for kind in kinds:
-                found = support.in_time(partial(equal_rounds, plan, count, kind, emulated))
-                times[kind].append(statistics.median(lasted_s for lasted_s, _ in found))
-                cores[kind].append(statistics.median(used for _, used in found))
-                support.say(f"{count} regions, run {run}: {kind} {times[kind][-1]:.2f} s")
+        times: dict[str, list[float]] = {}
+        cores: dict[str, list[float]] = {}
+        for kind in kinds:
+            found = support.in_time(partial(equal_rounds, plan, count, kind, emulated))
+            times[kind], cores[kind] = [t for t, _ in found], [used for _, used in found]
+            said = ", ".join(f"{t:.2f}" for t in times[kind])
+            support.say(f"{count} regions: {kind} {said} s")
         for kind in kinds:
             figures.append(support.median(f"equal_{count}_{kind}", times[kind], "s"))
         for ours in LEARN:
@@ -238,10 +231,10 @@ def equal(plan: Plan, emulated: bool) -> list[support.Figure]:
     return figures
 
 
-def uneven_rounds(plan: Plan, kind: str, run: int, emulated: bool) -> list[list[float]]:
+def uneven_rounds(plan: Plan, kind: str, emulated: bool) -> list[list[float]]:
     """Times of the rounds after each draw of the pairs' rates."""
     overlay = overlay_of(kind, plan.size_bytes, plan.segment_bytes)
-    draw = random.Random(run)
+    draw = random.Random(0)
     found = []
     with network(8, overlay, plan.size_bytes // 4, emulated) as (net, regions):
         for number in range(plan.redraws):
@@ -249,10 +242,10 @@ def uneven_rounds(plan: Plan, kind: str, run: int, emulated: bool) -> list[list[
                 for dst in regions:
                     if src != dst:
                         net.pair(src, dst, draw.uniform(*UNEVEN_MBPS))
-            rounds = plan.per_redraw if kind in LEARN else plan.rounds_of("star")
+            rounds = plan.per_redraw if kind in LEARN else plan.rounds
             found.append([one_round(net, regions)[0] for _ in range(rounds)])
             said = ", ".join(f"{t:.1f}" for t in found[-1])
-            support.say(f"uneven, run {run}, draw {number}: {kind} {said} s")
+            support.say(f"uneven, draw {number}: {kind} {said} s")
         net.check()
     return found
 
@@ -264,14 +257,13 @@ def uneven(plan: Plan, emulated: bool) -> list[support.Figure]:
     for kind in plan.uneven:
         adapted: list[float] = []
         settled: list[float] = []
-        for run in range(plan.runs):
-            found = support.in_time(partial(uneven_rounds, plan, kind, run, emulated))
-            for number, times in enumerate(found):
-                late = statistics.median(times[-SETTLED_ROUNDS:])
-                settled.append(late)
-                if number > 0 or plan.redraws == 1:
-                    near = (i for i, t in enumerate(times) if t <= NEAR * late)
-                    adapted.append(float(next(near)))
+        found = support.in_time(partial(uneven_rounds, plan, kind, emulated))
+        for number, times in enumerate(found):
+            late = statistics.median(times[-SETTLED_ROUNDS:])
+            settled.append(late)
+            if number > 0 or plan.redraws == 1:
+                near = (i for i, t in enumerate(times) if t <= NEAR * late)
+                adapted.append(float(next(near)))
         medians[kind] = settled
         figures.append(support.median(f"uneven_8_{kind}", settled, "s"))
         if kind in LEARN:
