@@ -189,8 +189,8 @@ class Plan:
     """
 
     def __init__(self, quick: bool) -> None:
-        self.size_bytes = 1_000_000 if quick else 4_000_000
-        self.segment_bytes = 16 * 1024
+        self.size_bytes = 1_000_000 if quick else 3_000_000
+        self.segment_bytes = 64 * 1024  # smaller ones make two cores the bottleneck
         self.counts = (8,) if quick else (8, 9)
         self.rounds = 1 if quick else 3
         self.redraws = 1 if quick else 3
