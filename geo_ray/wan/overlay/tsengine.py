@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from random import Random
 from typing import Final
 
@@ -128,15 +129,24 @@ class Tsengine:
         everyone = full_mask(self._links.num_regions)
         if merge.masks[others[0]] | merge.masks.get(root, 1 << root) == everyone:
             return others[0], root  # which takes sums in before its own contribution is there
-        if not pipelined and root in queue[:2]:
-            return others[0], root
-        if len(others) < 2:
-            return None
-        return self._partners(merge, others) if pipelined else self._two(others[:2])
+        if not pipelined:
+            return self._two(merge)
+        return self._partners(merge, others) if len(others) > 1 else None
 
-    def _two(self, pair: list[int]) -> tuple[int, int]:
-        """Of two regions, the one that is faster as a sender sends."""
+    def _two(self, merge: _Merge) -> tuple[int, int] | None:
+        """The two that wait longest and can reach each other; the faster sender of them sends."""
+        pairs = list(combinations(merge.queue, 2))
+        pair = next((pair for pair in pairs if not self._links.is_broken(*pair)), None)
+        if pair is None:
+            present = 0
+            for node in merge.queue:
+                present |= merge.masks[node]
+            if not pairs or present != full_mask(self._links.num_regions):
+                return None  # somebody may come who can reach them
+            pair = pairs[0]
         one, two = pair
+        if self._root in pair:
+            return (two, one) if one == self._root else (one, two)
         there, back = self._links.mbps(one, two), self._links.mbps(two, one)
         return (one, two) if there >= back else (two, one)
 
