@@ -17,6 +17,7 @@ TCP with the congestion control that the figure names. Needs root.
 
 from __future__ import annotations
 
+import argparse
 import base64
 import json
 import secrets
@@ -240,11 +241,26 @@ def quantile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
+PARTS = {
+    "goodput": goodput,
+    "warm": warm_updates,
+    "flow_cap": capped_flows,
+    "tls": encryption,
+    "both_ways": both_ways,
+}
+
+
 def main() -> None:
-    options = support.parse(__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="a smoke check, under 5 minutes")
+    parser.add_argument("--only", choices=PARTS, help="one of the parts")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="the result")
+    options = parser.parse_args()
     machine = support.hardware()
-    figures = goodput(options.quick) + warm_updates(options.quick) + capped_flows(options.quick)
-    figures += encryption(options.quick) + both_ways(options.quick)
+    parts = [PARTS[options.only]] if options.only else list(PARTS.values())
+    figures = [figure for part in parts for figure in part(options.quick)]
     support.finish("wan", machine, figures, options.out)
 
 

@@ -160,6 +160,11 @@ class Averager:
         """Epoch and number of the newest update of ``region`` that was taken in or given up."""
         return self._last.get(region, (0, 0))
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether every update is answered by itself: no checkpoint is open, no final one waits."""
+        return self._request is None and not self._finals
+
     def abandon_checkpoint(self) -> list[Reply]:
         """Give an open checkpoint up; what was held back for it goes on."""
         request, self._request = self._request, None

@@ -3,7 +3,9 @@
 The hub gives every entry a number and ships it at once. It commits an entry (carries it out and
 lets its answers go) when the standby has it, or earlier as long as what is committed and not yet
 there stays within the bound: the sum of the entries' distances. With a bound of 0 nothing is
-committed before the standby has it.
+committed before the standby has it. Nor is it during a checkpoint and at the end of the training,
+whatever the bound: there one update's answer hangs on others, and a standby that knows the update
+but not the others would answer otherwise.
 """
 
 from __future__ import annotations
@@ -119,7 +121,11 @@ class Primary:
     def _may_commit(self, line: _Line) -> bool:
         if self._is_there(line):
             return True
-        if self.bound == 0:
+        op = line.entry.op
+        is_plain = isinstance(op, TakeSum | Skip) or (
+            isinstance(op, TakeIn) and not op.update.final
+        )
+        if self.bound == 0 or not (is_plain and self.averager.is_plain):
             return False
         ahead = [o for o in self._lines if o.is_committed and not self._is_there(o)]
         line.distance = distance(self.averager, line.entry.op)

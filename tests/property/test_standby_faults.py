@@ -59,6 +59,23 @@ def pairs_of(world: World, name: str) -> list[frozenset[str]]:
     return [frozenset((name, other)) for other in world.names if other != name]
 
 
+def cut_and_heal(
+    setup: Setup, seed: int, events: int, cut: list[frozenset[str]], ticks: int
+) -> World:
+    random = Random(seed)
+    world = World(setup, seed)
+    shuffle(world, random, events)
+    world.cut |= set(cut)
+    for _ in range(ticks):
+        shuffle(world, random, 5)
+        world.tick(1.0)
+    world.cut.clear()
+    shuffle(world, random, 20)
+    world.run_out()
+    world.check_end()
+    return world
+
+
 @settings(max_examples=300, deadline=None)
 @given(setups(), st.integers(0, 2**32), st.integers(0, 60), st.booleans())
 @example(  # a checkpoint is given up between two final updates of one round
@@ -89,25 +106,26 @@ def test_the_hub_dies_at_any_point(setup: Setup, seed: int, events: int, seen: b
 @settings(max_examples=300, deadline=None)
 @given(setups(), st.integers(0, 2**32), st.integers(0, 60), st.data())
 def test_links_are_cut_and_heal(setup: Setup, seed: int, events: int, data: st.DataObject) -> None:
-    random = Random(seed)
-    world = World(setup, seed)
-    shuffle(world, random, events)
-    hub = world.names[0]
-    candidates = pairs_of(world, hub)
+    hub, *others = "abcdef"[: setup.regions]
+    candidates = [frozenset((hub, other)) for other in others]
     cut = data.draw(st.lists(st.sampled_from(candidates), unique=True, min_size=1))
-    world.cut |= set(cut)
-    for _ in range(data.draw(st.integers(0, int(TAKEOVER_S + REJOIN_S / 3)))):
-        shuffle(world, random, 5)
-        world.tick(1.0)
-    world.cut.clear()
-    shuffle(world, random, 20)
-    world.run_out()
-    world.check_end()
+    ticks = data.draw(st.integers(0, int(TAKEOVER_S + REJOIN_S / 3)))
+    world = cut_and_heal(setup, seed, events, cut, ticks)
     assert world.survivors() == list(world.names)  # everybody was waited for
     epochs = {node.caller.epoch for node in world.nodes.values()}
     assert len(epochs) == 1 and epochs <= {1, 2}
     hubs = [name for name, node in world.nodes.items() if node.primary is not None]
     assert hubs == [world.names[max(epochs) - 1]]
+
+
+@pytest.mark.parametrize(("steps", "seed", "events"), [(4, 156691, 26), (3, 78344, 24)])
+def test_a_final_update_that_only_the_lost_hub_took_for_an_ordinary_one(
+    steps: int, seed: int, events: int
+) -> None:
+    """For a checkpoint; its answer held more than the standby knew, and a newer one came."""
+    strategy = AsgdGa(interval=1, wait="always", combine="sum")
+    setup = Setup(strategy, regions=2, steps=steps, bound=1.0, skips=False, checkpoints=True)
+    cut_and_heal(setup, seed, events, [frozenset("ab")], 4)
 
 
 @pytest.mark.parametrize("bound", [0.0, 1.5])

@@ -184,3 +184,16 @@ def test_it_adapts_to_new_rates_within_five_rounds(seed: int) -> None:
     after_s = rounds(6)
     assert after_s[0] > 2 * learned_s
     assert min(after_s[1:]) < 1.5 * learned_s
+
+
+def test_whole_messages_go_round_a_broken_link_too() -> None:
+    """One segment cannot be passed on early, so regions merge in pairs."""
+    num, pair = 5, (1, 2)
+    model = model_of(CHAIN, num, 1, hub=num - 1, stall_s=STALL_S)
+    vectors = vectors_of(model)
+    check_round(model.run_round(1, vectors), vectors)
+    cut(model, {pair, pair[::-1]})
+    for rnd in (2, 3):
+        vectors = vectors_of(model, rnd)
+        check_round(model.run_round(rnd, vectors), vectors)
+    assert model.coordinator.restarts <= 1
