@@ -75,6 +75,7 @@ def check_went_on(done: Trained, exact: bool) -> None:
     assert (done.run.path / "summary.json").is_file()
 
 
+@pytest.mark.slow
 def test_the_averagers_region_is_lost_and_the_others_finish(
     ray_cluster: LocalCluster, tmp_path: Path
 ) -> None:
@@ -96,6 +97,7 @@ def test_its_bridge_alone_is_enough(ray_cluster: LocalCluster, tmp_path: Path) -
     check_went_on(done, exact=False)
 
 
+@pytest.mark.slow
 def test_another_region_is_not_replaced(ray_cluster: LocalCluster, tmp_path: Path) -> None:
     experiment = experiment_of(tmp_path, **SECTIONS)
     run = rundir.create(experiment, tmp_path)

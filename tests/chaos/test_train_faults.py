@@ -115,6 +115,7 @@ def short_tmp() -> Iterator[Path]:
 # ------------------------------------------------------------------ single processes
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_replaced_and_nothing_changes(
     ray_cluster: LocalCluster, tmp_path: Path
 ) -> None:
@@ -198,6 +199,7 @@ def start(
     return run_dir, ["train", str(config), "--plain", *more], lambda: log.read_text()
 
 
+@pytest.mark.slow
 def test_bsp_interrupted_then_killed_then_resumed(
     ray_cluster: LocalCluster, tmp_path: Path
 ) -> None:

@@ -181,6 +181,7 @@ def test_actors_get_the_environment(ray_cluster: LocalCluster) -> None:
     assert not ray.is_initialized()
 
 
+@pytest.mark.slow
 def test_second_cluster_takes_a_job_and_loses_a_region(
     ray_cluster: LocalCluster, short_tmp: Path, tmp_path: Path
 ) -> None:

@@ -107,6 +107,7 @@ def test_bad_configuration(client: JobSubmissionClient, small_copy: Path, tmp_pa
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_stop_saves_and_leaves_nothing_running(
     client: JobSubmissionClient, small_copy: Path, tmp_path: Path, ray_cluster: LocalCluster
 ) -> None:

@@ -41,6 +41,7 @@ def test_every_link_is_in_the_table(tmp_path: Path) -> None:
     assert any(status.now for status in seen) and len(phases) == 3
 
 
+@pytest.mark.slow
 def test_links_that_fail_are_holes_with_a_reason(tmp_path: Path) -> None:
     far = {"src": "us-east", "dst": "eu-west", "delay_s": 3.0}
     experiment = experiment_of(

@@ -263,6 +263,7 @@ def test_a_stop_reaches_all_through_the_log(tmp_path: Path) -> None:
         check_equal(world, [HUB, STANDBY, THIRD], exact=True)
 
 
+@pytest.mark.slow
 def test_turns_and_a_standby_together(tmp_path: Path) -> None:
     asked = experiment(
         {"kind": "asgd_ga", "interval": 1, "wait": "always", "combine": "sum"},

@@ -229,6 +229,7 @@ def test_bsp_with_a_users_file_equals_the_simulator(tmp_path: Path) -> None:
     assert real.summary.eval == simulated.summary.eval
 
 
+@pytest.mark.slow
 def test_a_round_may_travel_over_an_overlay(tmp_path: Path) -> None:
     """Over bridges that are actors, with certificates of the run, in regions of a cluster."""
     regions = [{"name": name} for name in ("us-east", "eu-west", "ap-south")]
@@ -273,6 +274,7 @@ def metric_lines() -> list[str]:
     return lines
 
 
+@pytest.mark.slow
 def test_asgd_ga_in_async_mode_serves_metrics_until_it_is_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
