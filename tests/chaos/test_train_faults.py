@@ -245,6 +245,7 @@ def test_bsp_interrupted_then_killed_then_resumed(
     assert min(e["step"] for e in resumed.events[-30:] if e.kind == "step") > 1
 
 
+@pytest.mark.slow
 def test_sma_killed_then_stopped_at_once_then_resumed(short_tmp: Path, tmp_path: Path) -> None:
     """With its own cluster: SIGKILL leaves nothing, nor does Ctrl-C twice; resume completes."""
     experiment = experiment_of(
