@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import secrets
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +14,7 @@ from typing import Any
 
 import support
 from dgt_runs import CLIENTS, DELAY_S, RATE_MBPS, SERVER
+from node_process import NodeProcess
 
 from geo_ray.lab.lab import Lab
 from geo_ray.lab.topology import Topology
@@ -25,36 +24,10 @@ NODE = Path(__file__).resolve().parent / "dgt_node.py"
 PORT = 4800
 
 
-class Site:
-    """A region's process."""
-
-    def __init__(self, process: subprocess.Popen[str], hello: dict[str, Any]) -> None:
-        self.process = process
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(hello) + "\n")
-        process.stdin.flush()
-
-    def ask(self, do: str, **order: Any) -> dict[str, Any]:
-        """Have the region do something; its answer."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(json.dumps({"do": do, **order}) + "\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError("a region of the benchmark ended")
-        return dict(json.loads(line))
-
-    def end(self) -> None:
-        """Leave no process behind."""
-        if self.process.poll() is None:
-            self.process.terminate()
-        self.process.wait(10)
-
-
 class Sites:
     """All regions, and the links between them."""
 
-    def __init__(self, sites: dict[str, Site], lab: Lab | None) -> None:
+    def __init__(self, sites: dict[str, NodeProcess], lab: Lab | None) -> None:
         self._sites = sites
         self._lab = lab
         self._pool = ThreadPoolExecutor(len(sites))
@@ -109,7 +82,7 @@ def fleet(emulated: bool) -> Iterator[Sites]:
     }
     lab_of = Lab(Topology.model_validate_json(json.dumps(topology))) if not emulated else None
     with lab_of or nullcontext() as lab:
-        sites: dict[str, Site] = {}
+        sites: dict[str, NodeProcess] = {}
         try:
             for region in regions:
                 own = certificates.get(region)
@@ -118,18 +91,7 @@ def fleet(emulated: bool) -> Iterator[Sites]:
                     for part in (own.ca_pem, own.cert_pem, own.key_pem)
                 ]
                 hello = {"region": region, "key": key, "certificate": pem}
-                argv = [sys.executable, str(NODE)]
-                options: dict[str, Any] = {
-                    "stdin": subprocess.PIPE,
-                    "stdout": subprocess.PIPE,
-                    "text": True,
-                }
-                process = (
-                    subprocess.Popen(argv, **options)
-                    if lab is None
-                    else lab.popen(region, argv, **options)
-                )
-                sites[region] = Site(process, hello)
+                sites[region] = NodeProcess(NODE, region, hello, lab)
             yield Sites(sites, lab)
         finally:
             for site in sites.values():

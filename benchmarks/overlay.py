@@ -23,8 +23,6 @@ import json
 import random
 import secrets
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +32,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import support
+from node_process import NodeProcess
 from overlay_emulated import EmulatedNet
 
 from geo_ray.lab.lab import Lab
@@ -70,32 +69,13 @@ class LabNet:
 
     def __init__(self, lab: Lab, hellos: Mapping[str, dict[str, Any]]) -> None:
         self.lab = lab
-        self.processes = {
-            region: lab.popen(
-                region,
-                [sys.executable, str(NODE)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for region in hellos
+        self.nodes = {
+            region: NodeProcess(NODE, region, hello, lab) for region, hello in hellos.items()
         }
-        for region, hello in hellos.items():
-            stdin = self.processes[region].stdin
-            assert stdin is not None
-            stdin.write(json.dumps(hello) + "\n")
-            stdin.flush()
 
     def ask(self, region: str, do: str, **order: Any) -> dict[str, Any]:
         """See `Net`."""
-        process = self.processes[region]
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(json.dumps({"do": do, **order}) + "\n")
-        process.stdin.flush()
-        line = process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the node of {region} ended")
-        return dict(json.loads(line))
+        return self.nodes[region].ask(do, **order)
 
     def pair(self, src: str, dst: str, mbps: float) -> None:
         """See `Net`."""
@@ -107,11 +87,8 @@ class LabNet:
 
     def end(self) -> None:
         """Leave no process behind."""
-        for process in self.processes.values():
-            if process.poll() is None:
-                process.terminate()
-        for process in self.processes.values():
-            process.wait(10)
+        for node in self.nodes.values():
+            node.end()
 
 
 @contextmanager

@@ -81,14 +81,12 @@ def in_time(measure: Callable[[], T], attempts: int = 5) -> T:
     Raises:
         LabLateError: it was late each time.
     """
-    for attempt in range(1, attempts + 1):
+    for _ in range(attempts - 1):
         try:
             return measure()
         except LabLateError as error:
-            if attempt == attempts:
-                raise
-            say(f"rejected and repeated: {str(error).splitlines()[0]}")
-    raise AssertionError("unreachable")
+            say(f"rejected and repeated: {error.message}")
+    return measure()
 
 
 def say(text: str) -> None:

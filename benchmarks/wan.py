@@ -22,8 +22,6 @@ import base64
 import json
 import secrets
 import statistics
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -32,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import support
+from node_process import NodeProcess
 
 from geo_ray.lab.lab import Lab
 from geo_ray.lab.topology import Topology
@@ -45,41 +44,10 @@ Order = Mapping[str, Any]
 PORT = 4700
 
 
-class Site:
-    """A node's process inside its region."""
-
-    def __init__(self, lab: Lab, region: str, hello: dict[str, Any]) -> None:
-        self.process = lab.popen(
-            region,
-            [sys.executable, str(NODE)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(hello) + "\n")
-
-    def ask(self, do: str, **order: Any) -> dict[str, Any]:
-        """Have the node do something; its answer."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(json.dumps({"do": do, **order}) + "\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError("a node of the benchmark ended")
-        return dict(json.loads(line))
-
-    def end(self) -> None:
-        """Leave no process behind."""
-        if self.process.poll() is None:
-            self.process.terminate()
-        self.process.wait(10)
-
-
 @contextmanager
 def linked(
     rate_mbps: float, loss: float, control: str, kind: str = "ours", **extra: Any
-) -> Iterator[tuple[Site, Site, Lab]]:
+) -> Iterator[tuple[NodeProcess, NodeProcess, Lab]]:
     """Two nodes over one link, A connected to B; refused afterwards if the relay was late."""
     flow_mbps = extra.pop("flow_mbps", None)
     config = {"congestion_control": control, **extra}
@@ -105,7 +73,7 @@ def linked(
         }  # fmt: skip
 
     with Lab(Topology.model_validate_json(json.dumps(topology))) as lab:
-        sites = [Site(lab, "A", hello("A", "B")), Site(lab, "B", hello("B", "A"))]
+        sites = [NodeProcess(NODE, a, hello(a, b), lab) for a, b in (("A", "B"), ("B", "A"))]
         try:
             sites[1].ask("listen", host=lab.addresses["B"])
             sites[0].ask("connect", host=lab.addresses["B"])
@@ -233,7 +201,7 @@ def both_ways(quick: bool) -> list[support.Figure]:
     ]
 
 
-def loaded(count: int, site: Site) -> dict[str, Any]:
+def loaded(count: int, site: NodeProcess) -> dict[str, Any]:
     return site.ask("send", size_bytes=64 * MB, count=count, pause_s=0.0)
 
 

@@ -20,6 +20,7 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Final
 
 import support
 from wan import DELAY_S, MB, limit_bytes_per_s, linked
@@ -29,7 +30,8 @@ from geo_ray.lab.ray_nodes import start_ray
 from geo_ray.lab.topology import DefaultLink, RegionConfig, Topology
 
 NODE = Path(__file__).with_name("wan_ray_node.py")
-RATE_MBPS, LOSS, CONTROL = 100, 0.001, "cubic"
+RATE_MBPS, LOSS = 100, 0.001
+CONTROL: Final = "cubic"
 SIZE_BYTES = 20 * MB
 
 

@@ -34,6 +34,7 @@ HELPERS = {  # parts of others
     "dgt_node",
     "dgt_runs",
     "dgt_task",
+    "node_process",
     "overlay_emulated",
     "overlay_node",
     "support",
