@@ -2,8 +2,8 @@
 
 Datagrams are worth less than whatever else is on the link. `YieldingRate` therefore goes down when
 datagrams wait in a queue longer than `TARGET_QUEUE_S`, long before the queue overflows, and when
-more of them get lost than the link always loses. The target is below the queue of 10 ms or more
-that connections of the transport aim at (`geo_ray.wan.window`), so these push datagrams aside
+more of them get lost than the link always loses. The target is below the queue that connections of
+the transport aim at, `geo_ray.wan.window.QUEUE_MIN_S` or more, so these push datagrams aside
 within a few reports and not the other way round. When they are silent the rate grows back fast to
 what the link was seen to carry, and slowly beyond: what it grows by between two reports is queue.
 

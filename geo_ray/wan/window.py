@@ -15,7 +15,9 @@ from typing import Final
 _START_BYTES: Final = 1024**2
 _LARGEST_BYTES: Final = 1024**3
 _QUEUE_SHARE: Final = 0.3  # of the shortest round trip: the queue that is aimed at
-_QUEUE_MIN_S: Final = 0.010  # below that it is the machine, not the link
+QUEUE_MIN_S: Final = 0.010
+"""The shortest queue that is aimed at: below that it is the machine, not the link."""
+
 _BASE_MEMORY_S: Final = 60.0
 _LOOK_RTTS: Final = 1.5
 _FULL: Final = 0.9  # of the window under way: then the window is what holds data up
@@ -89,7 +91,7 @@ class Window:
         # A lost packet of the heartbeats' own stream delays some of them, but not the last ones of
         # the batch that then comes: the shortest round trip is the queue's.
         queue_s = min(self._rtts) - base_s
-        pull = max(_STEEPEST, 1.0 - queue_s / max(_QUEUE_MIN_S, _QUEUE_SHARE * base_s))
+        pull = max(_STEEPEST, 1.0 - queue_s / max(QUEUE_MIN_S, _QUEUE_SHARE * base_s))
         if pull < 0.5:
             self._is_young = False
         self._remember(pull)

@@ -21,8 +21,8 @@ from geo_ray.wan.message import Message
 from geo_ray.wan.overlay.wire import PART, WORD
 
 NAMES = ("us-east", "eu-west", "ap-south", "sa-east", "af-south")
-SMALL = {"transfer": {"segment_bytes": 1024}}
-IMPATIENT = {"transfer": {"segment_bytes": 1024, "stall_s": 0.5}}
+SMALL = {"transfer": {"segment_bytes": 128}}  # some twenty segments
+IMPATIENT = {"transfer": {"segment_bytes": 128, "stall_s": 0.5}}
 SMA = {"kind": "sma", "interval": 2}
 OVERLAYS: list[dict[str, Any]] = [
     {"kind": "binary"} | SMALL,
@@ -31,6 +31,8 @@ OVERLAYS: list[dict[str, Any]] = [
     {"kind": "tsengine", "buckets": 2, "settle_s": 0.0} | SMALL,
     {"kind": "netstorm"} | SMALL,
 ]
+CUTS = {"binary": ("af-south", "eu-west"), "rack": ("sa-east", "ap-south")}  # child and parent
+NEIGHBOURS = ("ap-south", "sa-east")  # on the ring
 
 
 def experiment(overlay: dict[str, Any], **changes: Any) -> Experiment:
@@ -76,7 +78,8 @@ def test_most_parts_do_not_pass_the_averagers_region(tmp_path: Path) -> None:
             links = site.endpoint.stats().values()
             passed[name] = sum(sum(link["bytes_out"].values()) for link in links)
     hub = world.experiment.averager_region
-    assert passed[hub] < sum(passed.values()) / 2
+    # a star's hub sends half of all bytes; here every region hands on about as much as it gets
+    assert passed[hub] < 0.35 * sum(passed.values())
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda o: o["kind"])
@@ -84,12 +87,15 @@ def test_a_link_between_two_regions_that_carries_nothing_is_gone_round(
     tmp_path: Path, overlay: dict[str, Any]
 ) -> None:
     """Neither end is the averager's, and both stay reachable from there."""
-    cut = ("af-south", "ap-south")
+    one, other = CUTS.get(overlay["kind"], NEIGHBOURS)
     with InProcess(experiment(overlay | IMPATIENT), tmp_path) as world:
-        deaf(world.sites[cut[0]], cut[1])
-        deaf(world.sites[cut[1]], cut[0])
+        deaf(world.sites[one], other)
+        deaf(world.sites[other], one)
         assert len(set(world.run())) == 1
         world.check_books()
+        status = world.sites[world.experiment.averager_region].bridge.status()["overlay"]
+        if overlay["kind"] not in ("tsengine", "netstorm"):  # these may take another way at once
+            assert status["restarts"] >= 1
 
 
 def deaf(site: Site, to: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from geo_ray.wan.pacing import REPORT_S, TARGET_QUEUE_S, Seen, TokenBucket, YieldingRate
+from geo_ray.wan.window import QUEUE_MIN_S
 
 SIZE = 1400
 
@@ -76,6 +77,19 @@ def test_alone_it_takes_most_of_the_link_with_a_short_queue(mbps: float) -> None
     goodput_mbps = (path.received - before) * SIZE * 8e-6 / 20.0
     assert goodput_mbps > 0.7 * mbps
     assert path.queue_mbit / mbps < 4 * TARGET_QUEUE_S
+
+
+def test_it_gives_way_to_a_connection_that_aims_at_the_shortest_queue() -> None:
+    """Connections of the transport hold a queue of `window.QUEUE_MIN_S`, and never a shorter one."""
+    path = Path(YieldingRate(1.0), 40.0)
+    path.run(10.0)
+    for _ in range(30):
+        path.rate.on_sent(int(path.rate.mbps * REPORT_S / 8e-6))
+        path.sent += 100
+        path.received += 100
+        path.now_s += REPORT_S
+        path.rate.on_seen(path.now_s, Seen(int(path.sent), int(path.received), 5.0 + QUEUE_MIN_S))
+    assert path.rate.mbps < 1.0
 
 
 def test_it_gives_way_to_a_connection_that_fills_the_queue_and_comes_back() -> None:
