@@ -58,23 +58,22 @@ def merge(region: RegionState, reply: Reply) -> None:
     region.memory["base"].sub_(reply.payload_P)
 
 
-def relay(hub: HubState, update: Update, combine: Combine) -> list[Reply]:
-    """Take in one change; answer the sender with its outbox.
+def take_in(hub: HubState, update: Update, combine: Combine, weight: float = 1.0) -> None:
+    """Put one change into every region's outbox.
 
-    The answer to a final update waits until every region's final one is in: then every outbox is
-    complete, and all replicas agree once it is merged.
+    Args:
+        hub: the averager's state.
+        update: the change.
+        combine: see the module's docstring.
+        weight: how much less it counts because it is old.
     """
     hub.version += 1
-    share = 1.0 / len(hub.members) if combine == "mean" else 1.0
+    share = weight / len(hub.members) if combine == "mean" else weight
     for region in hub.members:
         # At home the change is already applied in full: the outbox corrects it to its share.
         factor = share - 1.0 if region == update.region else share
         if factor != 0.0:
             _add(hub.memory, f"outbox/{region}", update.payload_P, factor)
-    if not update.final:
-        return [_answer(hub, update)]
-    finals = hub.gather(update)
-    return [] if finals is None else [_answer(hub, final) for final in finals]
 
 
 def relay_sum(
@@ -84,14 +83,14 @@ def relay_sum(
 
     Everybody's outbox gets the sum, also those of the senders: the averager cannot tell whose part
     is whose. But each sender knows its own and takes it back out (`Reply.own`). In an outbox of
-    `relay` the own change counts ``share - 1``; here it counts ``share``, and the sender subtracts
-    1: the same.
+    `take_in` the own change counts ``share - 1``; here it counts ``share``, and the sender
+    subtracts 1: the same.
 
     Args:
         hub: the averager's state.
         parts: the updates, without their payloads; none is final.
         total_P: the sum of their payloads.
-        combine: as in `relay`.
+        combine: as in `take_in`.
 
     Returns:
         Answers in the order of ``parts``; equal payloads are one tensor.
@@ -102,7 +101,7 @@ def relay_sum(
         _add(hub.memory, f"outbox/{region}", total_P, share)
     replies: list[Reply] = []
     for part in parts:
-        reply = replace(_answer(hub, part), own=True)
+        reply = replace(answer(hub, part), own=True)
         twin = next((r for r in replies if torch.equal(r.payload_P, reply.payload_P)), reply)
         replies.append(replace(reply, payload_P=twin.payload_P))
     return replies
@@ -121,9 +120,10 @@ def refresh(hub: HubState, update: Update, num_params: int) -> Reply:
     return Reply(update.region, update.seq, hub.version, 0, payload_P, dropped=True)
 
 
-def _answer(hub: HubState, update: Update) -> Reply:
+def answer(hub: HubState, update: Update) -> Reply:
+    """What lies in the sender's outbox; of the update's payload only the size counts."""
     outbox_P = hub.memory.pop(f"outbox/{update.region}", None)
-    payload_P = torch.zeros_like(update.payload_P) if outbox_P is None else outbox_P
+    payload_P = torch.zeros(update.payload_P.shape) if outbox_P is None else outbox_P
     return Reply(
         update.region, update.seq, hub.version, update.num_samples, payload_P, update.final
     )

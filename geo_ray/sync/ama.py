@@ -19,11 +19,11 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from geo_ray.config.base import Model
+from geo_ray.sync import staleness
 from geo_ray.sync.base import (
     HubState,
     Outgoing,
@@ -35,6 +35,7 @@ from geo_ray.sync.base import (
     answer_all,
     weighted_mean,
 )
+from geo_ray.sync.staleness import Staleness
 
 
 class Ama(Model):
@@ -46,6 +47,7 @@ class Ama(Model):
     kind: Literal["ama"] = "ama"
     interval: int = Field(8, ge=1, description="local steps between two snapshots")
     alpha: float = Field(1.0, gt=0, le=1, description="how far to move towards the mean")
+    staleness: Staleness = Staleness()
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """A local optimizer step."""
@@ -82,6 +84,20 @@ class Ama(Model):
         hub.version += 1
         # A copy: what carried the update may use its buffer again.
         hub.memory[f"model/{update.region}"] = update.payload_P.clone()
-        newest = [hub.memory[f"model/{r}"] for r in hub.members if f"model/{r}" in hub.memory]
-        mean_P = torch.stack(newest).mean(dim=0)
-        return [Reply(update.region, update.seq, hub.version, update.num_samples, mean_P)]
+        hub.numbers[f"at/{update.region}"] = float(hub.version)
+        return self.staleness.answers(hub, update, self._answer)
+
+    def on_release(self, hub: HubState) -> list[Reply]:
+        """Answer whoever waits for the slowest."""
+        return staleness.release(hub, self._answer)
+
+    def _answer(self, hub: HubState, update: Update) -> Reply:
+        """The mean of the newest snapshots, old ones less if so configured."""
+        known = [name for name in hub.members if f"model/{name}" in hub.memory]
+        lags = [hub.version - int(hub.numbers[f"at/{name}"]) for name in known]
+        factors = [self.staleness.factor(lag) for lag in lags]
+        first_P = hub.memory[f"model/{known[0]}"]
+        mean_P = first_P.clone()  # by differences, so that the mean of equal models is that model
+        for name, factor in zip(known[1:], factors[1:], strict=True):
+            mean_P.add_(hub.memory[f"model/{name}"] - first_P, alpha=factor / sum(factors))
+        return Reply(update.region, update.seq, hub.version, update.num_samples, mean_P)

@@ -29,8 +29,9 @@ from pydantic import Field
 from torch import Tensor
 
 from geo_ray.config.base import Model
-from geo_ray.sync import additive
+from geo_ray.sync import additive, staleness
 from geo_ray.sync.base import HubState, Outgoing, RegionState, Reply, Sends, Update, Wait
+from geo_ray.sync.staleness import Staleness
 
 
 class AsgdGa(Model):
@@ -43,6 +44,7 @@ class AsgdGa(Model):
     interval: int = Field(8, ge=1, description="local steps between two messages")
     wait: additive.WaitRule = Field("never", description="what to do when a message is due")
     combine: additive.Combine = Field("mean", description="total weight of a gradient: 1/M or 1")
+    staleness: Staleness = Staleness()
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """A local optimizer step."""
@@ -62,4 +64,10 @@ class AsgdGa(Model):
 
     def on_update(self, hub: HubState, update: Update) -> list[Reply]:
         """Put the sum into every other region's outbox; answer with what lies in the sender's."""
-        return additive.relay(hub, update, self.combine)
+        weight = self.staleness.factor(staleness.lag_of(hub, update))
+        additive.take_in(hub, update, self.combine, weight)
+        return self.staleness.answers(hub, update, additive.answer)
+
+    def on_release(self, hub: HubState) -> list[Reply]:
+        """Answer whoever waits for the slowest."""
+        return staleness.release(hub, additive.answer)

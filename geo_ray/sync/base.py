@@ -36,10 +36,12 @@ class Outgoing:
     Attributes:
         payload_P: fp32, owned by the message (never a view of live parameters).
         wait: whether the region stands still until the reply is merged.
+        fragment: which part of the model it is about, for strategies that send parts.
     """
 
     payload_P: Tensor
     wait: bool
+    fragment: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,10 @@ class Update:
         against: version of the reply whose payload the coded one is a difference from; None: from
             nothing.
         loss: mean training loss of the last step behind it; known at home only.
+        steps: local steps behind this update.
+        step_s: seconds of one of them of late; 0 if not measured.
+        exchange_s: seconds that the sender's last exchange was on its way, without what the
+            averager held it; 0 if there was none.
     """
 
     region: str
@@ -77,6 +83,9 @@ class Update:
     coded: Coded | None = None
     against: int | None = None
     loss: float | None = None
+    steps: int = 0
+    step_s: float = 0.0
+    exchange_s: float = 0.0
 
     @property
     def size_bytes(self) -> int:
@@ -106,6 +115,13 @@ class Reply:
         own: the payload contains the receiver's own change, which it takes back out.
         loose: which loose blocks of the receiver's updates were taken in; None if nobody keeps
             books of them.
+        fragment: of the update that it answers.
+        share: weight that the receiver's own update has in the payload; 0 if not told.
+        steps: local steps that the receiver is to take before it speaks again; None: as configured.
+        seen: rows behind all updates that the averager has taken in.
+        reliable: share of the blocks of the receiver's next update that are to travel reliably, for
+            differential transmission; None: as configured.
+        held_s: how long the averager had the update before it answered; told by its shell.
     """
 
     to: str
@@ -122,6 +138,12 @@ class Reply:
     dropped: bool = False
     own: bool = False
     loose: LooseReport | None = None
+    fragment: int = 0
+    share: float = 0.0
+    steps: int | None = None
+    seen: int = 0
+    reliable: float | None = None
+    held_s: float = 0.0
 
     @property
     def size_bytes(self) -> int:
@@ -141,19 +163,25 @@ class RegionState:
         params_P: the live fp32 parameters; strategies change them in place.
         apply_gradient: one step of the inner optimizer with the given gradient (P,).
         memory: tensors that the strategy keeps from call to call; saved in checkpoints.
+        numbers: plain numbers that it keeps; saved too.
+        fragments: where each part of the model lies in this slice, as (start, stop).
         step: gradients taken in since the start.
         since_send: gradients taken in since the last request.
         samples: rows behind those.
         link_busy: whether a request is open.
+        budget: local steps that the averager asked for until the next request; None: it did not.
     """
 
     params_P: Tensor
     apply_gradient: Callable[[Tensor], None]
     memory: dict[str, Tensor] = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict)
+    fragments: tuple[tuple[int, int], ...] = ()
     step: int = 0
     since_send: int = 0
     samples: int = 0
     link_busy: bool = False
+    budget: int | None = None
 
 
 @dataclass(slots=True)
@@ -162,15 +190,26 @@ class HubState:
 
     Attributes:
         members: the live regions, sorted.
-        memory: tensors that the strategy keeps; saved in checkpoints.
+        memory: tensors that the strategy keeps; saved in checkpoints. Those whose name ends in
+            ``/region`` go with the region.
+        numbers: plain numbers that it keeps, by the same rules.
         version: number of commits: updates taken in, or rounds for strategies that work in rounds.
         waiting: updates of the open round by region.
+        fragments: where each part of the model lies, as (start, stop).
+        stopping: whether every answer from now on tells its region to finish.
+        now_s: time of the present event by the averager's clock.
+        wake_s: when the strategy wants to be woken (`on_wake`); None: not at all.
     """
 
     members: tuple[str, ...]
     memory: dict[str, Tensor] = field(default_factory=dict)
     version: int = 0
     waiting: dict[str, Update] = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict)
+    fragments: tuple[tuple[int, int], ...] = ()
+    stopping: bool = False
+    now_s: float = 0.0
+    wake_s: float | None = None
 
     def gather(self, update: Update) -> list[Update] | None:
         """Hold ``update`` until every live region has spoken.
@@ -221,29 +260,55 @@ class Strategy(Protocol):
         """
 
 
+def shares_of(updates: Sequence[Update], weights: Weights) -> list[float]:
+    """Weights in a mean: by region, or by the rows behind each update; alike if none has rows."""
+    total = sum(update.num_samples for update in updates)
+    if weights == "uniform" or total == 0:
+        return [1.0 / len(updates)] * len(updates)
+    return [update.num_samples / total for update in updates]
+
+
 def weighted_mean(updates: Sequence[Update], weights: Weights) -> Tensor:
     """The mean of payloads, summed in the given order so that the result is the same to the bit.
 
     Args:
         updates: at least one; all payloads of one shape (P,).
-        weights: by region, or by the rows behind each update; alike if no update has rows.
+        weights: see `shares_of`.
 
     Returns:
         A new fp32 tensor (P,).
     """
-    total = sum(update.num_samples for update in updates)
-    if weights == "uniform" or total == 0:
-        shares = [1.0 / len(updates)] * len(updates)
-    else:
-        shares = [update.num_samples / total for update in updates]
+    shares = shares_of(updates, weights)
     mean_P = torch.mul(updates[0].payload_P, shares[0])
     for update, share in zip(updates[1:], shares[1:], strict=True):
         mean_P.add_(update.payload_P, alpha=share)
     return mean_P
 
 
-def answer_all(hub: HubState, updates: Sequence[Update], payload_P: Tensor) -> list[Reply]:
-    """The same payload to every region of a round, which this commits as one new version."""
+def answer_all(
+    hub: HubState, updates: Sequence[Update], payload_P: Tensor, weights: Weights | None = None
+) -> list[Reply]:
+    """The same payload to every region of a round, which this commits as one new version.
+
+    Args:
+        hub: the averager's state.
+        updates: of the round.
+        payload_P: the answer.
+        weights: what the payload's mean was weighted with, if regions want to know their share.
+    """
     hub.version += 1
     total = sum(update.num_samples for update in updates)
-    return [Reply(u.region, u.seq, hub.version, total, payload_P, u.final) for u in updates]
+    shares = [0.0] * len(updates) if weights is None else shares_of(updates, weights)
+    return [
+        Reply(
+            u.region,
+            u.seq,
+            hub.version,
+            total,
+            payload_P,
+            u.final,
+            fragment=u.fragment,
+            share=share,
+        )
+        for u, share in zip(updates, shares, strict=True)
+    ]

@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from geo_ray.sync.bsp import Bsp
+from geo_ray.sync.diloco import DiLoCo
+from geo_ray.sync.hfa import Hfa
 from geo_ray.sync.sma import Sma
 
 _NEXT_TO_NOTHING: Final = 2.0**-40  # counts only if no region has rows: then all are alike
@@ -17,7 +19,9 @@ _NEXT_TO_NOTHING: Final = 2.0**-40  # counts only if no region has rows: then al
 
 def can_be_summed(strategy: Any) -> bool:
     """Whether a strategy wants nothing of a round's updates but a weighted mean."""
-    return isinstance(strategy, Bsp | Sma)
+    if isinstance(strategy, DiLoCo):
+        return strategy.compute_share is None  # which goes by every update's own measurements
+    return isinstance(strategy, Bsp | Sma | Hfa)
 
 
 def answers_with_mean(strategy: Any) -> bool:

@@ -51,6 +51,7 @@ from geo_ray.sync.codecs.halves import halve, widen
 
 _HEADER = 6
 _CONTRIBUTION = "contribution_N"
+_TOLD = "told"  # a share by the averager's word
 _LOSSES = "losses"  # the first, and the present one, smoothed
 _SMOOTH = 0.8  # weight of the loss so far; a batch's loss jumps
 
@@ -122,10 +123,16 @@ class Dgt(Model):
         smooth = _SMOOTH * now + (1.0 - _SMOOTH) * loss
         memory[_LOSSES] = torch.tensor([first, smooth], dtype=torch.float64)
 
+    def tell_share(self, memory: dict[str, Tensor], share: float) -> None:
+        """Let the averager choose the share of reliable blocks, from the next vector on."""
+        memory[_TOLD] = torch.tensor([share], dtype=torch.float64)
+
     def present_share(self, memory: dict[str, Tensor]) -> float:
         """The share of reliable blocks of the next vector, in (0, 1]."""
         if self.loose == "reliable":
             return 1.0
+        if _TOLD in memory:
+            return float(memory[_TOLD])
         first, now = memory[_LOSSES].tolist() if _LOSSES in memory else (1.0, 1.0)
         if not self.adaptive or first <= 0.0:
             return self.share

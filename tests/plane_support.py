@@ -14,20 +14,23 @@ from torch import Tensor
 
 from geo_ray.sync.base import HubState, Reply, Update
 from geo_ray.sync.codecs.base import Codec
+from geo_ray.sync.traits import Holding, fragments_of, has_equal_steps
 from geo_ray.training.averager import Averager
 from geo_ray.training.effects import Answer, Send, Snapshot, StepDone
-from geo_ray.training.flat import digest, split_sizes
+from geo_ray.training.flat import digest, fragments_in, split_sizes
 from geo_ray.training.hub_wire import HubWire
 from geo_ray.training.model import RegionModel
 from geo_ray.training.optimizers import Momentum, Sgd
 from geo_ray.training.region_wire import RegionWire
-from geo_ray.training.server import Server, ServerPlan
+from geo_ray.training.server import Server
+from geo_ray.training.server_plan import ServerPlan
 from geo_ray.training.shard import Shard
 from geo_ray.training.wire_plan import WirePlan
 from geo_ray.types import Span, StepReport
 
 NUM_PARAMS = 5
 BATCH = 4
+OVERLAPPING = {"nbsync", "one_step_delay", "diloco_eager", "diloco_streaming"}
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,15 @@ class Setup:
     @property
     def wire(self) -> WirePlan:
         rounds, sends = self.strategy.in_rounds, self.strategy.sends
-        return WirePlan(self.up, self.down, sends, rounds)
+        fragments = fragments_of(self.strategy)
+        return WirePlan(self.up, self.down, sends, rounds, fragments=fragments)
+
+    @property
+    def rows(self) -> int | None:
+        """After which all end together; None if each ends after its steps."""
+        per_step = 1 if self.mode == "sync" else max(self.workers.values())
+        rows = self.steps * per_step * BATCH * sum(self.workers.values())
+        return None if has_equal_steps(self.strategy) else rows
 
 
 class Watched:
@@ -60,11 +71,17 @@ class Watched:
         self.on_gradient = inner.on_gradient
         self.after_step = inner.after_step
         self.on_finish = inner.on_finish
+        self.fragments = fragments_of(inner)
+        self._trains_on = inner.kind in OVERLAPPING
+        if isinstance(inner, Holding):
+            self.on_release = self._on_release
 
     def on_reply(self, region, reply: Reply) -> None:
         self._plane.setup.strategy.on_reply(region, reply)
+        # Regions that train on while a round is on its way get the same answer, at other points.
+        same_P = reply.payload_P if self._trains_on else region.params_P
         self._plane.merged.setdefault(reply.version, {}).setdefault(self._region, []).append(
-            digest(region.params_P)
+            digest(same_P)
         )
 
     def on_update(self, hub: HubState, update: Update) -> list[Reply]:
@@ -72,12 +89,21 @@ class Watched:
         replies = self._plane.setup.strategy.on_update(hub, update)
         self._plane.taken[update.region, update.epoch, update.seq] += 1
         self._plane.order.append(update.region)
-        for reply in replies:
-            self._plane.answered[reply.to, reply.seq] = len(self._plane.order)
+        self._note(replies)
         if self._plane.setup.strategy.in_rounds:
             assert {r.to for r in replies} in (set(), set(hub.members))
             assert hub.version == before + bool(replies)
         return replies
+
+    def _on_release(self, hub: HubState) -> list[Reply]:
+        replies = self._plane.setup.strategy.on_release(hub)
+        self._note(replies)
+        assert not hub.waiting, "somebody still waits"
+        return replies
+
+    def _note(self, replies: list[Reply]) -> None:
+        for reply in replies:
+            self._plane.answered[reply.to, reply.seq] = len(self._plane.order)
 
 
 @dataclass
@@ -131,7 +157,7 @@ class Plane:
         self.merged: dict[int, dict[str, list[str]]] = {}
         members = HubState(self.names)
         wire = HubWire(self.setup.wire)
-        self.hub = Averager(Watched(self), NUM_PARAMS, members, wire=wire)
+        self.hub = Averager(Watched(self), NUM_PARAMS, members, wire=wire, enough=self.setup.rows)
         whole = [save for save in self.saves.values() if self.complete(save)]
         self.regions = {name: self._region(name) for name in self.names}
         if whole:
@@ -145,20 +171,26 @@ class Plane:
 
     def _region(self, name: str) -> Region:
         start_P = torch.linspace(-1, 1, NUM_PARAMS)
+        parts = fragments_of(self.setup.strategy)
         shards = [
-            Shard(start_P[i:j].clone(), self.setup.optimizer, Watched(self, name))
+            Shard(
+                start_P[i:j].clone(),
+                self.setup.optimizer,
+                Watched(self, name),
+                fragments=fragments_in(NUM_PARAMS, parts, (i, j)),
+            )
             for i, j in split_sizes(NUM_PARAMS, self.setup.num_shards)
         ]
         plan = ServerPlan(
             name,
             self.setup.workers[name],
             BATCH,
-            self.setup.steps,
+            None if self.setup.rows else self.setup.steps,
             self.setup.mode,
             epoch=self.epoch,
         )
         wire = RegionWire(self.setup.wire, name, NUM_PARAMS)
-        return Region(Server(plan, RegionModel(shards, NUM_PARAMS), wire=wire), shards)
+        return Region(Server(plan, RegionModel(shards, NUM_PARAMS, parts), wire=wire), shards)
 
     def complete(self, save: Saved) -> bool:
         return save.hub is not None and len(save.regions) == len(self.names)
@@ -239,7 +271,10 @@ class Plane:
         assert region.sent is not None and region.sent.seq == reply.seq
         staleness = max(0, reply.version - region.sent.base_version - 1)
         others = [n for n in self.order[region.last_answered :] if n != reply.to]
-        assert staleness <= (0 if self.setup.strategy.in_rounds else len(others) + region.behind)
+        if self.setup.strategy.in_rounds:
+            assert staleness == 0
+        elif self.setup.strategy.kind in {"asgd", "asgd_ga", "ama"}:  # one version per update
+            assert staleness <= len(others) + region.behind
         region.behind = 0
         region.last_answered = self.answered[reply.to, reply.seq]
         region.sent = None
