@@ -31,6 +31,19 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """A share of a coded gradient.
+
+    Attributes:
+        span: the rows whose mean gradient it is.
+        weight: what that is multiplied with.
+    """
+
+    span: Span
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
 class StepReport:
     """What a worker tells of one step beside its gradient.
 

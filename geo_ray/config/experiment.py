@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
+import random
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from geo_ray.config.base import Model
 from geo_ray.config.cluster import ClusterConfig, LocalClusterConfig
+from geo_ray.config.region import NAME, RegionConfig, with_copies
 from geo_ray.data.split import IidSplit, SplitConfig
 from geo_ray.observe.summary import Target
 from geo_ray.sync.codecs.config import CodecConfig
 from geo_ray.sync.collective import answers_with_mean, can_be_summed
 from geo_ray.sync.registry import AnyStrategy
+from geo_ray.sync.traits import (
+    has_bound,
+    has_equal_steps,
+    keeps_time,
+    needs_whole_model,
+    worker_steps,
+)
 from geo_ray.tasks.load import TaskConfig
 from geo_ray.training.optimizers import OptimizerConfig
+from geo_ray.training.stragglers import StragglersConfig, check_stragglers
 from geo_ray.wan.config import TransportConfig
 from geo_ray.wan.link_model import LinkSpec
 from geo_ray.wan.overlay.config import AnyOverlay, StarOverlay, regions_fit
 from geo_ray.wan.transfers.config import TransfersConfig
-
-_NAME = r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$"
-
-
-class RegionConfig(Model):
-    """What runs in one region."""
-
-    name: str = Field(pattern=_NAME, description="value of the label ray.io/availability-region")
-    workers: int = Field(1, ge=1, le=1024, description="worker processes")
-    ps_shards: int = Field(1, ge=1, le=64, description="parameter server processes")
-    cpus_per_worker: float = Field(1.0, ge=0, description="CPUs that Ray reserves per worker")
-    gpus_per_worker: float = Field(0.0, ge=0, description="GPUs that Ray reserves per worker")
-    cpus_per_server: float = Field(0.5, ge=0, description="CPUs per shard, and for the bridge")
 
 
 class GenerateConfig(Model):
@@ -60,6 +57,11 @@ class TrainConfig(Model):
     """How long and how carefully to train."""
 
     steps: int = Field(ge=1, description="steps of every region (async: pushes per worker)")
+    count: Literal["each", "together"] | None = Field(
+        None,
+        description="whether each region takes `steps`, or all together as many rows as that were; "
+        "default: each, but together where regions take unequal numbers of steps between rounds",
+    )
     mode: Literal["sync", "async"] = Field(
         "sync", description="inside a region: combine one gradient per worker, or apply each alone"
     )
@@ -67,6 +69,9 @@ class TrainConfig(Model):
     eval_batch_size: int = Field(256, ge=1, description="rows per evaluation batch")
     clip_norm: float | None = Field(None, gt=0, description="largest norm of a worker's gradient")
     target: Target | None = Field(None, description="stop early when this is reached")
+    stragglers: StragglersConfig | None = Field(
+        None, description="do not wait for late workers of a region: spares, or coded gradients"
+    )
     max_refused_steps: int = Field(3, ge=1, description="refused steps in a row that end the run")
     max_worker_restarts: int = Field(10, ge=0, description="replacements of workers in all")
     step_timeout_s: float = Field(300.0, gt=0, description="longest wait for one answer")
@@ -98,6 +103,13 @@ class EmulatedLink(LinkSpec):
     dst: str = Field(description="region that receives")
 
 
+class StallsConfig(Model):
+    """Steps that take far longer than others, now here, now there."""
+
+    share: float = Field(gt=0, le=1, description="share of the steps")
+    factor: float = Field(gt=1, description="how much longer they take")
+
+
 class EmulateConfig(Model):
     """A wide-area network and machine speeds that are not there; shaped inside the transport."""
 
@@ -107,6 +119,7 @@ class EmulateConfig(Model):
     step_s_by_region: dict[str, Annotated[float, Field(gt=0)]] = Field(
         {}, description="the same for single regions"
     )
+    stalls: StallsConfig | None = Field(None, description="workers that stall now and then")
 
 
 class RunConfig(Model):
@@ -118,12 +131,12 @@ class RunConfig(Model):
 class Experiment(Model):
     """Everything that decides what a run does. The same file trains, simulates and resumes."""
 
-    name: str = Field(pattern=_NAME, description="name of the run and of its directory")
+    name: str = Field(pattern=NAME, description="name of the run and of its directory")
     seed: int = Field(0, ge=0, description="seed of model, data order and emulation")
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="where workers compute")
     task: TaskConfig
     data: DataConfig
-    regions: tuple[RegionConfig, ...] = Field(min_length=1)
+    regions: Annotated[tuple[RegionConfig, ...], AfterValidator(with_copies)] = Field(min_length=1)
     strategy: AnyStrategy
     codec: CodecConfig = CodecConfig()
     optimizer: OptimizerConfig
@@ -153,6 +166,25 @@ class Experiment(Model):
         if self.transfers is not None:
             self._check_transfers(self.transfers)
         self.codec.check(self.strategy, f"strategy '{self.strategy.kind}'")
+        if self.strategy.kind == "sparseloco" and self.codec.up is None and len(names) > 1:
+            raise ValueError(
+                "strategy 'sparseloco' is `diloco` without its codec: give codec.up, say "
+                "{kind: chunked_topk}"
+            )
+        cut = [region.name for region in self.regions if region.ps_shards > 1]
+        if needs_whole_model(self.strategy) and cut:
+            raise ValueError(
+                f"strategy '{self.strategy.kind}' needs a model in one piece: set ps_shards 1 in "
+                f"regions {cut}"
+            )
+        if self.train.stragglers is not None:
+            workers = {region.name: region.workers for region in self.regions}
+            check_stragglers(self.train.stragglers, workers, self.train.mode)
+        if self.train.count == "each" and not has_equal_steps(self.strategy) and len(names) > 1:
+            raise ValueError(
+                f"train.count: each region ends at its own time, but '{self.strategy.kind}' gives "
+                "them unequal numbers of steps and needs all of them: use together"
+            )
         if self.train.mode == "async" and self.strategy.in_rounds and len(names) > 1:
             workers = {region.name: region.workers for region in self.regions}
             if len(set(workers.values())) > 1:
@@ -211,6 +243,16 @@ class Experiment(Model):
             raise ValueError(f"averager.standby needs overlay star, not {self.overlay.kind}")
         if self.codec.up is not None and self.codec.up.kind == "dgt":
             raise ValueError("averager.standby: what dgt loses on the way would differ there")
+        if keeps_time(self.strategy):
+            raise ValueError(
+                f"averager.standby: '{self.strategy.kind}' goes by the averager's clock, which a "
+                "standby does not share"
+            )
+        if averager.max_divergence and has_bound(self.strategy):
+            raise ValueError(
+                "averager.max_divergence: with strategy.staleness.bound regions wait for each "
+                "other, so the standby has every update first: leave it at 0"
+            )
         if averager.max_divergence and self.strategy.in_rounds:
             raise ValueError(
                 f"averager.max_divergence: a round of '{self.strategy.kind}' counts in every "
@@ -228,15 +270,21 @@ class Experiment(Model):
             )
         if self.codec.up is not None and self.codec.up.kind == "dgt":
             raise ValueError("transfers: dgt has its own order of sending")
-        if transfers.max_staleness is not None and strategy.sends != "change":
+        if has_bound(strategy):
             raise ValueError(
-                f"transfers.max_staleness: '{strategy.kind}' sends models; a newer one replaces an "
-                "old one anyway, and one that is dropped could not be added to the next"
+                "transfers: leave out strategy.staleness.bound, transfers.max_staleness bounds "
+                "the age of updates"
+            )
+        adds_up = hasattr(strategy, "combine")
+        if transfers.max_staleness is not None and not adds_up:
+            raise ValueError(
+                f"transfers.max_staleness: what '{strategy.kind}' sends counts from the last "
+                "answer, so that one that is dropped must not be added to the next"
             )
         if not transfers.aggregate:
             return
-        if strategy.sends != "change":
-            raise ValueError(f"transfers.aggregate: models of '{strategy.kind}' do not add up")
+        if not adds_up:
+            raise ValueError(f"transfers.aggregate: updates of '{strategy.kind}' do not add up")
         if coded:
             raise ValueError("transfers.aggregate: coded updates do not add up; leave codecs out")
         if self.averager.standby is not None:
@@ -258,6 +306,36 @@ class Experiment(Model):
         return found
 
     @property
+    def counts_together(self) -> bool:
+        """Whether the run ends when all regions together have seen `rows` rows."""
+        if len(self.regions) == 1:
+            return False
+        uneven = not has_equal_steps(self.strategy)
+        return self.train.count == "together" or (self.train.count is None and uneven)
+
+    @property
+    def worker_steps(self) -> int:
+        """Local steps of a worker between two pushes; 0 if it pushes gradients."""
+        return worker_steps(self.strategy) if len(self.regions) > 1 else 0
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Regions of nodes, each once, in the order of the file."""
+        return tuple(dict.fromkeys(region.label for region in self.regions))
+
+    @property
+    def rows(self) -> int:
+        """Rows that `train.steps` steps of every region are."""
+        workers = sum(region.workers for region in self.regions)
+        return self.train.steps * self.data.batch_size * workers * max(1, self.worker_steps)
+
+    @property
+    def eval_rows(self) -> int | None:
+        """Rows of all regions between evaluations; None if regions count their own steps."""
+        every = self.train.eval_every
+        return self.rows * every // self.train.steps if self.counts_together and every else None
+
+    @property
     def region_names(self) -> tuple[str, ...]:
         """Names in the order of the file."""
         return tuple(region.name for region in self.regions)
@@ -271,10 +349,12 @@ class Experiment(Model):
         """The emulated link from ``src`` to ``dst``; None if it is not emulated."""
         if self.emulate is None or src == dst:
             return None
+        label = {region.name: region.label for region in self.regions}
+        is_lan = label[src] == label[dst]
         for link in self.emulate.links:
             if (link.src, link.dst) == (src, dst):
                 return LinkSpec(**link.model_dump(exclude={"src", "dst"}))
-        return self.emulate.link
+        return None if is_lan else self.emulate.link
 
     def links(self) -> dict[tuple[str, str], LinkSpec]:
         """All emulated links by (source, destination)."""
@@ -287,3 +367,19 @@ class Experiment(Model):
         if self.emulate is None:
             return None
         return self.emulate.step_s_by_region.get(region, self.emulate.step_s)
+
+    def push_s(self, region: str, start: int = 0) -> float | None:
+        """How long what a worker does for one push is padded to; None for no padding.
+
+        Args:
+            region: where.
+            start: first row of the push; says whether it stalls.
+        """
+        step_s = self.step_s(region)
+        if self.emulate is None or step_s is None:
+            return None
+        factor = 1.0
+        if self.emulate.stalls is not None:
+            draw = random.Random(f"{self.seed}/{region}/{start}").random()
+            factor = self.emulate.stalls.factor if draw < self.emulate.stalls.share else 1.0
+        return step_s * max(1, self.worker_steps) * factor

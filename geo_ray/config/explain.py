@@ -106,9 +106,9 @@ def _valid_keys(holders: list[Annotation]) -> list[str]:
 
 def _nearest_key(word: str, valid: Sequence[str], root: type[BaseModel]) -> str:
     if not difflib.get_close_matches(word.lower(), valid, n=1):
-        for path, _ in every_field(root):  # perhaps the key of another section
-            if path.endswith(f".{word}"):
-                return f"did you mean {path}?"
+        others = [path for path, _ in every_field(root) if path.endswith(f".{word}")]
+        if others:  # the key of another section, the nearest to the root
+            return f"did you mean {min(others, key=lambda path: path.count('.'))}?"
     return _nearest(word, valid)
 
 

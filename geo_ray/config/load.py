@@ -29,6 +29,7 @@ __all__ = [
     "json_schema",
     "load_text",
     "load_tree",
+    "read_text",
 ]
 
 T = TypeVar("T", bound=BaseModel)
@@ -48,6 +49,15 @@ def load_tree(path: Path, overrides: Sequence[str], root: type[T]) -> T:
     Raises:
         ConfigError: naming the file and every key that is wrong; nothing else escapes.
     """
+    return load_text(read_text(path), overrides, root, str(path))
+
+
+def read_text(path: Path) -> str:
+    """The text of a configuration file.
+
+    Raises:
+        ConfigError: it cannot be read, or is larger than `MAX_FILE_BYTES`.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -59,7 +69,7 @@ def load_tree(path: Path, overrides: Sequence[str], root: type[T]) -> T:
         raise ConfigError(f"{path}: cannot be read: {error}", fix=fix) from error
     if len(data) > MAX_FILE_BYTES:
         raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes")
-    return load_text(text, overrides, root, str(path))
+    return text
 
 
 def load_text(text: str, overrides: Sequence[str], root: type[T], source: str) -> T:

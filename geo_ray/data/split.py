@@ -42,14 +42,20 @@ class ByLabelSplit(Model):
     kind: Literal["by_label"] = "by_label"
 
 
-SplitConfig = Annotated[
-    IidSplit | RatioSplit | DirichletSplit | ByLabelSplit, Field(discriminator="kind")
-]
-"""One of the four, told apart by `kind`."""
+class LabelGroupsSplit(Model):
+    """Groups of regions that have the same labels, each label in one group only."""
+
+    kind: Literal["label_groups"] = "label_groups"
+    groups: int = Field(ge=1, description="groups; region number i of the file is in i % groups")
+
+
+OneSplit = IidSplit | RatioSplit | DirichletSplit | ByLabelSplit | LabelGroupsSplit
+SplitConfig = Annotated[OneSplit, Field(discriminator="kind")]
+"""One of them, told apart by `kind`."""
 
 
 def assign(
-    split: IidSplit | RatioSplit | DirichletSplit | ByLabelSplit,
+    split: OneSplit,
     labels_N: np.ndarray[Any, Any] | None,
     num_rows: int,
     regions: Sequence[str],
@@ -60,7 +66,7 @@ def assign(
 
     Args:
         split: how.
-        labels_N: integer label of each row (N,); needed by the two label splits.
+        labels_N: integer label of each row (N,); needed by the splits by label.
         num_rows: N.
         regions: the regions, in order.
         seed: fixes the result together with the other arguments.
@@ -92,7 +98,7 @@ def assign(
                 )
             shares = np.array([ratios[region] for region in regions])
             _deal(out_N, rows_rng.permutation(num_rows), shares)
-        case DirichletSplit() | ByLabelSplit():
+        case DirichletSplit() | ByLabelSplit() | LabelGroupsSplit():
             if labels_N is None:
                 raise ConfigError(
                     f"split.kind: {split.kind} needs labels, and the task has no label column",
@@ -108,13 +114,26 @@ def assign(
 
 
 def _label_shares(
-    split: DirichletSplit | ByLabelSplit, num_labels: int, regions: Sequence[str], seed: int
+    split: DirichletSplit | ByLabelSplit | LabelGroupsSplit,
+    num_labels: int,
+    regions: Sequence[str],
+    seed: int,
 ) -> np.ndarray[Any, Any]:
     """Each region's share of each label: (C labels, R regions)."""
     if isinstance(split, DirichletSplit):
         # An own stream: the shares must not depend on how many rows are dealt.
         rng = np.random.default_rng([seed, 1])
         return rng.dirichlet(np.full(len(regions), split.alpha), size=num_labels)
+    if isinstance(split, LabelGroupsSplit):
+        if split.groups > min(num_labels, len(regions)):
+            raise ConfigError(
+                f"split.groups: {split.groups} groups for {num_labels} labels and {len(regions)} "
+                "regions",
+                fix="Use as many groups as there are of either, or fewer.",
+            )
+        group_R = np.arange(len(regions)) % split.groups
+        group_C = np.arange(num_labels) % split.groups
+        return np.equal.outer(group_C, group_R).astype(np.float64)
     if num_labels < len(regions):
         raise ConfigError(
             f"split.kind: by_label has {num_labels} labels for {len(regions)} regions",

@@ -5,18 +5,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from geo_ray.config.experiment import Experiment, RegionConfig
+from geo_ray.config.experiment import Experiment
+from geo_ray.config.region import RegionConfig
 from geo_ray.job.evals import EvalBoard
 from geo_ray.sync.base import HubState
+from geo_ray.sync.traits import fragments_of, judged
 from geo_ray.tasks.base import Task
 from geo_ray.tasks.guard import checked_model
 from geo_ray.training.averager import Averager
-from geo_ray.training.flat import check_module, read_parameters, split_sizes
+from geo_ray.training.flat import check_module, fragments_in, read_parameters, split_sizes
 from geo_ray.training.hub_wire import HubWire
+from geo_ray.training.local_steps import LocalSteps
 from geo_ray.training.region_wire import RegionWire
-from geo_ray.training.server import ServerPlan
+from geo_ray.training.server_plan import ServerPlan
 from geo_ray.training.shard import Shard
 from geo_ray.training.wire_plan import WirePlan
+from geo_ray.training.worker import Worker
 
 
 def initial_parameters(task: Task, seed: int) -> Tensor:
@@ -37,12 +41,16 @@ def server_plan(experiment: Experiment, region: RegionConfig, epoch: int = 1) ->
         region=region.name,
         num_workers=region.workers,
         batch_size=experiment.data.batch_size,
-        steps=train.steps,
+        steps=None if experiment.counts_together else train.steps,
         mode=train.mode,
         eval_every=train.eval_every,
+        eval_rows=experiment.eval_rows,
         max_refused=train.max_refused_steps,
         epoch=epoch,
         alone=len(experiment.regions) == 1,
+        batches_per_push=max(1, experiment.worker_steps),
+        stragglers=train.stragglers,
+        judges_outer=judged(experiment.strategy) is not None,
     )
 
 
@@ -50,26 +58,49 @@ def build_shard(
     experiment: Experiment, region: RegionConfig, index: int, params_P: Tensor
 ) -> Shard:
     """Shard ``index`` of ``region``, holding its own copy of its slice of ``params_P``."""
-    start, stop = split_sizes(params_P.numel(), region.ps_shards)[index]
+    num_params = params_P.numel()
+    start, stop = piece = split_sizes(num_params, region.ps_shards)[index]
     return Shard(
         params_P[start:stop].clone(),
         experiment.optimizer,
         experiment.strategy,
         alone=len(experiment.regions) == 1,
+        fragments=fragments_in(num_params, fragments_of(experiment.strategy), piece),
     )
+
+
+def build_worker(
+    experiment: Experiment, region: str, task: Task, params_P: Tensor, grad_P: Tensor
+) -> Worker | LocalSteps:
+    """A worker of ``region`` over its buffers, fp32 (P,) each."""
+    worker = Worker(
+        task,
+        params_P,
+        grad_P,
+        region=region,
+        seed=experiment.seed,
+        device=experiment.device,
+        clip_norm=experiment.train.clip_norm,
+    )
+    steps = experiment.worker_steps
+    return LocalSteps(worker, experiment.optimizer, steps) if steps else worker
 
 
 def build_averager(experiment: Experiment, num_params: int) -> Averager:
     """The averager over all regions."""
     members = tuple(sorted(experiment.region_names))
     wire = HubWire(wire_plan(experiment))
-    return Averager(experiment.strategy, num_params, HubState(members), wire=wire)
+    enough = experiment.rows if experiment.counts_together else None
+    return Averager(experiment.strategy, num_params, HubState(members), wire=wire, enough=enough)
 
 
 def wire_plan(experiment: Experiment) -> WirePlan:
     """How payloads are coded, for both ends of every exchange."""
     codec, strategy = experiment.codec, experiment.strategy
-    return WirePlan(codec.up, codec.down, strategy.sends, strategy.in_rounds, experiment.seed)
+    fragments = fragments_of(strategy)
+    return WirePlan(
+        codec.up, codec.down, strategy.sends, strategy.in_rounds, experiment.seed, fragments
+    )
 
 
 def region_wire(experiment: Experiment, region: str, num_params: int) -> RegionWire:
@@ -82,7 +113,10 @@ def build_evals(experiment: Experiment, task: Task) -> EvalBoard:
     train = experiment.train
     per_step = {r.name: 1 if train.mode == "sync" else r.workers for r in experiment.regions}
     intervals = {name: train.eval_every * pushes for name, pushes in per_step.items()}
-    return EvalBoard(task, len(experiment.regions), intervals if train.eval_every else {})
+    count = len(experiment.regions)
+    if experiment.eval_rows is not None:
+        return EvalBoard(task, count, newest=True)
+    return EvalBoard(task, count, intervals if train.eval_every else {})
 
 
 def use_one_thread() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from geo_ray.config.experiment import Experiment, GenerateConfig
+from geo_ray.config.region import RegionConfig
 from geo_ray.data.manifest import Manifest, load_manifest, save_manifest
 from geo_ray.data.reader import RegionReader
 from geo_ray.data.write import write_shards
 from geo_ray.errors import ConfigError, SchemaMismatchError, ShardEmptyError
+from geo_ray.sync.codecs.feedback import seed_of
 from geo_ray.tasks.base import SelfContained, Task
 
 
@@ -77,7 +79,8 @@ def check_manifest(experiment: Experiment, task: Task, manifest: Manifest) -> No
             f"the manifest has columns {dict(manifest.columns)}, task '{experiment.task.use}' "
             f"wants {dict(task.columns)}"
         )
-    for region in experiment.region_names:
+    for config in experiment.regions:
+        region = data_region(config, manifest)
         for split in ("train", "heldout"):
             if region not in manifest.stores or not manifest.rows(region, split):
                 raise ShardEmptyError(
@@ -86,12 +89,23 @@ def check_manifest(experiment: Experiment, task: Task, manifest: Manifest) -> No
                 )
 
 
+def data_region(region: RegionConfig, manifest: Manifest) -> str:
+    """Whose rows ``region`` reads: its own, or, as one of several sites, those of its region."""
+    return region.name if region.name in manifest.stores else region.label
+
+
 def open_readers(
     experiment: Experiment, manifest: Manifest, region: str, here: str | None = None
 ) -> tuple[RegionReader, RegionReader]:
-    """The training stream and the held-out rows of ``region``, for a process in region ``here``."""
-    cache = experiment.data.cache_shards
+    """The training stream and the held-out rows of ``region``, for a process in region ``here``.
+
+    Sites that share the rows of a region read them in an order of their own each.
+    """
+    cache, seed = experiment.data.cache_shards, experiment.seed
+    config = next(r for r in experiment.regions if r.name == region)
+    source = data_region(config, manifest)
+    order = seed if source == region else seed_of(region, seed)
     return (
-        RegionReader(manifest, region, "train", experiment.seed, cache, here),
-        RegionReader(manifest, region, "heldout", experiment.seed, cache, here),
+        RegionReader(manifest, source, "train", order, cache, here),
+        RegionReader(manifest, source, "heldout", seed, cache, here),
     )

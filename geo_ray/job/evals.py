@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,11 +42,14 @@ class EvalBoard:
         intervals: steps between a region's evaluations, by region. Evaluations of the same interval
             belong together: asynchronous regions pass a due step by a push or two. A region that
             is not named is matched by the step itself.
+        newest: instead, the newest evaluations of all regions belong together, as soon as each has
+            made one; for regions whose numbers of steps have nothing to do with each other.
     """
 
     task: Task
     num_regions: int
     intervals: Mapping[str, int] = field(default_factory=dict)
+    newest: bool = False
     _open: dict[tuple[int, bool], dict[str, tuple[Stats, int, int]]] = field(default_factory=dict)
 
     def add(
@@ -59,11 +62,12 @@ class EvalBoard:
             that interval).
         """
         # After the last exchange all belong together, whatever their step.
-        key = (-1 if final else step // self.intervals.get(region, 1), final)
+        number = 0 if self.newest else step // self.intervals.get(region, 1)
+        key = (-1 if final else number, final)
         group = self._open.setdefault(key, {})
         group[region] = (stats, samples, step)
         done = [Evaluation(step, region, self.task.metrics(stats), samples, final)]
-        return done + self._complete()
+        return done + self._complete([key])
 
     def forget(self, region: str) -> list[Evaluation]:
         """Go on without a region; what it has told of open evaluations does not count.
@@ -74,13 +78,15 @@ class EvalBoard:
         self.num_regions -= 1
         for group in self._open.values():
             group.pop(region, None)
-        return self._complete()
+        return self._complete(list(self._open))
 
-    def _complete(self) -> list[Evaluation]:
+    def _complete(self, keys: Sequence[tuple[int, bool]]) -> list[Evaluation]:
         done = []
-        for key, group in list(self._open.items()):
+        for key in keys:
+            group = self._open[key]
             if len(group) == self.num_regions:
-                del self._open[key]
+                if key[1] or not self.newest:
+                    del self._open[key]
                 done.append(self._together(group, final=key[1]))
         return done
 

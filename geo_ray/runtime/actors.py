@@ -32,6 +32,7 @@ from geo_ray.runtime.parts import AVERAGER_PART, off_wire, shard_part_name
 from geo_ray.runtime.remote_shard import RemoteShard
 from geo_ray.runtime.roads import attach_roads, averager_lives_in
 from geo_ray.runtime.spec import RunSpec
+from geo_ray.sync.traits import fragments_of
 from geo_ray.tasks.load import load_task
 from geo_ray.training.averager import Averager
 from geo_ray.training.flat import digest
@@ -219,7 +220,7 @@ class LeadActor:
         shards: list[ShardPort] = [self._shard, *self._remotes]
         server = Server(
             server_plan(experiment, spec.region(self._region), spec.epoch),
-            RegionModel(shards, spec.num_params),
+            RegionModel(shards, spec.num_params, fragments_of(experiment.strategy)),
             wire=region_wire(experiment, self._region, spec.num_params),
         )
         if self._restored:

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -21,6 +22,7 @@ from geo_ray.errors import (
     LinkDownError,
 )
 from geo_ray.runtime import fields
+from geo_ray.runtime.alarm import Alarm
 from geo_ray.runtime.dgt_road import DgtRoad
 from geo_ray.runtime.journal import Journal
 from geo_ray.runtime.messages import (
@@ -39,7 +41,7 @@ from geo_ray.runtime.standby_road import StandbyRoad
 from geo_ray.runtime.transfer_road import TransferRoad
 from geo_ray.sync.base import Reply, Update
 from geo_ray.training.averager import Averager, HubSnapshot
-from geo_ray.training.hub_log import Op, Outcome, Skip, TakeIn, TakeSum, carry_out
+from geo_ray.training.hub_log import Op, Outcome, Skip, TakeIn, TakeSum, Wake, carry_out
 from geo_ray.wan.endpoint import Endpoint
 from geo_ray.wan.frames import view_of
 from geo_ray.wan.lan_server import LanConnection
@@ -87,6 +89,8 @@ class Bridge:
         self._answered = threading.Condition(self._lock)
         self._answers: dict[int, Reply | GeoRayError | None] = {}  # None: dropped
         self._closed = False
+        self._arrived_s: dict[str, float] = {}
+        self._alarm = Alarm(self._on_wake)
         self._routes: dict[str, Callable[[str, Message], None]] = {
             "update": self._on_update,
             "reply": self._on_reply,
@@ -156,6 +160,7 @@ class Bridge:
         with self._answered:
             self._closed = True
             self._answered.notify_all()
+        self._alarm.set(None)
         for road in (self._loose, self._overlay, self._transfers, self._standby):
             if road is not None:
                 road.close()
@@ -251,6 +256,7 @@ class Bridge:
             self.fail(*read_refusal(message.meta))
 
     def _take_in(self, update: Update) -> None:
+        self._arrived_s[update.region] = time.monotonic()
         if self._transfers is not None:
             self._transfers.desk.arrived(update, lambda: self._commit(update))
         elif self._loose is None:
@@ -269,10 +275,16 @@ class Bridge:
     def _do(self, op: Op) -> Outcome:
         averager = self._hub_state()
         with self._lock:
+            averager.hub.now_s = time.monotonic()
             outcome = carry_out(averager, op)
             snapshots, averager.snapshots = averager.snapshots, []
+            self._alarm.set(averager.hub.wake_s)
         self.save(snapshots)
         return outcome
+
+    def _on_wake(self) -> None:
+        for reply in self._do(Wake()).replies:
+            self.deliver(reply)
 
     def version(self) -> int:
         """Commits of the averager; for the desk of transfers, as what follows."""
@@ -322,6 +334,9 @@ class Bridge:
 
     def deliver(self, reply: Reply) -> None:
         """Send an answer on its way."""
+        arrived_s = self._arrived_s.get(reply.to)
+        if arrived_s is not None:
+            reply = replace(reply, held_s=time.monotonic() - arrived_s)
         if self._loose is not None:
             reply = self._loose.sink.beside(reply)
         if reply.to == self._region:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -48,17 +49,25 @@ class RegionDemand:
     """The processes of one region, all or nothing.
 
     Attributes:
-        region: name of the region.
+        region: name of the region, or of the site within one.
         bundles: one per process; their order is the order of the bundle indices.
+        label: region of the nodes, if it has another name.
     """
 
     region: str
     bundles: tuple[Bundle, ...]
+    label: str = ""
 
     def __post_init__(self) -> None:
         check_region_name(self.region)
+        check_region_name(self.node_label)
         if not self.bundles:
             raise ConfigError(f"region '{self.region}' asks for nothing")
+
+    @property
+    def node_label(self) -> str:
+        """The region of the nodes that it wants."""
+        return self.label or self.region
 
     def total(self) -> dict[str, float]:
         """Sum over the bundles, by Ray's names."""
@@ -79,6 +88,14 @@ class RegionDemand:
         counts = Counter(str(bundle) for bundle in self.bundles)
         listed = ", ".join(f"{count} x {bundle}" for bundle, count in counts.items())
         return f"{listed}; {_amounts(self.total())} in all"
+
+
+def by_label(demands: Sequence[RegionDemand]) -> list[RegionDemand]:
+    """One demand per region of nodes: sites that share one are added up."""
+    bundles: dict[str, tuple[Bundle, ...]] = {}
+    for demand in demands:
+        bundles[demand.node_label] = (*bundles.get(demand.node_label, ()), *demand.bundles)
+    return [RegionDemand(label, wanted) for label, wanted in bundles.items()]
 
 
 def _amounts(resources: dict[str, float]) -> str:

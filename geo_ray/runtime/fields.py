@@ -93,6 +93,18 @@ def counts(meta: Meta, name: str) -> list[int]:
     return [count({name: item}, name) for item in value]
 
 
+def numbers(meta: Meta, name: str) -> list[float]:
+    """A list of numbers.
+
+    Raises:
+        FrameError: if it is something else.
+    """
+    value = _field(meta, name)
+    if not isinstance(value, list):
+        raise FrameError(f"field '{name}' of a header is {value!r}, not a list")
+    return [number({name: item}, name) for item in value]
+
+
 def texts(meta: Meta, name: str) -> list[str]:
     """A list of strings.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+from torch import Tensor
+
 from geo_ray.errors import InvariantError
 from geo_ray.runtime import fields
 from geo_ray.runtime.layout import shared_gradient, shared_parameters
@@ -41,7 +43,9 @@ class Follower:
             if operation == "put":
                 return self._put(conn, payload)
             if operation == "pull":
-                return self._pull(conn)
+                return give(conn, self._shard.params_S)
+            if operation == "judged":
+                return give(conn, self._shard.judged_S)
             if conn.hello.get("role") != "lead":
                 raise InvariantError(f"'{operation}' is for the lead of '{self._region}' to say")
             return self._operate(operation, meta, payload)
@@ -51,14 +55,6 @@ class Follower:
         shared = conn.shared
         grad_S = as_tensor(payload, count) if shared is None else shared_gradient(shared, count)
         self._shard.put(fields.count(conn.hello, "worker"), grad_S)
-        return {}, None
-
-    def _pull(self, conn: LanConnection) -> Result:
-        params_S = self._shard.params_S
-        if conn.shared is None:
-            return {}, as_bytes(params_S.clone())
-        count = params_S.numel()
-        shared_parameters(conn.shared, count).copy_(params_S)
         return {}, None
 
     def _operate(self, operation: str, meta: Meta, payload: memoryview | None) -> Result:
@@ -88,7 +84,16 @@ class Follower:
         raise InvariantError(f"unknown operation '{operation}' for a shard of '{self._region}'")
 
 
+def give(conn: LanConnection, params_S: Tensor) -> Result:
+    """Parameters of a slice, fp32 (S,), to a worker: into shared memory, or as the answer."""
+    if conn.shared is None:
+        return {}, as_bytes(params_S.clone())
+    shared_parameters(conn.shared, params_S.numel()).copy_(params_S)
+    return {}, None
+
+
 def _said(out: Outgoing | Wait | None) -> Result:
     if isinstance(out, Outgoing):
-        return {"said": "outgoing", "wait": out.wait}, as_bytes(out.payload_P)
+        meta: Meta = {"said": "outgoing", "wait": out.wait, "fragment": out.fragment}
+        return meta, as_bytes(out.payload_P)
     return {"said": "wait" if isinstance(out, Wait) else "nothing"}, None

@@ -25,6 +25,7 @@ from geo_ray.errors import (
 )
 from geo_ray.runtime import fields
 from geo_ray.runtime.deadlines import exchange_s
+from geo_ray.runtime.follower import give
 from geo_ray.runtime.journal import Journal
 from geo_ray.runtime.layout import shared_gradient, shared_parameters
 from geo_ray.runtime.messages import (
@@ -144,7 +145,7 @@ class Lead:
     def handle(
         self, conn: LanConnection, meta: Meta, payload: memoryview | None
     ) -> tuple[Meta, memoryview | None]:
-        """One request of a worker: join, push or stats; blocks until it is answered."""
+        """One request of a worker; a join or a push blocks until there is work."""
         worker = fields.count(conn.hello, "worker")
         operation = fields.text(meta, "op")
         with self._changed:
@@ -158,6 +159,10 @@ class Lead:
                 stats=read_stats(meta, payload),
             )
             return {}, None
+        if operation in {"pull", "judged"}:
+            with self._changed:
+                shard = self._shard
+                return give(conn, shard.params_S if operation == "pull" else shard.judged_S)
         with self._changed:
             if operation == "join":
                 self._answers.pop(worker, None)
@@ -315,7 +320,8 @@ class Lead:
                 self._log_exchange(send, update, reply, began_s)
             # A dropped one is put back first, by the server.
             decoded = reply if reply.dropped else self.server.wire.decode(reply)
-            effects = partial(self.server.on_reply, decoded)
+            took_s = self._journal.now_s() - began_s
+            effects = partial(self.server.on_reply, decoded, took_s)
         with self._changed:
             snapshots = self._carry_out(effects())
         self._write(snapshots)

@@ -22,7 +22,7 @@ from geo_ray.sync.base import Reply, Update
 from geo_ray.tasks.base import Stats
 from geo_ray.training.effects import Answer
 from geo_ray.training.shard import Contribution
-from geo_ray.types import Span, StepReport
+from geo_ray.types import Part, Span, StepReport
 from geo_ray.wan.meta import Meta
 
 
@@ -62,6 +62,9 @@ def update_meta(update: Update) -> Meta:
         "num_samples": update.num_samples,
         "final": update.final,
         "fragment": update.fragment,
+        "steps": update.steps,
+        "step_s": update.step_s,
+        "exchange_s": update.exchange_s,
         **coded_meta(update.coded, update.against),
     }
 
@@ -84,6 +87,9 @@ def read_update(meta: Meta, payload: memoryview | bytes | None) -> Update:
         fragment=fields.count(meta, "fragment"),
         coded=coded,
         against=fields.optional_count(meta, "against"),
+        steps=fields.count(meta, "steps"),
+        step_s=fields.number(meta, "step_s"),
+        exchange_s=fields.number(meta, "exchange_s"),
     )
 
 
@@ -100,6 +106,12 @@ def reply_meta(reply: Reply) -> Meta:
         "halt": reply.halt,
         "skipped": reply.dropped,
         "own": reply.own,
+        "fragment": reply.fragment,
+        "share": reply.share,
+        "steps": reply.steps,
+        "held_s": reply.held_s,
+        "seen": reply.seen,
+        "reliable": reply.reliable,
         **loose_meta(reply.loose),
         **coded_meta(reply.coded, reply.against),
     }
@@ -125,6 +137,12 @@ def read_reply(meta: Meta, payload: memoryview | bytes | None) -> Reply:
         dropped=fields.flag(meta, "skipped"),
         own=fields.flag(meta, "own"),
         loose=read_loose(meta),
+        fragment=fields.count(meta, "fragment"),
+        share=fields.number(meta, "share"),
+        steps=fields.optional_count(meta, "steps"),
+        held_s=fields.number(meta, "held_s"),
+        seen=fields.count(meta, "seen"),
+        reliable=fields.optional_number(meta, "reliable"),
         coded=coded,
         against=fields.optional_count(meta, "against"),
     )
@@ -161,6 +179,10 @@ def answer_meta(answer: Answer) -> Meta:
         "start": None if span is None else span.start,
         "count": None if span is None else span.count,
         "evaluate": answer.evaluate,
+        "judged": answer.judged,
+        "part_starts": [part.span.start for part in answer.parts],
+        "part_counts": [part.span.count for part in answer.parts],
+        "part_weights": [part.weight for part in answer.parts],
         "done": answer.done,
     }
 
@@ -174,6 +196,8 @@ def read_answer(worker: int, meta: Meta) -> Answer:
         _span(meta) if has_span else None,
         fields.flag(meta, "evaluate"),
         fields.flag(meta, "done"),
+        fields.flag(meta, "judged"),
+        _parts(meta),
     )
 
 
@@ -246,6 +270,15 @@ def read_contributions(meta: Meta) -> list[Contribution]:
     if len(workers) != len(samples):
         raise FrameError(f"contributions of {len(workers)} workers with {len(samples)} sizes")
     return [Contribution(*pair) for pair in zip(workers, samples, strict=True)]
+
+
+def _parts(meta: Meta) -> tuple[Part, ...]:
+    starts, counts = fields.counts(meta, "part_starts"), fields.counts(meta, "part_counts")
+    weights = fields.numbers(meta, "part_weights")
+    if not len(starts) == len(counts) == len(weights):
+        raise FrameError(f"parts of {len(starts)}, {len(counts)} and {len(weights)} entries")
+    spans = [Span(*pair) for pair in zip(starts, counts, strict=True)]
+    return tuple(Part(*pair) for pair in zip(spans, weights, strict=True))
 
 
 def _span(meta: Meta) -> Span:

@@ -38,7 +38,7 @@ def write_shard_part(
     checkpoint: int,
     region: str,
     index: int,
-    snapshot: tuple[Mapping[str, Tensor], Mapping[str, int]],
+    snapshot: tuple[Mapping[str, Tensor], Mapping[str, float]],
     control: Mapping[str, Any] | None = None,
 ) -> PartInfo:
     """Write a shard's state; the lead's part also holds the region's control state.

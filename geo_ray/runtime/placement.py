@@ -96,7 +96,7 @@ def _ask(demand: RegionDemand) -> PlacementGroup:
         [bundle.resources() for bundle in demand.bundles],
         strategy="PACK",
         name=f"geo-ray-{demand.region}-{secrets.token_hex(4)}",  # a taken name is an error
-        bundle_label_selector=[in_region(demand.region)] * len(demand.bundles),
+        bundle_label_selector=[in_region(demand.node_label)] * len(demand.bundles),
     )
     return group
 
@@ -114,7 +114,7 @@ def _failure(
         scheduling = (table.get("stats") or {}).get("scheduling_state", "unknown")
         lines.append(
             f"region '{demand.region}' asks for {demand}; scheduling state {scheduling}; "
-            + _describe_nodes(demand.region, alive, free)
+            + _describe_nodes(demand.node_label, alive, free)
         )
     return PlacementError(f"not placed within {timeout_s:g} s:\n  " + "\n  ".join(lines))
 

@@ -15,7 +15,7 @@ from ray.exceptions import GetTimeoutError, RayError
 import geo_ray
 from geo_ray.errors import PreflightError
 from geo_ray.runtime import ray_private
-from geo_ray.runtime.demand import RegionDemand
+from geo_ray.runtime.demand import RegionDemand, by_label
 from geo_ray.runtime.labels import on_node
 from geo_ray.runtime.preflight_checks import ClusterFacts, NodeFacts, check
 from geo_ray.runtime.settings import AUTH_MODE
@@ -38,6 +38,7 @@ def preflight(
     Raises:
         PreflightError: listing every problem.
     """
+    demands = by_label(demands)
     facts = gather_facts([d.region for d in demands] if ask_nodes else [], timeout_s)
     problems = check(demands, facts)
     if problems:

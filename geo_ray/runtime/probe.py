@@ -152,9 +152,10 @@ def probe_cluster(
             "there is only one region, and so no link to probe", fix="Name two regions or more."
         )
     on_phase("starting the cluster" if experiment.cluster.kind == "local" else "connecting")
-    with connect(experiment.cluster, names, namespace=f"geo_ray-probe-{secrets.token_hex(4)}"):
+    namespace = f"geo_ray-probe-{secrets.token_hex(4)}"
+    with connect(experiment.cluster, experiment.labels, namespace=namespace):
         demands = [
-            RegionDemand(region.name, (Bundle("bridge", region.cpus_per_server),))
+            RegionDemand(region.name, (Bundle("bridge", region.cpus_per_server),), region.label)
             for region in experiment.regions
         ]
         on_phase("placing a probe in each region")

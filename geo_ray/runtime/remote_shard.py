@@ -62,7 +62,8 @@ class RemoteShard:
         meta, payload = self._client.request({"op": operation}, timeout_s=self._timeout_s)
         said = fields.text(meta, "said")
         if said == "outgoing":
-            return Outgoing(torch.clone(as_tensor(payload)), fields.flag(meta, "wait"))
+            payload_S = torch.clone(as_tensor(payload))
+            return Outgoing(payload_S, fields.flag(meta, "wait"), fields.count(meta, "fragment"))
         if said not in {"wait", "nothing"}:
             raise InvariantError(f"a follower said {said!r}")
         return Wait() if said == "wait" else None

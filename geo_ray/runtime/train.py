@@ -28,7 +28,7 @@ from geo_ray.observe.summary import Summary, save_summary, summarise
 from geo_ray.runtime.cluster import connect
 from geo_ray.runtime.controller import Controller
 from geo_ray.runtime.crew import Crew, collect
-from geo_ray.runtime.demand import Bundle, RegionDemand
+from geo_ray.runtime.demand import Bundle, RegionDemand, by_label
 from geo_ray.runtime.link_notes import LinkNotes
 from geo_ray.runtime.logs import keep_logs
 from geo_ray.runtime.metrics import RayMetrics
@@ -65,7 +65,8 @@ def demands_of(experiment: Experiment) -> list[RegionDemand]:
         servers = [Bundle("ps", region.cpus_per_server)] * region.ps_shards
         bridges = [Bundle("bridge", region.cpus_per_server)] if len(experiment.regions) > 1 else []
         worker = Bundle("worker", region.cpus_per_worker, region.gpus_per_worker)
-        demands.append(RegionDemand(region.name, (*servers, *bridges, *[worker] * region.workers)))
+        bundles = (*servers, *bridges, *[worker] * region.workers)
+        demands.append(RegionDemand(region.name, bundles, region.label))
     return demands
 
 
@@ -91,11 +92,11 @@ def train(
     num_params = initial_parameters(task, experiment.seed).numel()
     _, address = prepare_manifest(experiment, task, run.base_dir, run.data)
     demands = demands_of(experiment)
-    cpus = max(demand.total().get("CPU", 0.0) for demand in demands)
+    cpus = max(demand.total().get("CPU", 0.0) for demand in by_label(demands))
     reporting.status("starting the cluster" if experiment.cluster.kind == "local" else "connecting")
     with connect(
         experiment.cluster,
-        experiment.region_names,
+        experiment.labels,
         namespace=f"geo_ray-{experiment.name}",
         cpus_per_region=cpus,
     ) as cluster:

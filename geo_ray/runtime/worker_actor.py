@@ -7,17 +7,17 @@ import os
 import ray
 import torch
 
-from geo_ray.data.manifest import load_manifest
+from geo_ray.data.manifest import Manifest, load_manifest
 from geo_ray.errors import ResidencyDeniedError
-from geo_ray.job.build import use_one_thread
-from geo_ray.job.data import open_readers
+from geo_ray.job.build import build_worker, use_one_thread
+from geo_ray.job.data import data_region, open_readers
 from geo_ray.runtime.labels import REGION_LABEL
 from geo_ray.runtime.layout import shared_bytes
 from geo_ray.runtime.spec import RunSpec
 from geo_ray.runtime.worker_loop import ShardLink, WorkerLoop, buffers_for, slices_of
 from geo_ray.tasks.base import Task
 from geo_ray.tasks.load import load_task
-from geo_ray.training.worker import Worker
+from geo_ray.types import Span
 from geo_ray.wan.lan_client import LanClient
 from geo_ray.wan.meta import Meta
 from geo_ray.wan.sockets import Address
@@ -55,9 +55,8 @@ class WorkerActor:
             Steps computed.
         """
         spec, experiment, task = self._spec, self._spec.experiment, self._load_task()
-        train, heldout = open_readers(
-            experiment, load_manifest(spec.manifest_address), self._region, self._here()
-        )
+        manifest = load_manifest(spec.manifest_address)
+        train, heldout = open_readers(experiment, manifest, self._region, self._here(manifest))
         hello: Meta = {
             "peer": f"{self._region}/{self._rank}",
             "role": "worker",
@@ -71,15 +70,7 @@ class WorkerActor:
         ]
         try:
             params_P, grad_P = buffers_for(clients, spec.num_params)
-            worker = Worker(
-                task,
-                params_P,
-                grad_P,
-                region=self._region,
-                seed=experiment.seed,
-                device=experiment.device,
-                clip_norm=experiment.train.clip_norm,
-            )
+            worker = build_worker(experiment, self._region, task, params_P, grad_P)
             params = slices_of(params_P, len(shards))
             grads = slices_of(grad_P, len(shards))
             timeout_s = experiment.train.step_timeout_s
@@ -94,11 +85,14 @@ class WorkerActor:
                 heldout,
                 rank=self._rank,
                 eval_rows=experiment.train.eval_batch_size,
-                step_s=experiment.step_s(self._region),
+                step_s=None if experiment.step_s(self._region) is None else self._push_s,
             ).run()
         finally:
             for client in clients:
                 client.close()
+
+    def _push_s(self, span: Span) -> float:
+        return self._spec.experiment.push_s(self._region, span.start) or 0.0
 
     def _load_task(self) -> Task:
         if self._task is None:
@@ -106,7 +100,7 @@ class WorkerActor:
             self._task = load_task(self._spec.experiment.task, self._spec.here)
         return self._task
 
-    def _here(self) -> str:
+    def _here(self, manifest: Manifest) -> str:
         """The region that this process really runs in, by its node's label.
 
         Raises:
@@ -118,4 +112,6 @@ class WorkerActor:
             raise ResidencyDeniedError(
                 f"worker {self._rank} of '{self._region}' runs on a node without {REGION_LABEL}"
             )
-        return str(here)
+        region, label = self._spec.region(self._region), str(here)
+        # A site of this region reads its own shards, or those of the region.
+        return data_region(region, manifest) if label == region.label else label

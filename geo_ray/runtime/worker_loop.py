@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -19,10 +19,13 @@ from geo_ray.errors import GeoRayError, TaskOutputError
 from geo_ray.runtime.deadlines import answer_s
 from geo_ray.runtime.layout import shared_gradient, shared_parameters
 from geo_ray.runtime.messages import as_bytes, as_tensor, read_answer, report_meta, stats_message
+from geo_ray.tasks.base import Columns
+from geo_ray.training.coded_step import coded_step
 from geo_ray.training.effects import Answer
 from geo_ray.training.flat import split_sizes
-from geo_ray.training.worker import Worker
-from geo_ray.types import StepReport
+from geo_ray.training.local_steps import LocalSteps
+from geo_ray.training.worker import StepResult, Worker
+from geo_ray.types import Span, StepReport
 from geo_ray.wan.lan_client import LanClient
 from geo_ray.wan.meta import Meta
 
@@ -59,9 +62,9 @@ class ShardLink:
         """Push the gradient slice and wait for the receipt only."""
         self._request({"op": "put"}, push=True)
 
-    def pull(self) -> None:
-        """Fetch the parameter slice."""
-        _, payload = self._request({"op": "pull"}, push=False)
+    def pull(self, what: str = "pull") -> None:
+        """Fetch the parameter slice: the live one, or what is ``judged``."""
+        _, payload = self._request({"op": what}, push=False)
         self._take(payload)
 
     def _request(self, meta: Meta, *, push: bool) -> tuple[Meta, memoryview | None]:
@@ -99,19 +102,19 @@ class WorkerLoop:
         heldout: its held-out rows.
         rank: this worker's rank.
         eval_rows: rows per evaluation batch.
-        step_s: pad each step to this long; None for no padding.
+        step_s: how long the step over some rows is padded to; None for no padding.
     """
 
     def __init__(
         self,
-        worker: Worker,
+        worker: Worker | LocalSteps,
         links: Sequence[ShardLink],
         train: RegionReader,
         heldout: RegionReader,
         *,
         rank: int,
         eval_rows: int,
-        step_s: float | None,
+        step_s: Callable[[Span], float] | None,
     ) -> None:
         self._worker = worker
         self._lead, *self._followers = links
@@ -138,15 +141,25 @@ class WorkerLoop:
                 self._evaluate(answer)
             if answer.span is None:
                 return steps
-            columns = self._train.read(answer.span.start, answer.span.count)
-            with _blamed_on_task():
-                result = self._worker.step(columns, answer.span)
+            result = self._step(answer, answer.span)
             if self._step_s is not None:
-                time.sleep(max(0.0, began_s + self._step_s - time.monotonic()))
+                least_s = self._step_s(answer.span) * max(1, len(answer.parts))
+                time.sleep(max(0.0, began_s + least_s - time.monotonic()))
             elapsed_s = time.monotonic() - began_s
             report = StepReport(answer.span, result.loss, elapsed_s, result.refused)
             steps += 1
             answer = self._ask(report_meta(report), push=True)
+
+    def _step(self, answer: Answer, span: Span) -> StepResult:
+        if not answer.parts:
+            columns = self._read(span)
+            with _blamed_on_task():
+                return self._worker.step(columns, span)
+        with _blamed_on_task():
+            return coded_step(self._worker, answer.parts, span, self._read)
+
+    def _read(self, span: Span) -> Columns:
+        return self._train.read(span.start, span.count)
 
     def _ask(self, meta: Meta, *, push: bool) -> Answer:
         if push:  # the lead's receipt says that all shards have the gradient: it comes last
@@ -158,10 +171,18 @@ class WorkerLoop:
         return answer
 
     def _evaluate(self, answer: Answer) -> None:
+        if answer.judged:
+            self._pull("judged")
         with _blamed_on_task():
             stats, rows = self._worker.evaluate_all(self._heldout.scan(self._eval_rows))
+        if answer.judged:
+            self._pull("pull")
         meta, payload = stats_message(answer.version, stats, rows, final=answer.done)
         self._lead.client.request(meta, payload, timeout_s=60.0)
+
+    def _pull(self, what: str) -> None:
+        for link in (self._lead, *self._followers):
+            link.pull(what)
 
 
 def slices_of(flat_P: Tensor, num_shards: int) -> list[Tensor]:

@@ -9,21 +9,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from geo_ray.config.experiment import Experiment, RegionConfig
+from geo_ray.config.experiment import Experiment
+from geo_ray.config.region import RegionConfig
 from geo_ray.data.manifest import Manifest
-from geo_ray.job.build import build_shard, region_wire, server_plan
+from geo_ray.job.build import build_shard, build_worker, region_wire, server_plan
 from geo_ray.job.data import open_readers
 from geo_ray.sim.scheduler import Scheduler
 from geo_ray.sync.base import Reply
-from geo_ray.tasks.base import Stats, Task
+from geo_ray.sync.traits import fragments_of
+from geo_ray.tasks.base import Columns, Stats, Task
+from geo_ray.training.coded_step import coded_step
 from geo_ray.training.effects import Answer, Effect, Send, Snapshot, StepDone
 from geo_ray.training.flat import split_sizes
+from geo_ray.training.local_steps import LocalSteps
 from geo_ray.training.model import RegionModel
 from geo_ray.training.server import Server
 from geo_ray.training.worker import Worker
 from geo_ray.types import Span, StepReport
 
-ShardState = tuple[dict[str, Tensor], dict[str, int]]
+ShardState = tuple[dict[str, Tensor], dict[str, float]]
 """What `Shard.export` gives."""
 
 
@@ -77,19 +81,13 @@ class SimRegion:
         num_params = params_P.numel()
         self.server = Server(
             server_plan(experiment, region),
-            RegionModel(self._shards, num_params),
+            RegionModel(self._shards, num_params, fragments_of(experiment.strategy)),
             wire=region_wire(experiment, region.name, num_params),
         )
         self._train, self._heldout = open_readers(experiment, manifest, region.name)
         self._workers = [
-            Worker(
-                task,
-                params_P.clone(),
-                torch.zeros_like(params_P),
-                region=region.name,
-                seed=experiment.seed,
-                device=experiment.device,
-                clip_norm=experiment.train.clip_norm,
+            build_worker(
+                experiment, region.name, task, params_P.clone(), torch.zeros_like(params_P)
             )
             for _ in range(region.workers)
         ]
@@ -98,9 +96,11 @@ class SimRegion:
         self._hooks = hooks
         self._lan_s = lan_s
         self._began_s = 0.0
-        self._step_s = experiment.step_s(region.name) or self._measure_step_s(
-            experiment.data.batch_size
-        )
+        self._experiment = experiment
+        self._measured_s = 0.0
+        if experiment.step_s(region.name) is None:
+            rows = experiment.data.batch_size * max(1, experiment.worker_steps)
+            self._measured_s = self._measure_step_s(rows)
 
     @property
     def params_P(self) -> Tensor:
@@ -118,9 +118,9 @@ class SimRegion:
         for shard, state in zip(self._shards, shards, strict=True):
             shard.restore(*state)
 
-    def on_reply(self, reply: Reply) -> None:
-        """An answer of the averager has arrived."""
-        self._carry_out(self.server.on_reply(reply))
+    def on_reply(self, reply: Reply, took_s: float) -> None:
+        """An answer of the averager has arrived, ``took_s`` after the request."""
+        self._carry_out(self.server.on_reply(reply, took_s))
 
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -136,20 +136,32 @@ class SimRegion:
 
     def _answer(self, answer: Answer) -> None:
         params_P = self.params_P  # as of now, whatever happens until it arrives
-        self._scheduler.after(self._lan_s, lambda: self._work(answer, params_P))
+        judged_P = params_P
+        if answer.judged:
+            judged_P = torch.cat([shard.judged_S for shard in self._shards])
+        self._scheduler.after(self._lan_s, lambda: self._work(answer, params_P, judged_P))
 
-    def _work(self, answer: Answer, params_P: Tensor) -> None:
+    def _work(self, answer: Answer, params_P: Tensor, judged_P: Tensor) -> None:
         worker = self._workers[answer.worker]
-        worker.params_P.copy_(params_P)
         if answer.evaluate:
+            worker.params_P.copy_(judged_P)
             self._evaluate(worker, answer)
+        worker.params_P.copy_(params_P)
         if answer.span is None:
             return
         if answer.worker == 0:
             self._began_s = self._scheduler.now_s
-        result = worker.step(self._train.read(answer.span.start, answer.span.count), answer.span)
-        report = StepReport(answer.span, result.loss, self._step_s, result.refused)
-        self._scheduler.after(self._step_s + self._lan_s, lambda: self._push(answer.worker, report))
+        if answer.parts:
+            result = coded_step(worker, answer.parts, answer.span, self._read)
+        else:
+            result = worker.step(self._read(answer.span), answer.span)
+        push_s = self._experiment.push_s(self.name, answer.span.start) or self._measured_s
+        push_s *= max(1, len(answer.parts))
+        report = StepReport(answer.span, result.loss, push_s, result.refused)
+        self._scheduler.after(push_s + self._lan_s, lambda: self._push(answer.worker, report))
+
+    def _read(self, span: Span) -> Columns:
+        return self._train.read(span.start, span.count)
 
     def _push(self, rank: int, report: StepReport) -> None:
         grad_P = self._workers[rank].grad_P
@@ -157,7 +169,7 @@ class SimRegion:
             shard.put(rank, grad_P[start:stop])
         self._carry_out(self.server.push(rank, report))
 
-    def _evaluate(self, worker: Worker, answer: Answer) -> None:
+    def _evaluate(self, worker: Worker | LocalSteps, answer: Answer) -> None:
         totals, rows = worker.evaluate_all(self._heldout.scan(self._eval_rows))
         self._hooks.evaluated(self.name, answer.version, totals, rows, answer.done)
 

@@ -120,6 +120,8 @@ class World:
             )
         self._evals = build_evals(experiment, task)
         self._open: dict[str, tuple[float, Send]] = {}
+        self._arrived_s: dict[str, float] = {}
+        self._wake_s: float | None = None
         self._applied_s: dict[str, float] = {}
         self.checkpoints: dict[int, SimCheckpoint] = {}
         hooks = RegionHooks(self._on_send, self._on_step, self._on_evaluated, self._on_saved)
@@ -204,9 +206,20 @@ class World:
         return arrival_s
 
     def _on_update(self, update: Update) -> None:
+        self._arrived_s[update.region] = self.averager.hub.now_s = self._scheduler.now_s
         self._answered(self.averager.on_update(update))
 
+    def _on_wake(self) -> None:
+        hub = self.averager.hub
+        if hub.wake_s is not None and hub.wake_s <= self._scheduler.now_s:
+            hub.now_s = self._scheduler.now_s
+            self._answered(self.averager.on_wake())
+
     def _answered(self, replies: list[Reply]) -> None:
+        wake_s = self.averager.hub.wake_s
+        if wake_s is not None and wake_s != self._wake_s:
+            self._wake_s = wake_s
+            self._scheduler.at(wake_s, self._on_wake)
         for snapshot in self.averager.snapshots:
             self.checkpoints.setdefault(snapshot.id, SimCheckpoint()).hub = snapshot
         self.averager.snapshots.clear()
@@ -217,6 +230,7 @@ class World:
         if self._loose is not None:
             reply = self._loose.beside(reply)
         now_s = self._scheduler.now_s
+        reply = replace(reply, held_s=now_s - self._arrived_s.get(reply.to, now_s))
         size_bytes = reply.size_bytes
         arrival_s = self._network.arrival_s(now_s, self._hub, reply.to, size_bytes, "reply")
         self._scheduler.at(arrival_s, lambda: self._on_reply(reply))
@@ -226,7 +240,7 @@ class World:
         if reply.dropped:
             dropped = {"region": reply.to, "seq": reply.seq, "bytes_out": 0}
             self._emit("update_dropped", self._scheduler.now_s, **dropped)
-            self.regions[reply.to].on_reply(reply)
+            self.regions[reply.to].on_reply(reply, self._scheduler.now_s - began_s)
             return
         self._emit(
             "exchange",
@@ -241,7 +255,7 @@ class World:
             staleness=max(0, reply.version - send.update.base_version - 1),
             round=reply.version,
         )
-        self.regions[reply.to].on_reply(reply)
+        self.regions[reply.to].on_reply(reply, self._scheduler.now_s - began_s)
 
     def _on_step(self, name: str, done: StepDone, began_s: float) -> None:
         now_s = self._scheduler.now_s

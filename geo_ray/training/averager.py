@@ -4,7 +4,7 @@ A pure state machine around a strategy's `on_update`. It adds what no strategy s
 
 - exactly once: an update that was already taken in gets its old answer again;
 - refusal of what is not finite or has the wrong size;
-- stopping all regions at the same exchange;
+- stopping all regions at the same exchange, also when they have seen enough rows together;
 - checkpoints of one moment: from the request on, each region's next answer carries the id, and
   what a region sends after that answer is held until all regions have theirs. Then nothing is
   between the regions but what lies in the averager, which is saved in the same breath;
@@ -25,6 +25,8 @@ from torch import Tensor
 from geo_ray.errors import InvariantError, NonFiniteError
 from geo_ray.sync import additive
 from geo_ray.sync.base import HubState, Reply, Strategy, Update
+from geo_ray.sync.traits import Holding, fragments_of
+from geo_ray.training.flat import fragment_cuts
 from geo_ray.training.hub_wire import HubWire
 
 _WIRE = "wire/"
@@ -58,20 +60,36 @@ class Averager:
         num_params: P, the size that every payload must have.
         hub: the strategy's state.
         snapshots: finished parts of checkpoints, for the shell to take and write.
-        stopping: whether regions are told to finish.
         wire: decodes updates and encodes replies.
+        enough: rows of all regions together after which they are told to finish; None: no limit.
+        samples: rows behind all updates so far.
     """
 
     strategy: Strategy
     num_params: int
     hub: HubState
     snapshots: list[HubSnapshot] = field(default_factory=list)
-    stopping: bool = False
     wire: HubWire = field(default_factory=HubWire)
+    enough: int | None = None
+    samples: int = 0
     _last: dict[str, tuple[int, int]] = field(default_factory=dict)
     _answers: dict[str, Reply] = field(default_factory=dict)
     _finals: dict[str, Update] = field(default_factory=dict)
     _request: _Request | None = None
+
+    def __post_init__(self) -> None:
+        fragments = fragments_of(self.strategy)
+        self.hub.fragments = tuple(fragment_cuts(self.num_params, fragments))
+
+    @property
+    def stopping(self) -> bool:
+        """Whether regions are told to finish."""
+        return self.hub.stopping
+
+    def on_wake(self) -> list[Reply]:
+        """The time that the strategy asked for (`HubState.wake_s`) has come."""
+        self.hub.wake_s = None
+        return self._release_waiting()
 
     def on_update(self, update: Update) -> list[Reply]:
         """Take in one update.
@@ -98,6 +116,9 @@ class Averager:
         update = self._opened(update)
         self._last[update.region] = (update.epoch, update.seq)
         self._answers.pop(update.region, None)
+        self.samples += update.num_samples
+        if self.enough is not None and self.samples >= self.enough:
+            self.request_stop()
         if not update.final:
             return self._release_finals() + self._answer(update)
         self._finals[update.region] = update
@@ -131,6 +152,7 @@ class Averager:
         self._check_vector(total_P, f"a sum of {[part.region for part in parts]}")
         for part in parts:
             self._last[part.region] = (part.epoch, part.seq)
+            self.samples += part.num_samples
         return self._release_finals() + self._publish(
             additive.relay_sum(self.hub, parts, total_P, combine)
         )
@@ -177,13 +199,15 @@ class Averager:
         hub.members = tuple(name for name in hub.members if name != region)
         for books in (self._finals, self._answers, hub.waiting):
             books.pop(region, None)
-        for name in [name for name in hub.memory if name.endswith(f"/{region}")]:
-            del hub.memory[name]
+        for memory in (hub.memory, hub.numbers):
+            for name in [name for name in memory if name.endswith(f"/{region}")]:
+                del memory[name]
         if self._request is not None:
             self._request.held = [h for h in self._request.held if h[0].region != region]
         replies = self.abandon_checkpoint()
         if over:
             return replies
+        replies += self._release_waiting()
         if self._finals and hub.waiting:
             return replies + self._release_finals()
         if self._finals and all(name in self._finals for name in hub.members):
@@ -196,7 +220,7 @@ class Averager:
 
     def request_stop(self) -> None:
         """Tell every region, with its next answer, to finish."""
-        self.stopping = True
+        self.hub.stopping = True
 
     def request_checkpoint(self, checkpoint: int, *, halt: bool) -> bool:
         """Begin a checkpoint.
@@ -220,6 +244,8 @@ class Averager:
         tensors |= {_WIRE + k: v for k, v in wire_tensors.items()}
         return tensors, {
             "version": self.hub.version,
+            "numbers": dict(self.hub.numbers),
+            "samples": self.samples,
             "members": list(self.hub.members),
             "last": {region: list(pair) for region, pair in self._last.items()},
             "wire": wire,
@@ -232,13 +258,17 @@ class Averager:
             ConfigDriftError: if it was saved with other codecs.
         """
         last, wire = control["last"], control.get("wire", {})
-        if not isinstance(last, dict) or not isinstance(wire, dict):
+        numbers = control.get("numbers", {})
+        if not (isinstance(last, dict) and isinstance(wire, dict) and isinstance(numbers, dict)):
             raise InvariantError("checkpoint without the averager's books")
         on_wire = {k: v for k, v in tensors.items() if k.startswith(_WIRE)}
         self.wire.restore({k.removeprefix(_WIRE): v for k, v in on_wire.items()}, wire)
         self.hub.memory.clear()
         self.hub.memory.update({k: v.clone() for k, v in tensors.items() if k not in on_wire})
         self.hub.version = int(str(control["version"]))
+        self.hub.numbers.clear()
+        self.hub.numbers.update({str(k): float(v) for k, v in numbers.items()})
+        self.samples = int(str(control.get("samples", 0)))
         self._last = {str(r): (int(pair[0]), int(pair[1])) for r, pair in last.items()}
 
     # ------------------------------------------------------------------ inside
@@ -246,13 +276,19 @@ class Averager:
     def _opened(self, update: Update) -> Update:
         """The update as a vector that may be taken in."""
         update = self.wire.decode(update, self.num_params)
-        self._check_vector(update.payload_P, f"update {update.seq} of region '{update.region}'")
+        what = f"update {update.seq} of region '{update.region}'"
+        self._check_vector(update.payload_P, what, update.fragment)
         return update
 
-    def _check_vector(self, vector_P: Tensor, what: str) -> None:
-        if vector_P.shape != (self.num_params,):
+    def _check_vector(self, vector_P: Tensor, what: str, fragment: int = 0) -> None:
+        fragments = self.hub.fragments
+        if fragment >= len(fragments):
+            raise InvariantError(f"{what} is about fragment {fragment} of {len(fragments)}")
+        start, stop = fragments[fragment]
+        if vector_P.shape != (stop - start,):
             raise InvariantError(
-                f"{what} has {tuple(vector_P.shape)} parameters, the model has {self.num_params}"
+                f"{what} has {tuple(vector_P.shape)} parameters, not {stop - start} of the "
+                f"model's {self.num_params}"
             )
         if not bool(torch.isfinite(vector_P).all()):
             raise NonFiniteError(f"{what} is not finite; refused")
@@ -263,7 +299,20 @@ class Averager:
         return [answer] if answer is not None and newest else []
 
     def _answer(self, update: Update) -> list[Reply]:
-        return self._publish(self.strategy.on_update(self.hub, update))
+        replies = self._publish(self.strategy.on_update(self.hub, update))
+        if update.final:  # the last words are all in, and answered together
+            return replies
+        if self._request is not None or self.hub.stopping:
+            replies += self._release_waiting()
+        if self._finals and self.hub.waiting:  # who has finished may be whom the others wait for
+            replies += self._release_finals()
+        return replies
+
+    def _release_waiting(self) -> list[Reply]:
+        """Nobody waits for others any more, if the strategy lets some wait."""
+        if not isinstance(self.strategy, Holding):
+            return []
+        return self._publish(self.strategy.on_release(self.hub))
 
     def _publish(self, answers: list[Reply]) -> list[Reply]:
         replies = [self._mark(reply) for reply in self.wire.encode(answers)]
@@ -291,10 +340,11 @@ class Averager:
 
     def _mark(self, reply: Reply) -> Reply:
         request = self._request
+        reply = replace(reply, stop=self.stopping, seen=self.samples)
         if request is None:
-            return replace(reply, stop=self.stopping)
+            return reply
         request.told.add(reply.to)
-        return replace(reply, stop=self.stopping, checkpoint=request.id, halt=request.halt)
+        return replace(reply, checkpoint=request.id, halt=request.halt)
 
     def _release_finals(self) -> list[Reply]:
         """Take final updates as ordinary ones, so that they are answered.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from geo_ray.sync.base import Update
-from geo_ray.types import Span
+from geo_ray.types import Part, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,9 @@ class Answer:
         span: the rows to compute a gradient from; None if there is no more work.
         evaluate: whether to evaluate these parameters first.
         done: leave, after the evaluation if there is one.
+        parts: rows and weights of a coded gradient, if that is what to push; the worker's own
+            among them.
+        judged: not the live parameters are to be evaluated, but those that the averager knows.
     """
 
     worker: int
@@ -27,6 +30,8 @@ class Answer:
     span: Span | None
     evaluate: bool = False
     done: bool = False
+    judged: bool = False
+    parts: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

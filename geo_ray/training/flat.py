@@ -105,6 +105,35 @@ def split_sizes(num_params: int, num_shards: int) -> list[tuple[int, int]]:
     return list(pairwise([0, *inner, num_params]))
 
 
+def fragment_cuts(num_params: int, fragments: int) -> list[tuple[int, int]]:
+    """Where the fragments of a model lie, as ``(start, stop)``.
+
+    With several, one more follows that is the whole: the last exchange is about all of it.
+    """
+    cuts = split_sizes(num_params, fragments)
+    return cuts if fragments == 1 else [*cuts, (0, num_params)]
+
+
+def fragments_in(
+    num_params: int, fragments: int, piece: tuple[int, int]
+) -> tuple[tuple[int, int], ...]:
+    """Where the model's fragments lie within one shard's slice; empty ranges where they do not.
+
+    Args:
+        num_params: P.
+        fragments: number of parts.
+        piece: the slice, as (start, stop).
+
+    Returns:
+        ``(start, stop)`` per entry of `fragment_cuts`, counted from the slice's start.
+    """
+    start, stop = piece
+    cuts = fragment_cuts(num_params, fragments)
+    return tuple(
+        (min(max(a, start), stop) - start, max(min(b, stop), start) - start) for a, b in cuts
+    )
+
+
 def digest(params_P: Tensor) -> str:
     """SHA-256 of the parameters' bytes; equal digests mean equal models to the bit."""
     return hashlib.sha256(params_P.detach().cpu().contiguous().numpy().tobytes()).hexdigest()

@@ -67,7 +67,12 @@ class Leave:
     region: str
 
 
-Op = TakeIn | TakeSum | Skip | Stop | Checkpoint | Abandon | Leave
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """The time that the strategy asked for has come; for an averager without a standby."""
+
+
+Op = TakeIn | TakeSum | Skip | Stop | Checkpoint | Abandon | Leave | Wake
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +115,8 @@ def carry_out(averager: Averager, op: Op) -> Outcome:
                 return Outcome(averager.abandon_checkpoint())
             case Leave(region):
                 return Outcome(averager.leave(region))
+            case Wake():
+                return Outcome(averager.on_wake())
             case Stop():
                 averager.request_stop()
                 return Outcome([])

@@ -17,7 +17,9 @@ from torch import Tensor
 
 from geo_ray.errors import ReferenceLostError
 from geo_ray.sync.base import Reply, Update
+from geo_ray.sync.codecs.base import wrong
 from geo_ray.sync.codecs.feedback import Encoder, open_coded
+from geo_ray.training.flat import fragment_cuts
 from geo_ray.training.wire_plan import WirePlan
 
 _ALL = "*"  # in place of a region's name: the one answer of a round
@@ -52,7 +54,11 @@ class HubWire:
             ReferenceLostError: if it is a difference from something that is not here.
         """
         if update.coded is not None:
-            payload_P = open_coded(self.plan.up, update.coded, num_params)
+            cuts = fragment_cuts(num_params, self.plan.fragments)
+            if update.fragment >= len(cuts):
+                raise wrong(update.coded.kind, f"there is no fragment {update.fragment}")
+            start, stop = cuts[update.fragment]
+            payload_P = open_coded(self.plan.up, update.coded, stop - start)
             if update.against is not None:
                 payload_P = self._reference(update, update.against) + payload_P
             update = replace(update, payload_P=payload_P, coded=None, against=None)
@@ -70,6 +76,14 @@ class HubWire:
         if self.plan.in_rounds:
             return self._encode(_ALL, replies)
         return [coded for reply in replies for coded in self._encode(reply.to, [reply])]
+
+    def _owed_by_fragments(self, key: str, payload_P: Tensor) -> Tensor:
+        """The whole model's answer with what is owed of its fragments."""
+        whole_P = payload_P.clone()
+        cuts = fragment_cuts(payload_P.numel(), self.plan.fragments)[:-1]
+        for i, (start, stop) in enumerate(cuts):
+            whole_P[start:stop] = self._encoder(f"{key}#{i}").in_full(whole_P[start:stop])
+        return whole_P
 
     def export(self) -> tuple[dict[str, Tensor], dict[str, object]]:
         """Tensors and plain values for a checkpoint."""
@@ -121,6 +135,11 @@ class HubWire:
     def _encode(self, key: str, replies: Sequence[Reply]) -> list[Reply]:
         """Several answers with one payload."""
         plan, first = self.plan, replies[0]
+        if plan.fragments > 1:
+            if first.fragment == plan.fragments:
+                whole_P = self._owed_by_fragments(key, first.payload_P)
+                return [replace(reply, payload_P=whole_P) for reply in replies]
+            key = f"{key}#{first.fragment}"
         encoder = self._encoder(key)
         if not plan.owes_replies or (plan.in_rounds and first.num_samples == 0):
             # Nothing is owed, or it must not be lost with an answer that regions may ignore.

@@ -13,7 +13,7 @@ import torch
 
 from geo_ray.errors import InvariantError
 from geo_ray.sync.base import Outgoing, Reply, Wait
-from geo_ray.training.flat import split_sizes
+from geo_ray.training.flat import fragments_in, split_sizes
 from geo_ray.training.shard import Contribution
 
 
@@ -45,11 +45,13 @@ class RegionModel:
     Args:
         shards: in the order of their slices.
         num_params: P, so that replies can be cut.
+        fragments: parts of the model that are sent one at a time.
     """
 
-    def __init__(self, shards: Sequence[ShardPort], num_params: int) -> None:
+    def __init__(self, shards: Sequence[ShardPort], num_params: int, fragments: int = 1) -> None:
         self._shards = tuple(shards)
-        self._slices = split_sizes(num_params, len(self._shards))
+        slices = split_sizes(num_params, len(self._shards))
+        self._sizes = [[b - a for a, b in fragments_in(num_params, fragments, s)] for s in slices]
         self.num_params = num_params
 
     def apply(self, contributions: Sequence[Contribution]) -> None:
@@ -71,8 +73,9 @@ class RegionModel:
         if len(self._shards) == 1:
             self._shards[0].merge(reply)
             return
-        for shard, (start, stop) in zip(self._shards, self._slices, strict=True):
-            shard.merge(replace(reply, payload_P=reply.payload_P[start:stop]))
+        parts_S = torch.split(reply.payload_P, [sizes[reply.fragment] for sizes in self._sizes])
+        for shard, part_S in zip(self._shards, parts_S, strict=True):
+            shard.merge(replace(reply, payload_P=part_S))
 
     def dropped(self) -> None:
         """The last message will get no answer."""
@@ -93,4 +96,5 @@ class RegionModel:
         outs = [part for part in parts if isinstance(part, Outgoing)]
         if not outs:
             return first
-        return Outgoing(torch.cat([out.payload_P for out in outs]), outs[0].wait)
+        payload_P = torch.cat([out.payload_P for out in outs])
+        return Outgoing(payload_P, outs[0].wait, outs[0].fragment)

@@ -66,7 +66,8 @@ class AdamW(Model):
         )
 
 
-OptimizerConfig = Annotated[Sgd | Momentum | AdamW, Field(discriminator="kind")]
+OneOptimizer = Sgd | Momentum | AdamW
+OptimizerConfig = Annotated[OneOptimizer, Field(discriminator="kind")]
 """The ``optimizer`` section of a configuration."""
 
 

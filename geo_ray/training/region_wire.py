@@ -21,10 +21,12 @@ from geo_ray.sync.base import Reply, Update
 from geo_ray.sync.codecs.base import Coded
 from geo_ray.sync.codecs.dgt import Dgt
 from geo_ray.sync.codecs.feedback import Encoder, open_coded
+from geo_ray.training.flat import fragment_cuts
 from geo_ray.training.loose_out import LooseOut
 from geo_ray.training.wire_plan import WirePlan
 
 _REFERENCE = "reference"
+_PART = "fragment/"
 
 
 @dataclass(slots=True)
@@ -40,7 +42,9 @@ class RegionWire:
     plan: WirePlan = field(default_factory=WirePlan)
     region: str = ""
     num_params: int = 0
+    _cuts: list[tuple[int, int]] = field(init=False)
     _encoder: Encoder = field(init=False)
+    _parts: list[Encoder] = field(default_factory=list)  # of fragments, if there are several
     _reference_P: Tensor | None = None
     _version: int = 0
     _open: Update | None = None
@@ -48,14 +52,18 @@ class RegionWire:
     _loose: LooseOut | None = None
 
     def __post_init__(self) -> None:
-        self._encoder = Encoder(self.plan.up, f"{self.plan.seed}/up/{self.region}")
+        stream = f"{self.plan.seed}/up/{self.region}"
+        self._encoder = Encoder(self.plan.up, stream)
+        self._cuts = fragment_cuts(self.num_params, self.plan.fragments)
+        if len(self._cuts) > 1:
+            self._parts = [Encoder(self.plan.up, f"{stream}/{i}") for i in range(len(self._cuts))]
         if isinstance(self.plan.up, Dgt):
             self._loose = LooseOut(self.plan.up)
 
     def encode(self, update: Update) -> Update:
         """The update as it goes on its way; once per update, in their order."""
         plan, payload_P = self.plan, update.payload_P
-        encoder = self._encoder
+        encoder = self._encoder_of(update.fragment)
         if self._loose is not None:
             self._before(update, self._loose)
         if plan.sends == "model" and not plan.in_rounds:
@@ -67,7 +75,10 @@ class RegionWire:
         reference_P = self._reference_P if plan.differs(plan.up) else None
         first = plan.differs(plan.up) and reference_P is None
         if first or (update.final and plan.is_lossy(plan.up)):
-            self._open = replace(update, payload_P=encoder.in_full(payload_P))
+            whole_P = encoder.in_full(payload_P)
+            for part, (start, stop) in zip(self._parts[:-1], self._cuts, strict=False):
+                whole_P[start:stop] = part.in_full(whole_P[start:stop])
+            self._open = replace(update, payload_P=whole_P)
             return self._open
         against = None if reference_P is None else self._version
         if reference_P is not None:
@@ -87,7 +98,7 @@ class RegionWire:
         """The same update without its coding, for an averager that has lost the reference."""
         if update.coded is None:
             return update
-        vector_P = open_coded(self.plan.up, update.coded, self.num_params)
+        vector_P = open_coded(self.plan.up, update.coded, self._num_of(update.fragment))
         whole_P = self._whole(vector_P, update.against)
         self._open = replace(update, payload_P=whole_P, coded=None, against=None)
         return self._open
@@ -103,13 +114,15 @@ class RegionWire:
         """
         payload_P = reply.payload_P
         if reply.coded is not None:
-            vector_P = open_coded(self.plan.down, reply.coded, self.num_params)
+            vector_P = open_coded(self.plan.down, reply.coded, self._num_of(reply.fragment))
             payload_P = self._whole(vector_P, reply.against)
             reply = replace(reply, payload_P=payload_P, coded=None, against=None)
         if self.plan.keeps_reference:
             self._reference_P, self._version = payload_P, reply.version
         if self._loose is not None:
             self._put_back_all(self._loose.settle(reply.seq, reply.loose))
+            if reply.reliable is not None:
+                self._loose.codec.tell_share(self._encoder.memory, reply.reliable)
         self._open = self._owed_before_P = None
         return reply
 
@@ -141,19 +154,20 @@ class RegionWire:
         if self.plan.sends == "model":  # the model itself is sent again, debts are as before
             self._encoder.residual_P = self._owed_before_P
         elif update.coded is None:
-            self._encoder.put_back(update.payload_P)
+            self._encoder_of(update.fragment).put_back(update.payload_P)
         else:
-            self.put_back(update.coded)
+            self.put_back(update.coded, update.fragment)
         self._open = self._owed_before_P = None
         return update
 
-    def put_back(self, coded: Coded) -> None:
+    def put_back(self, coded: Coded, fragment: int = 0) -> None:
         """Owe again what ``coded``, or a part of what was coded, stands for.
 
         Raises:
             FrameError: if it makes no sense.
         """
-        self._encoder.put_back(open_coded(self.plan.up, coded, self.num_params))
+        vector_P = open_coded(self.plan.up, coded, self._num_of(fragment))
+        self._encoder_of(fragment).put_back(vector_P)
 
     def tensors(self) -> dict[str, Tensor]:
         """Copies of what a checkpoint needs."""
@@ -164,6 +178,8 @@ class RegionWire:
             for part in self._loose.open():
                 owing.put_back(open_coded(self.plan.up, part, self.num_params))
             found = owing.export()
+        for i, part_encoder in enumerate(self._parts):
+            found |= {f"{_PART}{i}/{k}": v for k, v in part_encoder.export().items()}
         if self._reference_P is not None:
             found[_REFERENCE] = self._reference_P.clone()
         return found
@@ -180,10 +196,21 @@ class RegionWire:
         """
         self.plan.check(control.get("codecs"))
         self._encoder.restore(tensors)
+        for i, encoder in enumerate(self._parts):
+            prefix = f"{_PART}{i}/"
+            own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+            encoder.restore(own)
         reference_P = tensors.get(_REFERENCE)
         self._reference_P = None if reference_P is None else reference_P.clone()
         self._version = int(str(control.get("version", 0)))
         self._open = self._owed_before_P = None
+
+    def _encoder_of(self, fragment: int) -> Encoder:
+        return self._parts[fragment] if self._parts else self._encoder
+
+    def _num_of(self, fragment: int) -> int:
+        start, stop = self._cuts[fragment]
+        return stop - start
 
     def _whole(self, vector_P: Tensor, against: int | None) -> Tensor:
         if against is None:

@@ -10,6 +10,7 @@ A pure state machine. Calls are events; what comes back are effects that the she
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -22,38 +23,12 @@ from geo_ray.training.effects import Answer, Effect, Send, Snapshot, StepDone
 from geo_ray.training.ledger import Ledger
 from geo_ray.training.model import RegionModel
 from geo_ray.training.region_wire import RegionWire
-from geo_ray.training.shard import Contribution
-from geo_ray.types import StepReport
+from geo_ray.training.server_plan import ServerPlan
+from geo_ray.training.stragglers import Stragglers
+from geo_ray.types import Span, StepReport
 
 Phase = Literal["training", "waiting", "must_speak", "finishing", "done", "halted"]
 """waiting: for an answer; must_speak: for an answer, then speak; finishing: for the last answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerPlan:
-    """What a region's lead is to do.
-
-    Attributes:
-        region: its name.
-        num_workers: ranks 0 to num_workers - 1 take part.
-        batch_size: rows per worker and step.
-        steps: sync: region steps; async: pushes per worker on average.
-        mode: ``sync`` combines one gradient per worker into a step; ``async`` applies each alone.
-        eval_every: steps between evaluations by worker 0; 0 for none but the last.
-        max_refused: steps refused in a row that end the run.
-        epoch: incarnation of this server.
-        alone: no other region waits for this one, so it may stand still when it is exhausted.
-    """
-
-    region: str
-    num_workers: int
-    batch_size: int
-    steps: int
-    mode: Literal["sync", "async"] = "sync"
-    eval_every: int = 0
-    max_refused: int = 3
-    epoch: int = 1
-    alone: bool = False
 
 
 @dataclass(slots=True)
@@ -70,6 +45,9 @@ class Server:
         wire: encodes updates and decodes replies. The shell may do both without its lock: a region
             has one request open, so only who carries that one is in there.
         loss: mean training loss of the last step that had one.
+        compute_s: seconds of computing in the steps since the last update, one after another.
+        step_s: of one step, over those before the last update.
+        exchange_s: of the last exchange, without what the averager held it.
     """
 
     plan: ServerPlan
@@ -84,18 +62,28 @@ class Server:
     samples_since_send: int = 0
     wire: RegionWire = field(default_factory=RegionWire)
     loss: float | None = None
-    _total_steps: int = 0
+    compute_s: float = 0.0
+    step_s: float = 0.0
+    exchange_s: float = 0.0
+    _sent_at: int = 0
+    _seen: int = 0
+    _stopped: bool = False
+    _total_steps: float = math.inf
     _joined: set[int] = field(default_factory=set)
     _idle: set[int] = field(default_factory=set)
     _pushes: dict[int, StepReport] = field(default_factory=dict)
+    _late: dict[int, Span] = field(default_factory=dict)  # what the step was made without
+    _rule: Stragglers = field(init=False)
     _eval_every: int = 0
     _next_eval: int = 0
 
     def __post_init__(self) -> None:
+        self._rule = Stragglers.of(self.plan.stragglers, self.plan.num_workers)
         per_step = 1 if self.plan.mode == "sync" else self.plan.num_workers
-        self._total_steps = self.plan.steps * per_step
+        if self.plan.steps is not None:
+            self._total_steps = self.plan.steps * per_step
         self._eval_every = self.plan.eval_every * per_step
-        self._next_eval = self._eval_every
+        self._next_eval = self._eval_every if self.plan.eval_rows is None else 0
 
     # -------------------------------------------------------------- events
 
@@ -104,12 +92,16 @@ class Server:
         if not 0 <= worker < self.plan.num_workers:
             raise InvariantError(f"{self.plan.region} has no worker {worker}")
         self._pushes.pop(worker, None)
+        self._late.pop(worker, None)
         self._joined.add(worker)
         self._idle.add(worker)
         return self._advance()
 
     def push(self, worker: int, report: StepReport) -> list[Effect]:
         """A worker's gradient lies in the shards; ``report`` says what is behind it."""
+        if self._late.pop(worker, None) == report.span:
+            self._idle.add(worker)
+            return self._advance()
         held = self.ledger.in_flight.get(worker)
         if held != report.span:
             raise InvariantError(f"worker {worker} pushed {report.span}, it was assigned {held}")
@@ -121,16 +113,22 @@ class Server:
         self._idle.discard(worker)
         self._joined.discard(worker)
 
-    def on_reply(self, reply: Reply) -> list[Effect]:
-        """The averager answered the open request."""
+    def on_reply(self, reply: Reply, took_s: float = 0.0) -> list[Effect]:
+        """The averager answered the open request.
+
+        Args:
+            reply: the answer.
+            took_s: seconds since the request.
+        """
         if reply.seq != self.seq or not self.link_busy:
             raise InvariantError(f"{self.plan.region} got answer {reply.seq}, awaits {self.seq}")
         if reply.dropped:
             self.samples_since_send += self.wire.dropped(reply.seq).num_samples
         reply = self.wire.decode(reply)
         self.link_busy = False
+        self.exchange_s = max(0.0, took_s - reply.held_s)
         self.model.merge(reply)
-        self.hub_version = reply.version
+        self.hub_version, self._seen = reply.version, reply.seen
         if reply.stop:
             self.stop()
         if self.phase == "waiting":
@@ -162,12 +160,13 @@ class Server:
     def stop(self) -> None:
         """Finish after the step that is being computed, if any.
 
-        A region that stands still for an answer finishes with it: with rounds, one step more in
-        one region would wait for the others for ever.
+        A region that stands still for an answer finishes with it: one step more in one region
+        would wait for the others for ever.
         """
-        busy = self._joined - self._idle - set(self._pushes)
+        busy = self._joined - self._idle - set(self._pushes) - set(self._late)
         computing = bool(busy) and self.phase != "waiting"
         self._total_steps = min(self._total_steps, self.version + (1 if computing else 0))
+        self._stopped = True
 
     def snapshot_now(self, checkpoint: int, *, halt: bool) -> list[Effect]:
         """Save without an exchange; only for a region that is alone."""
@@ -196,7 +195,7 @@ class Server:
         """The one thing to do next, or None if the region must wait for an event."""
         if self.phase == "must_speak" and not self.link_busy:
             self.phase = "training"
-            return self._speak()
+            return self._finish() if self._stopped else self._speak()
         if self.phase != "training":
             return None
         if self.version >= self._total_steps:
@@ -208,35 +207,51 @@ class Server:
         """The workers whose gradients make the next step, lowest rank first; empty if not yet."""
         if self.plan.mode == "async":
             return sorted(self._pushes)[:1]
-        return sorted(self._pushes) if len(self._pushes) == self.plan.num_workers else []
+        return sorted(self._pushes) if self._rule.is_enough(self._pushes) else []
 
     def _step(self, workers: list[int]) -> list[Effect]:
         reports = {worker: self._pushes.pop(worker) for worker in workers}
-        contributions = [
-            Contribution(worker, 0 if report.refused else report.span.count)
-            for worker, report in reports.items()
-        ]
+        contributions = self._rule.contributions(reports)
         self.model.apply(contributions)
+        whole = self._rule.holds_all_rows(contributions)
+        samples = 0
         for worker, report in reports.items():
-            self.ledger.settle(worker, report.refused)
+            refused = None if whole else report.refused
+            span = self.ledger.settle(worker, refused)
+            samples += 0 if refused else span.count
             self._idle.add(worker)
+        if self.plan.mode == "sync":
+            samples += self._do_without(None if whole else "late")
         self.version += 1
-        samples = sum(c.num_samples for c in contributions)
         self.samples_since_send += samples
         self.refused_in_a_row = 0 if samples else self.refused_in_a_row + 1
         used = [(r.loss or 0.0, r.span.count) for r in reports.values() if not r.refused]
         loss = sum(value * n for value, n in used) / samples if samples else None
         self.loss = self.loss if loss is None else loss
+        compute_s = max(report.compute_s for report in reports.values())
+        self.compute_s += compute_s
         done = StepDone(
             self.version,
             samples,
             loss,
-            max(report.compute_s for report in reports.values()),
+            compute_s,
             tuple(report.refused for report in reports.values() if report.refused),
         )
         return [done, *self._speak()]
 
+    def _do_without(self, lost: str | None) -> int:
+        """Book what workers hold that the step did not wait for; how many rows are in it anyway."""
+        samples = 0
+        for worker in sorted(self.ledger.in_flight):
+            span = self.ledger.settle(worker, lost)
+            samples += 0 if lost else span.count
+            if worker in self._joined - self._idle:
+                self._late.setdefault(worker, span)
+        return samples
+
     def _speak(self) -> list[Effect]:
+        if self._stopped:  # all regions' next word is their last one, or rounds would not match
+            return []
         out = self.model.speak()
         if isinstance(out, Wait):
             self.phase = "must_speak"
@@ -260,6 +275,10 @@ class Server:
         self.link_busy = True
         if out.wait:
             self.phase = "waiting"
+        steps = self.version - self._sent_at
+        if steps:
+            self.step_s = self.compute_s / steps
+        self.compute_s, self._sent_at = 0.0, self.version
         update = Update(
             region=self.plan.region,
             epoch=self.plan.epoch,
@@ -268,21 +287,37 @@ class Server:
             num_samples=self.samples_since_send,
             payload_P=out.payload_P,
             final=final,
+            fragment=out.fragment,
             loss=self.loss,
+            steps=steps,
+            step_s=self.step_s,
+            exchange_s=self.exchange_s,
         )
         self.samples_since_send = 0
         return Send(update, out.wait)
 
     def _assign(self) -> list[Effect]:
         """Next rows for idle workers; in sync mode to all together, so that ranks get their own."""
-        if self.plan.mode == "sync" and len(self._joined) < self.plan.num_workers:
+        if self.plan.mode == "sync" and len(self._joined) < self._rule.needed:
             return []
         if self.exhausted and self.plan.alone:
             return []
         answers: list[Effect] = []
-        for worker in sorted(self._idle & self._joined):
-            span = self.ledger.assign(worker, self.plan.batch_size)
-            answers.append(Answer(worker, self.version, span, self._evaluate_now(worker)))
+        rows = self.plan.batch_size * self.plan.batches_per_push
+        takers = sorted(self._idle & self._joined)
+        spans = {w: self.ledger.assign(w, rows) for w in self._rule.readers(takers)}
+        for worker in takers:
+            evaluate = self._evaluate_now(worker)
+            answers.append(
+                Answer(
+                    worker,
+                    self.version,
+                    spans[worker],
+                    evaluate,
+                    judged=evaluate and self.plan.judges_outer,
+                    parts=self._rule.parts_of(worker, spans),
+                )
+            )
         self._idle -= self._joined
         return answers
 
@@ -299,7 +334,13 @@ class Server:
         return answers
 
     def _evaluate_now(self, worker: int) -> bool:
-        if worker != 0 or not self._eval_every or self.version < self._next_eval:
+        if worker != 0:
+            return False
+        if self.plan.eval_rows is not None:
+            due = self._seen // self.plan.eval_rows > self._next_eval
+            self._next_eval = self._seen // self.plan.eval_rows
+            return due
+        if not self._eval_every or self.version < self._next_eval:
             return False
         self._next_eval = (self.version // self._eval_every + 1) * self._eval_every
         return True
@@ -318,6 +359,8 @@ class Server:
             "hub_version": self.hub_version,
             "seq": self.seq,
             "samples_since_send": self.samples_since_send,
+            "sent_at": self._sent_at,
+            "times_s": [self.compute_s, self.step_s, self.exchange_s],
             "ledger": self.ledger.export(),
             "wire": self.wire.export(),
         }
@@ -345,9 +388,13 @@ class Server:
         self.hub_version = int(str(data["hub_version"]))
         self.seq = int(str(data["seq"]))
         self.samples_since_send = int(str(data["samples_since_send"]))
+        self._sent_at = int(str(data.get("sent_at", self.version)))
+        times_s = data.get("times_s")
+        if isinstance(times_s, list):
+            self.compute_s, self.step_s, self.exchange_s = map(float, times_s)
         self.phase = "must_speak" if data["must_speak"] else "training"
         self.ledger = Ledger.restore(ledger)
         for worker in [w for w in self.ledger.in_flight if w >= self.plan.num_workers]:
             self.ledger.take_back(worker)
-        if self._eval_every:
+        if self.plan.eval_rows is None and self._eval_every:
             self._next_eval = -(-max(self.version, 1) // self._eval_every) * self._eval_every

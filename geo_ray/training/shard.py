@@ -16,6 +16,7 @@ from torch import Tensor
 
 from geo_ray.errors import CheckpointCorruptError, InvariantError
 from geo_ray.sync.base import Outgoing, RegionState, Reply, Strategy, Wait
+from geo_ray.sync.traits import judged
 from geo_ray.training.optimizers import AdamW, InnerOptimizer, Momentum, Sgd
 
 
@@ -26,10 +27,12 @@ class Contribution:
     Attributes:
         worker: its rank.
         num_samples: rows behind its gradient, its weight in the mean; 0 if refused.
+        weight: its weight as it is, if it is not that.
     """
 
     worker: int
     num_samples: int
+    weight: float | None = None
 
 
 class Shard:
@@ -40,6 +43,7 @@ class Shard:
         optimizer: the inner optimizer's configuration.
         strategy: the rule between regions.
         alone: whether this is the only region, so that there is nobody to speak to.
+        fragments: where the model's fragments lie in the slice.
     """
 
     def __init__(
@@ -49,19 +53,27 @@ class Shard:
         strategy: Strategy,
         *,
         alone: bool = False,
+        fragments: tuple[tuple[int, int], ...] = (),
     ) -> None:
         self._optimizer = InnerOptimizer(optimizer, params_S)
         self._strategy = strategy
         self._alone = alone
         self._grads: dict[int, Tensor] = {}
         self._mean_S = torch.empty(0)
-        self._snapshots: dict[int, tuple[dict[str, Tensor], dict[str, int]]] = {}
-        self.state = RegionState(params_S, self._optimizer.apply)
+        self._snapshots: dict[int, tuple[dict[str, Tensor], dict[str, float]]] = {}
+        whole = ((0, params_S.numel()),)
+        self.state = RegionState(params_S, self._optimizer.apply, fragments=fragments or whole)
 
     @property
     def params_S(self) -> Tensor:
         """The live parameters of the slice, fp32 (S,)."""
         return self.state.params_P
+
+    @property
+    def judged_S(self) -> Tensor:
+        """The parameters that an evaluation is about, fp32 (S,); often the live ones."""
+        name = None if self._alone else judged(self._strategy)
+        return self.params_S if name is None else self.state.memory.get(name, self.params_S)
 
     def put(self, worker: int, grad_S: Tensor) -> None:
         """Hold a worker's gradient, fp32 (S,), until the step that uses it.
@@ -105,6 +117,7 @@ class Shard:
     def merge(self, reply: Reply) -> None:
         """Merge the answer (its payload cut to this slice)."""
         self.state.link_busy = False
+        self.state.budget = reply.steps
         self._strategy.on_reply(self.state, reply)
 
     def dropped(self) -> None:
@@ -117,57 +130,67 @@ class Shard:
             self._snapshots.pop(min(self._snapshots))
         self._snapshots[checkpoint] = self.export()
 
-    def take_snapshot(self, checkpoint: int) -> tuple[dict[str, Tensor], dict[str, int]]:
+    def take_snapshot(self, checkpoint: int) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Hand over the copy that `snapshot` made."""
         return self._snapshots.pop(checkpoint)
 
-    def export(self) -> tuple[dict[str, Tensor], dict[str, int]]:
-        """Copies of everything that a checkpoint needs: tensors by name, counters by name."""
+    def export(self) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """Copies of everything that a checkpoint needs: tensors by name, numbers by name."""
         tensors = {"params": self.params_S.clone()}
         tensors |= {f"optimizer/{k}": v for k, v in self._optimizer.export().items()}
         tensors |= {f"memory/{k}": v.clone() for k, v in self.state.memory.items()}
         state = self.state
+        budget = {} if state.budget is None else {"budget": state.budget}
         return tensors, {
             "step": state.step,
             "since_send": state.since_send,
             "samples": state.samples,
+            **budget,
+            **{f"memory/{k}": v for k, v in state.numbers.items()},
         }
 
-    def restore(self, tensors: Mapping[str, Tensor], counters: Mapping[str, int]) -> None:
+    def restore(self, tensors: Mapping[str, Tensor], counters: Mapping[str, float]) -> None:
         """Become what `export` saved; the link is free again.
 
         Raises:
             CheckpointCorruptError: if a tensor is missing or does not fit the slice.
         """
-        for name in ("params", *(k for k in tensors if k.startswith("memory/"))):
-            if name not in tensors or tensors[name].shape != self.params_S.shape:
-                found = tuple(tensors[name].shape) if name in tensors else "missing"
-                raise CheckpointCorruptError(
-                    f"shard state '{name}' is {found}, the shard has {tuple(self.params_S.shape)}"
-                )
-        self.params_S.copy_(tensors["params"])
+        params_S = tensors.get("params")
+        if params_S is None or params_S.shape != self.params_S.shape:
+            found = "missing" if params_S is None else tuple(params_S.shape)
+            raise CheckpointCorruptError(
+                f"shard state 'params' is {found}, the shard has {tuple(self.params_S.shape)}"
+            )
+        self.params_S.copy_(params_S)
         self._optimizer.restore(_with_prefix(tensors, "optimizer/"))
         self.state.memory.clear()
         self.state.memory.update(
             {k: v.clone() for k, v in _with_prefix(tensors, "memory/").items()}
         )
-        self.state.step = counters["step"]
-        self.state.since_send = counters["since_send"]
-        self.state.samples = counters["samples"]
-        self.state.link_busy = False
+        state = self.state
+        state.numbers.clear()
+        state.numbers.update(
+            {k.removeprefix("memory/"): v for k, v in counters.items() if k.startswith("memory/")}
+        )
+        state.step = int(counters["step"])
+        state.since_send = int(counters["since_send"])
+        state.samples = int(counters["samples"])
+        state.budget = int(counters["budget"]) if "budget" in counters else None
+        state.link_busy = False
 
     def _combine(self, contributions: Sequence[Contribution]) -> Tensor | None:
         used = [c for c in contributions if c.num_samples > 0]
         if not used:
             return None
-        if len(used) == 1:  # no copy, and the very bits of plain training
-            return self._grads[used[0].worker]
+        if len(used) == 1 and used[0].weight is None:
+            return self._grads[used[0].worker]  # no copy, and the very bits of plain training
         total = sum(c.num_samples for c in used)
+        shares = [c.num_samples / total if c.weight is None else c.weight for c in used]
         if self._mean_S.shape != self.params_S.shape:
             self._mean_S = torch.empty_like(self.params_S)
-        torch.mul(self._grads[used[0].worker], used[0].num_samples / total, out=self._mean_S)
-        for c in used[1:]:
-            self._mean_S.add_(self._grads[c.worker], alpha=c.num_samples / total)
+        torch.mul(self._grads[used[0].worker], shares[0], out=self._mean_S)
+        for c, share in zip(used[1:], shares[1:], strict=True):
+            self._mean_S.add_(self._grads[c.worker], alpha=share)
         return self._mean_S
 
     def _sent(self, out: Outgoing | Wait | None) -> Outgoing | Wait | None:

@@ -20,6 +20,7 @@ class WirePlan:
         sends: what the strategy's payloads are.
         in_rounds: whether a round has one answer for all regions.
         seed: the run's seed.
+        fragments: parts of the model that are sent one at a time, each a stream of its own.
     """
 
     up: Codec | None = None
@@ -27,6 +28,7 @@ class WirePlan:
     sends: Sends = "change"
     in_rounds: bool = False
     seed: int = 0
+    fragments: int = 1
 
     @property
     def keeps_reference(self) -> bool:

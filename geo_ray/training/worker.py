@@ -95,7 +95,7 @@ class Worker:
         self._flat.zero_grad()
         self._flat.module.train()
         with torch.random.fork_rng(devices=self._rng_devices()):
-            torch.manual_seed(self._seed_of(span))
+            self._plant(self._seed_of(span))
             batch = self._task.collate(columns, self._device)
             try:
                 loss = checked_loss(self._task, self._flat.module, batch)
@@ -136,6 +136,12 @@ class Worker:
     def _load(self) -> None:
         if self._flat.params_P is not self.params_P:
             self._flat.params_P.copy_(self.params_P)
+
+    def _plant(self, seed: int) -> None:
+        """What `torch.manual_seed` does, without the trace that it takes for other devices."""
+        torch.default_generator.manual_seed(seed)
+        if self._device.type == "cuda":
+            torch.cuda.manual_seed(seed)
 
     def _seed_of(self, span: Span) -> int:
         key = f"{self._stream}/{span.start}".encode()

@@ -19,6 +19,7 @@ from geo_ray.errors import GeoRayError
 from geo_ray.job.build import (
     build_averager,
     build_shard,
+    build_worker,
     initial_parameters,
     region_wire,
     server_plan,
@@ -35,12 +36,12 @@ from geo_ray.runtime.overlay_attach import attach_overlay
 from geo_ray.runtime.remote_shard import RemoteShard
 from geo_ray.runtime.roads import attach_roads, dials
 from geo_ray.runtime.worker_loop import ShardLink, WorkerLoop, buffers_for, slices_of
+from geo_ray.sync.traits import fragments_of
 from geo_ray.tasks.load import load_task
 from geo_ray.training.averager import Averager
 from geo_ray.training.flat import digest
 from geo_ray.training.model import RegionModel
 from geo_ray.training.server import Server
-from geo_ray.training.worker import Worker
 from geo_ray.wan.endpoint import Endpoint
 from geo_ray.wan.lan_client import LanClient
 from geo_ray.wan.lan_server import LanServer
@@ -120,6 +121,7 @@ class Site:
         model = RegionModel(
             [self.shards[0], *[RemoteShard(link, timeout_s) for link in links]],
             world.params_P.numel(),
+            fragments_of(experiment.strategy),
         )
         wire = region_wire(experiment, name, world.params_P.numel())
         self.server = Server(server_plan(experiment, self.region), model, wire=wire)
@@ -169,7 +171,7 @@ class Site:
         clients = self.join(rank, epoch, shared=shared)
         params_P, grad_P = buffers_for(clients, world.params_P.numel())
         name = self.region.name
-        worker = Worker(world.task, params_P, grad_P, region=name, seed=experiment.seed)
+        worker = build_worker(experiment, name, world.task, params_P, grad_P)
         slices = zip(
             clients,
             slices_of(params_P, len(clients)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from geo_ray.config.canonical import canonical_json
+from geo_ray.config.canonical import canonical_json, sha256_hex
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_text
 from geo_ray.job.data import prepare_manifest
@@ -25,6 +25,41 @@ BASE: dict[str, Any] = {
     "emulate": {"link": {"rate_mbps": 10, "delay_s": 0.03}, "step_s": 0.5},
 }
 
+LEARNS: dict[str, dict[str, Any]] = {
+    "ama": {},
+    "fedavg": {"strategy": {"interval": 4}},
+    "hfa": {"strategy": {"k1": 2, "k2": 2}},
+    "nbsync": {"strategy": {"merge": "correct"}},
+    "diloco": {"strategy": {"interval": 4, "outer": {"kind": "nesterov", "momentum": 0.3}}},
+    "diloco_streaming": {"strategy": {"interval": 8, "tau": 1, "outer": {"kind": "sgd"}}},
+    "diloco_eager": {"strategy": {"interval": 8, "outer": {"kind": "sgd"}}},
+    "one_step_delay": {
+        "strategy": {"interval": 4, "merge": "correct", "outer": {"kind": "sgd"}},
+    },
+    "decoupled": {"strategy": {"interval": 8, "quorum": 2, "outer": {"kind": "sgd"}}},
+    "fedasync": {"strategy": {"interval": 4}},
+    "fedat": {"strategy": {"interval": 4}},
+    "fedgsync": {"strategy": {"interval": 4}},
+    "async_local_sgd": {"strategy": {"interval": 8, "outer": {"momentum": 0.5}}},
+    "halos": {
+        "strategy": {
+            "local_steps": 2,
+            "interval": 2,
+            "local": {"lr": 1.0, "momentum": 0.0, "period": 1},
+            "outer": {"lr": 0.7, "momentum": 0.0},
+        }
+    },
+    "sparseloco": {"strategy": {"interval": 4}, "codec": {"up": {"kind": "chunked_topk"}}},
+    "demo": {"optimizer": {"kind": "sgd", "lr": 0.003}},
+}
+
+
+def of_kind(kind: str, **sections: Any) -> dict[str, Any]:
+    """Sections with which a strategy learns within a hundred steps, if given ones say no more."""
+    settings = LEARNS.get(kind, {})
+    strategy = {"kind": kind} | settings.get("strategy", {})
+    return sections | settings | {"strategy": strategy}
+
 
 def experiment(**sections: Any) -> Experiment:
     """The tiny experiment with whole sections replaced."""
@@ -38,8 +73,8 @@ class Run:
         self.config = config
         self.events: list[Event] = []
         task = load_task(config.task, data_dir)
-        names = "-".join(config.region_names)  # the data depend on nothing else here
-        folder = data_dir / names
+        # The data depend on nothing else here.
+        folder = data_dir / sha256_hex("-".join(config.region_names).encode())[:16]
         folder.mkdir(exist_ok=True)
         manifest, _ = prepare_manifest(config, task, data_dir, folder)
         self.world = World(config, task, manifest, self._emit)

@@ -1,0 +1,48 @@
+"""The ``regions`` section of a configuration: what runs in each region, or in each site of one."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pydantic import Field
+
+from geo_ray.config.base import Model
+
+NAME: Final = r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$"
+"""What a region, and a run, may be called."""
+
+
+class RegionConfig(Model):
+    """What runs in one region."""
+
+    name: str = Field(pattern=NAME, description="value of the label ray.io/availability-region")
+    at: str | None = Field(
+        None, pattern=NAME, description="the region whose nodes it uses, if several are in one"
+    )
+    copies: int = Field(
+        1, ge=1, le=1000, description="so many like this, named NAME-0, NAME-1 and so on"
+    )
+    workers: int = Field(1, ge=1, le=1024, description="worker processes")
+    ps_shards: int = Field(1, ge=1, le=64, description="parameter server processes")
+    cpus_per_worker: float = Field(1.0, ge=0, description="CPUs that Ray reserves per worker")
+    gpus_per_worker: float = Field(0.0, ge=0, description="GPUs that Ray reserves per worker")
+    cpus_per_server: float = Field(0.5, ge=0, description="CPUs per shard, and for the bridge")
+
+    @property
+    def label(self) -> str:
+        """The region of the nodes that it runs on."""
+        return self.at or self.name
+
+
+def with_copies(regions: tuple[RegionConfig, ...]) -> tuple[RegionConfig, ...]:
+    """Write ``copies`` out, so that every other part sees a list of sites."""
+    return tuple(one for region in regions for one in _copies(region))
+
+
+def _copies(region: RegionConfig) -> list[RegionConfig]:
+    width = len(str(region.copies - 1))
+    names = [f"{region.name}-{i:0{width}d}" for i in range(region.copies)]
+    if region.copies == 1:
+        return [region]
+    plain = region.model_dump()
+    return [RegionConfig(**plain | {"name": name, "copies": 1}) for name in names]
