@@ -18,10 +18,12 @@ def config() -> None:
 @click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change one key.")
 def show(file: Path, overrides: tuple[str, ...]) -> None:
     """Print FILE as it would run, defaults included, and its digest."""
-    from geo_ray.config.experiment import Experiment
-    from geo_ray.config.load import digest, dump_yaml, load_tree
+    from geo_ray.config.load import digest, dump_yaml
+    from geo_ray.job.auto import load_experiment
 
-    experiment = load_tree(file, overrides, Experiment)
+    experiment, advice = load_experiment(file, overrides)
+    if advice is not None:
+        click.echo(f"# {advice.reason}")
     click.echo(dump_yaml(experiment), nl=False)
     click.echo(f"# digest: {digest(experiment)}")
 

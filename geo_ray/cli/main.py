@@ -18,6 +18,7 @@ BEGAN_UNIX_S = time.time()
 _VERBS = {
     "train": ("geo_ray.cli.train", "train"),
     "simulate": ("geo_ray.cli.simulate", "simulate"),
+    "compare": ("geo_ray.cli.compare", "compare"),
     "config": ("geo_ray.cli.config", "config"),
     "data": ("geo_ray.cli.data", "data"),
     "probe": ("geo_ray.cli.probe", "probe"),

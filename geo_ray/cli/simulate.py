@@ -20,14 +20,15 @@ def simulate(config: Path, overrides: tuple[str, ...], plain: bool) -> None:
     from rich.console import Console
 
     from geo_ray.cli.ending import show_end
-    from geo_ray.config.experiment import Experiment
-    from geo_ray.config.load import load_tree
     from geo_ray.job import rundir
+    from geo_ray.job.auto import load_experiment
     from geo_ray.observe.progress import Progress
     from geo_ray.sim.run import simulate as run_to_end
 
-    experiment = load_tree(config, overrides, Experiment)
-    run = rundir.create(experiment, config.parent)
+    experiment, advice = load_experiment(config, overrides)
+    if advice is not None:
+        click.echo(advice.reason, err=True)
+    run = rundir.create(experiment, config.parent, advice.reason if advice else None)
     most = max(r.workers for r in experiment.regions) if experiment.train.mode == "async" else 1
     began_s = time.perf_counter()
     with Progress(

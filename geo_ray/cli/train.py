@@ -34,21 +34,22 @@ def train(
     Ctrl-C saves a checkpoint and stops; a second one stops at once.
     """
     from geo_ray.cli import main as entry
-    from geo_ray.config.experiment import Experiment
-    from geo_ray.config.load import load_tree
     from geo_ray.job import rundir
+    from geo_ray.job.auto import load_experiment
 
     began_unix_s = min(entry.BEGAN_UNIX_S, time.time())
     if resume_dir is None:
         if config is None:
             raise click.UsageError("name a CONFIG, or a run with --resume")
-        experiment = load_tree(config, overrides, Experiment)
-        run = rundir.create(experiment, config.parent)
+        experiment, advice = load_experiment(config, overrides)
+        if advice is not None:
+            click.echo(advice.reason, err=True)
+        run = rundir.create(experiment, config.parent, advice.reason if advice else None)
     else:
         run, experiment = rundir.reopen(resume_dir)
         if config is not None or overrides:
             source = config or run.path / rundir.CONFIG_FILE
-            wanted = load_tree(source, overrides, Experiment)
+            wanted, _ = load_experiment(source, overrides)
             rundir.check_drift(experiment, wanted, allow=allow_drift)
             experiment = wanted
     _run(experiment, run, began_unix_s, resume=resume_dir is not None, plain=plain)

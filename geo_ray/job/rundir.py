@@ -48,8 +48,13 @@ class RunDirectory:
         return self.path / MODEL_FILE
 
 
-def create(experiment: Experiment, base_dir: Path) -> RunDirectory:
+def create(experiment: Experiment, base_dir: Path, reason: str | None = None) -> RunDirectory:
     """Make the directory of a new run: ``run.dir/name``, or ``name-2`` and so on if that is taken.
+
+    Args:
+        experiment: the run.
+        base_dir: where relative paths of its configuration start.
+        reason: why strategy and codec are what they are, if they were chosen by `auto`.
 
     Raises:
         RunDirectoryError: if it cannot be written.
@@ -70,7 +75,8 @@ def create(experiment: Experiment, base_dir: Path) -> RunDirectory:
             raise RunDirectoryError(f"cannot make {path}: {error.strerror}") from error
     run = RunDirectory(path, base_dir.absolute())
     _write(path / CONFIG_FILE, dump_yaml(experiment))
-    _write(path / PLAN_FILE, json.dumps(plan_of(experiment, run.base_dir), indent=2) + "\n")
+    plan = plan_of(experiment, run.base_dir) | {"reason": reason}
+    _write(path / PLAN_FILE, json.dumps(plan, indent=2) + "\n")
     return run
 
 

@@ -1,0 +1,1 @@
+"""One workload, several ways to synchronise, one table: see `geo-ray compare`."""

@@ -1,0 +1,131 @@
+"""What one run of a comparison came to: a file, so that a long comparison can be resumed."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from geo_ray.config.base import Model
+from geo_ray.config.experiment import Experiment
+from geo_ray.config.load import digest
+from geo_ray.errors import RunDirectoryError
+from geo_ray.observe.events import EVENTS_FILE, read_events
+from geo_ray.observe.summary import Summary
+from geo_ray.observe.totals import RunTotals
+
+OUTCOME_FILE = "outcome.json"
+
+
+class Point(Model):
+    """An evaluation of all regions together."""
+
+    t_s: float = Field(description="seconds since the start of the run; virtual if simulated")
+    samples: int = Field(description="training samples of all regions until then")
+    wan_bytes: int = Field(description="payload bytes between regions until then")
+    metrics: dict[str, float | None] = Field(description="the task's metrics")
+
+
+class Outcome(Model):
+    """One run."""
+
+    label: str = Field(description="the variant")
+    rate: float = Field(description="factor on the learning rate")
+    seed: int = Field(description="of the run")
+    digest: str = Field(description="of its configuration")
+    seconds: float = Field(description="length of the run; virtual if simulated")
+    time_to_target_s: float | None = Field(description="null: no target, or not reached")
+    samples_to_target: int | None = Field(description="the same in training samples")
+    rounds: int = Field(description="exchanges that were committed")
+    wan_bytes: int = Field(description="between regions, all classes")
+    idle_share: float = Field(description="of the regions' time in which nobody computed")
+    usd: float | None = Field(description="null without prices")
+    eval: dict[str, float | None] = Field(description="metrics at the end")
+    points: tuple[Point, ...] = Field(description="its evaluations")
+    failed: str | None = Field(None, description="why it did not end; null if it did")
+
+
+def outcome_of(
+    label: str, rate: float, experiment: Experiment, summary: Summary, run_dir: Path
+) -> Outcome:
+    """Read a finished run's events."""
+    totals, points = RunTotals(), []
+    samples = sent_bytes = 0
+    to_target = None
+    target = experiment.train.target
+    for event in read_events(run_dir / EVENTS_FILE):
+        totals.feed(event)
+        if event.kind == "step":
+            samples += event["samples"]
+        elif event.kind == "exchange":
+            sent_bytes += event["bytes_out"] + event["bytes_in"]
+        elif event.kind == "eval" and event["region"] is None:
+            metrics = dict(event["metrics"])
+            points.append(
+                Point(t_s=event.t_s, samples=samples, wan_bytes=sent_bytes, metrics=metrics)
+            )
+            if target is not None and to_target is None and target.reached(event):
+                to_target = samples
+    busy_s = sum(region.compute_s for region in totals.regions.values())
+    idle_s = sum(region.wait_s for region in totals.regions.values())
+    return Outcome(
+        label=label,
+        rate=rate,
+        seed=experiment.seed,
+        digest=digest(experiment),
+        seconds=summary.seconds,
+        time_to_target_s=summary.time_to_target_s,
+        samples_to_target=to_target,
+        rounds=summary.rounds,
+        wan_bytes=sum(summary.wan_bytes.values()),
+        idle_share=idle_s / (busy_s + idle_s) if busy_s + idle_s else 0.0,
+        usd=summary.usd,
+        eval=summary.eval,
+        points=tuple(points),
+    )
+
+
+def failed_outcome(label: str, rate: float, experiment: Experiment, why: str) -> Outcome:
+    """A run that ended in an error: a result too, for a learning rate that is too large, say."""
+    return Outcome(
+        label=label,
+        rate=rate,
+        seed=experiment.seed,
+        digest=digest(experiment),
+        seconds=math.inf,
+        time_to_target_s=None,
+        samples_to_target=None,
+        rounds=0,
+        wan_bytes=0,
+        idle_share=0.0,
+        usd=None,
+        eval={},
+        points=(),
+        failed=why,
+    )
+
+
+def save_outcome(outcome: Outcome, directory: Path) -> None:
+    """Write it whole or not at all.
+
+    Raises:
+        RunDirectoryError: it cannot be written.
+    """
+    path = directory / OUTCOME_FILE
+    part = path.with_suffix(".part")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        part.write_text(outcome.model_dump_json() + "\n", encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise RunDirectoryError(f"cannot write {path}: {error.strerror}") from error
+
+
+def load_outcome(directory: Path, experiment: Experiment) -> Outcome | None:
+    """What `save_outcome` left of the very same configuration; None if there is none."""
+    try:
+        outcome = Outcome.model_validate_json((directory / OUTCOME_FILE).read_bytes())
+    except (OSError, ValidationError):
+        return None
+    return outcome if outcome.digest == digest(experiment) else None

@@ -1,0 +1,152 @@
+"""The page and the table of a comparison."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from html import escape
+from pathlib import Path
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape as plain
+from rich.table import Table
+
+from geo_ray.compare.board import Row, Spread
+from geo_ray.compare.outcome import Outcome, Point
+from geo_ray.compare.run import Comparison
+from geo_ray.errors import RunDirectoryError
+from geo_ray.observe.charts import Curve, curves_chart
+from geo_ray.observe.sections import section
+from geo_ray.observe.sections import table as html_table
+from geo_ray.observe.style import STYLE
+from geo_ray.observe.text import bytes_text, duration_text, number_text
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+_HEADINGS = (
+    "strategy",
+    "rate",
+    "to target",
+    "samples to it",
+    "reached",
+    "run",
+    "rounds",
+    "WAN",
+    "idle",
+    "final",
+    "USD",
+)
+_AXES: tuple[tuple[str, str, Callable[[Point], float]], ...] = (
+    ("over time", "time", lambda point: point.t_s),
+    ("over samples", "samples of all regions", lambda point: float(point.samples)),
+    ("over bytes", "MB between regions", lambda point: point.wan_bytes / 1e6),
+)
+
+
+def cells(row: Row) -> list[str]:
+    """A row's values as text, with their range where runs differ."""
+    return [
+        row.label,
+        f"x{row.rate:g}",
+        _text(row.to_target_s, duration_text),
+        _text(row.to_target_samples, number_text),
+        f"{row.reached}/{row.runs}",
+        _text(row.seconds, duration_text),
+        _text(row.rounds, number_text),
+        _text(row.wan_bytes, bytes_text),
+        _text(row.idle_share, lambda share: f"{share:.0%}"),
+        _text(row.final, number_text),
+        _text(row.usd, lambda usd: f"{usd:.2f}"),
+    ]
+
+
+def result_table(comparison: Comparison) -> Table:
+    """The table for the terminal, best first."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in _HEADINGS:
+        name = f"{heading} {comparison.metric}" if heading == "final" else heading
+        table.add_column(name, justify="left" if heading == "strategy" else "right")
+    for row in comparison.rows:
+        table.add_row(*(plain(cell) for cell in cells(row)))
+    return table
+
+
+def write_page(comparison: Comparison, title: str, path: Path) -> Path:
+    """One self-contained HTML page: the table, curves, and how learning rates were chosen.
+
+    Raises:
+        RunDirectoryError: it cannot be written.
+    """
+    rows = [[escape(cell) for cell in cells(row)] for row in comparison.rows]
+    headings = [*_HEADINGS[:-2], f"final {comparison.metric}", "USD"]
+    charts = "".join(
+        curves_chart(
+            f"{comparison.metric} {how}",
+            _curves(comparison, where),
+            x_label=axis,
+            x_time=axis == "time",
+        )
+        for how, axis, where in _AXES
+    )
+    note = "Medians over seeds, with the least and the largest; best first. Learning rates are \
+factors on the configured one, chosen for each strategy by the same runs."
+    body = (
+        section("Result", html_table(headings, rows), note)
+        + section("Curves", charts, "A line per run; the first seed of a strategy is named.")
+        + section("Learning rates that were tried", _tuning(comparison))
+    )
+    page = (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)} - geo_ray</title><style>{STYLE}</style></head><body>"
+        f"<header><h1>{escape(title)}</h1></header>{body}</body></html>\n"
+    )
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(page, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise RunDirectoryError(f"cannot write {path}: {error.strerror}") from error
+    return path
+
+
+def _curves(comparison: Comparison, where: Callable[[Point], float]) -> list[Curve]:
+    places = {row.label: number for number, row in enumerate(comparison.rows)}
+    named: set[str] = set()
+    curves = []
+    for outcome in sorted(comparison.outcomes, key=lambda o: (places[o.label], o.seed)):
+        label = "" if outcome.label in named else outcome.label
+        named.add(outcome.label)
+        known = [(where(p), _value(p, comparison.metric)) for p in outcome.points]
+        x = np.asarray([x for x, _ in known], dtype=np.float64)
+        y = np.asarray([y for _, y in known], dtype=np.float64)
+        curves.append(Curve(label, x, y, places[outcome.label], faint=not label))
+    return curves
+
+
+def _value(point: Point, metric: str | None) -> float:
+    value = point.metrics.get(metric) if metric else None
+    return float("nan") if value is None else value
+
+
+def _tuning(comparison: Comparison) -> str:
+    if not comparison.tuning:
+        return "<p>One rate only: the configured one.</p>"
+    rows = [
+        [escape(text) for text in _tuning_cells(outcome, comparison.metric)]
+        for outcome in sorted(comparison.tuning, key=lambda o: (o.label, o.rate))
+    ]
+    return html_table(["strategy", "rate", "to target", "final"], rows)
+
+
+def _tuning_cells(outcome: Outcome, metric: str | None) -> Sequence[str]:
+    final = outcome.failed or number_text(outcome.eval.get(metric) if metric else None)
+    return [outcome.label, f"x{outcome.rate:g}", duration_text(outcome.time_to_target_s), final]
+
+
+def _text(values: Spread, text: Callable[[float], str]) -> str:
+    if values.median != values.median:  # no value at all
+        return "-"
+    middle, low, high = text(values.median), text(values.low), text(values.high)
+    return middle if low == high else f"{middle} ({low} to {high})"

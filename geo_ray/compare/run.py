@@ -1,0 +1,186 @@
+"""Carries a comparison out: simulated runs side by side, real ones one after another."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from geo_ray.compare.board import Row, best_rate, goal_of, ordered, row_of
+from geo_ray.compare.outcome import (
+    Outcome,
+    failed_outcome,
+    load_outcome,
+    outcome_of,
+    save_outcome,
+)
+from geo_ray.compare.variants import Case, Variant, experiment_of
+from geo_ray.config.experiment import Experiment
+from geo_ray.errors import NonFiniteError
+from geo_ray.job import rundir
+from geo_ray.sim.run import simulate
+
+TUNING_SEED = 1_000
+"""Seed of the runs that choose learning rates; those that are reported have others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is compared, and how.
+
+    Attributes:
+        config: the workload's file.
+        common: changes to all runs, as for ``--set``.
+        variants: ways to do it.
+        rates: factors on the learning rate that each variant may choose from.
+        seeds: of the runs that count.
+        out: directory of everything.
+        jobs: simulated runs side by side.
+        real: train on the local cluster instead of simulating; rates are still simulated.
+    """
+
+    config: Path
+    common: tuple[str, ...]
+    variants: tuple[Variant, ...]
+    rates: tuple[float, ...]
+    seeds: tuple[int, ...]
+    out: Path
+    jobs: int
+    real: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What came out.
+
+    Attributes:
+        rows: one per variant, best first.
+        tuning: the runs that chose learning rates.
+        outcomes: the runs that count.
+        metric: what it goes by; None if the task has none.
+    """
+
+    rows: list[Row]
+    tuning: list[Outcome]
+    outcomes: list[Outcome]
+    metric: str | None
+
+
+Tell = Callable[[int, int, str], None]
+"""``tell(done, all, what)``."""
+
+
+def compare(plan: Plan, tell: Tell, train: Callable[[Experiment, Path], Outcome]) -> Comparison:
+    """Choose each variant's learning rate, then run every seed with it.
+
+    Args:
+        plan: what to do; runs that were made before with the same configuration are not repeated.
+        tell: hears of every run that ended.
+        train: a real run of an experiment, given its directory; used only if the plan says so.
+
+    Raises:
+        ConfigError: a variant does not fit the workload; before anything runs.
+    """
+    rates = plan.rates if len(plan.rates) > 1 else ()
+    trial = [Case(v, rate, TUNING_SEED) for v in plan.variants for rate in rates]
+    count = len(trial) + len(plan.variants) * len(plan.seeds)
+    for case in trial or [Case(v, 1.0, plan.seeds[0]) for v in plan.variants]:
+        experiment_of(case, plan.config, plan.common, plan.out)
+    done = 0
+
+    def told(outcomes: Iterator[Outcome]) -> list[Outcome]:
+        nonlocal done
+        found = []
+        for outcome in outcomes:
+            done += 1
+            found.append(outcome)
+            tell(done, count, f"{outcome.label} x{outcome.rate:g} seed {outcome.seed}")
+        return found
+
+    tuning = told(_simulated(plan, trial))
+    target = experiment_of(Case(plan.variants[0], 1.0, 0), plan.config, plan.common, plan.out).train
+    best = {
+        v.label: best_rate([o for o in tuning if o.label == v.label], target.target)
+        if rates
+        else plan.rates[0]
+        for v in plan.variants
+    }
+    cases = [Case(v, best[v.label], seed) for v in plan.variants for seed in plan.seeds]
+    runs = _real(plan, cases, train) if plan.real else _simulated(plan, cases)
+    outcomes = told(runs)
+    metric, grows = goal_of(target.target, outcomes)
+    rows = [
+        row_of([o for o in outcomes if o.label == v.label], target.target) for v in plan.variants
+    ]
+    return Comparison(ordered(rows, grows=grows), tuning, outcomes, metric)
+
+
+def _simulated(plan: Plan, cases: Sequence[Case]) -> Iterator[Outcome]:
+    todo = []
+    for case in cases:
+        directory = plan.out / "simulated" / case.name
+        experiment = experiment_of(case, plan.config, plan.common, directory)
+        known = load_outcome(directory, experiment)
+        if known is None:
+            todo.append((case, experiment, directory, plan.config.parent))
+        else:
+            yield known
+    if not todo:
+        return
+    with ExitStack() as stack:
+        # Processes of their own: PyTorch's threads and the interpreter's lock stay apart.
+        context = multiprocessing.get_context("spawn")
+        pool = context.Pool(min(plan.jobs, len(todo)), initializer=_ignore_interrupts)
+        stack.callback(pool.join)
+        stack.callback(pool.terminate)
+        yield from pool.imap_unordered(_simulate, todo)
+
+
+def _ignore_interrupts() -> None:
+    """Ctrl-C is for the process that the user started; it ends these."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _simulate(todo: tuple[Case, Experiment, Path, Path]) -> Outcome:
+    case, experiment, directory, base_dir = todo
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    label, rate = case.variant.label, case.rate
+    try:
+        run = rundir.create(experiment, base_dir)
+        summary = simulate(experiment, run, lambda _: None)
+        outcome = outcome_of(label, rate, experiment, summary, run.path)
+        shutil.rmtree(run.data, ignore_errors=True)
+    except NonFiniteError as error:
+        outcome = failed_outcome(label, rate, experiment, str(error))
+    save_outcome(outcome, directory)
+    return outcome
+
+
+def _real(
+    plan: Plan, cases: Sequence[Case], train: Callable[[Experiment, Path], Outcome]
+) -> Iterator[Outcome]:
+    for case in cases:
+        directory = plan.out / "real" / case.name
+        experiment = experiment_of(case, plan.config, plan.common, directory)
+        outcome = load_outcome(directory, experiment)
+        if outcome is None:
+            shutil.rmtree(directory, ignore_errors=True)
+            directory.mkdir(parents=True)
+            try:
+                outcome = train(experiment, directory)
+            except NonFiniteError as error:
+                outcome = failed_outcome(case.variant.label, case.rate, experiment, str(error))
+            outcome = outcome.model_copy(update={"label": case.variant.label, "rate": case.rate})
+            save_outcome(outcome, directory)
+        yield outcome
+
+
+def default_jobs() -> int:
+    """As many simulated runs side by side as there are cores."""
+    return max(1, len(os.sched_getaffinity(0)))

@@ -1,0 +1,156 @@
+"""`strategy: {kind: auto}`: the configuration is completed from measurements before it is read.
+
+``auto`` is no strategy of its own. Its section says what may be given up; strategy, interval and
+codec are put in its place, as the user could have written them, and the reason is told.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from geo_ray.config.base import Model
+from geo_ray.config.experiment import Experiment
+from geo_ray.config.load import load_text, load_tree, read_text
+from geo_ray.config.overrides import apply_overrides
+from geo_ray.config.yaml_text import parse_yaml
+from geo_ray.errors import ConfigError
+from geo_ray.job.build import initial_parameters, use_one_thread
+from geo_ray.planning.advisor import Choice, Situation, advise, explain, sections
+from geo_ray.tasks.base import SelfContained, Task, num_rows
+from geo_ray.tasks.load import load_task
+from geo_ray.training.worker import Worker
+from geo_ray.types import Span
+from geo_ray.wan.link_table import LinkTable, load_links, table_of
+
+_TRIALS = 5
+
+
+class AutoConfig(Model):
+    """The ``strategy`` section with ``kind: auto``."""
+
+    kind: Literal["auto"] = "auto"
+    loss_budget: float = Field(
+        0.02, gt=0, lt=1, description="relative loss that may be paid for time"
+    )
+    links: str = Field("links.json", description="what `geo-ray probe` measured, if not emulated")
+    step_s: float | None = Field(
+        None, gt=0, description="seconds of a step; null: measured here on the task's own data"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What was chosen, and why.
+
+    Attributes:
+        choice: the candidate.
+        reason: a paragraph.
+    """
+
+    choice: Choice
+    reason: str
+
+
+def load_experiment(path: Path, overrides: Sequence[str]) -> tuple[Experiment, Advice | None]:
+    """Read a configuration; complete it if its strategy is ``auto``.
+
+    Args:
+        path: a YAML file.
+        overrides: as for ``--set``.
+
+    Returns:
+        The experiment, and the advice if there was any to give.
+
+    Raises:
+        ConfigError: the file is wrong, or there are no measurements to go by.
+    """
+    text = read_text(path)
+    tree = apply_overrides(parse_yaml(text, str(path)), overrides).value
+    strategy = tree.get("strategy") if isinstance(tree, dict) else None
+    if not (isinstance(tree, dict) and isinstance(strategy, dict)):
+        return load_tree(path, overrides, Experiment), None
+    if strategy.get("kind") != "auto":
+        return load_tree(path, overrides, Experiment), None
+    wanted = load_text(json.dumps(strategy), [], AutoConfig, f"{path}: strategy")
+    taken = [key for key in ("codec",) if tree.get(key)]
+    if taken:
+        raise ConfigError(
+            f"{path}: strategy auto chooses the codec too, but `codec` is given",
+            fix="Leave out `codec`, or name a strategy.",
+        )
+    plain = [*overrides, "strategy={kind: bsp}"]
+    situation = measure(load_tree(path, plain, Experiment), wanted, path.parent)
+    choice = advise(situation)
+    chosen = [f"{key}={json.dumps(value)}" for key, value in sections(choice).items() if value]
+    experiment = load_tree(path, [*overrides, *chosen], Experiment)
+    return experiment, Advice(choice, explain(choice, situation))
+
+
+def measure(experiment: Experiment, wanted: AutoConfig, base_dir: Path) -> Situation:
+    """What the advisor needs: from the emulation, the link table, or a few steps done here.
+
+    Raises:
+        ConfigError: no link is known.
+    """
+    task = load_task(experiment.task, base_dir)
+    names = experiment.region_names
+    steps_s = {name: experiment.step_s(name) for name in names}
+    if None in steps_s.values():
+        here_s = wanted.step_s or _step_s(experiment, task)
+        steps_s = {name: here_s if step_s is None else step_s for name, step_s in steps_s.items()}
+    specs = experiment.links()
+    links = table_of(specs) if specs else load_links(base_dir / wanted.links)
+    return Situation(
+        num_params=initial_parameters(task, experiment.seed).numel(),
+        step_s={name: step_s for name, step_s in steps_s.items() if step_s is not None},
+        links=_known(links, experiment),
+        averager=experiment.averager_region,
+        loss_budget=wanted.loss_budget,
+    )
+
+
+def _known(links: LinkTable, experiment: Experiment) -> LinkTable:
+    hub = experiment.averager_region
+    pairs = [p for r in experiment.region_names if r != hub for p in ((r, hub), (hub, r))]
+    holes = [f"{src} to {dst}" for src, dst in pairs if links.find(src, dst) is None]
+    if holes:
+        raise ConfigError(
+            f"strategy auto: nothing is known of the links {', '.join(holes)}",
+            fix="Measure them with `geo-ray probe`, or give their rates under `emulate`.",
+        )
+    return links
+
+
+def _step_s(experiment: Experiment, task: Task) -> float:
+    """Seconds of a step on this machine (median): machines are taken to be like it."""
+    if not isinstance(task, SelfContained):  # rows of a manifest are for its regions to read
+        raise ConfigError(
+            "strategy auto: how long a step takes is not known",
+            fix="Give strategy.step_s in seconds, or emulate.step_s.",
+        )
+    use_one_thread()
+    params_P = initial_parameters(task, experiment.seed)
+    worker = Worker(
+        task,
+        params_P,
+        params_P.clone(),
+        region=experiment.averager_region,
+        seed=experiment.seed,
+        device=experiment.device,
+    )
+    rows = experiment.data.batch_size
+    train = task.dataset(experiment.seed).train
+    columns = {name: column[:rows] for name, column in train.items()}
+    times_s = []
+    for _ in range(_TRIALS):
+        began_s = time.perf_counter()
+        worker.step(columns, Span(0, num_rows(columns)))
+        times_s.append(time.perf_counter() - began_s)
+    return sorted(times_s)[_TRIALS // 2]

@@ -1,0 +1,1 @@
+"""What should run where and how often it should speak. Pure, and without torch."""

@@ -1,0 +1,170 @@
+"""Which strategy, interval and codec suit measured steps and links: `strategy: auto`, and the plan.
+
+Every candidate is a family, an interval H and a codec. For each the advisor predicts which share of
+the regions' time is spent computing, and what it may cost in loss (`geo_ray.planning.tradeoffs`).
+Of those within the loss budget it takes the one that computes most; among those that compute
+nearly as much, the one that costs least.
+
+Transfer time of a round: ``max over regions of (bytes up / goodput to the averager + bytes down /
+goodput from it + round trip)``. Regions' lines are measured alone, so where many share the
+averager's line it is optimistic by up to their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from geo_ray.errors import ConfigError
+from geo_ray.planning.tradeoffs import (
+    BITS_PER_PARAM,
+    LOSS_BY_CODEC,
+    LOSS_OF_ASYNCHRONY,
+    LOSS_OF_DELAY,
+    loss_of_interval,
+)
+from geo_ray.wan.link_table import LinkTable
+
+Family = Literal["bsp", "diloco", "one_step_delay", "async_local_sgd"]
+_INTERVALS: Final = tuple(2**n for n in range(10))
+_AS_GOOD: Final = 0.97  # of the best share: then the smaller loss decides
+_SMALL_INTERVAL: Final = 16  # below that outer momentum overshoots
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What was measured.
+
+    Attributes:
+        num_params: of the model.
+        step_s: seconds of a local step by region.
+        links: goodput and round trip to and from the averager's region.
+        averager: that region.
+        loss_budget: relative loss against the plainest training that is acceptable.
+    """
+
+    num_params: int
+    step_s: Mapping[str, float]
+    links: LinkTable
+    averager: str
+    loss_budget: float
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A candidate, and what is predicted of it.
+
+    Attributes:
+        family: the strategy.
+        interval: local steps between exchanges.
+        codec: of both ways where it can be; None for none.
+        compute_share: of the regions' time.
+        transfer_s: of one exchange.
+        loss: relative, against the plainest training.
+    """
+
+    family: Family
+    interval: int
+    codec: str | None
+    compute_share: float
+    transfer_s: float
+    loss: float
+
+
+def advise(situation: Situation) -> Choice:
+    """The best candidate.
+
+    Raises:
+        ConfigError: there is only one region.
+        LinkUnknownError: a link was not measured.
+    """
+    if len(situation.step_s) < 2:
+        raise ConfigError("strategy auto: with one region there is nothing to synchronise")
+    found = list(candidates(situation))
+    affordable = [c for c in found if c.loss <= situation.loss_budget] or [
+        min(found, key=lambda c: c.loss)
+    ]
+    most = max(choice.compute_share for choice in affordable)
+    good = [choice for choice in affordable if choice.compute_share >= _AS_GOOD * most]
+    return min(good, key=lambda c: (c.loss, -c.compute_share, c.interval))
+
+
+def candidates(situation: Situation) -> Iterator[Choice]:
+    """Every family with every interval and codec."""
+    slowest_s = max(situation.step_s.values())
+    rate = sum(1 / step_s for step_s in situation.step_s.values())
+    evenness = len(situation.step_s) / slowest_s / rate  # of rounds: all wait for the slowest
+    for codec in BITS_PER_PARAM:
+        transfer_s = transfer_time_s(situation, codec)
+        for steps in _INTERVALS:
+            loss = loss_of_interval(steps) + LOSS_BY_CODEC[codec]
+            busy = steps * slowest_s / (steps * slowest_s + transfer_s)
+            yield Choice(
+                "bsp" if steps == 1 else "diloco", steps, codec, evenness * busy, transfer_s, loss
+            )
+            if steps == 1 or codec == "chunked_topk":
+                continue
+            hidden = min(1.0, steps * slowest_s / transfer_s)
+            delayed = loss + LOSS_OF_DELAY
+            yield Choice("one_step_delay", steps, codec, evenness * hidden, transfer_s, delayed)
+            own = sum(steps / (steps * s + transfer_s) for s in situation.step_s.values()) / rate
+            alone = loss + LOSS_OF_ASYNCHRONY
+            yield Choice("async_local_sgd", steps, codec, own, transfer_s, alone)
+
+
+def transfer_time_s(situation: Situation, codec: str | None) -> float:
+    """Seconds of one exchange of the worst region."""
+    up, down = BITS_PER_PARAM[codec]
+    hub, links = situation.averager, situation.links
+    times_s = []
+    for region in situation.step_s:
+        if region == hub:
+            continue
+        there, back = links.get(region, hub), links.get(hub, region)
+        mbit = situation.num_params * 1e-6
+        sent_s = mbit * up / max(there.goodput_mbps, 1e-9)
+        times_s.append(sent_s + mbit * down / max(back.goodput_mbps, 1e-9) + there.rtt_s)
+    return max(times_s)
+
+
+def sections(choice: Choice) -> dict[str, dict[str, object]]:
+    """The configuration's sections that a choice stands for."""
+    strategy: dict[str, object] = {"kind": choice.family}
+    if choice.family != "bsp":
+        strategy["interval"] = choice.interval
+    if choice.family == "diloco":
+        strategy["compute_share"] = min(0.95, max(0.5, round(choice.compute_share, 2)))
+    if choice.family in ("diloco", "one_step_delay") and choice.interval < _SMALL_INTERVAL:
+        strategy["outer"] = {"kind": "sgd", "lr": 1.0}
+    if choice.family == "one_step_delay":
+        strategy["merge"] = "correct"
+    codec: dict[str, object] = {}
+    if choice.codec is not None:
+        codec["up"] = {"kind": choice.codec}
+        if choice.codec != "chunked_topk":
+            codec["down"] = {"kind": choice.codec}
+    return {"strategy": strategy, "codec": codec}
+
+
+def explain(choice: Choice, situation: Situation) -> str:
+    """Why, in one paragraph with the numbers."""
+    plain_s = transfer_time_s(situation, None)
+    slowest_s, fastest_s = max(situation.step_s.values()), min(situation.step_s.values())
+    codec = f"codec {choice.codec}" if choice.codec else "no codec"
+    text = (
+        f"A step takes {fastest_s:.3g} to {slowest_s:.3g} s and the model has "
+        f"{4e-6 * situation.num_params:.3g} MB: one exchange as fp32 takes {plain_s:.3g} s on the "
+        f"slowest link. With {codec} it takes {choice.transfer_s:.3g} s. "
+        f"{choice.family} with {choice.interval} steps per exchange is predicted to spend "
+        f"{choice.compute_share:.0%} of the regions' time computing, at {choice.loss:.1%} of loss "
+        f"where {situation.loss_budget:.1%} is allowed."
+    )
+    if choice.family == "async_local_sgd":
+        text += (
+            f" Regions do not wait for each other, since the slowest takes "
+            f"{slowest_s / fastest_s:.1f} times as long as the fastest."
+        )
+    if choice.family == "diloco":
+        text += " The interval follows the link while training."
+    return text
