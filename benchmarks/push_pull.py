@@ -38,7 +38,8 @@ from geo_ray.runtime.worker_loop import ShardLink, buffers_for
 from geo_ray.sync.asgd import Asgd
 from geo_ray.training.model import RegionModel
 from geo_ray.training.optimizers import InnerOptimizer, Sgd
-from geo_ray.training.server import Server, ServerPlan
+from geo_ray.training.server import Server
+from geo_ray.training.server_plan import ServerPlan
 from geo_ray.training.shard import Shard
 from geo_ray.types import StepReport
 from geo_ray.wan.config import LanConfig

@@ -12,7 +12,7 @@ import click
 import pytest
 
 from geo_ray import errors
-from geo_ray.config.load import load_tree
+from geo_ray.job.auto import load_experiment
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted(path.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.yaml"))
@@ -87,9 +87,8 @@ def test_sections_say_exit_code_causes_and_remedy(kind: type[errors.GeoRayError]
 
 @pytest.mark.parametrize("path", CONFIGS, ids=str)
 def test_every_config_loads(path: Path) -> None:
-    from geo_ray.config.experiment import Experiment
 
-    load_tree(ROOT / path, [], Experiment)
+    load_experiment(ROOT / path, [])
 
 
 def quoted_commands() -> dict[str, set[str]]:

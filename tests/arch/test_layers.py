@@ -19,13 +19,14 @@ LAYERS = [
     {"config.experiment"},
     {"job"},
     {"runtime", "sim"},
-    {"tuning", "lab"},
+    {"tuning", "lab", "compare"},
     {"cli"},
 ]
 SIBLINGS_ALLOWED = {
     ("types", "errors"),
     ("observe", "config"),  # its Config derives from config.base
     ("training", "sync"),
+    ("training", "coding"),
     ("training", "tasks.base"),
     ("training", "tasks.guard"),  # the checked loss, beside the protocol it checks
 }

@@ -87,6 +87,7 @@ def test_the_averagers_region_is_lost_and_the_others_finish(
     check_went_on(done, exact=True)
 
 
+@pytest.mark.slow
 def test_its_bridge_alone_is_enough(ray_cluster: LocalCluster, tmp_path: Path) -> None:
     strategy = {"kind": "asgd_ga", "interval": 1, "wait": "always"}
     experiment = experiment_of(tmp_path, **SECTIONS | {"strategy": strategy})

@@ -148,7 +148,9 @@ def test_a_killed_worker_is_replaced_and_nothing_changes(
     assert applied == {"us-east": 32 * last, "eu-west": 16 * last}
 
 
-@pytest.mark.parametrize("sections", [{}, CODED], ids=["vectors", "coded"])
+@pytest.mark.parametrize(
+    "sections", [pytest.param({}, marks=pytest.mark.slow), CODED], ids=["vectors", "coded"]
+)
 def test_a_lost_server_ends_the_run_and_a_damaged_checkpoint_is_passed_over(
     ray_cluster: LocalCluster, tmp_path: Path, sections: dict[str, Any]
 ) -> None:

@@ -19,6 +19,7 @@ from geo_ray.wan.message import Message
 
 TOPK = {"kind": "topk", "ratio": 0.1}
 CODECS = [{"kind": "identity"}, {"kind": "fp16"}, {"kind": "int8"}, TOPK]
+PLAIN = ("asgd", "asgd_ga", "ama")
 POWER = {"kind": "powersgd", "rank": 1}
 REGIONS = [{"name": "us-east", "workers": 2, "ps_shards": 2}, {"name": "eu-west", "workers": 2}]
 TRAIN = {"steps": 8, "eval_every": 0}
@@ -68,10 +69,14 @@ def test_sockets_and_simulator_give_the_same_bits(tmp_path: Path, kind: str, cod
     assert sizes == {event["bytes_out"] for event in events if event["kind"] == "exchange"}
 
 
-@pytest.mark.parametrize("codec", CODECS[1:], ids=lambda codec: codec["kind"])
-@pytest.mark.parametrize("kind", [k for k, s in STRATEGIES.items() if not s.in_rounds])
+@pytest.mark.parametrize(
+    ("kind", "codec"),
+    [(kind, codec) for kind in PLAIN for codec in CODECS[1:]]
+    + [(kind, TOPK) for kind, s in STRATEGIES.items() if not s.in_rounds and kind not in PLAIN],
+    ids=lambda value: value if isinstance(value, str) else value["kind"],
+)
 def test_asynchronous_regions_end_equal(tmp_path: Path, kind: str, codec: Any) -> None:
-    strategy = {"kind": kind} if kind == "asgd" else {"kind": kind, "interval": 2}
+    strategy: dict[str, Any] = {"kind": kind} if kind == "asgd" else {"kind": kind, "interval": 2}
     with InProcess(coded(strategy, codec), tmp_path) as world:
         world.run()
         world.check_books()

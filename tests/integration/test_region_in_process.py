@@ -220,6 +220,9 @@ def test_an_update_in_the_name_of_another_region_is_refused(tmp_path: Path) -> N
             "fragment": 0,
             "coded": None,
             "against": None,
+            "steps": 1,
+            "step_s": 0.1,
+            "exchange_s": 0.0,
         }
         client = LanClient(bridge.address, KEY, {"peer": "thief"})
         with client, pytest.raises(InvariantError, match="got an update of 'us-east'"):

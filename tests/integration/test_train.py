@@ -246,6 +246,7 @@ def test_a_round_may_travel_over_an_overlay(tmp_path: Path) -> None:
     assert direct, "regions without the averager talk to each other"
 
 
+@pytest.mark.slow
 def test_asgd_stops_at_its_target_in_all_regions(tmp_path: Path) -> None:
     target = {"metric": "accuracy", "value": 0.0, "direction": "at_least"}
     steps = 5000

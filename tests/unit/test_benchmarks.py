@@ -14,6 +14,7 @@ import pytest
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 NAMES = (
     "codec_speed",
+    "coding",
     "dgt",
     "lab_accuracy",
     "overhead",
@@ -29,6 +30,7 @@ NAMES = (
     "wan_trouble",
 )
 HELPERS = {  # parts of others
+    "coding_model",
     "command",
     "dgt_fleet",
     "dgt_node",

@@ -23,7 +23,8 @@ from geo_ray.training.effects import Answer, Send
 from geo_ray.training.flat import digest, read_parameters
 from geo_ray.training.model import RegionModel
 from geo_ray.training.optimizers import AdamW, Momentum, Sgd
-from geo_ray.training.server import Server, ServerPlan
+from geo_ray.training.server import Server
+from geo_ray.training.server_plan import ServerPlan
 from geo_ray.training.shard import Shard
 from geo_ray.training.worker import Worker
 from geo_ray.types import Span, StepReport

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import digest, dump_yaml, load_text, load_tree
+from geo_ray.config.load import digest, dump_yaml, load_text
 from geo_ray.errors import ConfigError
+from geo_ray.job.auto import load_experiment
 from geo_ray.sync.registry import STRATEGIES
 from geo_ray.wan.link_model import LinkSpec
 
@@ -45,7 +46,9 @@ def complaint(*overrides: str, text: str = TEXT) -> str:
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.name)
 def test_the_files_to_try_are_valid(path):
-    load_tree(path, [], Experiment)
+    experiment, advice = load_experiment(path, [])
+    assert (advice is not None) == (path.stem == "auto")
+    assert len(experiment.regions) >= 1
 
 
 def test_defaults():
@@ -64,7 +67,8 @@ def test_defaults():
 
 @pytest.mark.parametrize("kind", STRATEGIES)
 def test_every_strategy_can_be_named(kind):
-    config = load(f"strategy={{kind: {kind}}}")
+    codec = ["codec.up={kind: chunked_topk}"] if kind == "sparseloco" else []
+    config = load(f"strategy={{kind: {kind}}}", *codec)
     assert type(config.strategy) is STRATEGIES[kind]
 
 

@@ -76,7 +76,7 @@ def test_a_copy_is_of_its_moment():
     assert taken[1] == expected[1]
 
 
-@pytest.mark.parametrize("name", ["params", "optimizer/momentum_buffer", "memory/snapshot"])
+@pytest.mark.parametrize("name", ["params", "optimizer/momentum_buffer"])
 def test_state_that_does_not_fit_is_refused(name):
     shard = stepped(make(optimizer=Momentum(), strategy=Ama(interval=1)))
     shard.speak()
