@@ -16,7 +16,15 @@ from hypothesis import strategies as st
 
 from geo_ray.errors import FrameError, PeerRefusedError
 from geo_ray.wan.frame_io import WireCount, recv_frame, send_frame
-from geo_ray.wan.frames import HEADER, PIECE_BYTES, Frame, FrameKind, FrameLimits, encode
+from geo_ray.wan.frames import (
+    HEADER,
+    PIECE_BYTES,
+    PROTOCOL_VERSION,
+    Frame,
+    FrameKind,
+    FrameLimits,
+    encode,
+)
 from geo_ray.wan.meta import decode_meta, encode_meta
 
 KEY = b"k" * 32
@@ -84,7 +92,7 @@ def test_random_bytes_are_refused(junk: bytes) -> None:
 @given(junk=st.binary(max_size=300))
 def test_random_bytes_after_a_valid_magic_and_version_are_refused(junk: bytes) -> None:
     with pytest.raises((FrameError, ConnectionError)):
-        _receive(b"GEOR\x01" + junk)
+        _receive(b"GEOR" + bytes([PROTOCOL_VERSION]) + junk)
 
 
 @given(frame=frames, at=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
