@@ -117,7 +117,9 @@ def short_tmp() -> Iterator[Path]:
     path.rmdir()
 
 
-@pytest.mark.parametrize("ending", ["raise", "sigint", "sigint early", "sigkill"])
+@pytest.mark.parametrize(
+    "ending", [pytest.param("raise", marks=pytest.mark.slow), "sigint", "sigint early", "sigkill"]
+)
 def test_nothing_is_left_behind(ending: str, short_tmp: Path) -> None:
     what = ending if ending == "raise" else "wait"
     with _owner(short_tmp, what) as owner:

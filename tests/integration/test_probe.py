@@ -21,6 +21,7 @@ def regions(*names: str) -> list[dict[str, str]]:
     return [{"name": name} for name in names]
 
 
+@pytest.mark.slow
 def test_every_link_is_in_the_table(tmp_path: Path) -> None:
     slow = {"src": "us-east", "dst": "eu-west", "rate_mbps": 4.0, "delay_s": 0.01}
     other = {"src": "eu-west", "dst": "us-east", "rate_mbps": 40.0, "delay_s": 0.01}

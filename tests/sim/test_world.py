@@ -220,7 +220,20 @@ def test_a_target_stops_asynchronous_rounds_too(simulated, kind, slow_s):
     assert len(set(run.digests().values())) == 1
 
 
-@pytest.mark.parametrize("kind", STRATEGIES)
+LIKE_OTHERS = {
+    "fedavg",
+    "fedssgd",
+    "esync",
+    "one_step_delay",
+    "decoupled",
+    "fedasync",
+    "gaia",
+    "hfa",
+}
+OFTEN = [pytest.param(k, marks=pytest.mark.slow) if k in LIKE_OTHERS else k for k in STRATEGIES]
+
+
+@pytest.mark.parametrize("kind", OFTEN)
 def test_every_strategy_learns_the_digits(simulated, kind):
     run = simulated(**of_kind(kind, **LEARNING, train={"steps": 120, "eval_every": 0}))
     (last,) = [e for e in run.of("eval") if e["region"] is None]
