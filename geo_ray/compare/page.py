@@ -36,6 +36,7 @@ _HEADINGS = (
     "final",
     "USD",
 )
+_ON_PAGE_ONLY = ("samples to it", "run", "rounds", "USD")
 _AXES: tuple[tuple[str, str, Callable[[Point], float]], ...] = (
     ("over time", "time", lambda point: point.t_s),
     ("over samples", "samples of all regions", lambda point: float(point.samples)),
@@ -61,13 +62,17 @@ def cells(row: Row) -> list[str]:
 
 
 def result_table(comparison: Comparison) -> Table:
-    """The table for the terminal, best first."""
+    """The table for the terminal, best first; the page has more columns."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for heading in _HEADINGS:
+    shown = [place for place, heading in enumerate(_HEADINGS) if heading not in _ON_PAGE_ONLY]
+    for heading in (_HEADINGS[place] for place in shown):
         name = f"{heading} {comparison.metric}" if heading == "final" else heading
-        table.add_column(name, justify="left" if heading == "strategy" else "right")
+        table.add_column(
+            name, justify="left" if heading == "strategy" else "right", overflow="fold"
+        )
     for row in comparison.rows:
-        table.add_row(*(plain(cell) for cell in cells(row)))
+        texts = cells(row)
+        table.add_row(*(plain(texts[place]) for place in shown))
     return table
 
 
