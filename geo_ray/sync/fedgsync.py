@@ -14,13 +14,11 @@ last mean, times ``absent`` for every round in a row.
 When: many sites, unlike data, unequal speed. All alike: one group, and it is asynchronous rounds
 with a quorum. A group of one slow site holds every round until the deadline: set one.
 
-Groups are made after the first round, which waits for everybody, and from then on by what is known
-of each site. With ``codec.up: {kind: dgt}`` the reliable share follows a site's role: sites that
-close rounds send ``share_closing`` of their blocks reliably, the others ``share_extra``.
+Groups are made once, after the first round, which waits for everybody. With ``codec.up: dgt`` sites
+that close rounds send ``share_closing`` of their blocks reliably, the others ``share_extra``.
 
-Source: FedGSync, of which only the abstract was available: groups by principal components of
-gradients and K-means, group-weak rounds, differential transmission between groups. All parameters
-and rules beyond that are reconstructed or ours.
+Source: FedGSync's abstract: groups by principal components of gradients and K-means, group-weak
+rounds, differential transmission between groups. All beyond that is reconstructed or ours.
 """
 
 from __future__ import annotations
