@@ -12,6 +12,7 @@ from geo_ray.data.split import (
     ByLabelSplit,
     DirichletSplit,
     IidSplit,
+    LabelGroupsSplit,
     RatioSplit,
     SplitConfig,
     assign,
@@ -122,3 +123,22 @@ def test_what_does_not_fit_is_refused() -> None:
     ):
         with pytest.raises(ValidationError):
             TypeAdapter(SplitConfig).validate_json(tree)
+
+
+@given(st.integers(1, 4), st.integers(4, 9), SEEDS)
+def test_regions_of_a_label_group_share_its_labels_and_no_others(
+    groups: int, num_regions: int, seed: int
+) -> None:
+    labels_N = np.arange(2000) % 10
+    names = [f"r{i}" for i in range(num_regions)]
+    region_N = assign(LabelGroupsSplit(groups=groups), labels_N, 2000, names, seed)
+    for i in range(num_regions):
+        mine = set(labels_N[region_N == i].tolist())
+        assert mine == {label for label in range(10) if label % groups == i % groups}
+
+
+def test_more_label_groups_than_labels_or_regions_are_refused() -> None:
+    labels_N = np.arange(100) % 3
+    for groups, names in ((4, list("abcdef")), (3, ["a", "b"])):
+        with pytest.raises(ConfigError, match=r"split\.groups"):
+            assign(LabelGroupsSplit(groups=groups), labels_N, 100, names, 0)
