@@ -48,6 +48,7 @@ def send_frame(
     key: bytes,
     *,
     digest_payload: bool = True,
+    number: int = 0,
     count: WireCount | None = None,
 ) -> int:
     """Send a frame, gathering its parts without copying the payload.
@@ -57,6 +58,7 @@ def send_frame(
         frame: what to send.
         key: 1 to 64 bytes, shared with the receiver.
         digest_payload: False leaves the payload's digest out; the receiver must agree.
+        number: see `encode`.
         count: told what the kernel took, piece by piece.
 
     Returns:
@@ -70,7 +72,7 @@ def send_frame(
     before = count.wire_bytes
     pending: list[memoryview] = []
     pending_bytes = 0
-    for part in encode(frame, key, digest_payload=digest_payload):
+    for part in encode(frame, key, digest_payload=digest_payload, number=number):
         pending.append(part)
         pending_bytes += part.nbytes
         if pending_bytes >= PIECE_BYTES:
@@ -139,6 +141,7 @@ def recv_frame(
     into: Into | None = None,
     *,
     timeout_s: float | None = None,
+    number: int = 0,
     count: WireCount | None = None,
 ) -> Frame:
     """Receive a frame.
@@ -153,6 +156,7 @@ def recv_frame(
             writable buffer of at least that length, or None for a fresh one.
         timeout_s: for header and meta together, then for each pause within the payload; None
             leaves the socket's own timeout.
+        number: see `encode`.
         count: told what arrived.
 
     Returns:
@@ -165,7 +169,7 @@ def recv_frame(
     """
     count = count or WireCount()
     head = recv_head(sock, limits, timeout_s=timeout_s, count=count)
-    meta = head.verified_meta(key)
+    meta = head.verified_meta(key, number)
     payload_bytes = head.header.payload_bytes
     if not payload_bytes:
         return Frame(head.header.kind, meta)

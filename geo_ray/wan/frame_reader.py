@@ -35,7 +35,7 @@ class FrameReader:
     Usage: receive into `room()`, then tell `took(n)`, which gives the frames that are whole.
 
     Args:
-        key: shared with the sender.
+        key: shared with the sender, who numbers its frames from 0 in their digests.
         limits: what is taken, checked before any allocation.
         place: where payloads go.
     """
@@ -53,6 +53,7 @@ class FrameReader:
         self._filled = 0
         self._hash: blake2b | None = None
         self._frame_bytes = 0
+        self._count = 0  # frames whose head was authenticated
 
     @property
     def is_within_payload(self) -> bool:
@@ -125,7 +126,8 @@ class FrameReader:
         raw = self._take(header.meta_bytes)
         if raw is None:
             return False
-        self._meta = Head(header, raw).verified_meta(self._key)
+        self._meta = Head(header, raw).verified_meta(self._key, self._count)
+        self._count += 1
         self._payload = self._place(header.kind, self._meta, header.payload_bytes)
         if self._payload.nbytes != header.payload_bytes:
             raise FrameError(

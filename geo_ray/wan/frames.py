@@ -5,7 +5,9 @@ A frame is a fixed header, a small msgpack map (*meta*), a raw payload and the p
     magic 4 | version 1 | kind 1 | flags 2 | meta bytes 4 | payload bytes 8 | head digest 16
     meta | payload | payload digest 16 (only with a payload, and unless the sender left it out)
 
-Both digests are keyed, so they authenticate as well. The head digest covers the header and the
+Both digests are keyed, so they authenticate as well. On a stream between endpoints they also cover
+how many frames came before, which is never sent: whole frames that were lost, repeated or swapped
+on the way are noticed. The head digest covers the header and the
 meta and is checked before anything is allocated for the payload: a wrong length is found at once
 instead of being waited for. The payload's digest follows the payload, so that either end hashes
 one piece while the kernel moves the next. Received bytes are never executed: meta may hold only
@@ -27,7 +29,7 @@ from geo_ray.wan.meta import Meta, decode_meta, encode_meta
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 HEADER: Final = struct.Struct("!4sBBHIQ16s")
 DIGEST_BYTES: Final = 16
 PIECE_BYTES: Final = 128 * 1024  # hashed and moved at a time: still in the processor's cache
@@ -121,15 +123,21 @@ class Head:
     header: Header
     meta: bytes
 
-    def verified_meta(self, key: bytes) -> Meta:
+    def verified_meta(self, key: bytes, number: int = 0) -> Meta:
         """Authenticate the head and read its meta.
+
+        Args:
+            key: shared with the sender.
+            number: how many frames came before, where both ends count.
 
         Raises:
             FrameError: the digest is wrong or the meta is no map of scalars.
         """
-        digest = _head_digest(self.header.signed, self.meta, key)
+        digest = _head_digest(self.header.signed, self.meta, key, number)
         if not hmac.compare_digest(digest, self.header.digest):
-            raise FrameError("a frame's digest is wrong: damaged on the way, or another key")
+            raise FrameError(
+                "a frame's digest is wrong: damaged or lost on the way, or another key"
+            )
         return decode_meta(self.meta)
 
 
@@ -147,10 +155,18 @@ def view_of(buffer: Buffer) -> memoryview:
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
-def encode(frame: Frame, key: bytes, *, digest_payload: bool = True) -> Iterator[memoryview]:
+def encode(
+    frame: Frame, key: bytes, *, digest_payload: bool = True, number: int = 0
+) -> Iterator[memoryview]:
     """The frame's bytes in order: head with meta, pieces of the payload, its digest.
 
     Lazy: a piece is hashed after the caller asked for the next one, so that sending it overlaps.
+
+    Args:
+        frame: what to send.
+        key: 1 to 64 bytes, shared with the receiver.
+        digest_payload: False leaves the payload's digest out; the receiver must agree.
+        number: how many frames went before, where both ends count.
 
     Raises:
         FrameError: the meta cannot be sent or the payload is not contiguous.
@@ -159,7 +175,7 @@ def encode(frame: Frame, key: bytes, *, digest_payload: bool = True) -> Iterator
     meta = encode_meta(frame.meta)
     flags = _FLAG_PAYLOAD_DIGEST if digest_payload and payload.nbytes else 0
     fields = _FIELDS.pack(_MAGIC, PROTOCOL_VERSION, frame.kind, flags, len(meta), payload.nbytes)
-    digest = _head_digest(fields, meta, key)
+    digest = _head_digest(fields, meta, key, number)
     yield memoryview(fields + digest + meta)
     if not flags:
         if payload.nbytes:
@@ -230,7 +246,8 @@ def payload_hash(head_digest: bytes, key: bytes) -> blake2b:
     return blake2b(head_digest, digest_size=DIGEST_BYTES, key=key, person=b"geo_ray payload")
 
 
-def _head_digest(fields: bytes, meta: bytes, key: bytes) -> bytes:
-    state = blake2b(fields, digest_size=DIGEST_BYTES, key=key, person=b"geo_ray head")
+def _head_digest(fields: bytes, meta: bytes, key: bytes, number: int) -> bytes:
+    salt = number.to_bytes(blake2b.SALT_SIZE, "big")
+    state = blake2b(fields, digest_size=DIGEST_BYTES, key=key, salt=salt, person=b"geo_ray head")
     state.update(meta)
     return state.digest()

@@ -42,7 +42,8 @@ class Stream:
         sent: bytes by class.
         received: bytes by class; a chunk's are added by the owner.
         is_draining: nothing new is handed to it; it closes when both sides have said so.
-        has_moved: whether the kernel took bytes since the owner last looked.
+        has_moved: whether the kernel took bytes of chunks since the owner last looked. Heartbeats
+            do not count: they pass on a stream whose chunks do not arrive.
         progress_s: when it did, or the peer acknowledged some; kept by the owner.
         said_bye: this side has.
         heard_bye: the other has.
@@ -71,6 +72,7 @@ class Stream:
         self._queue: deque[tuple[float, memoryview, str]] = deque()  # (when, bytes, class)
         self._reader: FrameReader | None = None
         self._is_blocked = False
+        self._frames_out = 0
         self._tcp_info: TcpInfo | None = None
         sock.setblocking(False)
 
@@ -119,7 +121,9 @@ class Stream:
 
     def put(self, frame: Frame, traffic: str) -> None:
         """Queue a frame; its payload must stay as it is."""
-        parts = encode(frame, self.greeting.send_key, digest_payload=not self._is_tls)
+        key, number = self.greeting.send_key, self._frames_out
+        self._frames_out += 1
+        parts = encode(frame, key, digest_payload=not self._is_tls, number=number)
         if self._is_tls:
             parts = _first_record(parts)
         if self._shaper is None:
@@ -164,9 +168,9 @@ class Stream:
         return self.sock.sendmsg(parts)
 
     def _account(self, sent: int) -> None:
-        self.has_moved = self.has_moved or sent > 0
         while sent:
             when_s, part, traffic = self._queue[0]
+            self.has_moved = self.has_moved or traffic != TRANSPORT
             taken = min(sent, part.nbytes)
             self.sent[traffic] = self.sent.get(traffic, 0) + taken
             sent -= taken

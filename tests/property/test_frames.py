@@ -203,7 +203,7 @@ def test_another_key_version_or_missing_digest_is_refused() -> None:
         _receive(_raw(frame, digest_payload=False))
     other_version = bytearray(_raw(frame))
     other_version[4] = 9
-    with pytest.raises(PeerRefusedError, match=r"version 9, this side version 2"):
+    with pytest.raises(PeerRefusedError, match=r"version 9, this side version 3"):
         _receive(bytes(other_version))
 
 

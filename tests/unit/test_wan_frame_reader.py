@@ -40,8 +40,8 @@ class Taker:
         return memoryview(self.places[-1])
 
 
-def _raw(frame: Frame, *, digest: bool = True, key: bytes = KEY) -> bytes:
-    return b"".join(encode(frame, key, digest_payload=digest))
+def _raw(frame: Frame, number: int = 0, *, digest: bool = True, key: bytes = KEY) -> bytes:
+    return b"".join(encode(frame, key, digest_payload=digest, number=number))
 
 
 def _feed(reader: FrameReader, raw: bytes, sizes: itertools.cycle[int]) -> list[tuple[Frame, int]]:
@@ -72,7 +72,7 @@ def _same(found: list[Frame], wanted: list[Frame]) -> bool:
 @pytest.mark.parametrize("digest", [True, False])
 def test_frames_come_out_whole_whatever_pieces_they_come_in(size: int, digest: bool) -> None:
     limits = FrameLimits(LIMITS.max_meta_bytes, LIMITS.max_payload_bytes, digest)
-    raws = [_raw(frame, digest=digest) for frame in FRAMES]
+    raws = [_raw(frame, number, digest=digest) for number, frame in enumerate(FRAMES)]
     found = _feed(FrameReader(KEY, limits, Taker().place), b"".join(raws), itertools.cycle([size]))
     assert _same([frame for frame, _ in found], FRAMES)
     assert [wire_bytes for _, wire_bytes in found] == [len(raw) for raw in raws]
@@ -83,7 +83,7 @@ def test_frames_come_out_whole_from_pieces_of_random_sizes(seed: int) -> None:
     chance = random.Random(seed)
     frames = chance.choices(FRAMES, k=8)
     sizes = itertools.cycle([chance.choice((1, 2, 30, 5000, 70_000)) for _ in range(101)])
-    raw = b"".join(map(_raw, frames))
+    raw = b"".join(map(_raw, frames, range(len(frames))))
     found = _feed(FrameReader(KEY, LIMITS, Taker().place), raw, sizes)
     assert _same([frame for frame, _ in found], frames)
 
@@ -112,7 +112,7 @@ def test_a_diverted_payload_leaves_its_place_alone_and_the_next_frame_is_read(at
     assert not _feed(reader, raw[:begin], itertools.cycle([1 << 20]))
     taker.places[0][:] = b"!" * 9000  # another copy was complete first
     reader.divert()
-    found = _feed(reader, raw[begin:] + _raw(FRAMES[2]), itertools.cycle([777]))
+    found = _feed(reader, raw[begin:] + _raw(FRAMES[2], 1), itertools.cycle([777]))
     assert bytes(taker.places[0]) == b"!" * 9000
     assert len(found) == 2 and _same([found[1][0]], [FRAMES[2]])
 
@@ -184,6 +184,13 @@ def test_a_payload_of_another_frame_is_refused() -> None:
     tail_bytes = 7 + DIGEST_BYTES
     with pytest.raises(FrameError, match="payload's digest"):
         _read(one[:-tail_bytes] + two[-tail_bytes:])
+
+
+@pytest.mark.parametrize("order", [(0, 0), (1,), (0, 2), (0, 1, 1), (0, 2, 1)])
+def test_whole_frames_that_are_lost_repeated_or_swapped_are_noticed(order: tuple[int, ...]) -> None:
+    raws = [_raw(frame, number) for number, frame in enumerate(FRAMES)]
+    with pytest.raises(FrameError, match="lost on the way"):
+        _read(b"".join(raws[number] for number in order))
 
 
 def test_a_place_of_another_size_is_refused() -> None:

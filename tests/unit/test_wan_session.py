@@ -21,7 +21,7 @@ from geo_ray.wan.handshake import Greeting
 from geo_ray.wan.heartbeat import Heartbeat
 from geo_ray.wan.inbox import Callbacks
 from geo_ray.wan.intake import ACK_META_BYTES, Intake
-from geo_ray.wan.message import DATA, LANES, Identity, Message
+from geo_ray.wan.message import DATA, LANES, TRANSPORT, Identity, Message
 from geo_ray.wan.meta import encode_meta
 from geo_ray.wan.outbox import Outbox
 from geo_ray.wan.session import Session
@@ -194,3 +194,12 @@ def test_a_stream_that_keeps_copies_sends_what_the_buffer_was(bench: Bench) -> N
         stream.write()
     assert place == b"x" * len(buffer)
     assert stream.is_idle and sum(stream.sent.values()) > len(buffer)
+
+
+def test_heartbeats_are_no_progress_of_a_streams_chunks(bench: Bench) -> None:
+    """A chunk that vanished must not hide behind the pings that follow it."""
+    stream, _ = bench.stream()
+    stream.put(Frame(FrameKind.PING, {"at_s": 1.0}), TRANSPORT)
+    assert stream.write() and not stream.has_moved
+    stream.put(Frame(FrameKind.CHUNK, {}, b"piece"), "update")
+    assert stream.write() and stream.has_moved

@@ -43,8 +43,8 @@ def test_a_shaped_stream_releases_frames_whole_in_order_and_not_before_the_model
             time.sleep(min(0.01, stream.ready_in_s(has_chunk=False)))
         ended_s = clock.now_s() - run_start_s
         ideal, last_s = LinkModel(spec, 0), 0.0
-        for frame in sent:
-            got = recv_frame(right, KEY, FrameLimits())
+        for number, frame in enumerate(sent):
+            got = recv_frame(right, KEY, FrameLimits(), number=number)
             last_s = ideal.transfer(0.0, len(b"".join(encode(frame, KEY))))
             assert (got.meta, bytes(got.payload)) == (frame.meta, frame.payload)
         assert ended_s >= last_s - 1e-6  # all were ready at 0 or later
