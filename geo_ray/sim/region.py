@@ -14,6 +14,7 @@ from geo_ray.config.region import RegionConfig
 from geo_ray.data.manifest import Manifest
 from geo_ray.job.build import build_shard, build_worker, region_wire, server_plan
 from geo_ray.job.data import open_readers
+from geo_ray.sim.gradients import Gradients
 from geo_ray.sim.scheduler import Scheduler
 from geo_ray.sync.base import Reply
 from geo_ray.sync.traits import fragments_of
@@ -24,7 +25,7 @@ from geo_ray.training.flat import split_sizes
 from geo_ray.training.local_steps import LocalSteps
 from geo_ray.training.model import RegionModel
 from geo_ray.training.server import Server
-from geo_ray.training.worker import Worker
+from geo_ray.training.worker import StepResult, Worker
 from geo_ray.types import Span, StepReport
 
 ShardState = tuple[dict[str, Tensor], dict[str, float]]
@@ -48,6 +49,21 @@ class RegionHooks:
     saved: Callable[[str, Snapshot, list[ShardState]], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all regions of a simulation share.
+
+    Attributes:
+        scheduler: virtual time.
+        lan_s: time of one message between a worker and its parameter server.
+        gradients: computes those of many workers together; None for one at a time.
+    """
+
+    scheduler: Scheduler
+    lan_s: float
+    gradients: Gradients | None = None
+
+
 class SimRegion:
     """Server and workers of one region on the virtual clock.
 
@@ -57,9 +73,8 @@ class SimRegion:
         task: the task.
         manifest: the data.
         params_P: initial parameters.
-        scheduler: virtual time.
+        around: what all regions share.
         hooks: where effects go that leave the region.
-        lan_s: time of one message between a worker and its parameter server.
     """
 
     def __init__(
@@ -69,9 +84,8 @@ class SimRegion:
         task: Task,
         manifest: Manifest,
         params_P: Tensor,
-        scheduler: Scheduler,
+        around: Surroundings,
         hooks: RegionHooks,
-        lan_s: float,
     ) -> None:
         self.name = region.name
         self._shards = [
@@ -92,9 +106,10 @@ class SimRegion:
             for _ in range(region.workers)
         ]
         self._eval_rows = experiment.train.eval_batch_size
-        self._scheduler = scheduler
+        self._scheduler = around.scheduler
         self._hooks = hooks
-        self._lan_s = lan_s
+        self._lan_s = around.lan_s
+        self._gradients = around.gradients
         self._began_s = 0.0
         self._experiment = experiment
         self._measured_s = 0.0
@@ -146,25 +161,40 @@ class SimRegion:
         if answer.evaluate:
             worker.params_P.copy_(judged_P)
             self._evaluate(worker, answer)
-        worker.params_P.copy_(params_P)
-        if answer.span is None:
+        span = answer.span
+        if span is None:
             return
         if answer.worker == 0:
             self._began_s = self._scheduler.now_s
-        if answer.parts:
-            result = coded_step(worker, answer.parts, answer.span, self._read)
-        else:
-            result = worker.step(self._read(answer.span), answer.span)
-        push_s = self._experiment.push_s(self.name, answer.span.start) or self._measured_s
+        push_s = self._experiment.push_s(self.name, span.start) or self._measured_s
         push_s *= max(1, len(answer.parts))
-        report = StepReport(answer.span, result.loss, push_s, result.refused)
-        self._scheduler.after(push_s + self._lan_s, lambda: self._push(answer.worker, report))
+        result = self._begun(answer, span, params_P)
+        self._scheduler.after(
+            push_s + self._lan_s, lambda: self._push(answer.worker, span, push_s, result())
+        )
+
+    def _begun(
+        self, answer: Answer, span: Span, params_P: Tensor
+    ) -> Callable[[], tuple[StepResult, Tensor]]:
+        """Begin a step; what gives its result and gradient when they are due."""
+        worker, gradients = self._workers[answer.worker], self._gradients
+        rows = self._read(span)
+        if gradients is not None and gradients.works and isinstance(worker, Worker):
+            work = gradients.ask(worker, params_P, rows, span)
+            return lambda: gradients.finish(work, lambda: worker.step(rows, span))
+        worker.params_P.copy_(params_P)
+        if answer.parts:
+            result = coded_step(worker, answer.parts, span, self._read)
+        else:
+            result = worker.step(rows, span)
+        return lambda: (result, worker.grad_P)
 
     def _read(self, span: Span) -> Columns:
         return self._train.read(span.start, span.count)
 
-    def _push(self, rank: int, report: StepReport) -> None:
-        grad_P = self._workers[rank].grad_P
+    def _push(self, rank: int, span: Span, push_s: float, found: tuple[StepResult, Tensor]) -> None:
+        result, grad_P = found
+        report = StepReport(span, result.loss, push_s, result.refused)
         for shard, (start, stop) in zip(self._shards, self._slices, strict=True):
             shard.put(rank, grad_P[start:stop])
         self._carry_out(self.server.push(rank, report))

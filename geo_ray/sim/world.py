@@ -20,14 +20,16 @@ from geo_ray.job.build import build_averager, build_evals, initial_parameters
 from geo_ray.job.codec_shapes import with_shapes
 from geo_ray.job.evals import hits
 from geo_ray.observe.schema import Event
+from geo_ray.sim.gradients import MANY, Gradients
 from geo_ray.sim.loose import SimLoose
 from geo_ray.sim.network import Network
-from geo_ray.sim.region import RegionHooks, ShardState, SimRegion
+from geo_ray.sim.region import RegionHooks, ShardState, SimRegion, Surroundings
 from geo_ray.sim.scheduler import Scheduler
 from geo_ray.sim.turns import SimTurns
 from geo_ray.sync.base import Reply, Update
 from geo_ray.sync.codecs.dgt import Dgt
 from geo_ray.tasks.base import Stats, Task
+from geo_ray.tasks.guard import checked_model
 from geo_ray.training.averager import HubSnapshot
 from geo_ray.training.effects import Send, Snapshot, StepDone
 
@@ -124,11 +126,10 @@ class World:
         self._wake_s: float | None = None
         self._applied_s: dict[str, float] = {}
         self.checkpoints: dict[int, SimCheckpoint] = {}
+        around = Surroundings(self._scheduler, lan_s, _together(experiment, task))
         hooks = RegionHooks(self._on_send, self._on_step, self._on_evaluated, self._on_saved)
         self.regions = {
-            region.name: SimRegion(
-                experiment, region, task, manifest, params_P, self._scheduler, hooks, lan_s
-            )
+            region.name: SimRegion(experiment, region, task, manifest, params_P, around, hooks)
             for region in experiment.regions
         }
 
@@ -300,3 +301,12 @@ class World:
         self.averager.request_stop()
         if len(self.regions) == 1:
             next(iter(self.regions.values())).server.stop()
+
+
+def _together(experiment: Experiment, task: Task) -> Gradients | None:
+    """What computes the gradients of many workers together; None if they are few or coded."""
+    workers = sum(region.workers for region in experiment.regions)
+    if workers < MANY or experiment.worker_steps or experiment.train.stragglers is not None:
+        return None
+    model = checked_model(task, experiment.seed).to(experiment.device)
+    return Gradients(task, model, experiment.train.clip_norm)

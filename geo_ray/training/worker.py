@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from geo_ray.errors import NonFiniteError
-from geo_ray.tasks.base import Columns, Stats, Task, num_rows
+from geo_ray.tasks.base import Batch, Columns, Stats, Task, num_rows
 from geo_ray.tasks.guard import checked_evaluate, checked_loss, checked_model
 from geo_ray.training.flat import FlatModel
 from geo_ray.types import Span
@@ -110,6 +110,12 @@ class Worker:
         if self._flat.grad_P is not self.grad_P:
             self.grad_P.copy_(self._flat.grad_P)
         return StepResult(float(loss.detach()))
+
+    def collate(self, columns: Columns, span: Span) -> Batch:
+        """The rows as the model takes them; random choices are those of `step`."""
+        with torch.random.fork_rng(devices=self._rng_devices()):
+            self._plant(self._seed_of(span))
+            return self._task.collate(columns, self._device)
 
     def evaluate(self, columns: Columns) -> Stats:
         """Additive statistics of the parameters in the buffer over ``columns``."""
