@@ -36,6 +36,7 @@ class FedAsync(Model):
 
     kind: Literal["fedasync"] = "fedasync"
     interval: int = Field(8, ge=1, description="local steps between two exchanges")
+    by_speed: bool = Field(False, description="slower regions take fewer local steps")
     alpha: float = Field(0.6, gt=0, le=1, description="share of a fresh model in the global one")
     weights: Weights = Field("uniform", description="weight of an update: alike, or by its samples")
     staleness: Staleness = Staleness(weight="poly")
@@ -45,7 +46,7 @@ class FedAsync(Model):
         local.step(region, grad_P)
 
     def after_step(self, region: RegionState) -> Outgoing | None:
-        """Every ``interval`` steps, send what was done and wait for the link."""
+        """Every ``interval`` steps or fewer, send what was done and wait for the link."""
         return local.speak_when_due(region, self.interval)
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
@@ -66,8 +67,12 @@ class FedAsync(Model):
             # G - w_i: what the region did, less what G has moved since the region knew it.
             away_P = update.payload_P - published.unheard(hub, update)
             published.publish(hub, away_P.mul_(share))
-        return self.staleness.answers(hub, update, published.answer)
+        return self.staleness.answers(hub, update, self._answer)
 
     def on_release(self, hub: HubState) -> list[Reply]:
         """Answer whoever waits for the slowest."""
-        return staleness.release(hub, published.answer)
+        return staleness.release(hub, self._answer)
+
+    def _answer(self, hub: HubState, update: Update) -> Reply:
+        steps = speeds.steps_by_speed(hub, update.region, self.interval) if self.by_speed else None
+        return published.answer(hub, update, steps)

@@ -28,7 +28,7 @@ from pydantic import Field
 from torch import Tensor
 
 from geo_ray.config.base import Model
-from geo_ray.sync import local, published
+from geo_ray.sync import local, published, speeds
 from geo_ray.sync.base import (
     HubState,
     Outgoing,
@@ -54,6 +54,7 @@ class FedAvg(Model):
 
     kind: Literal["fedavg"] = "fedavg"
     interval: int = Field(8, ge=1, description="local steps per round")
+    by_speed: bool = Field(False, description="slower sites take fewer local steps")
     fraction: float = Field(1.0, gt=0, le=1, description="share of the sites in a round")
     weights: Weights = Field("samples", description="weight of a site: alike, or by its samples")
     outer: OuterConfig = Field(OuterSgd(), description="what is made of the mean change")
@@ -77,6 +78,7 @@ class FedAvg(Model):
 
     def on_update(self, hub: HubState, update: Update) -> list[Reply]:
         """Close the round when every chosen site is in; answer those of the next."""
+        speeds.note(hub, update)
         hub.waiting[update.region] = update
         if any(name not in hub.waiting for name in self._chosen(hub)):
             return []
@@ -110,5 +112,9 @@ class FedAvg(Model):
                 continue
             hub.numbers[f"rests/{name}"] = float(name not in draw)
             if name in draw:
-                replies.append(published.answer(hub, hub.waiting.pop(name)))
+                replies.append(self._answer(hub, hub.waiting.pop(name)))
         return replies
+
+    def _answer(self, hub: HubState, update: Update) -> Reply:
+        steps = speeds.steps_by_speed(hub, update.region, self.interval) if self.by_speed else None
+        return published.answer(hub, update, steps)

@@ -1,24 +1,22 @@
 """FedGSync: rounds that wait for every kind of data, and not for every site.
 
 Idea: sites with like data stand in for each other. They are grouped by what their updates look like
-(`geo_ray.sync.grouping`); a round closes as soon as every group has spoken, through whichever of
-its sites were fast, and every group counts by the rows of all its sites. So slow sites are not
-waited for, and their data are not drowned.
+(`geo_ray.sync.grouping`); a round closes when every group has spoken, through its fastest, and
+every group counts by the rows of all. Slow sites are not waited for, nor are their data drowned.
 
 Rule: a round closes when ``ceil(quorum * |g|)`` sites (at least one) of each group g are in, or at
 ``deadline_s``; then ``G <- G - outer(sum_g q_g mean_(i in g) D_i)`` with ``q_g`` the group's share
-of rows. A change that is ``lag`` rounds late counts ``1/(1 + lag)``; beyond ``max_lag`` it is
-dropped, and its site goes on from G. A group that nobody speaks for at the deadline counts with its
-last mean, times ``absent`` for every round in a row.
+of rows. A change that is ``lag`` rounds late counts ``1/(1 + lag)``; beyond ``max_lag`` nothing. A
+group that nobody speaks for counts with its last mean, times ``absent`` per round in a row.
 
-When: many sites, unlike data, unequal speed. All alike: one group, and it is asynchronous rounds
-with a quorum. A group of one slow site holds every round until the deadline: set one.
+When: many sites, unlike data, unequal speed. All alike: one group, hence asynchronous rounds with
+a quorum. A group of one slow site holds every round until the deadline: set one.
 
 Groups are made once, after the first round, which waits for everybody. With ``codec.up: dgt`` sites
 that close rounds send ``share_closing`` of their blocks reliably, the others ``share_extra``.
 
 Source: FedGSync's abstract: groups by principal components of gradients and K-means, group-weak
-rounds, differential transmission between groups. All beyond that is reconstructed or ours.
+rounds, transmission that differs between groups; all beyond that is reconstructed or ours.
 """
 
 from __future__ import annotations
@@ -50,15 +48,14 @@ class FedGSync(Model):
 
     kind: Literal["fedgsync"] = "fedgsync"
     interval: int = Field(8, ge=1, description="local steps per round")
+    by_speed: bool = Field(False, description="slower sites take fewer local steps")
     groups: int = Field(10, ge=1, description="groups at most; also at most half of the sites")
     quorum: float = Field(0.0, ge=0, le=1, description="share of a group that a round waits for")
     deadline_s: float | None = Field(None, gt=0, description="longest round after its first update")
     max_lag: int = Field(2, ge=0, description="rounds by which a change may be late")
     absent: float = Field(0.5, ge=0, le=1, description="weight of an absent group's last mean")
-    share_closing: float = Field(
-        0.8, gt=0, le=1, description="dgt: reliable share of closing sites"
-    )
-    share_extra: float = Field(0.2, gt=0, le=1, description="dgt: reliable share of other sites")
+    share_closing: float = Field(0.8, gt=0, le=1, description="dgt: reliable, closing sites")
+    share_extra: float = Field(0.2, gt=0, le=1, description="dgt: reliable, other sites")
     outer: OuterConfig = Field(OuterSgd(), description="what is made of the mean change")
     seed: int = Field(0, ge=0, description="of sketches and K-means")
 
@@ -83,13 +80,12 @@ class FedGSync(Model):
         hub.waiting[update.region] = update
         speeds.note(hub, update)
         everybody = all(name in hub.waiting for name in hub.members)
-        if _GROUPED not in hub.numbers:
+        is_first = _GROUPED not in hub.numbers
+        if is_first or update.final or hub.stopping:
             if not everybody:
                 return []
-            self._group(hub)
-        elif update.final or hub.stopping:
-            if not everybody:
-                return []
+            if is_first:
+                self._group(hub)
         elif not all(self._is_in(hub, names) for names in self.members_of(hub).values()):
             if self.deadline_s is not None and hub.wake_s is None:
                 hub.wake_s = hub.now_s + self.deadline_s
@@ -108,8 +104,10 @@ class FedGSync(Model):
         return found
 
     def _is_in(self, hub: HubState, names: list[str]) -> bool:
-        needed = max(1, math.ceil(self.quorum * len(names)))
-        return sum(name in hub.waiting for name in names) >= needed
+        return sum(name in hub.waiting for name in names) >= self._needed(names)
+
+    def _needed(self, names: list[str]) -> int:
+        return max(1, math.ceil(self.quorum * len(names)))
 
     def _group(self, hub: HubState) -> None:
         sketches = [grouping.sketch(hub.waiting[n].payload_P, self.seed) for n in hub.members]
@@ -128,13 +126,15 @@ class FedGSync(Model):
             share = sum(rows[name] for name in names) / max(1.0, sum(rows.values()))
             reporters = [update for update in held if update.region in names]
             total_P.add_(self._mean(hub, number, reporters, total_P), alpha=share)
-            closing = max(1, math.ceil(self.quorum * len(names)))
             for place, update in enumerate(reporters):
-                role = self.share_closing if place < closing else self.share_extra
-                reliable[update.region] = role
+                is_closing = place < self._needed(names)
+                reliable[update.region] = self.share_closing if is_closing else self.share_extra
         published.publish(hub, outer_change(self.outer, hub, total_P))
-        answers = [published.answer(hub, update) for update in held]
-        return [replace(reply, reliable=reliable[reply.to]) for reply in answers]
+        return [replace(self._answer(hub, u), reliable=reliable[u.region]) for u in held]
+
+    def _answer(self, hub: HubState, update: Update) -> Reply:
+        steps = speeds.steps_by_speed(hub, update.region, self.interval) if self.by_speed else None
+        return published.answer(hub, update, steps)
 
     def _mean(self, hub: HubState, number: int, updates: list[Update], like_P: Tensor) -> Tensor:
         """What a group did: as those say who are in, or else as it last was, fading."""

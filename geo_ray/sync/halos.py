@@ -46,6 +46,7 @@ class Halos(Model):
     kind: Literal["halos"] = "halos"
     local_steps: int = Field(8, ge=1, description="local steps of a worker per push (H)")
     interval: int = Field(8, ge=1, description="pushes per exchange over the WAN (K)")
+    by_speed: bool = Field(False, description="slower regions push less often per exchange")
     alpha: float = Field(0.25, gt=0, le=1, description="share of the global model in a merge")
     in_flight: Literal["exact", "paper"] = Field(
         "exact", description="whether pushes during an exchange are reported by the next"
@@ -70,7 +71,8 @@ class Halos(Model):
 
     def after_step(self, region: RegionState) -> Outgoing | None:
         """After K pushes, if the link is free, send what was done; never wait."""
-        if region.since_send < self.interval or region.link_busy:
+        due = self.interval if region.budget is None else region.budget
+        if region.since_send < due or region.link_busy:
             return None
         return self._speak(region, wait=False)
 
@@ -103,11 +105,15 @@ class Halos(Model):
                 weight *= speeds.relative_rows(hub, update.region)
             delta_P = update.payload_P * weight
             published.publish(hub, self.outer.change(hub, delta_P, len(hub.members), "outer"))
-        return self.staleness.answers(hub, update, published.answer)
+        return self.staleness.answers(hub, update, self._answer)
 
     def on_release(self, hub: HubState) -> list[Reply]:
         """Answer whoever waits for the slowest."""
-        return staleness.release(hub, published.answer)
+        return staleness.release(hub, self._answer)
+
+    def _answer(self, hub: HubState, update: Update) -> Reply:
+        steps = speeds.steps_by_speed(hub, update.region, self.interval) if self.by_speed else None
+        return published.answer(hub, update, steps)
 
     def _speak(self, region: RegionState, *, wait: bool) -> Outgoing:
         region.memory.setdefault(_GLOBAL, region.params_P.clone())

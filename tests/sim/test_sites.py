@@ -64,6 +64,25 @@ def test_async_local_sgd_gives_steps_by_speed(simulated):
     assert steps["w-0"] > 12 and steps["w-3"] < 3
 
 
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("fedasync", {"interval": 16}),
+        ("fedavg", {"interval": 16}),
+        ("fedgsync", {"interval": 16, "quorum": 1.0}),
+        ("halos", {"interval": 16, "local_steps": 1}),
+    ],
+)
+def test_local_steps_follow_speed_if_asked(simulated, kind, more):
+    def per_round(**by_speed):
+        run = simulated(**UNEVEN, strategy={"kind": kind, **more, **by_speed})
+        return {n: len(run.of("step", n)) / len(run.of("exchange", n)) for n in SPEEDS}
+
+    same, followed = per_round(), per_round(by_speed=True)
+    assert followed["w-0"] > 12 and followed["w-3"] < 4
+    assert same["w-3"] > 2 * followed["w-3"]
+
+
 def test_fedat_lets_fast_tiers_go_on(simulated):
     run = simulated(**UNEVEN, strategy={"kind": "fedat", "interval": 2, "tiers": 2})
     rounds = {name: len(run.of("exchange", name)) for name in SPEEDS}
