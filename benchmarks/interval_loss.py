@@ -18,18 +18,22 @@ from compared import compared, finals, of
 
 INTERVALS = {25: "<= 0.01", 100: "<= 0.025", 500: "<= 0.05"}
 TUNING_SEED = 100
-OUTER = ("sgd:outer.lr=1.0", "nesterov:outer.lr=0.5:outer.momentum=0.5", "nesterov:outer.lr=0.7")
+OUTER = (
+    "sgd:outer.lr=1.0",
+    "nesterov:outer.lr=0.7:outer.momentum=0.3",
+    "nesterov:outer.lr=0.7:outer.momentum=0.6",
+)
 
 
 def config(steps: int) -> str:
     """The workload."""
     return f"""
 name: interval_loss
-task: {{use: bytelm, options: {{size: 0.1M, context: 48, max_bytes: 400000}}}}
+task: {{use: bytelm, options: {{size: 0.1M, context: 32, max_bytes: 400000}}}}
 data: {{generate: {{rows_per_shard: 512}}, batch_size: 16}}
 regions: [{{name: a}}, {{name: b}}]
 strategy: {{kind: bsp}}
-optimizer: {{kind: adamw, lr: 0.003}}
+optimizer: {{kind: adamw, lr: 0.0015}}
 train: {{steps: {steps}, eval_every: 0}}
 emulate: {{link: {{rate_mbps: 100, delay_s: 0.03}}, step_s: 0.1}}
 checkpoint: {{every_s: null}}
@@ -45,7 +49,7 @@ def variant(interval: int, outer: str) -> str:
 def main() -> None:
     options = support.parse(__doc__)
     machine = support.hardware()
-    steps, seeds = (100, 1) if options.quick else (1000, 3)
+    steps, seeds = (100, 1) if options.quick else (2000, 3)
     intervals = [25] if options.quick else list(INTERVALS)
     tuned = compared(
         config(steps), [variant(h, o) for h in intervals for o in OUTER], (1.0,), 1, TUNING_SEED
