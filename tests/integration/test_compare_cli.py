@@ -50,6 +50,19 @@ def test_a_comparison_leaves_a_table_a_page_and_can_be_resumed(tmp_path: Path) -
     assert all(after[path] == stamp for path, stamp in made.items()), "runs were repeated"
 
 
+@pytest.mark.slow
+def test_a_comparison_can_be_of_real_runs(tmp_path: Path) -> None:
+    """On a cluster that each run starts and ends; here the simulator only chose the rates."""
+    out = tmp_path / "out"
+    done = run(out, "--seeds", "1", "--rates", "1", "--real", strategies="bsp")
+    assert done.exit_code == 0, done.output
+    (row,) = json.loads((out / "compare.json").read_text())["rows"]
+    assert row["label"] == "bsp" and row["wan_bytes"]["median"] > 0
+    (events,) = out.rglob("events.jsonl")
+    started = json.loads(events.read_text().splitlines()[0])
+    assert started["kind"] == "run_started" and started["simulated"] is False
+
+
 @pytest.mark.parametrize(
     ("strategies", "why"),
     [
