@@ -1,7 +1,7 @@
 """FedGSync over FedAT: five kinds of data, twenty sites of very unequal speed, virtual clock.
 
 Sites 0, 5, 10, 15 have the labels 0 and 5, sites 1, 6, 11, 16 the labels 1 and 6, and so on. Eight
-sites are 10 to 80 times as slow as the others: in all groups (*spread*), or so that all sites of
+sites are 5 to 20 times as slow as the others: in all groups (*spread*), or so that all sites of
 one group and half of another are slow (*packed*). Learning rates are chosen per strategy on one
 grid.
 
@@ -28,7 +28,7 @@ from geo_ray.sim.world import World
 from geo_ray.tasks.load import load_task
 
 SITES, GROUPS, STEP_S = 20, 5, 0.05
-SLOW_S = (0.5, 1.0, 2.0, 4.0, 0.5, 1.0, 2.0, 4.0)
+SLOW_S = (0.25, 0.5, 0.75, 1.0, 0.25, 0.5, 0.75, 1.0)
 WHERE = {"spread": (0, 6, 12, 18, 4, 5, 11, 17), "packed": (0, 5, 10, 15, 1, 6, 2, 3)}
 FEDSSGD, FEDAT, FEDGSYNC = "fedssgd", "fedat:interval=4", "fedgsync:interval=4"
 TARGET = 0.85

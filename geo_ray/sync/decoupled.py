@@ -4,19 +4,19 @@ Idea: like `diloco_streaming`, but the averager does not wait for all. A fragmen
 taken when K regions have reported and a time of grace has passed, with what is there; who comes
 later is taken in with the fragment's next step. Reports weigh by what is behind them.
 
-Rule: weight ``rows^2 / steps`` (rows times rows per step); outer Nesterov per fragment on the
-weighted mean, or with ``merge: rda`` on the mean direction times the mean norm, since changes of
-several regions are nearly orthogonal and their plain mean shrinks by ``1/sqrt(M)``. A region merges
-an answer when it comes: ``w_p <- alpha w_p + (1 - alpha) outer_p``, and counts from there.
+Rule: weight ``rows^2 / steps``; outer Nesterov per fragment on the weighted mean, or with ``merge:
+rda`` on the mean direction times the mean norm: changes of several regions are nearly orthogonal,
+and their plain mean shrinks by ``1/sqrt(M)``. A region merges an answer when it comes: ``w_p <-
+alpha w_p + (1 - alpha) outer_p``, and counts from there.
 
 When: regions that stall, fail or differ in speed, with transfers that must hide behind training.
 `rda` makes steps up to ``sqrt(M)`` longer: lower the outer learning rate with it.
 
-Trouble: a region that does not answer, or leaves, is not waited for once K others have spoken and
-``grace_s`` is over. One that returns gets all it missed, fragment by fragment.
+Trouble: a region that does not answer, or leaves, is not waited for once K others have spoken. One
+that returns gets all it missed, fragment by fragment.
 
-Source: Decoupled DiLoCo, from secondary summaries; reconstructed, and not checked against the
-paper. Fragments are contiguous here, and `rda` is per fragment, not per tensor.
+Source: Decoupled DiLoCo, from secondary summaries; reconstructed, not checked against the paper.
+Fragments are contiguous here, and `rda` is per fragment, not per tensor.
 """
 
 from __future__ import annotations
@@ -34,15 +34,12 @@ from geo_ray.sync.base import HubState, Outgoing, RegionState, Reply, Sends, Upd
 from geo_ray.sync.directions import combined
 from geo_ray.sync.outer import OuterConfig, OuterNesterov, outer_change
 
-_NEXT = "next"
-
 
 class Decoupled(Model):
     """Configuration and rule of `decoupled`."""
 
     in_rounds: ClassVar[bool] = False
     sends: ClassVar[Sends] = "change"
-    keeps_time: ClassVar[bool] = True
     judged: ClassVar[str] = local.ANCHOR
 
     kind: Literal["decoupled"] = "decoupled"
@@ -62,13 +59,12 @@ class Decoupled(Model):
         """Every H/F steps report the next fragment, if the link is free; never wait."""
         if region.link_busy or region.since_send < max(1, self.interval // self.fragments):
             return None
-        number = int(region.numbers.get(_NEXT, 0.0))
-        region.numbers[_NEXT] = float((number + 1) % self.fragments)
+        number = int(region.numbers.get("next", 0.0))
+        region.numbers["next"] = float((number + 1) % self.fragments)
         start, stop = region.fragments[number]
-        part_S = local.anchor(region)[start:stop]
-        change_S = part_S - region.params_P[start:stop]
-        region.memory["sent"] = region.params_P[start:stop].clone()
-        return Outgoing(change_S, False, number)
+        part_S = region.params_P[start:stop]
+        region.memory["sent"] = part_S.clone()
+        return Outgoing(local.anchor(region)[start:stop] - part_S, False, number)
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
         """Move the fragment; what was done since it was sent stays. The last one is taken whole."""
@@ -103,9 +99,15 @@ class Decoupled(Model):
 
     def on_release(self, hub: HubState) -> list[Reply]:
         """Take the step of every fragment that somebody waits for."""
-        held = {update.fragment for update in hub.waiting.values()} - {self.fragments}
-        replies = [reply for fragment in sorted(held) for reply in self._fire(hub, fragment)]
+        replies = [reply for n in range(self.fragments) for reply in self._fire(hub, n)]
         return replies + self._take_rest(hub, self._reports(hub, self.fragments))
+
+    def on_wake(self, hub: HubState) -> list[Reply]:
+        """Take the steps whose time of grace is over."""
+        due_s = {n: hub.numbers.get(f"due{n}") for n in range(self.fragments)}
+        now = [number for number, at_s in due_s.items() if at_s and at_s <= hub.now_s]
+        hub.wake_s = min((s for n, s in due_s.items() if s and n not in now), default=None)
+        return [reply for number in now for reply in self._fire(hub, number)]
 
     def _unstuck(self, hub: HubState) -> list[Reply]:
         """Some wait for a fragment and some for the end: then nobody is left to wait for."""
@@ -135,12 +137,10 @@ class Decoupled(Model):
                 published.publish(hub, part_P, number)
         replies = []
         for report in reports:
-            parts = [
-                published.answer(
-                    hub, replace(report, fragment=number, payload_P=report.payload_P[start:stop])
-                )
-                for number, (start, stop) in enumerate(hub.fragments[:-1])
-            ]
+            parts = []
+            for number, (start, stop) in enumerate(hub.fragments[:-1]):
+                part = replace(report, fragment=number, payload_P=report.payload_P[start:stop])
+                parts.append(published.answer(hub, part))
             payload_P = torch.cat([part.payload_P for part in parts])
             replies.append(replace(parts[0], fragment=report.fragment, payload_P=payload_P))
         return replies

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import ClassVar, Final, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -34,8 +34,6 @@ from geo_ray.sync import grouping, local, published, speeds
 from geo_ray.sync.base import HubState, Outgoing, RegionState, Reply, Sends, Update
 from geo_ray.sync.outer import OuterConfig, OuterSgd, outer_change
 
-_GROUPED: Final = "grouped"
-
 
 class FedGSync(Model):
     """Configuration and rule of `fedgsync`."""
@@ -43,7 +41,6 @@ class FedGSync(Model):
     in_rounds: ClassVar[bool] = False
     sends: ClassVar[Sends] = "change"
     equal_steps: ClassVar[bool] = False
-    keeps_time: ClassVar[bool] = True
     judged: ClassVar[str] = local.ANCHOR
 
     kind: Literal["fedgsync"] = "fedgsync"
@@ -79,10 +76,9 @@ class FedGSync(Model):
         """Close the round when every group has spoken."""
         hub.waiting[update.region] = update
         speeds.note(hub, update)
-        everybody = all(name in hub.waiting for name in hub.members)
-        is_first = _GROUPED not in hub.numbers
+        is_first = "grouped" not in hub.numbers
         if is_first or update.final or hub.stopping:
-            if not everybody:
+            if any(name not in hub.waiting for name in hub.members):
                 return []
             if is_first:
                 self._group(hub)
@@ -95,6 +91,10 @@ class FedGSync(Model):
     def on_release(self, hub: HubState) -> list[Reply]:
         """Close the round with whoever is in."""
         return self._close(hub) if hub.waiting else []
+
+    def on_wake(self, hub: HubState) -> list[Reply]:
+        """Close the round at its deadline."""
+        return self.on_release(hub)
 
     def members_of(self, hub: HubState) -> dict[int, list[str]]:
         """Sites by group; one that is new belongs to the first."""
@@ -112,8 +112,8 @@ class FedGSync(Model):
     def _group(self, hub: HubState) -> None:
         sketches = [grouping.sketch(hub.waiting[n].payload_P, self.seed) for n in hub.members]
         numbers = grouping.group(sketches, self.groups, self.seed)
-        hub.numbers |= {f"group/{n}": float(g) for n, g in zip(hub.members, numbers, strict=True)}
-        hub.numbers[_GROUPED] = float(hub.version)
+        found = {f"group/{n}": float(g) for n, g in zip(hub.members, numbers, strict=True)}
+        hub.numbers |= found | {"grouped": 1.0}
 
     def _close(self, hub: HubState) -> list[Reply]:
         hub.wake_s = None
@@ -139,12 +139,12 @@ class FedGSync(Model):
     def _mean(self, hub: HubState, number: int, updates: list[Update], like_P: Tensor) -> Tensor:
         """What a group did: as those say who are in, or else as it last was, fading."""
         key = f"mean{number}"
-        lags = {update.region: hub.version - update.base_version for update in updates}
-        used = [u for u in updates if u.num_samples > 0 and lags[u.region] <= self.max_lag]
+        oldest = hub.version - self.max_lag
+        used = [u for u in updates if u.num_samples > 0 and u.base_version >= oldest]
         if not used:
             return hub.memory.setdefault(key, torch.zeros_like(like_P)).mul_(self.absent)
         hub.memory[key] = torch.zeros_like(like_P)
         for update in used:
-            weight = 1.0 / (1.0 + lags[update.region]) / len(used)
+            weight = 1.0 / (1.0 + hub.version - update.base_version) / len(used)
             hub.memory[key].add_(update.payload_P, alpha=weight)
         return hub.memory[key]

@@ -11,9 +11,9 @@
 ``whole_model``     False    whether a region's model must not be cut into shards
 ``rate_key``        -        where the configuration has the learning rate that it trains with;
                              ``optimizer.lr`` if it does not say
-``keeps_time``      False    whether it asks to be woken (`HubState.wake_s`)
 ``staleness``       -        `geo_ray.sync.staleness.Staleness`, of asynchronous strategies
 ``on_release``      -        answer everybody who waits, with what is there
+``on_wake``         -        do what is due: the time that it asked for (`HubState.wake_s`) has come
 ==================  =======  ====================================================================
 """
 
@@ -31,10 +31,17 @@ class Holding(Protocol):
     def on_release(self, hub: HubState) -> list[Reply]:
         """Close what is open with those who are in it, and answer everybody who waits.
 
-        Called when a region has left, when the time that the strategy asked for has come
-        (`HubState.wake_s`), and, after every update, while a checkpoint is open or the run ends: a
-        checkpoint holds whoever has its answer until all have theirs.
+        Called when a region has left, and, after every update, while a checkpoint is open or the
+        run ends: a checkpoint holds whoever has its answer until all have theirs.
         """
+
+
+@runtime_checkable
+class Timed(Protocol):
+    """A strategy that goes by the averager's clock."""
+
+    def on_wake(self, hub: HubState) -> list[Reply]:
+        """The time `HubState.wake_s` that it asked for has come, and is cleared."""
 
 
 def fragments_of(strategy: Strategy) -> int:
@@ -60,7 +67,7 @@ def judged(strategy: Strategy) -> str | None:
 
 def keeps_time(strategy: Strategy) -> bool:
     """Whether it asks the averager's clock to wake it."""
-    return bool(getattr(strategy, "keeps_time", False))
+    return isinstance(strategy, Timed)
 
 
 def has_bound(strategy: Strategy) -> bool:

@@ -25,7 +25,7 @@ from torch import Tensor
 from geo_ray.errors import InvariantError, NonFiniteError
 from geo_ray.sync import additive
 from geo_ray.sync.base import HubState, Reply, Strategy, Update
-from geo_ray.sync.traits import Holding, fragments_of
+from geo_ray.sync.traits import Holding, Timed, fragments_of
 from geo_ray.training.flat import fragment_cuts
 from geo_ray.training.hub_wire import HubWire
 
@@ -89,7 +89,9 @@ class Averager:
     def on_wake(self) -> list[Reply]:
         """The time that the strategy asked for (`HubState.wake_s`) has come."""
         self.hub.wake_s = None
-        return self._release_waiting()
+        if not isinstance(self.strategy, Timed):
+            return []
+        return self._publish(self.strategy.on_wake(self.hub))
 
     def on_update(self, update: Update) -> list[Reply]:
         """Take in one update.

@@ -224,7 +224,7 @@ class Fleet:
         return True
 
     def settle(self) -> None:
-        for reply in self.hub.on_wake():  # whoever waits for others, as before a checkpoint
+        for reply in self.hub._release_waiting():  # as before a checkpoint
             self.regions[reply.to].inbox.append(reply)
         for region in self.regions.values():
             self.merge(region)
