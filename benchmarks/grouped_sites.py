@@ -81,11 +81,11 @@ def _ignore(kind: str, t_s: float, **fields: Any) -> Any:
 def main() -> None:
     options = support.parse(__doc__)
     machine = support.hardware()
-    seeds, rates = (1, (1.0,)) if options.quick else (3, (1.0, 3.0))
+    seeds, rates = (1, (1.0,)) if options.quick else (3, (1.0, 2.0))
     figures = []
     for where in ("spread",) if options.quick else tuple(WHERE):
         variants = [FEDSSGD, FEDAT, FEDGSYNC]
-        comparison = compared(config(where, 60 if options.quick else 1000), variants, rates, seeds)
+        comparison = compared(config(where, 60 if options.quick else 1200), variants, rates, seeds)
         base = statistics.median(finals(of(comparison, FEDSSGD), "accuracy"))
         for label in variants:
             runs, name = of(comparison, label), f"{where}_{label.split(':')[0]}"
