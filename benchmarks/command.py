@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +48,11 @@ class Run:
             if event["kind"] == kind:
                 yield event
 
+    @property
+    def origin_unix_s(self) -> float:
+        """The time of day at which its events' clock was 0, to within a second."""
+        return self.began_unix_s + float(self.summary["startup_s"])
+
     def line_s(self, start: str) -> float:
         """Seconds from the start to the first line that begins with ``start``."""
         return next(at_s for at_s, line in self.lines if line.startswith(start))
@@ -62,6 +67,7 @@ def geo_ray(
     cores: set[int] | None = None,
     environment: Mapping[str, str] | None = None,
     timeout_s: float = 900.0,
+    popen: Callable[..., subprocess.Popen[str]] = subprocess.Popen,
 ) -> Run:
     """Run ``geo-ray VERB CONFIG --plain --set ...`` to its end.
 
@@ -73,6 +79,7 @@ def geo_ray(
         cores: cores that the command and all that it starts may use; None for all.
         environment: additions to the environment.
         timeout_s: kill it then.
+        popen: starts the process, say in a region of the WAN lab.
     """
     arguments = [f"{key}={value}" for key, value in {**sets, "run.dir": runs}.items()]
     flags = [part for argument in arguments for part in ("--set", argument)]
@@ -81,7 +88,7 @@ def geo_ray(
     if cores is not None:
         os.sched_setaffinity(0, cores)
     try:
-        process = subprocess.Popen(
+        process = popen(
             [*GEO_RAY, verb, str(config), "--plain", *flags],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

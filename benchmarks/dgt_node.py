@@ -29,6 +29,7 @@ from geo_ray.job.build import (
 )
 from geo_ray.job.data import open_readers
 from geo_ray.runtime.bridge import Bridge
+from geo_ray.runtime.deadlines import step_timeout_s
 from geo_ray.runtime.dgt_road import RoadEnds, road_for
 from geo_ray.runtime.journal import Journal
 from geo_ray.runtime.layout import shared_bytes
@@ -64,7 +65,8 @@ class Region:
         self.hub, self.name = experiment.averager_region, name
         task = load_task(experiment.task, HERE)
         params_P = initial_parameters(task, experiment.seed)
-        num_params, timeout_s = params_P.numel(), experiment.train.step_timeout_s
+        num_params = params_P.numel()
+        timeout_s = step_timeout_s(experiment.train, num_params)
         (region,) = [r for r in experiment.regions if r.name == name]
         self.journal = Journal(name, order["origin_unix_s"])
         own = build_averager(experiment, num_params) if name == self.hub else None

@@ -74,7 +74,11 @@ class TrainConfig(Model):
     )
     max_refused_steps: int = Field(3, ge=1, description="refused steps in a row that end the run")
     max_worker_restarts: int = Field(10, ge=0, description="replacements of workers in all")
-    step_timeout_s: float = Field(300.0, gt=0, description="longest wait for one answer")
+    step_timeout_s: float | None = Field(
+        None,
+        gt=0,
+        description="longest wait for one answer; null: 300 s, and the model both ways at 4 Mbit/s",
+    )
 
 
 class AveragerConfig(Model):

@@ -23,6 +23,7 @@ from geo_ray.job.build import (
     use_one_thread,
 )
 from geo_ray.runtime.bridge import Bridge
+from geo_ray.runtime.deadlines import step_timeout_s
 from geo_ray.runtime.dgt_road import DgtRoad, RoadEnds, road_for
 from geo_ray.runtime.follower import Follower
 from geo_ray.runtime.journal import Journal
@@ -117,7 +118,7 @@ class BridgeActor:
             self._averager if region == experiment.averager_region else None,
             self._journal,
             spec.parts_dir,
-            experiment.train.step_timeout_s,
+            step_timeout_s(experiment.train, spec.num_params),
         )
         links = build_links(experiment.links(), experiment.seed)
         shaping = {dst: model for (src, dst), model in links.items() if src == region}
@@ -210,7 +211,7 @@ class LeadActor:
             Where workers connect.
         """
         spec, experiment = self._spec, self._spec.experiment
-        timeout_s = experiment.train.step_timeout_s
+        timeout_s = step_timeout_s(experiment.train, spec.num_params)
         self._journal = Journal(self._region, origin_unix_s)
         hello: Meta = {"peer": f"{self._region}/lead", "role": "lead"}
         follower_clients = [LanClient(a, spec.key, hello) for a in followers]

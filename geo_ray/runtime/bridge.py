@@ -223,7 +223,8 @@ class Bridge:
                 if left_s <= 0 or not self._answered.wait(left_s):
                     raise DeadlineExceededError(
                         f"region '{self._region}': the averager in '{self._hub}' did not answer "
-                        f"update {seq} within {self._timeout_s} s"
+                        f"update {seq} within train.step_timeout_s = {self._timeout_s:g} s; on a "
+                        "slow link a large model may need longer"
                     )
             answer = self._answers.pop(seq)
         if isinstance(answer, GeoRayError):

@@ -9,6 +9,7 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.errors import GeoRayError
 from geo_ray.job.rundir import RunDirectory
 from geo_ray.runtime.bridge import Bridge
+from geo_ray.runtime.deadlines import step_timeout_s
 from geo_ray.runtime.overlay_road import OverlaySetting
 from geo_ray.runtime.overlay_rounds import HubPort, OverlayRounds
 from geo_ray.wan.endpoint import Endpoint
@@ -43,7 +44,8 @@ def attach_overlay(
         links_mbps=known_links_mbps(run_dir),
     )
     port = HubPort(bridge.take_in_round, bridge.refuse) if is_hub else None
-    rounds = OverlayRounds(setting, experiment.strategy, port, experiment.train.step_timeout_s)
+    timeout_s = step_timeout_s(experiment.train, num_params)
+    rounds = OverlayRounds(setting, experiment.strategy, port, timeout_s)
     bridge.use_overlay(rounds)
     rounds.use(endpoint)
 

@@ -11,6 +11,7 @@ from geo_ray.data.manifest import Manifest, load_manifest
 from geo_ray.errors import ResidencyDeniedError
 from geo_ray.job.build import build_worker, use_one_thread
 from geo_ray.job.data import data_region, open_readers
+from geo_ray.runtime.deadlines import step_timeout_s
 from geo_ray.runtime.labels import REGION_LABEL
 from geo_ray.runtime.layout import shared_bytes
 from geo_ray.runtime.spec import RunSpec
@@ -73,7 +74,7 @@ class WorkerActor:
             worker = build_worker(experiment, self._region, task, params_P, grad_P)
             params = slices_of(params_P, len(shards))
             grads = slices_of(grad_P, len(shards))
-            timeout_s = experiment.train.step_timeout_s
+            timeout_s = step_timeout_s(experiment.train, spec.num_params)
             links = [
                 ShardLink(client, params_S, grad_S, timeout_s)
                 for client, params_S, grad_S in zip(clients, params, grads, strict=True)

@@ -25,6 +25,7 @@ from torch import Tensor
 from geo_ray.errors import InvariantError, NonFiniteError
 from geo_ray.sync import additive
 from geo_ray.sync.base import HubState, Reply, Strategy, Update
+from geo_ray.sync.codecs.feedback import all_finite
 from geo_ray.sync.traits import Holding, Timed, fragments_of
 from geo_ray.training.flat import fragment_cuts
 from geo_ray.training.hub_wire import HubWire
@@ -292,7 +293,7 @@ class Averager:
                 f"{what} has {tuple(vector_P.shape)} parameters, not {stop - start} of the "
                 f"model's {self.num_params}"
             )
-        if not bool(torch.isfinite(vector_P).all()):
+        if not all_finite(vector_P):
             raise NonFiniteError(f"{what} is not finite; refused")
 
     def _repeat(self, update: Update) -> list[Reply]:

@@ -16,6 +16,7 @@ NAMES = (
     "codec_speed",
     "coding",
     "dgt",
+    "four_continents",
     "grouped_sites",
     "interval_loss",
     "lab_accuracy",
@@ -24,6 +25,7 @@ NAMES = (
     "probe",
     "push_pull",
     "sim_prediction",
+    "slow_links",
     "startup",
     "sync_cloudless",
     "transfers",
@@ -40,9 +42,11 @@ HELPERS = {  # parts of others
     "dgt_node",
     "dgt_runs",
     "dgt_task",
+    "four_continents_task",
     "node_process",
     "overlay_emulated",
     "overlay_node",
+    "slow_links_task",
     "support",
     "wan_node",
     "wan_ray_node",
@@ -147,3 +151,22 @@ def test_time_to_target_waits_for_every_region(monkeypatch: pytest.MonkeyPatch) 
     assert module.reached_s(events) == float("inf")
     events += [evaluated(10.0 + t, "west", loss) for t, loss in enumerate([0.9, 0.2, 0.1, 0.1])]
     assert module.reached_s(events) == 13.0
+
+
+def test_a_round_over_a_slow_link_counts_what_it_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_links = load("slow_links", monkeypatch)
+    starts_s = [0.0, 5.0, 6.0, 7.0, 11.0, 12.0, 13.0, 14.0]  # the first is slow; 3 s for 4 steps
+    steps = [{"start_s": start_s, "t_s": start_s + 1.0} for start_s in starts_s]
+    site = slow_links.site_of(steps, ended_s=18.0, interval=4, first_exchange_s=8.0)
+    assert site.alone_s == 1.0
+    assert site.rounds_s == [11.0, 7.0]
+    assert (site.began_s, site.ended_s) == (0.0, 18.0)
+
+
+def test_the_time_to_a_loss_lies_between_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+    curve = load("four_continents", monkeypatch).Curve(
+        [(0.0, 5.0), (10.0, 4.0), (20.0, 2.0)], 30.0, 1
+    )
+    assert curve.to_target_s(3.0) == 15.0
+    assert curve.to_target_s(4.5) == 5.0
+    assert curve.to_target_s(1.0) == 30.0  # never

@@ -46,7 +46,7 @@ def test_a_repeat_while_the_round_is_open_is_no_second_vote():
     assert len(hub.on_update(update("b", 1))) == 2
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_not_finite_is_refused_and_changes_nothing(bad):
     hub = make(AsgdGa(combine="sum"))
     with pytest.raises(NonFiniteError, match="region 'a'"):
