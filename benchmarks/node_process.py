@@ -20,16 +20,25 @@ class NodeProcess:
         region: where it runs.
         hello: its first line; holds keys, which arguments would show to others.
         lab: has the region's namespace; None runs it beside this process.
+        python: runs it; None for this process's interpreter.
+        environment: its whole environment; None for that of this process.
     """
 
     def __init__(
-        self, program: Path, region: str, hello: Mapping[str, Any], lab: Lab | None
+        self,
+        program: Path,
+        region: str,
+        hello: Mapping[str, Any],
+        lab: Lab | None,
+        python: Path | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        argv = [sys.executable, str(program)]
+        argv = [str(python or sys.executable), str(program)]
         pipes: dict[str, Any] = {
             "stdin": subprocess.PIPE,
             "stdout": subprocess.PIPE,
             "text": True,
+            "env": environment,
         }
         self.region = region
         self.process: subprocess.Popen[str] = (

@@ -67,12 +67,17 @@ def parse(description: str | None, arguments: Sequence[str] | None = None) -> ar
         description: shown by ``--help``, usually the module's docstring.
         arguments: None takes those of the process.
     """
-    parser = argparse.ArgumentParser(
+    return parser(description).parse_args(arguments)
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """The parser behind `parse`, for a benchmark that has an option of its own."""
+    made = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="a smoke check, under 3 minutes")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="the result")
-    return parser.parse_args(arguments)
+    made.add_argument("--quick", action="store_true", help="a smoke check, under 3 minutes")
+    made.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="the result")
+    return made
 
 
 def in_time(measure: Callable[[], T], attempts: int = 5) -> T:

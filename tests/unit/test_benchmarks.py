@@ -13,6 +13,8 @@ import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 NAMES = (
+    "all_strategies",
+    "cloudless_ours",
     "codec_speed",
     "coding",
     "dgt",
@@ -20,8 +22,10 @@ NAMES = (
     "grouped_sites",
     "interval_loss",
     "lab_accuracy",
+    "many_sites",
     "overhead",
     "overlay",
+    "peers",
     "probe",
     "push_pull",
     "sim_prediction",
@@ -47,6 +51,12 @@ HELPERS = {  # parts of others
     "overlay_emulated",
     "overlay_node",
     "slow_links_task",
+    "peers_environment",
+    "peers_hivemind",
+    "peers_run",
+    "peers_task",
+    "peers_torchft",
+    "peers_work",
     "support",
     "wan_node",
     "wan_ray_node",
@@ -170,3 +180,25 @@ def test_the_time_to_a_loss_lies_between_evaluations(monkeypatch: pytest.MonkeyP
     assert curve.to_target_s(3.0) == 15.0
     assert curve.to_target_s(4.5) == 5.0
     assert curve.to_target_s(1.0) == 30.0  # never
+
+
+def test_time_to_a_loss_lies_between_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = load("peers_run", monkeypatch)
+    curve = [(10, 2.0, 3.0), (20, 4.0, 2.5), (30, 6.0, 2.7), (40, 8.0, 2.0)]
+    outcome = module.Outcome(curve, 0.0, 4, 0.0, 0.0)
+    assert outcome.best_by(0.8) == 2.5
+    assert outcome.reached_s(3.0) == 2.0
+    assert outcome.reached_s(2.75) == 3.0
+    assert outcome.reached_s(1.0) == float("inf")
+    assert module.Outcome(curve[:1], 0.0, 1, 0.0, 0.0).best_by(0.5) == float("inf")
+
+
+def test_evaluations_of_regions_are_matched_by_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = load("peers_run", monkeypatch)
+    # One region has missed round 4, and ended in another round.
+    told = [[[2, 20], [4, 40], [6, 60], [7, 70]], [[2, 21], [6, 63], [6, 70]]]
+    assert module._by_round(told) == [
+        [[2, 20], [2, 21]],
+        [[6, 60], [6, 63]],
+        [[7, 70], [6, 70]],
+    ]
