@@ -21,6 +21,7 @@ import support
 from compared import compared, finals, of, to_target_s
 
 OUTER = "outer.kind=nesterov:outer.lr=0.7:outer.momentum=0.5"
+PLAIN = "local.lr=1.0:local.momentum=0.0:local.period=1"
 ASYNC = "outer.lr=1.0:outer.momentum=0.3"
 VARIANTS = {
     "bsp": "bsp",
@@ -43,7 +44,7 @@ VARIANTS = {
     "fedat": "fedat:interval=8:tiers=2",
     "fedgsync": "fedgsync:interval=8",
     "async_local_sgd": f"async_local_sgd:interval=8:{ASYNC}",
-    "halos": "halos:local_steps=2:interval=4",
+    "halos": f"halos:local_steps=2:interval=4:{PLAIN}:{ASYNC}",
     "dc_asgd": "dc_asgd:interval=2",
     "gaia": "gaia:codec=nonzeros",
     "sparseloco": "sparseloco:interval=8:codec=chunked_topk",
