@@ -39,14 +39,16 @@ class Work:
     Attributes:
         worker: whose it is.
         params_P: where it is wanted, fp32 (P,); not changed any more.
-        batch: the collated rows.
+        columns: the rows.
+        span: their position in the region's stream.
         grad_P: the gradient, fp32 (P,), once the result is there.
         result: what came out.
     """
 
     worker: Worker
     params_P: Tensor
-    batch: Batch
+    columns: Columns
+    span: Span
     grad_P: Tensor
     result: StepResult | None = None
 
@@ -72,7 +74,7 @@ class Gradients:
 
     def ask(self, worker: Worker, params_P: Tensor, columns: Columns, span: Span) -> Work:
         """Have a gradient computed before `finish` returns it."""
-        work = Work(worker, params_P, worker.collate(columns, span), worker.grad_P)
+        work = Work(worker, params_P, columns, span, worker.grad_P)
         self._waiting.append(work)
         return work
 
@@ -108,7 +110,9 @@ class Gradients:
             name: part.view(len(works), *shape)
             for name, part, shape in zip(self._names, parts, self._shapes, strict=True)
         }
-        grads, losses_W = self._run(params, _stacked([work.batch for work in works]))
+        with torch.random.fork_rng(devices=works[0].worker.rng_devices()):
+            batches = [work.worker.collate(work.columns, work.span) for work in works]
+        grads, losses_W = self._run(params, _stacked(batches))
         grad_WP = torch.cat([grads[name].reshape(len(works), -1) for name in self._names], dim=1)
         norms = torch.linalg.vector_norm(grad_WP, dim=1).tolist()
         for i, (work, loss, norm) in enumerate(zip(works, losses_W.tolist(), norms, strict=True)):

@@ -94,7 +94,7 @@ class Worker:
         self._load()
         self._flat.zero_grad()
         self._flat.module.train()
-        with torch.random.fork_rng(devices=self._rng_devices()):
+        with torch.random.fork_rng(devices=self.rng_devices()):
             self._plant(self._seed_of(span))
             batch = self._task.collate(columns, self._device)
             try:
@@ -112,10 +112,12 @@ class Worker:
         return StepResult(float(loss.detach()))
 
     def collate(self, columns: Columns, span: Span) -> Batch:
-        """The rows as the model takes them; random choices are those of `step`."""
-        with torch.random.fork_rng(devices=self._rng_devices()):
-            self._plant(self._seed_of(span))
-            return self._task.collate(columns, self._device)
+        """The rows as the model takes them; random choices are those of `step`.
+
+        Plants the seed of those choices: fork torch's generators around it.
+        """
+        self._plant(self._seed_of(span))
+        return self._task.collate(columns, self._device)
 
     def evaluate(self, columns: Columns) -> Stats:
         """Additive statistics of the parameters in the buffer over ``columns``."""
@@ -153,5 +155,6 @@ class Worker:
         key = f"{self._stream}/{span.start}".encode()
         return int.from_bytes(hashlib.blake2b(key, digest_size=7).digest(), "big")
 
-    def _rng_devices(self) -> list[int]:
+    def rng_devices(self) -> list[int]:
+        """Whose generators a step plants, beside the CPU's; for `torch.random.fork_rng`."""
         return [torch.cuda.current_device()] if self._device.type == "cuda" else []
