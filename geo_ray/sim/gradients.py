@@ -101,7 +101,7 @@ class Gradients:
                 # Whatever is wrong with the task itself is said, by name, when it computes alone.
                 _LOGGER.info("gradients are computed one after another: %s", error)
                 self.works = False
-                return
+                self._waiting.clear()
 
     def _together(self, works: Sequence[Work]) -> None:
         params_WP = torch.stack([work.params_P for work in works])

@@ -12,8 +12,8 @@ alpha w_p + (1 - alpha) outer_p``, and counts from there.
 When: regions that stall, fail or differ in speed, with transfers that must hide behind training.
 `rda` makes steps up to ``sqrt(M)`` longer: lower the outer learning rate with it.
 
-Trouble: a region that does not answer, or leaves, is not waited for once K others have spoken. One
-that returns gets all it missed, fragment by fragment.
+Trouble: who does not answer, or leaves, is not waited for once K others spoke and ``grace_s`` is
+over. A region that returns gets all it missed, fragment by fragment.
 
 Source: Decoupled DiLoCo, from secondary summaries; reconstructed, not checked against the paper.
 Fragments are contiguous here, and `rda` is per fragment, not per tensor.
