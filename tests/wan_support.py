@@ -107,9 +107,10 @@ def leaving_nothing_behind() -> Iterator[None]:
 
     What others in this process had open before, and close meanwhile, is theirs.
     """
-    before, threads = open_files(), threading.active_count()
+    before, threads = open_files(), set(threading.enumerate())
     yield
-    assert threading.active_count() == threads, threading.enumerate()
+    started = set(threading.enumerate()) - threads
+    assert not started, started
     left = open_files() - before
     assert not left, left
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from flaky_proxy import FlakyProxy
+from wan_support import leaving_nothing_behind
 
 from geo_ray.wan.endpoint import Endpoint, Identity, Message, TransportConfig
 from geo_ray.wan.lan import LanClient, LanConnection, LanServer, Meta
@@ -120,10 +121,8 @@ def linked(eu: Node, us: Node) -> Iterator[FlakyProxy]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
-    fds, threads = len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
-    yield
-    assert threading.active_count() == threads, threading.enumerate()
-    assert len(list(Path("/proc/self/fd").iterdir())) == fds
+    with leaving_nothing_behind():
+        yield
 
 
 def _converse(eu: Node, us: Node, count: int, sizes: random.Random) -> None:

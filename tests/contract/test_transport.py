@@ -8,11 +8,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from wan_support import leaving_nothing_behind
 
 from geo_ray.clock import SystemClock
 from geo_ray.errors import (
@@ -90,10 +90,8 @@ def running(*nodes: Node) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
-    fds, threads = len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
-    yield
-    assert threading.active_count() == threads, threading.enumerate()
-    assert len(list(Path("/proc/self/fd").iterdir())) == fds
+    with leaving_nothing_behind():
+        yield
 
 
 def join(dialer: Node, listener: Node) -> Address:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from wan_support import open_files
 
 from geo_ray.errors import (
     DeadlineExceededError,
@@ -31,10 +32,10 @@ def _echo(connection: LanConnection, meta: Meta, payload: memoryview | None) -> 
 
 @contextmanager
 def _serving(handler: Handler = _echo, **options: object) -> Iterator[LanServer]:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with LanServer("127.0.0.1", KEY, handler, **options) as server:  # type: ignore[arg-type]
         yield server
-    assert threading.active_count() == before
+    assert not set(threading.enumerate()) - before
 
 
 def test_request_and_answer() -> None:
@@ -261,7 +262,7 @@ def test_taken_port_is_a_typed_error() -> None:
 
 
 def test_close_leaves_no_thread_file_or_shared_memory() -> None:
-    fds = len(list(Path("/proc/self/fd").iterdir()))
+    before = open_files()
     shm = set(Path("/dev/shm").glob("geo_ray-*"))
     for _ in range(3):
         with _serving() as server:
@@ -273,5 +274,5 @@ def test_close_leaves_no_thread_file_or_shared_memory() -> None:
                 client.request({}, b"x" * 100)
             for client in clients:
                 client.close()
-    assert len(list(Path("/proc/self/fd").iterdir())) == fds
+    assert not open_files() - before
     assert set(Path("/dev/shm").glob("geo_ray-*")) <= shm
