@@ -16,6 +16,7 @@ from geo_ray.training.averager import Averager
 from geo_ray.training.flat import check_module, fragments_in, read_parameters, split_sizes
 from geo_ray.training.hub_wire import HubWire
 from geo_ray.training.local_steps import LocalSteps
+from geo_ray.training.optimizers import lasting
 from geo_ray.training.region_wire import RegionWire
 from geo_ray.training.server_plan import ServerPlan
 from geo_ray.training.shard import Shard
@@ -60,9 +61,11 @@ def build_shard(
     """Shard ``index`` of ``region``, holding its own copy of its slice of ``params_P``."""
     num_params = params_P.numel()
     start, stop = piece = split_sizes(num_params, region.ps_shards)[index]
+    train = experiment.train
+    steps = train.steps * (region.workers if train.mode == "async" else 1)
     return Shard(
         params_P[start:stop].clone(),
-        experiment.optimizer,
+        lasting(experiment.optimizer, steps),
         experiment.strategy,
         alone=len(experiment.regions) == 1,
         fragments=fragments_in(num_params, fragments_of(experiment.strategy), piece),
@@ -83,7 +86,11 @@ def build_worker(
         clip_norm=experiment.train.clip_norm,
     )
     steps = experiment.worker_steps
-    return LocalSteps(worker, experiment.optimizer, steps) if steps else worker
+    if not steps:
+        return worker
+    optimizer = lasting(experiment.optimizer, experiment.train.steps * steps)
+    workers = next(r.workers for r in experiment.regions if r.name == region)
+    return LocalSteps(worker, optimizer, steps, workers)
 
 
 def build_averager(experiment: Experiment, num_params: int) -> Averager:

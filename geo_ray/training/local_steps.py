@@ -26,12 +26,16 @@ class LocalSteps:
         worker: computes the gradients.
         optimizer: applies them to its parameters.
         steps: per push; the rows of a push are cut into as many batches.
+        workers: of the region, to know from a push's place in its stream how many came before.
     """
 
-    def __init__(self, worker: Worker, optimizer: OneOptimizer, steps: int) -> None:
+    def __init__(
+        self, worker: Worker, optimizer: OneOptimizer, steps: int, workers: int = 1
+    ) -> None:
         self._worker = worker
         self._optimizer = InnerOptimizer(optimizer, worker.params_P)
         self._steps = steps
+        self._workers = workers
 
     @property
     def params_P(self) -> Tensor:
@@ -55,6 +59,8 @@ class LocalSteps:
         params_P = self.params_P
         before_P = params_P.clone()
         losses = []
+        # From the stream, since nobody saves what a worker counts.
+        self._optimizer.taken = span.start * self._steps // (span.count * self._workers)
         for i in range(self._steps):
             first, stop = (span.count * n // self._steps for n in (i, i + 1))
             part = {name: column[first:stop] for name, column in columns.items()}

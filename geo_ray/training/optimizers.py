@@ -10,6 +10,7 @@ from torch import Tensor
 
 from geo_ray.config.base import Model
 from geo_ray.errors import CheckpointCorruptError
+from geo_ray.training.schedule import Schedule
 
 
 class Sgd(Model):
@@ -18,6 +19,7 @@ class Sgd(Model):
     kind: Literal["sgd"] = "sgd"
     lr: float = Field(0.1, gt=0, description="learning rate")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty")
+    schedule: Schedule | None = Field(None, description="learning rate over time; null: constant")
 
     def build(self, param: torch.nn.Parameter) -> torch.optim.Optimizer:
         """The torch optimizer over ``param``."""
@@ -32,6 +34,7 @@ class Momentum(Model):
     momentum: float = Field(0.9, gt=0, lt=1, description="share of the last step that is kept")
     nesterov: bool = Field(False, description="look ahead")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty")
+    schedule: Schedule | None = Field(None, description="learning rate over time; null: constant")
 
     def build(self, param: torch.nn.Parameter) -> torch.optim.Optimizer:
         """The torch optimizer over ``param``."""
@@ -53,6 +56,7 @@ class AdamW(Model):
     beta2: float = Field(0.999, ge=0, lt=1, description="decay of the second moment")
     eps: float = Field(1e-8, gt=0, description="added to the denominator")
     weight_decay: float = Field(0.01, ge=0, description="decoupled weight decay")
+    schedule: Schedule | None = Field(None, description="learning rate over time; null: constant")
 
     def build(self, param: torch.nn.Parameter) -> torch.optim.Optimizer:
         """The torch optimizer over ``param``; fused, which is one pass over memory."""
@@ -70,12 +74,24 @@ OneOptimizer = Sgd | Momentum | AdamW
 OptimizerConfig = Annotated[OneOptimizer, Field(discriminator="kind")]
 """The ``optimizer`` section of a configuration."""
 
+_TAKEN = "schedule_steps"  # how many steps a scheduled optimizer took, among its tensors
+
+
+def lasting(optimizer: OneOptimizer, steps: int) -> OneOptimizer:
+    """The same optimizer with a schedule ``steps`` long, if it has one without a length."""
+    if optimizer.schedule is None:
+        return optimizer
+    return optimizer.model_copy(update={"schedule": optimizer.schedule.over(steps)})
+
 
 class InnerOptimizer:
     """Applies gradients to a flat slice in place and gives its state to checkpoints.
 
+    Attributes:
+        taken: steps so far, where a schedule stands; counted only for one.
+
     Args:
-        config: which optimizer.
+        config: which optimizer; a schedule in it has a length (`lasting`).
         params_S: fp32 (S,), the live parameters of one shard.
     """
 
@@ -83,9 +99,15 @@ class InnerOptimizer:
         self._param = torch.nn.Parameter(params_S, requires_grad=True)
         # Parameter() may copy metadata but shares storage: steps land in params_S.
         self._optimizer = config.build(self._param)
+        self._lr = config.lr
+        self._schedule = config.schedule
+        self.taken = 0
 
     def apply(self, grad_S: Tensor) -> None:
         """One step with ``grad_S`` (S,), which is not changed."""
+        if self._schedule is not None:
+            self._optimizer.param_groups[0]["lr"] = self._lr * self._schedule.factor(self.taken)
+            self.taken += 1
         self._param.grad = grad_S
         self._optimizer.step()
         self._param.grad = None
@@ -93,7 +115,10 @@ class InnerOptimizer:
     def export(self) -> dict[str, Tensor]:
         """Copies of the optimizer's tensors by name; empty before the first step."""
         state = self._optimizer.state.get(self._param, {})
-        return {key: value.clone() for key, value in state.items() if isinstance(value, Tensor)}
+        kept = {key: value.clone() for key, value in state.items() if isinstance(value, Tensor)}
+        if self._schedule is not None:
+            kept[_TAKEN] = torch.tensor(self.taken)
+        return kept
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Take back what `export` gave.
@@ -108,5 +133,7 @@ class InnerOptimizer:
                     f"the shard has {tuple(self._param.shape)}"
                 )
         self._optimizer.state.pop(self._param, None)
-        if tensors:
-            self._optimizer.state[self._param] = {k: v.clone() for k, v in tensors.items()}
+        self.taken = int(tensors[_TAKEN]) if _TAKEN in tensors else 0
+        kept = {name: value.clone() for name, value in tensors.items() if name != _TAKEN}
+        if kept:
+            self._optimizer.state[self._param] = kept
