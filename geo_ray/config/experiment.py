@@ -67,6 +67,9 @@ class TrainConfig(Model):
     )
     eval_every: int = Field(50, ge=0, description="steps between evaluations; 0: only at the end")
     eval_batch_size: int = Field(256, ge=1, description="rows per evaluation batch")
+    evaluate: Literal["outer", "live"] = Field(
+        "outer", description="the model that all regions agree on, or each region's own, mid-round"
+    )
     clip_norm: float | None = Field(None, gt=0, description="largest norm of a worker's gradient")
     target: Target | None = Field(None, description="stop early when this is reached")
     stragglers: StragglersConfig | None = Field(

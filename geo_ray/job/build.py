@@ -51,7 +51,7 @@ def server_plan(experiment: Experiment, region: RegionConfig, epoch: int = 1) ->
         alone=len(experiment.regions) == 1,
         batches_per_push=max(1, experiment.worker_steps),
         stragglers=train.stragglers,
-        judges_outer=judged(experiment.strategy) is not None,
+        judges_outer=train.evaluate == "outer" and judged(experiment.strategy) is not None,
     )
 
 

@@ -5,16 +5,19 @@ all the time with a small message instead of idle and then blocked by a large on
 F. The answer is merged tau steps later, whenever it came: regions do the same at the same step.
 
 Rule: for fragment p at its sync ``Delta_p = outer_p - w_p``; the outer optimizer of `diloco` on the
-mean, with a momentum per fragment; tau steps later ``w_p <- alpha w_p + (1 - alpha) outer_p``.
+mean, with a momentum per fragment; tau steps later ``w_p <- alpha w_p + (1 - alpha) outer_p``, or
+``w_p <- outer_p + (w_p - w_p when sent)`` (``merge: correct``).
 
 When: the link carries a fragment in tau steps, but not a model in one. If the answer is not there
 after tau steps the region waits. ``tau`` must be below H/F, so that one request is open at a time.
 
 Knobs: ``alpha`` 0.5 keeps half of what happened since; a small ``tau`` (up to 5 or 10) costs
-little. The last exchange is of the whole model and takes the plain mean.
+little. ``correct`` keeps exactly the steps since the sending, which is better where tau is a good
+part of H. The last exchange is of the whole model and takes the plain mean.
 
 Source: "Streaming DiLoCo with overlapping communication" (arXiv 2501.18512), reconstructed.
-Fragments here are contiguous parts of the flat parameters, not strided groups of layers.
+Fragments here are contiguous parts of the flat parameters, not strided groups of layers; `correct`
+is ours.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ from geo_ray.sync.base import (
 )
 from geo_ray.sync.outer import OuterConfig, OuterNesterov, OuterSgd, outer_round
 
-_PENDING, _NEXT = "pending", "next"
+_PENDING, _NEXT, _SENT = "pending", "next", "sent"
 
 
 class DiLoCoStreaming(Model):
@@ -52,7 +55,8 @@ class DiLoCoStreaming(Model):
     interval: int = Field(32, ge=1, description="local steps between two syncs of a fragment (H)")
     fragments: int = Field(4, ge=2, le=256, description="parts of the model (F)")
     tau: int = Field(2, ge=1, description="local steps that hide an exchange")
-    alpha: float = Field(0.5, ge=0, lt=1, description="share of the local fragment that is kept")
+    merge: Literal["mix", "correct"] = Field("mix", description="what is kept since the sending")
+    alpha: float = Field(0.5, ge=0, lt=1, description="mix: share of the local fragment")
     weights: Weights = Field("samples", description="weight of a region: 1/M or by its samples")
     outer: OuterConfig = Field(OuterNesterov(), description="what is made of the mean change")
 
@@ -85,6 +89,8 @@ class DiLoCoStreaming(Model):
             return None
         start, stop = region.fragments[number]
         region.numbers[_NEXT] = float((number + 1) % self.fragments)
+        if self.merge == "correct":
+            region.memory[_SENT] = region.params_P[start:stop].clone()
         return Outgoing(anchor_P[start:stop] - region.params_P[start:stop], False, number)
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
@@ -112,4 +118,7 @@ class DiLoCoStreaming(Model):
             return
         start, stop = region.fragments[int(region.numbers.pop(_PENDING))]
         outer_S = local.anchor(region)[start:stop].sub_(change_S)
-        region.params_P[start:stop].lerp_(outer_S, 1.0 - self.alpha)
+        if self.merge == "correct":
+            region.params_P[start:stop].add_(outer_S - region.memory.pop(_SENT))
+        else:
+            region.params_P[start:stop].lerp_(outer_S, 1.0 - self.alpha)

@@ -194,10 +194,13 @@ def golden_diloco_streaming(start_P, grads, s) -> Trace:
     def merge():
         nonlocal pending
         if pending is not None:
-            part, change = pending
+            part, change, sent = pending
             anchor[part] -= change
             for i in AB:
-                w[i][part] = s.alpha * w[i][part] + (1 - s.alpha) * anchor[part]
+                if s.merge == "correct":
+                    w[i][part] = anchor[part] + (w[i][part] - sent[i])
+                else:
+                    w[i][part] = s.alpha * w[i][part] + (1 - s.alpha) * anchor[part]
             pending = None
 
     for t in range(len(grads["a"])):
@@ -210,7 +213,8 @@ def golden_diloco_streaming(start_P, grads, s) -> Trace:
         if since >= gap:
             part = slice(cuts[number], cuts[number + 1])
             delta = mean({i: anchor[part] - w[i][part] for i in AB}, q)
-            pending = part, outer(s.outer, state.setdefault(number, {}), delta)
+            sent = {i: w[i][part].clone() for i in AB}
+            pending = part, outer(s.outer, state.setdefault(number, {}), delta), sent
             since, number = 0, (number + 1) % s.fragments
         trace.append({i: w[i].clone() for i in AB})
     merge()

@@ -41,7 +41,10 @@ MORE_OPTIONS = {
     "hfa": [{"k1": 1, "k2": 2}],
     "nbsync": [{"merge": "correct"}, {"max_local_steps": 1, "weights": "samples"}],
     "diloco": [{"interval": 2}, {"interval": 1, "outer": {"kind": "sgd"}}],
-    "diloco_streaming": [{"interval": 4, "fragments": 2, "tau": 1}],
+    "diloco_streaming": [
+        {"interval": 4, "fragments": 2, "tau": 1},
+        {"interval": 8, "fragments": 2, "tau": 3, "merge": "correct"},
+    ],
     "diloco_eager": [{"interval": 2}],
     "one_step_delay": [{"interval": 2, "merge": "correct"}, {"interval": 3}],
     "decoupled": [

@@ -67,12 +67,22 @@ def test_regions_train_over_sockets_and_end_equal(tmp_path: Path, kind: str) -> 
         assert digests == [digest(params_P) for params_P in simulated.params_P.values()]
 
 
-@pytest.mark.parametrize("kind", ["diloco", "sparseloco", "hfa", "diloco_streaming", "sma"])
+@pytest.mark.parametrize(
+    ("kind", "evaluate"),
+    [
+        ("diloco", "outer"),
+        ("diloco", "live"),
+        ("sparseloco", "outer"),
+        ("hfa", "outer"),
+        ("diloco_streaming", "outer"),
+        ("sma", "outer"),
+    ],
+)
 def test_what_is_evaluated_in_the_middle_of_a_round_is_what_the_simulator_evaluates(
-    tmp_path: Path, kind: str
+    tmp_path: Path, kind: str, evaluate: str
 ) -> None:
-    """The outer parameters, if the strategy has any; then the regions' agree."""
-    config = of_kind(kind, train={"steps": 9, "eval_every": 3})
+    """The outer parameters, if the strategy has any and nobody asked for the live ones."""
+    config = of_kind(kind, train={"steps": 9, "eval_every": 3, "evaluate": evaluate})
     with InProcess(config, tmp_path) as world:
         world.run()
         found: dict[tuple[str, int], float] = {}

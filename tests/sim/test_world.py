@@ -238,3 +238,19 @@ def test_every_strategy_learns_the_digits(simulated, kind):
     run = simulated(**of_kind(kind, **LEARNING, train={"steps": 120, "eval_every": 0}))
     (last,) = [e for e in run.of("eval") if e["region"] is None]
     assert last["metrics"]["accuracy"] >= 0.9
+
+
+def test_live_parameters_are_evaluated_if_asked_for(simulated):
+    """In the middle of a round they are ahead of what the averager knows; at its end they agree."""
+    losses = {}
+    for evaluate in ("outer", "live"):
+        train = {"steps": 12, "eval_every": 6, "evaluate": evaluate}
+        run = simulated(
+            strategy={"kind": "diloco", "interval": 12, "outer": {"kind": "sgd"}},
+            train=train,
+            **LEARNING,
+        )
+        evals = sorted(run.of("eval", None), key=lambda e: e["step"])
+        losses[evaluate] = [e["metrics"]["loss"] for e in evals if e["region"] is None]
+    middle, end = zip(losses["outer"], losses["live"], strict=True)
+    assert middle[0] > middle[1] and end[0] == end[1]
