@@ -9,20 +9,17 @@ from pathlib import Path
 from rich.console import Console
 
 from geo_ray.errors import GeoRayError
-from geo_ray.observe.events import EVENTS_FILE, read_events
-from geo_ray.observe.report import write_report
+from geo_ray.observe.events import EVENTS_FILE
+from geo_ray.observe.report import load_record, write_report
 from geo_ray.observe.summary import Summary, final_table
-from geo_ray.observe.totals import RunTotals
 
 
 def show_end(summary: Summary, run_dir: Path) -> None:
     """Write the report and print the final table."""
-    totals = RunTotals()
-    for event in read_events(run_dir / EVENTS_FILE):
-        totals.feed(event)
-    report = write_report(run_dir)
+    run = load_record(run_dir)
+    report = write_report(run_dir, run=run)
     console = Console()
-    console.print(final_table(summary, totals))
+    console.print(final_table(summary, run.totals))
     console.print(f"report   {_short(report)}", highlight=False, soft_wrap=True)
     model = run_dir / "model.safetensors"
     if model.exists():

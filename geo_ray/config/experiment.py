@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import cached_property
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -356,12 +357,15 @@ class Experiment(Model):
         """The emulated link from ``src`` to ``dst``; None if it is not emulated."""
         if self.emulate is None or src == dst:
             return None
-        label = {region.name: region.label for region in self.regions}
-        is_lan = label[src] == label[dst]
         for link in self.emulate.links:
             if (link.src, link.dst) == (src, dst):
                 return LinkSpec(**link.model_dump(exclude={"src", "dst"}))
-        return None if is_lan else self.emulate.link
+        label = self._label_of
+        return None if label[src] == label[dst] else self.emulate.link
+
+    @cached_property
+    def _label_of(self) -> dict[str, str]:
+        return {region.name: region.label for region in self.regions}
 
     def links(self) -> dict[tuple[str, str], LinkSpec]:
         """All emulated links by (source, destination)."""

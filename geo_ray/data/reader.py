@@ -97,11 +97,13 @@ class RegionReader:
             StoreError: the store does not answer.
         """
         shard_N, row_N = self._order.locate_rows(start, count)
+        if count > 0 and (shard_N == shard_N[0]).all():  # the usual case of few rows
+            columns = self._columns(self._shards[shard_N[0]])
+            return {name: columns[name][row_N] for name in self._types}
         out = {name: np.empty(t.shape(count), t.dtype) for name, t in self._types.items()}
-        is_one = count > 0 and bool((shard_N == shard_N[0]).all())  # the usual case of few rows
-        for index in shard_N[:1] if is_one else np.unique(shard_N):
+        for index in np.unique(shard_N):
             columns = self._columns(self._shards[index])
-            mine_N = slice(None) if is_one else shard_N == index
+            mine_N = shard_N == index
             for name, array in out.items():
                 array[mine_N] = columns[name][row_N[mine_N]]
         return out

@@ -38,18 +38,11 @@ REPORT_FILE = "report.html"
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
-def render_report(run_dir: Path) -> str:
-    """Make the page of a run that has finished, was cut off or is still going.
-
-    Args:
-        run_dir: directory with `events.jsonl`; `summary.json` and `config.lock.yaml` are used if
-            they are there.
-
-    Returns:
-        HTML.
+def load_record(run_dir: Path) -> RunRecord:
+    """Read what a page is made of: all events of a run, once.
 
     Raises:
-        RunDirectoryError: ``run_dir`` is no run, or a file in it cannot be read.
+        RunDirectoryError: ``run_dir`` is no run, or its events cannot be read.
     """
     path = run_dir / EVENTS_FILE
     if not path.is_file():
@@ -59,12 +52,31 @@ def render_report(run_dir: Path) -> str:
             fix="Name a directory that `geo-ray train` or `geo-ray simulate` has written.",
         )
     run = record(read_events(path))
-    started = run.totals.started
-    if started is None:
+    if run.totals.started is None:
         raise RunDirectoryError(
             f"{path} has no run_started: the run ended before it began",
             fix="Look at what the command that started it printed.",
         )
+    return run
+
+
+def render_report(run_dir: Path, run: RunRecord | None = None) -> str:
+    """Make the page of a run that has finished, was cut off or is still going.
+
+    Args:
+        run_dir: directory with `events.jsonl`; `summary.json` and `config.lock.yaml` are used if
+            they are there.
+        run: what `load_record` gave; read if None.
+
+    Returns:
+        HTML.
+
+    Raises:
+        RunDirectoryError: ``run_dir`` is no run, or a file in it cannot be read.
+    """
+    run = run or load_record(run_dir)
+    started = run.totals.started
+    assert started is not None, "load_record refuses such runs"  # noqa: S101
     summary = load_summary(run_dir)
     parts = [
         _header(run, started, summary),
@@ -87,12 +99,13 @@ def render_report(run_dir: Path) -> str:
     )
 
 
-def write_report(run_dir: Path, out: Path | None = None) -> Path:
+def write_report(run_dir: Path, out: Path | None = None, run: RunRecord | None = None) -> Path:
     """Render the page and write it whole or not at all.
 
     Args:
         run_dir: directory of the run.
         out: file to write; `report.html` in the run's directory if None.
+        run: what `load_record` gave; read if None.
 
     Returns:
         The path written.
@@ -100,7 +113,7 @@ def write_report(run_dir: Path, out: Path | None = None) -> Path:
     Raises:
         RunDirectoryError: as for `render_report`, or the file cannot be written.
     """
-    page = render_report(run_dir)
+    page = render_report(run_dir, run)
     path = out or run_dir / REPORT_FILE
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:

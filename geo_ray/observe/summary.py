@@ -77,6 +77,65 @@ class Summary(Model):
     faults: dict[str, int] = Field(description="how often each kind of fault happened")
 
 
+class Summing:
+    """Folds events into a summary as they come; a run that was cut off has one too.
+
+    Args:
+        target: the evaluation metric to time, if any.
+    """
+
+    def __init__(self, target: Target | None = None) -> None:
+        self._target = target
+        self._totals = RunTotals()
+        self._reached_s: float | None = None
+
+    def feed(self, event: Event) -> None:
+        """Take the next event, from `run_started` on."""
+        self._totals.feed(event)
+        if self._target is None or self._reached_s is not None or event.kind != "eval":
+            return
+        if self._target.reached(event):
+            self._reached_s = event.t_s
+
+    def summary(
+        self,
+        *,
+        startup_s: float | None = None,
+        usd: float | None = None,
+        digest: str | None = None,
+    ) -> Summary:
+        """What came of it so far.
+
+        Args:
+            startup_s: seconds from the command to the start of the run.
+            usd: what the run cost.
+            digest: of the final parameters.
+
+        Raises:
+            RunDirectoryError: there was no `run_started` among the events.
+        """
+        totals = self._totals
+        if totals.started is None:
+            raise RunDirectoryError("the events have no run_started: nothing to sum up")
+        return Summary(
+            strategy=totals.started["strategy"],
+            seed=totals.started["seed"],
+            steps=totals.steps,
+            samples=totals.samples,
+            seconds=totals.elapsed_s,
+            startup_s=startup_s,
+            time_to_target_s=self._reached_s,
+            wan_bytes=totals.wan.by_class(),
+            codec=totals.codec,
+            payload_bytes=_payload_bytes(totals),
+            rounds=len(totals.rounds),
+            usd=usd,
+            eval=dict(totals.newest_eval["metrics"]) if totals.newest_eval else {},
+            digest=digest,
+            faults=totals.faults,
+        )
+
+
 def summarise(
     events: Iterable[Event],
     *,
@@ -85,43 +144,11 @@ def summarise(
     usd: float | None = None,
     digest: str | None = None,
 ) -> Summary:
-    """Fold the events of a run into its summary; a run that was cut off has one too.
-
-    Args:
-        events: all events in order, from `run_started` on.
-        target: the evaluation metric to time, if any.
-        startup_s: seconds from the command to the start of the run.
-        usd: what the run cost.
-        digest: of the final parameters.
-
-    Raises:
-        RunDirectoryError: there is no `run_started` among the events.
-    """
-    totals, reached_s = RunTotals(), None
+    """The summary of events that are all there; see `Summing`."""
+    summing = Summing(target)
     for event in events:
-        totals.feed(event)
-        hit = target is not None and event.kind == "eval" and target.reached(event)
-        if hit and reached_s is None:
-            reached_s = event.t_s
-    if totals.started is None:
-        raise RunDirectoryError("the events have no run_started: nothing to sum up")
-    return Summary(
-        strategy=totals.started["strategy"],
-        seed=totals.started["seed"],
-        steps=totals.steps,
-        samples=totals.samples,
-        seconds=totals.elapsed_s,
-        startup_s=startup_s,
-        time_to_target_s=reached_s,
-        wan_bytes=totals.wan.by_class(),
-        codec=totals.codec,
-        payload_bytes=_payload_bytes(totals),
-        rounds=len(totals.rounds),
-        usd=usd,
-        eval=dict(totals.newest_eval["metrics"]) if totals.newest_eval else {},
-        digest=digest,
-        faults=totals.faults,
-    )
+        summing.feed(event)
+    return summing.summary(startup_s=startup_s, usd=usd, digest=digest)
 
 
 def _payload_bytes(totals: RunTotals) -> dict[str, int] | None:

@@ -10,8 +10,8 @@ from geo_ray.job.data import prepare_manifest
 from geo_ray.job.model_file import save_trained
 from geo_ray.job.recorder import Recorder, Sink
 from geo_ray.job.rundir import RunDirectory
-from geo_ray.observe.events import EVENTS_FILE, EventLog, read_events
-from geo_ray.observe.summary import Summary, save_summary, summarise
+from geo_ray.observe.events import EVENTS_FILE, EventLog
+from geo_ray.observe.summary import Summary, Summing, save_summary
 from geo_ray.sim.world import World
 from geo_ray.tasks.load import load_task
 from geo_ray.training.flat import digest
@@ -38,16 +38,14 @@ def simulate(
     status("preparing task and data")
     task = load_task(experiment.task, run.base_dir)
     manifest, _ = prepare_manifest(experiment, task, run.base_dir, run.data)
-    log_path = run.path / EVENTS_FILE
-    with EventLog(log_path) as log:
-        recorder = Recorder(log, sinks)
+    summing = Summing(experiment.train.target)
+    with EventLog(run.path / EVENTS_FILE) as log:
+        recorder = Recorder(log, [*sinks, summing.feed])
         world = World(experiment, task, manifest, recorder.emit)
         recorder.started(experiment, run.path.name, 0.0, simulated=True)
         result = world.run()
         final_P = result.params_P[experiment.averager_region]
-        summary = summarise(
-            read_events(log_path), target=experiment.train.target, digest=digest(final_P)
-        )
+        summary = summing.summary(digest=digest(final_P))
         recorder.emit(
             "run_finished",
             result.seconds,

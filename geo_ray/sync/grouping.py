@@ -21,9 +21,6 @@ from typing import Final
 
 import numpy as np
 import torch
-from sklearn.cluster import k_means
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.metrics import silhouette_score
 from torch import Tensor
 
 _SKETCH: Final = 512
@@ -52,6 +49,11 @@ def group(sketches: Sequence[Tensor], most: int, seed: int) -> list[int]:
     """
     if len(sketches) < _FEWEST:
         return [0] * len(sketches)
+    # Here, since it takes as long to import as torch, and every command imports every strategy.
+    from sklearn.cluster import k_means
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.metrics import silhouette_score
+
     components_NQ = principal_components(torch.stack(list(sketches)).double())
     best, labels = _TOLERABLE, np.zeros(len(sketches), dtype=int)
     for count in range(2, min(most, len(sketches) // 2) + 1):
