@@ -69,14 +69,16 @@ class PriceRecord(Model):
     @property
     def key(self) -> tuple[str | None, ...]:
         """What it is the price of; a newer record with the same key takes its place."""
-        return (self.cloud, self.region, self.zone, self.item, self.type, self.to, self.market)
+        own = (self.cloud, self.region, self.zone, self.item, self.type, self.to)
+        return (*own, self.market, self.unit)
 
     @property
     def what(self) -> str:
         """The same in words, for messages and tables."""
         place = self.zone or self.region
         if self.item == "egress":
-            return f"{self.cloud} egress from {place} to {self.to}"
+            to = "any other region" if self.to == ANYWHERE else self.to
+            return f"{self.cloud} egress from {place} to {to}"
         return f"{self.cloud} {self.type} ({self.market}) in {place}"
 
     def age_s(self, now_unix_s: float) -> float:

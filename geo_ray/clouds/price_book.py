@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterable
 from functools import cached_property
 from importlib import resources
@@ -11,10 +13,15 @@ from typing import Final, Literal
 from pydantic import ValidationError
 
 from geo_ray.clouds.currency import ExchangeRate, usd_per_unit
-from geo_ray.clouds.price import ANYWHERE, Market, PriceRecord
-from geo_ray.clouds.tiers import billed_hours, volume_cost
+from geo_ray.clouds.price import ANYWHERE, INTERNET, UNITS, Market, PriceRecord
+from geo_ray.clouds.tiers import GB_PER_MBPS_MONTH, billed_hours, volume_cost
 from geo_ray.config.base import Model
-from geo_ray.errors import PriceBookError, PriceUnknownError
+from geo_ray.config.yaml_text import parse_yaml
+from geo_ray.errors import ConfigError, PriceBookError, PriceUnknownError
+
+VARIABLE: Final = "GEO_RAY_PRICES"
+DEFAULT_FILE: Final = "prices.json"
+YAML_SUFFIXES: Final = (".yaml", ".yml")
 
 _MOST_BYTES: Final = 64 * 1024 * 1024
 _SNAPSHOTS: Final = "snapshots"
@@ -34,23 +41,28 @@ class PriceBook(Model):
     def instance(
         self, cloud: str, region: str, type_: str, market: Market = "on_demand"
     ) -> PriceRecord:
-        """The price of an instance type; of the cheapest zone if only zones have prices.
+        """The price of an instance type in a region.
+
+        That of the region as a whole, unless prices of its zones are newer: then that of the
+        cheapest zone, of one that is sold out only if all are.
 
         Raises:
             PriceUnknownError: there is none.
         """
-        whole = self._by_key.get((cloud, region, None, "instance", type_, None, market))
-        if whole is not None:
-            return whole
-        zones = [
+        wanted = (cloud, region, "instance", type_, market)
+        found = [
             r
             for r in self._by_key.values()
-            if (r.cloud, r.region, r.item, r.type, r.market)
-            == (cloud, region, "instance", type_, market)
+            if (r.cloud, r.region, r.item, r.type, r.market) == wanted
         ]
-        if not zones:
+        if not found:
             raise PriceUnknownError(f"no {market} price of {cloud} {type_} in {region}")
-        return min(zones, key=lambda r: r.amount)
+        newest = max(record.fetched_at for record in found)
+        whole = next((record for record in found if record.zone is None), None)
+        if whole is not None and whole.fetched_at == newest:
+            return whole
+        zones = [record for record in found if record.zone is not None]
+        return min(zones, key=lambda r: (r.stock == "none", r.amount))
 
     def disk(self, cloud: str, region: str, type_: str) -> PriceRecord:
         """The price of a GB of disk for a month.
@@ -58,25 +70,33 @@ class PriceBook(Model):
         Raises:
             PriceUnknownError: there is none.
         """
-        return self._find((cloud, region, None, "disk", type_, None, "on_demand"), "disk")
-
-    def egress(self, cloud: str, src: str, dst: str) -> PriceRecord:
-        """The price of a GB from ``src`` to ``dst``: of that pair, else to anywhere.
-
-        Raises:
-            PriceUnknownError: there is none.
-        """
-        for to in (dst, ANYWHERE):
-            found = self._by_key.get((cloud, src, None, "egress", None, to, "on_demand"))
-            if found is not None:
-                return found
-        raise PriceUnknownError(f"no price of {cloud} egress from {src} to {dst}")
-
-    def _find(self, key: tuple[str | None, ...], what: str) -> PriceRecord:
+        key = (cloud, region, None, "disk", type_, None, "on_demand", "GB-month")
         found = self._by_key.get(key)
         if found is None:
-            raise PriceUnknownError(f"no price of {what} {key[4]} of {key[0]} in {key[1]}")
+            raise PriceUnknownError(f"no price of disk {type_} of {cloud} in {region}")
         return found
+
+    def egress(self, cloud: str, src: str, dst: str) -> PriceRecord:
+        """The price of what leaves ``src`` for ``dst``: of that pair, else to any other region.
+
+        Per GB if there is such a price, else per Mbit/s and month.
+
+        Args:
+            cloud: of the source, which is billed.
+            src: a region of it.
+            dst: another region of the same cloud, or 'internet' for everything else.
+
+        Raises:
+            PriceUnknownError: there is none. Nothing is known of traffic inside a region, and
+                '*' does not stand for the internet.
+        """
+        elsewhere = () if dst in (INTERNET, src) else (ANYWHERE,)
+        for to in (dst, *elsewhere):
+            for unit in UNITS["egress"]:
+                found = self._by_key.get((cloud, src, None, "egress", None, to, "on_demand", unit))
+                if found is not None:
+                    return found
+        raise PriceUnknownError(f"no price of {cloud} egress from {src} to {dst}")
 
     def usd_of_hours(self, record: PriceRecord, hours: float, age_h: float = 0.0) -> float:
         """US dollars for an instance that is kept for ``hours``.
@@ -88,25 +108,51 @@ class PriceBook(Model):
         return each * billed_hours(hours, record.age_tiers, age_h)
 
     def usd_of_volume(self, record: PriceRecord, units: float, used: float = 0.0) -> float:
-        """US dollars for ``units`` (GB) in a month in which ``used`` were used before.
+        """US dollars for ``units`` GB in a month in which ``used`` GB were used before.
+
+        What is priced per Mbit/s and month is converted as if it flowed evenly: bursts that last
+        cost more.
 
         Raises:
             CurrencyError: its currency has no rate.
         """
-        cost = volume_cost(units, record.amount, record.volume_tiers, used)
+        per_gb = 1.0 / GB_PER_MBPS_MONTH if record.unit == "Mbps-month" else 1.0
+        cost = volume_cost(units * per_gb, record.amount, record.volume_tiers, used * per_gb)
         return cost * usd_per_unit(record.currency, self.rates)
 
     def renewed(self, fresh: Iterable[PriceRecord]) -> PriceBook:
-        """The book with ``fresh`` in place of what it had; what is not in ``fresh`` stays."""
-        merged = self._by_key | {record.key: record for record in fresh}
-        order = sorted(merged, key=lambda key: tuple(part or "" for part in key))
-        return PriceBook(records=tuple(merged[key] for key in order), rates=self.rates)
+        """The book with what a cloud just said in place of what it had; the rest stays.
+
+        Zones are read together: an older price of a zone that is not named any more goes, since
+        the cheapest zone counts and nothing could be started there.
+        """
+        fresh = list(fresh)
+        read_at = {_zones(record): record.fetched_at for record in fresh if record.zone is not None}
+        kept = [
+            record
+            for record in self._by_key.values()
+            if record.zone is None
+            or record.fetched_at >= read_at.get(_zones(record), record.fetched_at)
+        ]
+        return _merged([*kept, *fresh], self.rates)
 
     def joined(self, other: PriceBook) -> PriceBook:
         """Both books in one; where both have a price or a rate, that of ``other``."""
-        book = self.renewed(other.records)
         rates = {(rate.currency, rate.on): rate for rate in (*self.rates, *other.rates)}
-        return PriceBook(records=book.records, rates=tuple(rates[key] for key in sorted(rates)))
+        records = [*self._by_key.values(), *other._by_key.values()]
+        return _merged(records, tuple(rates[key] for key in sorted(rates)))
+
+
+def _zones(record: PriceRecord) -> tuple[str | None, ...]:
+    """The key without the zone."""
+    return (*record.key[:2], *record.key[3:])
+
+
+def _merged(records: Iterable[PriceRecord], rates: tuple[ExchangeRate, ...]) -> PriceBook:
+    """Of records with the same key the last, in a stable order."""
+    by_key = {record.key: record for record in records}
+    order = sorted(by_key, key=lambda key: tuple(part or "" for part in key))
+    return PriceBook(records=tuple(by_key[key] for key in order), rates=rates)
 
 
 def shipped_book() -> PriceBook:
@@ -119,7 +165,7 @@ def shipped_book() -> PriceBook:
     return book
 
 
-def parse_book(data: bytes, name: str) -> PriceBook:
+def parse_book(data: bytes | str, name: str) -> PriceBook:
     """A book from JSON.
 
     Raises:
@@ -136,7 +182,7 @@ def parse_book(data: bytes, name: str) -> PriceBook:
 
 
 def load_book(path: Path) -> PriceBook:
-    """Read a book from a file.
+    """Read a book from a file, YAML if its name says so, else JSON.
 
     Raises:
         PriceBookError: there is none, or it is not valid.
@@ -148,4 +194,43 @@ def load_book(path: Path) -> PriceBook:
         raise PriceBookError(f"prices {path} cannot be read: {error.strerror or error}") from None
     if len(data) > _MOST_BYTES:
         raise PriceBookError(f"prices {path} are larger than {_MOST_BYTES} bytes")
-    return parse_book(data, str(path))
+    if path.suffix not in YAML_SUFFIXES:
+        return parse_book(data, str(path))
+    try:
+        tree = parse_yaml(data.decode("utf-8-sig"), str(path)).value
+    except (ConfigError, UnicodeDecodeError) as error:
+        text = error.message if isinstance(error, ConfigError) else f"{path}: not UTF-8 text"
+        raise PriceBookError(f"prices {text}") from None
+    return parse_book(json.dumps({} if tree is None else tree), str(path))
+
+
+def dump_book(book: PriceBook) -> bytes:
+    """The book as a JSON file, a line per record."""
+
+    def lines(items: Iterable[Model]) -> str:
+        shown = (item.model_dump(mode="json", exclude_none=True) for item in items)
+        rows = [json.dumps({k: v for k, v in row.items() if v != []}) for row in shown]
+        return ("\n  " + ",\n  ".join(rows) + "\n ") if rows else ""
+
+    records, rates = lines(book.records), lines(book.rates)
+    text = f'{{"version": {book.version},\n "records": [{records}],\n "rates": [{rates}]}}\n'
+    return text.encode()
+
+
+def known_book(paths: Iterable[Path]) -> PriceBook:
+    """The shipped prices and those of files, of which a later one counts more.
+
+    Raises:
+        PriceBookError: a file cannot be read, or is not valid.
+    """
+    book = shipped_book()
+    for path in paths:
+        book = book.joined(load_book(path))
+    return book
+
+
+def own_files() -> list[Path]:
+    """The user's files: those in GEO_RAY_PRICES, else ``prices.json`` here if there is one."""
+    named = [Path(part) for part in os.environ.get(VARIABLE, "").split(os.pathsep) if part]
+    here = Path(DEFAULT_FILE)
+    return named or ([here] if here.exists() else [])

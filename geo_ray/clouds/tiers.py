@@ -9,11 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 from pydantic import Field
 
 from geo_ray.config.base import Model
+
+GB_PER_MBPS_MONTH: Final = 324.0
+"""What one Mbit/s carries in a month of 30 days: 10^6 / 8 * 86,400 * 30 bytes."""
 
 
 class AgeTier(Model):

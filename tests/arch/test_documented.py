@@ -24,7 +24,11 @@ def error_classes() -> list[type[errors.GeoRayError]]:
         kind = waiting.pop(0)
         found.append(kind)
         waiting.extend(kind.__subclasses__())
-    return [kind for kind in found if kind.__module__ == errors.__name__]
+    return [kind for kind in found if inside(kind.__module__, errors.__name__)]
+
+
+def inside(module: str, package: str) -> bool:
+    return module == package or module.startswith(package + ".")
 
 
 # ------------------------------------------------------------------ docstrings
