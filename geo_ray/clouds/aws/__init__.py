@@ -1,0 +1,1 @@
+"""Amazon Web Services: prices, through boto3."""

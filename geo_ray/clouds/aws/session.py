@@ -1,0 +1,140 @@
+"""Calls to AWS: bounded, tried again when it asks to slow down, and every failure typed.
+
+Credentials come only from boto3's own chain (environment, ``~/.aws``, the machine's role).
+"""
+
+# The SDK ships no types.
+# mypy: disable-error-code="no-untyped-call"
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any, Final
+
+from geo_ray.clouds.replies import quoted
+from geo_ray.errors import CloudError, CloudUnreachableError
+
+CREDENTIALS_FIX: Final = (
+    "Give the machine a role, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or a profile in "
+    "~/.aws."
+)
+
+_PAGE: Final = 100
+_MOST_PAGES: Final = 1000
+_SERVER_ERROR: Final = 500
+_SLOW_DOWN: Final = frozenset(
+    {
+        "EC2ThrottledException",
+        "RequestLimitExceeded",
+        "RequestThrottled",
+        "RequestThrottledException",
+        "SlowDown",
+        "ThrottledException",
+        "Throttling",
+        "ThrottlingException",
+        "TooManyRequestsException",
+    }
+)
+
+
+class Aws:
+    """An account of AWS.
+
+    Args:
+        endpoints: addresses by service, in place of those of AWS.
+        attempts: tries per request, the first included.
+        timeout_s: bound on connecting, and on each wait for bytes.
+
+    Raises:
+        CloudError: there are no credentials.
+    """
+
+    def __init__(
+        self, endpoints: Mapping[str, str], *, attempts: int = 5, timeout_s: float = 20.0
+    ) -> None:
+        from boto3.session import Session  # takes a while to import
+        from botocore.exceptions import BotoCoreError
+
+        self._endpoints = dict(endpoints)
+        self._attempts = attempts
+        self._timeout_s = timeout_s
+        try:
+            self._session = Session()
+            credentials = self._session.get_credentials()
+            frozen = credentials.get_frozen_credentials() if credentials else None
+        except BotoCoreError as error:
+            raise CloudError(
+                f"the credentials of AWS cannot be had: {type(error).__name__}", fix=CREDENTIALS_FIX
+            ) from None
+        if frozen is None:
+            raise CloudError("there are no credentials of AWS", fix=CREDENTIALS_FIX)
+        self._secrets = (frozen.secret_key, frozen.token, frozen.access_key)
+
+    def listed(
+        self, service: str, region: str, operation: str, key: str, **arguments: Any
+    ) -> list[Any]:
+        """All items of all pages of an answer.
+
+        Args:
+            service: boto3's name of it.
+            region: that is asked.
+            operation: a method of boto3's client that gives pages.
+            key: of the list in each page.
+            **arguments: of the operation.
+
+        Raises:
+            CloudUnreachableError: it did not answer, or asked to slow down until the last try.
+            CloudError: it refused, or its answer makes no sense.
+        """
+        from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+
+        place = f"aws {service} in {region}"
+        try:
+            with closing(self._client(service, region)) as client:
+                pages = client.get_paginator(operation).paginate(
+                    **arguments, PaginationConfig={"PageSize": _PAGE}
+                )
+                found: list[Any] = []
+                for number, page in enumerate(pages):
+                    items = page.get(key)
+                    if not isinstance(items, list) or number == _MOST_PAGES:
+                        wrong = f"no {key}" if number < _MOST_PAGES else "pages without end"
+                        raise CloudError(f"{place}: the answer makes no sense ({wrong})")
+                    found += items
+                return found
+        except ClientError as error:
+            raise self._refusal(place, error.response) from None
+        except HTTPClientError as error:
+            # The SDK's text is left out: it may quote signed addresses.
+            raise CloudUnreachableError(f"{place} did not answer: {type(error).__name__}") from None
+        except BotoCoreError as error:
+            raise CloudError(f"{place}: {type(error).__name__}") from None
+        except (ValueError, TypeError) as error:  # of a body that the SDK cannot take apart
+            raise CloudError(
+                f"{place}: the answer makes no sense ({type(error).__name__})"
+            ) from None
+
+    def _client(self, service: str, region: str) -> Any:
+        from botocore.config import Config
+
+        return self._session.client(
+            service,
+            region_name=region,
+            endpoint_url=self._endpoints.get(service),
+            config=Config(
+                connect_timeout=self._timeout_s,
+                read_timeout=self._timeout_s,
+                retries={"mode": "standard", "total_max_attempts": self._attempts},
+            ),
+        )
+
+    def _refusal(self, place: str, response: Mapping[str, Any]) -> CloudError:
+        said = response.get("Error", {})
+        code = quoted(str(said.get("Code", "unknown")), self._secrets)
+        text = quoted(str(said.get("Message", "")), self._secrets)
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        if code in _SLOW_DOWN:
+            return CloudUnreachableError(f"{place} asked to slow down until the last try: {code}")
+        if status >= _SERVER_ERROR:
+            return CloudUnreachableError(f"{place} failed until the last try: {code}: {text}")
+        return CloudError(f"{place} refused: {code}: {text}")

@@ -1,0 +1,1 @@
+"""Tencent Cloud: prices, through its SDK."""

@@ -1,0 +1,133 @@
+"""Calls to Tencent Cloud's CVM: bounded, tried again when it asks to slow down, failures typed.
+
+Credentials come only from the SDK's places: TENCENTCLOUD_SECRET_ID and TENCENTCLOUD_SECRET_KEY
+(and TENCENTCLOUD_TOKEN), or ``~/.tencentcloud/credentials``. The machine's role is not asked: off
+Tencent's machines the SDK waits for it without bound.
+"""
+
+# The SDK ships no types.
+# mypy: disable-error-code="no-untyped-call"
+from __future__ import annotations
+
+import os
+import random
+import time
+from configparser import Error as ConfigParserError
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from geo_ray.clouds.replies import making_sense, quoted
+from geo_ray.errors import CloudError, CloudUnreachableError
+
+CREDENTIALS_FIX: Final = (
+    "Set TENCENTCLOUD_SECRET_ID and TENCENTCLOUD_SECRET_KEY, or write ~/.tencentcloud/credentials."
+)
+
+_VERSION: Final = "2017-03-12"
+_SLOW_DOWN: Final = "RequestLimitExceeded"
+_AGAIN: Final = ("ClientNetworkError", "ServerNetworkError", "InternalError", "InternalServerError")
+
+
+class Tencent:
+    """An account of Tencent Cloud.
+
+    Args:
+        endpoint: address in place of Tencent's, or None.
+        attempts: tries per request, the first included.
+        pause_s: before the second try; doubles, with jitter.
+        timeout_s: bound on connecting, and on each wait for bytes.
+
+    Raises:
+        CloudError: there are no credentials.
+    """
+
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        *,
+        attempts: int = 5,
+        pause_s: float = 1.0,
+        timeout_s: float = 20.0,
+    ) -> None:
+        self._endpoint = urlsplit(endpoint) if endpoint else None
+        self._attempts = attempts
+        self._pause_s = pause_s
+        self._timeout_s = timeout_s
+        self._credential = _credential()
+
+    def call(self, region: str, action: str, parameters: dict[str, Any]) -> dict[str, Any]:
+        """One action of CVM; what its answer holds.
+
+        Raises:
+            CloudUnreachableError: it did not answer, or asked to slow down until the last try.
+            CloudError: it refused, or its answer makes no sense.
+        """
+        for attempt in range(1, self._attempts):
+            try:
+                return self._once(region, action, parameters)
+            except CloudUnreachableError:
+                time.sleep(self._pause_s * 2 ** (attempt - 1) * random.uniform(0.5, 1.5))
+        return self._once(region, action, parameters)
+
+    def _once(self, region: str, action: str, parameters: dict[str, Any]) -> dict[str, Any]:
+        from tencentcloud.common.exception.tencent_cloud_sdk_exception import (
+            TencentCloudSDKException,
+        )
+
+        place = f"tencent {action} in {region}"
+        try:
+            with making_sense(place):
+                # The SDK looks for errors only in replies of two content types; we look in all.
+                reply = self._client(region).call_json(action, parameters)["Response"]
+                error = reply.get("Error")
+                if error is None:
+                    return dict(reply)
+                code, text = error["Code"], error["Message"]
+        except TencentCloudSDKException as error:
+            code, text = error.get_code(), error.get_message()
+        except OSError as error:  # a body that broke off leaves the SDK as it is
+            code, text = "ClientNetworkError", type(error).__name__
+        raise self._refusal(place, str(code), str(text))
+
+    def _client(self, region: str) -> Any:
+        """A client; a client is of one region, and keeps no connection open once it is gone."""
+        from tencentcloud.common.common_client import CommonClient
+        from tencentcloud.common.profile.client_profile import ClientProfile
+        from tencentcloud.common.profile.http_profile import HttpProfile
+
+        there = self._endpoint
+        http = HttpProfile(
+            protocol=there.scheme if there else "https",
+            endpoint=there.netloc if there else None,
+            reqTimeout=self._timeout_s,
+        )
+        profile = ClientProfile(httpProfile=http, language="en-US")
+        return CommonClient("cvm", _VERSION, self._credential, region, profile)
+
+    def _refusal(self, place: str, code: str, text: str) -> CloudError:
+        known = self._credential.get_credential_info()
+        code, text = quoted(code, known), quoted(text, known)
+        if code.startswith(_SLOW_DOWN):
+            return CloudUnreachableError(f"{place}: asked to slow down until the last try: {code}")
+        if code == "ClientNetworkError":  # its text quotes the connection's internals
+            return CloudUnreachableError(f"{place}: no answer until the last try")
+        if code in _AGAIN:
+            return CloudUnreachableError(f"{place}: failed until the last try: {code}: {text}")
+        return CloudError(f"{place} refused: {code}: {text}")
+
+
+def _credential() -> Any:
+    from tencentcloud.common.credential import Credential, ProfileCredential
+    from tencentcloud.common.exception.tencent_cloud_sdk_exception import TencentCloudSDKException
+
+    id_ = os.environ.get("TENCENTCLOUD_SECRET_ID")
+    key = os.environ.get("TENCENTCLOUD_SECRET_KEY")
+    try:
+        if id_ and key:
+            return Credential(id_, key, os.environ.get("TENCENTCLOUD_TOKEN"))
+        found = ProfileCredential().get_credential()
+    except (TencentCloudSDKException, OSError, AttributeError, ValueError, ConfigParserError):
+        found = None  # the SDK's text is left out, it may repeat what it read
+    if found is None:
+        raise CloudError("there are no credentials of Tencent Cloud", fix=CREDENTIALS_FIX)
+    return found
