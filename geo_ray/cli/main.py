@@ -24,6 +24,7 @@ _VERBS = {
     "probe": ("geo_ray.cli.probe", "probe"),
     "certs": ("geo_ray.cli.certs", "certs"),
     "report": ("geo_ray.cli.report", "report"),
+    "prices": ("geo_ray.cli.prices", "prices"),
     "lab": ("geo_ray.cli.lab", "lab"),
 }
 

@@ -1,0 +1,121 @@
+"""`geo-ray prices`: what instances and traffic cost, and asking the clouds anew."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+_CLOUDS = ("aws", "tencent")
+_file_type = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.group()
+def prices() -> None:
+    """Show the known prices, or ask a cloud for its present ones."""
+
+
+@prices.command()
+@click.option("--cloud", help="Only of this cloud.")
+@click.option("--region", help="Only of this region.")
+@click.option("--type", "type_", help="Only of this instance type.")
+@click.option("--stale", is_flag=True, help="Only those that are older than they are believed.")
+@click.option(
+    "--file",
+    "files",
+    multiple=True,
+    type=_file_type,
+    help="Your prices, JSON or YAML; of several the later count more.  "
+    "[default: those in GEO_RAY_PRICES, else prices.json]",
+)
+@click.option("--json", "as_json", is_flag=True, help="As a file that --file takes.")
+def show(
+    cloud: str | None,
+    region: str | None,
+    type_: str | None,
+    stale: bool,
+    files: tuple[Path, ...],
+    as_json: bool,
+) -> None:
+    """Show the known prices: your own files', and those that came with this release."""
+    from geo_ray.cli.prices_table import print_prices
+    from geo_ray.clouds.price_book import PriceBook, dump_book, known_book, own_files
+
+    book = known_book(files or own_files())
+    now = time.time()
+    records = tuple(
+        record
+        for record in book.records
+        if cloud in (None, record.cloud)
+        and region in (None, record.region)
+        and type_ in (None, record.type)
+        and (not stale or record.is_stale(now))
+    )
+    found = PriceBook(records=records, rates=book.rates)
+    if as_json:
+        click.echo(dump_book(found), nl=False)
+    elif records:
+        print_prices(found, now)
+    else:
+        click.echo("no such price is known")
+
+
+@prices.command()
+@click.option("--cloud", required=True, type=click.Choice(_CLOUDS))
+@click.option(
+    "--regions", metavar="LIST", help="Separated by commas.  [default: those with known prices]"
+)
+@click.option(
+    "--types",
+    metavar="LIST",
+    help="Instance types, separated by commas.  [default: those with a known price in the region]",
+)
+@click.option(
+    "--file",
+    "file",
+    type=_file_type,
+    help="Where they go, JSON; what else is in it stays.  "
+    "[default: the first JSON file in GEO_RAY_PRICES, else prices.json]",
+)
+@click.option(
+    "--endpoint",
+    "endpoints",
+    multiple=True,
+    metavar="[SERVICE=]URL",
+    help="Ask there instead: ec2 and pricing of aws, cvm of tencent.",
+)
+@click.option("--currency", metavar="CODE", help="tencent: what you are billed in.  [default: CNY]")
+@click.option("--tries", default=5, show_default=True, type=click.IntRange(1, 20), help="Per call.")
+def refresh(
+    cloud: str,
+    regions: str | None,
+    types: str | None,
+    file: Path | None,
+    endpoints: tuple[str, ...],
+    currency: str | None,
+    tries: int,
+) -> None:
+    """Ask a cloud for its present prices and keep them in a file.
+
+    What cannot be read keeps its old price. Credentials come from where the cloud's own tools take
+    them; reading prices costs nothing and starts nothing.
+    """
+    from geo_ray.cli.prices_refresh import Wanted, refresh_prices
+    from geo_ray.clouds.price_book import YAML_SUFFIXES, own_files
+
+    if currency is not None and cloud != "tencent":
+        raise click.UsageError("--currency is for tencent; the others say it themselves")
+    target = file
+    if target is None:
+        json_files = [path for path in own_files() if path.suffix not in YAML_SUFFIXES]
+        target = json_files[0] if json_files else Path("prices.json")
+    if target.suffix in YAML_SUFFIXES:
+        raise click.UsageError(f"{target}: prices are written as JSON; name a .json file")
+    wanted = Wanted(cloud, _split(regions), _split(types), endpoints, currency, tries)
+    refresh_prices(wanted, target)
+
+
+def _split(text: str | None) -> tuple[str, ...]:
+    parts = [part.strip() for part in (text or "").split(",")]
+    return tuple(dict.fromkeys(part for part in parts if part))
