@@ -47,7 +47,13 @@ def refresh_prices(wanted: Wanted, target: Path) -> None:
     """
     others = [path for path in own_files() if path != target]
     before = known_book([*others, *([target] if target.exists() else [])])
-    queries = _queries(wanted, _types_by_region(wanted, before))
+    types = _types_by_region(wanted, before)
+    try:
+        queries = _queries(wanted, types)
+    except CloudError:  # of the credentials: nobody was asked
+        known = [r for r in before.records if r.cloud == wanted.cloud and r.region in types]
+        click.echo(_kept_text(known, time.time()), err=True)
+        raise
     answers: list[Answer] = []
     try:
         _ask_all(queries, answers)
@@ -143,7 +149,7 @@ def _tell(answers: Sequence[Answer], before: PriceBook, target: Path) -> None:
 
 def _kept_text(kept: Sequence[PriceRecord], now: float) -> str:
     if not kept:
-        return "and no older price is known"
+        return "no older price is known"
     old = age_text(max(record.age_s(now) for record in kept))
     stale = sum(record.is_stale(now) for record in kept)
     prices = "1 older price stays" if len(kept) == 1 else f"{len(kept)} older prices stay"

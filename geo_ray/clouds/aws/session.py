@@ -87,6 +87,8 @@ class Aws:
             CloudError: it refused, or its answer makes no sense.
         """
         from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+        from botocore.exceptions import ConnectionError as BotoConnectionError
+        from botocore.parsers import ResponseParserError
 
         place = f"aws {service} in {region}"
         try:
@@ -104,12 +106,12 @@ class Aws:
                 return found
         except ClientError as error:
             raise self._refusal(place, error.response) from None
-        except HTTPClientError as error:
+        except (BotoConnectionError, HTTPClientError) as error:
             # The SDK's text is left out: it may quote signed addresses.
             raise CloudUnreachableError(f"{place} did not answer: {type(error).__name__}") from None
         except BotoCoreError as error:
             raise CloudError(f"{place}: {type(error).__name__}") from None
-        except (ValueError, TypeError) as error:  # of a body that the SDK cannot take apart
+        except (ResponseParserError, ValueError, TypeError) as error:
             raise CloudError(
                 f"{place}: the answer makes no sense ({type(error).__name__})"
             ) from None
