@@ -38,6 +38,14 @@ class PriceBook(Model):
     def _by_key(self) -> dict[tuple[str | None, ...], PriceRecord]:
         return {record.key: record for record in sorted(self.records, key=lambda r: r.fetched_at)}
 
+    @cached_property
+    def _instances(self) -> dict[tuple[str | None, ...], list[PriceRecord]]:
+        found: dict[tuple[str | None, ...], list[PriceRecord]] = {}
+        for r in self._by_key.values():
+            if r.item == "instance":
+                found.setdefault((r.cloud, r.region, r.type, r.market), []).append(r)
+        return found
+
     def instance(
         self, cloud: str, region: str, type_: str, market: Market = "on_demand"
     ) -> PriceRecord:
@@ -49,12 +57,7 @@ class PriceBook(Model):
         Raises:
             PriceUnknownError: there is none.
         """
-        wanted = (cloud, region, "instance", type_, market)
-        found = [
-            r
-            for r in self._by_key.values()
-            if (r.cloud, r.region, r.item, r.type, r.market) == wanted
-        ]
+        found = self._instances.get((cloud, region, type_, market))
         if not found:
             raise PriceUnknownError(f"no {market} price of {cloud} {type_} in {region}")
         newest = max(record.fetched_at for record in found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -241,6 +242,16 @@ def test_a_yaml_file_is_a_book_too_and_a_later_file_counts_more(tmp_path: Path) 
     assert known.instance("mine", "hall", "box").amount == 0.6
     assert known.usd_of_hours(known.instance("mine", "hall", "box"), 1) == pytest.approx(0.66)
     assert known.instance("aws", "us-east-1", "g5.xlarge").amount == 1.006  # shipped
+
+
+def test_the_documented_file_is_a_book(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "prices.md").read_text()
+    (block,) = re.findall(r"```yaml\n(.*?)```", text, flags=re.S)
+    (tmp_path / "mine.yaml").write_text(block)
+    known = load_book(tmp_path / "mine.yaml")
+    line = known.egress("tencent", "ap-shanghai", "ap-tokyo")
+    assert line.unit == "Mbps-month"
+    assert known.usd_of_volume(line, 324) > 0
 
 
 @pytest.mark.parametrize(

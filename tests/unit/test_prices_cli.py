@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
+import sys
+import threading
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,8 @@ from cloud_servers import (
     SECRET,
     AwsAnswers,
     LoopbackCloud,
+    Reply,
+    Request,
     TencentAnswers,
     as_caller,
     instance_product,
@@ -23,7 +29,7 @@ from cloud_servers import (
     shows_no_secret,
     tencent_error,
 )
-from wan_support import leaving_nothing_behind
+from wan_support import WAIT_S, leaving_nothing_behind
 
 from geo_ray.cli.prices import prices
 from geo_ray.clouds.price_book import load_book, parse_book
@@ -182,6 +188,33 @@ def test_what_is_in_the_file_already_stays_in_it(monkeypatch: pytest.MonkeyPatch
     book = load_book(Path("a.json"))
     assert len(book.records) == 3 and book.rates[0].usd == 0.14
     assert not Path("prices.json").exists()
+
+
+def test_what_was_read_before_an_interrupt_is_kept() -> None:
+    answers, reached, over = aws_answers(), threading.Event(), threading.Event()
+
+    def answer(request: Request) -> Reply:
+        if b"DescribeSpotPriceHistory" not in request.body:
+            return answers(request)
+        reached.set()
+        over.wait(WAIT_S)
+        return Reply(0, "", "")
+
+    command = [sys.executable, "-m", "geo_ray.cli.main", "prices", "refresh", "--cloud", "aws"]
+    command += ["--regions", "us-east-1", "--types", "g5.xlarge", "--endpoint"]
+    with leaving_nothing_behind(), LoopbackCloud(answer) as server:
+        process = subprocess.Popen([*command, server.url], stderr=subprocess.PIPE, text=True)
+        try:
+            assert reached.wait(WAIT_S)
+            process.send_signal(signal.SIGINT)
+            _, told = process.communicate(timeout=WAIT_S)
+        finally:
+            over.set()
+            process.kill()
+            process.wait()
+            process.stderr.close()  # type: ignore[union-attr]
+    assert process.returncode == 130, told
+    assert [r.amount for r in load_book(Path("prices.json")).records] == [1.1]
 
 
 # ------------------------------------------------------------------ refresh: Tencent Cloud
