@@ -22,7 +22,7 @@ STRATEGIES = {
     "asgd": "{kind: asgd}",
     "asgd_ga": "{kind: asgd_ga, interval: 4}",
     "ama": "{kind: ama, interval: 4}",
-    "diloco": "{kind: diloco, interval: 8, outer: {momentum: 0.5}}",
+    "diloco": "{kind: diloco, interval: 8, outer: {kind: nesterov, momentum: 0.5}}",
     "diloco_streaming": "{kind: diloco_streaming, interval: 8, tau: 1}",
     "nbsync": "{kind: nbsync, merge: correct}",
     "async_local_sgd": "{kind: async_local_sgd, interval: 8, outer: {momentum: 0.5}}",
