@@ -1,0 +1,236 @@
+"""What a region could rent, and the cheapest of it that makes a step short enough.
+
+A region's rows of a step are shared among its machines by their speed, so a step takes
+
+    ``fixed_s + rows / C + lan_s * N``,  ``C = sum_i n_i p_i`` rows/s,  ``N = sum_i n_i`` machines.
+
+Source: the right-sizing of Cloudless-Training, reconstructed; ``lan_s * N`` after Scavenger's
+"synchronisation grows with the workers" (arXiv 2303.06659).
+
+Shape legend: I = offers of a region.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from geo_ray.clouds.price import Market
+from geo_ray.planning.knapsack import CLOSE, Cover, Floats, cheapest_cover
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Machines of one type in one market of one region.
+
+    Attributes:
+        type: the instance type.
+        market: how it is bought.
+        usd_per_h: of one.
+        rows_per_s: that one computes; of spot machines, less what preemptions are expected to take.
+        cap: most of them; 0 for none.
+    """
+
+    type: str
+    market: Market
+    usd_per_h: float
+    rows_per_s: float
+    cap: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """Some machines of a region.
+
+    Attributes:
+        counts: of each offer.
+        usd_per_h: of all.
+        step_s: how long a step takes on them.
+        least_usd_per_h: of the cheapest machines that keep the limit that was asked; below
+            `usd_per_h` if the search for them was cut off.
+    """
+
+    counts: tuple[int, ...]
+    usd_per_h: float
+    step_s: float
+    least_usd_per_h: float = 0.0
+
+
+@dataclass(slots=True)
+class RegionFleet:
+    """A region's offers and its share of a step.
+
+    Attributes:
+        name: the region.
+        offers: what it could rent.
+        rows: of a step; the region's share of the global batch.
+        fixed_s: of every step, whatever is rented.
+        lan_s: that every further machine adds to a step.
+        most_nodes: of the tree that looks for the cheapest machines; `Pick.least_usd_per_h` tells
+            what a tree that was cut off may have missed.
+    """
+
+    name: str
+    offers: Sequence[Offer]
+    rows: float
+    fixed_s: float = 0.0
+    lan_s: float = 0.0
+    most_nodes: int = 20_000
+    _price_I: Floats = field(init=False)
+    _speed_I: Floats = field(init=False)
+    _cap_I: Floats = field(init=False)
+    _better_I: tuple[Floats, Floats, Floats] = field(init=False)  # sums over all better ones
+    _solved: list[tuple[float, Pick]] = field(init=False, default_factory=list)
+    _order: NDArray[np.intp] = field(init=False)  # of what there is, by dollars per row
+    _in_pieces: tuple[Floats, Floats] = field(init=False)  # rows/s and dollars in that order
+    _least_usd: float = field(init=False)  # of one machine
+    _fastest: Pick | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self._price_I = np.array([o.usd_per_h for o in self.offers], dtype=float)
+        self._speed_I = np.array([o.rows_per_s for o in self.offers], dtype=float)
+        self._cap_I = np.array([min(o.cap, self._most) for o in self.offers], dtype=float)
+        self._better_I = self._sums_of_better()
+        order = np.argsort(self._price_I / self._speed_I, kind="stable")
+        self._order = order[self._cap_I[order] > 0]
+        power, price = self._speed_I * self._cap_I, self._price_I * self._cap_I
+        self._in_pieces = (
+            np.concatenate([[0.0], np.cumsum(power[self._order])]),
+            np.concatenate([[0.0], np.cumsum(price[self._order])]),
+        )
+        self._least_usd = float(self._price_I[self._order].min(initial=np.inf))
+
+    @property
+    def _most(self) -> int:
+        return max(1, math.floor(self.rows + 1e-9))  # a machine computes at least one row
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to rent."""
+        return not bool((self._cap_I > 0).any())
+
+    def pick(self, counts: Sequence[int]) -> Pick:
+        """Price and step of given machines; at least one."""
+        counts_I = np.asarray(counts, dtype=float)
+        return Pick(
+            tuple(int(n) for n in counts), float(counts_I @ self._price_I), self._step(counts_I)
+        )
+
+    def everything(self) -> Pick:
+        """All that there is."""
+        return self.pick([int(n) for n in self._cap_I])
+
+    def fastest(self) -> Pick:
+        """The machines that make the step shortest: the fastest N of them, for the best N."""
+        order = np.lexsort((self._price_I, -self._speed_I))
+        index = np.repeat(order, self._cap_I[order].astype(int))[: self._most]
+        counts = np.arange(1, len(index) + 1)
+        steps_s = self.fixed_s + self.rows / np.cumsum(self._speed_I[index]) + self.lan_s * counts
+        best = int(np.argmin(steps_s)) + 1
+        return self.pick(np.bincount(index[:best], minlength=len(self.offers)).tolist())
+
+    def smallest(self) -> Pick:
+        """The one machine that costs least."""
+        allowed = np.where(self._cap_I > 0, self._price_I, np.inf)
+        least = np.flatnonzero(allowed == allowed.min())
+        index = int(least[np.argmax(self._speed_I[least])])
+        return self.pick([int(i == index) for i in range(len(self.offers))])
+
+    def least_usd_per_h(self, limits_s: Floats) -> Floats:
+        """Lower bounds of the price of steps that are ``limits_s`` long at most.
+
+        Machines may be cut in pieces here, and one machine's share of `lan_s` is all there is.
+        """
+        power, price = self._in_pieces
+        room_s = limits_s - self.fixed_s - self.lan_s
+        need = np.where(room_s > 0, self.rows / np.maximum(room_s, 1e-300), np.inf)
+        bound = np.interp(need, power, price, right=np.inf)
+        bound = np.where(need > power[-1] * (1 + CLOSE), np.inf, bound)
+        bound = np.maximum(bound, self._least_usd)
+        for asked_s, pick in self._solved:  # a shorter step is not cheaper
+            known = np.maximum(bound, pick.least_usd_per_h)
+            bound = np.where(limits_s <= asked_s, known, bound)
+        return bound
+
+    def cheapest(self, limit_s: float) -> Pick | None:
+        """The cheapest machines whose step takes ``limit_s`` at most; None if there are none.
+
+        They may be dearer than the cheapest if a tree was cut off; see `Pick.least_usd_per_h`.
+        """
+        for asked_s, pick in self._solved:
+            # It is as cheap as can be for a laxer limit, and keeps this one.
+            if pick.step_s <= limit_s * (1 + CLOSE) and limit_s <= asked_s:
+                return pick
+        if self._fastest is None:
+            self._fastest = self.fastest()
+        if limit_s * (1 + CLOSE) < self._fastest.step_s:
+            return None
+        found = self._solve(limit_s)
+        self._solved.append((limit_s, found))
+        return found
+
+    def _solve(self, limit_s: float) -> Pick:
+        """An offer is needed only if all that is better than it is used up.
+
+        That is ruled out where the better ones keep the limit alone, or cost more than a choice
+        that keeps it.
+        """
+        power_I, price_I, count_I = self._better_I
+        known = self._quick(limit_s)
+        with np.errstate(divide="ignore"):
+            alone_s_I = self.fixed_s + self.rows / power_I + self.lan_s * count_I
+        dear_I = price_I + self._price_I > known.usd_per_h * (1 + CLOSE)
+        keep_I = np.flatnonzero((self._cap_I > 0) & ~dear_I & (alone_s_I > limit_s))
+        cover = Cover(
+            self._price_I[keep_I],
+            self._speed_I[keep_I],
+            self._cap_I[keep_I],
+            self.rows,
+            limit_s - self.fixed_s,
+            self.lan_s,
+            self._most,
+            self.most_nodes,
+            known.usd_per_h,
+        )
+        found = cheapest_cover(cover)
+        counts_I = np.array(known.counts, dtype=float)
+        if found.counts_I is not None:
+            counts_I = np.zeros(len(self.offers))
+            counts_I[keep_I] = found.counts_I
+        least_usd = found.least_usd * (1 - CLOSE)
+        return replace(self.pick([int(n) for n in counts_I]), least_usd_per_h=least_usd)
+
+    def _quick(self, limit_s: float) -> Pick:
+        """A choice that keeps the limit, not far from the cheapest: all of the best value first."""
+        order, power = self._order, self._in_pieces[0][1:]
+        count = np.cumsum(self._cap_I[order])
+        fits = self.fixed_s + self.rows / power + self.lan_s * count <= limit_s
+        if not fits.any():
+            return self._fastest or self.fastest()
+        last = int(np.argmax(fits))
+        counts_I = np.zeros(len(self.offers))
+        counts_I[order[:last]] = self._cap_I[order[:last]]
+        for number in range(1, int(self._cap_I[order[last]]) + 1):
+            counts_I[order[last]] = number
+            if self._step(counts_I) <= limit_s:
+                break
+        return self.pick([int(n) for n in counts_I])
+
+    def _step(self, counts_I: Floats) -> float:
+        power = float(counts_I @ self._speed_I)
+        if power <= 0:
+            return math.inf
+        return self.fixed_s + self.rows / power + self.lan_s * float(counts_I.sum())
+
+    def _sums_of_better(self) -> tuple[Floats, Floats, Floats]:
+        """Rows/s, dollars and number of all machines that can take each one's place at no loss."""
+        price_I, speed_I = self._price_I, self._speed_I
+        better_II = (price_I[None] <= price_I[:, None]) & (speed_I[None] >= speed_I[:, None])
+        equal_II = (price_I[None] == price_I[:, None]) & (speed_I[None] == speed_I[:, None])
+        later_II = np.arange(len(price_I))[None] >= np.arange(len(price_I))[:, None]
+        better_II &= ~(equal_II & later_II)  # of equals the first stays; none is its own better
+        cap_I = self._cap_I
+        return better_II @ (cap_I * speed_I), better_II @ (cap_I * price_I), better_II @ cap_I

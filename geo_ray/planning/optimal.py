@@ -1,0 +1,128 @@
+"""`optimal`: types, counts, markets, averager, interval and codec together, with a proven gap.
+
+When: whenever prices and speeds are known. Unlike `cloudless` it may rent less than the straggler
+has, trade machines for egress by a longer interval or a codec, and put the averager where answers
+are cheap to send.
+
+Prices that fall with age are taken at the mean of the job's length, and the search is repeated with
+the length that it found until that no longer changes anything.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from geo_ray.errors import PlanInfeasibleError
+from geo_ray.planning.plan import Plan
+from geo_ray.planning.predict import plan_of
+from geo_ray.planning.request import Request
+from geo_ray.planning.search import Found, Limits, Search
+from geo_ray.planning.work import HOUR_S
+
+_REPEATS: Final = 4
+_SAME: Final = 1e-3
+_NODES: Final = 4_000  # of the trees of all regions, per step time
+_FIRST_HOURS: Final = 1.0
+
+
+def optimal(request: Request, gap: float = 1e-4) -> Plan:
+    """The best plan within the limits.
+
+    Args:
+        request: the question.
+        gap: share of the objective that is not worth looking for.
+
+    Raises:
+        PlanInfeasibleError: no plan keeps the limits; names which one, and the nearest plan.
+    """
+    search, found, proven = _searched(request, gap)
+    return plan_of(request, found, "optimal", proven, _reason(request, found, search))
+
+
+def front(request: Request) -> list[Plan]:
+    """Plans that no other beats in both time and money, from fast to cheap, each with a reason.
+
+    Raises:
+        PlanInfeasibleError: as for `optimal`.
+    """
+    search, best, _ = _searched(request, 1e-3)
+    kept = search.front(request.limits)
+    plans = []
+    for index, found in enumerate(kept):
+        if index == 0:
+            reason = "the fastest"
+        else:
+            faster = kept[index - 1]
+            reason = (
+                f"{1 - found.usd / faster.usd:.0%} cheaper than the next faster plan, "
+                f"{found.seconds / faster.seconds - 1:.0%} slower"
+            )
+        if found.seconds == best.seconds and found.usd == best.usd:
+            reason = f"chosen (objective: {request.objective}); {reason}"
+        plans.append(plan_of(request, found, "optimal", 0.0, reason))
+    return plans
+
+
+def _searched(request: Request, gap: float) -> tuple[Search, Found, float]:
+    hours = _FIRST_HOURS
+    for _ in range(_REPEATS):
+        fleets = request.fleets(hours, _NODES // len(request.sites))
+        search = Search(request.work, fleets, request.options(hours))
+        found, proven = search.best(request.objective, request.limits, gap)
+        if found is None:
+            raise _infeasible(search, request)
+        now_hours = found.seconds / HOUR_S
+        if abs(now_hours - hours) <= _SAME * hours:
+            break
+        hours = now_hours
+    return search, found, proven
+
+
+def _infeasible(search: Search, request: Request) -> PlanInfeasibleError:
+    limits = request.limits
+    fastest, _ = search.best("time", Limits())
+    cheapest, _ = search.best("cost", Limits())
+    assert fastest is not None and cheapest is not None, "without limits there is a plan"  # noqa: S101
+    if fastest.seconds > limits.deadline_s:
+        return PlanInfeasibleError(
+            f"deadline {limits.deadline_s:.4g} s: the fastest plan takes {fastest.seconds:.4g} s "
+            f"and {fastest.usd:.4g} USD",
+            fix=f"Allow {fastest.seconds:.4g} s, raise caps, or let the interval be longer.",
+        )
+    if cheapest.usd > limits.budget_usd:
+        return PlanInfeasibleError(
+            f"budget {limits.budget_usd:.4g} USD: the cheapest plan costs {cheapest.usd:.4g} USD "
+            f"and takes {cheapest.seconds:.4g} s",
+            fix=f"Allow {cheapest.usd:.4g} USD, or cheaper markets and codecs.",
+        )
+    near, _ = search.best("cost", Limits(deadline_s=limits.deadline_s))
+    assert near is not None, "the fastest plan keeps the deadline"  # noqa: S101
+    return PlanInfeasibleError(
+        f"deadline {limits.deadline_s:.4g} s and budget {limits.budget_usd:.4g} USD: each can be "
+        f"kept, not both; within the deadline the cheapest plan costs {near.usd:.4g} USD",
+        fix=f"Allow {near.usd:.4g} USD, or more time.",
+    )
+
+
+def _reason(request: Request, found: Found, search: Search) -> str:
+    everything = search.complete([fleet.everything() for fleet in search.fleets], found.option)
+    bottleneck = max(zip(search.fleets, found.picks, strict=True), key=lambda pair: pair[1].step_s)[
+        0
+    ]
+    text = (
+        f"{bottleneck.name} sets the pace with {found.step_s:.3g} s per step; every other region "
+        f"has the cheapest machines that keep up. Renting all that is offered would cost "
+        f"{everything.usd:.4g} USD and take {everything.seconds:.4g} s."
+    )
+    one = found.option.exchange
+    if len(search.fleets) > 1:
+        egress = request.work.rounds(found.option.interval) * one.usd
+        text += (
+            f" The averager in {one.averager} with {one.codec or 'no codec'} every "
+            f"{found.option.interval} steps needs {one.seconds:.3g} s and {one.usd:.3g} USD per "
+            f"exchange, {egress:.3g} USD in all."
+        )
+    if not math.isinf(request.limits.deadline_s):
+        text += f" It is within the deadline by {request.limits.deadline_s - found.seconds:.3g} s."
+    return text

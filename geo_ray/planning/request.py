@@ -1,0 +1,145 @@
+"""What a planning policy is asked: the job, what each region could rent, the links, the limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from geo_ray.clouds.price import Market
+from geo_ray.errors import PlanInfeasibleError
+from geo_ray.planning.exchange import exchange
+from geo_ray.planning.fleet import Offer, RegionFleet
+from geo_ray.planning.search import Limits, Objective, Option
+from geo_ray.planning.tradeoffs import LOSS_BY_CODEC, LOSS_OF_DELAY, loss_of_interval
+from geo_ray.planning.work import Work
+from geo_ray.wan.link_table import LinkTable
+
+
+@dataclass(frozen=True, slots=True)
+class Rental:
+    """Machines that a region could rent.
+
+    Attributes:
+        type: the instance type.
+        market: how it would be bought.
+        usd: dollars for one that is kept for so many hours, by its age tiers.
+        rows_per_s: that one computes.
+        cap: most of them.
+        lost_share: of its work that preemptions are expected to take.
+    """
+
+    type: str
+    market: Market
+    usd: Callable[[float], float]
+    rows_per_s: float
+    cap: int
+    lost_share: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A region as the planner sees it.
+
+    Attributes:
+        name: the region.
+        rentals: what it could rent.
+        stands_usd: dollars for what it needs anyway (server, disk), for so many hours.
+        fixed_s: of every step, whatever is rented.
+        lan_s: that every further machine adds to a step.
+    """
+
+    name: str
+    rentals: Sequence[Rental]
+    stands_usd: Callable[[float], float]
+    fixed_s: float = 0.0
+    lan_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The question.
+
+    Attributes:
+        work: the job.
+        sites: of all regions, in the order of the configuration.
+        links: of every pair that may exchange.
+        usd_per_gb: egress by (source, destination).
+        averagers: regions that may host the averager; never empty.
+        intervals: to choose from.
+        codecs: to choose from.
+        loss_budget: relative loss against the plainest training that is acceptable.
+        objective: fewest dollars, or least time.
+        limits: to keep.
+    """
+
+    work: Work
+    sites: Sequence[Site]
+    links: LinkTable
+    usd_per_gb: Mapping[tuple[str, str], float]
+    averagers: Sequence[str]
+    intervals: Sequence[int]
+    codecs: Sequence[str | None]
+    loss_budget: float = 0.05
+    objective: Objective = "cost"
+    limits: Limits = field(default_factory=Limits)
+
+    def fleets(self, hours: float, most_nodes: int = 20_000) -> list[RegionFleet]:
+        """What the regions could rent, at the mean price of ``hours`` hours.
+
+        Args:
+            hours: how long machines are kept.
+            most_nodes: of a region's search for its cheapest machines.
+
+        Raises:
+            PlanInfeasibleError: a region has data and nothing to rent.
+        """
+        found = []
+        for site in self.sites:
+            offers = [
+                Offer(
+                    each.type,
+                    each.market,
+                    each.usd(hours) / hours,
+                    each.rows_per_s * (1 - each.lost_share),
+                    each.cap,
+                )
+                for each in site.rentals
+            ]
+            share = self.work.share(site.name)
+            fleet = RegionFleet(site.name, offers, share, site.fixed_s, site.lan_s, most_nodes)
+            if fleet.is_empty:
+                raise PlanInfeasibleError(
+                    f"region '{site.name}' has data and nothing to rent",
+                    fix="Raise a cap of its machines, or allow another market.",
+                )
+            found.append(fleet)
+        return found
+
+    def options(self, hours: float) -> list[Option]:
+        """Ways to exchange that keep the loss budget.
+
+        Raises:
+            PlanInfeasibleError: none does.
+            LinkUnknownError: a link was not measured.
+        """
+        names = [site.name for site in self.sites]
+        stands = sum(site.stands_usd(hours) for site in self.sites) / hours
+        late = LOSS_OF_DELAY if self.work.overlaps else 0.0
+        found, least = [], float("inf")
+        for averager in self.averagers:
+            for codec in self.codecs:
+                one = exchange(
+                    self.work.num_params, names, averager, codec, self.links, self.usd_per_gb
+                )
+                for interval in self.intervals:
+                    loss = loss_of_interval(interval) + LOSS_BY_CODEC[codec] + late
+                    least = min(least, loss)
+                    if loss <= self.loss_budget or len(names) == 1:
+                        found.append(Option(interval, one, stands))
+        if not found:
+            raise PlanInfeasibleError(
+                f"loss_budget {self.loss_budget:.1%}: the best interval and codec that are allowed "
+                f"are expected to lose {least:.1%}",
+                fix=f"Allow {least:.1%}, or a shorter interval.",
+            )
+        return found

@@ -1,0 +1,272 @@
+"""The planner against every possibility, on scenarios small enough to count them all."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import random
+
+import numpy as np
+import pytest
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from geo_ray.errors import PlanInfeasibleError
+from geo_ray.planning.cloudless import cloudless, everything
+from geo_ray.planning.fleet import Offer, RegionFleet
+from geo_ray.planning.knapsack import CLOSE, Cover, cheapest_cover
+from geo_ray.planning.optimal import front, optimal
+from geo_ray.planning.request import Rental, Request, Site
+from geo_ray.planning.search import Limits, Search
+from geo_ray.planning.work import Work
+from geo_ray.wan.link_record import LinkRecord
+from geo_ray.wan.link_table import LinkTable
+
+
+def links(names: list[str], rng: random.Random) -> LinkTable:
+    return LinkTable(
+        links=tuple(
+            LinkRecord(
+                src=a,
+                dst=b,
+                goodput_mbps=rng.uniform(20, 200),
+                rtt_s=rng.uniform(0.02, 0.2),
+                loss=0.0,
+                samples=1,
+                measured_at_unix_s=0.0,
+                source="emulated",
+            )
+            for a in names
+            for b in names
+            if a != b
+        )
+    )
+
+
+def scenario(seed: int, regions: int = 3, offers: int = 3, cap: int = 3, **more) -> Request:
+    rng = random.Random(seed)
+    names = [f"r{i}" for i in range(regions)]
+    sites = []
+    for name in names:
+        rentals = []
+        for i in range(offers):
+            speed = rng.choice([5, 10, 20, 40]) * rng.uniform(0.8, 1.2)
+            price = speed * rng.uniform(0.02, 0.06)
+            market = rng.choice(["on_demand", "spot"])
+            rentals.append(
+                Rental(
+                    f"t{i}",
+                    market,
+                    lambda hours, price=price: price * hours,
+                    speed,
+                    rng.randint(1, cap),
+                    lost_share=0.05 if market == "spot" else 0.0,
+                )
+            )
+        stands = rng.uniform(0, 0.2)
+        sites.append(
+            Site(
+                name,
+                rentals,
+                lambda hours, stands=stands: stands * hours,
+                fixed_s=rng.choice([0.0, 0.02]),
+                lan_s=rng.choice([0.0, 0.01]),
+            )
+        )
+    work = Work(
+        steps=1000,
+        rows_per_step=60,
+        rows={name: rng.choice([1000, 2000, 3000]) for name in names},
+        num_params=2_000_000,
+        overlaps=rng.random() < 0.5,
+        startup_s=20,
+    )
+    prices = {(a, b): rng.choice([0.02, 0.09]) for a in names for b in names if a != b}
+    values = {
+        "work": work,
+        "sites": sites,
+        "links": links(names, rng),
+        "usd_per_gb": prices,
+        "averagers": names,
+        "intervals": [4, 16, 64],
+        "codecs": [None, "int8", "int4"],
+    }
+    return Request(**values | more)
+
+
+def every(request: Request) -> list:
+    """All combinations of machines and exchanges."""
+    search = Search(request.work, request.fleets(1.0), request.options(1.0))
+    by_region = []
+    for fleet in search.fleets:
+        ranges = [range(offer.cap + 1) for offer in fleet.offers]
+        by_region.append([fleet.pick(c) for c in itertools.product(*ranges) if any(c)])
+    options = search.options
+    return [
+        search.complete(picks, option)
+        for picks in itertools.product(*by_region)
+        for option in options
+    ]
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("objective", ["cost", "time"])
+def test_nothing_is_better_than_what_is_found(seed, objective):
+    request = scenario(seed, regions=2, offers=2, cap=3, objective=objective)
+    all_of_them = every(request)
+    rng = random.Random(seed)
+    middle = sorted(found.seconds for found in all_of_them)[len(all_of_them) // rng.randint(2, 6)]
+    cheap = sorted(found.usd for found in all_of_them)[len(all_of_them) // rng.randint(2, 6)]
+    for limits in (Limits(), Limits(deadline_s=middle), Limits(middle, cheap)):
+        allowed = [
+            f for f in all_of_them if f.seconds <= limits.deadline_s and f.usd <= limits.budget_usd
+        ]
+        asked = Request(**{**_fields(request), "limits": limits})
+        if not allowed:
+            with pytest.raises(PlanInfeasibleError):
+                optimal(asked, gap=0.0)
+            continue
+        plan = optimal(asked, gap=0.0)
+        value = {"cost": lambda f: f.usd, "time": lambda f: f.seconds}[objective]
+        ours = plan.total_usd if objective == "cost" else plan.total_s
+        assert ours == pytest.approx(min(map(value, allowed)), rel=1e-6)
+        assert plan.gap <= 1e-6
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_cheapest_machines_of_a_region_are_the_cheapest(seed):
+    rng = random.Random(seed)
+    offers = [
+        Offer(f"t{i}", "on_demand", rng.uniform(0.1, 2), rng.uniform(1, 20), rng.randint(0, 4))
+        for i in range(4)
+    ]
+    fleet = RegionFleet("r", offers, 30, rng.choice([0.0, 0.1]), rng.choice([0.0, 0.05]))
+    if fleet.is_empty:
+        return
+    ranges = [range(offer.cap + 1) for offer in offers]
+    picks = [fleet.pick(c) for c in itertools.product(*ranges) if any(c)]
+    shortest_s = min(pick.step_s for pick in picks)
+    assert fleet.fastest().step_s == pytest.approx(shortest_s)
+    for factor in (1.0, 1.1, 1.5, 2.0, 4.0, 10.0):
+        limit_s = shortest_s * factor
+        least = min(p.usd_per_h for p in picks if p.step_s <= limit_s * (1 + 1e-9))
+        found = fleet.cheapest(limit_s)
+        assert found is not None and found.step_s <= limit_s * (1 + 1e-8)
+        assert found.usd_per_h == pytest.approx(least)
+    assert fleet.cheapest(shortest_s * 0.99) is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_optimal_is_never_dearer_than_cloudless_in_its_time(seed):
+    request = scenario(seed, regions=4, offers=4, cap=6)
+    right_sized, whole = cloudless(request), everything(request)
+    assert right_sized.total_usd <= whole.total_usd * (1 + 1e-9)
+    assert right_sized.total_s <= whole.total_s * (1 + 1e-9)
+    best = optimal(Request(**{**_fields(request), "limits": Limits(right_sized.total_s)}))
+    assert best.total_usd <= right_sized.total_usd * (1 + 1e-4)
+    assert best.total_s <= right_sized.total_s * (1 + 1e-9)
+
+
+def test_the_front_falls_and_every_point_has_a_reason():
+    plans = front(scenario(3, regions=3, offers=4, cap=5))
+    assert len(plans) > 3
+    for faster, slower in itertools.pairwise(plans):
+        assert faster.total_s < slower.total_s and faster.total_usd > slower.total_usd
+    assert all(plan.reason for plan in plans)
+
+
+def test_rows_of_a_step_are_all_given_out():
+    plan = optimal(scenario(5))
+    for region, share in zip(plan.regions, _shares(scenario(5)), strict=True):
+        assert sum(region.batch_sizes) == pytest.approx(share, abs=0.5)
+        assert min(region.batch_sizes) >= 1
+
+
+def test_impossible_limits_are_named():
+    request = scenario(1)
+    for limits, words in (
+        (Limits(deadline_s=1.0), "deadline"),
+        (Limits(budget_usd=1e-6), "budget"),
+    ):
+        with pytest.raises(PlanInfeasibleError, match=words):
+            optimal(Request(**{**_fields(request), "limits": limits}))
+    with pytest.raises(PlanInfeasibleError, match="loss_budget"):
+        optimal(Request(**{**_fields(request), "loss_budget": 0.0, "intervals": [64]}))
+    empty = scenario(1)
+    sites = [Site("r0", [], empty.sites[0].stands_usd), *empty.sites[1:]]
+    with pytest.raises(PlanInfeasibleError, match="r0"):
+        optimal(Request(**{**_fields(empty), "sites": sites}))
+
+
+def test_the_gap_is_honest():
+    request = scenario(7, regions=4, offers=5, cap=8)
+    rough, exact = optimal(request, gap=0.2), optimal(request, gap=0.0)
+    assert exact.gap <= 1e-6
+    assert rough.gap <= 0.2 + 1e-9
+    assert exact.total_usd >= rough.total_usd * (1 - rough.gap) * (1 - 1e-9)
+    assert math.isfinite(rough.total_s)
+
+
+def _fields(request: Request) -> dict:
+    return {name: getattr(request, name) for name in Request.__slots__}
+
+
+def _shares(request: Request) -> list[float]:
+    return [request.work.share(site.name) for site in request.sites]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_tree_and_highs_agree(seed):
+    rng = np.random.default_rng(seed)
+    speed_I = rng.uniform(1, 20, 8)
+    price_I = speed_I * rng.uniform(0.03, 0.06, 8)
+    cap_I = rng.integers(1, 6, 8).astype(float)
+    lan_s = [0.0, 0.02][seed % 2]
+    for room_s in (0.8, 1.5, 3.0, 1e-3):
+        cover = Cover(price_I, speed_I, cap_I, 40.0, room_s, lan_s, 40)
+        ours, theirs_I = cheapest_cover(cover), by_highs(cover)
+        assert (ours.counts_I is None) == (theirs_I is None)
+        if theirs_I is not None:
+            assert ours.usd == ours.least_usd == pytest.approx(theirs_I @ price_I, rel=1e-6)
+            hurried = cheapest_cover(dataclasses.replace(cover, most_nodes=12))
+            assert hurried.least_usd <= ours.usd * (1 + 1e-9) <= hurried.usd * (1 + 2e-9)
+
+
+SHARP = 1e5
+
+
+def by_highs(cover: Cover) -> np.ndarray | None:
+    """The same by integer programming.
+
+    The limit is convex, so it is held by tangents: each answer that breaks it gets the tangent at
+    its own C, and the program is solved again. Every program is a relaxation.
+
+    Constraints are scaled by SHARP, since the solver's tolerance is absolute.
+    """
+    room_s = cover.room_s * (1 + CLOSE)
+    if room_s <= cover.lan_s:
+        return None
+    ones = np.ones(len(cover.price_I))
+    need = cover.rows / (room_s - cover.lan_s)
+    rows, bounds = [SHARP * cover.speed_I / need, ones], [SHARP * (1.0 - CLOSE), 1.0]
+    tops = [np.inf, float(cover.most)]
+    for _ in range(60):
+        answer = milp(
+            cover.price_I / cover.price_I.max(),
+            integrality=ones,
+            bounds=Bounds(0, cover.cap_I),
+            constraints=LinearConstraint(np.array(rows), bounds, tops),
+            options={"mip_rel_gap": 0.0},
+        )
+        if answer.x is None:
+            return None
+        counts_I = np.round(answer.x)
+        power = float(counts_I @ cover.speed_I)
+        if cover.rows / power + cover.lan_s * counts_I.sum() <= room_s * (1 + CLOSE):
+            return np.asarray(counts_I)
+        # rows / C is above its tangent at C0: (2 rows / C0) - rows C / C0^2
+        slope = cover.rows * cover.speed_I / power**2 - cover.lan_s * ones
+        rows.append(SHARP / room_s * slope)
+        bounds.append(SHARP / room_s * (2 * cover.rows / power - room_s))
+        tops.append(np.inf)
+    raise ValueError(f"the tangents do not close on {cover.room_s} s")
