@@ -13,6 +13,7 @@ from geo_ray.config.cluster import ClusterConfig, LocalClusterConfig
 from geo_ray.config.region import NAME, RegionConfig, with_copies
 from geo_ray.data.split import IidSplit, SplitConfig
 from geo_ray.observe.summary import Target
+from geo_ray.planning.config import PlanConfig
 from geo_ray.sync.codecs.config import CodecConfig
 from geo_ray.sync.collective import answers_with_mean, can_be_summed
 from geo_ray.sync.registry import AnyStrategy
@@ -150,6 +151,7 @@ class Experiment(Model):
     optimizer: OptimizerConfig
     train: TrainConfig
     averager: AveragerConfig = AveragerConfig()
+    plan: PlanConfig | None = None
     transport: TransportConfig = TransportConfig()
     overlay: AnyOverlay = StarOverlay()
     transfers: TransfersConfig | None = None

@@ -14,7 +14,6 @@ from geo_ray.errors.planning import PlanError as PlanError
 from geo_ray.errors.planning import PlanInfeasibleError as PlanInfeasibleError
 from geo_ray.errors.planning import PriceBookError as PriceBookError
 from geo_ray.errors.planning import PriceUnknownError as PriceUnknownError
-from geo_ray.errors.planning import ProfileError as ProfileError
 
 # ------------------------------------------------------------------ configuration (exit code 2)
 

@@ -33,13 +33,6 @@ class CurrencyError(PlanError):
     advice = "Add a dated exchange rate to your file of prices; docs/prices.md shows one."
 
 
-class ProfileError(PlanError):
-    """What was measured of a task is missing, of another task or model, or too little."""
-
-    code = "PROFILE_UNFIT"
-    advice = "Measure the task as it is with `geo-ray profile`."
-
-
 class PlanInfeasibleError(PlanError):
     """No plan meets every constraint."""
 

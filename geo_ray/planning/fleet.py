@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from geo_ray.clouds.price import Market
 from geo_ray.planning.knapsack import CLOSE, Cover, Floats, cheapest_cover

@@ -65,18 +65,17 @@ def front(request: Request) -> list[Plan]:
 
 
 def _searched(request: Request, gap: float) -> tuple[Search, Found, float]:
-    hours = _FIRST_HOURS
-    for _ in range(_REPEATS):
+    hours, repeat = _FIRST_HOURS, 0
+    while True:
         fleets = request.fleets(hours, _NODES // len(request.sites))
         search = Search(request.work, fleets, request.options(hours))
         found, proven = search.best(request.objective, request.limits, gap)
         if found is None:
             raise _infeasible(search, request)
-        now_hours = found.seconds / HOUR_S
-        if abs(now_hours - hours) <= _SAME * hours:
-            break
+        now_hours, repeat = found.seconds / HOUR_S, repeat + 1
+        if repeat == _REPEATS or abs(now_hours - hours) <= _SAME * hours:
+            return search, found, proven
         hours = now_hours
-    return search, found, proven
 
 
 def _infeasible(search: Search, request: Request) -> PlanInfeasibleError:

@@ -1,0 +1,102 @@
+"""`geo-ray plan`: what would run where, how long it takes, what it costs; nothing is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+_file_type = click.Path(exists=True, dir_okay=False, path_type=Path)
+_out_type = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.argument("config", type=_file_type)
+@click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change one key.")
+@click.option(
+    "--policy",
+    type=click.Choice(["optimal", "cloudless", "everything"]),
+    default="optimal",
+    show_default=True,
+    help="Who decides: docs/planning.md.",
+)
+@click.option(
+    "--prices",
+    multiple=True,
+    type=_file_type,
+    help="Your prices; of several the later count more.  "
+    "[default: those in GEO_RAY_PRICES, else prices.json]",
+)
+@click.option("--links", type=_file_type, help="A link table of `geo-ray probe`.")
+@click.option("--json", "as_json", is_flag=True, help="The plan as JSON, and nothing else.")
+@click.option("--explain", is_flag=True, help="Every term of time and money.")
+@click.option("--out", type=_out_type, help="Write the plan to this file, too.")
+@click.option("--pareto", type=_out_type, help="Write a page that plots time against USD.")
+def plan(
+    config: Path,
+    overrides: tuple[str, ...],
+    policy: str,
+    prices: tuple[Path, ...],
+    links: Path | None,
+    as_json: bool,
+    explain: bool,
+    out: Path | None,
+    pareto: Path | None,
+) -> None:
+    """Choose machines, averager, interval and codec for CONFIG, by time and money.
+
+    CONFIG has a section `plan` that says what could be rented where. Prices come with this release
+    and from `geo-ray prices`; links from a table, or from the section `emulate`.
+    """
+    from rich.console import Console
+
+    from geo_ray.cli.plan_tables import front_table, machines_table, terms_table
+    from geo_ray.config.experiment import Experiment
+    from geo_ray.config.load import load_tree
+    from geo_ray.job.planning import make_plan
+    from geo_ray.observe.plan_page import write_plan_page
+    from geo_ray.observe.text import duration_text
+    from geo_ray.wan.atomic_file import write_atomic
+
+    experiment = load_tree(config, overrides, Experiment)
+    planned = make_plan(
+        experiment,
+        config.parent,
+        policy,  # type: ignore[arg-type]  # click has checked it
+        prices,
+        links,
+        with_front=pareto is not None,
+    )
+    chosen = planned.plan
+    text = chosen.model_dump_json(indent=2) + "\n"
+    if out is not None:
+        write_atomic(out, text.encode())
+    if pareto is not None:
+        points = [(p.total_s, p.total_usd, p.reason) for p in planned.front]
+        write_plan_page(experiment.name, points, (chosen.total_s, chosen.total_usd), pareto)
+    if as_json:
+        click.echo(text, nl=False)
+        return
+    console = Console()
+    console.print(machines_table(chosen))
+    codec = chosen.codec or "no codec"
+    console.print(
+        f"averager {chosen.averager}, an exchange every {chosen.interval} steps, {codec}",
+        highlight=False,
+    )
+    console.print(
+        f"{duration_text(chosen.total_s)}, {chosen.total_usd:.2f} USD "
+        f"({chosen.usd_per_h:.2f} USD/h of machines)"
+        + (f"; no plan is more than {chosen.gap:.1%} better" if policy == "optimal" else ""),
+        highlight=False,
+    )
+    console.print(chosen.reason, highlight=False, soft_wrap=True)
+    if explain:
+        console.print(terms_table(chosen))
+    if planned.front:
+        console.print(front_table(planned.front))
+    for note in chosen.notes:
+        console.print(f"note: {note}", highlight=False, soft_wrap=True)
+    for path in (out, pareto):
+        if path is not None:
+            console.print(f"written  {path}", highlight=False, soft_wrap=True)

@@ -1,0 +1,64 @@
+"""Tables of `geo-ray plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from geo_ray.observe.text import duration_text
+from geo_ray.planning.plan import Plan
+
+
+def machines_table(plan: Plan) -> Table:
+    """What would run where."""
+    table = Table(box=SIMPLE_HEAD)
+    for heading in ("region", "machines", "market"):
+        table.add_column(heading)
+    for heading in ("rows per step", "USD/h each", "step"):
+        table.add_column(heading, justify="right")
+    for region in plan.regions:
+        for index, each in enumerate(region.machines):
+            table.add_row(
+                region.region if index == 0 else "",
+                f"{each.count} x {each.type}",
+                each.market.replace("_", "-"),
+                f"{each.rows}",
+                f"{each.usd_per_h:.4g}",
+                f"{region.step_s:.3g} s" if index == 0 else "",
+            )
+    return table
+
+
+def terms_table(plan: Plan) -> Table:
+    """Every second and dollar by what it is for."""
+    table = Table("term", box=SIMPLE_HEAD)
+    for heading in ("time", "USD", "share"):
+        table.add_column(heading, justify="right")
+    for name, seconds in plan.seconds.items():
+        table.add_row(name, duration_text(seconds), "", f"{seconds / plan.total_s:.1%}")
+    table.add_section()
+    for name, usd in plan.usd.items():
+        table.add_row(name, "", f"{usd:.2f}", f"{usd / plan.total_usd:.1%}")
+    table.add_section()
+    table.add_row("all", duration_text(plan.total_s), f"{plan.total_usd:.2f}", "")
+    return table
+
+
+def front_table(plans: Sequence[Plan]) -> Table:
+    """Plans that nothing beats in both time and money."""
+    table = Table(box=SIMPLE_HEAD)
+    for heading in ("time", "USD"):
+        table.add_column(heading, justify="right")
+    for heading in ("averager", "exchange", "why"):
+        table.add_column(heading)
+    for plan in plans:
+        table.add_row(
+            duration_text(plan.total_s),
+            f"{plan.total_usd:.2f}",
+            plan.averager,
+            f"{plan.interval} steps, {plan.codec or 'no codec'}",
+            plan.reason,
+        )
+    return table

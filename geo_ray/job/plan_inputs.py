@@ -1,0 +1,202 @@
+"""From a configuration, prices and links to the question that a planning policy answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+from geo_ray.clouds.price import INTERNET, PriceRecord
+from geo_ray.clouds.price_book import PriceBook
+from geo_ray.config.experiment import Experiment
+from geo_ray.errors import ConfigError, PriceBookError
+from geo_ray.planning.config import PlanConfig, RegionOffer
+from geo_ray.planning.request import Rental, Request, Site
+from geo_ray.planning.residency import allowed_averagers
+from geo_ray.planning.search import Limits
+from geo_ray.planning.tradeoffs import BITS_PER_PARAM
+from geo_ray.planning.work import HOUR_S, Work
+from geo_ray.wan.link_table import LinkTable
+
+WAITING: Final = ("bsp", "sma", "diloco", "fedavg", "fedssgd", "esync", "hfa", "sparseloco", "demo")
+"""Strategies whose regions stand still for an exchange; all others train on."""
+
+_INTERVALS: Final = tuple(2**n for n in range(10))
+_MONTH_H: Final = 730.0
+
+
+def request_of(
+    experiment: Experiment,
+    num_params: int,
+    rows: Mapping[str, float],
+    book: PriceBook,
+    links: LinkTable,
+) -> Request:
+    """The question.
+
+    Args:
+        experiment: the run; has a section `plan`.
+        num_params: of its model.
+        rows: of training data by region.
+        book: prices.
+        links: of every pair of regions.
+
+    Raises:
+        ConfigError: there is no section `plan`, or it lacks a region.
+        PriceUnknownError: something has no price.
+        CurrencyError: a price's currency has no rate.
+        PlanInfeasibleError: residency rules contradict each other.
+    """
+    plan = section_of(experiment)
+    names = list(experiment.region_names)
+    work = Work(
+        steps=experiment.train.steps * max(1, experiment.worker_steps),
+        rows_per_step=experiment.data.batch_size * sum(r.workers for r in experiment.regions),
+        rows={name: plan.regions[name].rows or rows[name] for name in names},
+        num_params=num_params,
+        overlaps=experiment.strategy.kind not in WAITING,
+        startup_s=plan.startup_s,
+    )
+    hosts = allowed_averagers(plan.residency, names)
+    preferred = experiment.averager_region
+    return Request(
+        work=work,
+        sites=[_site(name, plan, book) for name in names],
+        links=links,
+        usd_per_gb=_egress(plan, names, book),
+        averagers=sorted(hosts, key=lambda name: name != preferred),
+        intervals=_intervals(experiment, plan),
+        codecs=_codecs(experiment, plan),
+        loss_budget=plan.loss_budget,
+        objective=plan.objective,
+        limits=Limits(
+            math.inf if plan.deadline_h is None else plan.deadline_h * HOUR_S,
+            math.inf if plan.budget_usd is None else plan.budget_usd,
+        ),
+    )
+
+
+def stale_notes(experiment: Experiment, book: PriceBook, now_unix_s: float) -> list[str]:
+    """What is to be said of prices that are older than they are to be believed."""
+    plan = section_of(experiment)
+    old = [
+        record
+        for region in plan.regions.values()
+        for machine in region.machines
+        for market in machine.markets
+        if (record := book.instance(region.cloud, region.at, machine.type, market)).is_stale(
+            now_unix_s
+        )
+    ]
+    if not old:
+        return []
+    oldest = max(record.age_s(now_unix_s) for record in old) / HOUR_S
+    return [
+        f"{len(old)} prices are stale, the oldest of {oldest:.0f} h ago: `geo-ray prices refresh`"
+    ]
+
+
+def section_of(experiment: Experiment) -> PlanConfig:
+    """The section `plan`.
+
+    Raises:
+        ConfigError: there is none, or its regions are not those of the run.
+    """
+    plan = experiment.plan
+    if plan is None:
+        raise ConfigError(
+            "the configuration has no section 'plan'",
+            fix="Say there what could be rented where; docs/planning.md shows one.",
+        )
+    missing = [name for name in experiment.region_names if name not in plan.regions]
+    unknown = [name for name in plan.regions if name not in experiment.region_names]
+    if missing or unknown:
+        raise ConfigError(
+            f"plan.regions: {', '.join(missing + unknown)}: "
+            + ("not there" if missing else "no region of the run")
+        )
+    return plan
+
+
+def _site(name: str, plan: PlanConfig, book: PriceBook) -> Site:
+    offer = plan.regions[name]
+    rentals = []
+    for machine in offer.machines:
+        for market in machine.markets:
+            record = book.instance(offer.cloud, offer.at, machine.type, market)
+            is_spot = market == "spot"
+            lost = plan.spot.preemptions_per_h * plan.spot.lost_s / HOUR_S if is_spot else 0.0
+            rentals.append(
+                Rental(
+                    machine.type,
+                    market,
+                    _hourly(book, record),
+                    machine.rows_per_s,
+                    0 if record.stock == "none" else machine.cap,
+                    min(lost, 0.9),
+                )
+            )
+    return Site(
+        name,
+        rentals,
+        _standing(offer, book),
+        fixed_s=plan.step_overhead_s,
+        lan_s=plan.lan_s_per_machine,
+    )
+
+
+def _hourly(book: PriceBook, record: PriceRecord) -> Callable[[float], float]:
+    book.usd_of_hours(record, 1.0)  # a currency without a rate is told now
+    return partial(book.usd_of_hours, record)
+
+
+def _standing(offer: RegionOffer, book: PriceBook) -> Callable[[float], float]:
+    parts: list[Callable[[float], float]] = []
+    if offer.server is not None:
+        parts.append(_hourly(book, book.instance(offer.cloud, offer.at, offer.server)))
+    if offer.disk is not None:
+        monthly = book.usd_of_volume(book.disk(offer.cloud, offer.at, offer.disk), offer.disk_gb)
+        parts.append(lambda hours: monthly * hours / _MONTH_H)
+    return lambda hours: sum(part(hours) for part in parts)
+
+
+def _egress(
+    plan: PlanConfig, names: Sequence[str], book: PriceBook
+) -> dict[tuple[str, str], float]:
+    found = {}
+    for src in names:
+        for dst in names:
+            here, there = plan.regions[src], plan.regions[dst]
+            if src == dst:
+                continue
+            if (here.cloud, here.at) == (there.cloud, there.at):
+                raise PriceBookError(
+                    f"plan.regions: '{src}' and '{dst}' are both in {here.cloud} {here.at}, and "
+                    "traffic inside a region has no price here",
+                    fix="Give each region of the run a region of its own, or join the two.",
+                )
+            to = there.at if here.cloud == there.cloud else INTERNET
+            # Of the first tier: the account's month is not the job's to know.
+            found[src, dst] = book.usd_of_volume(book.egress(here.cloud, here.at, to), 1.0)
+    return found
+
+
+def _intervals(experiment: Experiment, plan: PlanConfig) -> list[int]:
+    present = getattr(experiment.strategy, "interval", None)
+    if present is None:
+        return [1]
+    choices = _INTERVALS if plan.intervals is None else plan.intervals
+    return list(dict.fromkeys([int(present), *choices] if plan.intervals is None else choices))
+
+
+def _codecs(experiment: Experiment, plan: PlanConfig) -> list[str | None]:
+    if plan.codecs is not None:
+        unknown = [codec for codec in plan.codecs if codec not in BITS_PER_PARAM]
+        if unknown:
+            known = ", ".join(str(codec) for codec in BITS_PER_PARAM)
+            raise ConfigError(f"plan.codecs: {unknown[0]} is not one of {known}")
+        return list(plan.codecs)
+    up = experiment.codec.up
+    present = up.kind if up is not None and up.kind in BITS_PER_PARAM else None
+    return list(dict.fromkeys([present, *BITS_PER_PARAM]))
