@@ -7,12 +7,15 @@ from pathlib import Path
 
 import click
 
+from geo_ray.cli.follow import plan_option, planned
+
 
 @click.command()
 @click.argument("config", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change one key.")
+@plan_option
 @click.option("--plain", is_flag=True, help="Lines instead of a live table.")
-def simulate(config: Path, overrides: tuple[str, ...], plain: bool) -> None:
+def simulate(config: Path, overrides: tuple[str, ...], plan_file: Path | None, plain: bool) -> None:
     """Train as CONFIG says, with real gradients on emulated links and a virtual clock.
 
     Seconds in its output are predictions for the real run.
@@ -25,6 +28,8 @@ def simulate(config: Path, overrides: tuple[str, ...], plain: bool) -> None:
     from geo_ray.observe.progress import Progress
     from geo_ray.sim.run import simulate as run_to_end
 
+    if plan_file is not None:
+        overrides = (*overrides, *planned(config, overrides, plan_file))
     experiment, advice = load_experiment(config, overrides)
     if advice is not None:
         click.echo(advice.reason, err=True)

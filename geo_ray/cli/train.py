@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from geo_ray.cli.follow import plan_option, planned
+
 
 @click.command()
 @click.argument(
@@ -21,12 +23,14 @@ import click
     help="Go on with an earlier run from its newest whole checkpoint.",
 )
 @click.option("--allow-drift", is_flag=True, help="Resume although CONFIG differs from the run's.")
+@plan_option
 @click.option("--plain", is_flag=True, help="Lines instead of a live table.")
 def train(
     config: Path | None,
     overrides: tuple[str, ...],
     resume_dir: Path | None,
     allow_drift: bool,
+    plan_file: Path | None,
     plain: bool,
 ) -> None:
     """Train as CONFIG says, or go on with a run.
@@ -41,11 +45,15 @@ def train(
     if resume_dir is None:
         if config is None:
             raise click.UsageError("name a CONFIG, or a run with --resume")
+        if plan_file is not None:
+            overrides = (*overrides, *planned(config, overrides, plan_file))
         experiment, advice = load_experiment(config, overrides)
         if advice is not None:
             click.echo(advice.reason, err=True)
         run = rundir.create(experiment, config.parent, advice.reason if advice else None)
     else:
+        if plan_file is not None:
+            raise click.UsageError("a run that is resumed follows the plan it began with")
         run, experiment = rundir.reopen(resume_dir)
         if config is not None or overrides:
             source = config or run.path / rundir.CONFIG_FILE

@@ -190,6 +190,8 @@ class Experiment(Model):
         if self.train.stragglers is not None:
             workers = {region.name: region.workers for region in self.regions}
             check_stragglers(self.train.stragglers, workers, self.train.mode)
+            if any(region.batch_sizes for region in self.regions):
+                raise ValueError("train.stragglers: spares and codes need batches of equal size")
         if self.train.count == "each" and not has_equal_steps(self.strategy) and len(names) > 1:
             raise ValueError(
                 f"train.count: each region ends at its own time, but '{self.strategy.kind}' gives "
@@ -336,8 +338,8 @@ class Experiment(Model):
     @property
     def rows(self) -> int:
         """Rows that `train.steps` steps of every region are."""
-        workers = sum(region.workers for region in self.regions)
-        return self.train.steps * self.data.batch_size * workers * max(1, self.worker_steps)
+        per_step = sum(r.rows_per_step(self.data.batch_size) for r in self.regions)
+        return self.train.steps * per_step * max(1, self.worker_steps)
 
     @property
     def eval_rows(self) -> int | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from geo_ray.config.base import Model
 
@@ -23,10 +23,25 @@ class RegionConfig(Model):
         1, ge=1, le=1000, description="so many like this, named NAME-0, NAME-1 and so on"
     )
     workers: int = Field(1, ge=1, le=1024, description="worker processes")
+    batch_sizes: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
+        None, description="rows per step of each worker; null: `data.batch_size` each"
+    )
     ps_shards: int = Field(1, ge=1, le=64, description="parameter server processes")
     cpus_per_worker: float = Field(1.0, ge=0, description="CPUs that Ray reserves per worker")
     gpus_per_worker: float = Field(0.0, ge=0, description="GPUs that Ray reserves per worker")
     cpus_per_server: float = Field(0.5, ge=0, description="CPUs per shard, and for the bridge")
+
+    @model_validator(mode="after")
+    def _one_each(self) -> Self:
+        if self.batch_sizes is not None and len(self.batch_sizes) != self.workers:
+            raise ValueError(
+                f"batch_sizes has {len(self.batch_sizes)} entries for {self.workers} workers"
+            )
+        return self
+
+    def rows_per_step(self, batch_size: int) -> int:
+        """Rows of a step of all workers, of which each takes ``batch_size`` if nothing is said."""
+        return sum(self.batch_sizes) if self.batch_sizes else self.workers * batch_size
 
     @property
     def label(self) -> str:

@@ -42,6 +42,7 @@ def server_plan(experiment: Experiment, region: RegionConfig, epoch: int = 1) ->
         region=region.name,
         num_workers=region.workers,
         batch_size=experiment.data.batch_size,
+        batch_sizes=region.batch_sizes,
         steps=None if experiment.counts_together else train.steps,
         mode=train.mode,
         eval_every=train.eval_every,
@@ -89,8 +90,8 @@ def build_worker(
     if not steps:
         return worker
     optimizer = lasting(experiment.optimizer, experiment.train.steps * steps)
-    workers = next(r.workers for r in experiment.regions if r.name == region)
-    return LocalSteps(worker, optimizer, steps, workers)
+    place = next(r for r in experiment.regions if r.name == region)
+    return LocalSteps(worker, optimizer, steps, place.rows_per_step(experiment.data.batch_size))
 
 
 def build_averager(experiment: Experiment, num_params: int) -> Averager:

@@ -52,7 +52,7 @@ def request_of(
     names = list(experiment.region_names)
     work = Work(
         steps=experiment.train.steps * max(1, experiment.worker_steps),
-        rows_per_step=experiment.data.batch_size * sum(r.workers for r in experiment.regions),
+        rows_per_step=sum(r.rows_per_step(experiment.data.batch_size) for r in experiment.regions),
         rows={name: plan.regions[name].rows or rows[name] for name in names},
         num_params=num_params,
         overlaps=experiment.strategy.kind not in WAITING,

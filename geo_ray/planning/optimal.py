@@ -73,9 +73,19 @@ def _searched(request: Request, gap: float) -> tuple[Search, Found, float]:
         if found is None:
             raise _infeasible(search, request)
         now_hours, repeat = found.seconds / HOUR_S, repeat + 1
-        if repeat == _REPEATS or abs(now_hours - hours) <= _SAME * hours:
+        if repeat == _REPEATS or not _dearer_or_cheaper(request, hours, now_hours):
             return search, found, proven
         hours = now_hours
+
+
+def _dearer_or_cheaper(request: Request, hours: float, now_hours: float) -> bool:
+    """Whether anything has another mean price per hour in so many hours."""
+    costs = [rental.usd for site in request.sites for rental in site.rentals]
+    costs += [site.stands_usd for site in request.sites]
+    return any(
+        abs(usd(now_hours) / now_hours - usd(hours) / hours) > _SAME * usd(hours) / hours
+        for usd in costs
+    )
 
 
 def _infeasible(search: Search, request: Request) -> PlanInfeasibleError:

@@ -15,7 +15,6 @@ from geo_ray.clouds.price import Market
 from geo_ray.config.base import Model
 from geo_ray.errors import PlanError
 
-PLAN_FILE: Final = "plan.json"
 _MOST_BYTES: Final = 16 * 1024 * 1024
 
 

@@ -28,7 +28,7 @@ from geo_ray.planning.work import HOUR_S, Work
 Objective = Literal["cost", "time"]
 _BELOW: Final = 1 - 1e-6  # a step time just too short for what was found
 _SWEEP: Final = 24
-_MOST_OPENED: Final = 60
+_MOST_OPENED: Final = 40
 Floats = NDArray[np.float64]
 
 

@@ -26,16 +26,17 @@ class LocalSteps:
         worker: computes the gradients.
         optimizer: applies them to its parameters.
         steps: per push; the rows of a push are cut into as many batches.
-        workers: of the region, to know from a push's place in its stream how many came before.
+        region_rows: of a batch of each of the region's workers together, to know from a push's
+            place in the stream how many came before.
     """
 
     def __init__(
-        self, worker: Worker, optimizer: OneOptimizer, steps: int, workers: int = 1
+        self, worker: Worker, optimizer: OneOptimizer, steps: int, region_rows: int = 1
     ) -> None:
         self._worker = worker
         self._optimizer = InnerOptimizer(optimizer, worker.params_P)
         self._steps = steps
-        self._workers = workers
+        self._region_rows = region_rows
 
     @property
     def params_P(self) -> Tensor:
@@ -60,7 +61,7 @@ class LocalSteps:
         before_P = params_P.clone()
         losses = []
         # From the stream, since nobody saves what a worker counts.
-        self._optimizer.taken = span.start * self._steps // (span.count * self._workers)
+        self._optimizer.taken = span.start // self._region_rows
         for i in range(self._steps):
             first, stop = (span.count * n // self._steps for n in (i, i + 1))
             part = {name: column[first:stop] for name, column in columns.items()}

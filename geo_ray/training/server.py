@@ -303,9 +303,8 @@ class Server:
         if self.exhausted and self.plan.alone:
             return []
         answers: list[Effect] = []
-        rows = self.plan.batch_size * self.plan.batches_per_push
-        takers = sorted(self._idle & self._joined)
-        spans = {w: self.ledger.assign(w, rows) for w in self._rule.readers(takers)}
+        takers, rows_of = sorted(self._idle & self._joined), self.plan.rows_per_push
+        spans = {w: self.ledger.assign(w, rows_of(w)) for w in self._rule.readers(takers)}
         for worker in takers:
             evaluate = self._evaluate_now(worker)
             answers.append(

@@ -16,6 +16,7 @@ class ServerPlan:
         region: its name.
         num_workers: ranks 0 to num_workers - 1 take part.
         batch_size: rows per worker and step.
+        batch_sizes: the same by worker, if they are unequal.
         steps: sync: region steps; async: pushes per worker on average. None: until the averager
             says so.
         mode: ``sync`` combines one gradient per worker into a step; ``async`` applies each alone.
@@ -42,3 +43,9 @@ class ServerPlan:
     batches_per_push: int = 1
     stragglers: BackupWorkers | GradientCoding | None = None
     judges_outer: bool = False
+    batch_sizes: tuple[int, ...] | None = None
+
+    def rows_per_push(self, worker: int) -> int:
+        """Rows that a worker takes at once."""
+        size = self.batch_sizes[worker] if self.batch_sizes else self.batch_size
+        return size * self.batches_per_push

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from world_support import BASE, of_kind
 
 from geo_ray.sim.network import FRAME_BYTES
@@ -254,3 +255,22 @@ def test_live_parameters_are_evaluated_if_asked_for(simulated):
         losses[evaluate] = [e["metrics"]["loss"] for e in evals if e["region"] is None]
     middle, end = zip(losses["outer"], losses["live"], strict=True)
     assert middle[0] > middle[1] and end[0] == end[1]
+
+
+def test_workers_with_batches_of_their_own_are_one_larger_batch(simulated):
+    """A plan gives faster machines more rows; the step is that of all rows together."""
+    shapes = {
+        "one": {"workers": 1, "batch_sizes": [8]},
+        "two": {"workers": 2, "batch_sizes": [3, 5]},
+    }
+    params = {}
+    for name, shape in shapes.items():
+        run = simulated(
+            regions=[{"name": "a", **shape}, {"name": "b", **shape}],
+            train={"steps": 6, "eval_every": 0},
+            **LEARNING,
+        )
+        assert run.result.seconds > 0
+        params[name] = run.result.params_P["a"]
+        assert sum(e["samples"] for e in run.of("step", "a")) == 48
+    assert torch.allclose(params["one"], params["two"], rtol=0, atol=1e-5)

@@ -17,10 +17,12 @@ from geo_ray.errors import (
     CurrencyError,
     GeoRayError,
     LinkUnknownError,
+    PlanError,
     PlanInfeasibleError,
     PriceBookError,
     PriceUnknownError,
 )
+from geo_ray.job.follow_plan import changes_of
 from geo_ray.job.planning import make_plan
 from geo_ray.planning.plan import Plan, load_plan, shares
 from geo_ray.planning.replan import replan
@@ -194,3 +196,36 @@ def test_a_change_must_be_worth_it():
     assert not kept.changed and kept.plan is slightly and "5%" in kept.reason
     slower = present.model_copy(update={"seconds": {"compute": present.total_s * 2}})
     assert replan(slower, present, switch_s=60, objective="time").changed
+
+
+def test_a_configuration_follows_its_plan():
+    experiment = load_tree(CONFIG, SMALL, Experiment)
+    plan = planned().plan
+    followed = load_tree(CONFIG, [*SMALL, *changes_of(plan, experiment)], Experiment)
+    for region, wanted in zip(followed.regions, plan.regions, strict=True):
+        assert (region.workers, region.batch_sizes) == (wanted.workers, wanted.batch_sizes)
+    assert followed.rows == experiment.rows
+    assert followed.averager_region == plan.averager
+    assert followed.strategy.interval == plan.interval
+    assert followed.codec.up.kind == followed.codec.down.kind == plan.codec
+    with pytest.raises(PlanError, match="steps"):
+        changes_of(plan.model_copy(update={"steps": 1.0}), experiment)
+    with pytest.raises(PlanError, match="regions"):
+        changes_of(plan.model_copy(update={"regions": plan.regions[:1]}), experiment)
+
+
+def test_a_file_that_is_no_plan_is_refused(tmp_path):
+    file = tmp_path / "p.json"
+    file.write_text("{}")
+    result = CliRunner().invoke(root, ["simulate", str(CONFIG), "--plan", str(file)])
+    assert isinstance(result.exception, PlanError) and "policy" in str(result.exception)
+
+
+def test_batches_must_fit_the_workers():
+    wrong = "regions=[{name: us, workers: 2, batch_sizes: [1]}, {name: eu}, {name: asia}]"
+    with pytest.raises(ConfigError, match="1 entries for 2 workers"):
+        planned(wrong)
+    coded = "train.stragglers={kind: backup_workers, spares: 1}"
+    right = "regions=[{name: us, workers: 2, batch_sizes: [1, 2]}]"
+    with pytest.raises(ConfigError, match="batches of equal size"):
+        planned(right, coded, "plan=null")

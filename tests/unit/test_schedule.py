@@ -89,7 +89,7 @@ def test_a_worker_reads_its_place_from_the_stream():
 
     def change(span: Span) -> torch.Tensor:
         worker = Worker(task, start_P.clone(), torch.zeros_like(start_P), region="a", seed=0)
-        local = LocalSteps(worker, Sgd(lr=1e-3, schedule=WARM), 2, workers=2)
+        local = LocalSteps(worker, Sgd(lr=1e-3, schedule=WARM), 2, region_rows=8)
         columns = {n: np.concatenate([column[:4], column[:4]]) for n, column in train.items()}
         local.step(columns, span)
         return local.grad_P.clone()
