@@ -42,7 +42,7 @@ train:
   steps: {steps}
   count: together
   eval_every: {max(1, steps // 60)}
-  target: {{metric: auc, value: {TARGET}, direction: at_least}}
+  target: {{metric: auc, value: {TARGET}, direction: at_least, stop: false}}
 emulate:
   link: {{rate_mbps: {rate_mbps:.6g}, delay_s: 0.01}}
   step_s: {SLOWEST_S}

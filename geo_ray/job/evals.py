@@ -122,4 +122,4 @@ def hits(target: Target | None, done: Evaluation, event: Event) -> bool:
             f"train.target.metric: the task's evaluation has no '{target.metric}'; "
             f"it has {sorted(done.metrics)}"
         )
-    return target.reached(event)
+    return target.stop and target.reached(event)

@@ -37,6 +37,7 @@ class Target(Model):
     direction: Literal["at_least", "at_most"] = Field(
         description="at_least for accuracies, at_most for losses"
     )
+    stop: bool = Field(True, description="end the run there; false: only note the time")
 
     def reached(self, event: Event) -> bool:
         """Say whether this `eval` event of all regions together reaches the value."""

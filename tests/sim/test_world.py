@@ -6,6 +6,7 @@ import pytest
 import torch
 from world_support import BASE, of_kind
 
+from geo_ray.observe.summary import Target
 from geo_ray.sim.network import FRAME_BYTES
 from geo_ray.sim.world import LAN_S
 from geo_ray.sync.registry import STRATEGIES
@@ -274,3 +275,15 @@ def test_workers_with_batches_of_their_own_are_one_larger_batch(simulated):
         params[name] = run.result.params_P["a"]
         assert sum(e["samples"] for e in run.of("step", "a")) == 48
     assert torch.allclose(params["one"], params["two"], rtol=0, atol=1e-5)
+
+
+def test_a_target_that_does_not_stop_is_timed(simulated):
+    target = {"metric": "accuracy", "value": 0.2, "direction": "at_least"}
+    ends = {}
+    for stop in (True, False):
+        train = {"steps": 60, "eval_every": 5, "target": target | {"stop": stop}}
+        run = simulated(train=train, **LEARNING)
+        reached = [e.t_s for e in run.of("eval") if Target(**target).reached(e)]
+        ends[stop] = run.result.seconds, reached[0]
+    assert ends[True][1] == ends[False][1]
+    assert ends[True][0] < ends[False][0]
