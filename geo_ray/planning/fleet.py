@@ -115,14 +115,15 @@ class RegionFleet:
 
     def pick(self, counts: Sequence[int]) -> Pick:
         """Price and step of given machines; at least one."""
-        counts_I = np.asarray(counts, dtype=float)
-        return Pick(
-            tuple(int(n) for n in counts), float(counts_I @ self._price_I), self._step(counts_I)
-        )
+        return self._pick(np.asarray(counts, dtype=float))
+
+    def _pick(self, counts_I: Floats) -> Pick:
+        counts = tuple(counts_I.astype(int).tolist())
+        return Pick(counts, float(counts_I @ self._price_I), self._step(counts_I))
 
     def everything(self) -> Pick:
         """All that there is."""
-        return self.pick([int(n) for n in self._cap_I])
+        return self._pick(self._cap_I)
 
     def fastest(self) -> Pick:
         """The machines that make the step shortest: the fastest N of them, for the best N."""
@@ -202,7 +203,7 @@ class RegionFleet:
             counts_I = np.zeros(len(self.offers))
             counts_I[keep_I] = found.counts_I
         least_usd = found.least_usd * (1 - CLOSE)
-        return replace(self.pick([int(n) for n in counts_I]), least_usd_per_h=least_usd)
+        return replace(self._pick(counts_I), least_usd_per_h=least_usd)
 
     def _quick(self, limit_s: float) -> Pick:
         """A choice that keeps the limit, not far from the cheapest: all of the best value first."""
@@ -218,7 +219,7 @@ class RegionFleet:
             counts_I[order[last]] = number
             if self._step(counts_I) <= limit_s:
                 break
-        return self.pick([int(n) for n in counts_I])
+        return self._pick(counts_I)
 
     def _step(self, counts_I: Floats) -> float:
         power = float(counts_I @ self._speed_I)

@@ -22,21 +22,25 @@ from geo_ray.planning.work import HOUR_S
 
 _REPEATS: Final = 4
 _SAME: Final = 1e-3
-_NODES: Final = 4_000  # of the trees of all regions, per step time
+_NODES: Final = 2_000  # of the trees of all regions, per step time, where the gap is coarse
+_OPENED: Final = 40  # intervals of step times, likewise
+_MANY: Final = 200  # rentals
+_FINE, _COARSE = 1e-4, 1e-2
 _FIRST_HOURS: Final = 1.0
 
 
-def optimal(request: Request, gap: float = 1e-4) -> Plan:
+def optimal(request: Request, gap: float | None = None) -> Plan:
     """The best plan within the limits.
 
     Args:
         request: the question.
-        gap: share of the objective that is not worth looking for.
+        gap: share of the objective that is not worth looking for; None for a hundredth of a
+            percent, or one percent where there is much to choose from.
 
     Raises:
         PlanInfeasibleError: no plan keeps the limits; names which one, and the nearest plan.
     """
-    search, found, proven = _searched(request, gap)
+    search, found, proven = _searched(request, _usual_gap(request) if gap is None else gap)
     return plan_of(request, found, "optimal", proven, _reason(request, found, search))
 
 
@@ -46,7 +50,7 @@ def front(request: Request) -> list[Plan]:
     Raises:
         PlanInfeasibleError: as for `optimal`.
     """
-    search, best, _ = _searched(request, 1e-3)
+    search, best, _ = _searched(request, _usual_gap(request))
     kept = search.front(request.limits)
     plans = []
     for index, found in enumerate(kept):
@@ -64,12 +68,17 @@ def front(request: Request) -> list[Plan]:
     return plans
 
 
+def _usual_gap(request: Request) -> float:
+    return _FINE if sum(len(site.rentals) for site in request.sites) <= _MANY else _COARSE
+
+
 def _searched(request: Request, gap: float) -> tuple[Search, Found, float]:
     hours, repeat = _FIRST_HOURS, 0
     while True:
-        fleets = request.fleets(hours, _NODES // len(request.sites))
+        effort = 1 if gap >= _COARSE else 10
+        fleets = request.fleets(hours, effort * _NODES // len(request.sites))
         search = Search(request.work, fleets, request.options(hours))
-        found, proven = search.best(request.objective, request.limits, gap)
+        found, proven = search.best(request.objective, request.limits, gap, effort * _OPENED)
         if found is None:
             raise _infeasible(search, request)
         now_hours, repeat = found.seconds / HOUR_S, repeat + 1

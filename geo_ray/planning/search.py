@@ -28,7 +28,6 @@ from geo_ray.planning.work import HOUR_S, Work
 Objective = Literal["cost", "time"]
 _BELOW: Final = 1 - 1e-6  # a step time just too short for what was found
 _SWEEP: Final = 24
-_MOST_OPENED: Final = 40
 Floats = NDArray[np.float64]
 
 
@@ -107,7 +106,7 @@ class Search:
         self._stands_K = np.array([o.usd_per_h for o in self.options])
 
     def best(
-        self, objective: Objective, limits: Limits, gap: float = 1e-4
+        self, objective: Objective, limits: Limits, gap: float = 1e-4, most_opened: int = 400
     ) -> tuple[Found | None, float]:
         """The best choice within the limits, and by what share another could be better at most.
 
@@ -115,13 +114,14 @@ class Search:
             objective: fewest dollars, or least time; the other one breaks ties.
             limits: to keep.
             gap: share that is not worth looking for.
+            most_opened: intervals of step times that are looked into.
         """
         shortest_s, longest_s = self._range()
         best: Found | None = None
         value = math.inf
         lower = math.inf
         heap = [(self._bound(objective, limits, shortest_s, longest_s), shortest_s, longest_s)]
-        for _ in range(_MOST_OPENED):
+        for _ in range(most_opened):
             if not heap:
                 break
             bound, low_s, high_s = heapq.heappop(heap)
