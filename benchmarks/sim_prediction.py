@@ -33,9 +33,12 @@ SEEDS = (0, 1, 2, 3)
 
 
 def main() -> None:
-    options = support.parse(__doc__)
+    parser = support.parser(__doc__)
+    parser.add_argument("--cases", help="only these strategies, separated by commas")
+    options = parser.parse_args()
     machine = support.hardware()
     names = DETERMINISTIC[:1] if options.quick else tuple(STRATEGIES)
+    names = tuple(options.cases.split(",")) if options.cases else names
     repeats = 1 if options.quick else 3
     figures: list[support.Figure] = []
     for name in names:
