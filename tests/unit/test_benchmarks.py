@@ -26,6 +26,7 @@ NAMES = (
     "overhead",
     "overlay",
     "peers",
+    "planner",
     "probe",
     "push_pull",
     "sim_prediction",
