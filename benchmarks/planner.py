@@ -83,7 +83,8 @@ def real_scenario(book: PriceBook, rng: random.Random) -> Request:
     sites = []
     for name in names:
         rentals: list[Rental] = []
-        for kind in rng.sample(sorted(SPEED), rng.randint(3, 5)):
+        sold = sorted(kind for kind in SPEED if _is_sold(book, name, kind))
+        for kind in rng.sample(sold, min(len(sold), rng.randint(3, 5))):
             speed, cap = SPEED[kind] * rng.uniform(0.9, 1.1), rng.randint(2, 16)
             for market in ("on_demand", "spot"):
                 try:
@@ -107,6 +108,14 @@ def real_scenario(book: PriceBook, rng: random.Random) -> Request:
         startup_s=120,
     )
     return Request(work, sites, links(names, rng), prices, names, INTERVALS, CODECS)
+
+
+def _is_sold(book: PriceBook, region: str, kind: str) -> bool:
+    try:
+        book.instance("aws", region, kind)
+    except PriceUnknownError:
+        return False
+    return True
 
 
 def made_scenario(rng: random.Random, regions: int, types: int, markets: int, cap: int) -> Request:

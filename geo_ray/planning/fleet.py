@@ -122,17 +122,22 @@ class RegionFleet:
         return Pick(counts, float(counts_I @ self._price_I), self._step(counts_I))
 
     def everything(self) -> Pick:
-        """All that there is."""
-        return self._pick(self._cap_I)
+        """All that there is; the fastest of it if there are more machines than rows."""
+        index = self._from_fast_to_slow()
+        return self.pick(np.bincount(index, minlength=len(self.offers)).tolist())
 
     def fastest(self) -> Pick:
         """The machines that make the step shortest: the fastest N of them, for the best N."""
-        order = np.lexsort((self._price_I, -self._speed_I))
-        index = np.repeat(order, self._cap_I[order].astype(int))[: self._most]
+        index = self._from_fast_to_slow()
         counts = np.arange(1, len(index) + 1)
         steps_s = self.fixed_s + self.rows / np.cumsum(self._speed_I[index]) + self.lan_s * counts
         best = int(np.argmin(steps_s)) + 1
         return self.pick(np.bincount(index[:best], minlength=len(self.offers)).tolist())
+
+    def _from_fast_to_slow(self) -> NDArray[np.intp]:
+        """The offer of each machine, as many as there are rows for."""
+        order = np.lexsort((self._price_I, -self._speed_I))
+        return np.repeat(order, self._cap_I[order].astype(int))[: self._most]
 
     def smallest(self) -> Pick:
         """The one machine that costs least."""

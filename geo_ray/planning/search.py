@@ -121,6 +121,9 @@ class Search:
         value = math.inf
         lower = math.inf
         heap = [(self._bound(objective, limits, shortest_s, longest_s), shortest_s, longest_s)]
+        at_once = self._at(shortest_s, objective, limits)  # the right ends never come quite there
+        if at_once is not None and at_once[0] is not None:
+            best, value = at_once[0], self._value(at_once[0], objective)
         for _ in range(most_opened):
             if not heap:
                 break

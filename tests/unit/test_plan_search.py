@@ -270,3 +270,22 @@ def by_highs(cover: Cover) -> np.ndarray | None:
         bounds.append(SHARP / room_s * (2 * cover.rows / power - room_s))
         tops.append(np.inf)
     raise ValueError(f"the tangents do not close on {cover.room_s} s")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_shortest_time_of_all_is_a_deadline_that_can_be_kept(seed):
+    request = scenario(seed, regions=3, offers=4, cap=6)
+    search = Search(request.work, request.fleets(1.0), request.options(1.0))
+    shortest_s = max(fleet.fastest().step_s for fleet in search.fleets)
+    least_s = min(
+        request.work.seconds(shortest_s, option.interval, option.exchange.seconds)
+        for option in search.options
+    )
+    plan = optimal(Request(**{**_fields(request), "limits": Limits(deadline_s=least_s)}))
+    assert plan.total_s == pytest.approx(least_s)
+
+
+def test_more_machines_than_rows_are_not_rented():
+    offers = [Offer("a", "on_demand", 1.0, 5.0, 4), Offer("b", "on_demand", 1.0, 10.0, 4)]
+    fleet = RegionFleet("r", offers, 6)
+    assert fleet.everything().counts == (2, 4) == fleet.fastest().counts
