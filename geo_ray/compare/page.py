@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
@@ -15,14 +14,12 @@ from rich.table import Table
 from geo_ray.compare.board import Row, Spread
 from geo_ray.compare.outcome import Outcome, Point
 from geo_ray.compare.run import Comparison
-from geo_ray.errors import RunDirectoryError
 from geo_ray.observe.charts import Curve, curves_chart
+from geo_ray.observe.page import html_page, write_html
 from geo_ray.observe.sections import section
 from geo_ray.observe.sections import table as html_table
-from geo_ray.observe.style import STYLE
 from geo_ray.observe.text import bytes_text, duration_text, number_text
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _HEADINGS = (
     "strategy",
     "rate",
@@ -100,20 +97,8 @@ factors on the configured one, chosen for each strategy by the same runs."
         + section("Curves", charts, "A line per run; the first seed of a strategy is named.")
         + section("Learning rates that were tried", _tuning(comparison))
     )
-    page = (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)} - geo_ray</title><style>{STYLE}</style></head><body>"
-        f"<header><h1>{escape(title)}</h1></header>{body}</body></html>\n"
-    )
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        part.write_text(page, encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        raise RunDirectoryError(f"cannot write {path}: {error.strerror}") from error
-    return path
+    body = f"<header><h1>{escape(title)}</h1></header>{body}"
+    return write_html(html_page(title, body), path)
 
 
 def _curves(comparison: Comparison, where: Callable[[Point], float]) -> list[Curve]:

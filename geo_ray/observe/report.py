@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from html import escape
 from pathlib import Path
 
 from geo_ray import __version__
 from geo_ray.errors import RunDirectoryError
 from geo_ray.observe.events import EVENTS_FILE, read_events
+from geo_ray.observe.page import html_page, write_html
 from geo_ray.observe.record import RunRecord, record
 from geo_ray.observe.schema import Event
 from geo_ray.observe.sections import (
@@ -20,7 +20,6 @@ from geo_ray.observe.sections import (
     section,
     wan_section,
 )
-from geo_ray.observe.style import STYLE
 from geo_ray.observe.summary import Summary, load_summary
 from geo_ray.observe.text import (
     bytes_text,
@@ -33,9 +32,6 @@ from geo_ray.observe.timeline import lanes, timeline
 
 LOCK_FILE = "config.lock.yaml"
 REPORT_FILE = "report.html"
-
-# Nothing may be fetched or run, whatever names and causes the events hold.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def load_record(run_dir: Path) -> RunRecord:
@@ -89,14 +85,7 @@ def render_report(run_dir: Path, run: RunRecord | None = None) -> str:
         incidents_section(run),
         _config(run_dir),
     ]
-    title = escape(started["run"])
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title} - geo_ray</title><style>{STYLE}</style></head><body>"
-        f"{''.join(parts)}</body></html>\n"
-    )
+    return html_page(started["run"], "".join(parts))
 
 
 def write_report(run_dir: Path, out: Path | None = None, run: RunRecord | None = None) -> Path:
@@ -113,16 +102,7 @@ def write_report(run_dir: Path, out: Path | None = None, run: RunRecord | None =
     Raises:
         RunDirectoryError: as for `render_report`, or the file cannot be written.
     """
-    page = render_report(run_dir, run)
-    path = out or run_dir / REPORT_FILE
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        part.write_text(page, encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise RunDirectoryError(f"cannot write {path}: {error.strerror or error}") from error
-    return path
+    return write_html(render_report(run_dir, run), out or run_dir / REPORT_FILE)
 
 
 _TIMELINE_NOTE = "Upper row of a region: compute and wait. Lower row: exchanges in flight."
