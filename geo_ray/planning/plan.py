@@ -51,7 +51,6 @@ class Plan(Model):
 
     version: Literal[1] = 1
     policy: str = Field(description="who made it")
-    task: str = Field("", description="digest of the task and model it was made for")
     regions: tuple[RegionPlan, ...] = Field(min_length=1)
     averager: str = Field(description="region that hosts it")
     interval: int = Field(ge=1, description="local steps between exchanges")
