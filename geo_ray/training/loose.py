@@ -84,7 +84,9 @@ class LooseBooks:
     counts: LooseCounts = field(default_factory=LooseCounts)
     _done: tuple[int, int] | None = None
     _begun: tuple[int, int] | None = None
+    _ahead: tuple[int, int] | None = None  # whose first blocks came before anything else of it
     _pages: dict[int, _Page] = field(default_factory=dict)  # by seq
+    _page_ahead: _Page = field(default_factory=lambda: _Page(0))
     _reports: dict[int, LooseReport] = field(default_factory=dict)
 
     @property
@@ -115,9 +117,7 @@ class LooseBooks:
         if not self._expects(epoch, seq):
             self.counts.refused += len(ids)
             return 0
-        page = self._pages.get(seq)
-        if page is None and self._done is not None and seq > self._done[1]:
-            page = self._pages.setdefault(seq, _Page(self.blocks))
+        page = self._page_of(epoch, seq)
         if page is None:
             self.counts.too_late += len(ids)
             return 0
@@ -144,7 +144,7 @@ class LooseBooks:
         coded = update.coded
         if coded is None or coded.loose is not None or self._is_old(update):
             return 0
-        self._open(update.epoch)
+        self._open(update.epoch, update.seq)
         self._begun = (update.epoch, update.seq)
         page = self._pages.setdefault(update.seq, _Page(self.blocks))
         return Head(coded).loose - len(page.waiting)
@@ -160,7 +160,7 @@ class LooseBooks:
         if self._is_old(update):
             return update
         epoch, seq = update.epoch, update.seq
-        self._open(epoch)
+        self._open(epoch, seq)
         payload_P, page = self._own(update)
         late_P, late_seq, late = self._late(update)
         if late_P is not None:
@@ -181,17 +181,35 @@ class LooseBooks:
         self._pages.pop(seq, None)
         self._reports.pop(seq, None)
 
-    def _open(self, epoch: int) -> None:
-        """Forget what was of another incarnation of the sender."""
-        if self._done is not None and self._done[0] != epoch:
-            self._pages.clear()
-            self._done = None
+    def _open(self, epoch: int, seq: int) -> None:
+        """The first update of an incarnation of the sender: forget what was of another one."""
+        if (epoch, seq) == self._begun or (self._done is not None and self._done[0] == epoch):
+            return
+        self._pages.clear()
+        self._done = None
+        if self._ahead == (epoch, seq):
+            self._pages[seq] = self._page_ahead
+        self._ahead = None
 
     def _expects(self, epoch: int, seq: int) -> bool:
         """Whether blocks of this update may come, be it too late."""
-        if (epoch, seq) == self._begun:
+        if (epoch, seq) == self._begun or self._done is None or epoch > self._done[0]:
             return True
-        return self._done is not None and epoch == self._done[0] and seq <= self._done[1] + 1
+        return epoch == self._done[0] and seq <= self._done[1] + 1
+
+    def _page_of(self, epoch: int, seq: int) -> _Page | None:
+        """Where an expected update's blocks are kept; None if they are too late.
+
+        Datagrams may outrun the reliable part. Those of a sender's first update are kept apart, one
+        update's at most: what number it has is known only once it is here.
+        """
+        if (epoch, seq) != self._begun and (self._done is None or epoch > self._done[0]):
+            if self._ahead != (epoch, seq):
+                self._ahead, self._page_ahead = (epoch, seq), _Page(self.blocks)
+            return self._page_ahead
+        if seq not in self._pages and self._done is not None and seq > self._done[1]:
+            self._pages[seq] = _Page(self.blocks)
+        return self._pages.get(seq)
 
     def _is_old(self, update: Update) -> bool:
         return self._done is not None and (update.epoch, update.seq) <= self._done

@@ -30,8 +30,14 @@ class Link:
         self.flying: list[tuple[int, int, int, bytes]] = []
         self.queue: list[tuple[int, int, int, bytes]] = []
 
-    def speak(self, x_P: torch.Tensor, cut: int, *, final: bool, samples: int = 1) -> None:
-        """The whole exchange of one update; ``cut``: loose blocks of the last that left in time."""
+    def speak(
+        self, x_P: torch.Tensor, cut: int, *, final: bool, samples: int = 1, ahead: int = 0
+    ) -> None:
+        """The whole exchange of one update.
+
+        ``cut``: loose blocks of the last that left in time. ``ahead``: those of this one that
+        outrun its reliable part.
+        """
         self.leave(cut)
         if self.queue:
             for part in self.out.unsent(self.seq, self.queue[0][1]):
@@ -55,6 +61,10 @@ class Link:
                     for rank, (block, data) in enumerate(pairs)
                 ]
             update = replace(update, payload_P=torch.empty(0), coded=replace(coded, loose=None))
+            flying = len(self.flying)
+            self.leave(ahead)
+            for place in range(flying, len(self.flying)):
+                self.arrive(place)
         whole = self.books.complete(update)
         again = self.books.complete(update)  # a repetition changes nothing
         assert again is update
@@ -99,7 +109,8 @@ def test_taken_in_plus_owed_is_produced(chosen: dict[str, object], data: st.Data
         # A weightless update has nothing in it: a refused gradient is one of zeros.
         samples = data.draw(st.sampled_from([1, 1, 1, 0]))
         x_P = torch.randint(-64, 64, (NUM,)).float() * (samples > 0)
-        link.speak(x_P, sent, final=False, samples=samples)
+        ahead = data.draw(st.sampled_from([0, 0, 2, 12]))
+        link.speak(x_P, sent, final=False, samples=samples, ahead=ahead)
         link.leave(data.draw(st.integers(0, 12)))
         for _ in range(data.draw(st.integers(0, 20))):  # lost, reordered, repeated, very late
             if link.flying:
@@ -127,3 +138,23 @@ def test_without_loss_a_lossless_share_is_all_there_one_update_later(late: str) 
     link.speak(torch.zeros(NUM), 0, final=False)
     assert torch.equal(link.merged_P, total_P)
     assert link.books.counts.late > 0 and link.books.counts.double == 0
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_the_first_blocks_of_a_sender_may_outrun_its_first_update(epoch: int) -> None:
+    codec = Dgt.model_validate({"block_bytes": 8, "share": 0.3})
+    books, others = LooseBooks(codec, NUM), 0
+    if epoch > 1:  # one before it was here, and something of it still flies about
+        books.complete(Update("here", 1, 7, 0, 1, torch.zeros(NUM), False))
+        others = books.on_blocks(1, 8, 0, [0], [bytes(8)])
+    x_P = torch.arange(NUM, dtype=torch.float32)
+    coded = Encoder(codec, "link").encode(x_P, 3).coded
+    assert coded is not None and coded.loose is not None
+    ids, blocks = coded.loose.ids_L.tolist(), [bytes(b.numpy()) for b in coded.loose.blocks_LK]
+    assert books.on_blocks(epoch, 4, 0, [0], [bytes(8)]) == 1  # of none that ever comes
+    assert books.on_blocks(epoch, 3, 0, ids, blocks) == len(ids)
+    empty_P, rest = torch.empty(0), replace(coded, loose=None)
+    whole = books.complete(Update("here", epoch, 3, 0, 1, empty_P, False, coded=rest))
+    assert torch.equal(whole.payload_P, x_P)
+    assert others == epoch - 1 and books.counts.on_time == len(ids)
+    assert books.counts.refused == books.counts.late == 0
