@@ -110,6 +110,10 @@ def leaving_nothing_behind() -> Iterator[None]:
     before, threads = open_files(), set(threading.enumerate())
     yield
     started = set(threading.enumerate()) - threads
+    for thread in started:
+        if type(thread).__module__ == "rich.live":  # told to stop, and not waited for
+            thread.join(WAIT_S)
+    started = {thread for thread in started if thread.is_alive()}
     assert not started, started
     left = open_files() - before
     assert not left, left

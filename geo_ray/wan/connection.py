@@ -179,8 +179,10 @@ class Connection:
     def _turn(self) -> None:
         for key, mask in self._selector.select(self._patience_s()):
             if key.data is None:
-                self._is_awake = False
+                # In this order: a byte that is sent in between must not be taken out, or the flag
+                # would say for ever that one is there.
                 self._woken.recv(4096)
+                self._is_awake = False
             elif mask & selectors.EVENT_READ:
                 self._guard(key.data, self._read)
         if self.cause is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import select
+import selectors
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -116,6 +118,32 @@ def test_news_alternate_although_the_old_connection_ends_last(bench: Bench) -> N
     bench.session.inbox.close()
     bench.session.inbox.run()
     assert bench.news == [(1, True), (1, False), (1, True), (1, False)]
+
+
+class WokenMeanwhile:
+    """The end of a waker that a loop hears: another thread wakes it while it listens."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection, self._end = connection, connection._woken
+
+    def recv(self, size_bytes: int) -> bytes:
+        self._connection.wake()
+        return self._end.recv(size_bytes)
+
+    def close(self) -> None:
+        self._end.close()
+
+
+def test_a_loop_that_was_woken_while_it_woke_can_be_woken_again(bench: Bench) -> None:
+    connection = bench.adopt()
+    woken = connection._woken
+    connection._selector.register(woken, selectors.EVENT_READ, None)
+    connection._open(connection._control)
+    connection._woken = WokenMeanwhile(connection)  # type: ignore[assignment]
+    connection.wake()
+    connection._turn()
+    connection.wake()
+    assert select.select([woken], [], [], 0.0)[0] == [woken]
 
 
 @pytest.mark.parametrize("delivered", [[], [0, 0], [0, 0, 0, 0]])
