@@ -230,6 +230,16 @@ def test_any_layout_in_memory_gives_the_same_bytes(kind, options, device):
     )
 
 
+@pytest.mark.parametrize("offset", [1, 4, 16])
+@each_codec
+def test_wherever_bytes_lie_they_decode_to_the_same_bits(kind, options, offset):
+    codec = build(kind, options)
+    coded = codec.encode(gauss(9_001), {}, 1)
+    moved_B = torch.cat([torch.zeros(offset, dtype=torch.uint8), coded.data_B])[offset:]
+    moved = replace(coded, data_B=moved_B)
+    assert torch.equal(codec.decode(moved), codec.decode(coded))
+
+
 # ------------------------------------------------------------------ bytes
 
 

@@ -24,6 +24,7 @@ MAX_ELEMENTS = (1 << 31) - 1
 """The longest vector; positions are 32 bits at most."""
 
 _HUGE_BYTES = 1 << 22
+_ALIGNMENT_BYTES = 64
 
 
 def plain(x_P: Tensor) -> Tensor:
@@ -34,6 +35,15 @@ def plain(x_P: Tensor) -> Tensor:
     if x_P.numel() > MAX_ELEMENTS:
         raise ValueError(f"a codec takes at most {MAX_ELEMENTS} elements, not {x_P.numel()}")
     return x_P
+
+
+def aligned(x: Tensor) -> Tensor:
+    """The tensor, or a copy where it does not begin at a multiple of 64 bytes.
+
+    In which order a product of matrices adds up depends on that, and with it the last bits; whoever
+    computes the same must have the same.
+    """
+    return x if x.data_ptr() % _ALIGNMENT_BYTES == 0 else x.clone()
 
 
 def room(num: int, dtype: torch.dtype = torch.uint8) -> Tensor:

@@ -36,7 +36,14 @@ from torch import Tensor
 
 from geo_ray.config.base import Model
 from geo_ray.sync.codecs.base import Coded, wrong
-from geo_ray.sync.codecs.buffers import Reader, check_num, header, joined, plain, room
+from geo_ray.sync.codecs.buffers import (
+    Reader,
+    aligned,
+    check_num,
+    header,
+    joined,
+    plain,
+)
 from geo_ray.sync.codecs.halves import exponent_of, largest
 from geo_ray.sync.codecs.matrices import Part, parts_of
 
@@ -62,7 +69,7 @@ class PowerSgd(Model):
         Raises:
             ValueError: the vector does not have as many elements as ``shapes``.
         """
-        x_P = plain(x_P)
+        x_P = aligned(plain(x_P))
         parts = parts_of(x_P.numel(), self.shapes, self.rank)
         magnitude, exponent = largest(x_P), 0
         if magnitude and not 1 / _SAFE <= magnitude <= _SAFE:
@@ -88,9 +95,9 @@ class PowerSgd(Model):
         if sum(part.num for part in parts) != num:
             raise wrong(self.kind, f"the parts do not make {num} elements")
         sizes = [part.sent for part in parts]
-        sent = torch.split(reader.take(sum(sizes), torch.float32), sizes)
+        sent = torch.split(aligned(reader.take(sum(sizes), torch.float32)), sizes)
         reader.done()
-        out_P = room(num, torch.float32)
+        out_P = torch.empty(num)
         for part, sent_N, out_N in zip(parts, sent, _cut(out_P, parts), strict=True):
             if not part.rank:
                 out_N.copy_(sent_N)
@@ -117,7 +124,7 @@ def _factors(
     start_mR = memory.get(name)
     if start_mR is None or tuple(start_mR.shape) != shape:
         start_mR = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-    p_nR = torch.linalg.qr(m_nm @ start_mR.to(x_N.device)).Q
+    p_nR = torch.linalg.qr(m_nm @ aligned(start_mR.to(x_N.device))).Q
     q_mR = m_nm.T @ p_nR
     length_R = q_mR.norm(dim=0)
     if math.isfinite(float(length_R.sum())) and float(length_R.min()) > 0.0:
