@@ -52,9 +52,11 @@ class StepReport:
         loss: mean loss over them; None if the step was refused.
         compute_s: seconds from the first row to the finished gradient, padding included.
         refused: why the step must not be applied (a loss or gradient that is not finite), or None.
+        grad_sq: squared 2-norm of the gradient as pushed; None if it is no plain mean of the rows'.
     """
 
     span: Span
     loss: float | None
     compute_s: float
     refused: str | None = None
+    grad_sq: float | None = None

@@ -280,8 +280,13 @@ class Bridge:
             outcome = carry_out(averager, op)
             snapshots, averager.snapshots = averager.snapshots, []
             self._alarm.set(averager.hub.wake_s)
+            self._tell_noise(averager)
         self.save(snapshots)
         return outcome
+
+    def _tell_noise(self, averager: Averager) -> None:
+        for reading in averager.noise.news():  # of all regions together
+            self._journal.add("noise", **{**reading.fields(), "region": None})
 
     def _on_wake(self) -> None:
         for reply in self._do(Wake()).replies:
@@ -317,6 +322,7 @@ class Bridge:
         with self._lock:
             replies = [reply for update in updates for reply in averager.on_update(update)]
             snapshots, averager.snapshots = averager.snapshots, []
+            self._tell_noise(averager)
         self.save(snapshots)
         return replies
 

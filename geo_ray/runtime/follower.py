@@ -59,8 +59,9 @@ class Follower:
 
     def _operate(self, operation: str, meta: Meta, payload: memoryview | None) -> Result:
         if operation == "apply":
-            self._shard.apply(read_contributions(meta))
-            return {}, None
+            measure = fields.flag(meta, "measure")
+            mean_sq = self._shard.apply(read_contributions(meta), measure=measure)
+            return {"mean_sq": mean_sq}, None
         if operation == "speak":
             return _said(self._shard.speak())
         if operation == "finish":

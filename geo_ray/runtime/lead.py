@@ -158,6 +158,8 @@ class Lead:
                 final=fields.flag(meta, "final"),
                 stats=read_stats(meta, payload),
             )
+            with self._changed:
+                self.server.evals.told()
             return {}, None
         if operation in {"pull", "judged"}:
             with self._changed:
@@ -265,6 +267,8 @@ class Lead:
         self._applied_s = now_s
         for cause in done.refused:
             self._journal.add("step_refused", step=done.step, cause=cause)
+        if done.noise is not None:
+            self._journal.add("noise", **done.noise.fields())
 
     def _write(self, snapshots: list[Snapshot]) -> None:
         for snapshot in snapshots:
@@ -357,6 +361,7 @@ class Lead:
             bytes_in=reply.size_bytes,
             bytes_before=4 * send.update.payload_P.numel(),
             blocking=send.blocking,
+            held_s=reply.held_s,
             staleness=max(0, reply.version - update.base_version - 1),
             round=reply.version,
         )

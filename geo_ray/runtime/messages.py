@@ -65,6 +65,7 @@ def update_meta(update: Update) -> Meta:
         "steps": update.steps,
         "step_s": update.step_s,
         "exchange_s": update.exchange_s,
+        "grad_sq": update.grad_sq,
         **coded_meta(update.coded, update.against),
     }
 
@@ -90,6 +91,7 @@ def read_update(meta: Meta, payload: memoryview | bytes | None) -> Update:
         steps=fields.count(meta, "steps"),
         step_s=fields.number(meta, "step_s"),
         exchange_s=fields.number(meta, "exchange_s"),
+        grad_sq=fields.optional_number(meta, "grad_sq"),
     )
 
 
@@ -210,6 +212,7 @@ def report_meta(report: StepReport) -> Meta:
         "loss": report.loss,
         "compute_s": report.compute_s,
         "refused": report.refused,
+        "grad_sq": report.grad_sq,
     }
 
 
@@ -220,6 +223,7 @@ def read_report(meta: Meta) -> StepReport:
         fields.optional_number(meta, "loss"),
         fields.number(meta, "compute_s"),
         fields.optional_text(meta, "refused"),
+        fields.optional_number(meta, "grad_sq"),
     )
 
 
@@ -256,20 +260,27 @@ def read_stats(meta: Meta, payload: memoryview | bytes | None) -> dict[str, list
 
 
 def contributions_meta(contributions: Sequence[Contribution]) -> Meta:
-    """A step's contributions as a header."""
+    """A step's contributions as a header; all of them have a weight of their own, or none has."""
+    weights = [c.weight for c in contributions if c.weight is not None]
     return {
         "op": "apply",
         "workers": [c.worker for c in contributions],
         "samples": [c.num_samples for c in contributions],
+        "weights": [*weights],
     }
 
 
 def read_contributions(meta: Meta) -> list[Contribution]:
     """The inverse of `contributions_meta`."""
     workers, samples = fields.counts(meta, "workers"), fields.counts(meta, "samples")
-    if len(workers) != len(samples):
-        raise FrameError(f"contributions of {len(workers)} workers with {len(samples)} sizes")
-    return [Contribution(*pair) for pair in zip(workers, samples, strict=True)]
+    weights = fields.numbers(meta, "weights")
+    if len(workers) != len(samples) or len(weights) not in (0, len(workers)):
+        raise FrameError(
+            f"contributions of {len(workers)} workers with {len(samples)} sizes and "
+            f"{len(weights)} weights"
+        )
+    own: Sequence[float | None] = weights or [None] * len(workers)
+    return [Contribution(*each) for each in zip(workers, samples, own, strict=True)]
 
 
 def _parts(meta: Meta) -> tuple[Part, ...]:

@@ -27,9 +27,13 @@ class RemoteShard:
         self._client = client
         self._timeout_s = timeout_s
 
-    def apply(self, contributions: Sequence[Contribution]) -> None:
-        """One step on the slice."""
-        self._client.request(contributions_meta(contributions), timeout_s=self._timeout_s)
+    def apply(
+        self, contributions: Sequence[Contribution], *, measure: bool = False
+    ) -> float | None:
+        """One step on the slice; the squared norm of its mean gradient if it is to be measured."""
+        request = contributions_meta(contributions) | {"measure": measure}
+        meta, _ = self._client.request(request, timeout_s=self._timeout_s)
+        return fields.optional_number(meta, "mean_sq")
 
     def speak(self) -> Outgoing | Wait | None:
         """What the slice says after a step."""

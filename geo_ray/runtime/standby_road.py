@@ -232,6 +232,8 @@ class StandbyRoad:
         if averager is not None and averager.snapshots:
             snapshots, averager.snapshots = averager.snapshots, []
             self._outlet.save(snapshots)
+        for reading in [] if averager is None else averager.noise.news():
+            self._journal.add("noise", **{**reading.fields(), "region": None})
         self._changed.notify_all()
 
     def _say(self, to: str, word: Word) -> None:

@@ -93,7 +93,8 @@ class WorkerActor:
                 client.close()
 
     def _push_s(self, span: Span) -> float:
-        return self._spec.experiment.push_s(self._region, span.start) or 0.0
+        experiment = self._spec.experiment
+        return experiment.push_s(self._region, self._rank, span.start, span.count) or 0.0
 
     def _load_task(self) -> Task:
         if self._task is None:

@@ -146,7 +146,8 @@ class WorkerLoop:
                 least_s = self._step_s(answer.span) * max(1, len(answer.parts))
                 time.sleep(max(0.0, began_s + least_s - time.monotonic()))
             elapsed_s = time.monotonic() - began_s
-            report = StepReport(answer.span, result.loss, elapsed_s, result.refused)
+            found = (result.refused, result.grad_sq)
+            report = StepReport(answer.span, result.loss, elapsed_s, *found)
             steps += 1
             answer = self._ask(report_meta(report), push=True)
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from geo_ray.tasks.base import Batch, Columns, Task
+from geo_ray.training.flat import square_norm
 from geo_ray.training.worker import StepResult, Worker
 from geo_ray.types import Span
 
@@ -122,9 +123,9 @@ class Gradients:
             elif not math.isfinite(norm):
                 work.result = StepResult(None, "gradient_not_finite")
             else:
-                work.result = StepResult(loss)
                 if self._clip_norm is not None and norm > self._clip_norm:
                     work.grad_P.mul_(self._clip_norm / norm)
+                work.result = StepResult(loss, grad_sq=square_norm(work.grad_P))
 
 
 def _stateless(task: Task, module: nn.Module) -> Callable[[dict[str, Tensor], Batch], Tensor]:

@@ -166,12 +166,16 @@ class SimRegion:
             return
         if answer.worker == 0:
             self._began_s = self._scheduler.now_s
-        push_s = self._experiment.push_s(self.name, span.start) or self._measured_s
+        push_s = self._push_s(answer.worker, span)
         push_s *= max(1, len(answer.parts))
         result = self._begun(answer, span, params_P)
         self._scheduler.after(
             push_s + self._lan_s, lambda: self._push(answer.worker, span, push_s, result())
         )
+
+    def _push_s(self, worker: int, span: Span) -> float:
+        padded_s = self._experiment.push_s(self.name, worker, span.start, span.count)
+        return self._measured_s if padded_s is None else padded_s
 
     def _begun(
         self, answer: Answer, span: Span, params_P: Tensor
@@ -194,7 +198,7 @@ class SimRegion:
 
     def _push(self, rank: int, span: Span, push_s: float, found: tuple[StepResult, Tensor]) -> None:
         result, grad_P = found
-        report = StepReport(span, result.loss, push_s, result.refused)
+        report = StepReport(span, result.loss, push_s, result.refused, result.grad_sq)
         for shard, (start, stop) in zip(self._shards, self._slices, strict=True):
             shard.put(rank, grad_P[start:stop])
         self._carry_out(self.server.push(rank, report))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from geo_ray.config.experiment import Experiment
+from geo_ray.job.account import account
 from geo_ray.job.build import use_one_thread
 from geo_ray.job.data import prepare_manifest
 from geo_ray.job.model_file import save_trained
 from geo_ray.job.recorder import Recorder, Sink
-from geo_ray.job.rundir import RunDirectory
+from geo_ray.job.rundir import RunDirectory, followed_plan
 from geo_ray.observe.events import EVENTS_FILE, EventLog
 from geo_ray.observe.summary import Summary, Summing, save_summary
 from geo_ray.sim.world import World
@@ -35,6 +36,7 @@ def simulate(
         GeoRayError: whatever is wrong with configuration, task or data.
     """
     use_one_thread()
+    followed_plan(run)  # what is wrong with it is told now, not at the end
     status("preparing task and data")
     task = load_task(experiment.task, run.base_dir)
     manifest, _ = prepare_manifest(experiment, task, run.base_dir, run.data)
@@ -45,7 +47,8 @@ def simulate(
         recorder.started(experiment, run.path.name, 0.0, simulated=True)
         result = world.run()
         final_P = result.params_P[experiment.averager_region]
-        summary = summing.summary(digest=digest(final_P))
+        usd = account(run, summing.totals)
+        summary = summing.summary(usd=usd, digest=digest(final_P))
         recorder.emit(
             "run_finished",
             result.seconds,

@@ -146,15 +146,18 @@ class World:
         stuck = {n: r.server.phase for n, r in self.regions.items() if r.server.phase != "done"}
         if stuck:
             raise InvariantError(f"nothing is left to happen, but regions wait: {stuck}")
-        sent = {pair: dict(classes) for pair, classes in self._network.sent_bytes.items()}
-        for (src, dst), classes in sorted(sent.items()):
-            self._emit("wan", self._scheduler.now_s, src=src, dst=dst, bytes_by_class=classes)
         return SimResult(
             self._scheduler.now_s,
             {name: region.params_P for name, region in self.regions.items()},
-            sent,
+            self._note_sent(),
             self.averager.hub.version,
         )
+
+    def _note_sent(self) -> dict[tuple[str, str], dict[str, int]]:
+        sent = {pair: dict(classes) for pair, classes in self._network.sent_bytes.items()}
+        for (src, dst), classes in sorted(sent.items()):
+            self._emit("wan", self._scheduler.now_s, src=src, dst=dst, bytes_by_class=classes)
+        return sent
 
     def checkpoint_at(self, when_s: float, checkpoint: int) -> None:
         """Let the averager begin a checkpoint at ``when_s``; it is found in `checkpoints`."""
@@ -224,6 +227,8 @@ class World:
         for snapshot in self.averager.snapshots:
             self.checkpoints.setdefault(snapshot.id, SimCheckpoint()).hub = snapshot
         self.averager.snapshots.clear()
+        for reading in self.averager.noise.news():
+            self._emit("noise", self._scheduler.now_s, region=None, **reading.fields())
         for reply in replies:
             self._return(reply)
 
@@ -253,6 +258,7 @@ class World:
             bytes_in=reply.size_bytes,
             bytes_before=4 * self._num_params,
             blocking=send.blocking,
+            held_s=reply.held_s,
             staleness=max(0, reply.version - send.update.base_version - 1),
             round=reply.version,
         )
@@ -273,6 +279,8 @@ class World:
         self._emit("step", now_s, **fields)
         for cause in done.refused:
             self._emit("step_refused", now_s, region=name, step=done.step, cause=cause)
+        if done.noise is not None:
+            self._emit("noise", now_s, region=name, **done.noise.fields())
         if self.regions[name].server.exhausted:
             raise NonFiniteError(
                 f"region '{name}' refused {self._experiment.train.max_refused_steps} steps in a "
@@ -291,6 +299,8 @@ class World:
                 samples=done.samples,
                 final=done.final,
             )
+            if done.region is None:
+                self._note_sent()  # a run is priced at the time of an evaluation
             if target is not None and hits(target, done, event):
                 self._stop(f"{target.metric} reached {target.value:g}")
 

@@ -70,6 +70,8 @@ class Update:
         step_s: seconds of one of them of late; 0 if not measured.
         exchange_s: seconds that the sender's last exchange was on its way, without what the
             averager held it; 0 if there was none.
+        grad_sq: squared 2-norm of the payload as a vector, of strategies that average gradients;
+            None where that is not measured.
     """
 
     region: str
@@ -86,6 +88,7 @@ class Update:
     steps: int = 0
     step_s: float = 0.0
     exchange_s: float = 0.0
+    grad_sq: float | None = None
 
     @property
     def size_bytes(self) -> int:

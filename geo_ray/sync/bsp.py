@@ -44,6 +44,11 @@ class Bsp(Model):
     kind: Literal["bsp"] = "bsp"
     weights: Weights = Field("samples", description="weight of a region: 1/M or by its samples")
 
+    @property
+    def mean_gradient(self) -> bool:
+        """Whether the answer is the mean by rows; see `geo_ray.sync.traits`."""
+        return self.weights == "samples"
+
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """Keep the gradient; it is applied only as part of the mean."""
         region.memory["grad"] = (

@@ -11,6 +11,8 @@
 ``whole_model``     False    whether a region's model must not be cut into shards
 ``rate_key``        -        where the configuration has the learning rate that it trains with;
                              ``optimizer.lr`` if it does not say
+``mean_gradient``   False    whether every update is the gradient of one step, of the same model in
+                             all regions, and every answer their mean by rows
 ``staleness``       -        `geo_ray.sync.staleness.Staleness`, of asynchronous strategies
 ``on_release``      -        answer everybody who waits, with what is there
 ``on_wake``         -        do what is due: the time that it asked for (`HubState.wake_s`) has come
@@ -78,6 +80,11 @@ def has_bound(strategy: Strategy) -> bool:
 def needs_whole_model(strategy: Strategy) -> bool:
     """Whether a region's parameter server must be one shard."""
     return bool(getattr(strategy, "whole_model", False))
+
+
+def averages_gradients(strategy: Strategy) -> bool:
+    """Whether regions send gradients of the same model and get their mean by rows."""
+    return bool(getattr(strategy, "mean_gradient", False))
 
 
 def rate_key(strategy: Strategy) -> str:

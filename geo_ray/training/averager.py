@@ -28,6 +28,7 @@ from geo_ray.sync.base import HubState, Reply, Strategy, Update
 from geo_ray.sync.codecs.feedback import all_finite
 from geo_ray.sync.traits import Holding, Timed, fragments_of
 from geo_ray.training.flat import fragment_cuts
+from geo_ray.training.hub_noise import HubNoise
 from geo_ray.training.hub_wire import HubWire
 
 _WIRE = "wire/"
@@ -64,6 +65,7 @@ class Averager:
         wire: decodes updates and encodes replies.
         enough: rows of all regions together after which they are told to finish; None: no limit.
         samples: rows behind all updates so far.
+        noise: what the regions' gradients say about each other.
     """
 
     strategy: Strategy
@@ -73,6 +75,7 @@ class Averager:
     wire: HubWire = field(default_factory=HubWire)
     enough: int | None = None
     samples: int = 0
+    noise: HubNoise = field(default_factory=HubNoise)
     _last: dict[str, tuple[int, int]] = field(default_factory=dict)
     _answers: dict[str, Reply] = field(default_factory=dict)
     _finals: dict[str, Update] = field(default_factory=dict)
@@ -252,6 +255,7 @@ class Averager:
             "members": list(self.hub.members),
             "last": {region: list(pair) for region, pair in self._last.items()},
             "wire": wire,
+            "noise": self.noise.meter.export(),
         }
 
     def restore(self, tensors: Mapping[str, Tensor], control: Mapping[str, object]) -> None:
@@ -272,6 +276,7 @@ class Averager:
         self.hub.numbers.clear()
         self.hub.numbers.update({str(k): float(v) for k, v in numbers.items()})
         self.samples = int(str(control.get("samples", 0)))
+        self.noise.meter.restore(control.get("noise"))
         self._last = {str(r): (int(pair[0]), int(pair[1])) for r, pair in last.items()}
 
     # ------------------------------------------------------------------ inside
@@ -302,7 +307,10 @@ class Averager:
         return [answer] if answer is not None and newest else []
 
     def _answer(self, update: Update) -> list[Reply]:
-        replies = self._publish(self.strategy.on_update(self.hub, update))
+        measured = self.noise.measured(self.strategy, self.hub, update)
+        answers = self.strategy.on_update(self.hub, update)
+        self.noise.take(self.hub.version, measured, answers)
+        replies = self._publish(answers)
         if update.final:  # the last words are all in, and answered together
             return replies
         if self._request is not None or self.hub.stopping:

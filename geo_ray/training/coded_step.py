@@ -37,6 +37,6 @@ def coded_step(
         if result.loss is None:
             return result
         total_P.add_(worker.grad_P, alpha=part.weight)
-        told = replace(result) if part.span == own or told.loss is None else told
+        told = replace(result, grad_sq=None) if part.span == own or told.loss is None else told
     worker.grad_P.copy_(total_P)
     return told

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from geo_ray.sync.base import Update
-from geo_ray.types import Part, Span
+from geo_ray.training.noise import NoiseReading
+from geo_ray.types import Part, Span, StepReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +49,35 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """A region step was applied (for the event log)."""
+    """A region step was applied (for the event log).
+
+    Attributes:
+        step: its number.
+        samples: rows in it.
+        loss: mean over them; None without any.
+        compute_s: of the slowest worker.
+        refused: why gradients were, if some were.
+        noise: if the gradients were measured.
+    """
 
     step: int
     samples: int
     loss: float | None
     compute_s: float
     refused: tuple[str, ...] = ()
+    noise: NoiseReading | None = None
+
+    @classmethod
+    def of(
+        cls, step: int, samples: int, reports: Iterable[StepReport], noise: NoiseReading | None
+    ) -> StepDone:
+        """What the pushes of a step amount to."""
+        pushes = list(reports)
+        used = [(r.loss or 0.0, r.span.count) for r in pushes if not r.refused]
+        loss = sum(value * n for value, n in used) / samples if samples else None
+        compute_s = max(report.compute_s for report in pushes)
+        refused = tuple(report.refused for report in pushes if report.refused)
+        return cls(step, samples, loss, compute_s, refused, noise)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,9 @@ from geo_ray.training.shard import Contribution
 class ShardPort(Protocol):
     """What the lead asks of a shard: `Shard` itself, or calls to one that lives elsewhere."""
 
-    def apply(self, contributions: Sequence[Contribution]) -> None:
+    def apply(
+        self, contributions: Sequence[Contribution], *, measure: bool = False
+    ) -> float | None:
         """See `Shard.apply`."""
 
     def speak(self) -> Outgoing | Wait | None:
@@ -54,10 +56,17 @@ class RegionModel:
         self._sizes = [[b - a for a, b in fragments_in(num_params, fragments, s)] for s in slices]
         self.num_params = num_params
 
-    def apply(self, contributions: Sequence[Contribution]) -> None:
-        """One step on every shard."""
-        for shard in self._shards:
-            shard.apply(contributions)
+    def apply(
+        self, contributions: Sequence[Contribution], *, measure: bool = False
+    ) -> float | None:
+        """One step on every shard.
+
+        Returns:
+            The squared norm of the mean gradient over all shards; None if not to be measured.
+        """
+        found = [shard.apply(contributions, measure=measure) for shard in self._shards]
+        known = [mean_sq for mean_sq in found if mean_sq is not None]
+        return sum(known) if len(known) == len(found) else None
 
     def speak(self) -> Outgoing | Wait | None:
         """What the region says after a step, its payload joined to (P,)."""

@@ -167,6 +167,7 @@ class Shadow:
             self.number = entry.number
             carry_out(self.averager, entry.op)
             self.averager.snapshots.clear()  # the hub writes them
+            self.averager.noise.news()  # and tells these
         return self.number
 
 

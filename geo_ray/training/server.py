@@ -11,7 +11,7 @@ A pure state machine. Calls are events; what comes back are effects that the she
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -20,10 +20,14 @@ from torch import Tensor
 from geo_ray.errors import InvariantError
 from geo_ray.sync.base import Outgoing, Reply, Update, Wait
 from geo_ray.training.effects import Answer, Effect, Send, Snapshot, StepDone
+from geo_ray.training.eval_times import EvalTimes
 from geo_ray.training.ledger import Ledger
 from geo_ray.training.model import RegionModel
+from geo_ray.training.noise import NoiseReading
+from geo_ray.training.region_noise import RegionNoise
 from geo_ray.training.region_wire import RegionWire
 from geo_ray.training.server_plan import ServerPlan
+from geo_ray.training.shard import Contribution
 from geo_ray.training.stragglers import Stragglers
 from geo_ray.types import Span, StepReport
 
@@ -44,6 +48,8 @@ class Server:
         refused_in_a_row: steps without a usable gradient.
         wire: encodes updates and decodes replies. The shell may do both without its lock: a region
             has one request open, so only who carries that one is in there.
+        noise: what the workers' gradients say about each other.
+        evals: when worker 0 evaluates.
         loss: mean training loss of the last step that had one.
         compute_s: seconds of computing in the steps since the last update, one after another.
         step_s: of one step, over those before the last update.
@@ -61,6 +67,8 @@ class Server:
     link_busy: bool = False
     samples_since_send: int = 0
     wire: RegionWire = field(default_factory=RegionWire)
+    noise: RegionNoise = field(init=False)
+    evals: EvalTimes = field(init=False)
     loss: float | None = None
     compute_s: float = 0.0
     step_s: float = 0.0
@@ -74,16 +82,13 @@ class Server:
     _pushes: dict[int, StepReport] = field(default_factory=dict)
     _late: dict[int, Span] = field(default_factory=dict)  # what the step was made without
     _rule: Stragglers = field(init=False)
-    _eval_every: int = 0
-    _next_eval: int = 0
 
     def __post_init__(self) -> None:
+        self.noise = RegionNoise(self.plan.noise_every)
         self._rule = Stragglers.of(self.plan.stragglers, self.plan.num_workers)
-        per_step = 1 if self.plan.mode == "sync" else self.plan.num_workers
+        self.evals = EvalTimes.of(self.plan)
         if self.plan.steps is not None:
-            self._total_steps = self.plan.steps * per_step
-        self._eval_every = self.plan.eval_every * per_step
-        self._next_eval = self._eval_every if self.plan.eval_rows is None else 0
+            self._total_steps = self.plan.steps * self.plan.steps_per_round
 
     # -------------------------------------------------------------- events
 
@@ -93,6 +98,8 @@ class Server:
             raise InvariantError(f"{self.plan.region} has no worker {worker}")
         self._pushes.pop(worker, None)
         self._late.pop(worker, None)
+        if worker == 0:
+            self.evals.lost()
         self._joined.add(worker)
         self._idle.add(worker)
         return self._advance()
@@ -212,7 +219,7 @@ class Server:
     def _step(self, workers: list[int]) -> list[Effect]:
         reports = {worker: self._pushes.pop(worker) for worker in workers}
         contributions = self._rule.contributions(reports)
-        self.model.apply(contributions)
+        noise = self._apply(contributions, reports)
         whole = self._rule.holds_all_rows(contributions)
         samples = 0
         for worker, report in reports.items():
@@ -225,19 +232,18 @@ class Server:
         self.version += 1
         self.samples_since_send += samples
         self.refused_in_a_row = 0 if samples else self.refused_in_a_row + 1
-        used = [(r.loss or 0.0, r.span.count) for r in reports.values() if not r.refused]
-        loss = sum(value * n for value, n in used) / samples if samples else None
-        self.loss = self.loss if loss is None else loss
-        compute_s = max(report.compute_s for report in reports.values())
-        self.compute_s += compute_s
-        done = StepDone(
-            self.version,
-            samples,
-            loss,
-            compute_s,
-            tuple(report.refused for report in reports.values() if report.refused),
-        )
+        done = StepDone.of(self.version, samples, reports.values(), noise)
+        self.loss = self.loss if done.loss is None else done.loss
+        self.compute_s += done.compute_s
         return [done, *self._speak()]
+
+    def _apply(
+        self, contributions: Sequence[Contribution], reports: Mapping[int, StepReport]
+    ) -> NoiseReading | None:
+        step = self.version + 1
+        norms = self.noise.norms(step, contributions, reports)
+        mean_sq = self.model.apply(contributions, measure=len(norms) > 1)
+        return self.noise.take(step, norms, mean_sq)
 
     def _do_without(self, lost: str | None) -> int:
         """Book what workers hold that the step did not wait for; how many rows are in it anyway."""
@@ -292,6 +298,7 @@ class Server:
             steps=steps,
             step_s=self.step_s,
             exchange_s=self.exchange_s,
+            grad_sq=self.noise.mean_sq(self.samples_since_send) if self.plan.tells_norms else None,
         )
         self.samples_since_send = 0
         return Send(update, out.wait)
@@ -306,7 +313,7 @@ class Server:
         takers, rows_of = sorted(self._idle & self._joined), self.plan.rows_per_push
         spans = {w: self.ledger.assign(w, rows_of(w)) for w in self._rule.readers(takers)}
         for worker in takers:
-            evaluate = self._evaluate_now(worker)
+            evaluate = worker == 0 and self.evals.is_due(self.version, self._seen)
             answers.append(
                 Answer(
                     worker,
@@ -332,18 +339,6 @@ class Server:
         self._pushes.clear()
         return answers
 
-    def _evaluate_now(self, worker: int) -> bool:
-        if worker != 0:
-            return False
-        if self.plan.eval_rows is not None:
-            due = self._seen // self.plan.eval_rows > self._next_eval
-            self._next_eval = self._seen // self.plan.eval_rows
-            return due
-        if not self._eval_every or self.version < self._next_eval:
-            return False
-        self._next_eval = (self.version // self._eval_every + 1) * self._eval_every
-        return True
-
     # -------------------------------------------------------------- checkpoints
 
     def _snapshot(self, checkpoint: int) -> Snapshot:
@@ -362,6 +357,7 @@ class Server:
             "times_s": [self.compute_s, self.step_s, self.exchange_s],
             "ledger": self.ledger.export(),
             "wire": self.wire.export(),
+            "noise": self.noise.meter.export(),
         }
 
     def restore(
@@ -395,5 +391,5 @@ class Server:
         self.ledger = Ledger.restore(ledger)
         for worker in [w for w in self.ledger.in_flight if w >= self.plan.num_workers]:
             self.ledger.take_back(worker)
-        if self.plan.eval_rows is None and self._eval_every:
-            self._next_eval = -(-max(self.version, 1) // self._eval_every) * self._eval_every
+        self.evals.resume(self.version)
+        self.noise.meter.restore(data.get("noise"))

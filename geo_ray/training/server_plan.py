@@ -28,6 +28,8 @@ class ServerPlan:
         batches_per_push: batches that a worker takes for one push.
         stragglers: what to do about workers that are late.
         judges_outer: not the live parameters are evaluated, but those that the averager knows.
+        noise_every: steps between measurements of gradient noise; None for the usual number.
+        tells_norms: updates are gradients as they are, whose norms the averager wants to know.
     """
 
     region: str
@@ -44,6 +46,13 @@ class ServerPlan:
     stragglers: BackupWorkers | GradientCoding | None = None
     judges_outer: bool = False
     batch_sizes: tuple[int, ...] | None = None
+    tells_norms: bool = False
+    noise_every: int | None = None
+
+    @property
+    def steps_per_round(self) -> int:
+        """Region steps in which every worker's gradient is taken in once."""
+        return 1 if self.mode == "sync" else self.num_workers
 
     def rows_per_push(self, worker: int) -> int:
         """Rows that a worker takes at once."""

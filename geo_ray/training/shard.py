@@ -17,6 +17,7 @@ from torch import Tensor
 from geo_ray.errors import CheckpointCorruptError, InvariantError
 from geo_ray.sync.base import Outgoing, RegionState, Reply, Strategy, Wait
 from geo_ray.sync.traits import judged
+from geo_ray.training.flat import square_norm
 from geo_ray.training.optimizers import AdamW, InnerOptimizer, Momentum, Sgd
 
 
@@ -88,9 +89,20 @@ class Shard:
             )
         self._grads[worker] = grad_S
 
-    def apply(self, contributions: Sequence[Contribution]) -> None:
-        """Take in one step: the sample-weighted mean of the named workers' gradients."""
+    def apply(
+        self, contributions: Sequence[Contribution], *, measure: bool = False
+    ) -> float | None:
+        """Take in one step: the sample-weighted mean of the named workers' gradients.
+
+        Args:
+            contributions: who takes part, and how much.
+            measure: look at the mean's norm.
+
+        Returns:
+            Its square, of this slice; None if not asked for, or if nobody's gradient is used.
+        """
         grad_S = self._combine(contributions)
+        mean_sq = square_norm(grad_S) if measure and grad_S is not None else None
         for contribution in contributions:
             self._grads.pop(contribution.worker, None)
         state = self.state
@@ -102,6 +114,7 @@ class Shard:
                 self._optimizer.apply(grad_S)
         else:
             self._strategy.on_gradient(state, grad_S)
+        return mean_sq
 
     def speak(self) -> Outgoing | Wait | None:
         """Ask the strategy, after a step, whether to say something now."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from geo_ray.errors import NonFiniteError
 from geo_ray.tasks.base import Batch, Columns, Stats, Task, num_rows
 from geo_ray.tasks.guard import checked_evaluate, checked_loss, checked_model
-from geo_ray.training.flat import FlatModel
+from geo_ray.training.flat import FlatModel, square_norm
 from geo_ray.types import Span
 
 
@@ -29,10 +29,13 @@ class StepResult:
     Attributes:
         loss: mean loss, or None if refused.
         refused: why the gradient must not be used, or None.
+        grad_sq: squared 2-norm of the gradient as it is used; None if that is no plain mean of
+            gradients.
     """
 
     loss: float | None
     refused: str | None = None
+    grad_sq: float | None = None
 
 
 class Worker:
@@ -102,14 +105,17 @@ class Worker:
             except NonFiniteError:
                 return StepResult(None, "loss_not_finite")
             loss.backward()  # type: ignore[no-untyped-call]
-        norm = float(torch.linalg.vector_norm(self._flat.grad_P))
-        if not math.isfinite(norm):
+        grad_sq = square_norm(self._flat.grad_P)
+        if not math.isfinite(grad_sq):
             return StepResult(None, "gradient_not_finite")
-        if self._clip_norm is not None and norm > self._clip_norm:
-            self._flat.grad_P.mul_(self._clip_norm / norm)
+        if self._clip_norm is not None:
+            norm = float(torch.linalg.vector_norm(self._flat.grad_P))
+            if norm > self._clip_norm:
+                self._flat.grad_P.mul_(self._clip_norm / norm)
+                grad_sq *= (self._clip_norm / norm) ** 2
         if self._flat.grad_P is not self.grad_P:
             self.grad_P.copy_(self._flat.grad_P)
-        return StepResult(float(loss.detach()))
+        return StepResult(float(loss.detach()), grad_sq=grad_sq)
 
     def collate(self, columns: Columns, span: Span) -> Batch:
         """The rows as the model takes them; random choices are those of `step`.

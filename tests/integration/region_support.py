@@ -42,6 +42,7 @@ from geo_ray.training.averager import Averager
 from geo_ray.training.flat import digest
 from geo_ray.training.model import RegionModel
 from geo_ray.training.server import Server
+from geo_ray.types import Span
 from geo_ray.wan.endpoint import Endpoint
 from geo_ray.wan.lan_client import LanClient
 from geo_ray.wan.lan_server import LanServer
@@ -60,6 +61,36 @@ def eventually(condition: Callable[[], Any], what: str = "the condition") -> Any
             raise AssertionError(f"{what} did not come true within {WAIT_S} s")
         time.sleep(0.005)
     return value
+
+
+class Gate:
+    """Lets each worker take some steps, and the rest only once it is open.
+
+    A free-running worker may be done before a loaded machine has noticed that it began: with a gate
+    a run cannot be over before the test has done to it what it is about.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._open = threading.Event()
+        self.reached: set[str] = set()
+
+    def open(self) -> None:
+        self._open.set()
+
+    def pacer(self, region: str) -> Callable[[Span], float]:
+        """What one worker's loop calls after each step; no padding, but the wait at the gate."""
+        taken = 0
+
+        def pace(_: Span) -> float:
+            nonlocal taken
+            taken += 1
+            if taken >= self._steps:
+                self.reached.add(region)
+                assert self._open.wait(WAIT_S), "the gate was not opened"
+            return 0.0
+
+        return pace
 
 
 @dataclass
@@ -180,7 +211,8 @@ class Site:
         )
         links = [ShardLink(c, p_S, g_S, world.timeout_s) for c, p_S, g_S in slices]
         train, heldout = open_readers(experiment, world.manifest, name)
-        return WorkerLoop(worker, links, train, heldout, rank=rank, eval_rows=256, step_s=None)
+        pace = world.gate and world.gate.pacer(name)
+        return WorkerLoop(worker, links, train, heldout, rank=rank, eval_rows=256, step_s=pace)
 
     def start(self, rank: int, epoch: int = 1, *, shared: bool = True) -> WorkerThread:
         thread = WorkerThread(self.loop(rank, epoch, shared=shared))
@@ -228,8 +260,15 @@ class WorkerThread(threading.Thread):
 class InProcess:
     """All regions of an experiment; use as a context manager."""
 
-    def __init__(self, experiment: Experiment, directory: Path, timeout_s: float = WAIT_S) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        directory: Path,
+        timeout_s: float = WAIT_S,
+        gate: Gate | None = None,
+    ) -> None:
         self.timeout_s = timeout_s
+        self.gate = gate
         self.parts = directory / "checkpoints"
         self.task = load_task(experiment.task, directory)
         self.experiment = experiment = with_shapes(experiment, self.task)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from region_support import InProcess, Site, eventually, experiment_of
+from region_support import Gate, InProcess, Site, eventually, experiment_of
 
 from geo_ray.config.experiment import Experiment
 
@@ -113,14 +113,21 @@ def test_quarter_bytes_and_random_order(tmp_path: Path) -> None:
 
 
 def test_bytes_of_datagrams_are_in_the_books(tmp_path: Path) -> None:
-    with InProcess(config({"kind": "asgd"}), tmp_path) as world:
-        world.run()
+    gate = Gate(6)
+    with InProcess(config({"kind": "asgd"}), tmp_path, gate=gate) as world:
+        workers = [site.start(0) for site in world.sites.values()]
         bridges = {name: site.bridge for name, site in world.sites.items()}
+
+        def sent_bytes(name: str) -> int:
+            return bridges[name].status()["links"]["us-east"]["bytes_out"]["loose"]
+
+        # Blocks leave while the next update is computed: a fast run has no time for any.
+        eventually(lambda: sent_bytes("eu-west") and sent_bytes("ap-south"), "datagrams")
+        gate.open()
+        for worker in workers:
+            worker.result()
         hub = bridges["us-east"]
         assert hub is not None
         for name in ("eu-west", "ap-south"):
-            bridge = bridges[name]
-            assert bridge is not None
-            out = bridge.status()["links"]["us-east"]["bytes_out"]["loose"]
-            assert out > 0
+            out = sent_bytes(name)
             eventually(lambda n=name, b=out: hub.status()["links"][n]["bytes_in"]["loose"] == b)

@@ -184,7 +184,7 @@ def test_an_update_that_is_not_finite_is_refused_by_name(tmp_path: Path, region:
         site = world.sites[region]
         assert world.averager is not None
         site.shards[0].params_S.fill_(float("nan"))
-        site.server._eval_every = 0  # an evaluation would notice first
+        site.server.evals.every = 0  # an evaluation would notice first
         workers = [site.start(rank) for rank in (0, 1)]
         for worker in workers:
             with pytest.raises(NonFiniteError, match=f"region '{region}' is not finite"):
@@ -223,6 +223,7 @@ def test_an_update_in_the_name_of_another_region_is_refused(tmp_path: Path) -> N
             "steps": 1,
             "step_s": 0.1,
             "exchange_s": 0.0,
+            "grad_sq": None,
         }
         client = LanClient(bridge.address, KEY, {"peer": "thief"})
         with client, pytest.raises(InvariantError, match="got an update of 'us-east'"):

@@ -18,7 +18,7 @@ from geo_ray.types import Span, StepReport
 from geo_ray.wan.frames import decode_meta, encode_meta
 from geo_ray.wan.meta import Meta
 
-UPDATE = Update("eu", 2, 7, 5, 64, torch.arange(5.0), final=True, fragment=3)
+UPDATE = Update("eu", 2, 7, 5, 64, torch.arange(5.0), final=True, fragment=3, grad_sq=2.5)
 REPLY = Reply("eu", 7, 6, 128, torch.arange(5.0), True, stop=True, checkpoint=4, halt=True)
 
 
@@ -62,7 +62,11 @@ def test_answer(answer: Answer) -> None:
 
 @pytest.mark.parametrize(
     "report",
-    [StepReport(Span(0, 8), 0.5, 0.1, None), StepReport(Span(8, 8), None, 0.1, "loss_not_finite")],
+    [
+        StepReport(Span(0, 8), 0.5, 0.1, None),
+        StepReport(Span(8, 8), None, 0.1, "loss_not_finite"),
+        StepReport(Span(0, 8), 0.5, 0.1, grad_sq=1e40),
+    ],
 )
 def test_report(report: StepReport) -> None:
     assert messages.read_report(over_the_wire(messages.report_meta(report))) == report
@@ -71,6 +75,8 @@ def test_report(report: StepReport) -> None:
 def test_contributions() -> None:
     given = [Contribution(0, 16), Contribution(3, 0)]
     assert messages.read_contributions(over_the_wire(messages.contributions_meta(given))) == given
+    coded = [Contribution(0, 16, -0.5), Contribution(3, 16, 1.5)]
+    assert messages.read_contributions(over_the_wire(messages.contributions_meta(coded))) == coded
 
 
 def test_stats() -> None:
@@ -148,7 +154,7 @@ def readers() -> list[tuple[str, Meta, Callable[[Meta], Any]]]:
         ("stats", stats, lambda m: messages.read_stats(m, payload)),
         (
             "contributions",
-            {"workers": [0], "samples": [8]},
+            {"workers": [0], "samples": [8], "weights": []},
             messages.read_contributions,
         ),
     ]
@@ -190,7 +196,7 @@ def test_stats_with_half_a_number() -> None:
 
 def test_contributions_of_unequal_length() -> None:
     with pytest.raises(FrameError, match="contributions"):
-        messages.read_contributions({"workers": [0, 1], "samples": [8]})
+        messages.read_contributions({"workers": [0, 1], "samples": [8], "weights": [1.0]})
 
 
 def test_numbers() -> None:

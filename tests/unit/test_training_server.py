@@ -239,6 +239,24 @@ def test_evaluations_fall_on_multiples():
     assert seen == [False, True, False, True]
 
 
+@pytest.mark.parametrize("told", [False, True])
+def test_an_evaluation_that_was_lost_with_its_worker_is_made_again(told):
+    server, shard = make(Sma(interval=100), steps=9, eval_every=2)
+    server.join(0), server.join(1)
+    for _ in range(2):
+        push(server, shard, 0)
+        given = answers(push(server, shard, 1))
+    assert given[0].evaluate
+    if told:
+        server.evals.told()
+    server.leave(0)
+    again = answers(server.join(0))[0]
+    assert (again.evaluate, again.version) == (not told, 2)
+    server.evals.told()
+    server.leave(0)
+    assert not answers(server.join(0))[0].evaluate
+
+
 @pytest.mark.parametrize("rank", [-1, 2])
 def test_unknown_ranks_are_refused(rank):
     server, _ = make(Sma())
