@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from functools import cached_property
 from typing import Annotated, Literal, Self
 
@@ -10,6 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from geo_ray.config.base import Model
 from geo_ray.config.cluster import ClusterConfig, LocalClusterConfig
+from geo_ray.config.emulate import EmulateConfig
 from geo_ray.config.region import NAME, RegionConfig, with_copies
 from geo_ray.data.split import IidSplit, SplitConfig
 from geo_ray.observe.summary import Target
@@ -79,6 +79,9 @@ class TrainConfig(Model):
     )
     max_refused_steps: int = Field(3, ge=1, description="refused steps in a row that end the run")
     max_worker_restarts: int = Field(10, ge=0, description="replacements of workers in all")
+    noise_every: int | None = Field(
+        None, ge=1, description="steps between measurements of gradient noise; null: 16"
+    )
     step_timeout_s: float | None = Field(
         None,
         gt=0,
@@ -103,32 +106,6 @@ class CheckpointConfig(Model):
 
     every_s: float | None = Field(60.0, gt=0, description="seconds between checkpoints; null: none")
     keep: int = Field(2, ge=2, description="how many to keep; the newest may be the broken one")
-
-
-class EmulatedLink(LinkSpec):
-    """One direction of one pair of regions."""
-
-    src: str = Field(description="region that sends")
-    dst: str = Field(description="region that receives")
-
-
-class StallsConfig(Model):
-    """Steps that take far longer than others, now here, now there."""
-
-    share: float = Field(gt=0, le=1, description="share of the steps")
-    factor: float = Field(gt=1, description="how much longer they take")
-
-
-class EmulateConfig(Model):
-    """A wide-area network and machine speeds that are not there; shaped inside the transport."""
-
-    link: LinkSpec | None = Field(None, description="every direction that `links` does not name")
-    links: tuple[EmulatedLink, ...] = Field((), description="single directions")
-    step_s: float | None = Field(None, gt=0, description="pad every worker's step to this long")
-    step_s_by_region: dict[str, Annotated[float, Field(gt=0)]] = Field(
-        {}, description="the same for single regions"
-    )
-    stalls: StallsConfig | None = Field(None, description="workers that stall now and then")
 
 
 class RunConfig(Model):
@@ -170,7 +147,8 @@ class Experiment(Model):
         for where, name in self._mentions():
             if name not in names:
                 raise ValueError(f"{where}: there is no region '{name}'; regions are {names}")
-        self._check_links()
+        if self.emulate is not None:
+            self.emulate.check({region.name: region.workers for region in self.regions})
         self._check_overlay()
         self._check_standby()
         if self.transfers is not None:
@@ -208,14 +186,6 @@ class Experiment(Model):
         if self.device != "cpu" and any(r.gpus_per_worker == 0 for r in self.regions):
             raise ValueError("device: cuda needs regions.*.gpus_per_worker above 0")
         return self
-
-    def _check_links(self) -> None:
-        pairs = [] if self.emulate is None else [(li.src, li.dst) for li in self.emulate.links]
-        for i, (src, dst) in enumerate(pairs):
-            if src == dst:
-                raise ValueError(f"emulate.links.{i}: a link leads to another region, not to {src}")
-            if (src, dst) in pairs[:i]:
-                raise ValueError(f"emulate.links.{i}: {src} to {dst} is given more than once")
 
     def _check_overlay(self) -> None:
         """Only plain sums pass through other regions."""
@@ -308,13 +278,6 @@ class Experiment(Model):
             found.append(("averager.region", self.averager.region))
         if self.averager.standby is not None:
             found.append(("averager.standby", self.averager.standby))
-        if self.emulate is not None:
-            for i, link in enumerate(self.emulate.links):
-                found += [
-                    (f"emulate.links.{i}.src", link.src),
-                    (f"emulate.links.{i}.dst", link.dst),
-                ]
-            found += [("emulate.step_s_by_region", r) for r in self.emulate.step_s_by_region]
         return found
 
     @property
@@ -378,23 +341,24 @@ class Experiment(Model):
         return {pair: spec for pair, spec in specs.items() if spec is not None}
 
     def step_s(self, region: str) -> float | None:
-        """How long a worker's step is padded to in ``region``; None for no padding."""
-        if self.emulate is None:
+        """How long a step of the slowest worker of ``region`` is padded to; None: not at all."""
+        if self.emulate is None or not self.emulate.paces(region):
             return None
-        return self.emulate.step_s_by_region.get(region, self.emulate.step_s)
+        config = next(each for each in self.regions if each.name == region)
+        rows = config.batch_sizes or (self.data.batch_size,) * config.workers
+        return max(self.emulate.step_of(region, rank, each) for rank, each in enumerate(rows))
 
-    def push_s(self, region: str, start: int = 0) -> float | None:
+    def push_s(self, region: str, worker: int, start: int, rows: int) -> float | None:
         """How long what a worker does for one push is padded to; None for no padding.
 
         Args:
             region: where.
+            worker: its rank.
             start: first row of the push; says whether it stalls.
+            rows: of the push.
         """
-        step_s = self.step_s(region)
-        if self.emulate is None or step_s is None:
+        if self.emulate is None or not self.emulate.paces(region):
             return None
-        factor = 1.0
-        if self.emulate.stalls is not None:
-            draw = random.Random(f"{self.seed}/{region}/{start}").random()
-            factor = self.emulate.stalls.factor if draw < self.emulate.stalls.share else 1.0
-        return step_s * max(1, self.worker_steps) * factor
+        steps = max(1, self.worker_steps)
+        step_s = self.emulate.step_of(region, worker, rows / steps)
+        return steps * step_s * self.emulate.stall(f"{self.seed}/{region}/{start}")

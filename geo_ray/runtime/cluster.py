@@ -87,7 +87,8 @@ def connect(
             changes = existing_driver_environment(os.environ)
         stack.enter_context(driver_environment(changes))
         stack.callback(ray.shutdown)
-        _init(address, namespace, worker_environment(env_vars))
+        ours = dict(env_vars or {}) if local is not None else worker_environment(env_vars)
+        _init(address, namespace, ours)
         if local is not None:
             _wait_for_regions(regions)
         yield ConnectedCluster(
@@ -100,7 +101,7 @@ def _init(address: str, namespace: str, env_vars: Mapping[str, str]) -> None:
         ray.init(
             address=address,
             namespace=namespace,
-            runtime_env={"env_vars": dict(env_vars)},
+            runtime_env={"env_vars": dict(env_vars)} if env_vars else None,
             log_to_driver=False,
             logging_level=logging.WARNING,
         )

@@ -49,7 +49,9 @@ def local_node_environment(token_path: Path) -> dict[str, str]:
         token_path: file that holds the cluster's token.
     """
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
-    return inherited | _LOCAL_NODE | token_environment(token_path)
+    # What actors need they inherit. With an environment of their own they could not use the idle
+    # workers that Ray starts for every driver, and would wait for new ones beside those.
+    return inherited | _LOCAL_NODE | _WORKER | token_environment(token_path)
 
 
 def token_environment(token_path: Path) -> dict[str, str]:

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,16 @@ from geo_ray.checkpoint.parts import read_part
 from geo_ray.checkpoint.store import CheckpointStore
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import digest
+from geo_ray.job.account import account
 from geo_ray.job.build import build_evals, initial_parameters, use_one_thread
 from geo_ray.job.codec_shapes import with_shapes
 from geo_ray.job.data import prepare_manifest
 from geo_ray.job.model_file import save_trained
 from geo_ray.job.recorder import Recorder, Sink
-from geo_ray.job.rundir import RunDirectory
+from geo_ray.job.rundir import RunDirectory, followed_plan
 from geo_ray.observe.events import EVENTS_FILE, EventLog, last_time_s, read_events
-from geo_ray.observe.summary import Summary, save_summary, summarise
-from geo_ray.runtime.cluster import connect
+from geo_ray.observe.summary import Summary, Summing, save_summary
+from geo_ray.runtime.cluster import ConnectedCluster, connect
 from geo_ray.runtime.controller import Controller
 from geo_ray.runtime.crew import Crew, collect
 from geo_ray.runtime.demand import Bundle, RegionDemand, by_label
@@ -70,8 +71,27 @@ def demands_of(experiment: Experiment) -> list[RegionDemand]:
     return demands
 
 
+def cluster_of(
+    experiment: Experiment, status: Callable[[str], None]
+) -> AbstractContextManager[ConnectedCluster]:
+    """The cluster of a run, as `connect` makes it: large enough for all that the run asks for."""
+    demands = by_label(demands_of(experiment))
+    status("starting the cluster" if experiment.cluster.kind == "local" else "connecting")
+    return connect(
+        experiment.cluster,
+        experiment.labels,
+        namespace=f"geo_ray-{experiment.name}",
+        cpus_per_region=max(demand.total().get("CPU", 0.0) for demand in demands),
+    )
+
+
 def train(
-    experiment: Experiment, run: RunDirectory, reporting: Reporting, *, resume: bool
+    experiment: Experiment,
+    run: RunDirectory,
+    reporting: Reporting,
+    *,
+    resume: bool,
+    stands: ConnectedCluster | None = None,
 ) -> Summary:
     """Run the experiment to its end.
 
@@ -80,11 +100,13 @@ def train(
         run: its directory, made or reopened.
         reporting: who wants to know.
         resume: go on from the newest checkpoint of ``run``.
+        stands: a cluster to run on and leave as it is; None: as the configuration says.
 
     Raises:
         GeoRayError: whatever ends the run early; the class says what.
     """
     use_one_thread()
+    followed_plan(run)  # what is wrong with it is told now, not at the end
     store = CheckpointStore(run.checkpoints, experiment.checkpoint.keep)
     restored, epoch = _find_checkpoint(store) if resume else (None, 1)
     reporting.status("preparing task and data")
@@ -92,14 +114,11 @@ def train(
     num_params = initial_parameters(task, experiment.seed).numel()
     _, address = prepare_manifest(experiment, task, run.base_dir, run.data)
     demands = demands_of(experiment)
-    cpus = max(demand.total().get("CPU", 0.0) for demand in by_label(demands))
-    reporting.status("starting the cluster" if experiment.cluster.kind == "local" else "connecting")
-    with connect(
-        experiment.cluster,
-        experiment.labels,
-        namespace=f"geo_ray-{experiment.name}",
-        cpus_per_region=cpus,
-    ) as cluster:
+    with (
+        cluster_of(experiment, reporting.status)
+        if stands is None
+        else nullcontext(stands) as cluster
+    ):
         reporting.status("checking the cluster and placing processes")
         preflight(demands, ask_nodes=experiment.cluster.kind != "local")
         placed = place(demands, _PLACE_TIMEOUT_S)
@@ -184,12 +203,11 @@ def _finish(
     save_trained(task, experiment.seed, tensors["params"], run.model)
     for info, _ in written.values():
         (run.path / info.file).unlink()
-    summary = summarise(
-        read_events(run.path / EVENTS_FILE),
-        target=experiment.train.target,
-        startup_s=startup_s,
-        digest=model_digest,
-    )
+    summing = Summing(experiment.train.target)
+    for event in read_events(run.path / EVENTS_FILE):
+        summing.feed(event)
+    usd = account(run, summing.totals)
+    summary = summing.summary(startup_s=startup_s, usd=usd, digest=model_digest)
     recorder.emit(
         "run_finished",
         now_s,

@@ -6,20 +6,18 @@ A pair that was not measured is a hole, never a guess: `LinkTable.get` raises an
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Final, Literal, Self
+from typing import Literal, Self
 
-from pydantic import ValidationError, model_validator
+from pydantic import model_validator
 
 from geo_ray.config.base import Model
+from geo_ray.config.json_file import load_json
 from geo_ray.errors import ConfigError, LinkUnknownError, RunDirectoryError
 from geo_ray.wan.atomic_file import write_atomic
 from geo_ray.wan.link_model import LinkSpec
 from geo_ray.wan.link_record import LinkRecord, merge_records
-
-_MOST_BYTES: Final = 16 * 1024 * 1024
-_MOST_COMPLAINTS: Final = 5
 
 
 class LinkTable(Model):
@@ -134,24 +132,5 @@ def load_links(path: Path) -> LinkTable:
     Raises:
         ConfigError: there is none, or it is not valid; names what is wrong.
     """
-    try:
-        with path.open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(
-            f"link table {path} cannot be read: {error.strerror or error}",
-            fix="Measure it with `geo-ray probe`.",
-        ) from None
-    if len(data) > _MOST_BYTES:
-        raise ConfigError(f"link table {path} is larger than {_MOST_BYTES} bytes")
-    try:
-        return LinkTable.model_validate_json(data)
-    except ValidationError as error:
-        wrong = [
-            f"{'.'.join(map(str, item['loc'])) or 'file'}: {item['msg']}"
-            for item in error.errors(include_url=False, include_input=False)[:_MOST_COMPLAINTS]
-        ]
-        raise ConfigError(
-            f"link table {path} is not valid: {'; '.join(wrong)}",
-            fix="Correct what is named, or measure anew with `geo-ray probe`.",
-        ) from None
+    fix = "Correct what is named, or measure anew with `geo-ray probe`."
+    return load_json(path, LinkTable, "link table", partial(ConfigError, fix=fix))

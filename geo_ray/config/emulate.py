@@ -1,0 +1,96 @@
+"""The ``emulate`` section of a configuration: links and machine speeds that are not there."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import Field
+
+from geo_ray.config.base import Model
+from geo_ray.wan.link_model import LinkSpec
+
+
+class EmulatedLink(LinkSpec):
+    """One direction of one pair of regions."""
+
+    src: str = Field(description="region that sends")
+    dst: str = Field(description="region that receives")
+
+
+class StallsConfig(Model):
+    """Steps that take far longer than others, now here, now there."""
+
+    share: float = Field(gt=0, le=1, description="share of the steps")
+    factor: float = Field(gt=1, description="how much longer they take")
+
+
+class EmulateConfig(Model):
+    """A wide-area network and machine speeds that are not there; shaped inside the transport."""
+
+    link: LinkSpec | None = Field(None, description="every direction that `links` does not name")
+    links: tuple[EmulatedLink, ...] = Field((), description="single directions")
+    step_s: float | None = Field(None, gt=0, description="pad every worker's step to this long")
+    step_s_by_region: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        {}, description="the same for single regions"
+    )
+    rows_per_s_by_region: dict[
+        str, Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1)]
+    ] = Field(
+        {},
+        description="speeds of a region's machines, one for all workers or one each: a step is "
+        "padded to its rows over that, on top of `step_s`",
+    )
+    stalls: StallsConfig | None = Field(None, description="workers that stall now and then")
+
+    def check(self, workers: Mapping[str, int]) -> None:
+        """Hold it against the run.
+
+        Args:
+            workers: by region.
+
+        Raises:
+            ValueError: a link leads nowhere, a region is not there, or a speed is of no worker.
+        """
+        pairs = [(link.src, link.dst) for link in self.links]
+        for i, (src, dst) in enumerate(pairs):
+            for end, name in (("src", src), ("dst", dst)):
+                _known(f"emulate.links.{i}.{end}", name, workers)
+            if src == dst:
+                raise ValueError(f"emulate.links.{i}: a link leads to another region, not to {src}")
+            if (src, dst) in pairs[:i]:
+                raise ValueError(f"emulate.links.{i}: {src} to {dst} is given more than once")
+        for name in self.step_s_by_region:
+            _known("emulate.step_s_by_region", name, workers)
+        for name, speeds in self.rows_per_s_by_region.items():
+            _known("emulate.rows_per_s_by_region", name, workers)
+            if len(speeds) not in (1, workers[name]):
+                raise ValueError(
+                    f"emulate.rows_per_s_by_region.{name} has {len(speeds)} speeds for "
+                    f"{workers[name]} workers: give one for all, or one each"
+                )
+
+    def paces(self, region: str) -> bool:
+        """Whether steps in ``region`` are padded."""
+        own = region in self.step_s_by_region or region in self.rows_per_s_by_region
+        return own or self.step_s is not None
+
+    def step_of(self, region: str, worker: int, rows: float) -> float:
+        """How long a step of ``rows`` rows is padded to."""
+        fixed_s = self.step_s_by_region.get(region, self.step_s) or 0.0
+        speeds = self.rows_per_s_by_region.get(region)
+        if speeds is None:
+            return fixed_s
+        return fixed_s + rows / speeds[min(worker, len(speeds) - 1)]
+
+    def stall(self, key: str) -> float:
+        """How much longer the step takes that ``key`` names; mostly 1."""
+        if self.stalls is None:
+            return 1.0
+        return self.stalls.factor if random.Random(key).random() < self.stalls.share else 1.0
+
+
+def _known(where: str, name: str, workers: Mapping[str, int]) -> None:
+    if name not in workers:
+        raise ValueError(f"{where}: there is no region '{name}'; regions are {list(workers)}")

@@ -1,0 +1,119 @@
+"""Profile, plan, train, plan again: on real actors of the shared cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from train_support import eventually, experiment_of, train, write_config
+
+from geo_ray.cli.main import root
+from geo_ray.config.experiment import Experiment
+from geo_ray.config.load import load_tree
+from geo_ray.errors import InterruptedRunError
+from geo_ray.job import rundir
+from geo_ray.observe.cost import load_cost
+from geo_ray.observe.schema import Event
+from geo_ray.planning.plan import load_plan
+from geo_ray.planning.profile import load_profile
+from geo_ray.planning.step_model import fit_steps
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+NAMES = ("us-east", "eu-west")
+SPEED = 400.0
+
+
+def config(directory: Path, **changes: object) -> Path:
+    offer = {"cloud": "own", "machines": [{"type": "box", "cap": 2}], "rows": 100.0}
+    tree = {
+        "regions": [{"name": NAMES[0], "workers": 2}, {"name": NAMES[1]}],
+        "train": {"steps": 40, "eval_every": 0, "step_timeout_s": 60},
+        "emulate": {
+            "link": {"rate_mbps": 20, "delay_s": 0.01},
+            "rows_per_s_by_region": {NAMES[0]: [SPEED], NAMES[1]: [SPEED]},
+        },
+        "plan": {
+            "regions": {name: {**offer, "at": name} for name in NAMES},
+            "codecs": [None],
+            "intervals": [2, 4],
+            "startup_s": 5.0,
+        },
+    }
+    return write_config(directory, experiment_of(directory, **(tree | changes)))
+
+
+def prices(directory: Path, usd: float = 1.0) -> None:
+    source = {"source": "test", "fetched_at": "2026-11-20T00:00:00Z", "valid_for_s": 1e9}
+    records: list[dict[str, object]] = []
+    for name in NAMES:
+        common = {"cloud": "own", "region": name, "currency": "USD", **source}
+        records.append({**common, "type": "box", "amount": usd, "unit": "hour"})
+        records.append({**common, "item": "egress", "to": "*", "amount": 0.1, "unit": "GB"})
+    (directory / "prices.json").write_text(json.dumps({"records": records}))
+
+
+def run(*words: str) -> str:
+    result = CliRunner().invoke(root, [*words])
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)  # four whole runs, one after another
+def test_a_job_is_profiled_planned_followed_and_planned_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GEO_RAY_PRICES", raising=False)
+    prices(tmp_path)
+    path = config(tmp_path)
+    measured = ["--workers", "2", "--batch-sizes", "8,32", "--steps", "8"]
+    said = run("profile", str(path), *measured)
+    assert "line says" in said
+    profile_path = tmp_path / "runs" / "profiles" / "tiny.json"
+    profile = load_profile(profile_path)
+    assert len(profile.steps) == 4 and profile.noise is not None and profile.starts[0].start_s > 0
+    for name in NAMES:  # the speed of the emulated machines, which nobody told
+        assert fit_steps(name, profile.steps).row_s["box"] == pytest.approx(1 / SPEED, rel=0.3)
+    run("profile", str(path), *measured)  # all is known: nothing runs
+    assert load_profile(profile_path) == profile
+
+    run("plan", str(path), "--out", "p.json", "--extrapolate")  # one worker was not measured
+    plan = load_plan(tmp_path / "p.json")
+    assert plan.model == profile.model and plan.total_usd > 0
+
+    # It is interrupted, and goes on with what a dearer market makes best.
+    experiment = load_tree(path, [], Experiment)
+    begun = rundir.create(experiment, tmp_path, followed=plan)
+    followed = rundir.follow(begun, experiment, plan)
+
+    at_12 = ("step", NAMES[0], 12)
+
+    def interrupt(event: Event) -> None:
+        if (event.kind, event.fields.get("region"), event.fields.get("step")) == at_12:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(InterruptedRunError):
+        train(followed, tmp_path, begun=begun, sink=interrupt)
+    assert "stays" in run("plan", str(path), "--from", str(begun.path))
+    other = load_plan(tmp_path / "p.json")
+    regions = [
+        region.model_copy(
+            update={"machines": (region.machines[0].model_copy(update={"count": 1, "rows": rows}),)}
+        )
+        for region, rows in zip(other.regions, (32, 16), strict=True)
+    ]
+    other = other.model_copy(update={"regions": tuple(regions), "from_step": 12})
+    (tmp_path / "q.json").write_text(other.model_dump_json())
+    short = ["--resume", str(begun.path), "--plan", "q.json", "--plain"]
+    run("train", *short)
+    _, resumed = rundir.reopen(begun.path)
+    assert [region.batch_sizes for region in resumed.regions] == [(32,), (16,)]
+    cost = load_cost(begun.path)
+    assert cost is not None and any("anew at step 12" in note for note in cost.notes)
+    eventually(lambda: (begun.path / "report.html").exists(), "the report")
