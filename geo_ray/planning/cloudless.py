@@ -1,14 +1,14 @@
 """`cloudless`: give every region just the power that keeps up with the straggler.
 
 The *load power* of a region is what its machines compute per second over its share of the data. The
-region whose load power with all it could rent is smallest is the straggler and gets all of that;
-every other one gets the cheapest machines whose load power is not below the straggler's. Exchanges
-are as configured: the first averager, interval and codec of the request.
+region that others wait for with all that could be rented is the straggler, by load power and by
+what its exchanges take, and gets all of that; every other one gets the cheapest machines that keep
+up with it. Exchanges are as configured: the first averager, interval and codec of the request.
 
 When: to see what right-sizing alone saves, or where prices of traffic are not known.
 
 Source: Cloudless-Training's elastic scheduling, reconstructed from its abstract; exact knapsacks
-in place of its search.
+in place of its search, and exchanges counted.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ def cloudless(request: Request) -> Plan:
     """
     search = _at_length(request)
     whole = [fleet.everything() for fleet in search.fleets]
-    pace_s = max(pick.step_s for pick in whole)
-    straggler = max(range(len(whole)), key=lambda i: whole[i].step_s)
+    option = search.options[0]
+    most = search.complete(whole, option)
+    waits = search.waits_s(option)
     picks = [
-        whole[i] if i == straggler else fleet.cheapest(pace_s) or whole[i]
+        whole[i] if i == most.straggler else fleet.cheapest(most.pace_s - waits[i]) or whole[i]
         for i, fleet in enumerate(search.fleets)
     ]
-    found = search.complete(picks, search.options[0])
-    name = search.fleets[straggler].name
+    found = search.complete(picks, option)
+    name = search.fleets[most.straggler].name
     reason = f"{name} is the straggler and gets all it has; the others just keep up with it"
     return plan_of(request, found, "cloudless", 0.0, reason)
 

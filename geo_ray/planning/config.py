@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from geo_ray.clouds.price import Market
 from geo_ray.config.base import Model
+from geo_ray.planning.progress import AnyProgress, FixedProgress
 from geo_ray.planning.residency import Residency
-from geo_ray.planning.search import Objective
+from geo_ray.planning.ways import Objective
 
 
 class MachineConfig(Model):
@@ -17,9 +18,14 @@ class MachineConfig(Model):
 
     type: str = Field(min_length=1, description="instance type, as the price has it")
     cap: int = Field(ge=0, description="most of them: quota or stock")
-    rows_per_s: float = Field(gt=0, description="rows that one trains on per second")
+    rows_per_s: float | None = Field(
+        None, gt=0, description="rows that one trains on per second; null: as profiled"
+    )
     markets: tuple[Market, ...] = Field(
         ("on_demand",), min_length=1, description="how it may be bought"
+    )
+    count: int = Field(
+        0, ge=0, description="policy `fixed`: how many there are, in the first of the markets"
     )
 
 
@@ -60,11 +66,25 @@ class PlanConfig(Model):
     codecs: tuple[str | None, ...] | None = Field(
         None, min_length=1, description="to choose from; null: the configured one and the usual"
     )
+    batch_sizes: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
+        None, min_length=1, description="rows of a step, all workers; null: the configured ones"
+    )
+    progress: AnyProgress = Field(
+        FixedProgress(), description="steps to the target with another batch"
+    )
     spot: SpotConfig = SpotConfig()
     residency: Residency = Residency()
-    startup_s: float = Field(120.0, ge=0, description="from renting to the first step")
-    step_overhead_s: float = Field(0.0, ge=0, description="of every step, beside computing")
-    lan_s_per_machine: float = Field(0.0, ge=0, description="that each machine adds to a step")
+    startup_s: float | None = Field(
+        120.0,
+        ge=0,
+        description="from renting to the first step; null: on a cluster that stands, as profiled",
+    )
+    step_overhead_s: float | None = Field(
+        None, ge=0, description="of every step, beside computing; null: as profiled, else 0"
+    )
+    lan_s_per_machine: float | None = Field(
+        None, ge=0, description="that each machine adds to a step; null: as profiled, else 0"
+    )
 
     @model_validator(mode="after")
     def _kinds_once(self) -> Self:

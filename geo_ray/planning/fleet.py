@@ -1,8 +1,11 @@
 """What a region could rent, and the cheapest of it that makes a step short enough.
 
-A region's rows of a step are shared among its machines by their speed, so a step takes
+A region's rows of a step are shared among its machines so that the last one is done first. A step
+takes
 
-    ``fixed_s + rows / C + lan_s * N``,  ``C = sum_i n_i p_i`` rows/s,  ``N = sum_i n_i`` machines.
+    ``fixed_s + rows / C + lan_s * N``,  ``C = sum_i n_i p_i`` rows/s,  ``N = sum_i n_i`` machines,
+
+and somewhat more, because every machine computes whole rows (`whole_rows`).
 
 Source: the right-sizing of Cloudless-Training, reconstructed; ``lan_s * N`` after Scavenger's
 "synchronisation grows with the workers" (arXiv 2303.06659).
@@ -13,14 +16,19 @@ Shape legend: I = offers of a region.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from geo_ray.clouds.price import Market
-from geo_ray.planning.knapsack import CLOSE, Cover, Floats, cheapest_cover
+from geo_ray.planning.knapsack import Cover, Floats, cheapest_cover
+from geo_ray.planning.whole_rows import CLOSE, slowest_s
+
+_TRIES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +84,7 @@ class RegionFleet:
 
     name: str
     offers: Sequence[Offer]
-    rows: float
+    rows: int
     fixed_s: float = 0.0
     lan_s: float = 0.0
     most_nodes: int = 20_000
@@ -86,7 +94,9 @@ class RegionFleet:
     _better_I: tuple[Floats, Floats, Floats] = field(init=False)  # sums over all better ones
     _solved: list[tuple[float, Pick]] = field(init=False, default_factory=list)
     _order: NDArray[np.intp] = field(init=False)  # of what there is, by dollars per row
-    _in_pieces: tuple[Floats, Floats] = field(init=False)  # rows/s and dollars in that order
+    _in_pieces: tuple[list[float], list[float]] = field(
+        init=False
+    )  # rows/s and dollars in that order
     _least_usd: float = field(init=False)  # of one machine
     _fastest: Pick | None = field(init=False, default=None)
 
@@ -99,14 +109,14 @@ class RegionFleet:
         self._order = order[self._cap_I[order] > 0]
         power, price = self._speed_I * self._cap_I, self._price_I * self._cap_I
         self._in_pieces = (
-            np.concatenate([[0.0], np.cumsum(power[self._order])]),
-            np.concatenate([[0.0], np.cumsum(price[self._order])]),
+            [0.0, *np.cumsum(power[self._order]).tolist()],
+            [0.0, *np.cumsum(price[self._order]).tolist()],
         )
         self._least_usd = float(self._price_I[self._order].min(initial=np.inf))
 
     @property
     def _most(self) -> int:
-        return max(1, math.floor(self.rows + 1e-9))  # a machine computes at least one row
+        return max(1, self.rows)  # a machine computes at least one
 
     @property
     def is_empty(self) -> bool:
@@ -117,7 +127,7 @@ class RegionFleet:
         """Price and step of given machines; at least one."""
         return self._pick(np.asarray(counts, dtype=float))
 
-    def _pick(self, counts_I: Floats) -> Pick:
+    def _pick(self, counts_I: NDArray[Any]) -> Pick:
         counts = tuple(counts_I.astype(int).tolist())
         return Pick(counts, float(counts_I @ self._price_I), self._step(counts_I))
 
@@ -128,11 +138,14 @@ class RegionFleet:
 
     def fastest(self) -> Pick:
         """The machines that make the step shortest: the fastest N of them, for the best N."""
-        index = self._from_fast_to_slow()
-        counts = np.arange(1, len(index) + 1)
-        steps_s = self.fixed_s + self.rows / np.cumsum(self._speed_I[index]) + self.lan_s * counts
-        best = int(np.argmin(steps_s)) + 1
-        return self.pick(np.bincount(index[:best], minlength=len(self.offers)).tolist())
+        if self._fastest is None:
+            index = self._from_fast_to_slow()
+            firsts = (
+                np.bincount(index[: n + 1], minlength=len(self.offers)) for n in range(len(index))
+            )
+            best_I = min(firsts, key=self._step)
+            self._fastest = self._pick(best_I)
+        return self._fastest
 
     def _from_fast_to_slow(self) -> NDArray[np.intp]:
         """The offer of each machine, as many as there are rows for."""
@@ -146,21 +159,26 @@ class RegionFleet:
         index = int(least[np.argmax(self._speed_I[least])])
         return self.pick([int(i == index) for i in range(len(self.offers))])
 
-    def least_usd_per_h(self, limits_s: Floats) -> Floats:
-        """Lower bounds of the price of steps that are ``limits_s`` long at most.
+    def least_usd_per_h(self, limit_s: float) -> float:
+        """A lower bound of the price of steps that are ``limit_s`` long at most.
 
         Machines may be cut in pieces here, and one machine's share of `lan_s` is all there is.
         """
-        power, price = self._in_pieces
-        room_s = limits_s - self.fixed_s - self.lan_s
-        need = np.where(room_s > 0, self.rows / np.maximum(room_s, 1e-300), np.inf)
-        bound = np.interp(need, power, price, right=np.inf)
-        bound = np.where(need > power[-1] * (1 + CLOSE), np.inf, bound)
-        bound = np.maximum(bound, self._least_usd)
+        powers, prices = self._in_pieces
+        room_s = limit_s - self.fixed_s - self.lan_s
+        if room_s <= 0:
+            return math.inf
+        need = self.rows / room_s
+        if need > powers[-1] * (1 + CLOSE):
+            return math.inf
+        at = min(bisect_left(powers, need), len(powers) - 1)
+        part = (need - powers[at - 1]) / (powers[at] - powers[at - 1]) if at else 0.0
+        least = prices[at - 1] + min(part, 1.0) * (prices[at] - prices[at - 1]) if at else 0.0
+        least = max(least, self._least_usd)
         for asked_s, pick in self._solved:  # a shorter step is not cheaper
-            known = np.maximum(bound, pick.least_usd_per_h)
-            bound = np.where(limits_s <= asked_s, known, bound)
-        return bound
+            if limit_s <= asked_s and pick.least_usd_per_h > least:
+                least = pick.least_usd_per_h
+        return least
 
     def cheapest(self, limit_s: float) -> Pick | None:
         """The cheapest machines whose step takes ``limit_s`` at most; None if there are none.
@@ -171,9 +189,7 @@ class RegionFleet:
             # It is as cheap as can be for a laxer limit, and keeps this one.
             if pick.step_s <= limit_s * (1 + CLOSE) and limit_s <= asked_s:
                 return pick
-        if self._fastest is None:
-            self._fastest = self.fastest()
-        if limit_s * (1 + CLOSE) < self._fastest.step_s:
+        if limit_s * (1 + CLOSE) < self.fastest().step_s:
             return None
         found = self._solve(limit_s)
         self._solved.append((limit_s, found))
@@ -187,10 +203,10 @@ class RegionFleet:
         """
         power_I, price_I, count_I = self._better_I
         known = self._quick(limit_s)
-        with np.errstate(divide="ignore"):
-            alone_s_I = self.fixed_s + self.rows / power_I + self.lan_s * count_I
+        # A machine's last row may not fit, so this many rows are done at least.
+        alone_I = power_I * (limit_s - self.fixed_s - self.lan_s * count_I) - count_I
         dear_I = price_I + self._price_I > known.usd_per_h * (1 + CLOSE)
-        keep_I = np.flatnonzero((self._cap_I > 0) & ~dear_I & (alone_s_I > limit_s))
+        keep_I = np.flatnonzero((self._cap_I > 0) & ~dear_I & (alone_I < self.rows))
         cover = Cover(
             self._price_I[keep_I],
             self._speed_I[keep_I],
@@ -212,25 +228,25 @@ class RegionFleet:
 
     def _quick(self, limit_s: float) -> Pick:
         """A choice that keeps the limit, not far from the cheapest: all of the best value first."""
-        order, power = self._order, self._in_pieces[0][1:]
+        order, power = self._order, np.array(self._in_pieces[0][1:])
         count = np.cumsum(self._cap_I[order])
         fits = self.fixed_s + self.rows / power + self.lan_s * count <= limit_s
-        if not fits.any():
-            return self._fastest or self.fastest()
-        last = int(np.argmax(fits))
         counts_I = np.zeros(len(self.offers))
-        counts_I[order[:last]] = self._cap_I[order[:last]]
-        for number in range(1, int(self._cap_I[order[last]]) + 1):
-            counts_I[order[last]] = number
-            if self._step(counts_I) <= limit_s:
-                break
-        return self._pick(counts_I)
+        for index in np.flatnonzero(fits)[:_TRIES]:
+            counts_I[order[:index]] = self._cap_I[order[:index]]
+            for number in range(1, int(self._cap_I[order[index]]) + 1):
+                counts_I[order[index]] = number
+                if counts_I.sum() > self._most:
+                    return self.fastest()
+                if self._step(counts_I) <= limit_s:
+                    return self._pick(counts_I)
+        return self.fastest()
 
-    def _step(self, counts_I: Floats) -> float:
-        power = float(counts_I @ self._speed_I)
-        if power <= 0:
-            return math.inf
-        return self.fixed_s + self.rows / power + self.lan_s * float(counts_I.sum())
+    def _step(self, counts_I: NDArray[Any]) -> float:
+        counts: list[int] = counts_I.astype(int).tolist()
+        number = sum(counts)
+        rows_s = slowest_s(max(self.rows, number), counts, self._speed_I.tolist())
+        return self.fixed_s + rows_s + self.lan_s * number
 
     def _sums_of_better(self) -> tuple[Floats, Floats, Floats]:
         """Rows/s, dollars and number of all machines that can take each one's place at no loss."""

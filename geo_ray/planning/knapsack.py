@@ -1,10 +1,11 @@
 """The cheapest machines whose step is short enough: a bounded covering knapsack, solved exactly.
 
-    minimise ``sum_i n_i c_i``  so that  ``rows / C + lan_s N <= room_s``,
-    ``C = sum_i n_i p_i``, ``N = sum_i n_i``, ``1 <= N <= most``, ``0 <= n_i <= cap_i`` whole.
+    minimise ``sum_i n_i c_i``  so that  ``sum_i n_i floor((room_s - lan_s N) p_i) >= rows``,
+    ``N = sum_i n_i``, ``1 <= N <= most``, ``0 <= n_i <= cap_i`` whole:
 
-Depth first over offers from the cheapest row on; what is left is bounded by machines that may be
-cut in pieces. A tree that grows too large is cut off: what was found by then is good, and how much
+every machine computes whole rows, one at least, in the time that is left for it. Depth first over
+offers from the cheapest row on; what is left is bounded by machines and rows that may be cut in
+pieces. A tree that grows too large is cut off: what was found by then is good, and how much
 better another could be is told with it.
 
 These programs are small and asked for by the thousand. HiGHS takes some 30 ms for each on the
@@ -19,12 +20,12 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-CLOSE: Final = 1e-9  # relative: what is nearer than that is equal
+from geo_ray.planning.whole_rows import CLOSE, most_rows
+
 Floats = NDArray[np.float64]
 
 
@@ -47,7 +48,7 @@ class Cover:
     price_I: Floats
     speed_I: Floats
     cap_I: Floats
-    rows: float
+    rows: int
     room_s: float
     lan_s: float
     most: int
@@ -113,7 +114,7 @@ class _Tree:
     def search(self, at: int, power: float, count: int, paid: float) -> bool:
         """Look through all choices that begin like this; False if the tree was cut off."""
         self._nodes += 1
-        if count and self._fits(power, count):
+        if count and self._fits(power, count, at):
             if paid < self.least:
                 self.least, self.best = paid, self._counts[:]
             return True
@@ -125,7 +126,12 @@ class _Tree:
             return False
         price, speed, cap = self._offers[at]
         cap = min(cap, self.cover.most - count)
-        top = next((k for k in range(1, cap) if self._fits(power + k * speed, count + k)), cap)
+        top = cap
+        for k in range(1, cap):
+            self._counts[at] = k
+            if self._fits(power + k * speed, count + k, at + 1):
+                top = k
+                break
         whole = True
         for k in range(top, -1, -1):
             if self._nodes > self.cover.most_nodes:
@@ -136,10 +142,19 @@ class _Tree:
         self._counts[at] = 0
         return whole
 
-    def _fits(self, power: float, count: int) -> bool:
-        cover = self.cover
-        needed_s = cover.rows / power + cover.lan_s * count if power else math.inf
-        return needed_s <= cover.room_s * (1 + CLOSE)
+    def _fits(self, power: float, count: int, end: int) -> bool:
+        """Whether the machines of the first ``end`` offers are enough."""
+        room_s = self.cover.room_s - self.cover.lan_s * count
+        if power * room_s * (1 + CLOSE) < self.cover.rows:  # in pieces, which is quick to tell
+            return False
+        done = 0
+        for n, (_, speed, _) in zip(self._counts[:end], self._offers, strict=False):
+            if n:
+                each = most_rows(room_s, speed)
+                if not each:
+                    return False
+                done += n * each
+        return done >= self.cover.rows
 
     def _bound(self, at: int, power: float, count: int) -> float:
         """The least that the rest costs, if machines could be cut in pieces and lines were free."""

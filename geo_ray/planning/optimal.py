@@ -17,13 +17,14 @@ from geo_ray.errors import PlanInfeasibleError
 from geo_ray.planning.plan import Plan
 from geo_ray.planning.predict import plan_of
 from geo_ray.planning.request import Request
-from geo_ray.planning.search import Found, Limits, Search
+from geo_ray.planning.search import Found, Search
+from geo_ray.planning.ways import Limits
 from geo_ray.planning.work import HOUR_S
 
 _REPEATS: Final = 4
 _SAME: Final = 1e-3
-_NODES: Final = 2_000  # of the trees of all regions, per step time, where the gap is coarse
-_OPENED: Final = 40  # intervals of step times, likewise
+_NODES: Final = 2_000  # of the trees of all regions, per pace, where the gap is coarse
+_OPENED: Final = 100  # intervals of paces, likewise
 _MANY: Final = 200  # rentals
 _FINE, _COARSE = 1e-4, 1e-2
 _FIRST_HOURS: Final = 1.0
@@ -75,7 +76,7 @@ def _usual_gap(request: Request) -> float:
 def _searched(request: Request, gap: float) -> tuple[Search, Found, float]:
     hours, repeat = _FIRST_HOURS, 0
     while True:
-        effort = 1 if gap >= _COARSE else 10
+        effort = 1 if gap >= _COARSE else 8
         fleets = request.fleets(hours, effort * _NODES // len(request.sites))
         search = Search(request.work, fleets, request.options(hours))
         found, proven = search.best(request.objective, request.limits, gap, effort * _OPENED)
@@ -114,8 +115,8 @@ def _infeasible(search: Search, request: Request) -> PlanInfeasibleError:
             f"and takes {cheapest.seconds:.4g} s",
             fix=f"Allow {cheapest.usd:.4g} USD, or cheaper markets and codecs.",
         )
-    near, _ = search.best("cost", Limits(deadline_s=limits.deadline_s))
-    assert near is not None, "the fastest plan keeps the deadline"  # noqa: S101
+    within, _ = search.best("cost", Limits(deadline_s=limits.deadline_s))
+    near = within or fastest
     return PlanInfeasibleError(
         f"deadline {limits.deadline_s:.4g} s and budget {limits.budget_usd:.4g} USD: each can be "
         f"kept, not both; within the deadline the cheapest plan costs {near.usd:.4g} USD",
@@ -125,13 +126,11 @@ def _infeasible(search: Search, request: Request) -> PlanInfeasibleError:
 
 def _reason(request: Request, found: Found, search: Search) -> str:
     everything = search.complete([fleet.everything() for fleet in search.fleets], found.option)
-    bottleneck = max(zip(search.fleets, found.picks, strict=True), key=lambda pair: pair[1].step_s)[
-        0
-    ]
+    index = found.straggler
     text = (
-        f"{bottleneck.name} sets the pace with {found.step_s:.3g} s per step; every other region "
-        f"has the cheapest machines that keep up. Renting all that is offered would cost "
-        f"{everything.usd:.4g} USD and take {everything.seconds:.4g} s."
+        f"{search.fleets[index].name} sets the pace with {found.picks[index].step_s:.3g} s per "
+        f"step; every other region has the cheapest machines that keep up. Renting all that is "
+        f"offered would cost {everything.usd:.4g} USD and take {everything.seconds:.4g} s."
     )
     one = found.option.exchange
     if len(search.fleets) > 1:

@@ -5,17 +5,17 @@ Shared by `geo-ray plan`, which makes it, and `geo-ray train --plan`, which foll
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from geo_ray.clouds.price import Market
 from geo_ray.config.base import Model
+from geo_ray.config.json_file import load_json
 from geo_ray.errors import PlanError
-
-_MOST_BYTES: Final = 16 * 1024 * 1024
+from geo_ray.planning.model_id import ModelId
 
 
 class Machines(Model):
@@ -25,6 +25,7 @@ class Machines(Model):
     market: Market = Field(description="how they are bought")
     count: int = Field(ge=1, description="how many")
     rows: int = Field(ge=1, description="rows of a step that each computes")
+    rows_per_s: float = Field(gt=0, description="how fast it is taken to be")
     usd_per_h: float = Field(ge=0, description="of one, mean over the job")
 
 
@@ -34,6 +35,8 @@ class RegionPlan(Model):
     region: str
     machines: tuple[Machines, ...] = Field(min_length=1)
     step_s: float = Field(gt=0, description="how long a step takes there")
+    fixed_s: float = Field(0.0, ge=0, description="of that, beside computing rows")
+    stands_usd_per_h: float = Field(0.0, ge=0, description="servers and disks, mean over the job")
 
     @property
     def workers(self) -> int:
@@ -56,8 +59,23 @@ class Plan(Model):
     interval: int = Field(ge=1, description="local steps between exchanges")
     codec: str | None = Field(description="of the updates; null: fp32")
     steps: float = Field(gt=0, description="local steps of every region")
+    model: ModelId | None = Field(None, description="what it is for; null: not checked")
+    usd_per_gb: dict[str, dict[str, float]] = Field(
+        {}, description="egress by source and destination, of pairs with the averager"
+    )
     seconds: dict[str, float] = Field(description="predicted, by term")
     usd: dict[str, float] = Field(description="predicted, by term")
+    seconds_range: tuple[float, float] | None = Field(
+        None, description="between what the time is expected to lie"
+    )
+    usd_range: tuple[float, float] | None = Field(None, description="the same for the dollars")
+    from_step: int = Field(
+        0,
+        ge=0,
+        description="steps that were done when it was made; its predictions are of the rest",
+    )
+    base_steps: float = Field(0.0, ge=0, description="steps with the configured batch")
+    lr_gain: float = Field(1.0, gt=0, description="factor on the rate of plain SGD, for the batch")
     gap: float = Field(0.0, ge=0, description="share by which another could be better at most")
     reason: str = Field("", description="why this one")
     notes: tuple[str, ...] = Field((), description="what to know before believing it")
@@ -77,24 +95,10 @@ class Plan(Model):
         """What the machines cost per hour."""
         return sum(m.count * m.usd_per_h for region in self.regions for m in region.machines)
 
-
-def shares(rows: int, speeds: Sequence[float]) -> list[int]:
-    """Split rows by speed into whole numbers that add up; each gets at least one.
-
-    Args:
-        rows: at least as many as there are speeds.
-        speeds: rows/s.
-    """
-    total = sum(speeds)
-    exact = [rows * speed / total for speed in speeds]
-    floors = [max(1, int(each)) for each in exact]
-    # What is left goes where most was cut off; what is too much comes from where most was given.
-    while sum(floors) < rows:
-        floors[max(range(len(exact)), key=lambda i: (exact[i] - floors[i], -i))] += 1
-    while sum(floors) > rows:
-        able = [i for i in range(len(exact)) if floors[i] > 1]
-        floors[max(able, key=lambda i: (floors[i] - exact[i], i))] -= 1
-    return floors
+    @property
+    def stands_usd_per_h(self) -> float:
+        """What servers and disks cost per hour."""
+        return sum(region.stands_usd_per_h for region in self.regions)
 
 
 def load_plan(path: Path) -> Plan:
@@ -103,20 +107,4 @@ def load_plan(path: Path) -> Plan:
     Raises:
         PlanError: there is none, or it is not valid.
     """
-    try:
-        with path.open("rb") as file:
-            return Plan.model_validate_json(file.read(_MOST_BYTES))
-    except OSError as error:
-        raise PlanError(
-            f"plan {path} cannot be read: {error.strerror or error}",
-            fix="Make one with `geo-ray plan`.",
-        ) from None
-    except ValidationError as error:
-        wrong = [
-            f"{'.'.join(map(str, item['loc'])) or 'file'}: {item['msg']}"
-            for item in error.errors(include_url=False, include_input=False)[:5]
-        ]
-        raise PlanError(
-            f"plan {path} is not valid: {'; '.join(wrong)}",
-            fix="Make it anew with `geo-ray plan`.",
-        ) from None
+    return load_json(path, Plan, "plan", partial(PlanError, fix="Make one with `geo-ray plan`."))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from geo_ray.planning.plan import Machines, Plan, RegionPlan, shares
+from geo_ray.planning.plan import Machines, Plan, RegionPlan
 from geo_ray.planning.request import Request, Site
 from geo_ray.planning.search import Found
+from geo_ray.planning.whole_rows import shares
 from geo_ray.planning.work import HOUR_S
 
 
@@ -26,7 +27,7 @@ def plan_of(request: Request, found: Found, policy: str, gap: float, reason: str
     for site, pick in zip(request.sites, found.picks, strict=True):
         chosen = [(r, n) for r, n in zip(site.rentals, pick.counts, strict=True) if n]
         speeds = [r.rows_per_s * (1 - r.lost_share) for r, n in chosen for _ in range(n)]
-        rows = shares(max(len(speeds), round(request.work.share(site.name))), speeds)
+        rows = shares(max(len(speeds), request.work.share(site.name)), speeds)
         machines, at = [], 0
         for rental, count in chosen:
             cost = rental.usd(hours)
@@ -37,6 +38,7 @@ def plan_of(request: Request, found: Found, policy: str, gap: float, reason: str
                         market=rental.market,
                         count=same,
                         rows=each,
+                        rows_per_s=rental.rows_per_s,
                         usd_per_h=cost / hours,
                     )
                 )
@@ -44,16 +46,31 @@ def plan_of(request: Request, found: Found, policy: str, gap: float, reason: str
             usd[f"machines {rental.market}"] += count * cost * (1 - rental.lost_share)
             if rental.lost_share:
                 usd["work lost to preemption"] += count * cost * rental.lost_share
-        regions.append(RegionPlan(region=site.name, machines=tuple(machines), step_s=pick.step_s))
-        usd["servers and disks"] += site.stands_usd(hours)
-    usd["egress"] = request.work.rounds(found.option.interval) * found.option.exchange.usd
+        stands_usd = site.stands_usd(hours)
+        regions.append(
+            RegionPlan(
+                region=site.name,
+                machines=tuple(machines),
+                step_s=pick.step_s,
+                fixed_s=site.fixed_s + site.lan_s * sum(pick.counts),
+                stands_usd_per_h=stands_usd / hours,
+            )
+        )
+        usd["servers and disks"] += stands_usd
+    option, hub = found.option, found.option.exchange.averager
+    usd["egress"] = option.egress_usd(request.work.rounds(option.interval))
+    prices = defaultdict[str, dict[str, float]](dict)
+    for (src, dst), price in request.usd_per_gb.items():
+        if hub in (src, dst):
+            prices[src][dst] = price
     return Plan(
         policy=policy,
         regions=tuple(regions),
-        averager=found.option.exchange.averager,
-        interval=found.option.interval,
-        codec=found.option.exchange.codec,
+        averager=hub,
+        interval=option.interval,
+        codec=option.exchange.codec,
         steps=request.work.steps,
+        usd_per_gb=dict(prices),
         seconds=seconds,
         usd={name: value for name, value in usd.items() if value},
         gap=gap,
@@ -64,14 +81,16 @@ def plan_of(request: Request, found: Found, policy: str, gap: float, reason: str
 def _seconds(request: Request, found: Found) -> dict[str, float]:
     """By term, of the slowest region."""
     work, option = request.work, found.option
-    index = max(range(len(found.picks)), key=lambda i: found.picks[i].step_s)
-    site, pick = request.sites[index], found.picks[index]
+    site, pick = request.sites[found.straggler], found.picks[found.straggler]
+    workers = sum(sum(each.counts) for each in found.picks)
     terms = {
-        "start": work.startup_s,
+        "start": work.start_s(workers),
         "compute": work.steps * _compute_s(site, pick.step_s, sum(pick.counts)),
         "inside the region": work.steps * (site.fixed_s + site.lan_s * sum(pick.counts)),
-        "between regions": work.wan_s(found.step_s, option.interval, option.exchange.seconds),
+        "last exchange": option.last_s,
+        "evaluations": work.evaluations_s,
     }
+    terms["between regions"] = max(0.0, found.seconds - sum(terms.values()))
     return {name: value for name, value in terms.items() if value}
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from geo_ray.planning.plan import Plan
-from geo_ray.planning.search import Objective
+from geo_ray.planning.ways import Objective
 from geo_ray.planning.work import HOUR_S
 
 LEAST_GAIN: Final = 0.05

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from geo_ray.clouds.price import Market
 from geo_ray.errors import PlanInfeasibleError
-from geo_ray.planning.exchange import exchange
+from geo_ray.planning.exchange import Exchange, exchange
 from geo_ray.planning.fleet import Offer, RegionFleet
-from geo_ray.planning.search import Limits, Objective, Option
 from geo_ray.planning.tradeoffs import LOSS_BY_CODEC, LOSS_OF_DELAY, loss_of_interval
+from geo_ray.planning.ways import Limits, Objective, Option
 from geo_ray.planning.work import Work
 from geo_ray.wan.link_table import LinkTable
 
@@ -70,6 +70,7 @@ class Request:
         loss_budget: relative loss against the plainest training that is acceptable.
         objective: fewest dollars, or least time.
         limits: to keep.
+        overhead_s: by codec, what an exchange takes beside bytes and round trip, as measured.
     """
 
     work: Work
@@ -82,6 +83,7 @@ class Request:
     loss_budget: float = 0.05
     objective: Objective = "cost"
     limits: Limits = field(default_factory=Limits)
+    overhead_s: Mapping[str | None, float] = field(default_factory=dict)
 
     def fleets(self, hours: float, most_nodes: int = 20_000) -> list[RegionFleet]:
         """What the regions could rent, at the mean price of ``hours`` hours.
@@ -127,15 +129,15 @@ class Request:
         late = LOSS_OF_DELAY if self.work.overlaps else 0.0
         found, least = [], float("inf")
         for averager in self.averagers:
+            full = self._exchange(averager, None)
             for codec in self.codecs:
-                one = exchange(
-                    self.work.num_params, names, averager, codec, self.links, self.usd_per_gb
-                )
+                one = self._exchange(averager, codec)
                 for interval in self.intervals:
                     loss = loss_of_interval(interval) + LOSS_BY_CODEC[codec] + late
                     least = min(least, loss)
                     if loss <= self.loss_budget or len(names) == 1:
-                        found.append(Option(interval, one, stands))
+                        last = full if self.work.has_last(interval) else None
+                        found.append(Option(interval, one, stands, last))
         if not found:
             raise PlanInfeasibleError(
                 f"loss_budget {self.loss_budget:.1%}: the best interval and codec that are allowed "
@@ -143,3 +145,17 @@ class Request:
                 fix=f"Allow {least:.1%}, or a shorter interval.",
             )
         return found
+
+    def _exchange(self, averager: str, codec: str | None) -> Exchange:
+        names = [site.name for site in self.sites]
+        # What was not measured takes as long as the slowest that was.
+        overhead_s = self.overhead_s.get(codec, max(self.overhead_s.values(), default=0.0))
+        return exchange(
+            self.work.num_params,
+            names,
+            averager,
+            codec,
+            self.links,
+            self.usd_per_gb,
+            overhead_s,
+        )

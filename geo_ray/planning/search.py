@@ -1,62 +1,36 @@
-"""The best step time, exchange and machines by branch and bound, with a proven gap.
+"""The best exchange, pace and machines by branch and bound, with a proven gap.
 
-For a step time ``tau`` the regions no longer hang together: each takes its cheapest machines that
-keep it (`RegionFleet.cheapest`), ``P(tau)`` dollars an hour in all, and the best exchange is read
-off. ``P`` falls with tau and everything else rises with it, so on an interval nothing is better
-than the left end's time at the right end's price. Intervals are opened from the most promising on,
-until what is left cannot beat the best found by more than the gap that is allowed.
+For a way to exchange and a pace ``p`` (see `work`) the regions no longer hang together: each takes
+its cheapest machines whose step leaves time for its exchange (`RegionFleet.cheapest`), ``P(p)``
+dollars an hour in all. ``P`` falls with the pace and everything else rises with it, so on an
+interval nothing is better than the left end's time at the right end's price. Intervals are opened
+from the most promising on, first of all ways together, as if each region had the shortest wait of
+any, then, where an interval is narrow, of each way by itself; until what is left cannot beat the
+best found by more than the gap that is allowed.
 
 The front of time and money is what the search met on its way, thinned to what nothing else beats,
-after a sweep over step times.
+after a sweep over paces.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from functools import cached_property
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from geo_ray.planning.exchange import Exchange
 from geo_ray.planning.fleet import Pick, RegionFleet
+from geo_ray.planning.ways import Limits, Objective, Option, Ways
 from geo_ray.planning.work import HOUR_S, Work
 
-Objective = Literal["cost", "time"]
-_BELOW: Final = 1 - 1e-6  # a step time just too short for what was found
+_BELOW: Final = 1 - 1e-6  # a pace just too fast for what was found
+_NARROW: Final = 1.05
 _SWEEP: Final = 24
-Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a plan must keep.
-
-    Attributes:
-        deadline_s: longest time of the job.
-        budget_usd: most dollars.
-    """
-
-    deadline_s: float = math.inf
-    budget_usd: float = math.inf
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """A way to exchange: where the averager is, how often, with which codec.
-
-    Attributes:
-        interval: local steps between exchanges.
-        exchange: one of them.
-        usd_per_h: what stands in the regions whatever machines are rented: servers, disks.
-    """
-
-    interval: int
-    exchange: Exchange
-    usd_per_h: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +40,42 @@ class Found:
     Attributes:
         option: the exchanges.
         picks: machines by region, in the order of the fleets.
-        step_s: of the slowest region.
+        straggler: index of the region that all others wait for.
+        pace_s: of a step; see `work`.
         seconds: of the job.
         usd: of the job.
     """
 
     option: Option
     picks: tuple[Pick, ...]
-    step_s: float
+    straggler: int
+    pace_s: float
     seconds: float
     usd: float
 
+    def value(self, objective: Objective) -> tuple[float, float]:
+        """What counts, and what breaks ties."""
+        return (self.usd, self.seconds) if objective == "cost" else (self.seconds, self.usd)
 
-@dataclass(slots=True)
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """Choices whose pace lies in an interval.
+
+    A group of ways counts its pace as if each region had the shortest wait of any of them.
+    """
+
+    ways: Ways
+    low_s: float
+    high_s: float
+    is_left: bool = False  # nothing is faster than its left end, where right ends never come
+
+    @property
+    def is_group(self) -> bool:
+        return len(self.ways.options) > 1
+
+
+@dataclass
 class Search:
     """Finds the best choice; keeps what it met.
 
@@ -93,17 +90,6 @@ class Search:
     fleets: Sequence[RegionFleet]
     options: Sequence[Option]
     met: list[Found] = field(default_factory=list)
-    _interval_K: Floats = field(init=False)
-    _exchange_s_K: Floats = field(init=False)
-    _usd_K: Floats = field(init=False)
-    _stands_K: Floats = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._interval_K = np.array([o.interval for o in self.options], dtype=float)
-        self._exchange_s_K = np.array([o.exchange.seconds for o in self.options])
-        rounds_K = self.work.steps / self._interval_K
-        self._usd_K = rounds_K * np.array([o.exchange.usd for o in self.options])
-        self._stands_K = np.array([o.usd_per_h for o in self.options])
 
     def best(
         self, objective: Objective, limits: Limits, gap: float = 1e-4, most_opened: int = 400
@@ -114,45 +100,44 @@ class Search:
             objective: fewest dollars, or least time; the other one breaks ties.
             limits: to keep.
             gap: share that is not worth looking for.
-            most_opened: intervals of step times that are looked into.
+            most_opened: intervals of paces that are looked into.
         """
-        shortest_s, longest_s = self._range()
         best: Found | None = None
-        value = math.inf
-        lower = math.inf
-        heap = [(self._bound(objective, limits, shortest_s, longest_s), shortest_s, longest_s)]
-        at_once = self._at(shortest_s, objective, limits)  # the right ends never come quite there
-        if at_once is not None and at_once[0] is not None:
-            best, value = at_once[0], self._value(at_once[0], objective)
+        value = lower = math.inf
+        number = itertools.count()
+        root = self._root
+        heap = [(self._bound(root, objective, limits), next(number), root)]
         for _ in range(most_opened):
             if not heap:
                 break
-            bound, low_s, high_s = heapq.heappop(heap)
+            bound, _, node = heapq.heappop(heap)
             if bound >= value * (1 - gap):
                 lower = min(lower, bound)
                 break
-            found = self._at(high_s, objective, limits)
-            if found is None:
-                continue  # too short for some region
-            step_s = max(pick.step_s for pick in found[1])
-            # What trees that were cut off may have missed between there and here.
-            missed = sum(pick.least_usd_per_h for pick in found[1])
-            lower = min(lower, float(self._values(step_s, missed, limits, objective)[0].min()))
-            if found[0] is not None:
-                mine = self._value(found[0], objective)
-                if best is None or (mine, self._other(found[0], objective)) < (
-                    value,
-                    self._other(best, objective),
+            picks: tuple[Pick, ...] | None = None
+            for pace_s in [node.low_s, node.high_s] if node.is_left else [node.high_s]:
+                picks = self._cheapest(node.ways, pace_s)
+                if picks is None:
+                    continue  # too fast for some region
+                found = self._met(picks, node.ways, objective, limits)
+                if limits.keeps(found.seconds, found.usd) and (
+                    best is None or found.value(objective) < best.value(objective)
                 ):
-                    best, value = found[0], mine
-            right_s = step_s * _BELOW
-            if right_s < low_s:
+                    best, value = found, found.value(objective)[0]
+            if picks is None:
                 continue
-            middle_s = math.sqrt(low_s * right_s)
-            for left, right in ((low_s, middle_s), (middle_s, right_s)):
-                below = self._bound(objective, limits, left, right)
+            if node.is_group:
+                parts = self._parts(node)
+            else:
+                pace_s = self._pace_s(picks, node.ways)
+                # What trees that were cut off may have missed between there and here.
+                missed = sum(pick.least_usd_per_h for pick in picks)
+                lower = min(lower, node.ways.bound(pace_s, missed, objective, limits))
+                parts = _halves(node, pace_s * _BELOW)
+            for part in parts:
+                below = self._bound(part, objective, limits)
                 if below < value * (1 - gap):
-                    heapq.heappush(heap, (below, left, right))
+                    heapq.heappush(heap, (below, next(number), part))
         if best is None:
             return None, 0.0
         lower = min([lower, value, *(entry[0] for entry in heap[:1])])
@@ -160,78 +145,97 @@ class Search:
 
     def front(self, limits: Limits, points: int = _SWEEP) -> list[Found]:
         """Choices that nothing that was met beats in both time and money, from fast to cheap."""
-        shortest_s, longest_s = self._range()
-        for step_s in np.geomspace(shortest_s, longest_s, points):
-            self._at(float(step_s), "cost", limits)
-            self._at(float(step_s), "time", limits)
+        root = self._root
+        objectives: tuple[Objective, ...] = ("cost", "time")
+        for pace_s in np.geomspace(root.low_s, root.high_s, points).tolist():
+            picks = self._cheapest(root.ways, pace_s)
+            if picks is None:
+                continue
+            for objective in objectives:
+                self._met(picks, root.ways, objective, limits)
         kept: list[Found] = []
         for found in sorted(self.met, key=lambda f: (f.seconds, f.usd)):
-            is_within = found.seconds <= limits.deadline_s and found.usd <= limits.budget_usd
-            if is_within and (not kept or found.usd < kept[-1].usd * (1 - 1e-9)):
+            keeps = limits.keeps(found.seconds, found.usd)
+            if keeps and (not kept or found.usd < kept[-1].usd * (1 - 1e-9)):
                 kept.append(found)
         return kept
 
     def complete(self, picks: Sequence[Pick], option: Option) -> Found:
         """The choice of given machines and exchanges."""
-        step_s = max(pick.step_s for pick in picks)
-        seconds = self.work.seconds(step_s, option.interval, option.exchange.seconds)
+        work, one = self.work, option.exchange
+        pairs = zip(picks, self.waits_s(option), strict=True)
+        paces_s = [pick.step_s + wait_s for pick, wait_s in pairs]
+        pace_s = max(paces_s)
+        workers = sum(sum(pick.counts) for pick in picks)
+        seconds = work.seconds(pace_s, option.interval, one.seconds, option.last_s, workers)
         hourly = option.usd_per_h + sum(pick.usd_per_h for pick in picks)
-        egress = self.work.rounds(option.interval) * option.exchange.usd
-        return Found(option, tuple(picks), step_s, seconds, seconds / HOUR_S * hourly + egress)
+        usd = seconds / HOUR_S * hourly + option.egress_usd(work.rounds(option.interval))
+        return Found(option, tuple(picks), paces_s.index(pace_s), pace_s, seconds, usd)
 
-    def _range(self) -> tuple[float, float]:
-        shortest_s = max(fleet.fastest().step_s for fleet in self.fleets)
-        smallest_s = max(fleet.smallest().step_s for fleet in self.fleets)
-        return shortest_s, max(shortest_s, smallest_s)
+    def waits_s(self, option: Option) -> list[float]:
+        """What the exchanges of an option add to a step, by region."""
+        of_each = option.exchange.seconds_by_region
+        return [self.work.waits_s(option.interval, each_s) for each_s in of_each]
 
-    def _times(self, step_s: float) -> Floats:
-        rounds_K = self.work.steps / self._interval_K
-        waits_K = self._exchange_s_K
-        if self.work.overlaps:
-            waits_K = np.maximum(0.0, waits_K - self._interval_K * step_s)
-        return self.work.startup_s + self.work.steps * step_s + rounds_K * waits_K
+    @cached_property
+    def _root(self) -> _Node:
+        ways = Ways(self.work, tuple(self.options)).not_beaten()
+        low_s, high_s = self._range(ways)
+        return _Node(ways, low_s, max([high_s, *(self._range(w)[1] for w in ways.singles)]), True)
 
-    def _values(
-        self, step_s: float, usd_per_h: float, limits: Limits, objective: Objective
-    ) -> tuple[Floats, Floats]:
-        """Objective and the other measure of every option; infinite where a limit is broken."""
-        seconds_K = self._times(step_s)
-        usd_K = seconds_K / HOUR_S * (usd_per_h + self._stands_K) + self._usd_K
-        slack = 1 + 1e-9
-        broken_K = (seconds_K > limits.deadline_s * slack) | (usd_K > limits.budget_usd * slack)
-        first_K, second_K = (usd_K, seconds_K) if objective == "cost" else (seconds_K, usd_K)
-        return np.where(broken_K, np.inf, first_K), second_K
+    def _range(self, ways: Ways) -> tuple[float, float]:
+        """The fastest pace, and that of the smallest machines."""
+        low_s = self._pace_s([fleet.fastest() for fleet in self.fleets], ways)
+        return low_s, max(low_s, self._pace_s([fleet.smallest() for fleet in self.fleets], ways))
 
-    def _bound(self, objective: Objective, limits: Limits, left_s: float, right_s: float) -> float:
-        at = np.array([right_s])
-        usd_per_h = sum(float(fleet.least_usd_per_h(at)[0]) for fleet in self.fleets)
-        if math.isinf(usd_per_h):
-            return math.inf
-        return float(self._values(left_s, usd_per_h, limits, objective)[0].min())
+    def _parts(self, node: _Node) -> Iterator[_Node]:
+        """Halves of a group's interval, or its ways one by one."""
+        if node.high_s > node.low_s * _NARROW:
+            yield from _halves(node, node.high_s)
+            return
+        for way in node.ways.singles:
+            more_s = float((way.waits_KR[0] - np.array(node.ways.least_waits_s)).max())
+            fastest_s = self._range(way)[0]
+            low_s = max(node.low_s, fastest_s)
+            if low_s <= node.high_s + more_s:
+                yield _Node(way, low_s, node.high_s + more_s, low_s == fastest_s)
 
-    def _at(
-        self, limit_s: float, objective: Objective, limits: Limits
-    ) -> tuple[Found | None, tuple[Pick, ...]] | None:
+    def _met(
+        self, picks: Sequence[Pick], ways: Ways, objective: Objective, limits: Limits
+    ) -> Found:
+        usd_per_h = sum(pick.usd_per_h for pick in picks)
+        workers = sum(sum(pick.counts) for pick in picks)
+        steps_s = [pick.step_s for pick in picks]
+        option = ways.best(steps_s, usd_per_h, workers, objective, limits)
+        self.met.append(self.complete(picks, option))
+        return self.met[-1]
+
+    def _pace_s(self, picks: Sequence[Pick], ways: Ways) -> float:
+        pairs = zip(picks, ways.least_waits_s, strict=True)
+        return max(pick.step_s + wait_s for pick, wait_s in pairs)
+
+    def _cheapest(self, ways: Ways, pace_s: float) -> tuple[Pick, ...] | None:
+        """The cheapest machines of every region that keep the pace; None if some region cannot."""
         picks = []
-        for fleet in self.fleets:
-            pick = fleet.cheapest(limit_s)
+        for fleet, wait_s in zip(self.fleets, ways.least_waits_s, strict=True):
+            pick = fleet.cheapest(pace_s - wait_s)
             if pick is None:
                 return None
             picks.append(pick)
-        step_s = max(pick.step_s for pick in picks)
-        usd_per_h = sum(pick.usd_per_h for pick in picks)
-        first_K, second_K = self._values(step_s, usd_per_h, limits, objective)
-        index = int(np.lexsort((second_K, first_K))[0])
-        if math.isinf(first_K[index]):
-            return None, tuple(picks)
-        found = self.complete(picks, self.options[index])
-        self.met.append(found)
-        return found, tuple(picks)
+        return tuple(picks)
 
-    @staticmethod
-    def _value(found: Found, objective: Objective) -> float:
-        return found.usd if objective == "cost" else found.seconds
+    def _bound(self, node: _Node, objective: Objective, limits: Limits) -> float:
+        """What nothing of a node is below."""
+        usd_per_h = 0.0
+        for fleet, wait_s in zip(self.fleets, node.ways.least_waits_s, strict=True):
+            usd_per_h += fleet.least_usd_per_h(node.high_s - wait_s)
+        return node.ways.bound(node.low_s, usd_per_h, objective, limits)
 
-    @staticmethod
-    def _other(found: Found, objective: Objective) -> float:
-        return found.seconds if objective == "cost" else found.usd
+
+def _halves(node: _Node, high_s: float) -> Iterator[_Node]:
+    """The part of a node up to ``high_s``, in two; nothing if that is empty."""
+    if high_s < node.low_s:
+        return
+    middle_s = math.sqrt(node.low_s * high_s)
+    yield _Node(node.ways, node.low_s, middle_s)
+    yield _Node(node.ways, middle_s, high_s)

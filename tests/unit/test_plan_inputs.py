@@ -23,8 +23,9 @@ from geo_ray.errors import (
     PriceUnknownError,
 )
 from geo_ray.job.follow_plan import changes_of
-from geo_ray.job.planning import make_plan
-from geo_ray.planning.plan import Plan, load_plan, shares
+from geo_ray.job.planning import Sources, make_plan
+from geo_ray.planning.bill import Bill
+from geo_ray.planning.plan import Plan, load_plan
 from geo_ray.planning.replan import replan
 from geo_ray.planning.residency import Residency, allowed_averagers
 
@@ -35,7 +36,7 @@ US = "plan.regions.us"
 
 def planned(*overrides: str, policy: str = "optimal", prices: tuple[Path, ...] = (), **more):
     experiment = load_tree(CONFIG, [*SMALL, *overrides], Experiment)
-    return make_plan(experiment, CONFIG.parent, policy, prices, None, **more)
+    return make_plan(experiment, CONFIG.parent, policy, Sources(prices), **more)
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +81,39 @@ def test_the_policies_are_in_order():
     best = planned(f"plan.deadline_h={hours}").plan
     assert best.total_usd <= right_sized.total_usd <= whole.total_usd
     assert right_sized.total_s == pytest.approx(whole.total_s)
+
+
+def test_the_machines_that_there_are_have_a_price_too():
+    names = ("us", "eu", "asia")
+    have = [
+        f"plan.regions.{n}.machines=[{{type: g5.xlarge, cap: 4, count: 2, rows_per_s: 100}}]"
+        for n in names
+    ]
+    plan = planned(*have, "strategy.interval=64", policy="fixed").plan
+    machines = [m for region in plan.regions for m in region.machines]
+    assert {(m.type, m.count) for m in machines} == {("g5.xlarge", 2)}
+    assert (plan.policy, plan.interval, plan.averager) == ("fixed", 64, "us")
+    assert plan.regions[0].step_s == pytest.approx(128 / 200)
+    none = "plan.regions.us.machines=[{type: g5.xlarge, cap: 4, rows_per_s: 100}]"
+    with pytest.raises(PlanInfeasibleError, match="'us' has data and no machine is named"):
+        planned(*have, none, policy="fixed")
+    many = none.replace("cap: 4", "cap: 4, count: 5")
+    with pytest.raises(PlanInfeasibleError, match="the cap is 4"):
+        planned(*have, many, policy="fixed")
+
+
+def test_a_bill_at_a_plans_own_prices_is_what_it_predicts():
+    plan = planned().plan
+    bill = Bill.of(plan)
+    hub = plan.averager
+    far = [region.region for region in plan.regions if region.region != hub]
+    both = [pair for name in far for pair in ((name, hub), (hub, name))]
+    alike = bill.usd(plan.total_s, dict.fromkeys(both, 1e9))
+    prices = sum(plan.usd_per_gb[name][hub] + plan.usd_per_gb[hub][name] for name in far)
+    assert alike["egress"] == pytest.approx(prices)
+    machines = sum(usd for term, usd in plan.usd.items() if "machines" in term or "work" in term)
+    assert alike["machines"] == pytest.approx(machines)
+    assert alike["servers and disks"] == pytest.approx(plan.usd["servers and disks"])
 
 
 def test_markets_decide_what_is_paid():
@@ -175,15 +209,9 @@ def test_an_unknown_currency_is_not_converted_in_silence(tmp_path):
 
 
 def test_residency_moves_the_averager():
-    assert planned().plan.averager == "us"
+    assert planned().plan.averager != "eu"
     assert planned("plan.residency.gradients={eu: [eu], asia: [eu, asia]}").plan.averager == "eu"
     assert allowed_averagers(Residency(), ["a", "b"]) == ["a", "b"]
-
-
-def test_shares_are_whole_and_add_up():
-    assert shares(10, [1.0, 1.0, 2.0]) in ([2, 3, 5], [3, 2, 5])
-    assert shares(3, [100.0, 1.0, 1.0]) == [1, 1, 1]
-    assert shares(7, [3.0]) == [7]
 
 
 def test_a_change_must_be_worth_it():
@@ -209,7 +237,11 @@ def test_a_configuration_follows_its_plan():
     assert followed.strategy.interval == plan.interval
     assert followed.codec.up.kind == followed.codec.down.kind == plan.codec
     with pytest.raises(PlanError, match="steps"):
-        changes_of(plan.model_copy(update={"steps": 1.0}), experiment)
+        changes_of(plan.model_copy(update={"base_steps": 1.0}), experiment)
+    half = plan.model_copy(update={"steps": plan.steps / 2, "lr_gain": 4.0})
+    scaled = load_tree(CONFIG, [*SMALL, *changes_of(half, experiment)], Experiment)
+    assert scaled.train.steps == experiment.train.steps / 2
+    assert scaled.optimizer.lr == pytest.approx(2 * experiment.optimizer.lr)  # adamw: the root
     with pytest.raises(PlanError, match="regions"):
         changes_of(plan.model_copy(update={"regions": plan.regions[:1]}), experiment)
 

@@ -1,0 +1,138 @@
+"""A plan held against the run that followed it: the same terms, estimated and actual.
+
+Terms of time are those of the region that sets the pace, as in the plan: the one that computed
+longest. Where exchanges do not block it, what it waited for them is in the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from geo_ray.observe.books import Link
+from geo_ray.observe.cost import TOTAL, Cost, CostRow
+from geo_ray.observe.totals import RunTotals
+from geo_ray.planning.bill import EGRESS, MACHINES, STANDS, Bill
+from geo_ray.planning.plan import Plan
+
+START: Final = "start"
+COMPUTE: Final = "compute"
+BETWEEN: Final = "between regions"
+REST: Final = "the rest"
+
+_TIME_TERM: Final = {
+    "start": START,
+    "compute": COMPUTE,
+    "between regions": BETWEEN,
+    "last exchange": BETWEEN,
+}
+_TIME: Final = (START, COMPUTE, BETWEEN, REST)
+_MONEY: Final = (MACHINES, STANDS, EGRESS)
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a run took.
+
+    Attributes:
+        start_s: until the first step; None: nothing was started, as in a simulation.
+        run_s: from there to its end.
+        compute_s: of that, computing, in the region that sets the pace.
+        blocked_s: of that, standing still for exchanges, in the same region.
+        sent_bytes: on the wire, by (source, destination).
+        stop_cause: why it ended early; None if it did not.
+    """
+
+    start_s: float | None
+    run_s: float
+    compute_s: float
+    blocked_s: float
+    sent_bytes: Mapping[Link, float]
+    stop_cause: str | None = None
+
+    @classmethod
+    def of(cls, totals: RunTotals) -> Spent:
+        """What the events of a run say of it."""
+        pace = max(totals.regions.values(), key=lambda region: region.compute_s, default=None)
+        joined_s = 0.0 if totals.startup_s is None else totals.joined_s
+        return cls(
+            None if totals.startup_s is None else totals.startup_s + joined_s,
+            totals.elapsed_s - joined_s,
+            0.0 if pace is None else pace.compute_s,
+            0.0 if pace is None else pace.blocked_s,
+            totals.wan.by_link(),
+            totals.stop_cause,
+        )
+
+
+def held_against(plan: Plan, spent: Spent) -> Cost:
+    """Rows of estimated against actual; money at the plan's prices.
+
+    What a pair of regions without a price has sent makes the egress unknown, and the total with it.
+    """
+    notes = []
+    wanted_s = _gathered(plan.seconds, {**dict.fromkeys(plan.seconds, REST), **_TIME_TERM}, _TIME)
+    start_s = spent.start_s
+    if start_s is None:
+        start_s = wanted_s[START]
+        notes.append("nothing was started: the start is taken as estimated")
+    if plan.from_step:
+        notes.append(
+            f"the plan was made anew at step {plan.from_step}: its figures are of the rest, those "
+            "of the run of the whole, at the plan's prices"
+        )
+    if spent.stop_cause is not None:
+        notes.append(f"the run was stopped, while the plan goes to the end: {spent.stop_cause}")
+    # Asynchronous workers compute side by side: more seconds than the run has.
+    compute_s = min(spent.compute_s, spent.run_s)
+    found_s = {
+        START: start_s,
+        COMPUTE: compute_s,
+        BETWEEN: spent.blocked_s,
+        REST: max(0.0, spent.run_s - compute_s - spent.blocked_s),
+    }
+    total_s = start_s + spent.run_s
+    rows = [
+        CostRow(term=term, unit="s", estimated=wanted_s[term], actual=found_s[term])
+        for term in _TIME
+    ]
+    rows.append(CostRow(term=TOTAL, unit="s", estimated=plan.total_s, actual=total_s))
+    paid, unpriced = _paid(Bill.of(plan), total_s, spent.sent_bytes)
+    if unpriced:
+        pairs = ", ".join(f"{src} to {dst}" for src, dst in unpriced)
+        notes.append(f"the plan has no price for what went from {pairs}: egress is not known")
+    wanted_usd = _gathered(plan.usd, {name: _money_term(name) for name in plan.usd}, _MONEY)
+    rows += [
+        CostRow(term=term, unit="USD", estimated=wanted_usd[term], actual=paid[term])
+        for term in _MONEY
+    ]
+    known = [value for value in paid.values() if value is not None]
+    total_usd = sum(known) if len(known) == len(paid) else None
+    rows.append(CostRow(term=TOTAL, unit="USD", estimated=plan.total_usd, actual=total_usd))
+    return Cost(rows=tuple(rows), notes=tuple(notes))
+
+
+def _gathered(
+    values: Mapping[str, float], term_of: Mapping[str, str], terms: tuple[str, ...]
+) -> dict[str, float]:
+    found = dict.fromkeys(terms, 0.0)
+    for name, value in values.items():
+        found[term_of[name]] += value
+    return found
+
+
+def _money_term(name: str) -> str:
+    # Whatever else is paid for is paid for machines, as work that was lost to preemption is.
+    return name if name in (STANDS, EGRESS) else MACHINES
+
+
+def _paid(
+    bill: Bill, seconds: float, sent_bytes: Mapping[Link, float]
+) -> tuple[dict[str, float | None], list[Link]]:
+    """Dollars by term, None where not known; and the pairs without a price."""
+    unpriced = bill.unpriced(sent_bytes)
+    paid: dict[str, float | None] = {**bill.usd(seconds, {} if unpriced else sent_bytes)}
+    if unpriced:
+        paid[EGRESS] = None
+    return paid, unpriced
