@@ -19,6 +19,12 @@ import click
     "diloco:interval=16:codec=int4.",
 )
 @click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="In all runs.")
+@click.option(
+    "--plan",
+    "plan_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Workers, batches, averager and prices of a plan of `geo-ray plan --out`; fills USD.",
+)
 @click.option("--seeds", default=3, show_default=True, type=click.IntRange(1), help="Runs of each.")
 @click.option(
     "--rates",
@@ -38,6 +44,7 @@ def compare(
     config: Path,
     strategies: str,
     overrides: tuple[str, ...],
+    plan_file: Path | None,
     seeds: int,
     rates: str,
     real: bool,
@@ -61,8 +68,16 @@ def compare(
     from geo_ray.config.experiment import Experiment
     from geo_ray.config.load import load_tree
     from geo_ray.errors import RunDirectoryError
+    from geo_ray.job.follow_plan import changes_of
+    from geo_ray.planning.bill import Bill
+    from geo_ray.planning.plan import load_plan
 
     experiment = load_tree(config, overrides, Experiment)
+    bill = None
+    if plan_file is not None:
+        followed = load_plan(plan_file)
+        overrides = (*overrides, *changes_of(followed, experiment, exchanges=False))
+        bill = Bill.of(followed)
     directory = (out or Path(experiment.run.dir) / f"compare-{experiment.name}").absolute()
     if directory.exists() and not resume:
         raise RunDirectoryError(
@@ -86,6 +101,7 @@ def compare(
         out=directory,
         jobs=jobs or default_jobs(),
         real=real,
+        bill=bill,
     )
     comparison = run_all(plan, tell, partial(_train, config.parent))
     save_comparison(comparison, directory / "compare.json")

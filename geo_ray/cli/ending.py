@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from geo_ray.errors import GeoRayError
+from geo_ray.observe.cost import cost_line, load_cost
 from geo_ray.observe.events import EVENTS_FILE
 from geo_ray.observe.report import load_record, write_report
 from geo_ray.observe.summary import Summary, final_table
@@ -20,6 +21,9 @@ def show_end(summary: Summary, run_dir: Path) -> None:
     report = write_report(run_dir, run=run)
     console = Console()
     console.print(final_table(summary, run.totals))
+    cost = load_cost(run_dir)
+    if cost is not None:
+        console.print(f"plan     {cost_line(cost)}", highlight=False, soft_wrap=True)
     console.print(f"report   {_short(report)}", highlight=False, soft_wrap=True)
     model = run_dir / "model.safetensors"
     if model.exists():

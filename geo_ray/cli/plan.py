@@ -15,7 +15,7 @@ _out_type = click.Path(dir_okay=False, path_type=Path)
 @click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change one key.")
 @click.option(
     "--policy",
-    type=click.Choice(["optimal", "cloudless", "everything"]),
+    type=click.Choice(["optimal", "cloudless", "everything", "fixed"]),
     default="optimal",
     show_default=True,
     help="Who decides: docs/planning.md.",
@@ -28,6 +28,21 @@ _out_type = click.Path(dir_okay=False, path_type=Path)
     "[default: those in GEO_RAY_PRICES, else prices.json]",
 )
 @click.option("--links", type=_file_type, help="A link table of `geo-ray probe`.")
+@click.option(
+    "--profile",
+    "profile_file",
+    type=_file_type,
+    help="What `geo-ray profile` measured.  [default: one of this model in RUN.DIR/profiles]",
+)
+@click.option(
+    "--from",
+    "run_dir",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="RUN",
+    help="Plan what is left of a run that follows a plan: whether a change pays.",
+)
+@click.option("--extrapolate", is_flag=True, help="Go beyond what the profile has measured.")
+@click.option("--dry-run", is_flag=True, help="Only time and cost of the whole job, as ranges.")
 @click.option("--json", "as_json", is_flag=True, help="The plan as JSON, and nothing else.")
 @click.option("--explain", is_flag=True, help="Every term of time and money.")
 @click.option("--out", type=_out_type, help="Write the plan to this file, too.")
@@ -38,6 +53,10 @@ def plan(
     policy: str,
     prices: tuple[Path, ...],
     links: Path | None,
+    profile_file: Path | None,
+    run_dir: Path | None,
+    extrapolate: bool,
+    dry_run: bool,
     as_json: bool,
     explain: bool,
     out: Path | None,
@@ -50,24 +69,39 @@ def plan(
     """
     from rich.console import Console
 
-    from geo_ray.cli.plan_tables import front_table, machines_table, terms_table
+    from geo_ray.cli.plan_tables import front_table, machines_table, terms_table, totals_text
     from geo_ray.config.experiment import Experiment
     from geo_ray.config.load import load_tree
-    from geo_ray.job.planning import make_plan
+    from geo_ray.job.planning import Sources, make_plan
+    from geo_ray.job.replanning import decide
     from geo_ray.observe.plan_page import write_plan_page
-    from geo_ray.observe.text import duration_text
     from geo_ray.wan.atomic_file import write_atomic
 
     experiment = load_tree(config, overrides, Experiment)
+    sources = Sources(prices, links, profile_file, extrapolate)
+    if run_dir is not None:
+        decision = decide(experiment, config.parent, run_dir, sources)
+        chosen = decision.plan
+        if as_json:
+            click.echo(chosen.model_dump_json(indent=2))
+        else:
+            console = Console()
+            console.print(decision.reason, highlight=False, soft_wrap=True)
+            console.print(machines_table(chosen))
+        if out is not None and decision.changed:
+            write_atomic(out, (chosen.model_dump_json(indent=2) + "\n").encode())
+        return
     planned = make_plan(
         experiment,
         config.parent,
         policy,  # type: ignore[arg-type]  # click has checked it
-        prices,
-        links,
+        sources,
         with_front=pareto is not None,
     )
     chosen = planned.plan
+    if dry_run:
+        click.echo(totals_text(chosen))
+        return
     text = chosen.model_dump_json(indent=2) + "\n"
     if out is not None:
         write_atomic(out, text.encode())
@@ -85,8 +119,7 @@ def plan(
         highlight=False,
     )
     console.print(
-        f"{duration_text(chosen.total_s)}, {chosen.total_usd:.2f} USD "
-        f"({chosen.usd_per_h:.2f} USD/h of machines)"
+        f"{totals_text(chosen)} ({chosen.usd_per_h:.2f} USD/h of machines)"
         + (f"; no plan is more than {chosen.gap:.1%} better" if policy == "optimal" else ""),
         highlight=False,
     )

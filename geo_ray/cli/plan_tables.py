@@ -46,6 +46,18 @@ def terms_table(plan: Plan) -> Table:
     return table
 
 
+def totals_text(plan: Plan) -> str:
+    """Time and dollars, with the ranges that they are expected in."""
+    time_text, usd_text = duration_text(plan.total_s), f"{plan.total_usd:.2f} USD"
+    low_s, high_s = plan.seconds_range or (0.0, 0.0)
+    if low_s < high_s:
+        time_text += f" ({duration_text(low_s)} to {duration_text(high_s)})"
+    low, high = plan.usd_range or (0.0, 0.0)
+    if low < high:
+        usd_text += f" ({low:.2f} to {high:.2f})"
+    return f"{time_text}, {usd_text}"
+
+
 def front_table(plans: Sequence[Plan]) -> Table:
     """Plans that nothing beats in both time and money."""
     table = Table(box=SIMPLE_HEAD)

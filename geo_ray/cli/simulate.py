@@ -28,12 +28,11 @@ def simulate(config: Path, overrides: tuple[str, ...], plan_file: Path | None, p
     from geo_ray.observe.progress import Progress
     from geo_ray.sim.run import simulate as run_to_end
 
-    if plan_file is not None:
-        overrides = (*overrides, *planned(config, overrides, plan_file))
+    overrides, plan = planned(config, overrides, plan_file, emulated=True)
     experiment, advice = load_experiment(config, overrides)
     if advice is not None:
         click.echo(advice.reason, err=True)
-    run = rundir.create(experiment, config.parent, advice.reason if advice else None)
+    run = rundir.create(experiment, config.parent, advice.reason if advice else None, plan)
     most = max(r.workers for r in experiment.regions) if experiment.train.mode == "async" else 1
     began_s = time.perf_counter()
     with Progress(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from geo_ray.cli.follow import plan_option, planned
+from geo_ray.cli.follow import following, plan_option, planned
 
 
 @click.command()
@@ -35,28 +35,35 @@ def train(
 ) -> None:
     """Train as CONFIG says, or go on with a run.
 
-    Ctrl-C saves a checkpoint and stops; a second one stops at once.
+    Ctrl-C saves a checkpoint and stops; a second one stops at once. With --resume RUN --plan FILE
+    the run goes on with the machines of another plan.
     """
     from geo_ray.cli import main as entry
     from geo_ray.job import rundir
     from geo_ray.job.auto import load_experiment
+    from geo_ray.planning.plan import load_plan
 
     began_unix_s = min(entry.BEGAN_UNIX_S, time.time())
     if resume_dir is None:
         if config is None:
             raise click.UsageError("name a CONFIG, or a run with --resume")
-        if plan_file is not None:
-            overrides = (*overrides, *planned(config, overrides, plan_file))
+        overrides, plan = planned(config, overrides, plan_file)
         experiment, advice = load_experiment(config, overrides)
         if advice is not None:
             click.echo(advice.reason, err=True)
-        run = rundir.create(experiment, config.parent, advice.reason if advice else None)
+        reason = advice.reason if advice else None
+        run = rundir.create(experiment, config.parent, reason, plan)
     else:
-        if plan_file is not None:
-            raise click.UsageError("a run that is resumed follows the plan it began with")
         run, experiment = rundir.reopen(resume_dir)
-        if config is not None or overrides:
+        if plan_file is not None:
+            if config is not None or overrides:
+                raise click.UsageError("a run that is resumed with a plan has its own CONFIG")
+            experiment = rundir.follow(run, experiment, load_plan(plan_file))
+        elif config is not None or overrides:
             source = config or run.path / rundir.CONFIG_FILE
+            followed = rundir.followed_plan(run)
+            if config is not None and followed is not None:
+                overrides = following(config, overrides, followed)
             wanted, _ = load_experiment(source, overrides)
             rundir.check_drift(experiment, wanted, allow=allow_drift)
             experiment = wanted

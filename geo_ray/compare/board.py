@@ -36,7 +36,7 @@ class Row:
         wan_bytes: between regions.
         idle_share: of the regions' time.
         final: the metric at the end.
-        usd: what a run costs; NaN without prices.
+        usd: what a run costs until the target or its end; NaN without prices.
     """
 
     label: str

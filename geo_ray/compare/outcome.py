@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import Field, ValidationError
@@ -11,7 +12,9 @@ from geo_ray.config.base import Model
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import digest
 from geo_ray.errors import RunDirectoryError
+from geo_ray.observe.books import Link
 from geo_ray.observe.events import EVENTS_FILE, read_events
+from geo_ray.observe.sent import SentUntil
 from geo_ray.observe.summary import Summary
 from geo_ray.observe.totals import RunTotals
 
@@ -39,8 +42,11 @@ class Outcome(Model):
     samples_to_target: int | None = Field(description="the same in training samples")
     rounds: int = Field(description="exchanges that were committed")
     wan_bytes: int = Field(description="between regions, all classes")
+    sent_bytes: dict[str, dict[str, float]] | None = Field(
+        None, description="by source and destination, until the target or the end; null: not known"
+    )
     idle_share: float = Field(description="of the regions' time in which nobody computed")
-    usd: float | None = Field(description="null without prices")
+    usd: float | None = Field(description="until the target or the end; null without prices")
     eval: dict[str, float | None] = Field(description="metrics at the end")
     points: tuple[Point, ...] = Field(description="its evaluations")
     failed: str | None = Field(None, description="why it did not end; null if it did")
@@ -54,8 +60,11 @@ def outcome_of(
     samples = sent_bytes = 0
     to_target = None
     target = experiment.train.target
+    reached_s = summary.time_to_target_s
+    sent = SentUntil(math.inf if reached_s is None else reached_s)
     for event in read_events(run_dir / EVENTS_FILE):
         totals.feed(event)
+        sent.feed(event)
         if event.kind == "step":
             samples += event["samples"]
         elif event.kind == "exchange":
@@ -79,11 +88,19 @@ def outcome_of(
         samples_to_target=to_target,
         rounds=summary.rounds,
         wan_bytes=sum(summary.wan_bytes.values()),
+        sent_bytes=_nested(sent.by_link()),
         idle_share=idle_s / (busy_s + idle_s) if busy_s + idle_s else 0.0,
-        usd=summary.usd,
+        usd=None,
         eval=summary.eval,
         points=tuple(points),
     )
+
+
+def _nested(by_link: Mapping[Link, float]) -> dict[str, dict[str, float]]:
+    nested: dict[str, dict[str, float]] = {}
+    for (src, dst), count in by_link.items():
+        nested.setdefault(src, {})[dst] = count
+    return nested
 
 
 def failed_outcome(label: str, rate: float, experiment: Experiment, why: str) -> Outcome:

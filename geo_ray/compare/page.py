@@ -33,7 +33,7 @@ _HEADINGS = (
     "final",
     "USD",
 )
-_ON_PAGE_ONLY = ("samples to it", "run", "rounds", "USD")
+_ON_PAGE_ONLY = ("samples to it", "run", "rounds")
 _AXES: tuple[tuple[str, str, Callable[[Point], float]], ...] = (
     ("over time", "time", lambda point: point.t_s),
     ("over samples", "samples of all regions", lambda point: float(point.samples)),
@@ -54,14 +54,16 @@ def cells(row: Row) -> list[str]:
         _text(row.wan_bytes, bytes_text),
         _text(row.idle_share, lambda share: f"{share:.0%}"),
         _text(row.final, number_text),
-        _text(row.usd, lambda usd: f"{usd:.2f}"),
+        _text(row.usd, number_text),
     ]
 
 
 def result_table(comparison: Comparison) -> Table:
     """The table for the terminal, best first; the page has more columns."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    shown = [place for place, heading in enumerate(_HEADINGS) if heading not in _ON_PAGE_ONLY]
+    priced = any(row.usd.median == row.usd.median for row in comparison.rows)
+    hidden = _ON_PAGE_ONLY if priced else (*_ON_PAGE_ONLY, "USD")
+    shown = [place for place, heading in enumerate(_HEADINGS) if heading not in hidden]
     for heading in (_HEADINGS[place] for place in shown):
         name = f"{heading} {comparison.metric}" if heading == "final" else heading
         table.add_column(
@@ -91,7 +93,8 @@ def write_page(comparison: Comparison, title: str, path: Path) -> Path:
         for how, axis, where in _AXES
     )
     note = "Medians over seeds, with the least and the largest; best first. Learning rates are \
-factors on the configured one, chosen for each strategy by the same runs."
+factors on the configured one, chosen for each strategy by the same runs. USD are until the target \
+where it was reached, else of the whole run, without the start."
     body = (
         section("Result", html_table(headings, rows), note)
         + section("Curves", charts, "A line per run; the first seed of a strategy is named.")

@@ -19,10 +19,12 @@ from geo_ray.compare.outcome import (
     outcome_of,
     save_outcome,
 )
+from geo_ray.compare.price import priced
 from geo_ray.compare.variants import Case, Variant, experiment_of
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import NonFiniteError
 from geo_ray.job import rundir
+from geo_ray.planning.bill import Bill
 from geo_ray.sim.run import simulate
 
 TUNING_SEED = 1_000
@@ -42,6 +44,7 @@ class Plan:
         out: directory of everything.
         jobs: simulated runs side by side.
         real: train on the local cluster instead of simulating; rates are still simulated.
+        bill: prices; None without any.
     """
 
     config: Path
@@ -52,6 +55,7 @@ class Plan:
     out: Path
     jobs: int
     real: bool = False
+    bill: Bill | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +102,7 @@ def compare(plan: Plan, tell: Tell, train: Callable[[Experiment, Path], Outcome]
         found = []
         for outcome in outcomes:
             done += 1
-            found.append(outcome)
+            found.append(priced(outcome, plan.bill))
             tell(done, count, f"{outcome.label} x{outcome.rate:g} seed {outcome.seed}")
         return found
 

@@ -10,10 +10,13 @@ from geo_ray.errors.base import from_code as from_code
 from geo_ray.errors.planning import CloudError as CloudError
 from geo_ray.errors.planning import CloudUnreachableError as CloudUnreachableError
 from geo_ray.errors.planning import CurrencyError as CurrencyError
+from geo_ray.errors.planning import ExtrapolationError as ExtrapolationError
+from geo_ray.errors.planning import OtherModelError as OtherModelError
 from geo_ray.errors.planning import PlanError as PlanError
 from geo_ray.errors.planning import PlanInfeasibleError as PlanInfeasibleError
 from geo_ray.errors.planning import PriceBookError as PriceBookError
 from geo_ray.errors.planning import PriceUnknownError as PriceUnknownError
+from geo_ray.errors.planning import ProfileError as ProfileError
 
 # ------------------------------------------------------------------ configuration (exit code 2)
 

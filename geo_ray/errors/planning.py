@@ -40,6 +40,27 @@ class PlanInfeasibleError(PlanError):
     advice = "Relax the constraint that is named; the message has the nearest plan."
 
 
+class ProfileError(PlanError):
+    """A profile cannot be made, read or used."""
+
+    code = "PROFILE_INVALID"
+    advice = "Measure anew with `geo-ray profile`."
+
+
+class OtherModelError(PlanError):
+    """A profile or a plan was made for another model."""
+
+    code = "OTHER_MODEL"
+    advice = "Measure and plan this configuration: `geo-ray profile`, then `geo-ray plan --out`."
+
+
+class ExtrapolationError(PlanError):
+    """A plan needs batches or numbers of workers beyond what was measured."""
+
+    code = "EXTRAPOLATION"
+    advice = "Measure there with `geo-ray profile`, or accept the guess with --extrapolate."
+
+
 # ------------------------------------------------------------------ clouds (11)
 
 

@@ -3,16 +3,61 @@
 from __future__ import annotations
 
 import json
+import math
+from pathlib import Path
 
 from geo_ray.config.experiment import Experiment
-from geo_ray.errors import PlanError
+from geo_ray.errors import OtherModelError, PlanError
+from geo_ray.job.build import initial_parameters
+from geo_ray.job.model_id import model_id
 from geo_ray.planning.plan import Plan
+from geo_ray.tasks.load import load_task
 
 
-def changes_of(plan: Plan, experiment: Experiment) -> list[str]:
+def check_model(plan: Plan, experiment: Experiment, base_dir: Path) -> None:
+    """Refuse a plan that was made for another model.
+
+    Args:
+        plan: to follow.
+        experiment: the configuration.
+        base_dir: where relative paths in it start.
+
+    Raises:
+        OtherModelError: says in what they differ.
+        TaskLoadError: the task cannot be loaded.
+    """
+    if plan.model is None:
+        return
+    task = load_task(experiment.task, base_dir)
+    num_params = initial_parameters(task, experiment.seed).numel()
+    difference = plan.model.differs(model_id(experiment, base_dir, num_params))
+    if difference is not None:
+        raise OtherModelError(f"the plan was made for another model: {difference}")
+
+
+def emulation_of(plan: Plan) -> list[str]:
+    """Overrides that give a simulation the machines that the plan would rent."""
+    speeds = {
+        region.region: [m.rows_per_s for m in region.machines for _ in range(m.count)]
+        for region in plan.regions
+    }
+    fixed_s = {r.region: r.fixed_s for r in plan.regions if r.fixed_s > 0}
+    return [
+        "emulate.step_s=null",
+        f"emulate.step_s_by_region={json.dumps(fixed_s)}",
+        f"emulate.rows_per_s_by_region={json.dumps(speeds)}",
+    ]
+
+
+def changes_of(plan: Plan, experiment: Experiment, *, exchanges: bool = True) -> list[str]:
     """Overrides, as for ``--set``: workers, batches, averager, interval and codec of the plan.
 
     Machines are not rented: the cluster has them, one worker on each.
+
+    Args:
+        plan: what to follow.
+        experiment: the configuration.
+        exchanges: also interval and codec; without them it is only about who computes where.
 
     Raises:
         PlanError: it is for other regions or another number of steps.
@@ -24,10 +69,11 @@ def changes_of(plan: Plan, experiment: Experiment) -> list[str]:
             f"{', '.join(experiment.region_names)}",
             fix="Plan this configuration with `geo-ray plan --out`.",
         )
-    steps = experiment.train.steps * max(1, experiment.worker_steps)
-    if plan.steps != steps:
+    local = max(1, experiment.worker_steps)
+    steps = experiment.train.steps * local
+    if plan.base_steps != steps:
         raise PlanError(
-            f"the plan is for {plan.steps:g} steps, the configuration has {steps}",
+            f"the plan is for {plan.base_steps:g} steps, the configuration has {steps}",
             fix="Plan this configuration with `geo-ray plan --out`.",
         )
     by_name = {region.region: region for region in plan.regions}
@@ -40,6 +86,15 @@ def changes_of(plan: Plan, experiment: Experiment) -> list[str]:
         for region in experiment.regions
     ]
     changes = [f"regions={json.dumps(regions)}", f"averager.region={plan.averager}"]
+    if plan.steps != steps:
+        changes.append(f"train.steps={math.ceil(plan.steps / local)}")
+    if plan.lr_gain != 1:
+        optimizer = experiment.optimizer
+        # Adam's steps do not grow with the gradient, so their rate grows with the root only.
+        factor = plan.lr_gain**0.5 if optimizer.kind == "adamw" else plan.lr_gain
+        changes.append(f"optimizer.lr={optimizer.lr * factor!r}")
+    if not exchanges:
+        return changes
     if getattr(experiment.strategy, "interval", None) is not None:
         changes.append(f"strategy.interval={plan.interval}")
     up = experiment.codec.up

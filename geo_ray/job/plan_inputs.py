@@ -10,12 +10,16 @@ from typing import Final
 from geo_ray.clouds.price import INTERNET, PriceRecord
 from geo_ray.clouds.price_book import PriceBook
 from geo_ray.config.experiment import Experiment
-from geo_ray.errors import ConfigError, PriceBookError
-from geo_ray.planning.config import PlanConfig, RegionOffer
+from geo_ray.errors import ConfigError, PriceBookError, ProfileError
+from geo_ray.planning.config import MachineConfig, PlanConfig, RegionOffer
+from geo_ray.planning.fixed import Counts
+from geo_ray.planning.profile import Profile
 from geo_ray.planning.request import Rental, Request, Site
 from geo_ray.planning.residency import allowed_averagers
-from geo_ray.planning.search import Limits
+from geo_ray.planning.start_model import StartModel, fit_start
+from geo_ray.planning.step_model import StepModel, fit_steps
 from geo_ray.planning.tradeoffs import BITS_PER_PARAM
+from geo_ray.planning.ways import Limits
 from geo_ray.planning.work import HOUR_S, Work
 from geo_ray.wan.link_table import LinkTable
 
@@ -32,6 +36,7 @@ def request_of(
     rows: Mapping[str, float],
     book: PriceBook,
     links: LinkTable,
+    profile: Profile | None = None,
 ) -> Request:
     """The question.
 
@@ -41,28 +46,34 @@ def request_of(
         rows: of training data by region.
         book: prices.
         links: of every pair of regions.
+        profile: what was measured; the configuration's own numbers count more.
 
     Raises:
-        ConfigError: there is no section `plan`, or it lacks a region.
+        ConfigError: there is no section `plan`, or it lacks a region or a machine's speed.
+        ProfileError: the profile has no steps of a region.
         PriceUnknownError: something has no price.
         CurrencyError: a price's currency has no rate.
         PlanInfeasibleError: residency rules contradict each other.
     """
     plan = section_of(experiment)
     names = list(experiment.region_names)
+    start = _start(plan, profile)
     work = Work(
         steps=experiment.train.steps * max(1, experiment.worker_steps),
         rows_per_step=sum(r.rows_per_step(experiment.data.batch_size) for r in experiment.regions),
         rows={name: plan.regions[name].rows or rows[name] for name in names},
         num_params=num_params,
         overlaps=experiment.strategy.kind not in WAITING,
-        startup_s=plan.startup_s,
+        startup_s=start.fixed_s,
+        worker_start_s=start.worker_s,
+        evaluations_s=_evaluations_s(experiment, profile),
     )
+    measured = {} if profile is None else {name: fit_steps(name, profile.steps) for name in names}
     hosts = allowed_averagers(plan.residency, names)
     preferred = experiment.averager_region
     return Request(
         work=work,
-        sites=[_site(name, plan, book) for name in names],
+        sites=[_site(name, plan, book, measured.get(name)) for name in names],
         links=links,
         usd_per_gb=_egress(plan, names, book),
         averagers=sorted(hosts, key=lambda name: name != preferred),
@@ -74,6 +85,7 @@ def request_of(
             math.inf if plan.deadline_h is None else plan.deadline_h * HOUR_S,
             math.inf if plan.budget_usd is None else plan.budget_usd,
         ),
+        overhead_s={} if profile is None else {p.codec: p.overhead_s for p in profile.exchanges},
     )
 
 
@@ -119,8 +131,57 @@ def section_of(experiment: Experiment) -> PlanConfig:
     return plan
 
 
-def _site(name: str, plan: PlanConfig, book: PriceBook) -> Site:
+def counts_of(plan: PlanConfig) -> Counts:
+    """The machines that policy `fixed` is about."""
+    return {
+        name: {(m.type, m.markets[0]): m.count for m in region.machines if m.count}
+        for name, region in plan.regions.items()
+    }
+
+
+def _start(plan: PlanConfig, profile: Profile | None) -> StartModel:
+    if plan.startup_s is not None:
+        return StartModel(plan.startup_s)
+    if profile is None or not profile.starts:
+        raise ConfigError(
+            "plan.startup_s: null stands for what a profile has measured, and there is none",
+            fix="Give the seconds from renting to the first step, or run `geo-ray profile`.",
+        )
+    return fit_start(profile.starts)
+
+
+def _evaluations_s(experiment: Experiment, profile: Profile | None) -> float:
+    """Of the whole run; the last one is after the last step."""
+    every = experiment.train.eval_every
+    if profile is None:
+        return 0.0
+    between = (experiment.train.steps - 1) // every if every else 0
+    return (between + 1) * profile.evaluation_s
+
+
+def _speed(name: str, machine: MachineConfig, measured: StepModel | None) -> float:
+    if machine.rows_per_s is not None:
+        return machine.rows_per_s
+    row_s = None if measured is None else measured.row_s.get(machine.type)
+    if row_s is None:
+        raise ConfigError(
+            f"plan.regions.{name}: nothing is known of the speed of {machine.type}",
+            fix=f"Give its rows_per_s, or measure it: geo-ray profile --machine "
+            f"{name}={machine.type}.",
+        )
+    if row_s <= 0:
+        raise ProfileError(
+            f"region '{name}': in the profile a step on {machine.type} takes no longer with more "
+            "rows",
+            fix="Measure batches that differ more: geo-ray profile --batch-sizes.",
+        )
+    return 1 / row_s
+
+
+def _site(name: str, plan: PlanConfig, book: PriceBook, measured: StepModel | None) -> Site:
     offer = plan.regions[name]
+    fixed_s = 0.0 if measured is None else measured.fixed_s
+    lan_s = 0.0 if measured is None else measured.lan_s
     rentals = []
     for machine in offer.machines:
         for market in machine.markets:
@@ -132,7 +193,7 @@ def _site(name: str, plan: PlanConfig, book: PriceBook) -> Site:
                     machine.type,
                     market,
                     _hourly(book, record),
-                    machine.rows_per_s,
+                    _speed(name, machine, measured),
                     0 if record.stock == "none" else machine.cap,
                     min(lost, 0.9),
                 )
@@ -141,8 +202,8 @@ def _site(name: str, plan: PlanConfig, book: PriceBook) -> Site:
         name,
         rentals,
         _standing(offer, book),
-        fixed_s=plan.step_overhead_s,
-        lan_s=plan.lan_s_per_machine,
+        fixed_s=fixed_s if plan.step_overhead_s is None else plan.step_overhead_s,
+        lan_s=lan_s if plan.lan_s_per_machine is None else plan.lan_s_per_machine,
     )
 
 

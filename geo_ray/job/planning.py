@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -13,15 +13,23 @@ from geo_ray.clouds.price_book import known_book, own_files
 from geo_ray.config.experiment import Experiment
 from geo_ray.job.build import initial_parameters
 from geo_ray.job.data import prepare_manifest
-from geo_ray.job.plan_inputs import request_of, section_of, stale_notes
+from geo_ray.job.model_id import model_id
+from geo_ray.job.plan_inputs import counts_of, request_of, section_of, stale_notes
+from geo_ray.job.profiles import find
 from geo_ray.planning.cloudless import cloudless, everything
+from geo_ray.planning.fixed import fixed
+from geo_ray.planning.model_id import ModelId
+from geo_ray.planning.noise import Noise
 from geo_ray.planning.optimal import front, optimal
 from geo_ray.planning.plan import Plan
+from geo_ray.planning.profile import Profile, load_profile
 from geo_ray.planning.request import Request
+from geo_ray.planning.spread import Unsure, link_error, with_range
+from geo_ray.planning.step_model import StepModel, fit_steps
 from geo_ray.tasks.load import load_task
 from geo_ray.wan.link_table import LinkTable, load_links, table_of
 
-Policy = Literal["optimal", "cloudless", "everything"]
+Policy = Literal["optimal", "cloudless", "everything", "fixed"]
 _POLICIES = {"optimal": optimal, "cloudless": cloudless, "everything": everything}
 
 
@@ -40,12 +48,77 @@ class Planned:
     front: Sequence[Plan] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where a plan's numbers come from, beside the configuration.
+
+    Attributes:
+        prices: the user's files of prices; the default ones if there are none.
+        links: a measured link table; the emulated links, or the profile's, if None.
+        profile: a file of `geo-ray profile`; if None, the one that `profiles.find` finds.
+        extrapolate: go beyond what the profile has measured.
+    """
+
+    prices: Sequence[Path] = ()
+    links: Path | None = None
+    profile: Path | None = None
+    extrapolate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What planning goes by.
+
+    Attributes:
+        request: the question, with the configured batch.
+        model: what it is for.
+        profile: what was measured, if anything.
+        notes: what to know before believing a plan.
+        emulates_links: whether links are the configuration's own, and not measured.
+    """
+
+    request: Request
+    model: ModelId
+    profile: Profile | None
+    notes: tuple[str, ...]
+    emulates_links: bool
+
+
+def inputs_of(experiment: Experiment, base_dir: Path, sources: Sources) -> Inputs:
+    """Bring together what a plan needs; arguments and errors as for `make_plan`."""
+    section = section_of(experiment)
+    book = known_book(sources.prices or own_files())
+    task = load_task(experiment.task, base_dir)
+    num_params = initial_parameters(task, experiment.seed).numel()
+    model = model_id(experiment, base_dir, num_params)
+    path = sources.profile or find(experiment, model)
+    profile = None if path is None else load_profile(path)
+    if profile is not None:
+        profile.check_model(model)
+    rows = {name: float(offer.rows) for name, offer in section.regions.items() if offer.rows}
+    if any(name not in rows for name in experiment.region_names):
+        with tempfile.TemporaryDirectory() as scratch:
+            manifest, _ = prepare_manifest(experiment, task, base_dir, Path(scratch))
+        for name in experiment.region_names:
+            rows[name] = float(manifest.rows(name, "train"))
+    links = _links(experiment, sources.links, profile)
+    notes = stale_notes(experiment, book, time.time())
+    if path is not None:
+        notes.append(f"steps as measured in {path}")
+    return Inputs(
+        request_of(experiment, num_params, rows, book, links, profile),
+        model,
+        profile,
+        tuple(notes),
+        sources.links is None and bool(experiment.links()),
+    )
+
+
 def make_plan(
     experiment: Experiment,
     base_dir: Path,
     policy: Policy,
-    prices: Sequence[Path],
-    links: Path | None,
+    sources: Sources,
     *,
     with_front: bool = False,
 ) -> Planned:
@@ -55,30 +128,65 @@ def make_plan(
         experiment: the configuration.
         base_dir: where relative paths in it start.
         policy: who decides.
-        prices: the user's files of prices; the default ones if there are none.
-        links: a measured link table; the emulated links if None.
+        sources: of prices, links and measured steps.
         with_front: make the front, too.
 
     Raises:
         GeoRayError: whatever keeps a plan from being made.
     """
-    offers = section_of(experiment).regions
-    book = known_book(prices or own_files())
-    table = load_links(links) if links is not None else _emulated(experiment)
-    task = load_task(experiment.task, base_dir)
-    num_params = initial_parameters(task, experiment.seed).numel()
-    rows = {name: float(offer.rows) for name, offer in offers.items() if offer.rows is not None}
-    if any(name not in rows for name in experiment.region_names):
-        with tempfile.TemporaryDirectory() as scratch:
-            manifest, _ = prepare_manifest(experiment, task, base_dir, Path(scratch))
-        for name in experiment.region_names:
-            rows[name] = float(manifest.rows(name, "train"))
-    request = request_of(experiment, num_params, rows, book, table)
-    plan = _POLICIES[policy](request)
-    notes = stale_notes(experiment, book, time.time())
-    plan = plan.model_copy(update={"notes": tuple(notes)})
+    inputs = inputs_of(experiment, base_dir, sources)
+    base, profile = inputs.request, inputs.profile
+    plan, request = _best(experiment, base, policy, profile)
+    fits = {}
+    if profile is not None:
+        fits = {name: fit_steps(name, profile.steps) for name in experiment.region_names}
+    if not sources.extrapolate:
+        _check_range(plan, fits, experiment)
+    plan = plan.model_copy(
+        update={"notes": inputs.notes, "model": inputs.model, "base_steps": base.work.steps}
+    )
+    error = max((fit.error for fit in fits.values()), default=None)
+    plan = with_range(plan, Unsure(error, link_error(base.links, plan.averager)))
     return Planned(plan, request, front(request) if with_front else ())
 
 
-def _emulated(experiment: Experiment) -> LinkTable:
-    return table_of(experiment.links())
+def _best(
+    experiment: Experiment, base: Request, policy: Policy, profile: Profile | None
+) -> tuple[Plan, Request]:
+    """The best plan over all batches that are allowed."""
+    section, base_rows = section_of(experiment), round(base.work.rows_per_step)
+    noise = None
+    if profile is not None and profile.noise is not None:
+        noise = Noise(**profile.noise.model_dump())
+    found: list[tuple[Plan, Request]] = []
+    for rows in section.batch_sizes or (base_rows,):
+        request, gain = base, 1.0
+        if rows != base_rows:
+            steps = section.progress.steps(base.work.steps, base_rows, rows, noise)
+            gain = section.progress.gain(base_rows, rows, noise)
+            request = replace(base, work=replace(base.work, steps=steps, rows_per_step=rows))
+        if policy == "fixed":
+            plan = fixed(request, counts_of(section))
+        else:
+            plan = _POLICIES[policy](request)
+        found.append((plan.model_copy(update={"lr_gain": gain}), request))
+    is_money = section.objective == "cost"
+    return min(found, key=lambda pair: pair[0].total_usd if is_money else pair[0].total_s)
+
+
+def _check_range(plan: Plan, fits: Mapping[str, StepModel], experiment: Experiment) -> None:
+    offers = section_of(experiment).regions
+    for region in plan.regions:
+        given = {m.type for m in offers[region.region].machines if m.rows_per_s is not None}
+        for machines in region.machines:
+            if region.region in fits and machines.type not in given:
+                fits[region.region].check(machines.type, region.workers, machines.rows)
+
+
+def _links(experiment: Experiment, path: Path | None, profile: Profile | None) -> LinkTable:
+    if path is not None:
+        return load_links(path)
+    specs = experiment.links()
+    if specs or profile is None:
+        return table_of(specs)
+    return profile.links

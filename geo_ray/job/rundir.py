@@ -9,9 +9,12 @@ from pathlib import Path
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import diff, digest, dump_yaml, load_tree
 from geo_ray.errors import ConfigDriftError, RunDirectoryError
+from geo_ray.job.follow_plan import changes_of, check_model
+from geo_ray.planning.plan import Plan, load_plan
 
 CONFIG_FILE = "config.lock.yaml"
 PLAN_FILE = "plan.json"
+FOLLOWED_FILE = "followed_plan.json"
 MODEL_FILE = "model.safetensors"
 
 
@@ -48,13 +51,19 @@ class RunDirectory:
         return self.path / MODEL_FILE
 
 
-def create(experiment: Experiment, base_dir: Path, reason: str | None = None) -> RunDirectory:
+def create(
+    experiment: Experiment,
+    base_dir: Path,
+    reason: str | None = None,
+    followed: Plan | None = None,
+) -> RunDirectory:
     """Make the directory of a new run: ``run.dir/name``, or ``name-2`` and so on if that is taken.
 
     Args:
         experiment: the run.
         base_dir: where relative paths of its configuration start.
         reason: why strategy and codec are what they are, if they were chosen by `auto`.
+        followed: the plan of `geo-ray plan` that the experiment follows; kept beside it.
 
     Raises:
         RunDirectoryError: if it cannot be written.
@@ -76,8 +85,45 @@ def create(experiment: Experiment, base_dir: Path, reason: str | None = None) ->
     run = RunDirectory(path, base_dir.absolute())
     _write(path / CONFIG_FILE, dump_yaml(experiment))
     plan = plan_of(experiment, run.base_dir) | {"reason": reason}
+    if followed is not None:
+        plan |= {"predicted_seconds": followed.total_s, "predicted_usd": followed.total_usd}
+        _write(path / FOLLOWED_FILE, followed.model_dump_json(indent=2) + "\n")
     _write(path / PLAN_FILE, json.dumps(plan, indent=2) + "\n")
     return run
+
+
+def follow(run: RunDirectory, experiment: Experiment, plan: Plan) -> Experiment:
+    """Let a run follow another plan from its next resumption on.
+
+    Args:
+        run: its directory.
+        experiment: its configuration so far.
+        plan: what to follow; of `geo-ray plan --from`.
+
+    Returns:
+        Its configuration from now on, which is written down.
+
+    Raises:
+        PlanError: the plan is for something else.
+        RunDirectoryError: the directory cannot be written.
+    """
+    steps = experiment.train.steps * max(1, experiment.worker_steps)
+    own = plan.model_copy(update={"base_steps": steps, "steps": steps, "lr_gain": 1.0})
+    changed = load_tree(run.path / CONFIG_FILE, changes_of(own, experiment), Experiment)
+    check_model(plan, changed, run.base_dir)
+    _write(run.path / CONFIG_FILE, dump_yaml(changed))
+    _write(run.path / FOLLOWED_FILE, plan.model_dump_json(indent=2) + "\n")
+    return changed
+
+
+def followed_plan(run: RunDirectory) -> Plan | None:
+    """The plan of `geo-ray plan` that the run follows; None if it follows none.
+
+    Raises:
+        PlanError: it cannot be read.
+    """
+    path = run.path / FOLLOWED_FILE
+    return load_plan(path) if path.exists() else None
 
 
 def reopen(path: Path) -> tuple[RunDirectory, Experiment]:

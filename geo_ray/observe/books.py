@@ -53,6 +53,13 @@ class WanBooks:
             total[name] += count
         return dict(total)
 
+    def by_link(self) -> dict[Link, int]:
+        """Give all bytes so far by (source, destination)."""
+        total: dict[Link, int] = defaultdict(int)
+        for (link, _), count in self.links().items():
+            total[link] += count
+        return dict(total)
+
     def out_bytes(self, region: str) -> int:
         """Give what ``region`` sent to other regions, in bytes."""
         return sum(count for ((src, _), _), count in self.links().items() if src == region)

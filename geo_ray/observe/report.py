@@ -7,7 +7,10 @@ from pathlib import Path
 
 from geo_ray import __version__
 from geo_ray.errors import RunDirectoryError
+from geo_ray.observe.cost import load_cost
+from geo_ray.observe.cost_section import cost_section
 from geo_ray.observe.events import EVENTS_FILE, read_events
+from geo_ray.observe.noise import newest_noise
 from geo_ray.observe.page import html_page, write_html
 from geo_ray.observe.record import RunRecord, record
 from geo_ray.observe.schema import Event
@@ -60,8 +63,8 @@ def render_report(run_dir: Path, run: RunRecord | None = None) -> str:
     """Make the page of a run that has finished, was cut off or is still going.
 
     Args:
-        run_dir: directory with `events.jsonl`; `summary.json` and `config.lock.yaml` are used if
-            they are there.
+        run_dir: directory with `events.jsonl`; `summary.json`, `cost.json` and `config.lock.yaml`
+            are used if they are there.
         run: what `load_record` gave; read if None.
 
     Returns:
@@ -76,6 +79,7 @@ def render_report(run_dir: Path, run: RunRecord | None = None) -> str:
     summary = load_summary(run_dir)
     parts = [
         _header(run, started, summary),
+        cost_section(load_cost(run_dir)),
         regions_section(run),
         loss_section(run),
         evals_section(run),
@@ -159,6 +163,11 @@ def _facts(run: RunRecord, started: Event, summary: Summary | None) -> list[tupl
         facts += [(f"eval {name}", number_text(value)) for name, value in metrics.items()]
     if summary is not None and summary.time_to_target_s is not None:
         facts.append(("time to target", duration_text(summary.time_to_target_s)))
+    noise = newest_noise(totals.noise)
+    if noise is not None:
+        rows = noise["b_simple"]
+        text = "hides the gradient" if rows is None else f"{number_text(round(rows, 1))} rows"
+        facts.append(("gradient noise", text))
     if summary is not None and summary.startup_s is not None:
         facts.append(("start-up", duration_text(summary.startup_s)))
     if summary is not None and summary.usd is not None:

@@ -156,6 +156,15 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
     "worker_lost": {"region": _text, "worker": _name, "cause": _text},
     "worker_replaced": {"region": _text, "worker": _name, "epoch": _whole},
     "step_refused": {"region": _text, "step": _whole, "cause": _text},
+    "noise": {
+        "region": _or_null(_text),  # null: of all regions together
+        "step": _whole,
+        "grad_sq": _number,
+        "trace": _number,
+        "rows": _whole,
+        "workers": _whole,
+        "count": _whole,
+    },
     "region_lost": {"region": _text, "cause": _text},
     "region_left": {"region": _text, "name": _text},  # who goes on, without whom
     "hub_moved": {"region": _text, "epoch": _whole},  # the averager lives there now

@@ -135,9 +135,7 @@ def wan_section(run: RunRecord) -> str:
     lines = curves_chart(
         "so far", curves, x_label="time", x_time=True, y_text=bytes_text, zero=True
     )
-    links: dict[tuple[str, str], int] = {}
-    for (link, _), count in run.totals.wan.links().items():
-        links[link] = links.get(link, 0) + count
+    links = run.totals.wan.by_link()
     rows = [[escape(src), escape(dst), bytes_text(n)] for (src, dst), n in links.items()]
     body = f'<div class="charts">{bars}{lines}</div><p></p>'
     return section("Bytes between regions", body + table(["from", "to", "bytes"], rows, left=2))

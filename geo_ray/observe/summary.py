@@ -15,6 +15,7 @@ from rich.table import Table
 
 from geo_ray.config.base import Model
 from geo_ray.errors import RunDirectoryError
+from geo_ray.observe.noise import newest_noise
 from geo_ray.observe.schema import Event
 from geo_ray.observe.text import (
     bytes_text,
@@ -74,6 +75,10 @@ class Summary(Model):
     eval: dict[str, float | None] = Field(
         description="newest metrics of all regions together; null where not finite"
     )
+    noise: dict[str, float | None] | None = Field(
+        default=None,
+        description="newest gradient noise: grad_sq, trace and b_simple; null if not measured",
+    )
     digest: str | None = Field(default=None, description="digest of the final parameters")
     faults: dict[str, int] = Field(description="how often each kind of fault happened")
 
@@ -89,6 +94,11 @@ class Summing:
         self._target = target
         self._totals = RunTotals()
         self._reached_s: float | None = None
+
+    @property
+    def totals(self) -> RunTotals:
+        """The fold over the events so far."""
+        return self._totals
 
     def feed(self, event: Event) -> None:
         """Take the next event, from `run_started` on."""
@@ -132,6 +142,7 @@ class Summing:
             rounds=len(totals.rounds),
             usd=usd,
             eval=dict(totals.newest_eval["metrics"]) if totals.newest_eval else {},
+            noise=newest_noise(totals.noise),
             digest=digest,
             faults=totals.faults,
         )

@@ -15,6 +15,7 @@ class RegionTotals:
     steps: StepBook = field(default_factory=StepBook)
     compute_s: float = 0.0  # time that was spent, work that was lost included
     wait_s: float = 0.0
+    blocked_s: float = 0.0  # in exchanges that it stood still for
     exchanges: int = 0
     staleness: float = 0.0  # of the newest exchange
     faults: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FAULT_KINDS, 0))
@@ -28,6 +29,8 @@ class RunTotals:
     """
 
     started: Event | None = None
+    startup_s: float | None = None  # of all stretches; None if nothing was started
+    joined_s: float = 0.0  # from the start of the clock to the first step, of all stretches
     finished: Event | None = None
     regions: dict[str, RegionTotals] = field(default_factory=dict)
     wan: WanBooks = field(default_factory=WanBooks)
@@ -35,8 +38,10 @@ class RunTotals:
     payload_before: int = 0  # bytes of all exchanged payloads as vectors
     payload_after: int = 0  # the same as they were sent
     newest_eval: Event | None = None  # combined over regions
+    noise: dict[str | None, Event] = field(default_factory=dict)  # newest by region; None: all
     stop_cause: str | None = None
     elapsed_s: float = 0.0
+    _began_s: float | None = None  # of a stretch that has no step yet
 
     def region(self, name: str) -> RegionTotals:
         """Give the totals of region ``name``, new ones if it is not known."""
@@ -50,12 +55,15 @@ class RunTotals:
                 self._start(event)
             case "step":
                 region = self.region(event["region"])
+                self._join(event)
                 region.steps.add(event["step"], event["samples"], event.number("loss"))
                 region.compute_s += event["compute_s"] or 0.0
                 region.wait_s += event["wait_s"] or 0.0
             case "exchange":
                 region = self.region(event["region"])
                 region.exchanges += 1
+                if event["blocking"] and event["start_s"] is not None:
+                    region.blocked_s += max(0.0, event.t_s - event["start_s"])
                 region.staleness = event["staleness"] or 0.0
                 sent = event["bytes_out"] + event["bytes_in"]
                 before = event.fields.get("bytes_before")
@@ -65,6 +73,8 @@ class RunTotals:
                     self.rounds.add(event["round"])
             case "eval" if event["region"] is None:
                 self.newest_eval = event
+            case "noise":
+                self.noise[event["region"]] = event
             case "wan":
                 self.wan.feed(event["src"], event["dst"], event["bytes_by_class"])
             case "stop_requested":
@@ -74,9 +84,18 @@ class RunTotals:
             case kind if kind in FAULT_KINDS:
                 self.region(event["region"]).faults[kind] += 1
 
+    def _join(self, step: Event) -> None:
+        if self._began_s is not None and step["start_s"] is not None:
+            self.joined_s += max(0.0, step["start_s"] - self._began_s)
+            self._began_s = None
+
     def _start(self, event: Event) -> None:
         self.started, self.finished, self.stop_cause = event, None, None
+        self._began_s = event.t_s
         self.wan.restart()
+        startup_s = event.fields.get("startup_s")
+        if startup_s is not None:
+            self.startup_s = (self.startup_s or 0.0) + startup_s
         for name in event["regions"]:
             self.region(name)
 

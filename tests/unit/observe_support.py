@@ -53,6 +53,11 @@ def exchange(region: str, seq: int, t_s: float, **changes: Any) -> Row:
     return ("exchange", t_s, fields | changes)
 
 
+def noise(region: str | None, step: int, grad_sq: float, trace: float, rows: int) -> Row:
+    fields = {"region": region, "step": step, "grad_sq": grad_sq, "trace": trace, "rows": rows}
+    return ("noise", float(step), fields | {"workers": 2, "count": 1})
+
+
 def evaluation(at_step: int, t_s: float, region: str | None = None, **metrics: float) -> Row:
     return (
         "eval",

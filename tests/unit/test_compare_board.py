@@ -6,12 +6,16 @@ import math
 from pathlib import Path
 
 import pytest
+from observe_support import events, started, wan
 
 from geo_ray.compare.board import best_rate, goal_of, ordered, row_of, spread
 from geo_ray.compare.outcome import Outcome
+from geo_ray.compare.price import priced
 from geo_ray.compare.variants import Case, experiment_of, parse_variant
 from geo_ray.errors import ConfigError
+from geo_ray.observe.sent import SentUntil
 from geo_ray.observe.summary import Target
+from geo_ray.planning.bill import Bill
 
 CONFIG = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 TARGET = Target(metric="accuracy", value=0.9, direction="at_least")
@@ -79,6 +83,41 @@ def test_rows_are_ordered_by_reaching_the_target_then_time_then_metric():
 def test_a_spread_of_nothing_is_not_a_number():
     assert math.isnan(spread([None, math.inf]).median)
     assert spread([None, 2.0]).high == 2.0
+
+
+def test_a_run_is_priced_until_its_target_or_else_to_its_end():
+    bill = Bill(3600.0, 360.0, {"a": {"b": 5.0}})
+    sent = {"a": {"b": 2e9}}
+    whole = outcome().model_copy(update={"sent_bytes": sent})
+    reached = outcome(to_target_s=4).model_copy(update={"sent_bytes": sent})
+    assert priced(whole, bill).usd == pytest.approx(10 * 1.1 + 10)
+    assert priced(reached, bill).usd == pytest.approx(4 * 1.1 + 10)
+    assert priced(whole, None).usd is None
+    assert priced(outcome(), bill).usd is None, "bytes by pair are not known"
+    assert priced(whole.model_copy(update={"failed": "nan"}), bill).usd is None
+    silent = whole.model_copy(update={"sent_bytes": {"b": {"a": 0.0}}})
+    assert priced(silent, bill).usd == pytest.approx(11)
+    across = whole.model_copy(update={"sent_bytes": {"b": {"c": 1.0}}})
+    assert priced(across, bill).usd is None, "a pair without a price is not free"
+
+
+@pytest.mark.parametrize(
+    ("until_s", "count"), [(1.0, 50.0), (2.0, 100.0), (3.0, 150.0), (4.0, 200.0), (math.inf, 230.0)]
+)
+def test_bytes_until_a_time_are_exact_at_events_and_even_between(until_s, count):
+    sent = SentUntil(until_s)
+    for event in events(
+        [
+            started(),
+            wan("a", "b", 2.0, update=90, control=10),
+            wan("a", "a", 2.0, update=1),
+            wan("a", "b", 4.0, update=190, control=10),
+            started(),
+            wan("a", "b", 5.0, update=30),
+        ]
+    ):
+        sent.feed(event)
+    assert sent.by_link() == {("a", "b"): count}
 
 
 def test_a_variant_changes_strategy_codec_and_other_sections(tmp_path):

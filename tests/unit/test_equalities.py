@@ -71,9 +71,9 @@ class Recorded(Shard):
 
     applied: list[Tensor]
 
-    def apply(self, contributions) -> None:
+    def apply(self, contributions, *, measure=False):
         self.applied.append(self._combine(contributions).clone())
-        super().apply(contributions)
+        return super().apply(contributions, measure=measure)
 
 
 class Plane:

@@ -178,6 +178,18 @@ def test_steps_may_be_padded_by_region():
     assert load("emulate.step_s=null").step_s("eu") is None
 
 
+def test_steps_may_be_as_long_as_a_machine_takes_for_its_rows():
+    speeds = "emulate.rows_per_s_by_region={eu: [10, 40]}"
+    config = load(speeds, "emulate.step_s=0.1", "data.batch_size=20")
+    assert config.step_s("eu") == pytest.approx(0.1 + 20 / 10)  # the slower one's
+    assert config.push_s("eu", worker=1, start=0, rows=20) == pytest.approx(0.1 + 20 / 40)
+    assert config.push_s("us", worker=0, start=0, rows=20) == 0.7
+    local = load(speeds, "strategy={kind: hfa, k1: 5, k2: 1}", "emulate.step_s=null")
+    assert local.push_s("eu", worker=0, start=0, rows=100) == pytest.approx(100 / 10)
+    assert "2 workers" in complaint("emulate.rows_per_s_by_region={eu: [1, 2, 3]}")
+    assert "no region 'moon'" in complaint("emulate.rows_per_s_by_region={moon: [1]}")
+
+
 def test_digests_follow_the_values_and_nothing_else():
     config = load()
     assert digest(load_text(dump_yaml(config), [], Experiment, "again")) == digest(config)

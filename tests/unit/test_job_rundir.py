@@ -11,7 +11,7 @@ from job_support import experiment
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import digest, load_tree
 from geo_ray.errors import ConfigDriftError, ConfigError, RunDirectoryError
-from geo_ray.job.rundir import CONFIG_FILE, PLAN_FILE, check_drift, create, reopen
+from geo_ray.job.rundir import CONFIG_FILE, PLAN_FILE, check_drift, create, followed_plan, reopen
 
 
 def into(path: Path, *overrides: str) -> Experiment:
@@ -27,6 +27,7 @@ def test_a_new_run_has_its_configuration_and_its_plan(tmp_path):
     plan = json.loads((run.path / PLAN_FILE).read_text())
     assert plan["averager_region"] == "eu"
     assert [r["ps_shards"] for r in plan["regions"]] == [1, 2]
+    assert plan["predicted_seconds"] is None and followed_plan(run) is None
     assert {run.checkpoints.parent, run.data.parent, run.model.parent} == {run.path}
 
 

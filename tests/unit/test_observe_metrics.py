@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from observe_support import evaluation, events, exchange, small_run, started, step, wan
+from observe_support import evaluation, events, exchange, noise, small_run, started, step, wan
 
 from geo_ray.observe.metrics import METRICS, MetricsState, Reading
 from geo_ray.observe.schema import EVENT_FIELDS
@@ -34,6 +34,7 @@ def test_every_reading_belongs_to_a_spec() -> None:
         ("worker_replaced", 6.0, {"region": "east", "worker": 0, "epoch": 1}),
         ("step_refused", 7.0, {"region": "east", "step": 3, "cause": "nan"}),
         ("checkpoint", 8.0, {"id": "1", "step": 4, "bytes": 99}),
+        noise(None, 16, 1.0, 2.0, 64),
     ]
     _, readings = fed(*small_run(), *faults)
     assert {reading.name for reading in readings} == set(SPECS)

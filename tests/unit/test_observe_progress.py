@@ -6,7 +6,7 @@ import io
 import threading
 
 import pytest
-from observe_support import REGIONS, Row, evaluation, events, small_run, started, step, wan
+from observe_support import REGIONS, Row, evaluation, events, noise, small_run, started, step, wan
 from rich.console import Console
 
 from geo_ray.clock import VirtualClock
@@ -63,6 +63,7 @@ def test_status_lines_and_faults_are_printed_once_each() -> None:
         ("worker_replaced", 2.0, {"region": "east", "worker": 1, "epoch": 2}),
         *[("step_refused", 3.0, {"region": "west", "step": n, "cause": "x"}) for n in range(9)],
         ("checkpoint", 3.0, {"id": "0001", "step": 4, "bytes": 9}),
+        noise(None, 3, 1.0, 2.0, 64),
         ("stop_requested", 4.0, {"cause": "ctrl-c"}),
     ]
     for event in events(rows):

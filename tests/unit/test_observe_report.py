@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from observe_support import Row, evaluation, exchange, small_run, started, step, wan, write
+from observe_support import (
+    Row,
+    evaluation,
+    exchange,
+    noise,
+    small_run,
+    started,
+    step,
+    wan,
+    write,
+)
 
 from geo_ray.cli.report import report
 from geo_ray.errors import RunDirectoryError
@@ -164,3 +174,12 @@ def test_a_page_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     write(tmp_path / "events.jsonl", small_run())
     with pytest.raises(RunDirectoryError, match=r"missing/report\.html"):
         write_report(tmp_path, tmp_path / "missing" / "report.html")
+
+
+@pytest.mark.parametrize(("grad_sq", "told"), [(4.0, "10 rows"), (-1.0, "hides the gradient")])
+def test_gradient_noise_is_a_fact(grad_sq: float, told: str, tmp_path: Path) -> None:
+    rows = [*small_run(), noise("east", 16, 1.0, 1.0, 64), noise(None, 16, grad_sq, 40.0, 128)]
+    page = page_of(tmp_path, rows)
+    assert "gradient noise" in page.text and told in page.text
+    (other := tmp_path / "other").mkdir()
+    assert "gradient noise" not in page_of(other, small_run()).text

@@ -7,7 +7,17 @@ import math
 from pathlib import Path
 
 import pytest
-from observe_support import Row, evaluation, events, exchange, small_run, started, step, wan
+from observe_support import (
+    Row,
+    evaluation,
+    events,
+    exchange,
+    noise,
+    small_run,
+    started,
+    step,
+    wan,
+)
 from rich.console import Console
 
 from geo_ray.errors import RunDirectoryError
@@ -64,6 +74,27 @@ def test_codecs_are_named_with_what_they_saved() -> None:
     console.print(final_table(summary, totals(rows)))
     assert "codec topk up: 4.6 kB of 6.2 kB" in console.file.getvalue()
     assert Summary.model_validate_json(summary.model_dump_json()) == summary
+
+
+def test_noise_of_regions_is_put_together_before_it_is_divided() -> None:
+    rows = [
+        *small_run(),
+        noise("east", 16, 9.0, 9.0, 32),
+        noise("east", 32, -1.0, 300.0, 32),
+        noise("west", 32, 3.0, 100.0, 96),
+    ]
+    summary = summarise(events(rows))
+    assert summary.noise == {"grad_sq": 2.0, "trace": 150.0, "b_simple": 75.0}
+    together = [*rows, noise(None, 32, 4.0, 40.0, 128), noise("west", 48, 1.0, 1.0, 96)]
+    summary = summarise(events(together))
+    assert summary.noise == {"grad_sq": 4.0, "trace": 40.0, "b_simple": 10.0}
+    assert Summary.model_validate_json(summary.model_dump_json()) == summary
+
+
+def test_noise_that_outweighs_the_gradient_has_no_number() -> None:
+    summary = summarise(events([*small_run(), noise(None, 16, -1.0, 40.0, 128)]))
+    assert summary.noise == {"grad_sq": -1.0, "trace": 40.0, "b_simple": None}
+    assert summarise(events(small_run())).noise is None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,167 @@
+"""Is another plan better for what is left of a run? Measured anew, decided with hysteresis."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from geo_ray.config.experiment import Experiment
+from geo_ray.errors import PlanError
+from geo_ray.job import rundir
+from geo_ray.job.plan_inputs import section_of
+from geo_ray.job.planning import Inputs, Sources, inputs_of
+from geo_ray.observe.events import EVENTS_FILE, read_events
+from geo_ray.observe.schema import Event
+from geo_ray.planning.fixed import fixed
+from geo_ray.planning.optimal import optimal
+from geo_ray.planning.plan import Plan, RegionPlan
+from geo_ray.planning.replan import Decision, replan
+from geo_ray.planning.request import Request, Site
+from geo_ray.wan.link_table import load_links
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How far a run has come, and how fast.
+
+    Attributes:
+        steps: that every region has taken.
+        compute_s: median of a step's computing, by region.
+    """
+
+    steps: int
+    compute_s: Mapping[str, float]
+
+
+def state_of(events: Iterable[Event]) -> State:
+    """Fold a run's events.
+
+    Raises:
+        PlanError: it has no step yet.
+    """
+    steps: dict[str, int] = {}
+    times_s: dict[str, list[float]] = {}
+    for event in events:
+        if event.kind == "step":
+            steps[event["region"]] = max(event["step"], steps.get(event["region"], 0))
+            times_s.setdefault(event["region"], []).append(event.number("compute_s"))
+    if not steps:
+        raise PlanError("the run has not taken a step yet", fix="Ask again later.")
+    middle = {region: statistics.median(values) for region, values in times_s.items()}
+    return State(min(steps.values()), middle)
+
+
+def decide(experiment: Experiment, base_dir: Path, run_dir: Path, sources: Sources) -> Decision:
+    """Whether the run in a directory should go on as it is; see `replanned`.
+
+    Raises:
+        RunDirectoryError: there is no run.
+        PlanError: it follows no plan, or as for `replanned`.
+    """
+    run, _ = rundir.reopen(run_dir)
+    present = rundir.followed_plan(run)
+    if present is None:
+        raise PlanError(
+            f"{run_dir} follows no plan", fix="Begin a run with `geo-ray train --plan`."
+        )
+    state = state_of(read_events(run.path / EVENTS_FILE))
+    return replanned(experiment, base_dir, present, state, run.links, sources)
+
+
+def replanned(
+    experiment: Experiment,
+    base_dir: Path,
+    present: Plan,
+    state: State,
+    run_links: Path,
+    sources: Sources,
+) -> Decision:
+    """Decide whether to go on as it is.
+
+    Args:
+        experiment: the configuration, its prices and limits as they are today; deadline and budget
+            are those of what is left.
+        base_dir: where relative paths in it start.
+        present: the plan that the run follows.
+        state: of the run.
+        run_links: what it has learned about its links; need not exist.
+        sources: of prices, links and measured steps.
+
+    Raises:
+        PlanError: nothing is left, or the plan is of other regions.
+        GeoRayError: whatever keeps a plan from being made.
+    """
+    local = max(1, experiment.worker_steps)
+    left = present.steps - state.steps * local
+    if left < 1:
+        raise PlanError("the run has no steps left", fix="There is nothing to plan.")
+    inputs = inputs_of(experiment, base_dir, sources)
+    request = _of_the_rest(inputs, present, state, left, local, run_links)
+    going_on_work = replace(request.work, startup_s=0.0, worker_start_s=0.0)
+    as_it_is = replace(
+        request,
+        averagers=[present.averager],
+        intervals=[present.interval],
+        loss_budget=math.inf,
+        work=going_on_work,
+    )
+    counts = {region.region: _counts(region) for region in present.regions}
+    going_on = fixed(as_it_is, counts)
+    best = optimal(replace(request, work=going_on_work))
+    switch_s = request.work.start_s(sum(region.workers for region in best.regions))
+    decision = replan(going_on, best, switch_s, section_of(experiment).objective)
+    # Who follows it counts all steps of the run.
+    whole = {
+        "steps": present.steps,
+        "base_steps": present.base_steps,
+        "lr_gain": present.lr_gain,
+        "from_step": state.steps,
+        "model": inputs.model,
+    }
+    return replace(decision, plan=decision.plan.model_copy(update=whole))
+
+
+def _of_the_rest(
+    inputs: Inputs, present: Plan, state: State, left: float, local: int, run_links: Path
+) -> Request:
+    """The question for what is left, at the speeds and links that the run has seen."""
+    request = inputs.request
+    plans = {region.region: region for region in present.regions}
+    if set(plans) != {site.name for site in request.sites}:
+        raise PlanError(f"the run's plan is for regions {', '.join(plans)}, CONFIG has others")
+    links = request.links
+    if run_links.exists() and not inputs.emulates_links:
+        links = links.with_records(load_links(run_links).links)
+    return replace(
+        request,
+        work=replace(request.work, steps=left),
+        sites=[_as_seen(s, plans[s.name], state, local) for s in request.sites],
+        links=links,
+        codecs=[present.codec],  # a checkpoint holds what codecs keep for the next update
+    )
+
+
+def _as_seen(site: Site, plan: RegionPlan, state: State, local: int) -> Site:
+    """The site with its present types as fast as they were."""
+    measured_s = state.compute_s.get(plan.region)
+    if not measured_s:
+        return site
+    factor = (plan.step_s - plan.fixed_s) * local / max(1e-9, measured_s - plan.fixed_s * local)
+    used = {machines.type for machines in plan.machines}
+    rentals = [
+        replace(each, rows_per_s=each.rows_per_s * factor) if each.type in used else each
+        for each in site.rentals
+    ]
+    return replace(site, rentals=rentals)
+
+
+def _counts(region: RegionPlan) -> dict[tuple[str, str], int]:
+    """Machines by type and market; a plan has an entry for each number of rows."""
+    counts: dict[tuple[str, str], int] = {}
+    for each in region.machines:
+        key = (each.type, each.market)
+        counts[key] = counts.get(key, 0) + each.count
+    return counts
