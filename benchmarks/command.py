@@ -65,6 +65,7 @@ def geo_ray(
     runs: Path,
     *,
     cores: set[int] | None = None,
+    flags: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     timeout_s: float = 900.0,
     popen: Callable[..., subprocess.Popen[str]] = subprocess.Popen,
@@ -77,19 +78,20 @@ def geo_ray(
         sets: values by key, as for ``--set``.
         runs: where the run directory is made; new for every run.
         cores: cores that the command and all that it starts may use; None for all.
+        flags: further words.
         environment: additions to the environment.
         timeout_s: kill it then.
         popen: starts the process, say in a region of the WAN lab.
     """
     arguments = [f"{key}={value}" for key, value in {**sets, "run.dir": runs}.items()]
-    flags = [part for argument in arguments for part in ("--set", argument)]
+    words = [*flags, *(part for argument in arguments for part in ("--set", argument))]
     before = os.sched_getaffinity(0)
     began_unix_s, began_s = time.time(), time.perf_counter()
     if cores is not None:
         os.sched_setaffinity(0, cores)
     try:
         process = popen(
-            [*GEO_RAY, verb, str(config), "--plain", *flags],
+            [*GEO_RAY, verb, str(config), "--plain", *words],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -109,6 +111,26 @@ def geo_ray(
         raise RuntimeError(f"geo-ray {verb} {config.name} ended with {code}:\n{tail}")
     (directory,) = runs.iterdir()
     return Run(directory, began_unix_s, wall_s, lines)
+
+
+def command(*words: str, cwd: Path | None = None) -> str:
+    """Run ``geo-ray WORDS`` to its end.
+
+    Returns:
+        What it printed on stdout.
+
+    Raises:
+        RuntimeError: it failed; with the end of what it printed on stderr.
+    """
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*GEO_RAY, *words], capture_output=True, text=True, cwd=cwd, env=environment, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(
+            f"geo-ray {words[0]} ended with {done.returncode}:\n{done.stderr[-2000:]}"
+        )
+    return done.stdout
 
 
 @contextmanager

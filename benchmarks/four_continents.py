@@ -17,8 +17,8 @@ Outer learning rates and momenta are the best of two to four in the simulator, o
 `halos` on the large one, the same for all.
 
 Real: `geo-ray train` unmodified in the WAN lab, a Ray node per region, real TCP and real gradients,
-one seed. Simulated: `geo-ray simulate`, real gradients on a virtual clock, three seeds, the first
-of them that of the real run.
+one seed, or those of `--seeds`, and then nothing is simulated. Simulated: `geo-ray simulate`, real
+gradients on a virtual clock, three seeds, the first of them that of the real run.
 
   to_target_s_NAME       seconds from the start of training until the combined evaluation of all
                          regions' outer models is at TARGET_LOSS, on real sockets; linear between
@@ -109,7 +109,9 @@ Curves = Mapping[str, Sequence[Curve]]
 
 
 def main() -> None:
-    options = support.parse(__doc__)
+    parser = support.parser(__doc__)
+    parser.add_argument("--seeds", help="only real runs, with these seeds, separated by commas")
+    options = parser.parse_args()
     machine = support.hardware()
     names, size, steps, seeds = tuple(VARIANTS), "10M", STEPS, SEEDS
     target = TARGET_LOSS
@@ -117,6 +119,15 @@ def main() -> None:
         names, size, steps, seeds, target = ("diloco", "halos"), "0.1M", 24, 1, 5.0
     labels = {name: label_of(name, steps) for name in names}
     text = config(size, steps, 0.4 if options.quick else 1.0)
+    if options.seeds is not None:
+        runs = [trained(config(size, steps, seed=int(s)), labels) for s in options.seeds.split(",")]
+        real = {name: [run[name] for run in runs] for name in names}
+        figures = figures_of(real, target, "")
+        for name in names:
+            shares = [curve.cpu_share or 0.0 for curve in real[name]]
+            figures.append(support.median(f"cpu_share_{name}", shares, "share", "<= 0.8"))
+        support.finish("four_continents", machine, figures, options.out)
+        return
     real = {name: [curve] for name, curve in trained(text, labels).items()}
     comparison = compared(text, list(labels.values()), (1.0,), seeds)
     sim = {name: [curve_of(run) for run in of(comparison, labels[name])] for name in names}
@@ -139,7 +150,7 @@ def label_of(name: str, steps: int) -> str:
     return f"{label}:train.steps={steps // LOCAL}:train.eval_every={EVERY // LOCAL}"
 
 
-def config(size: str, steps: int, factor: float = 1.0) -> str:
+def config(size: str, steps: int, factor: float = 1.0, seed: int = 0) -> str:
     """The workload for the simulator, as YAML; ``factor`` is on the seconds of a step."""
     step_s = ", ".join(f"{region}: {factor * seconds:g}" for region, seconds in STEP_S.items())
     sets = [
@@ -150,6 +161,7 @@ def config(size: str, steps: int, factor: float = 1.0) -> str:
         f"train={{steps: {steps}, eval_every: {EVERY}, count: together, step_timeout_s: 600}}",
         f"emulate.step_s_by_region={{{step_s}}}",
         "checkpoint.every_s=null",
+        f"seed={seed}",
     ]
     return load_tree(LINKS, sets, Experiment).model_dump_json()
 

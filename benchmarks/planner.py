@@ -32,7 +32,8 @@ from geo_ray.errors import PlanInfeasibleError, PriceUnknownError
 from geo_ray.planning.cloudless import cloudless, everything
 from geo_ray.planning.optimal import optimal
 from geo_ray.planning.request import Rental, Request, Site
-from geo_ray.planning.search import Limits, Search
+from geo_ray.planning.search import Search
+from geo_ray.planning.ways import Limits
 from geo_ray.planning.work import Work
 from geo_ray.wan.link_record import LinkRecord
 from geo_ray.wan.link_table import LinkTable
@@ -143,14 +144,14 @@ def _linear(price: float, hours: float) -> float:
     return price * hours
 
 
-def right_sizing(book: PriceBook, imbalance: float) -> tuple[float, float]:
+def right_sizing(book: PriceBook, imbalance: float, averager: str) -> tuple[float, float]:
     """Share of the money that `cloudless` saves, and share of the time that it adds."""
     usd = partial(book.usd_of_hours, book.instance("aws", "us-east-1", "c5a.2xlarge"))
     sites = [Site(name, [Rental("c", "on_demand", usd, 10.0, 24)], _free) for name in ("a", "b")]
     work = Work(10_000, 2400, {"a": imbalance, "b": 1.0}, 1_000_000)
     table = links(("a", "b"), random.Random(0))
     free = {("a", "b"): 0.0, ("b", "a"): 0.0}
-    request = Request(work, sites, table, free, ["a"], [8], [None])
+    request = Request(work, sites, table, free, [averager], [8], [None])
     whole, right = everything(request), cloudless(request)
     return 1 - right.total_usd / whole.total_usd, right.total_s / whole.total_s - 1
 
@@ -204,9 +205,9 @@ def main() -> None:
     machine, book, rng = support.hardware(), shipped_book(), random.Random(1)
     count, small = (20, 5) if options.quick else (200, 60)
     figures = []
-    for imbalance in (1.2, 1.5, 2.0):
-        saved, slower = right_sizing(book, imbalance)
-        name = f"{imbalance:.1f}".replace(".", "_")
+    for imbalance, averager in itertools.product((1.2, 1.5, 2.0), ("a", "b")):
+        saved, slower = right_sizing(book, imbalance, averager)
+        name = f"{imbalance:.1f}_{averager}".replace(".", "_")
         figures.append(support.Figure(f"cloudless_saving_{name}", saved, "share"))
         figures.append(support.Figure(f"cloudless_slower_{name}", slower, "share", "<= 0.02"))
     support.say(f"{count} random scenarios")
