@@ -16,7 +16,7 @@ LAYERS = [
     {"clouds", "training", "checkpoint", "wan", "data", "tasks", "sync", "coding"},
     {"planning"},
     {"autoscale"},
-    {"config.experiment"},
+    {"config.experiment", "config.emulate"},
     {"job"},
     {"runtime", "sim"},
     {"tuning", "lab", "compare"},
