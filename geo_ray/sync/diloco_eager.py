@@ -61,6 +61,7 @@ class DiLoCoEager(Model):
         """A local optimizer step."""
         if _START not in region.memory:
             region.memory[_START] = region.params_P.clone()
+        region.numbers.pop(_LAST, None)  # saved at its end, and goes on after all
         local.step(region, grad_P)
 
     def after_step(self, region: RegionState) -> Outgoing | Wait | None:

@@ -59,7 +59,7 @@ class NbSync(Model):
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """A local optimizer step."""
-        local.step(region, grad_P)
+        overlap.step(region, grad_P)
 
     def after_step(self, region: RegionState) -> Outgoing | Wait | None:
         """Turn as soon as the answer is here; stand still only at the cap."""

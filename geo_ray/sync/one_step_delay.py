@@ -52,7 +52,7 @@ class OneStepDelay(Model):
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """A local optimizer step."""
-        local.step(region, grad_P)
+        overlap.step(region, grad_P)
 
     def after_step(self, region: RegionState) -> Outgoing | Wait | None:
         """Turn every H steps, or as soon as the answer is there if that is later."""

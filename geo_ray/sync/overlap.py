@@ -15,11 +15,24 @@ from __future__ import annotations
 
 from typing import Literal
 
+from torch import Tensor
+
 from geo_ray.sync import local
 from geo_ray.sync.base import Outgoing, RegionState, Reply
 
 Merge = Literal["overwrite", "correct"]
 _MARK, _PENDING, _LAST = "mark", "pending", "last"
+
+
+def step(region: RegionState, grad_P: Tensor | None) -> None:
+    """One step of the inner optimizer.
+
+    After the last word it is the first of a run that was saved at its end and goes on after all:
+    there will be another last word, about what is done from here.
+    """
+    if region.numbers.pop(_LAST, 0.0):
+        region.memory[_MARK] = region.params_P.clone()
+    local.step(region, grad_P)
 
 
 def keep(region: RegionState, reply: Reply) -> None:

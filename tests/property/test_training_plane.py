@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
+import pytest
 import torch
 from codec_toys import TOYS
 from hypothesis import HealthCheck, settings
@@ -201,3 +203,26 @@ TestTrainingPlane.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
+
+
+@pytest.mark.parametrize("kind", ["nbsync", "one_step_delay", "diloco_eager", "diloco_streaming"])
+@pytest.mark.parametrize("more", [1, 5])
+def test_saved_after_the_last_word_it_goes_on_and_has_another(kind: str, more: int) -> None:
+    options = {} if kind == "nbsync" else {"interval": 3}
+    options |= {"fragments": 2, "tau": 1} if kind == "diloco_streaming" else {}
+    workers = {"a": 2, "b": 1, "c": 1}
+    strategy = STRATEGIES[kind](**options)
+    plane = Plane(Setup(strategy, Sgd(lr=0.1), workers, "sync", steps=4, refusals=False))
+    while {region.server.phase for region in plane.regions.values()} != {"finishing"}:
+        assert plane._one()
+    assert plane.request_checkpoint(halt=False)
+    plane.drain()
+    ended_P = plane.regions["a"].params_P
+    plane.setup = replace(plane.setup, steps=4 + more)
+    plane.crash()
+    for region in plane.regions.values():
+        assert torch.equal(region.params_P, ended_P)
+    plane.drain()
+    first_P, *others = (region.params_P for region in plane.regions.values())
+    assert not torch.equal(first_P, ended_P)
+    assert all(torch.equal(first_P, other_P) for other_P in others)
