@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from pydantic_core import to_json
+
 from geo_ray.clock import Clock, SystemClock
 from geo_ray.errors import InvariantError, RunDirectoryError
 from geo_ray.observe.schema import EVENT_FIELDS, Event, conform
@@ -63,7 +65,7 @@ class EventLog:
         """
         event = self._shifted(conform(kind, t_s, fields))
         row = {"t_s": event.t_s, "kind": kind, **event.fields}
-        line = json.dumps(row, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        line = to_json(row) + b"\n"  # five times as fast as `json`, and there may be millions
         with self._lock:
             if self._fd < 0:
                 raise InvariantError(f"event {kind!r} after {self.path} was closed")
