@@ -1,9 +1,9 @@
 """What measuring a job first costs, against an oracle that knew the best machines from the start.
 
-The job of `plan_runs`, three quarters of an hour long. *Ours* profiles it, three runs on the quick machines and
-one on the slow ones, which share all but their speed, plans from that and trains. The *oracle* is
-given the machines' true speeds, plans from those and trains. If both come to the same machines and
-exchanges, one run is both.
+The job of `plan_runs`, three quarters of an hour long. *Ours* profiles it, three runs on the quick
+machines and one on the slow ones, which share all but their speed, plans from that and trains. The
+*oracle* is given the machines' true speeds, plans from those and trains. If both come to the same
+machines and exchanges, one run is both.
 
   overhead_time       (profile + our run) / oracle's run - 1, in seconds from command to end
   overhead_usd        the same of dollars; profiles at the prices of the machines they ran on
