@@ -1,11 +1,11 @@
 """geo_ray beside torchft's DiLoCo and hivemind: the same model to the same loss over the same link.
 
-Two regions in the WAN lab, 20 Mbit/s, 50 ms one way, CUBIC for all, no loss. A byte-level
-transformer of 1.7 M parameters; the same rows dealt to two regions, batch, inner AdamW, budget, and
-local steps between synchronisations; every step padded to the same time. The 12 steps of an
-interval take 2.4 s, and the link needs 2.7 s for the model in fp32: synchronising costs as much as
-computing, if it is neither hidden nor made smaller. Each system is set as was best for it in short
-trials, on a seed that is not among those of the figures:
+Two regions in the WAN lab, 20 Mbit/s (or `--rate-mbps`), 50 ms one way, CUBIC for all, no loss. A
+byte-level transformer of 1.7 M parameters; the same rows dealt to two regions, batch, inner AdamW,
+budget, and local steps between synchronisations; every step padded to the same time. The 12 steps
+of an interval take 2.4 s, and the link needs 2.7 s for the model in fp32: synchronising costs as
+much as computing, if it is neither hidden nor made smaller. Each system is set as was best for it
+in short trials, on a seed that is not among those of the figures:
 
   geo_ray    `geo-ray train` as it is, on a Ray node per region; see GEO_RAY
   torchft    0.2.0: Lighthouse, Manager, Gloo, Streaming DiLoCo; see `peers_torchft.py`
@@ -27,7 +27,8 @@ outer parameters.
   cpu_share            of all cores while training, the largest median; above 0.8 the machine, and
                        not the link, is what was measured
 
-With twice as many local steps between rounds all wait less and the differences shrink. Needs root,
+With twice as many local steps between rounds, or a faster link, all wait less and the differences
+shrink; a slower link lets them grow. Settings are those that were best at 20 Mbit/s. Needs root,
 and the peers' own environment: `--peers DIR` makes or takes it there, otherwise it is made for this
 run and thrown away. Its torch is of our version.
 """
@@ -50,7 +51,7 @@ from peers_work import Workload
 
 from geo_ray.lab.topology import DefaultLink
 
-LINK = DefaultLink(rate_mbps=20.0, delay_s=0.05)
+RATE_MBPS, DELAY_S = 20.0, 0.05
 WORKLOAD = Workload(
     steps=192,
     interval=12,
@@ -105,27 +106,31 @@ def experiment(work: Workload) -> str:
     )
 
 
-def systems(work: Workload, python: Path) -> dict[str, Callable[[int], Outcome]]:
+def systems(
+    work: Workload, python: Path, link: DefaultLink
+) -> dict[str, Callable[[int], Outcome]]:
     """How each system trains with a seed."""
 
     def ours(seed: int) -> Outcome:
         with tempfile.TemporaryDirectory() as scratch:
-            return train_ours(experiment(work), seed, LINK, Path(scratch))
+            return train_ours(experiment(work), seed, link, Path(scratch))
 
     def torchft(seed: int) -> Outcome:
-        return train_peer(HERE / "peers_torchft.py", python, work, TORCHFT, seed, LINK)
+        return train_peer(HERE / "peers_torchft.py", python, work, TORCHFT, seed, link)
 
     def hivemind(seed: int) -> Outcome:
-        return train_peer(HERE / "peers_hivemind.py", python, work, HIVEMIND, seed, LINK)
+        return train_peer(HERE / "peers_hivemind.py", python, work, HIVEMIND, seed, link)
 
     return {OURS: ours, "torchft": torchft, "hivemind": hivemind}
 
 
-def run_all(work: Workload, python: Path, seeds: Sequence[int]) -> dict[str, list[Outcome]]:
+def run_all(
+    work: Workload, python: Path, link: DefaultLink, seeds: Sequence[int]
+) -> dict[str, list[Outcome]]:
     """Every system with every seed, in turn."""
     found: dict[str, list[Outcome]] = {name: [] for name in (OURS, *PEERS)}
     for seed in seeds:
-        for name, train in systems(work, python).items():
+        for name, train in systems(work, python, link).items():
             outcome = support.in_time(partial(train, seed))
             support.say(
                 f"seed {seed}, {name}: {outcome.seconds:.1f} s, loss {outcome.final_loss:.4f},"
@@ -168,12 +173,14 @@ def main() -> None:
     parser.add_argument(
         "--peers", type=Path, metavar="DIR", help="the peers' environment, made if not there"
     )
+    parser.add_argument("--rate-mbps", type=float, default=RATE_MBPS, help="of the link")
     options = parser.parse_args()
+    link = DefaultLink(rate_mbps=options.rate_mbps, delay_s=DELAY_S)
     machine = support.hardware()
     work = replace(WORKLOAD, steps=QUICK_STEPS) if options.quick else WORKLOAD
     with tempfile.TemporaryDirectory() as scratch:
         python = peers_python((options.peers or Path(scratch) / "peers").absolute())
-        found = run_all(work, python, SEEDS[:1] if options.quick else SEEDS)
+        found = run_all(work, python, link, SEEDS[:1] if options.quick else SEEDS)
     support.finish("peers", machine, figures_of(found), options.out)
 
 
