@@ -106,9 +106,7 @@ def experiment(work: Workload) -> str:
     )
 
 
-def systems(
-    work: Workload, python: Path, link: DefaultLink
-) -> dict[str, Callable[[int], Outcome]]:
+def systems(work: Workload, python: Path, link: DefaultLink) -> dict[str, Callable[[int], Outcome]]:
     """How each system trains with a seed."""
 
     def ours(seed: int) -> Outcome:
