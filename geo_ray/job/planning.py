@@ -11,6 +11,7 @@ from typing import Literal
 
 from geo_ray.clouds.price_book import known_book, own_files
 from geo_ray.config.experiment import Experiment
+from geo_ray.errors import PlanInfeasibleError
 from geo_ray.job.build import initial_parameters
 from geo_ray.job.data import prepare_manifest
 from geo_ray.job.model_id import model_id
@@ -18,6 +19,7 @@ from geo_ray.job.plan_inputs import counts_of, request_of, section_of, stale_not
 from geo_ray.job.profiles import find
 from geo_ray.planning.cloudless import cloudless, everything
 from geo_ray.planning.fixed import fixed
+from geo_ray.planning.infeasible import check_limits
 from geo_ray.planning.model_id import ModelId
 from geo_ray.planning.noise import Noise
 from geo_ray.planning.optimal import front, optimal
@@ -153,23 +155,36 @@ def make_plan(
 def _best(
     experiment: Experiment, base: Request, policy: Policy, profile: Profile | None
 ) -> tuple[Plan, Request]:
-    """The best plan over all batches that are allowed."""
+    """The best plan over all batches that are allowed.
+
+    Raises:
+        PlanInfeasibleError: no plan keeps every constraint, whatever the batch.
+    """
     section, base_rows = section_of(experiment), round(base.work.rows_per_step)
     noise = None
     if profile is not None and profile.noise is not None:
         noise = Noise(**profile.noise.model_dump())
     found: list[tuple[Plan, Request]] = []
+    last_error: PlanInfeasibleError | None = None
     for rows in section.batch_sizes or (base_rows,):
         request, gain = base, 1.0
         if rows != base_rows:
             steps = section.progress.steps(base.work.steps, base_rows, rows, noise)
             gain = section.progress.gain(base_rows, rows, noise)
             request = replace(base, work=replace(base.work, steps=steps, rows_per_step=rows))
-        if policy == "fixed":
-            plan = fixed(request, counts_of(section))
-        else:
-            plan = _POLICIES[policy](request)
+        try:
+            if policy == "fixed":
+                plan = fixed(request, counts_of(section))
+            else:
+                plan = _POLICIES[policy](request)
+            if policy != "optimal":
+                check_limits(plan, request.limits)
+        except PlanInfeasibleError as error:  # another batch may do
+            last_error = error
+            continue
         found.append((plan.model_copy(update={"lr_gain": gain}), request))
+    if not found and last_error is not None:
+        raise last_error
     is_money = section.objective == "cost"
     return min(found, key=lambda pair: pair[0].total_usd if is_money else pair[0].total_s)
 

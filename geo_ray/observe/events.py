@@ -10,13 +10,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from pydantic_core import to_json
+from pydantic import TypeAdapter
 
 from geo_ray.clock import Clock, SystemClock
 from geo_ray.errors import InvariantError, RunDirectoryError
 from geo_ray.observe.schema import EVENT_FIELDS, Event, conform
 
 EVENTS_FILE = "events.jsonl"
+_ROW = TypeAdapter(dict[str, Any])  # a quarter of `json`'s time, and there may be millions
 
 
 class EventLog:
@@ -65,7 +66,7 @@ class EventLog:
         """
         event = self._shifted(conform(kind, t_s, fields))
         row = {"t_s": event.t_s, "kind": kind, **event.fields}
-        line = to_json(row) + b"\n"  # five times as fast as `json`, and there may be millions
+        line = _ROW.dump_json(row) + b"\n"
         with self._lock:
             if self._fd < 0:
                 raise InvariantError(f"event {kind!r} after {self.path} was closed")

@@ -13,12 +13,12 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from geo_ray.errors import PlanInfeasibleError
+from geo_ray.observe.text import duration_text
+from geo_ray.planning.infeasible import infeasible
 from geo_ray.planning.plan import Plan
 from geo_ray.planning.predict import plan_of
 from geo_ray.planning.request import Request
 from geo_ray.planning.search import Found, Search
-from geo_ray.planning.ways import Limits
 from geo_ray.planning.work import HOUR_S
 
 _REPEATS: Final = 4
@@ -81,7 +81,7 @@ def _searched(request: Request, gap: float) -> tuple[Search, Found, float]:
         search = Search(request.work, fleets, request.options(hours))
         found, proven = search.best(request.objective, request.limits, gap, effort * _OPENED)
         if found is None:
-            raise _infeasible(search, request)
+            raise infeasible(search, request.limits)
         now_hours, repeat = found.seconds / HOUR_S, repeat + 1
         if repeat == _REPEATS or not _dearer_or_cheaper(request, hours, now_hours):
             return search, found, proven
@@ -98,48 +98,23 @@ def _dearer_or_cheaper(request: Request, hours: float, now_hours: float) -> bool
     )
 
 
-def _infeasible(search: Search, request: Request) -> PlanInfeasibleError:
-    limits = request.limits
-    fastest, _ = search.best("time", Limits())
-    cheapest, _ = search.best("cost", Limits())
-    assert fastest is not None and cheapest is not None, "without limits there is a plan"  # noqa: S101
-    if fastest.seconds > limits.deadline_s:
-        return PlanInfeasibleError(
-            f"deadline {limits.deadline_s:.4g} s: the fastest plan takes {fastest.seconds:.4g} s "
-            f"and {fastest.usd:.4g} USD",
-            fix=f"Allow {fastest.seconds:.4g} s, raise caps, or let the interval be longer.",
-        )
-    if cheapest.usd > limits.budget_usd:
-        return PlanInfeasibleError(
-            f"budget {limits.budget_usd:.4g} USD: the cheapest plan costs {cheapest.usd:.4g} USD "
-            f"and takes {cheapest.seconds:.4g} s",
-            fix=f"Allow {cheapest.usd:.4g} USD, or cheaper markets and codecs.",
-        )
-    within, _ = search.best("cost", Limits(deadline_s=limits.deadline_s))
-    near = within or fastest
-    return PlanInfeasibleError(
-        f"deadline {limits.deadline_s:.4g} s and budget {limits.budget_usd:.4g} USD: each can be "
-        f"kept, not both; within the deadline the cheapest plan costs {near.usd:.4g} USD",
-        fix=f"Allow {near.usd:.4g} USD, or more time.",
-    )
-
-
 def _reason(request: Request, found: Found, search: Search) -> str:
     everything = search.complete([fleet.everything() for fleet in search.fleets], found.option)
     index = found.straggler
     text = (
         f"{search.fleets[index].name} sets the pace with {found.picks[index].step_s:.3g} s per "
         f"step; every other region has the cheapest machines that keep up. Renting all that is "
-        f"offered would cost {everything.usd:.4g} USD and take {everything.seconds:.4g} s."
+        f"offered would cost {everything.usd:.4g} USD and take {duration_text(everything.seconds)}."
     )
     one = found.option.exchange
     if len(search.fleets) > 1:
         egress = request.work.rounds(found.option.interval) * one.usd
         text += (
             f" The averager in {one.averager} with {one.codec or 'no codec'} every "
-            f"{found.option.interval} steps needs {one.seconds:.3g} s and {one.usd:.3g} USD per "
-            f"exchange, {egress:.3g} USD in all."
+            f"{found.option.interval} steps needs {duration_text(one.seconds)} and "
+            f"{one.usd:.3g} USD per exchange, {egress:.3g} USD in all."
         )
     if not math.isinf(request.limits.deadline_s):
-        text += f" It is within the deadline by {request.limits.deadline_s - found.seconds:.3g} s."
+        left_s = request.limits.deadline_s - found.seconds
+        text += f" It is within the deadline by {duration_text(left_s)}."
     return text

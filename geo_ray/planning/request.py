@@ -9,6 +9,7 @@ from geo_ray.clouds.price import Market
 from geo_ray.errors import PlanInfeasibleError
 from geo_ray.planning.exchange import Exchange, exchange
 from geo_ray.planning.fleet import Offer, RegionFleet
+from geo_ray.planning.infeasible import at_least
 from geo_ray.planning.tradeoffs import LOSS_BY_CODEC, LOSS_OF_DELAY, loss_of_interval
 from geo_ray.planning.ways import Limits, Objective, Option
 from geo_ray.planning.work import Work
@@ -142,7 +143,8 @@ class Request:
             raise PlanInfeasibleError(
                 f"loss_budget {self.loss_budget:.1%}: the best interval and codec that are allowed "
                 f"are expected to lose {least:.1%}",
-                fix=f"Allow {least:.1%}, or a shorter interval.",
+                fix=f"Set plan.loss_budget to {at_least(least)}, or allow shorter intervals and "
+                "larger codecs.",
             )
         return found
 

@@ -129,12 +129,30 @@ def test_markets_decide_what_is_paid():
     assert sorted(paid) == pytest.approx([1.006, 1.258, 1.459])
 
 
+@pytest.mark.parametrize("policy", ["optimal", "everything"])
+def test_a_batch_that_cannot_be_done_in_time_leaves_the_others(policy):
+    batches = "plan.batch_sizes=[16, 256]"
+    assert planned(batches, "plan.deadline_h=1", policy=policy).request.work.rows_per_step == 256
+    with pytest.raises(PlanInfeasibleError, match="deadline 3:36"):
+        planned(batches, "plan.deadline_h=0.06", policy=policy)
+
+
+@pytest.mark.parametrize("policy", ["cloudless", "everything"])
+@pytest.mark.parametrize("limit", ["deadline_h=0.1", "budget_usd=3"])
+def test_a_policy_that_looks_at_no_limits_does_not_exceed_them(policy, limit):
+    with pytest.raises(PlanInfeasibleError, match=f"the plan of `{policy}`") as caught:
+        planned(f"plan.{limit}", policy=policy)
+    found = re.search(r"plan\.\w+ to [\d.]+\d", str(caught.value))
+    assert found
+    assert planned(found[0].replace(" to ", "="), policy=policy).plan.policy == policy
+
+
 @pytest.mark.parametrize(
     ("overrides", "error", "words"),
     [
         (("plan=null",), ConfigError, "no section 'plan'"),
         (("regions=[{name: us}, {name: mars}]",), ConfigError, "mars, eu, asia"),
-        (("plan.deadline_h=0.01",), PlanInfeasibleError, "deadline 36 s"),
+        (("plan.deadline_h=0.01",), PlanInfeasibleError, "deadline 36.0 s"),
         (("plan.budget_usd=0.01",), PlanInfeasibleError, "budget 0.01 USD"),
         ((f"{US}.machines=[]",), PlanInfeasibleError, "'us' has data and nothing to rent"),
         (

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 import random
+import re
 
 import numpy as np
 import pytest
@@ -184,16 +185,33 @@ def test_rows_of_a_step_are_all_given_out():
         assert min(region.batch_sizes) >= 1
 
 
-def test_impossible_limits_are_named():
+def _fixes(error: PlanInfeasibleError) -> dict[str, float]:
+    """What an error tells to set, by key."""
+    return {k: float(v) for k, v in re.findall(r"plan\.(\w+) to ([\d.e+-]+\d)", str(error))}
+
+
+def test_impossible_limits_are_named_and_whoever_does_as_told_has_a_plan():
     request = scenario(1)
-    for limits, words in (
-        (Limits(deadline_s=1.0), "deadline"),
-        (Limits(budget_usd=1e-6), "budget"),
+    plans = front(request)
+    assert len(plans) > 1
+    fast_s, cheap_usd = plans[0].total_s * 1.001, plans[-1].total_usd * 1.001
+    for limits, words, keys in (
+        (Limits(deadline_s=1.0), "deadline 1.0 s", {"deadline_h"}),
+        (Limits(budget_usd=1e-6), "budget 1e-06 USD", {"budget_usd"}),
+        (Limits(fast_s, cheap_usd), "not both", {"deadline_h", "budget_usd"}),
     ):
-        with pytest.raises(PlanInfeasibleError, match=words):
+        with pytest.raises(PlanInfeasibleError, match=words) as found:
             optimal(Request(**{**_fields(request), "limits": limits}))
-    with pytest.raises(PlanInfeasibleError, match="loss_budget"):
-        optimal(Request(**{**_fields(request), "loss_budget": 0.0, "intervals": [64]}))
+        fixes = _fixes(found.value)
+        assert fixes.keys() == keys
+        for key, value in fixes.items():
+            one = {"deadline_s": value * 3600} if key == "deadline_h" else {key: value}
+            enough = dataclasses.replace(limits, **one)
+            assert optimal(Request(**{**_fields(request), "limits": enough})).regions
+    lossy = {**_fields(request), "loss_budget": 0.0, "intervals": [64]}
+    with pytest.raises(PlanInfeasibleError, match="loss_budget") as found:
+        optimal(Request(**lossy))
+    assert optimal(Request(**{**lossy, **_fixes(found.value)})).regions
     empty = scenario(1)
     sites = [Site("r0", [], empty.sites[0].stands_usd), *empty.sites[1:]]
     with pytest.raises(PlanInfeasibleError, match="r0"):
