@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -32,6 +33,8 @@ _BELOW_BASE = (
     "/geo-ray-xxxxxxxx/199/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 )
 _TAIL_LINES = 15
+_SYSTEMS_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_FIRST_PORT, _TRIES = 10_000, 100
 
 
 class LocalCluster:
@@ -246,6 +249,18 @@ def _check_port_free(port: int) -> None:
 
 
 def _free_port() -> int:
+    """A port that is free, and stays so until Ray takes it.
+
+    None of those that the system gives to whoever asks for any: the cluster's own processes do,
+    before the one that this is for starts.
+    """
+    with suppress(OSError, ValueError):
+        first = int(_SYSTEMS_PORTS.read_text().split()[0])
+        for _ in range(_TRIES):
+            port = _FIRST_PORT + secrets.randbelow(first - _FIRST_PORT)
+            with socket.socket() as probe, suppress(OSError):
+                probe.bind((_HEAD_IP, port))
+                return port
     with socket.socket() as probe:
         probe.bind((_HEAD_IP, 0))
         return int(probe.getsockname()[1])
