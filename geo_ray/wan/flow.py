@@ -155,5 +155,8 @@ class Flow:
         if self._is_whole and lasted_s > _SHORT_RTTS * base_s:
             # After a pause TCP begins slowly on every stream, with the data in the kernel already.
             waited = 1.0
-        stretch = Stretch(self._acked_bytes, lasted_s, streams, waited, self._is_whole)
+        most = self._config.max_streams
+        if self.window.has_met_queue:
+            most = int(self.window.size_bytes) // _FIRST_FLIGHT_BYTES
+        stretch = Stretch(self._acked_bytes, lasted_s, streams, waited, self._is_whole, most)
         self._count.observe(now_s, stretch)

@@ -31,6 +31,8 @@ class Stretch:
         streams: how many carried it.
         waited: share of the time in which data waited for a stream, and not for the link's window.
         is_whole: a whole burst, from silence to silence, rather than a part of a long one.
+        most: streams whose first flights together fill the link's window. More would only overflow
+            the link's queue, each with so few segments that TCP must wait for timeouts.
     """
 
     size_bytes: int
@@ -38,6 +40,12 @@ class Stretch:
     streams: int
     waited: float
     is_whole: bool
+    most: int = LEVELS[-1]
+
+    @property
+    def score(self) -> float:
+        """Bytes per second."""
+        return self.size_bytes / self.lasted_s
 
 
 @dataclass(slots=True)
@@ -87,19 +95,28 @@ class StreamCount:
         self._now_s = now_s
         if stretch.streams != self.target or stretch.lasted_s <= 0.0:
             return self.target
-        # Bursts are compared with bursts of their size, parts of long transfers with each other.
-        kind = stretch.size_bytes.bit_length() if stretch.is_whole else 0
         present = self._levels.index(self.target)
-        climb = self._climbs.setdefault(kind, _Climb(present))
+        climb = self._climbs.setdefault(self._kind(stretch, present), _Climb(present))
         climb.seen_s = now_s
         if climb.index != present:  # another kind wants more: this one has nothing to say
             return self.target
-        climb.scores.append(stretch.size_bytes / stretch.lasted_s)
+        climb.scores.append(stretch.score)
         waits = stretch.waited > _WAITED
         climb.easy = 0 if waits else climb.easy + 1
         if len(climb.scores) >= _SETTLED:
-            self._judge(now_s, climb, waits=waits)
+            upwards = self._levels[present + 1 :]
+            self._judge(now_s, climb, waits=waits and bool(upwards) and upwards[0] <= stretch.most)
         return self.target
+
+    def _kind(self, stretch: Stretch, present: int) -> int:
+        """Bursts are compared with those of their size, parts of long transfers with each other."""
+        if stretch.is_whole:
+            return stretch.size_bytes.bit_length()
+        for kind, climb in self._climbs.items():
+            on_trial = climb.index == present and len(climb.scores) < _SETTLED
+            if on_trial and stretch.score < climb.path.get(present - 1, 0.0):
+                return kind  # with so many streams bursts take so long that none is whole
+        return 0
 
     def _judge(self, now_s: float, climb: _Climb, *, waits: bool) -> None:
         # New streams begin with a burst: the level below is judged by its worse stretch.
@@ -109,11 +126,7 @@ class StreamCount:
             climb.blocked_until_s, climb.given_up = now_s + _MEMORY_S, upper
             climb.path.clear()
             climb.move(climb.index - _LOOK_BACK)
-        elif (
-            waits
-            and (now_s >= climb.blocked_until_s or _BETTER * upper < climb.given_up)
-            and climb.index + 1 < len(self._levels)
-        ):
+        elif waits and (now_s >= climb.blocked_until_s or _BETTER * upper < climb.given_up):
             climb.given_up, climb.blocked_until_s = 0.0, now_s
             climb.path[climb.index] = lower
             climb.move(climb.index + 1)

@@ -55,6 +55,11 @@ class Window:
         self._acked_bytes = 0
         self._was_full = False
 
+    @property
+    def has_met_queue(self) -> bool:
+        """Whether the size says something about the path: so far it only grew otherwise."""
+        return not self._is_young
+
     def begin(self, now_s: float) -> None:
         """The link was silent and has something to do again.
 

@@ -78,6 +78,33 @@ def test_bursts_and_long_transfers_are_learned_apart_and_the_larger_wish_counts(
     assert count.observe(200.0, Stretch(10**7, 1.0, 96, 0.0, is_whole=False)) == 4
 
 
+def test_streams_with_which_no_burst_is_whole_any_more_are_given_up() -> None:
+    """A slow link: first flights of many streams overflow its queue, and TCP waits for timeouts.
+
+    What then takes longer than a burst does must not count as a long transfer, of which nothing
+    better is known.
+    """
+    count = StreamCount(1, 96, 4)
+    seen = set()
+    for n in range(60):
+        streams = count.target
+        seen.add(streams)
+        lasted_s = 1.4 if streams >= 32 else 0.65 if n < 3 else 0.45
+        size_bytes = 467_432 if streams < 32 else 200_000
+        count.observe(float(n), Stretch(size_bytes, lasted_s, streams, 1.0, streams < 32))
+    assert max(seen) == 32, "tried"
+    assert count.target < 32
+
+
+def test_no_more_streams_than_the_window_has_first_flights() -> None:
+    count = StreamCount(1, 96, 4)
+    for n in range(100):
+        streams = count.target
+        stretch = Stretch(10**6, 4.0 / streams, streams, 1.0, is_whole=True, most=18)
+        count.observe(float(n), stretch)
+    assert count.target == 16
+
+
 def _play(window: Window, rate_bytes_per_s: float, seconds: float, start_s: float = 0.0) -> float:
     """A link that carries a rate, with an endless queue: acks every 10 ms, round trips of 50 ms.
 
