@@ -34,6 +34,12 @@ def test_test_files_are_small(root: Path) -> None:
     assert not long
 
 
+def test_test_files_have_names_of_their_own(root: Path) -> None:
+    """They are no packages: two of one name cannot be collected together."""
+    names = [path.name for path in (root / "tests").rglob("*.py") if path.name != "conftest.py"]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_constructors_are_small(library: list[Any]) -> None:
     """Dataclasses and pydantic models write no constructor, so they are exempt by themselves."""
     large = []
