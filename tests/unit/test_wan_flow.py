@@ -105,6 +105,19 @@ def test_no_more_streams_than_the_window_has_first_flights() -> None:
     assert count.target == 16
 
 
+def test_a_link_whose_queue_was_seen_gets_no_more_streams_than_its_window_holds() -> None:
+    """As the long transfer below that opens 96 streams, but with a queue from the beginning."""
+    flow, now_s = Flow(TransportConfig(), is_shaped=False), 0.0
+    flow.on_rtt(now_s, 0.1)
+    for _ in range(1500):
+        now_s += 0.01
+        flow.on_rtt(now_s, 0.16)
+        flow.on_acked(now_s, 2000 * flow.streams, 100_000)
+        flow.look(now_s, flow.streams, is_busy=True, has_more=True, waits=True)
+    assert flow.window.has_met_queue and flow.window.size_bytes == 4 * 64 * 1024
+    assert flow.streams == 16
+
+
 def _play(window: Window, rate_bytes_per_s: float, seconds: float, start_s: float = 0.0) -> float:
     """A link that carries a rate, with an endless queue: acks every 10 ms, round trips of 50 ms.
 
