@@ -25,8 +25,8 @@ import support
 import torch
 from torch import Tensor
 
-from geo_ray.sync.codecs.base import Codec
-from geo_ray.sync.codecs.registry import CODECS
+from geo_ray.codecs.base import Codec
+from geo_ray.codecs.registry import CODECS
 
 MILLIONS = (1, 10, 25)
 ERRORS_AT_MILLIONS = 10

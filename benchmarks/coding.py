@@ -30,7 +30,7 @@ from geo_ray.coding import shuffling
 from geo_ray.coding.gradient_code import GradientCode, cyclic, fractional_repetition
 from geo_ray.coding.mds import MdsCode
 from geo_ray.coding.mds_rows import worst_condition
-from geo_ray.coding.shuffle_plan import Group
+from geo_ray.coding.shuffle_plan import Multicast
 
 WORKERS = (4, 8, 16)
 TAILS = (0.5, 1.0, 4.0)
@@ -191,7 +191,7 @@ def xor_costs(megabytes: int, rounds: int) -> list[support.Figure]:
     actions: dict[str, Callable[[], object]] = {"copy": lambda: bytearray(blocks[0])}
     gigabytes = {"copy": 1e-9 * size_bytes}
     for count in (2, 4, 8):
-        group = Group(tuple((worker, worker) for worker in range(count)))
+        group = Multicast(tuple((worker, worker) for worker in range(count)))
         message = shuffling.encode(group, blocks)
         given = group, 0, message, blocks, size_bytes
         actions[f"encode_{count}"] = lambda group=group: shuffling.encode(group, blocks)

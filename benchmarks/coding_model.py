@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geo_ray.coding.shuffle_plan import keep, plan
-from geo_ray.coding.shuffling import Traffic, traffic
+from geo_ray.coding.shuffling import ShuffleTraffic, traffic
 
 Floats = NDArray[np.float64]
 
@@ -59,7 +59,7 @@ def step_times(
     return {name: float(times_T.mean()) for name, times_T in found.items()}
 
 
-def shuffles(num_workers: int, cached: float, epochs: int, seed: int) -> list[Traffic]:
+def shuffles(num_workers: int, cached: float, epochs: int, seed: int) -> list[ShuffleTraffic]:
     """What each epoch's shuffle sends.
 
     Args:

@@ -15,7 +15,7 @@ from threading import Timer
 from typing import Any
 
 from geo_ray.config.cluster import LocalClusterConfig
-from geo_ray.runtime.local_cluster import LocalCluster
+from geo_ray.runtime.cluster.local import LocalCluster
 
 GEO_RAY = (sys.executable, "-m", "geo_ray.cli.main")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import support
 
 from geo_ray.compare.outcome import Outcome
-from geo_ray.compare.run import Comparison, Plan, compare, default_jobs
+from geo_ray.compare.run import Comparison, ComparisonPlan, compare, default_jobs
 from geo_ray.compare.variants import parse_variant
 from geo_ray.config.experiment import Experiment
 
@@ -37,7 +37,7 @@ def compared(
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "workload.yaml"
         path.write_text(config)
-        plan = Plan(
+        plan = ComparisonPlan(
             path,
             (),
             tuple(parse_variant(text) for text in strategies),

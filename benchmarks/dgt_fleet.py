@@ -18,7 +18,7 @@ from node_process import NodeProcess
 
 from geo_ray.lab.lab import Lab
 from geo_ray.lab.topology import Topology
-from geo_ray.wan.certs import issue_for_run
+from geo_ray.transport.security.certs import issue_for_run
 
 NODE = Path(__file__).resolve().parent / "dgt_node.py"
 PORT = 4800

@@ -28,24 +28,24 @@ from geo_ray.job.build import (
     use_one_thread,
 )
 from geo_ray.job.data import open_readers
-from geo_ray.runtime.bridge import Bridge
-from geo_ray.runtime.deadlines import step_timeout_s
-from geo_ray.runtime.dgt_road import RoadEnds, road_for
-from geo_ray.runtime.journal import Journal
-from geo_ray.runtime.layout import shared_bytes
-from geo_ray.runtime.lead import Lead, LeadPorts
-from geo_ray.runtime.worker_loop import ShardLink, WorkerLoop, buffers_for
+from geo_ray.runtime.actors.bridge import Bridge
+from geo_ray.runtime.actors.deadlines import step_timeout_s
+from geo_ray.runtime.actors.event_buffer import EventBuffer
+from geo_ray.runtime.actors.layout import shared_bytes
+from geo_ray.runtime.actors.primary_shard import PrimaryPorts, PrimaryShard
+from geo_ray.runtime.actors.worker_loop import ShardLink, WorkerLoop, buffers_for
+from geo_ray.runtime.paths.differential import PathEnds, road_for
 from geo_ray.tasks.load import load_task
-from geo_ray.training.model import RegionModel
-from geo_ray.training.server import Server
-from geo_ray.training.worker import Worker
-from geo_ray.wan.endpoint import Endpoint
-from geo_ray.wan.lan_client import LanClient
-from geo_ray.wan.lan_server import LanServer
-from geo_ray.wan.link_model import build_links
-from geo_ray.wan.message import Identity
-from geo_ray.wan.meta import Meta
-from geo_ray.wan.tls import TlsBytes
+from geo_ray.training.compute.worker import Worker
+from geo_ray.training.server.region_model import RegionModel
+from geo_ray.training.server.server import Server
+from geo_ray.transport.emulation.link_model import build_links
+from geo_ray.transport.endpoint.endpoint import Endpoint
+from geo_ray.transport.lan.client import LanClient
+from geo_ray.transport.lan.server import LanServer
+from geo_ray.transport.security.tls import TlsBytes
+from geo_ray.transport.wire.message import EndpointIdentity
+from geo_ray.transport.wire.meta import Meta
 
 WAIT_S = 60.0
 HERE = Path(__file__).resolve().parent
@@ -68,7 +68,7 @@ class Region:
         num_params = params_P.numel()
         timeout_s = step_timeout_s(experiment.train, num_params)
         (region,) = [r for r in experiment.regions if r.name == name]
-        self.journal = Journal(name, order["origin_unix_s"])
+        self.journal = EventBuffer(name, order["origin_unix_s"])
         own = build_averager(experiment, num_params) if name == self.hub else None
         self.bridge = Bridge(name, self.hub, own, self.journal, os.devnull, timeout_s)
         models = build_links(experiment.links(), experiment.seed)
@@ -76,7 +76,7 @@ class Region:
         start_s = SystemClock().now_s()
         certificate = hello["certificate"]
         self.endpoint = Endpoint(
-            Identity(order["run"], name, 1, key),
+            EndpointIdentity(order["run"], name, 1, key),
             self.bridge.on_message,
             experiment.transport,
             shaping,
@@ -85,7 +85,7 @@ class Region:
         )
         self.bridge.use(self.endpoint)
         bound = self.endpoint.listen(order["host"], order["port"])
-        ends = RoadEnds(self.endpoint, bound, start_s, shaping, self.bridge.refuse)
+        ends = PathEnds(self.endpoint, bound, start_s, shaping, self.bridge.refuse)
         self.road = road_for(experiment.codec.up, num_params, ends)
         self.bridge.use_loose(self.road)
         hello_lan: Meta = {"peer": f"{name}/lead", "role": "lead"}
@@ -95,8 +95,8 @@ class Region:
         wire = region_wire(experiment, name, num_params)
         model = RegionModel([shard], num_params)
         self.server = Server(server_plan(experiment, region), model, wire=wire)
-        self.lead = Lead(
-            self.server, shard, LeadPorts(uplink, []), self.journal, os.devnull, timeout_s
+        self.lead = PrimaryShard(
+            self.server, shard, PrimaryPorts(uplink, []), self.journal, os.devnull, timeout_s
         )
         self.lan = LanServer("127.0.0.1", key, self.lead.handle, on_close=self.lead.on_close)
         hello_worker: Meta = {"peer": f"{name}/0", "role": "worker", "worker": 0, "epoch": 1}

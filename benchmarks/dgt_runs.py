@@ -15,7 +15,7 @@ import torch
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.job.data import prepare_manifest
-from geo_ray.observe.schema import conform
+from geo_ray.observe.events.schema import conform
 from geo_ray.sim.world import World
 from geo_ray.tasks.load import load_task
 

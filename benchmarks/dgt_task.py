@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from geo_ray.config.base import Model
+from geo_ray.config.base import StrictModel
 from geo_ray.tasks.base import Columns, Dataset, Stats
 from geo_ray.tasks.classification import (
     Labelled,
@@ -31,7 +31,7 @@ SIDE = 8
 class Shapes:
     """Ten-class image classification."""
 
-    class Options(Model):
+    class Options(StrictModel):
         """Options of `Shapes`."""
 
         shape: Literal["alexnet", "vgg", "googlenet"] = Field(

@@ -26,8 +26,8 @@ from contextlib import contextmanager
 import support
 
 from geo_ray.lab.lab import Lab
-from geo_ray.lab.stats import LabStats
-from geo_ray.lab.topology import CapConfig, DefaultLink, RegionConfig, Topology
+from geo_ray.lab.relay.stats import LabStats
+from geo_ray.lab.topology import CapConfig, DefaultLink, LabRegionConfig, Topology
 
 RATE_MBPS, DELAY_S = 100.0, 0.05
 GOODPUT_SHARE = 1448 / 1500
@@ -67,7 +67,7 @@ def topology(count: int, link: DefaultLink, control: str, cap: CapConfig | None 
         link=link,
         up=cap or CapConfig(),
         down=cap or CapConfig(),
-        regions=tuple(RegionConfig(name=f"r{index}") for index in range(count)),
+        regions=tuple(LabRegionConfig(name=f"r{index}") for index in range(count)),
     )
 
 

@@ -22,13 +22,13 @@ from typing import Any
 import support
 import torch
 
-from geo_ray.sync.bsp import Bsp
+from geo_ray.strategies.bsp import Bsp
 from geo_ray.tasks.bytelm import ByteLM
-from geo_ray.training.flat import count_parameters, square_norm
-from geo_ray.training.noise import NOISE_EVERY
-from geo_ray.training.optimizers import Momentum
-from geo_ray.training.shard import Contribution, Shard
-from geo_ray.training.worker import Worker
+from geo_ray.training.compute.flat import count_parameters, square_norm
+from geo_ray.training.compute.noise import NOISE_EVERY
+from geo_ray.training.compute.optimizers import Momentum
+from geo_ray.training.compute.worker import Worker
+from geo_ray.training.server.shard import Contribution, Shard
 from geo_ray.types import Span
 
 SIZES = ("0.1M", "10M")

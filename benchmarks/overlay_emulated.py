@@ -12,7 +12,7 @@ from typing import Any
 
 from overlay_node import Node
 
-from geo_ray.wan.link_model import LinkModel, LinkSpec
+from geo_ray.transport.emulation.link_model import LinkModel, LinkSpec
 
 
 class SharedLink(LinkModel):

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from geo_ray.runtime.overlay_road import Commit, OverlayRoad, OverlaySetting
-from geo_ray.wan.endpoint import Endpoint, Identity, TransportConfig
-from geo_ray.wan.link_model import LinkModel
-from geo_ray.wan.overlay.config import AnyOverlay
+from geo_ray.overlay.config import AnyOverlay
+from geo_ray.runtime.paths.overlay import Commit, OverlayPath, OverlaySetting
+from geo_ray.transport.emulation.link_model import LinkModel
+from geo_ray.transport.endpoint.endpoint import Endpoint, EndpointIdentity, TransportConfig
 
 WAIT_S = 600.0
 
@@ -45,10 +45,10 @@ class Node:
             self.region, hello["regions"], hello["hub"], overlay, hello["num_params"]
         )
         commit: Commit | None = keep_mean if self.region == hello["hub"] else None
-        self.road = OverlayRoad(setting, commit)
+        self.road = OverlayPath(setting, commit)
         routes = self.road.routes()
         self.endpoint = Endpoint(
-            Identity("bench", self.region, 1, base64.b64decode(hello["key"])),
+            EndpointIdentity("bench", self.region, 1, base64.b64decode(hello["key"])),
             lambda peer, message: routes[message.kind](peer, message),
             TransportConfig.model_validate_json(json.dumps(hello["transport"])),
             shaping,

@@ -23,7 +23,7 @@ from peers_work import Workload
 
 from geo_ray.lab.lab import Lab
 from geo_ray.lab.ray_nodes import RayOptions, start_ray
-from geo_ray.lab.topology import DefaultLink, RegionConfig, Topology
+from geo_ray.lab.topology import DefaultLink, LabRegionConfig, Topology
 
 HERE = Path(__file__).resolve().parent
 REGIONS = ("A", "B")
@@ -118,7 +118,7 @@ class Meter:
 
 @contextmanager
 def _lab(link: DefaultLink) -> Iterator[Lab]:
-    regions = tuple(RegionConfig(name=name) for name in REGIONS)
+    regions = tuple(LabRegionConfig(name=name) for name in REGIONS)
     with Lab(Topology(congestion_control="cubic", link=link, regions=regions)) as lab:
         yield lab
 

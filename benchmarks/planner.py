@@ -29,14 +29,14 @@ import support
 
 from geo_ray.clouds.price_book import PriceBook, shipped_book
 from geo_ray.errors import PlanInfeasibleError, PriceUnknownError
-from geo_ray.planning.cloudless import cloudless, everything
-from geo_ray.planning.optimal import optimal
+from geo_ray.planning.model.work import JobWork
+from geo_ray.planning.policies.cloudless import cloudless, everything
+from geo_ray.planning.policies.optimal import optimal
 from geo_ray.planning.request import Rental, Request, Site
-from geo_ray.planning.search import Search
-from geo_ray.planning.ways import Limits
-from geo_ray.planning.work import Work
-from geo_ray.wan.link_record import LinkRecord
-from geo_ray.wan.link_table import LinkTable
+from geo_ray.planning.search.search import Search
+from geo_ray.planning.search.ways import Limits
+from geo_ray.transport.links.record import LinkRecord
+from geo_ray.transport.links.table import LinkTable
 
 SPEED = {
     "c5a.2xlarge": 10.0,
@@ -101,7 +101,7 @@ def real_scenario(book: PriceBook, rng: random.Random) -> Request:
         (src, dst): book.usd_of_volume(book.egress("aws", src, dst), 1.0)
         for src, dst in itertools.permutations(names, 2)
     }
-    work = Work(
+    work = JobWork(
         steps=20_000,
         rows_per_step=1024,
         rows={name: rng.uniform(1, 4) for name in names},
@@ -136,7 +136,7 @@ def made_scenario(rng: random.Random, regions: int, types: int, markets: int, ca
         sites.append(Site(name, rentals, partial(_linear, 0.1), 0.02, rng.choice([0.0, 0.002])))
     prices = {pair: rng.choice([0.02, 0.09]) for pair in itertools.permutations(names, 2)}
     rows = {name: rng.uniform(1, 3) for name in names}
-    work = Work(1000, regions * 64, rows, 5_000_000, rng.random() < 0.5, 60)
+    work = JobWork(1000, regions * 64, rows, 5_000_000, rng.random() < 0.5, 60)
     return Request(work, sites, links(names, rng), prices, names, INTERVALS, CODECS)
 
 
@@ -148,7 +148,7 @@ def right_sizing(book: PriceBook, imbalance: float, averager: str) -> tuple[floa
     """Share of the money that `cloudless` saves, and share of the time that it adds."""
     usd = partial(book.usd_of_hours, book.instance("aws", "us-east-1", "c5a.2xlarge"))
     sites = [Site(name, [Rental("c", "on_demand", usd, 10.0, 24)], _free) for name in ("a", "b")]
-    work = Work(10_000, 2400, {"a": imbalance, "b": 1.0}, 1_000_000)
+    work = JobWork(10_000, 2400, {"a": imbalance, "b": 1.0}, 1_000_000)
     table = links(("a", "b"), random.Random(0))
     free = {("a", "b"): 0.0, ("b", "a"): 0.0}
     request = Request(work, sites, table, free, [averager], [8], [None])

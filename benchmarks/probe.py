@@ -21,9 +21,9 @@ import support
 
 from geo_ray.errors import LabLateError
 from geo_ray.lab.lab import Lab
-from geo_ray.lab.topology import DefaultLink, RegionConfig, Topology
-from geo_ray.wan.link_record import LinkRecord
-from geo_ray.wan.link_table import load_links
+from geo_ray.lab.topology import DefaultLink, LabRegionConfig, Topology
+from geo_ray.transport.links.record import LinkRecord
+from geo_ray.transport.links.table import load_links
 
 GOODPUT_SHARE = 1448 / 1500
 PROBE = [sys.executable, "-m", "geo_ray.cli.main", "probe"]
@@ -48,7 +48,7 @@ class Case:
             loss=self.loss,
             queue_bytes=max(65536, queue_bytes),
         )
-        regions = (RegionConfig(name="A"), RegionConfig(name="B"))
+        regions = (LabRegionConfig(name="A"), LabRegionConfig(name="B"))
         return Topology(congestion_control=control, link=link, regions=regions)  # type: ignore[arg-type]
 
 

@@ -25,11 +25,11 @@ from pathlib import Path
 import support
 from command import Run, command, geo_ray
 
-from geo_ray.planning.exchange import exchange
+from geo_ray.planning.model.exchange import exchange
+from geo_ray.planning.model.step_model import fit_steps
 from geo_ray.planning.profile import Profile, load_profile
-from geo_ray.planning.step_model import fit_steps
-from geo_ray.wan.link_model import LinkSpec
-from geo_ray.wan.link_table import table_of
+from geo_ray.transport.emulation.link_model import LinkSpec
+from geo_ray.transport.links.table import table_of
 
 HUB, FAR = "us", "eu"
 INTERVAL, STEPS = 8, 43

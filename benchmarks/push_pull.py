@@ -2,7 +2,7 @@
 
 Two real processes. One exchange is what a worker waits for at every step: its gradient goes to the
 server, the server's parameters come back. Measured on the product's own classes (`ShardLink` and
-`LanClient` in the worker; `Lead`, `Server` and `Shard` behind a `LanServer` in the server):
+`LanClient` in the worker; `PrimaryShard`, `Server` and `Shard` behind a `LanServer` in the server):
 
   shared   through the memory that both share, as on one node; the gradient was computed into it
   inline   through the socket, as between nodes, with authenticated payloads
@@ -30,21 +30,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from geo_ray.runtime.journal import Journal
-from geo_ray.runtime.layout import shared_bytes
-from geo_ray.runtime.lead import Lead, LeadPorts
-from geo_ray.runtime.messages import read_answer, report_meta
-from geo_ray.runtime.worker_loop import ShardLink, buffers_for
-from geo_ray.sync.asgd import Asgd
-from geo_ray.training.model import RegionModel
-from geo_ray.training.optimizers import InnerOptimizer, Sgd
-from geo_ray.training.server import Server
-from geo_ray.training.server_plan import ServerPlan
-from geo_ray.training.shard import Shard
+from geo_ray.runtime.actors.event_buffer import EventBuffer
+from geo_ray.runtime.actors.layout import shared_bytes
+from geo_ray.runtime.actors.primary_shard import PrimaryPorts, PrimaryShard
+from geo_ray.runtime.actors.worker_loop import ShardLink, buffers_for
+from geo_ray.runtime.messages.exchange import read_answer, report_meta
+from geo_ray.strategies.asgd import Asgd
+from geo_ray.training.compute.optimizers import InnerOptimizer, Sgd
+from geo_ray.training.server.plan import ServerPlan
+from geo_ray.training.server.region_model import RegionModel
+from geo_ray.training.server.server import Server
+from geo_ray.training.server.shard import Shard
+from geo_ray.transport.config import LanConfig
+from geo_ray.transport.lan.client import LanClient
+from geo_ray.transport.lan.server import LanServer
 from geo_ray.types import StepReport
-from geo_ray.wan.config import LanConfig
-from geo_ray.wan.lan_client import LanClient
-from geo_ray.wan.lan_server import LanServer
 
 SIZES_MB = (4, 40, 100)
 NEVER = 10**9
@@ -173,7 +173,7 @@ class GlooWorker:
 
 
 def serve(parent: Connection, num_params: int, key: bytes, store: str) -> None:
-    """The parameter server's process: a `Lead` per variant, and gloo in the main thread."""
+    """The parameter server's process: a `PrimaryShard` per variant, and gloo in the main thread."""
     torch.set_num_threads(1)
     servers, leads, addresses = [], [], {}
     for name, config in CONFIGS.items():
@@ -205,13 +205,13 @@ def serve_gloo(params_P: Tensor) -> None:
         dist.send(params_P, WORKER_RANK)
 
 
-def build_lead(params_P: Tensor) -> Lead:
-    """A region of one worker that is alone, as `LeadActor` builds it."""
+def build_lead(params_P: Tensor) -> PrimaryShard:
+    """A region of one worker that is alone, as `PrimaryActor` builds it."""
     shard = Shard(params_P, Sgd(lr=0.1), Asgd(), alone=True)
     plan = ServerPlan("here", num_workers=1, batch_size=1, steps=NEVER)
     server = Server(plan, RegionModel([shard], params_P.numel()))
-    journal = Journal("here", time.time())
-    return Lead(server, shard, LeadPorts(None, ()), journal, str(Path.cwd()), TIMEOUT_S)
+    journal = EventBuffer("here", time.time())
+    return PrimaryShard(server, shard, PrimaryPorts(None, ()), journal, str(Path.cwd()), TIMEOUT_S)
 
 
 def figures_of(size_mb: int, times_s: dict[str, list[float]]) -> list[support.Figure]:

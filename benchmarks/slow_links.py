@@ -50,7 +50,7 @@ from sync_cloudless import CpuMeter
 from geo_ray.errors import LabLateError
 from geo_ray.lab.lab import Lab
 from geo_ray.lab.ray_nodes import start_ray
-from geo_ray.lab.topology import DefaultLink, RegionConfig, Topology
+from geo_ray.lab.topology import DefaultLink, LabRegionConfig, Topology
 
 TASK = Path(__file__).with_name("slow_links_task.py")
 HUB, FAR = "A", "B"
@@ -186,7 +186,7 @@ def measure(case: Case, interval: int, sets: dict[str, object]) -> Timed:
     """
     topology = Topology(
         link=DefaultLink(rate_mbps=case.rate_mbps, delay_s=DELAY_S),
-        regions=(RegionConfig(name=HUB), RegionConfig(name=FAR)),
+        regions=(LabRegionConfig(name=HUB), LabRegionConfig(name=FAR)),
     )
     with tempfile.TemporaryDirectory() as scratch, Lab(topology) as lab, CpuMeter() as meter:
         config = Path(scratch) / "slow.yaml"

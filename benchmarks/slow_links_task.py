@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from geo_ray.config.base import Model
+from geo_ray.config.base import StrictModel
 from geo_ray.tasks.base import Columns, Dataset, Stats
 from geo_ray.tasks.seeding import seeded
 from geo_ray.tasks.tensors import to_tensor
@@ -35,7 +35,7 @@ class Rows(NamedTuple):
 class Tables:
     """Regression on sums over tables."""
 
-    class Options(Model):
+    class Options(StrictModel):
         """Options of `Tables`."""
 
         tables: int = Field(800, ge=1, description="How many; each has 64,000 parameters.")

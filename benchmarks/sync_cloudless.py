@@ -39,10 +39,10 @@ from command import geo_ray, kept_cluster
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_tree
 from geo_ray.job.data import prepare_manifest
-from geo_ray.observe.schema import Event, conform
+from geo_ray.observe.events.schema import Event, conform
 from geo_ray.sim.world import World
 from geo_ray.tasks.load import load_task
-from geo_ray.training.flat import count_parameters
+from geo_ray.training.compute.flat import count_parameters
 
 REGIONS = ("east", "west")
 STEP_S = 0.23

@@ -26,19 +26,19 @@ from typing import Any
 
 import support
 import torch
+from network_models.bottleneck import Bottleneck, Site
 
 from geo_ray.config.experiment import Experiment
-from geo_ray.runtime.bridge import Bridge
-from geo_ray.runtime.journal import Journal
-from geo_ray.runtime.messages import payload_bytes, update_meta
-from geo_ray.runtime.roads import attach_roads, dials
-from geo_ray.sim.bottleneck import Bottleneck, Site
-from geo_ray.sync.base import HubState, Update
-from geo_ray.training.averager import Averager
-from geo_ray.training.hub_log import Op, Outcome
-from geo_ray.wan.endpoint import Endpoint, Identity
-from geo_ray.wan.link_model import build_links
-from geo_ray.wan.transfers.config import TransfersConfig
+from geo_ray.runtime.actors.bridge import Bridge
+from geo_ray.runtime.actors.event_buffer import EventBuffer
+from geo_ray.runtime.messages.exchange import payload_bytes, update_meta
+from geo_ray.runtime.paths.build import attach_roads, dials
+from geo_ray.strategies.base import AveragerState, Update
+from geo_ray.training.averager.averager import Averager
+from geo_ray.training.averager.log import LogOutcome, Op
+from geo_ray.transfers.config import TransfersConfig
+from geo_ray.transport.emulation.link_model import build_links
+from geo_ray.transport.endpoint.endpoint import Endpoint, EndpointIdentity
 
 HUB, KEY, LIMIT_MBPS = "hub", bytes(32), 100.0
 WAYS: dict[str, dict[str, Any] | None] = {
@@ -187,14 +187,14 @@ class Bridges:
         parts = self.stack.enter_context(TemporaryDirectory())
         for name in names:
             at_home = name in (names[0], experiment.averager.standby)
-            members = HubState(tuple(sorted(names)))
+            members = AveragerState(tuple(sorted(names)))
             averager = Averager(experiment.strategy, num_params, members) if at_home else None
             home = averager if name == names[0] else None
-            journal = Journal(name, time.time())
+            journal = EventBuffer(name, time.time())
             bridge = Bridge(name, names[0], home, journal, parts, 120.0)
             models = build_links(experiment.links(), 0)
             shaping = {dst: model for (src, dst), model in models.items() if src == name}
-            identity = Identity("transfers", name, 1, KEY)
+            identity = EndpointIdentity("transfers", name, 1, KEY)
             endpoint = Endpoint(identity, bridge.on_message, experiment.transport, shaping)
             bridge.use(endpoint)
             endpoint.listen()
@@ -217,7 +217,7 @@ class Bridges:
         """Write down when the averager there took what in."""
         carry_out = bridge._do
 
-        def noting(op: Op) -> Outcome:
+        def noting(op: Op) -> LogOutcome:
             outcome = carry_out(op)
             now_s = time.monotonic()
             self.taken_s |= {(reply.to, reply.seq): now_s for reply in outcome.replies}

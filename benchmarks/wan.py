@@ -34,7 +34,7 @@ from node_process import NodeProcess
 
 from geo_ray.lab.lab import Lab
 from geo_ray.lab.topology import Topology
-from geo_ray.wan.certs import issue_for_run
+from geo_ray.transport.security.certs import issue_for_run
 
 DELAY_S = 0.05
 PAYLOAD_SHARE = 1448 / 1500

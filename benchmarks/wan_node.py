@@ -16,9 +16,14 @@ import threading
 import time
 from typing import Any
 
-from geo_ray.wan.endpoint import Endpoint, Identity, Message, TransportConfig
-from geo_ray.wan.message import CONTROL
-from geo_ray.wan.tls import TlsBytes
+from geo_ray.transport.endpoint.endpoint import (
+    Endpoint,
+    EndpointIdentity,
+    Message,
+    TransportConfig,
+)
+from geo_ray.transport.security.tls import TlsBytes
+from geo_ray.transport.wire.message import CONTROL
 
 SAMPLE_S = 0.004
 BLOCK = os.urandom(1 << 20)  # not compressible, by whatever lies on the way
@@ -29,7 +34,7 @@ class Node:
 
     def __init__(self, hello: dict[str, Any]) -> None:
         pem = [base64.b64decode(text) for text in hello["certificate"]]
-        identity = Identity("bench", hello["region"], 1, base64.b64decode(hello["key"]))
+        identity = EndpointIdentity("bench", hello["region"], 1, base64.b64decode(hello["key"]))
         config = TransportConfig.model_validate_json(json.dumps(hello["config"]))
         self.endpoint = Endpoint(identity, self.on_message, config, certificate=TlsBytes(*pem))
         self.peer: str = hello["peer"]

@@ -27,7 +27,7 @@ from wan import DELAY_S, MB, limit_bytes_per_s, linked
 
 from geo_ray.lab.lab import Lab
 from geo_ray.lab.ray_nodes import start_ray
-from geo_ray.lab.topology import DefaultLink, RegionConfig, Topology
+from geo_ray.lab.topology import DefaultLink, LabRegionConfig, Topology
 
 NODE = Path(__file__).with_name("wan_ray_node.py")
 RATE_MBPS, LOSS = 100, 0.001
@@ -40,7 +40,7 @@ def through_ray(count: int) -> list[float]:
     topology = Topology(
         congestion_control=CONTROL,
         link=DefaultLink(rate_mbps=RATE_MBPS, delay_s=DELAY_S, loss=LOSS),
-        regions=(RegionConfig(name="A"), RegionConfig(name="B")),
+        regions=(LabRegionConfig(name="A"), LabRegionConfig(name="B")),
     )
     with Lab(topology) as lab:
         environment = {**os.environ, **start_ray(lab)}

@@ -18,8 +18,8 @@ import ray
 from numpy.typing import NDArray
 
 from geo_ray.config.cluster import ExistingClusterConfig
-from geo_ray.runtime.cluster import connect
-from geo_ray.runtime.labels import in_region
+from geo_ray.runtime.cluster.connect import connect
+from geo_ray.runtime.cluster.labels import in_region
 
 GIVE_UP_S = 300.0
 

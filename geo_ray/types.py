@@ -31,7 +31,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CodedShare:
     """A share of a coded gradient.
 
     Attributes:

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from geo_ray.sync.codecs.base import Coded, wrong
+from geo_ray.codecs.base import Coded, wrong
 
 
 def _pack(kind: str, num: int, *parts: Tensor) -> Coded:

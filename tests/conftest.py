@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from geo_ray.runtime.cluster import ConnectedCluster
-    from geo_ray.runtime.local_cluster import LocalCluster
+    from geo_ray.runtime.cluster.connect import ConnectedCluster
+    from geo_ray.runtime.cluster.local import LocalCluster
 
 # An example may take as long as it does: on a busy machine durations say nothing about the code.
 settings.register_profile(
@@ -33,8 +33,8 @@ REGIONS = ("us-east", "eu-west", "ap-south")
 def ray_cluster() -> Iterator[LocalCluster]:
     """A running cluster; the environment says how to reach it (RAY_ADDRESS and the token)."""
     from geo_ray.config.cluster import LocalClusterConfig  # Ray takes a second to import
-    from geo_ray.runtime.local_cluster import LocalCluster
-    from geo_ray.runtime.settings import driver_environment
+    from geo_ray.runtime.cluster.local import LocalCluster
+    from geo_ray.runtime.cluster.settings import driver_environment
 
     with (
         LocalCluster(LocalClusterConfig(dashboard=True), REGIONS, cpus_per_region=8) as cluster,
@@ -47,7 +47,7 @@ def ray_cluster() -> Iterator[LocalCluster]:
 def connected(ray_cluster: LocalCluster) -> Iterator[ConnectedCluster]:
     """This process, connected to the shared cluster in a namespace of its own."""
     from geo_ray.config.cluster import ExistingClusterConfig
-    from geo_ray.runtime.cluster import connect
+    from geo_ray.runtime.cluster.connect import connect
 
     config = ExistingClusterConfig(address=ray_cluster.address)
     with connect(config, REGIONS, namespace=f"test-{secrets.token_hex(4)}") as cluster:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from network_models.overlay_model import Lines, OverlayModel
 from numpy.typing import NDArray
 
-from geo_ray.wan.overlay.build import build_policy, links_of
-from geo_ray.wan.overlay.config import (
+from geo_ray.overlay.build import build_policy, links_of
+from geo_ray.overlay.config import (
     AnyOverlay,
     BinaryOverlay,
     NetstormOverlay,
@@ -18,9 +19,8 @@ from geo_ray.wan.overlay.config import (
     StarOverlay,
     TsengineOverlay,
 )
-from geo_ray.wan.overlay.coordinator import Coordinator
-from geo_ray.wan.overlay.model import Lines, Model
-from geo_ray.wan.overlay.plan import Grid
+from geo_ray.overlay.coordinator import Coordinator
+from geo_ray.overlay.plan import Grid
 
 KINDS: dict[str, AnyOverlay] = {
     "star": StarOverlay(),
@@ -43,7 +43,7 @@ def model_of(
     lines: Lines | None = None,
     seed: int = 0,
     **node_options: Any,
-) -> Model:
+) -> OverlayModel:
     """Regions of which each line carries one whole vector per second."""
     grid = Grid(3 * num_segments - (num_segments > 1), 3)  # the last segment is shorter
     links = links_of(config, num_regions)
@@ -52,10 +52,10 @@ def model_of(
     coordinator = Coordinator(hub, policy, links, probe_segments=min(2, grid.count), seed=seed)
     segment_bytes = round(VECTOR_MBIT * 1e6 / 8 / num_segments)
     lines = lines or Lines.capped(num_regions, MBPS)
-    return Model(lines, coordinator, grid, segment_bytes, **node_options)
+    return OverlayModel(lines, coordinator, grid, segment_bytes, **node_options)
 
 
-def vectors_of(model: Model, seed: int = 0) -> list[NDArray[np.float32]]:
+def vectors_of(model: OverlayModel, seed: int = 0) -> list[NDArray[np.float32]]:
     """What each region contributes."""
     num = model.nodes[0].grid.num
     random = np.random.default_rng(seed)

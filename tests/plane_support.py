@@ -12,20 +12,20 @@ from random import Random
 import torch
 from torch import Tensor
 
-from geo_ray.sync.base import HubState, Reply, Update
-from geo_ray.sync.codecs.base import Codec
-from geo_ray.sync.traits import Holding, fragments_of, has_equal_steps
-from geo_ray.training.averager import Averager
-from geo_ray.training.effects import Answer, Send, Snapshot, StepDone
-from geo_ray.training.flat import digest, fragments_in, split_sizes
-from geo_ray.training.hub_wire import HubWire
-from geo_ray.training.model import RegionModel
-from geo_ray.training.optimizers import Momentum, Sgd
-from geo_ray.training.region_wire import RegionWire
-from geo_ray.training.server import Server
-from geo_ray.training.server_plan import ServerPlan
-from geo_ray.training.shard import Shard
-from geo_ray.training.wire_plan import WirePlan
+from geo_ray.codecs.base import Codec
+from geo_ray.strategies.base import AveragerState, Reply, Update
+from geo_ray.strategies.traits import Holding, fragments_of, has_equal_steps
+from geo_ray.training.averager.averager import Averager
+from geo_ray.training.compute.flat import digest, fragments_in, split_sizes
+from geo_ray.training.compute.optimizers import Momentum, Sgd
+from geo_ray.training.exchange.averager_wire import AveragerWire
+from geo_ray.training.exchange.region_wire import RegionWire
+from geo_ray.training.exchange.wire_plan import WirePlan
+from geo_ray.training.server.effects import Assignment, SendUpdate, Snapshot, StepDone
+from geo_ray.training.server.plan import ServerPlan
+from geo_ray.training.server.region_model import RegionModel
+from geo_ray.training.server.server import Server
+from geo_ray.training.server.shard import Shard
 from geo_ray.types import Span, StepReport
 
 NUM_PARAMS = 5
@@ -84,7 +84,7 @@ class Watched:
             digest(same_P)
         )
 
-    def on_update(self, hub: HubState, update: Update) -> list[Reply]:
+    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
         before = hub.version
         replies = self._plane.setup.strategy.on_update(hub, update)
         self._plane.taken[update.region, update.epoch, update.seq] += 1
@@ -95,7 +95,7 @@ class Watched:
             assert hub.version == before + bool(replies)
         return replies
 
-    def _on_release(self, hub: HubState) -> list[Reply]:
+    def _on_release(self, hub: AveragerState) -> list[Reply]:
         replies = self._plane.setup.strategy.on_release(hub)
         self._note(replies)
         assert not hub.waiting, "somebody still waits"
@@ -155,8 +155,8 @@ class Plane:
         self.order: list[str] = []
         self.answered: dict[tuple[str, int], int] = {}
         self.merged: dict[int, dict[str, list[str]]] = {}
-        members = HubState(self.names)
-        wire = HubWire(self.setup.wire)
+        members = AveragerState(self.names)
+        wire = AveragerWire(self.setup.wire)
         self.hub = Averager(Watched(self), NUM_PARAMS, members, wire=wire, enough=self.setup.rows)
         whole = [save for save in self.saves.values() if self.complete(save)]
         self.regions = {name: self._region(name) for name in self.names}
@@ -299,7 +299,7 @@ class Plane:
     def _take(self, name: str, effects) -> None:
         region = self.regions[name]
         for effect in effects:
-            if isinstance(effect, Answer):
+            if isinstance(effect, Assignment):
                 assert effect.worker in region.here and effect.worker not in region.busy
                 if effect.span is None:
                     assert effect.done
@@ -307,7 +307,7 @@ class Plane:
                     region.home.add(effect.worker)
                 else:
                     region.busy[effect.worker] = (effect.span, region.params_P)
-            elif isinstance(effect, Send):
+            elif isinstance(effect, SendUpdate):
                 assert region.sent is None, "one request is open already"
                 update = region.server.wire.encode(effect.update)
                 region.sent = replace(update, payload_P=update.payload_P.clone())

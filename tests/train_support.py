@@ -14,10 +14,10 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import dump_yaml
 from geo_ray.job import rundir
 from geo_ray.job.rundir import RunDirectory
-from geo_ray.observe.events import EVENTS_FILE, read_events
-from geo_ray.observe.schema import Event
-from geo_ray.observe.summary import Summary
-from geo_ray.training.ledger import Ledger
+from geo_ray.observe.events.log import EVENTS_FILE, read_events
+from geo_ray.observe.events.schema import Event
+from geo_ray.observe.metrics.summary import Summary
+from geo_ray.training.server.ledger import Ledger
 
 WAIT_S = 180.0
 
@@ -69,8 +69,8 @@ def train(
     sink: Callable[[Event], None] = lambda event: None,
 ) -> Trained:
     """Train in this process, in a new run directory unless one is given."""
-    from geo_ray.runtime.train import Reporting
-    from geo_ray.runtime.train import train as run_to_end
+    from geo_ray.runtime.control.train import Reporting
+    from geo_ray.runtime.control.train import train as run_to_end
 
     reporting = Reporting(lambda text: None, [sink], time.time())
     run = begun or rundir.create(experiment, base_dir)

@@ -10,8 +10,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from geo_ray.wan.endpoint import Address, Endpoint, Identity, Message, TransportConfig
-from geo_ray.wan.message import DATA, PeerStats
+from geo_ray.transport.endpoint.endpoint import (
+    Address,
+    Endpoint,
+    EndpointIdentity,
+    Message,
+    TransportConfig,
+)
+from geo_ray.transport.wire.message import DATA, PeerStats
 
 KEY = b"k" * 32
 WAIT_S = 60.0  # never reached when all is well
@@ -30,7 +36,7 @@ class Node:
         self._changed = threading.Condition()
         quick = {"heartbeat_s": 0.05, "reconnect_min_s": 0.01, "reconnect_max_s": 0.1} | options
         self.endpoint = Endpoint(
-            Identity(run_id, region, epoch, KEY),
+            EndpointIdentity(run_id, region, epoch, KEY),
             self._on_message,
             TransportConfig(**quick),
             on_peer=self._on_peer,

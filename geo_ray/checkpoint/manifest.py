@@ -7,7 +7,7 @@ from typing import Self
 
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
-from geo_ray.config.base import Model
+from geo_ray.config.base import StrictModel
 from geo_ray.config.canonical import canonical_json, sha256_hex
 from geo_ray.errors import CheckpointCorruptError, CheckpointError
 
@@ -19,7 +19,7 @@ MANIFEST_FILE = "manifest.json"
 _SHA256 = r"^[0-9a-f]{64}$"
 
 
-class PartInfo(Model):
+class PartInfo(StrictModel):
     """One part, as its writer reports it."""
 
     name: str = Field(pattern=NAME_PATTERN, description="unique in the checkpoint")
@@ -34,7 +34,7 @@ class PartInfo(Model):
         return self
 
 
-class CheckpointManifest(Model):
+class CheckpointManifest(StrictModel):
     """A whole checkpoint."""
 
     version: int = Field(default=FORMAT_VERSION, description="of this format")

@@ -23,7 +23,7 @@ def certs() -> None:
 @click.option("--force", is_flag=True, help="Replace a CA; every region needs a new certificate.")
 def init(directory: Path, days: float, force: bool) -> None:
     """Make the deployment's CA in DIR. Keep DIR/ca.key to yourself."""
-    from geo_ray.wan import cert_store
+    from geo_ray.transport.security import cert_store
 
     cert_store.init(directory, days, force=force)
     click.echo(f"CA: {directory / 'ca.pem'}, its key: {directory / 'ca.key'}")
@@ -39,7 +39,7 @@ def init(directory: Path, days: float, force: bool) -> None:
 @click.option("--force", is_flag=True, help="Replace key and certificate of the region.")
 def issue(region: str, directory: Path, days: float, hosts: tuple[str, ...], force: bool) -> None:
     """Make key and certificate of REGION."""
-    from geo_ray.wan import cert_store
+    from geo_ray.transport.security import cert_store
 
     files = cert_store.issue(directory, region, days, hosts, force=force)
     click.echo(f"{region}: copy {Path(files.cert).parent} to the host of the region's bridge")
@@ -52,7 +52,7 @@ def show(directory: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from geo_ray.wan import cert_store
+    from geo_ray.transport.security import cert_store
 
     now = dt.datetime.now(dt.UTC)
     table = Table()
@@ -88,7 +88,7 @@ def show(directory: Path) -> None:
 @click.option("--ca", is_flag=True, help="The CA itself; certificates that it issued stay valid.")
 def renew(regions: tuple[str, ...], directory: Path, days: float | None, ca: bool) -> None:
     """Give certificates new dates; without REGION those of all regions. Keys stay."""
-    from geo_ray.wan import cert_store
+    from geo_ray.transport.security import cert_store
 
     if ca and regions:
         raise click.UsageError("--ca renews the CA; leave the regions away")

@@ -61,7 +61,7 @@ def compare(
     from rich.console import Console
 
     from geo_ray.compare.page import result_table, write_page
-    from geo_ray.compare.run import Plan, default_jobs
+    from geo_ray.compare.run import ComparisonPlan, default_jobs
     from geo_ray.compare.run import compare as run_all
     from geo_ray.compare.save import save_comparison
     from geo_ray.compare.variants import parse_variant
@@ -69,7 +69,7 @@ def compare(
     from geo_ray.config.load import load_tree
     from geo_ray.errors import RunDirectoryError
     from geo_ray.job.follow_plan import changes_of
-    from geo_ray.planning.bill import Bill
+    from geo_ray.planning.model.bill import Bill
     from geo_ray.planning.plan import load_plan
 
     experiment = load_tree(config, overrides, Experiment)
@@ -92,7 +92,7 @@ def compare(
         left = f", about {left_s / 60:.0f} min left" if left_s > 60 else ""
         console.print(f"{done}/{count}{left}: {what}", highlight=False, markup=False)
 
-    plan = Plan(
+    plan = ComparisonPlan(
         config=config,
         common=overrides,
         variants=tuple(parse_variant(text) for text in strategies.split(",")),
@@ -114,8 +114,8 @@ def _train(base_dir: Path, experiment, directory: Path):  # type: ignore[no-unty
     """One real run; its outcome."""
     from geo_ray.compare.outcome import outcome_of
     from geo_ray.job import rundir
-    from geo_ray.runtime.train import Reporting
-    from geo_ray.runtime.train import train as run_to_end
+    from geo_ray.runtime.control.train import Reporting
+    from geo_ray.runtime.control.train import train as run_to_end
 
     directory.mkdir(parents=True, exist_ok=True)
     run = rundir.create(experiment, base_dir)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from geo_ray.cli.data_table import print_table, progress_bar
+from geo_ray.cli.tables.data import print_table, progress_bar
 from geo_ray.errors import ConfigError
 
 if TYPE_CHECKING:

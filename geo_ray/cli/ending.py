@@ -9,10 +9,10 @@ from pathlib import Path
 from rich.console import Console
 
 from geo_ray.errors import GeoRayError
-from geo_ray.observe.cost import cost_line, load_cost
-from geo_ray.observe.events import EVENTS_FILE
-from geo_ray.observe.report import load_record, write_report
-from geo_ray.observe.summary import Summary, final_table
+from geo_ray.observe.events.log import EVENTS_FILE
+from geo_ray.observe.metrics.cost import cost_line, load_cost
+from geo_ray.observe.metrics.summary import Summary, final_table
+from geo_ray.observe.report.report import load_record, write_report
 
 
 def show_end(summary: Summary, run_dir: Path) -> None:

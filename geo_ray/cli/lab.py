@@ -30,7 +30,7 @@ def up(topology: str, overrides: tuple[str, ...], detach: bool, ray: bool, cpus:
 
     Stays until Ctrl-C or `geo-ray lab down` and takes everything down then.
     """
-    from geo_ray.cli.lab_tables import regions_table
+    from geo_ray.cli.tables.lab import regions_table
     from geo_ray.lab.lab import Lab
     from geo_ray.lab.presets import load_topology
 
@@ -69,7 +69,7 @@ def presets() -> None:
 @_lab_option
 def status(lab_id: str | None) -> None:
     """Show the labs that are up, or the regions and links of one."""
-    from geo_ray.cli.lab_tables import labs_table, links_table, regions_table, relay_line
+    from geo_ray.cli.tables.lab import labs_table, links_table, regions_table, relay_line
     from geo_ray.lab import records
     from geo_ray.lab.lab import Lab
 

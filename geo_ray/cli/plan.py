@@ -69,13 +69,13 @@ def plan(
     """
     from rich.console import Console
 
-    from geo_ray.cli.plan_tables import front_table, machines_table, terms_table, totals_text
+    from geo_ray.cli.tables.plan import front_table, machines_table, terms_table, totals_text
     from geo_ray.config.experiment import Experiment
     from geo_ray.config.load import load_tree
     from geo_ray.job.planning import Sources, make_plan
     from geo_ray.job.replanning import decide
-    from geo_ray.observe.plan_page import write_plan_page
-    from geo_ray.wan.atomic_file import write_atomic
+    from geo_ray.observe.report.plan_page import write_plan_page
+    from geo_ray.util.atomic_file import write_atomic
 
     experiment = load_tree(config, overrides, Experiment)
     sources = Sources(prices, links, profile_file, extrapolate)

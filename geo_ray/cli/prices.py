@@ -39,7 +39,7 @@ def show(
     as_json: bool,
 ) -> None:
     """Show the known prices: your own files', and those that came with this release."""
-    from geo_ray.cli.prices_table import print_prices
+    from geo_ray.cli.tables.prices import print_prices
     from geo_ray.clouds.price_book import PriceBook, dump_book, known_book, own_files
 
     book = known_book(files or own_files())

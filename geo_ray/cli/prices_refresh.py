@@ -9,12 +9,12 @@ from pathlib import Path
 
 import click
 
-from geo_ray.cli.prices_table import age_text
+from geo_ray.cli.tables.prices import age_text
 from geo_ray.clouds.price import PriceRecord
 from geo_ray.clouds.price_book import PriceBook, dump_book, known_book, load_book, own_files
-from geo_ray.clouds.query import Answer, Query, answer_to
+from geo_ray.clouds.query import Query, QueryResult, answer_to
 from geo_ray.errors import CloudError, PriceBookError
-from geo_ray.wan.atomic_file import write_atomic
+from geo_ray.util.atomic_file import write_atomic
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def refresh_prices(wanted: Wanted, target: Path) -> None:
         known = [r for r in before.records if r.cloud == wanted.cloud and r.region in types]
         click.echo(_kept_text(known, time.time()), err=True)
         raise
-    answers: list[Answer] = []
+    answers: list[QueryResult] = []
     try:
         _ask_all(queries, answers)
     finally:
@@ -100,7 +100,7 @@ def _queries(wanted: Wanted, types: dict[str, tuple[str, ...]]) -> list[Query]:
     return tencent_queries(tencent, types, wanted.currency or "CNY")
 
 
-def _ask_all(queries: Sequence[Query], answers: list[Answer]) -> None:
+def _ask_all(queries: Sequence[Query], answers: list[QueryResult]) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -113,7 +113,7 @@ def _ask_all(queries: Sequence[Query], answers: list[Answer]) -> None:
             progress.advance(bar)
 
 
-def _write(answers: Sequence[Answer], target: Path) -> None:
+def _write(answers: Sequence[QueryResult], target: Path) -> None:
     fresh = [record for answer in answers for record in answer.records]
     try:
         # Read again: another refresh may have written meanwhile.
@@ -126,7 +126,7 @@ def _write(answers: Sequence[Answer], target: Path) -> None:
         ) from None
 
 
-def _tell(answers: Sequence[Answer], before: PriceBook, target: Path) -> None:
+def _tell(answers: Sequence[QueryResult], before: PriceBook, target: Path) -> None:
     now = time.time()
     for answer in answers:
         if answer.error is not None:

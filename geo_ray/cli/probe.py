@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from geo_ray.wan.link_record import LinkRecord
-    from geo_ray.wan.probe_plan import ProbePlan
+    from geo_ray.transport.links.record import LinkRecord
+    from geo_ray.transport.probe.plan import ProbePlan
 
 _CONFIGS = (".yaml", ".yml")
 
@@ -80,7 +80,7 @@ def probe(
     the first one shows (or the same GEO_RAY_PROBE_KEY, or --certs, on both). With a CONFIG: a
     probe in each of its regions, and every pair in turn.
     """
-    from geo_ray.wan.probe_plan import ProbePlan
+    from geo_ray.transport.probe.plan import ProbePlan
 
     if listen == (target is not None):
         raise click.UsageError("give a TARGET, or --listen")
@@ -90,12 +90,12 @@ def probe(
     if target is not None and Path(target).suffix in _CONFIGS:
         _keep(_probe_cluster(Path(target), overrides, plan, disjoint=disjoint), out)
         return
-    from geo_ray.cli.probe_hosts import Side, measure, serve
+    from geo_ray.cli.probe_hosts import ProbeSide, measure, serve
 
     if target is None:
-        serve(bind, Side(region, certs, peer), once=once)
+        serve(bind, ProbeSide(region, certs, peer), once=once)
     else:
-        _keep(measure(target, Side(region, certs, peer), plan), out)
+        _keep(measure(target, ProbeSide(region, certs, peer), plan), out)
 
 
 def _probe_cluster(
@@ -104,10 +104,10 @@ def _probe_cluster(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    from geo_ray.cli.probe_table import describe
+    from geo_ray.cli.tables.probe import describe
     from geo_ray.config.experiment import Experiment
     from geo_ray.config.load import load_tree
-    from geo_ray.runtime.probe import ProbeStatus, probe_cluster
+    from geo_ray.runtime.control.probe import ProbeStatus, probe_cluster
 
     experiment = load_tree(config, overrides, Experiment)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -133,8 +133,8 @@ def _probe_cluster(
 
 
 def _keep(records: list[LinkRecord], out: Path) -> None:
-    from geo_ray.cli.probe_table import print_links
-    from geo_ray.wan.link_table import LinkTable, load_links, save_links
+    from geo_ray.cli.tables.probe import print_links
+    from geo_ray.transport.links.table import LinkTable, load_links, save_links
 
     print_links(records)
     table = load_links(out) if out.exists() else LinkTable()

@@ -17,13 +17,18 @@ from typing import Final, TypeVar
 import click
 from rich.console import Console
 
-from geo_ray.cli.probe_table import describe
+from geo_ray.cli.tables.probe import describe
 from geo_ray.errors import ConfigError
-from geo_ray.wan.cert_store import files_of
-from geo_ray.wan.endpoint import Address, Endpoint, Identity, TransportConfig
-from geo_ray.wan.link_record import LinkRecord
-from geo_ray.wan.probe import ProbeNode
-from geo_ray.wan.probe_plan import ProbePlan
+from geo_ray.transport.endpoint.endpoint import (
+    Address,
+    Endpoint,
+    EndpointIdentity,
+    TransportConfig,
+)
+from geo_ray.transport.links.record import LinkRecord
+from geo_ray.transport.probe.plan import ProbePlan
+from geo_ray.transport.probe.probe import ProbeNode
+from geo_ray.transport.security.cert_store import files_of
 
 _VARIABLE: Final = "GEO_RAY_PROBE_KEY"
 _RUN: Final = "geo-ray-probe"
@@ -36,7 +41,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class ProbeSide:
     """How this end takes part.
 
     Attributes:
@@ -61,9 +66,9 @@ class Side:
             CertificateError: the certificate cannot be used.
         """
         if self.certs is None:
-            identity = Identity(_RUN, anonymous, 1, _key(key_text))
+            identity = EndpointIdentity(_RUN, anonymous, 1, _key(key_text))
             return Endpoint(identity, node.on_message, TransportConfig(tls="off"))
-        identity = Identity(_RUN, self.name, time.time_ns(), _key("known by certificate"))
+        identity = EndpointIdentity(_RUN, self.name, time.time_ns(), _key("known by certificate"))
         return Endpoint(
             identity,
             node.on_message,
@@ -72,7 +77,7 @@ class Side:
         )
 
 
-def serve(bind: str, side: Side, *, once: bool) -> None:
+def serve(bind: str, side: ProbeSide, *, once: bool) -> None:
     """Answer probes until Ctrl-C, or one.
 
     Raises:
@@ -98,7 +103,7 @@ def serve(bind: str, side: Side, *, once: bool) -> None:
                 click.echo(f"served {served}")
 
 
-def measure(target: str, side: Side, plan: ProbePlan) -> list[LinkRecord]:
+def measure(target: str, side: ProbeSide, plan: ProbePlan) -> list[LinkRecord]:
     """Probe both directions between this host and a listening one.
 
     Raises:

@@ -50,14 +50,14 @@ def profile(
     from rich.console import Console
 
     from geo_ray.cli import main as entry
-    from geo_ray.cli.profile_tables import exchanges_table, steps_table
+    from geo_ray.cli.tables.profile import exchanges_table, steps_table
     from geo_ray.config.experiment import Experiment
     from geo_ray.config.load import load_tree
     from geo_ray.job.profile_grid import corners, missing
     from geo_ray.job.profiles import begin, default_path, machines_of
     from geo_ray.planning.profile import save_profile
-    from geo_ray.runtime.profiling import hardware, measure
-    from geo_ray.runtime.train import Reporting
+    from geo_ray.runtime.control.profiling import hardware, measure
+    from geo_ray.runtime.control.train import Reporting
 
     began_unix_s = min(entry.BEGAN_UNIX_S, time.time())
     experiment = load_tree(config, overrides, Experiment)

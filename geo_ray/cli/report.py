@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from geo_ray.observe.report import write_report
+from geo_ray.observe.report.report import write_report
 
 
 @click.command("report")

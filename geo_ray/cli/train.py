@@ -78,8 +78,8 @@ def _run(  # type: ignore[no-untyped-def]
     from geo_ray.cli.ending import forget_unused, name_run, show_end
     from geo_ray.errors import GeoRayError
     from geo_ray.observe.progress import Progress
-    from geo_ray.runtime.train import Reporting
-    from geo_ray.runtime.train import train as run_to_end
+    from geo_ray.runtime.control.train import Reporting
+    from geo_ray.runtime.control.train import train as run_to_end
 
     console = Console(stderr=True)
     per_step = {

@@ -7,11 +7,11 @@ from datetime import date
 
 from pydantic import Field
 
-from geo_ray.config.base import Model
+from geo_ray.config.base import StrictModel
 from geo_ray.errors import CurrencyError
 
 
-class ExchangeRate(Model):
+class ExchangeRate(StrictModel):
     """What one unit of a currency is worth."""
 
     currency: str = Field(pattern=r"^[A-Z]{3}$", description="ISO 4217")

@@ -11,7 +11,7 @@ from typing import Final, Literal, Self
 from pydantic import AwareDatetime, Field, model_validator
 
 from geo_ray.clouds.tiers import AgeTier, VolumeTier, check_age_tiers, check_volume_tiers
-from geo_ray.config.base import Model
+from geo_ray.config.base import StrictModel
 
 Item = Literal["instance", "disk", "egress"]
 Market = Literal["on_demand", "spot", "reserved"]
@@ -27,7 +27,7 @@ INTERNET: Final = "internet"
 ANYWHERE: Final = "*"
 
 
-class PriceRecord(Model):
+class PriceRecord(StrictModel):
     """What one thing costs."""
 
     cloud: str = Field(min_length=1, description="aws, tencent, or a name of the user's")

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from geo_ray.clouds.currency import ExchangeRate, usd_per_unit
 from geo_ray.clouds.price import ANYWHERE, INTERNET, UNITS, Market, PriceRecord
 from geo_ray.clouds.tiers import GB_PER_MBPS_MONTH, billed_hours, volume_cost
-from geo_ray.config.base import Model
+from geo_ray.config.base import StrictModel
 from geo_ray.config.yaml_text import parse_yaml
 from geo_ray.errors import ConfigError, PriceBookError, PriceUnknownError
 
@@ -27,7 +27,7 @@ _MOST_BYTES: Final = 64 * 1024 * 1024
 _SNAPSHOTS: Final = "snapshots"
 
 
-class PriceBook(Model):
+class PriceBook(StrictModel):
     """Prices and exchange rates; the file is this as JSON."""
 
     version: Literal[1] = 1
@@ -210,7 +210,7 @@ def load_book(path: Path) -> PriceBook:
 def dump_book(book: PriceBook) -> bytes:
     """The book as a JSON file, a line per record."""
 
-    def lines(items: Iterable[Model]) -> str:
+    def lines(items: Iterable[StrictModel]) -> str:
         shown = (item.model_dump(mode="json", exclude_none=True) for item in items)
         rows = [json.dumps({k: v for k, v in row.items() if v != []}) for row in shown]
         return ("\n  " + ",\n  ".join(rows) + "\n ") if rows else ""

@@ -51,7 +51,7 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class QueryResult:
     """What a cloud said.
 
     Attributes:
@@ -80,9 +80,9 @@ class Answer:
         ]
 
 
-def answer_to(query: Query) -> Answer:
+def answer_to(query: Query) -> QueryResult:
     """Ask; an error is an answer, too."""
     try:
-        return Answer(query, tuple(query.ask()))
+        return QueryResult(query, tuple(query.ask()))
     except CloudError as error:
-        return Answer(query, error=error)
+        return QueryResult(query, error=error)

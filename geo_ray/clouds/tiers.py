@@ -13,20 +13,20 @@ from typing import Any, Final
 
 from pydantic import Field
 
-from geo_ray.config.base import Model
+from geo_ray.config.base import StrictModel
 
 GB_PER_MBPS_MONTH: Final = 324.0
 """What one Mbit/s carries in a month of 30 days: 10^6 / 8 * 86,400 * 30 bytes."""
 
 
-class AgeTier(Model):
+class AgeTier(StrictModel):
     """From an age on an instance pays a share of its price."""
 
     after_h: float = Field(gt=0, description="hours since it was started")
     factor: float = Field(gt=0, description="share of the amount from then on")
 
 
-class VolumeTier(Model):
+class VolumeTier(StrictModel):
     """Beyond a volume in a month every further unit has another price."""
 
     above: float = Field(gt=0, description="units in the month")

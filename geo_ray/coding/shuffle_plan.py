@@ -15,7 +15,7 @@ from geo_ray.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class Multicast:
     """One multicast.
 
     Attributes:
@@ -49,7 +49,7 @@ class Group:
         )
 
 
-def plan(caches: Sequence[Collection[int]], needs: Sequence[Collection[int]]) -> list[Group]:
+def plan(caches: Sequence[Collection[int]], needs: Sequence[Collection[int]]) -> list[Multicast]:
     """Who is sent what in one message.
 
     A wish is a worker and a block that it needs and does not have; all wishes are met, each by one
@@ -87,10 +87,10 @@ def plan(caches: Sequence[Collection[int]], needs: Sequence[Collection[int]]) ->
             members.append(best)
             open_ &= fits[best]
         left &= ~sum(1 << place for place in members)
-        groups.append(Group(tuple(sorted(wishes[place] for place in members))))
+        groups.append(Multicast(tuple(sorted(wishes[place] for place in members))))
     blocks = sorted({block for _, block in wishes})
     if len(blocks) < len(groups):  # many want the same, and being greedy did not pay
-        return [Group(tuple(wish for wish in wishes if wish[1] == block)) for block in blocks]
+        return [Multicast(tuple(wish for wish in wishes if wish[1] == block)) for block in blocks]
     return groups
 
 

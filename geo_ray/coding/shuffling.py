@@ -23,14 +23,14 @@ from typing import TypeVar
 
 import numpy as np
 
-from geo_ray.coding.shuffle_plan import Group
+from geo_ray.coding.shuffle_plan import Multicast
 from geo_ray.errors import ConfigError
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class ShuffleTraffic:
     """Bytes that the sender sends for one shuffle.
 
     Attributes:
@@ -46,7 +46,7 @@ class Traffic:
     coded_unicast_bytes: int
 
 
-def encode(group: Group, blocks: Mapping[int, bytes]) -> bytes:
+def encode(group: Multicast, blocks: Mapping[int, bytes]) -> bytes:
     """The message of a group: the xor of its blocks, shorter ones filled with zeros.
 
     Args:
@@ -61,7 +61,7 @@ def encode(group: Group, blocks: Mapping[int, bytes]) -> bytes:
 
 
 def decode(
-    group: Group, worker: int, message: bytes, cached: Mapping[int, bytes], size_bytes: int
+    group: Multicast, worker: int, message: bytes, cached: Mapping[int, bytes], size_bytes: int
 ) -> bytes:
     """The block that a worker takes from a message.
 
@@ -86,7 +86,7 @@ def decode(
     return _xor([message, *known], longest)[:size_bytes]
 
 
-def traffic(groups: Sequence[Group], sizes_bytes: Mapping[int, int]) -> Traffic:
+def traffic(groups: Sequence[Multicast], sizes_bytes: Mapping[int, int]) -> ShuffleTraffic:
     """Bytes of a plan with and without coding.
 
     Args:
@@ -98,7 +98,7 @@ def traffic(groups: Sequence[Group], sizes_bytes: Mapping[int, int]) -> Traffic:
     """
     wishes = [block for group in groups for _, block in group.wants]
     messages = [max(_held(sizes_bytes, block) for block in group.blocks) for group in groups]
-    return Traffic(
+    return ShuffleTraffic(
         unicast_bytes=sum(sizes_bytes[block] for block in wishes),
         multicast_bytes=sum(sizes_bytes[block] for block in set(wishes)),
         coded_bytes=sum(messages),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from geo_ray.compare.outcome import Outcome
-from geo_ray.observe.summary import Target
+from geo_ray.observe.metrics.summary import Target
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,20 +8,20 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from geo_ray.config.base import Model
+from geo_ray.config.base import StrictModel
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import digest
 from geo_ray.errors import RunDirectoryError
-from geo_ray.observe.books import Link
-from geo_ray.observe.events import EVENTS_FILE, read_events
-from geo_ray.observe.sent import SentUntil
-from geo_ray.observe.summary import Summary
-from geo_ray.observe.totals import RunTotals
+from geo_ray.observe.events.log import EVENTS_FILE, read_events
+from geo_ray.observe.events.sent import SentUntil
+from geo_ray.observe.metrics.counters import Link
+from geo_ray.observe.metrics.summary import Summary
+from geo_ray.observe.metrics.totals import RunTotals
 
 OUTCOME_FILE = "outcome.json"
 
 
-class Point(Model):
+class Point(StrictModel):
     """An evaluation of all regions together."""
 
     t_s: float = Field(description="seconds since the start of the run; virtual if simulated")
@@ -30,7 +30,7 @@ class Point(Model):
     metrics: dict[str, float | None] = Field(description="the task's metrics")
 
 
-class Outcome(Model):
+class Outcome(StrictModel):
     """One run."""
 
     label: str = Field(description="the variant")

@@ -14,10 +14,10 @@ from rich.table import Table
 from geo_ray.compare.board import Row, Spread
 from geo_ray.compare.outcome import Outcome, Point
 from geo_ray.compare.run import Comparison
-from geo_ray.observe.charts import Curve, curves_chart
-from geo_ray.observe.page import html_page, write_html
-from geo_ray.observe.sections import section
-from geo_ray.observe.sections import table as html_table
+from geo_ray.observe.report.charts import Curve, curves_chart
+from geo_ray.observe.report.page import html_page, write_html
+from geo_ray.observe.report.sections import section
+from geo_ray.observe.report.sections import table as html_table
 from geo_ray.observe.text import bytes_text, duration_text, number_text
 
 _HEADINGS = (

@@ -6,7 +6,7 @@ Apart from the outcome's file, so that a comparison can be resumed with other pr
 from __future__ import annotations
 
 from geo_ray.compare.outcome import Outcome
-from geo_ray.planning.bill import Bill
+from geo_ray.planning.model.bill import Bill
 
 
 def priced(outcome: Outcome, bill: Bill | None) -> Outcome:

@@ -24,7 +24,7 @@ from geo_ray.compare.variants import Case, Variant, experiment_of
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import NonFiniteError
 from geo_ray.job import rundir
-from geo_ray.planning.bill import Bill
+from geo_ray.planning.model.bill import Bill
 from geo_ray.sim.run import simulate
 
 TUNING_SEED = 1_000
@@ -32,7 +32,7 @@ TUNING_SEED = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ComparisonPlan:
     """What is compared, and how.
 
     Attributes:
@@ -79,7 +79,9 @@ Tell = Callable[[int, int, str], None]
 """``tell(done, all, what)``."""
 
 
-def compare(plan: Plan, tell: Tell, train: Callable[[Experiment, Path], Outcome]) -> Comparison:
+def compare(
+    plan: ComparisonPlan, tell: Tell, train: Callable[[Experiment, Path], Outcome]
+) -> Comparison:
     """Choose each variant's learning rate, then run every seed with it.
 
     Args:
@@ -124,7 +126,7 @@ def compare(plan: Plan, tell: Tell, train: Callable[[Experiment, Path], Outcome]
     return Comparison(ordered(rows, grows=grows), tuning, outcomes, metric)
 
 
-def _simulated(plan: Plan, cases: Sequence[Case]) -> Iterator[Outcome]:
+def _simulated(plan: ComparisonPlan, cases: Sequence[Case]) -> Iterator[Outcome]:
     todo = []
     for case in cases:
         directory = plan.out / "simulated" / case.name
@@ -167,7 +169,7 @@ def _simulate(todo: tuple[Case, Experiment, Path, Path]) -> Outcome:
 
 
 def _real(
-    plan: Plan, cases: Sequence[Case], train: Callable[[Experiment, Path], Outcome]
+    plan: ComparisonPlan, cases: Sequence[Case], train: Callable[[Experiment, Path], Outcome]
 ) -> Iterator[Outcome]:
     for case in cases:
         directory = plan.out / "real" / case.name

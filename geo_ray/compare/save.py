@@ -8,7 +8,7 @@ from pathlib import Path
 
 from geo_ray.compare.run import Comparison
 from geo_ray.errors import RunDirectoryError
-from geo_ray.observe.schema import finite
+from geo_ray.observe.events.schema import finite
 
 
 def save_comparison(comparison: Comparison, path: Path) -> None:

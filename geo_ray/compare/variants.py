@@ -16,8 +16,8 @@ from typing import Any, Final
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_tree
 from geo_ray.errors import ConfigError
-from geo_ray.sync.registry import STRATEGIES
-from geo_ray.sync.traits import rate_key
+from geo_ray.strategies.registry import STRATEGIES
+from geo_ray.strategies.traits import rate_key
 
 _UP_ONLY: Final = ("bisparse", "dgt", "chunked_topk")
 

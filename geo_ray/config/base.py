@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict
 
 
-class Model(BaseModel):
+class StrictModel(BaseModel):
     """A frozen record whose unknown keys and wrong types are errors.
 
     Each component's ``Config`` derives from this and lives beside its owner; nothing else is

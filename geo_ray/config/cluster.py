@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from geo_ray.config.base import Model
+from geo_ray.config.base import StrictModel
 
 
-class LocalClusterConfig(Model):
+class LocalClusterConfig(StrictModel):
     """A head and one node per region, made on this machine for the run and taken down after it."""
 
     kind: Literal["local"] = "local"
@@ -28,7 +28,7 @@ class LocalClusterConfig(Model):
     port: int = Field(0, ge=0, le=65535, description="port of the head; 0: any free one")
 
 
-class ExistingClusterConfig(Model):
+class ExistingClusterConfig(StrictModel):
     """The cluster that the job runs in, or the one at an address."""
 
     kind: Literal["existing"] = "existing"

@@ -8,8 +8,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from geo_ray.config.base import Model
-from geo_ray.wan.link_model import LinkSpec
+from geo_ray.config.base import StrictModel
+from geo_ray.transport.emulation.link_model import LinkSpec
 
 
 class EmulatedLink(LinkSpec):
@@ -19,14 +19,14 @@ class EmulatedLink(LinkSpec):
     dst: str = Field(description="region that receives")
 
 
-class StallsConfig(Model):
+class StallsConfig(StrictModel):
     """Steps that take far longer than others, now here, now there."""
 
     share: float = Field(gt=0, le=1, description="share of the steps")
     factor: float = Field(gt=1, description="how much longer they take")
 
 
-class EmulateConfig(Model):
+class EmulateConfig(StrictModel):
     """A wide-area network and machine speeds that are not there; shaped inside the transport."""
 
     link: LinkSpec | None = Field(None, description="every direction that `links` does not name")

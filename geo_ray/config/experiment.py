@@ -7,17 +7,18 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from geo_ray.config.base import Model
+from geo_ray.codecs.config import CodecConfig
+from geo_ray.config.base import StrictModel
 from geo_ray.config.cluster import ClusterConfig, LocalClusterConfig
 from geo_ray.config.emulate import EmulateConfig
 from geo_ray.config.region import NAME, RegionConfig, with_copies
 from geo_ray.data.split import IidSplit, SplitConfig
-from geo_ray.observe.summary import Target
+from geo_ray.observe.metrics.summary import Target
+from geo_ray.overlay.config import AnyOverlay, StarOverlay, regions_fit
 from geo_ray.planning.config import PlanConfig
-from geo_ray.sync.codecs.config import CodecConfig
-from geo_ray.sync.collective import answers_with_mean, can_be_summed
-from geo_ray.sync.registry import AnyStrategy
-from geo_ray.sync.traits import (
+from geo_ray.strategies.common.collective import answers_with_mean, can_be_summed
+from geo_ray.strategies.registry import AnyStrategy
+from geo_ray.strategies.traits import (
     has_bound,
     has_equal_steps,
     keeps_time,
@@ -25,22 +26,21 @@ from geo_ray.sync.traits import (
     worker_steps,
 )
 from geo_ray.tasks.load import TaskConfig
-from geo_ray.training.optimizers import OptimizerConfig
-from geo_ray.training.stragglers import StragglersConfig, check_stragglers
-from geo_ray.wan.config import TransportConfig
-from geo_ray.wan.link_model import LinkSpec
-from geo_ray.wan.overlay.config import AnyOverlay, StarOverlay, regions_fit
-from geo_ray.wan.transfers.config import TransfersConfig
+from geo_ray.training.compute.optimizers import OptimizerConfig
+from geo_ray.training.server.stragglers import StragglersConfig, check_stragglers
+from geo_ray.transfers.config import TransfersConfig
+from geo_ray.transport.config import TransportConfig
+from geo_ray.transport.emulation.link_model import LinkSpec
 
 
-class GenerateConfig(Model):
+class GenerateConfig(StrictModel):
     """Write the data of a self-contained task into the run directory at the start (for trials)."""
 
     split: SplitConfig = Field(IidSplit(), description="how rows are dealt to the regions")
     rows_per_shard: int = Field(1024, ge=1, description="rows per Parquet file")
 
 
-class DataConfig(Model):
+class DataConfig(StrictModel):
     """Where the rows come from; exactly one of `manifest` and `generate`."""
 
     manifest: str | None = Field(None, description="path or s3:// address of a manifest")
@@ -55,7 +55,7 @@ class DataConfig(Model):
         return self
 
 
-class TrainConfig(Model):
+class TrainConfig(StrictModel):
     """How long and how carefully to train."""
 
     steps: int = Field(ge=1, description="steps of every region (async: pushes per worker)")
@@ -89,7 +89,7 @@ class TrainConfig(Model):
     )
 
 
-class AveragerConfig(Model):
+class AveragerConfig(StrictModel):
     """Where the updates of the regions are combined."""
 
     region: str | None = Field(None, description="region whose bridge hosts it; default: the first")
@@ -101,20 +101,20 @@ class AveragerConfig(Model):
     rejoin_s: float = Field(30.0, gt=0, description="how long the lost region is waited for")
 
 
-class CheckpointConfig(Model):
+class CheckpointConfig(StrictModel):
     """When to save and how much to keep."""
 
     every_s: float | None = Field(60.0, gt=0, description="seconds between checkpoints; null: none")
     keep: int = Field(2, ge=2, description="how many to keep; the newest may be the broken one")
 
 
-class RunConfig(Model):
+class RunConfig(StrictModel):
     """Where a run leaves its files."""
 
     dir: str = Field("runs", description="directory that holds one directory per run")
 
 
-class Experiment(Model):
+class Experiment(StrictModel):
     """Everything that decides what a run does. The same file trains, simulates and resumes."""
 
     name: str = Field(pattern=NAME, description="name of the run and of its directory")

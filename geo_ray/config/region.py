@@ -6,13 +6,13 @@ from typing import Annotated, Final, Self
 
 from pydantic import Field, model_validator
 
-from geo_ray.config.base import Model
+from geo_ray.config.base import StrictModel
 
 NAME: Final = r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$"
 """What a region, and a run, may be called."""
 
 
-class RegionConfig(Model):
+class RegionConfig(StrictModel):
     """What runs in one region."""
 
     name: str = Field(pattern=NAME, description="value of the label ray.io/availability-region")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from geo_ray.data.columns import parse_types
-from geo_ray.data.manifest import Manifest, Shard
+from geo_ray.data.manifest import DataShard, Manifest
 from geo_ray.data.stores.base import open_store
 from geo_ray.data.verify import fetch_shard
 from geo_ray.errors import DataError, ManifestError
@@ -21,11 +21,11 @@ class Verdict:
         error: why it must not be used; None if it is whole.
     """
 
-    shard: Shard
+    shard: DataShard
     error: DataError | None
 
 
-def shards_to_check(manifest: Manifest, region: str | None) -> tuple[Shard, ...]:
+def shards_to_check(manifest: Manifest, region: str | None) -> tuple[DataShard, ...]:
     """The shards of one region, or of all.
 
     Raises:

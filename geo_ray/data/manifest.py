@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from geo_ray.config.base import Model
+from geo_ray.config.base import StrictModel
 from geo_ray.data.columns import parse_types
 from geo_ray.data.stores.base import open_store, problem_of_path
 from geo_ray.data.stores.uri import is_s3, local_path, parse_s3, split
@@ -26,7 +26,7 @@ SplitName = Literal["train", "heldout"]
 _REGION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
-class Shard(Model):
+class DataShard(StrictModel):
     """One Parquet file and the fingerprint that it must have."""
 
     path: str = Field(description="relative path in the store of its region")
@@ -40,7 +40,7 @@ class Shard(Model):
     )
 
     @model_validator(mode="after")
-    def _no_contradiction(self) -> Shard:
+    def _no_contradiction(self) -> DataShard:
         problem = problem_of_path(self.path)
         if problem:
             raise ManifestError(f"shard path {self.path!r} {problem}")
@@ -51,7 +51,7 @@ class Shard(Model):
         return self
 
 
-class Manifest(Model):
+class Manifest(StrictModel):
     """All shards of one data set, in a fixed order.
 
     Constructing one checks that it does not contradict itself (ManifestError).
@@ -62,7 +62,7 @@ class Manifest(Model):
     columns: dict[str, str] = Field(description="column -> type, e.g. float32[64]")
     seed: int = Field(ge=0, description="seed of the split and of the rows' order in the shards")
     stores: dict[str, str] = Field(description="region -> address of its store")
-    shards: tuple[Shard, ...] = Field(description="all shards; their order is part of the data")
+    shards: tuple[DataShard, ...] = Field(description="all shards; their order is part of the data")
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> Manifest:
@@ -93,7 +93,7 @@ class Manifest(Model):
         """The regions, in the order of `stores`."""
         return tuple(self.stores)
 
-    def of(self, region: str, split: SplitName) -> tuple[Shard, ...]:
+    def of(self, region: str, split: SplitName) -> tuple[DataShard, ...]:
         """The shards of a region's split, in the order of the manifest; maybe none."""
         return tuple(s for s in self.shards if s.region == region and s.split == split)
 

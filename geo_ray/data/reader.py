@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from geo_ray.data.columns import Columns, parse_types
-from geo_ray.data.manifest import Manifest, Shard, SplitName
+from geo_ray.data.manifest import DataShard, Manifest, SplitName
 from geo_ray.data.order import StreamOrder
 from geo_ray.data.residency import check_residency
 from geo_ray.data.stores.base import Store, open_store
@@ -139,7 +139,7 @@ class RegionReader:
                 return {n: array.copy() for n, array in self._columns(shard).items()}
         raise ManifestError(f"shard {path!r} is not in the manifest")
 
-    def _columns(self, shard: Shard) -> dict[str, Array]:
+    def _columns(self, shard: DataShard) -> dict[str, Array]:
         if shard.path in self._cache:
             self._cache.move_to_end(shard.path)
             return self._cache[shard.path]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 
-from geo_ray.data.manifest import Shard
+from geo_ray.data.manifest import DataShard
 from geo_ray.errors import ResidencyDeniedError
 
 _log = logging.getLogger(__name__)
 
 
-def check_residency(shard: Shard, here: str) -> None:
+def check_residency(shard: DataShard, here: str) -> None:
     """Refuse a shard whose home is elsewhere. Called before any store is touched.
 
     Args:

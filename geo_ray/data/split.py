@@ -8,19 +8,19 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from geo_ray.config.base import Model
+from geo_ray.config.base import StrictModel
 from geo_ray.errors import ConfigError, ShardEmptyError
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
-class IidSplit(Model):
+class IidSplit(StrictModel):
     """Equal shares, rows at random."""
 
     kind: Literal["iid"] = "iid"
 
 
-class RatioSplit(Model):
+class RatioSplit(StrictModel):
     """Shares in given proportions, rows at random."""
 
     kind: Literal["ratio"] = "ratio"
@@ -29,20 +29,20 @@ class RatioSplit(Model):
     )
 
 
-class DirichletSplit(Model):
+class DirichletSplit(StrictModel):
     """Label skew: each label has its own proportions, drawn from a Dirichlet distribution."""
 
     kind: Literal["dirichlet"] = "dirichlet"
     alpha: float = Field(gt=0, description="0.1 is strong skew, 100 is nearly none")
 
 
-class ByLabelSplit(Model):
+class ByLabelSplit(StrictModel):
     """Extreme skew: each region owns whole labels, neighbouring values together."""
 
     kind: Literal["by_label"] = "by_label"
 
 
-class LabelGroupsSplit(Model):
+class LabelGroupsSplit(StrictModel):
     """Groups of regions that have the same labels, each label in one group only."""
 
     kind: Literal["label_groups"] = "label_groups"

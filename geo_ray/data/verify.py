@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from geo_ray.data.columns import ColumnType
-from geo_ray.data.manifest import Shard
+from geo_ray.data.manifest import DataShard
 from geo_ray.data.parquet import decode
 from geo_ray.data.residency import check_residency
 from geo_ray.data.stores.base import Store
@@ -17,7 +17,7 @@ from geo_ray.errors import ShardCorruptError, ShardEmptyError, ShardMissingError
 
 
 def fetch_shard(
-    shard: Shard, types: Mapping[str, ColumnType], store: Store, here: str
+    shard: DataShard, types: Mapping[str, ColumnType], store: Store, here: str
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Read a shard and check that it is what the manifest says.
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from geo_ray.data.columns import Columns, ColumnType, check_columns, parse_types
-from geo_ray.data.manifest import Manifest, Shard, SplitName, is_region_name
+from geo_ray.data.manifest import DataShard, Manifest, SplitName, is_region_name
 from geo_ray.data.parquet import encode
 from geo_ray.data.split import SplitConfig, assign
 from geo_ray.data.stores.base import Store, open_store
@@ -31,7 +31,7 @@ def write_shards(
     seed: int,
     out: Mapping[str, str] | str,
     rows_per_shard: int = 8192,
-    on_shard: Callable[[Shard], None] | None = None,
+    on_shard: Callable[[DataShard], None] | None = None,
 ) -> Manifest:
     """Split rows over regions and write them; the manifest is not saved (see `save_manifest`).
 
@@ -156,10 +156,10 @@ def _write_one(
     columns: Columns,
     types: Mapping[str, ColumnType],
     histogram: dict[str, int],
-) -> Shard:
+) -> DataShard:
     data = encode(columns, types)
     store.write(path, data)
-    return Shard(
+    return DataShard(
         path=path,
         region=region,
         split=part,

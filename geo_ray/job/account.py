@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from geo_ray.job.rundir import RunDirectory, followed_plan
-from geo_ray.observe.cost import save_cost
-from geo_ray.observe.totals import RunTotals
+from geo_ray.observe.metrics.cost import save_cost
+from geo_ray.observe.metrics.totals import RunTotals
 from geo_ray.planning.actual import Spent, held_against
 
 

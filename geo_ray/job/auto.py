@@ -15,7 +15,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from geo_ray.config.base import Model
+from geo_ray.config.base import StrictModel
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_text, load_tree, read_text
 from geo_ray.config.overrides import apply_overrides
@@ -25,14 +25,14 @@ from geo_ray.job.build import initial_parameters, use_one_thread
 from geo_ray.planning.advisor import Choice, Situation, advise, explain, sections
 from geo_ray.tasks.base import SelfContained, Task, num_rows
 from geo_ray.tasks.load import load_task
-from geo_ray.training.worker import Worker
+from geo_ray.training.compute.worker import Worker
+from geo_ray.transport.links.table import LinkTable, load_links, table_of
 from geo_ray.types import Span
-from geo_ray.wan.link_table import LinkTable, load_links, table_of
 
 _TRIALS = 5
 
 
-class AutoConfig(Model):
+class AutoConfig(StrictModel):
     """The ``strategy`` section with ``kind: auto``."""
 
     kind: Literal["auto"] = "auto"

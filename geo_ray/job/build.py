@@ -8,20 +8,20 @@ from torch import Tensor
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.region import RegionConfig
 from geo_ray.job.evals import EvalBoard
-from geo_ray.sync.base import HubState
-from geo_ray.sync.traits import averages_gradients, fragments_of, judged
+from geo_ray.strategies.base import AveragerState
+from geo_ray.strategies.traits import averages_gradients, fragments_of, judged
 from geo_ray.tasks.base import Task
 from geo_ray.tasks.guard import checked_model
-from geo_ray.training.averager import Averager
-from geo_ray.training.flat import check_module, fragments_in, read_parameters, split_sizes
-from geo_ray.training.hub_wire import HubWire
-from geo_ray.training.local_steps import LocalSteps
-from geo_ray.training.optimizers import lasting
-from geo_ray.training.region_wire import RegionWire
-from geo_ray.training.server_plan import ServerPlan
-from geo_ray.training.shard import Shard
-from geo_ray.training.wire_plan import WirePlan
-from geo_ray.training.worker import Worker
+from geo_ray.training.averager.averager import Averager
+from geo_ray.training.compute.flat import check_module, fragments_in, read_parameters, split_sizes
+from geo_ray.training.compute.local_steps import LocalSteps
+from geo_ray.training.compute.optimizers import lasting
+from geo_ray.training.compute.worker import Worker
+from geo_ray.training.exchange.averager_wire import AveragerWire
+from geo_ray.training.exchange.region_wire import RegionWire
+from geo_ray.training.exchange.wire_plan import WirePlan
+from geo_ray.training.server.plan import ServerPlan
+from geo_ray.training.server.shard import Shard
 
 
 def initial_parameters(task: Task, seed: int) -> Tensor:
@@ -102,9 +102,11 @@ def build_worker(
 def build_averager(experiment: Experiment, num_params: int) -> Averager:
     """The averager over all regions."""
     members = tuple(sorted(experiment.region_names))
-    wire = HubWire(wire_plan(experiment))
+    wire = AveragerWire(wire_plan(experiment))
     enough = experiment.rows if experiment.counts_together else None
-    return Averager(experiment.strategy, num_params, HubState(members), wire=wire, enough=enough)
+    return Averager(
+        experiment.strategy, num_params, AveragerState(members), wire=wire, enough=enough
+    )
 
 
 def wire_plan(experiment: Experiment) -> WirePlan:

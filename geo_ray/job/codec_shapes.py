@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
+from geo_ray.codecs.powersgd import PowerSgd
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import ConfigError
-from geo_ray.sync.codecs.powersgd import PowerSgd
 from geo_ray.tasks.base import Task
 from geo_ray.tasks.guard import checked_model
-from geo_ray.training.flat import parameter_shapes
+from geo_ray.training.compute.flat import parameter_shapes
 
 
 def with_shapes(experiment: Experiment, task: Task) -> Experiment:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from geo_ray.codecs.common.feedback import seed_of
 from geo_ray.config.experiment import Experiment, GenerateConfig
 from geo_ray.config.region import RegionConfig
 from geo_ray.data.manifest import Manifest, load_manifest, save_manifest
 from geo_ray.data.reader import RegionReader
 from geo_ray.data.write import write_shards
 from geo_ray.errors import ConfigError, SchemaMismatchError, ShardEmptyError
-from geo_ray.sync.codecs.feedback import seed_of
 from geo_ray.tasks.base import SelfContained, Task
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from geo_ray.errors import ConfigError
-from geo_ray.observe.schema import Event
-from geo_ray.observe.summary import Target
+from geo_ray.observe.events.schema import Event
+from geo_ray.observe.metrics.summary import Target
 from geo_ray.tasks.base import Stats, Task
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from geo_ray.errors import RunDirectoryError
 from geo_ray.tasks.base import Task
 from geo_ray.tasks.guard import checked_model
-from geo_ray.training.flat import FlatModel
+from geo_ray.training.compute.flat import FlatModel
 
 
 def save_trained(task: Task, seed: int, params_P: Tensor, path: Path) -> None:

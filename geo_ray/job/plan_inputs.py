@@ -12,16 +12,16 @@ from geo_ray.clouds.price_book import PriceBook
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import ConfigError, PriceBookError, ProfileError
 from geo_ray.planning.config import MachineConfig, PlanConfig, RegionOffer
-from geo_ray.planning.fixed import Counts
+from geo_ray.planning.model.start_model import StartModel, fit_start
+from geo_ray.planning.model.step_model import StepModel, fit_steps
+from geo_ray.planning.model.work import HOUR_S, JobWork
+from geo_ray.planning.policies.fixed import Counts
 from geo_ray.planning.profile import Profile
 from geo_ray.planning.request import Rental, Request, Site
 from geo_ray.planning.residency import allowed_averagers
-from geo_ray.planning.start_model import StartModel, fit_start
-from geo_ray.planning.step_model import StepModel, fit_steps
+from geo_ray.planning.search.ways import Limits
 from geo_ray.planning.tradeoffs import BITS_PER_PARAM
-from geo_ray.planning.ways import Limits
-from geo_ray.planning.work import HOUR_S, Work
-from geo_ray.wan.link_table import LinkTable
+from geo_ray.transport.links.table import LinkTable
 
 WAITING: Final = ("bsp", "sma", "diloco", "fedavg", "fedssgd", "esync", "hfa", "sparseloco", "demo")
 """Strategies whose regions stand still for an exchange; all others train on."""
@@ -58,7 +58,7 @@ def request_of(
     plan = section_of(experiment)
     names = list(experiment.region_names)
     start = _start(plan, profile)
-    work = Work(
+    work = JobWork(
         steps=experiment.train.steps * max(1, experiment.worker_steps),
         rows_per_step=sum(r.rows_per_step(experiment.data.batch_size) for r in experiment.regions),
         rows={name: plan.regions[name].rows or rows[name] for name in names},

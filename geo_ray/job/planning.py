@@ -17,26 +17,26 @@ from geo_ray.job.data import prepare_manifest
 from geo_ray.job.model_id import model_id
 from geo_ray.job.plan_inputs import counts_of, request_of, section_of, stale_notes
 from geo_ray.job.profiles import find
-from geo_ray.planning.cloudless import cloudless, everything
-from geo_ray.planning.fixed import fixed
 from geo_ray.planning.infeasible import check_limits
+from geo_ray.planning.model.noise import Noise
+from geo_ray.planning.model.spread import Unsure, link_error, with_range
+from geo_ray.planning.model.step_model import StepModel, fit_steps
 from geo_ray.planning.model_id import ModelId
-from geo_ray.planning.noise import Noise
-from geo_ray.planning.optimal import front, optimal
 from geo_ray.planning.plan import Plan
+from geo_ray.planning.policies.cloudless import cloudless, everything
+from geo_ray.planning.policies.fixed import fixed
+from geo_ray.planning.policies.optimal import front, optimal
 from geo_ray.planning.profile import Profile, load_profile
 from geo_ray.planning.request import Request
-from geo_ray.planning.spread import Unsure, link_error, with_range
-from geo_ray.planning.step_model import StepModel, fit_steps
 from geo_ray.tasks.load import load_task
-from geo_ray.wan.link_table import LinkTable, load_links, table_of
+from geo_ray.transport.links.table import LinkTable, load_links, table_of
 
 Policy = Literal["optimal", "cloudless", "everything", "fixed"]
 _POLICIES = {"optimal": optimal, "cloudless": cloudless, "everything": everything}
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedJob:
     """What came of it.
 
     Attributes:
@@ -123,7 +123,7 @@ def make_plan(
     sources: Sources,
     *,
     with_front: bool = False,
-) -> Planned:
+) -> PlannedJob:
     """Plan the run of a configuration; nothing is rented or started.
 
     Args:
@@ -149,7 +149,7 @@ def make_plan(
     )
     error = max((fit.error for fit in fits.values()), default=None)
     plan = with_range(plan, Unsure(error, link_error(base.links, plan.averager)))
-    return Planned(plan, request, front(request) if with_front else ())
+    return PlannedJob(plan, request, front(request) if with_front else ())
 
 
 def _best(

@@ -9,9 +9,9 @@ from typing import Final
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import LinkUnknownError, ProfileError
-from geo_ray.observe.schema import Event
+from geo_ray.observe.events.schema import Event
 from geo_ray.planning.profile import ExchangePoint, NoisePoint, StepPoint
-from geo_ray.wan.link_table import LinkTable
+from geo_ray.transport.links.table import LinkTable
 
 WARM_UP: Final = 3
 """First steps that do not count: memory is touched, connections are new."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import digest
-from geo_ray.observe.events import EventLog
-from geo_ray.observe.schema import Event
+from geo_ray.observe.events.log import EventLog
+from geo_ray.observe.events.schema import Event
 
 Sink = Callable[[Event], None]
 

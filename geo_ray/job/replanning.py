@@ -13,14 +13,14 @@ from geo_ray.errors import PlanError
 from geo_ray.job import rundir
 from geo_ray.job.plan_inputs import section_of
 from geo_ray.job.planning import Inputs, Sources, inputs_of
-from geo_ray.observe.events import EVENTS_FILE, read_events
-from geo_ray.observe.schema import Event
-from geo_ray.planning.fixed import fixed
-from geo_ray.planning.optimal import optimal
+from geo_ray.observe.events.log import EVENTS_FILE, read_events
+from geo_ray.observe.events.schema import Event
 from geo_ray.planning.plan import Plan, RegionPlan
+from geo_ray.planning.policies.fixed import fixed
+from geo_ray.planning.policies.optimal import optimal
 from geo_ray.planning.replan import Decision, replan
 from geo_ray.planning.request import Request, Site
-from geo_ray.wan.link_table import load_links
+from geo_ray.transport.links.table import load_links
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from geo_ray.lab.plan import LinkPlan, Plan, StationPlan
-from geo_ray.lab.shapes import CapShape, LinkShape
+from geo_ray.lab.relay.plan import LabPlan, LinkPlan, StationPlan
+from geo_ray.lab.relay.shapes import CapShape, LinkShape
+from geo_ray.lab.relay.traces import Trace
 from geo_ray.lab.topology import (
     CapConfig,
     DefaultLink,
+    LabRegionConfig,
     LinkConfig,
     PointsTrace,
-    RegionConfig,
     Topology,
     TraceConfig,
 )
-from geo_ray.lab.traces import Trace
-from geo_ray.wan.link_model import link_seed
+from geo_ray.transport.emulation.link_model import link_seed
 
 
-def compile_plan(topology: Topology, lab_id: str) -> Plan:
+def compile_plan(topology: Topology, lab_id: str) -> LabPlan:
     """The plan of a lab.
 
     Args:
@@ -35,10 +35,10 @@ def compile_plan(topology: Topology, lab_id: str) -> Plan:
                 links.append(
                     LinkPlan(src, dst, shape_of(config), own_seed, _trace(config.trace, own_seed))
                 )
-    return Plan(lab_id, topology.mtu, stations, tuple(links))
+    return LabPlan(lab_id, topology.mtu, stations, tuple(links))
 
 
-def _station(topology: Topology, region: RegionConfig, lab_id: str) -> StationPlan:
+def _station(topology: Topology, region: LabRegionConfig, lab_id: str) -> StationPlan:
     up, down = region.up or topology.up, region.down or topology.down
     return StationPlan(
         name=region.name,

@@ -15,13 +15,13 @@ from pydantic import ValidationError
 from geo_ray.config.explain import explain
 from geo_ray.errors import ConfigError, LabError, LabLateError
 from geo_ray.lab import namespace, records, regions, requirements, teardown
-from geo_ray.lab.client import RelayClient
 from geo_ray.lab.compile import compile_plan
-from geo_ray.lab.plan import Plan, from_json, ipv4_of, ipv6_of, to_json
 from geo_ray.lab.presets import load_topology
-from geo_ray.lab.relay import CONTROL_FILE, PLAN_FILE
-from geo_ray.lab.relay_process import RelayProcess
-from geo_ray.lab.stats import CapStats, LabStats, LinkStats
+from geo_ray.lab.relay.client import RelayClient
+from geo_ray.lab.relay.main import CONTROL_FILE, PLAN_FILE
+from geo_ray.lab.relay.plan import LabPlan, from_json, ipv4_of, ipv6_of, to_json
+from geo_ray.lab.relay.process import RelayProcess
+from geo_ray.lab.relay.stats import CapStats, LabStats, LinkStats
 from geo_ray.lab.topology import CapConfig, LinkConfig, Topology
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ class Lab:
         self.directory = Path()
         self._detached = detached
         self._relay: RelayProcess | None = None
-        self._plan: Plan | None = None
+        self._plan: LabPlan | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -276,7 +276,7 @@ class Lab:
         if not one_way:
             self._client.ask(do, src=b, dst=a)
 
-    def _record(self, plan: Plan) -> None:
+    def _record(self, plan: LabPlan) -> None:
         record = {
             "lab_id": self.lab_id,
             "name": self.topology.name,

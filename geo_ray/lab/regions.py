@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from geo_ray.lab import host, namespace, requirements
-from geo_ray.lab.plan import DEVICE, Plan, ipv4_of, ipv6_of
+from geo_ray.lab.relay.plan import DEVICE, LabPlan, ipv4_of, ipv6_of
 
 _TCP_BUFFERS: Final = "4096 131072 67108864"  # the usual 4 MB at most would cap long fat links
 _DEVICE_QUEUE: Final = 20_000  # packets; the device itself must never be what drops
 
 
-def make(plan: Plan) -> None:
+def make(plan: LabPlan) -> None:
     """Make the namespaces of all regions.
 
     Raises:
@@ -20,7 +20,7 @@ def make(plan: Plan) -> None:
     namespace.ip_batch([f"netns add {station.namespace}" for station in plan.stations])
 
 
-def configure(plan: Plan) -> None:
+def configure(plan: LabPlan) -> None:
     """Set addresses, routes and TCP of all regions; their devices must exist.
 
     Raises:

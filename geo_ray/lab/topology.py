@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from geo_ray.config.base import Model
+from geo_ray.config.base import StrictModel
 
 CongestionControl = Literal["cubic", "bbr", "reno"]
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")  # of a region: a label's value
@@ -17,7 +17,7 @@ _MAX_REGIONS = 64
 Mbps = Annotated[float, Field(gt=0, le=100_000)]
 
 
-class PointsTrace(Model):
+class PointsTrace(StrictModel):
     """A rate that follows given points."""
 
     kind: Literal["points"] = "points"
@@ -38,7 +38,7 @@ class PointsTrace(Model):
         return self
 
 
-class UniformTrace(Model):
+class UniformTrace(StrictModel):
     """A rate that is drawn anew, evenly from a range, at fixed intervals."""
 
     kind: Literal["uniform"] = "uniform"
@@ -56,7 +56,7 @@ class UniformTrace(Model):
 TraceConfig = Annotated[PointsTrace | UniformTrace, Field(discriminator="kind")]
 
 
-class CapConfig(Model):
+class CapConfig(StrictModel):
     """A region's own line in one direction, shared by all its links."""
 
     rate_mbps: Mbps | None = Field(None, description="10^6 bit/s of IP packets; null: unlimited.")
@@ -66,7 +66,7 @@ class CapConfig(Model):
     trace: TraceConfig | None = Field(None, description="A rate that changes; wins over rate_mbps.")
 
 
-class RegionConfig(Model):
+class LabRegionConfig(StrictModel):
     """One region: a network namespace with one address."""
 
     name: str = Field(description="Letters, digits, '-', '_', '.'; also the Ray label's value.")
@@ -81,13 +81,13 @@ class RegionConfig(Model):
     )
 
     @model_validator(mode="after")
-    def _check_name(self) -> RegionConfig:
+    def _check_name(self) -> LabRegionConfig:
         if not _NAME.fullmatch(self.name):
             raise ValueError(f"'{self.name}' cannot be a region's name")
         return self
 
 
-class LinkConfig(Model):
+class LinkConfig(StrictModel):
     """One direction between two regions."""
 
     rate_mbps: Mbps | None = Field(None, description="10^6 bit/s of IP packets; null: unlimited.")
@@ -126,7 +126,7 @@ class NamedLink(DefaultLink):
     dst: str = Field(description="Region that receives.")
 
 
-class Topology(Model):
+class Topology(StrictModel):
     """A whole lab."""
 
     name: str = Field("lab", max_length=64, description="For people.")
@@ -142,7 +142,7 @@ class Topology(Model):
         default_factory=CapConfig, description="Each region's own line from the others."
     )
     link: DefaultLink = Field(default_factory=DefaultLink, description="Between any two regions.")
-    regions: tuple[RegionConfig, ...] = Field(min_length=1, max_length=_MAX_REGIONS)
+    regions: tuple[LabRegionConfig, ...] = Field(min_length=1, max_length=_MAX_REGIONS)
     links: tuple[NamedLink, ...] = Field((), description="Ordered pairs that differ from `link`.")
 
     @model_validator(mode="after")

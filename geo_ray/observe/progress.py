@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from geo_ray.clock import Clock, SystemClock
-from geo_ray.observe.regions import RegionNow, RunNow
-from geo_ray.observe.schema import Event
+from geo_ray.observe.events.schema import Event
+from geo_ray.observe.metrics.regions import RegionNow, RunNow
 from geo_ray.observe.text import coarse_text, metrics_text, number_text
 
 REDRAWS_PER_S = 4.0

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from geo_ray.observe.books import Link
-from geo_ray.observe.cost import TOTAL, Cost, CostRow
-from geo_ray.observe.totals import RunTotals
-from geo_ray.planning.bill import EGRESS, MACHINES, STANDS, Bill
+from geo_ray.observe.metrics.cost import TOTAL, Cost, CostRow
+from geo_ray.observe.metrics.counters import Link
+from geo_ray.observe.metrics.totals import RunTotals
+from geo_ray.planning.model.bill import EGRESS, MACHINES, STANDS, Bill
 from geo_ray.planning.plan import Plan
 
 START: Final = "start"

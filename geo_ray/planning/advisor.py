@@ -24,7 +24,7 @@ from geo_ray.planning.tradeoffs import (
     LOSS_OF_DELAY,
     loss_of_interval,
 )
-from geo_ray.wan.link_table import LinkTable
+from geo_ray.transport.links.table import LinkTable
 
 Family = Literal["bsp", "diloco", "one_step_delay", "async_local_sgd"]
 _INTERVALS: Final = tuple(2**n for n in range(10))

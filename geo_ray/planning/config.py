@@ -7,13 +7,13 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from geo_ray.clouds.price import Market
-from geo_ray.config.base import Model
-from geo_ray.planning.progress import AnyProgress, FixedProgress
+from geo_ray.config.base import StrictModel
+from geo_ray.planning.model.progress import AnyProgress, FixedProgress
 from geo_ray.planning.residency import Residency
-from geo_ray.planning.ways import Objective
+from geo_ray.planning.search.ways import Objective
 
 
-class MachineConfig(Model):
+class MachineConfig(StrictModel):
     """A type of machine that a region could rent."""
 
     type: str = Field(min_length=1, description="instance type, as the price has it")
@@ -29,7 +29,7 @@ class MachineConfig(Model):
     )
 
 
-class RegionOffer(Model):
+class RegionOffer(StrictModel):
     """What a region of the run is in a cloud."""
 
     cloud: str = Field(description="aws, tencent, or a name of your own")
@@ -43,14 +43,14 @@ class RegionOffer(Model):
     disk_gb: float = Field(0.0, ge=0, description="its size")
 
 
-class SpotConfig(Model):
+class SpotConfig(StrictModel):
     """What spot machines are expected to cost in lost work. An assumption: nobody publishes it."""
 
     preemptions_per_h: float = Field(0.05, ge=0, description="of one machine")
     lost_s: float = Field(180.0, ge=0, description="of its work each time, restart included")
 
 
-class PlanConfig(Model):
+class PlanConfig(StrictModel):
     """Everything a plan depends on beside the run itself, prices and links."""
 
     regions: dict[str, RegionOffer] = Field(description="by region of the run")

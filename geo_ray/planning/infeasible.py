@@ -6,10 +6,10 @@ import math
 
 from geo_ray.errors import PlanInfeasibleError
 from geo_ray.observe.text import duration_text
+from geo_ray.planning.model.work import HOUR_S
 from geo_ray.planning.plan import Plan
-from geo_ray.planning.search import Search
-from geo_ray.planning.ways import Limits
-from geo_ray.planning.work import HOUR_S
+from geo_ray.planning.search.search import Search
+from geo_ray.planning.search.ways import Limits
 
 _DIGITS = 3
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from geo_ray.config.base import Model
+from geo_ray.config.base import StrictModel
 
 
-class ModelId(Model):
+class ModelId(StrictModel):
     """What decides how long a step takes and how many bytes an exchange has."""
 
     task: str = Field(description="as the configuration names it")

@@ -12,13 +12,13 @@ from typing import Literal
 from pydantic import Field
 
 from geo_ray.clouds.price import Market
-from geo_ray.config.base import Model
+from geo_ray.config.base import StrictModel
 from geo_ray.config.json_file import load_json
 from geo_ray.errors import PlanError
 from geo_ray.planning.model_id import ModelId
 
 
-class Machines(Model):
+class Machines(StrictModel):
     """Machines of one type in one market."""
 
     type: str = Field(description="instance type")
@@ -29,7 +29,7 @@ class Machines(Model):
     usd_per_h: float = Field(ge=0, description="of one, mean over the job")
 
 
-class RegionPlan(Model):
+class RegionPlan(StrictModel):
     """What runs in one region."""
 
     region: str
@@ -49,7 +49,7 @@ class RegionPlan(Model):
         return tuple(each.rows for each in self.machines for _ in range(each.count))
 
 
-class Plan(Model):
+class Plan(StrictModel):
     """The whole decision, and what it is expected to take."""
 
     version: Literal[1] = 1

@@ -12,15 +12,15 @@ from typing import Literal, Self
 
 from pydantic import Field
 
-from geo_ray.config.base import Model
+from geo_ray.config.base import StrictModel
 from geo_ray.config.json_file import load_json
 from geo_ray.errors import OtherModelError, ProfileError, RunDirectoryError
 from geo_ray.planning.model_id import ModelId
-from geo_ray.wan.atomic_file import write_atomic
-from geo_ray.wan.link_table import LinkTable
+from geo_ray.transport.links.table import LinkTable
+from geo_ray.util.atomic_file import write_atomic
 
 
-class StepPoint(Model):
+class StepPoint(StrictModel):
     """How long steps took with so many workers and rows."""
 
     region: str = Field(description="region of the run")
@@ -37,7 +37,7 @@ class StepPoint(Model):
         return self.region, self.machine, self.workers, self.rows
 
 
-class ExchangePoint(Model):
+class ExchangePoint(StrictModel):
     """What exchanges took beside their bytes and the round trip, and how large they were."""
 
     codec: str | None = Field(description="of the updates; null: fp32")
@@ -47,14 +47,14 @@ class ExchangePoint(Model):
     count: int = Field(ge=1, description="exchanges that were measured")
 
 
-class StartPoint(Model):
+class StartPoint(StrictModel):
     """How long a start took."""
 
     workers: int = Field(ge=1, description="of all regions together")
     start_s: float = Field(gt=0, description="from the command to the first step; newest")
 
 
-class NoisePoint(Model):
+class NoisePoint(StrictModel):
     """Gradient noise; see `planning.noise`."""
 
     grad_sq: float = Field(description="squared norm of the mean gradient, smoothed")
@@ -64,7 +64,7 @@ class NoisePoint(Model):
     count: int = Field(ge=1, description="measurements behind the values")
 
 
-class Profile(Model):
+class Profile(StrictModel):
     """Everything that was measured of one model."""
 
     version: Literal[1] = 1

@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from geo_ray.planning.model.work import HOUR_S
 from geo_ray.planning.plan import Plan
-from geo_ray.planning.ways import Objective
-from geo_ray.planning.work import HOUR_S
+from geo_ray.planning.search.ways import Objective
 
 LEAST_GAIN: Final = 0.05
 

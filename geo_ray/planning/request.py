@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from geo_ray.clouds.price import Market
 from geo_ray.errors import PlanInfeasibleError
-from geo_ray.planning.exchange import Exchange, exchange
-from geo_ray.planning.fleet import Offer, RegionFleet
 from geo_ray.planning.infeasible import at_least
+from geo_ray.planning.model.exchange import Exchange, exchange
+from geo_ray.planning.model.work import JobWork
+from geo_ray.planning.search.fleet import Offer, RegionFleet
+from geo_ray.planning.search.ways import Limits, Objective, Option
 from geo_ray.planning.tradeoffs import LOSS_BY_CODEC, LOSS_OF_DELAY, loss_of_interval
-from geo_ray.planning.ways import Limits, Objective, Option
-from geo_ray.planning.work import Work
-from geo_ray.wan.link_table import LinkTable
+from geo_ray.transport.links.table import LinkTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Request:
         overhead_s: by codec, what an exchange takes beside bytes and round trip, as measured.
     """
 
-    work: Work
+    work: JobWork
     sites: Sequence[Site]
     links: LinkTable
     usd_per_gb: Mapping[tuple[str, str], float]

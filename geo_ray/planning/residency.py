@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
-from geo_ray.config.base import Model
+from geo_ray.config.base import StrictModel
 from geo_ray.errors import PlanInfeasibleError
 
 
-class Residency(Model):
+class Residency(StrictModel):
     """Rules by home region."""
 
     data: dict[str, tuple[str, ...]] = Field(

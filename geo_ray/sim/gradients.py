@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from geo_ray.tasks.base import Batch, Columns, Task
-from geo_ray.training.flat import square_norm
-from geo_ray.training.worker import StepResult, Worker
+from geo_ray.training.compute.flat import square_norm
+from geo_ray.training.compute.worker import StepResult, Worker
 from geo_ray.types import Span
 
 MANY: Final = 16
@@ -34,7 +34,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Work:
+class PendingGradient:
     """A gradient that was asked for.
 
     Attributes:
@@ -68,18 +68,22 @@ class Gradients:
         self._shapes = [p.shape for p in module.parameters() if p.requires_grad]
         self._sizes = [shape.numel() for shape in self._shapes]
         self._clip_norm = clip_norm
-        self._waiting: list[Work] = []
+        self._waiting: list[PendingGradient] = []
         self._most = _MOST_FLOATS // sum(self._sizes)
         self._run = vmap(grad_and_value(_stateless(task, module)))
         self.works = self._most > 1
 
-    def ask(self, worker: Worker, params_P: Tensor, columns: Columns, span: Span) -> Work:
+    def ask(
+        self, worker: Worker, params_P: Tensor, columns: Columns, span: Span
+    ) -> PendingGradient:
         """Have a gradient computed before `finish` returns it."""
-        work = Work(worker, params_P, columns, span, worker.grad_P)
+        work = PendingGradient(worker, params_P, columns, span, worker.grad_P)
         self._waiting.append(work)
         return work
 
-    def finish(self, work: Work, again: Callable[[], StepResult]) -> tuple[StepResult, Tensor]:
+    def finish(
+        self, work: PendingGradient, again: Callable[[], StepResult]
+    ) -> tuple[StepResult, Tensor]:
         """What `work` gave, and its gradient, fp32 (P,).
 
         Args:
@@ -104,7 +108,7 @@ class Gradients:
                 self.works = False
                 self._waiting.clear()
 
-    def _together(self, works: Sequence[Work]) -> None:
+    def _together(self, works: Sequence[PendingGradient]) -> None:
         params_WP = torch.stack([work.params_P for work in works])
         parts = torch.split(params_WP, self._sizes, dim=1)
         params = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from geo_ray.config.experiment import Experiment
-from geo_ray.wan.link_model import build_links
+from geo_ray.transport.emulation.link_model import build_links
 
 FRAME_BYTES = 256
 """What header, meta data and acknowledgement of one message add to its payload, about."""

@@ -16,16 +16,16 @@ from geo_ray.job.build import build_shard, build_worker, region_wire, server_pla
 from geo_ray.job.data import open_readers
 from geo_ray.sim.gradients import Gradients
 from geo_ray.sim.scheduler import Scheduler
-from geo_ray.sync.base import Reply
-from geo_ray.sync.traits import fragments_of
+from geo_ray.strategies.base import Reply
+from geo_ray.strategies.traits import fragments_of
 from geo_ray.tasks.base import Columns, Stats, Task
-from geo_ray.training.coded_step import coded_step
-from geo_ray.training.effects import Answer, Effect, Send, Snapshot, StepDone
-from geo_ray.training.flat import split_sizes
-from geo_ray.training.local_steps import LocalSteps
-from geo_ray.training.model import RegionModel
-from geo_ray.training.server import Server
-from geo_ray.training.worker import StepResult, Worker
+from geo_ray.training.compute.coded_step import coded_step
+from geo_ray.training.compute.flat import split_sizes
+from geo_ray.training.compute.local_steps import LocalSteps
+from geo_ray.training.compute.worker import StepResult, Worker
+from geo_ray.training.server.effects import Assignment, Effect, SendUpdate, Snapshot, StepDone
+from geo_ray.training.server.region_model import RegionModel
+from geo_ray.training.server.server import Server
 from geo_ray.types import Span, StepReport
 
 ShardState = tuple[dict[str, Tensor], dict[str, float]]
@@ -43,7 +43,7 @@ class RegionHooks:
         saved: the parts of a checkpoint: of the lead, and of each shard.
     """
 
-    send: Callable[[str, Send], None]
+    send: Callable[[str, SendUpdate], None]
     step: Callable[[str, StepDone, float], None]
     evaluated: Callable[[str, int, Stats, int, bool], None]
     saved: Callable[[str, Snapshot, list[ShardState]], None]
@@ -139,9 +139,9 @@ class SimRegion:
 
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, Answer):
+            if isinstance(effect, Assignment):
                 self._answer(effect)
-            elif isinstance(effect, Send):
+            elif isinstance(effect, SendUpdate):
                 self._hooks.send(self.name, effect)
             elif isinstance(effect, StepDone):
                 self._hooks.step(self.name, effect, self._began_s)
@@ -149,14 +149,14 @@ class SimRegion:
                 parts = [shard.take_snapshot(effect.id) for shard in self._shards]
                 self._hooks.saved(self.name, effect, parts)
 
-    def _answer(self, answer: Answer) -> None:
+    def _answer(self, answer: Assignment) -> None:
         params_P = self.params_P  # as of now, whatever happens until it arrives
         judged_P = params_P
         if answer.judged:
             judged_P = torch.cat([shard.judged_S for shard in self._shards])
         self._scheduler.after(self._lan_s, lambda: self._work(answer, params_P, judged_P))
 
-    def _work(self, answer: Answer, params_P: Tensor, judged_P: Tensor) -> None:
+    def _work(self, answer: Assignment, params_P: Tensor, judged_P: Tensor) -> None:
         worker = self._workers[answer.worker]
         if answer.evaluate:
             worker.params_P.copy_(judged_P)
@@ -178,7 +178,7 @@ class SimRegion:
         return self._measured_s if padded_s is None else padded_s
 
     def _begun(
-        self, answer: Answer, span: Span, params_P: Tensor
+        self, answer: Assignment, span: Span, params_P: Tensor
     ) -> Callable[[], tuple[StepResult, Tensor]]:
         """Begin a step; what gives its result and gradient when they are due."""
         worker, gradients = self._workers[answer.worker], self._gradients
@@ -203,7 +203,7 @@ class SimRegion:
             shard.put(rank, grad_P[start:stop])
         self._carry_out(self.server.push(rank, report))
 
-    def _evaluate(self, worker: Worker | LocalSteps, answer: Answer) -> None:
+    def _evaluate(self, worker: Worker | LocalSteps, answer: Assignment) -> None:
         totals, rows = worker.evaluate_all(self._heldout.scan(self._eval_rows))
         self._hooks.evaluated(self.name, answer.version, totals, rows, answer.done)
 

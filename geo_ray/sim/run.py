@@ -11,11 +11,11 @@ from geo_ray.job.data import prepare_manifest
 from geo_ray.job.model_file import save_trained
 from geo_ray.job.recorder import Recorder, Sink
 from geo_ray.job.rundir import RunDirectory, followed_plan
-from geo_ray.observe.events import EVENTS_FILE, EventLog
-from geo_ray.observe.summary import Summary, Summing, save_summary
+from geo_ray.observe.events.log import EVENTS_FILE, EventLog
+from geo_ray.observe.metrics.summary import Summary, Summing, save_summary
 from geo_ray.sim.world import World
 from geo_ray.tasks.load import load_task
-from geo_ray.training.flat import digest
+from geo_ray.training.compute.flat import digest
 
 
 def simulate(

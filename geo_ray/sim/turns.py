@@ -12,10 +12,10 @@ from functools import partial
 
 from geo_ray.sim.network import Network
 from geo_ray.sim.scheduler import Scheduler
-from geo_ray.sync.base import Update
-from geo_ray.wan.transfers.ask import Ask, Decision, Drop, Grant, Take
-from geo_ray.wan.transfers.config import TransfersConfig
-from geo_ray.wan.transfers.scheduler import TransferScheduler
+from geo_ray.strategies.base import Update
+from geo_ray.transfers.config import TransfersConfig
+from geo_ray.transfers.requests import Decision, Drop, Grant, Take, UploadRequest
+from geo_ray.transfers.scheduler import TransferScheduler
 
 
 class SimTurns:
@@ -77,13 +77,13 @@ class SimTurns:
         now_s, version = self._time.now_s, self._version()
         self._decide(self._line.arrived(now_s, version, self._ask_of(update)))
 
-    def _asked(self, ask: Ask) -> list[Decision]:
+    def _asked(self, ask: UploadRequest) -> list[Decision]:
         return self._line.ask(self._time.now_s, self._version(), ask)
 
     @staticmethod
-    def _ask_of(update: Update) -> Ask:
+    def _ask_of(update: Update) -> UploadRequest:
         norm = float(update.payload_P.norm()) if update.coded is None else 0.0
-        return Ask(
+        return UploadRequest(
             update.region,
             update.epoch,
             update.seq,

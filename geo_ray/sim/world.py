@@ -13,25 +13,25 @@ from typing import Any
 
 from torch import Tensor
 
+from geo_ray.codecs.dgt import Dgt
 from geo_ray.config.experiment import Experiment
 from geo_ray.data.manifest import Manifest
 from geo_ray.errors import InvariantError, NonFiniteError
 from geo_ray.job.build import build_averager, build_evals, initial_parameters
 from geo_ray.job.codec_shapes import with_shapes
 from geo_ray.job.evals import hits
-from geo_ray.observe.schema import Event
+from geo_ray.observe.events.schema import Event
 from geo_ray.sim.gradients import MANY, Gradients
-from geo_ray.sim.loose import SimLoose
+from geo_ray.sim.lossy import SimLossy
 from geo_ray.sim.network import Network
 from geo_ray.sim.region import RegionHooks, ShardState, SimRegion, Surroundings
 from geo_ray.sim.scheduler import Scheduler
 from geo_ray.sim.turns import SimTurns
-from geo_ray.sync.base import Reply, Update
-from geo_ray.sync.codecs.dgt import Dgt
+from geo_ray.strategies.base import Reply, Update
 from geo_ray.tasks.base import Stats, Task
 from geo_ray.tasks.guard import checked_model
-from geo_ray.training.averager import HubSnapshot
-from geo_ray.training.effects import Send, Snapshot, StepDone
+from geo_ray.training.averager.averager import AveragerSnapshot
+from geo_ray.training.server.effects import SendUpdate, Snapshot, StepDone
 
 LAN_S = 0.0012
 """One way between a worker and its parameter server on one machine, queueing in Python included."""
@@ -67,7 +67,7 @@ class SimCheckpoint:
     """
 
     regions: dict[str, tuple[Snapshot, list[ShardState]]] = field(default_factory=dict)
-    hub: HubSnapshot | None = None
+    hub: AveragerSnapshot | None = None
 
 
 class World:
@@ -98,9 +98,9 @@ class World:
         self._network = Network(experiment)
         self.averager = build_averager(experiment, params_P.numel())
         self._hub = experiment.averager_region
-        self._loose: SimLoose | None = None
+        self._loose: SimLossy | None = None
         if isinstance(experiment.codec.up, Dgt):
-            self._loose = SimLoose(
+            self._loose = SimLossy(
                 experiment.codec.up,
                 self._num_params,
                 self._network,
@@ -121,7 +121,7 @@ class World:
                 lambda *name: self._answered(self.averager.on_skip(*name)),
             )
         self._evals = build_evals(experiment, task)
-        self._open: dict[str, tuple[float, Send]] = {}
+        self._open: dict[str, tuple[float, SendUpdate]] = {}
         self._arrived_s: dict[str, float] = {}
         self._wake_s: float | None = None
         self._applied_s: dict[str, float] = {}
@@ -182,7 +182,7 @@ class World:
     def _on_saved(self, name: str, lead: Snapshot, shards: list[ShardState]) -> None:
         self.checkpoints.setdefault(lead.id, SimCheckpoint()).regions[name] = (lead, shards)
 
-    def _on_send(self, name: str, send: Send) -> None:
+    def _on_send(self, name: str, send: SendUpdate) -> None:
         now_s = self._scheduler.now_s
         wire = self.regions[name].server.wire
         if self._loose is not None:

@@ -12,12 +12,12 @@ from pydantic import Field
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 
-from geo_ray.config.base import Model
+from geo_ray.config.base import StrictModel
 from geo_ray.errors import TaskLoadError
 from geo_ray.tasks.base import Columns, Dataset, Stats
-from geo_ray.tasks.bytelm_model import VOCABULARY, ByteTransformer
 from geo_ray.tasks.bytelm_text import cut, stdlib_texts
 from geo_ray.tasks.classification import count_of
+from geo_ray.tasks.models.bytelm import VOCABULARY, ByteTransformer
 from geo_ray.tasks.seeding import seeded
 from geo_ray.tasks.tensors import to_tensor
 
@@ -43,7 +43,7 @@ PRESETS: Mapping[str, Shape] = {
 class ByteLM:
     """Next-byte prediction with a small GPT."""
 
-    class Options(Model):
+    class Options(StrictModel):
         """Options of `bytelm`; a number given by itself overrides that of the preset."""
 
         size: Literal["0.1M", "1M", "10M", "50M"] = Field(

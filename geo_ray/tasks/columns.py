@@ -19,7 +19,7 @@ _PATTERN = re.compile(r"(bool|u?int(?:8|16|32|64)|float(?:16|32|64))(?:\[([1-9][
 
 
 @dataclass(frozen=True)
-class ColumnType:
+class ColumnSpec:
     """A parsed column type: dtype, and the length of each row's list (None for a scalar)."""
 
     dtype: np.dtype[Any]
@@ -30,7 +30,7 @@ class ColumnType:
         return () if self.length is None else (self.length,)
 
 
-def parse_column_type(text: str) -> ColumnType:
+def parse_column_type(text: str) -> ColumnSpec:
     """Parse "uint8[784]" and the like.
 
     Raises:
@@ -43,7 +43,7 @@ def parse_column_type(text: str) -> ColumnType:
             fix='Write a NumPy dtype and an optional length: "int64", "float32[64]", "uint8[784]".',
         )
     length = match.group(2)
-    return ColumnType(np.dtype(match.group(1)), int(length) if length else None)
+    return ColumnSpec(np.dtype(match.group(1)), int(length) if length else None)
 
 
 def check_columns(types: Mapping[str, str], columns: Columns) -> None:

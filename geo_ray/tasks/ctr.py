@@ -10,12 +10,12 @@ from pydantic import Field
 from torch import nn
 from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 
-from geo_ray.config.base import Model
+from geo_ray.config.base import StrictModel
 from geo_ray.tasks.auc import auc, auc_error_bound, score_histograms
 from geo_ray.tasks.base import Columns, Dataset, Stats
 from geo_ray.tasks.classification import Labelled, count_of
 from geo_ray.tasks.ctr_data import Clicks, generate_clicks
-from geo_ray.tasks.ctr_model import DeepFM
+from geo_ray.tasks.models.ctr import DeepFM
 from geo_ray.tasks.seeding import seeded
 from geo_ray.tasks.tensors import to_tensor
 
@@ -23,7 +23,7 @@ from geo_ray.tasks.tensors import to_tensor
 class Ctr:
     """Binary classification of categorical rows with a DeepFM."""
 
-    class Options(Model):
+    class Options(StrictModel):
         """Options of `ctr`."""
 
         rows: int = Field(default=40_000, ge=10, description="Rows to train on.")

@@ -13,7 +13,7 @@ from pydantic import Field
 from sklearn.datasets import load_digits
 from torch import nn
 
-from geo_ray.config.base import Model
+from geo_ray.config.base import StrictModel
 from geo_ray.tasks.base import Columns, Dataset, Stats
 from geo_ray.tasks.classification import (
     Labelled,
@@ -33,7 +33,7 @@ _HELDOUT_EVERY = 5
 class Digits:
     """Ten-class image classification with a small convolutional network."""
 
-    class Options(Model):
+    class Options(StrictModel):
         """Options of `digits`."""
 
         width: int = Field(

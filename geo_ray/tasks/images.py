@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from geo_ray.config.base import Model
+from geo_ray.config.base import StrictModel
 from geo_ray.errors import ShardEmptyError, TaskLoadError
 from geo_ray.tasks.base import Columns, Dataset, Stats
 from geo_ray.tasks.classification import (
@@ -21,7 +21,7 @@ from geo_ray.tasks.classification import (
     classification_stats,
 )
 from geo_ray.tasks.images_formats import Bytes, read_cifar10, read_mnist
-from geo_ray.tasks.images_models import lenet, resnet18
+from geo_ray.tasks.models.images import lenet, resnet18
 from geo_ray.tasks.seeding import seeded
 from geo_ray.tasks.tensors import to_tensor
 
@@ -50,7 +50,7 @@ _WHAT_TO_PUT = {
 class Images:
     """Image classification with LeNet or ResNet-18. Pixels are normalised, not augmented."""
 
-    class Options(Model):
+    class Options(StrictModel):
         """Options of `images`."""
 
         model: Literal["lenet", "resnet18"] = Field(default="lenet", description="The network.")

@@ -12,7 +12,7 @@ from typing import TypeAlias, cast
 
 from pydantic import Field, ValidationError
 
-from geo_ray.config.base import Model
+from geo_ray.config.base import StrictModel
 from geo_ray.errors import GeoRayError, TaskLoadError
 from geo_ray.tasks.base import Task
 from geo_ray.tasks.blame import place, source_of, summary
@@ -30,7 +30,7 @@ BUILT_IN: Mapping[str, str] = {
 """Short names of the built-in tasks."""
 
 
-class TaskConfig(Model):
+class TaskConfig(StrictModel):
     """Which task to train, and its options."""
 
     use: str = Field(
@@ -102,9 +102,9 @@ def _import_module(name: str, use: str) -> ModuleType:
         raise TaskLoadError(f"task {use!r}: importing {name} failed: {summary(error)}") from error
 
 
-def _build_options(kind: type, cfg: TaskConfig) -> Model:
+def _build_options(kind: type, cfg: TaskConfig) -> StrictModel:
     options = getattr(kind, "Options", None)
-    if not (isinstance(options, type) and issubclass(options, Model)):
+    if not (isinstance(options, type) and issubclass(options, StrictModel)):
         raise TaskLoadError(
             f"task {cfg.use} has no nested class Options derived from geo_ray.config.base.Model",
             fix="Add `class Options(Model): ...` to the task; it may have no fields.",

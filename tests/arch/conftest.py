@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One parsed file: ``name`` is the module's, such as ``geo_ray.wan.frames``."""
+    """One parsed file: ``name`` is the module's, such as ``geo_ray.transport.wire.frames``."""
 
     name: str
     path: Path
@@ -28,7 +28,7 @@ class SourceFile:
 
     @property
     def package(self) -> str:
-        """The first name below ``geo_ray``: ``wan`` for ``geo_ray.wan.frames``."""
+        """The first name below ``geo_ray``: ``wan`` for ``geo_ray.transport.wire.frames``."""
         return self.name.removeprefix("geo_ray").removeprefix(".").split(".")[0]
 
     @property

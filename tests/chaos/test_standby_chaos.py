@@ -13,9 +13,9 @@ from train_support import Trained, events_of, experiment_of, final_digests, trai
 
 from geo_ray.errors import RegionLostError
 from geo_ray.job import rundir
-from geo_ray.observe.schema import Event
-from geo_ray.runtime.keeper import descendants
-from geo_ray.runtime.local_cluster import LocalCluster
+from geo_ray.observe.events.schema import Event
+from geo_ray.runtime.cluster.local import LocalCluster
+from geo_ray.runtime.cluster.supervisor import descendants
 
 HUB, STANDBY, THIRD = "us-east", "eu-west", "ap-south"
 STEPS = 30

@@ -32,10 +32,10 @@ from geo_ray.checkpoint.store import CheckpointStore
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import RegionLostError
 from geo_ray.job import rundir
-from geo_ray.observe.schema import Event
-from geo_ray.observe.summary import load_summary
-from geo_ray.runtime.keeper import descendants
-from geo_ray.runtime.local_cluster import LocalCluster
+from geo_ray.observe.events.schema import Event
+from geo_ray.observe.metrics.summary import load_summary
+from geo_ray.runtime.cluster.local import LocalCluster
+from geo_ray.runtime.cluster.supervisor import descendants
 
 STEPS = 24
 pytestmark = pytest.mark.timeout(600)  # several whole commands per test

@@ -18,9 +18,14 @@ import pytest
 from flaky_proxy import FlakyProxy
 from wan_support import leaving_nothing_behind
 
-from geo_ray.wan.endpoint import Endpoint, Identity, Message, TransportConfig
-from geo_ray.wan.lan import LanClient, LanConnection, LanServer, Meta
-from geo_ray.wan.link_model import LinkModel, LinkSpec
+from geo_ray.transport.emulation.link_model import LinkModel, LinkSpec
+from geo_ray.transport.endpoint.endpoint import (
+    Endpoint,
+    EndpointIdentity,
+    Message,
+    TransportConfig,
+)
+from geo_ray.transport.lan.lan import LanClient, LanConnection, LanServer, Meta
 
 KEY = b"k" * 32
 WAIT_S = 60.0  # never reached when all is well
@@ -38,7 +43,7 @@ class Node:
         shaping = options.pop("shaping", None)
         quick = {"heartbeat_s": 0.05, "reconnect_min_s": 0.01, "reconnect_max_s": 0.05} | options
         self.endpoint = Endpoint(
-            Identity("run", region, epoch, KEY),
+            EndpointIdentity("run", region, epoch, KEY),
             self._on_message,
             TransportConfig(**quick),
             shaping=shaping,
@@ -304,7 +309,7 @@ def test_cuts_on_an_emulated_link() -> None:
 
 _CHILD = """
 import sys, time
-from geo_ray.wan.endpoint import Endpoint, Identity, Message, TransportConfig
+from geo_ray.transport.endpoint.endpoint import Endpoint, Identity, Message, TransportConfig
 epoch, port = int(sys.argv[1]), int(sys.argv[2])
 endpoint = Endpoint(
     Identity("run", "us", epoch, b"k" * 32),
@@ -357,7 +362,7 @@ def test_a_killed_lan_client_is_noticed_and_its_memory_is_gone() -> None:
 
     script = (
         "import sys, os, signal\n"
-        "from geo_ray.wan.lan import LanClient\n"
+        "from geo_ray.transport.lan.lan import LanClient\n"
         "address = '127.0.0.1', int(sys.argv[1])\n"
         "c = LanClient(address, b'k' * 32, {'peer': 'w'}, shared_bytes=10**6)\n"
         "c.request({'n': 1})\n"

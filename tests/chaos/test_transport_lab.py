@@ -16,8 +16,8 @@ from wan_support import WAIT_S
 
 from geo_ray.lab import requirements
 from geo_ray.lab.lab import Lab
-from geo_ray.lab.plan import DEVICE
-from geo_ray.lab.topology import DefaultLink, RegionConfig, Topology
+from geo_ray.lab.relay.plan import DEVICE
+from geo_ray.lab.topology import DefaultLink, LabRegionConfig, Topology
 
 pytestmark = pytest.mark.skipif(
     requirements.lacking() is not None, reason=str(requirements.lacking())
@@ -86,7 +86,7 @@ def lab() -> Iterator[Lab]:
     topology = Topology(
         name="transport",
         link=DefaultLink(delay_s=0.01, rate_mbps=60.0),
-        regions=(RegionConfig(name="eu"), RegionConfig(name="us")),
+        regions=(LabRegionConfig(name="eu"), LabRegionConfig(name="us")),
     )
     with Lab(topology) as lab:
         yield lab

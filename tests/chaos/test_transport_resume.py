@@ -9,8 +9,8 @@ import pytest
 from flaky_proxy import FlakyProxy
 from wan_support import WAIT_S, Node, leaving_nothing_behind, numbers_of, running, until
 
-from geo_ray.wan.certs import issue_for_run
-from geo_ray.wan.tls import TlsBytes
+from geo_ray.transport.security.certs import issue_for_run
+from geo_ray.transport.security.tls import TlsBytes
 
 MB = 1_000_000
 

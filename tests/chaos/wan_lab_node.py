@@ -11,7 +11,12 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from geo_ray.wan.endpoint import Endpoint, Identity, Message, TransportConfig
+from geo_ray.transport.endpoint.endpoint import (
+    Endpoint,
+    EndpointIdentity,
+    Message,
+    TransportConfig,
+)
 
 
 def payload_of(n: int, size_bytes: int) -> bytes:
@@ -34,7 +39,7 @@ class Node:
     def __init__(self, hello: dict[str, Any]) -> None:
         self.heard = Heard()
         self.peer: str = hello["peer"]
-        identity = Identity("lab", hello["region"], hello["epoch"], b"k" * 32)
+        identity = EndpointIdentity("lab", hello["region"], hello["epoch"], b"k" * 32)
         config = TransportConfig.model_validate(hello["config"])
         self.endpoint = Endpoint(identity, self.on_message, config, on_peer=self.on_peer)
 

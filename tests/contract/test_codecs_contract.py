@@ -13,9 +13,9 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
+from geo_ray.codecs.base import Codec, Coded
+from geo_ray.codecs.registry import CODECS, AnyCodec, codec_of
 from geo_ray.errors import FrameError
-from geo_ray.sync.codecs.base import Codec, Coded
-from geo_ray.sync.codecs.registry import CODECS, AnyCodec, codec_of
 
 MORE_OPTIONS = {
     "int8": [{"block": 16}, {"block": 4096}, {"block": 1000}],

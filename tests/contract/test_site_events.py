@@ -10,8 +10,8 @@ import pytest
 import torch
 from plane_support import Plane, Setup
 
-from geo_ray.sync.registry import STRATEGIES
-from geo_ray.training.optimizers import Sgd
+from geo_ray.strategies.registry import STRATEGIES
+from geo_ray.training.compute.optimizers import Sgd
 
 SHORT = {
     "diloco_streaming": {"interval": 4, "fragments": 2, "tau": 1},

@@ -13,14 +13,14 @@ from golden_rounds import LAG, LR
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from geo_ray.sync.base import HubState, Outgoing, Reply, Strategy, Update, Wait
-from geo_ray.sync.registry import STRATEGIES, AnyStrategy
-from geo_ray.sync.traits import Holding, fragments_of, has_equal_steps, needs_whole_model
-from geo_ray.training.averager import Averager
-from geo_ray.training.flat import digest, fragments_in, split_sizes
-from geo_ray.training.model import RegionModel
-from geo_ray.training.optimizers import AdamW, Momentum, Sgd
-from geo_ray.training.shard import Contribution, Shard
+from geo_ray.strategies.base import AveragerState, Outgoing, Reply, Strategy, Update, Wait
+from geo_ray.strategies.registry import STRATEGIES, AnyStrategy
+from geo_ray.strategies.traits import Holding, fragments_of, has_equal_steps, needs_whole_model
+from geo_ray.training.averager.averager import Averager
+from geo_ray.training.compute.flat import digest, fragments_in, split_sizes
+from geo_ray.training.compute.optimizers import AdamW, Momentum, Sgd
+from geo_ray.training.server.region_model import RegionModel
+from geo_ray.training.server.shard import Contribution, Shard
 
 NUM_PARAMS = 67  # no multiple of a vector's length, and enough for three shards
 STEPS = 9
@@ -154,7 +154,7 @@ class Fleet:
             )
             for name, samples in (("a", 16), ("b", 8))
         }
-        self.hub = Averager(strategy, NUM_PARAMS, HubState(tuple(self.regions)))
+        self.hub = Averager(strategy, NUM_PARAMS, AveragerState(tuple(self.regions)))
         self.spoil = spoil
         self.payloads: list[tuple[Tensor, Tensor]] = []
 

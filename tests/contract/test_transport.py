@@ -23,13 +23,19 @@ from geo_ray.errors import (
     PortInUseError,
     TransportError,
 )
-from geo_ray.wan import frames, handshake, sockets
-from geo_ray.wan.endpoint import Address, Endpoint, Identity, Message, TransportConfig
-from geo_ray.wan.frame_io import recv_frame, send_frame, send_plain
-from geo_ray.wan.frames import Frame, FrameKind, FrameLimits
-from geo_ray.wan.handshake import Greeting, Side, greet
-from geo_ray.wan.link_model import LinkModel, LinkSpec
-from geo_ray.wan.message import to_meta
+from geo_ray.transport.emulation.link_model import LinkModel, LinkSpec
+from geo_ray.transport.endpoint.endpoint import (
+    Address,
+    Endpoint,
+    EndpointIdentity,
+    Message,
+    TransportConfig,
+)
+from geo_ray.transport.wire import frames, handshake, sockets
+from geo_ray.transport.wire.frame_io import recv_frame, send_frame, send_plain
+from geo_ray.transport.wire.frames import Frame, FrameKind, FrameLimits
+from geo_ray.transport.wire.handshake import Greeting, HandshakeSide, greet
+from geo_ray.transport.wire.message import to_meta
 
 KEY = b"k" * 32
 WAIT_S = 30.0  # never reached when all is well
@@ -49,7 +55,7 @@ class Node:
         self._changed = threading.Condition()
         quick = {"heartbeat_s": 0.05, "reconnect_max_s": 0.1} | options
         self.endpoint = Endpoint(
-            Identity(region=region, epoch=epoch, **identity),
+            EndpointIdentity(region=region, epoch=epoch, **identity),
             self._on_message,
             TransportConfig(**quick),
             on_peer=self._on_peer,
@@ -286,7 +292,7 @@ NOTHING: dict[str, Any] = {"delivered": [0, 0, 0]}
 
 def _shake(sock: socket.socket, **changes: Any) -> Greeting:
     send = partial(send_plain, sock)
-    greeting = greet(sock, Side(KEY, HELLO | changes, lambda _: NOTHING, send, WAIT_S))
+    greeting = greet(sock, HandshakeSide(KEY, HELLO | changes, lambda _: NOTHING, send, WAIT_S))
     sock.settimeout(WAIT_S)
     return greeting
 
@@ -339,7 +345,7 @@ def test_a_recorded_connection_cannot_be_replayed() -> None:
                 recorded += b"".join(frames.encode(frame, key))
                 send(frame, key)
 
-            greeting = greet(sock, Side(KEY, HELLO, lambda _: NOTHING, record, WAIT_S))
+            greeting = greet(sock, HandshakeSide(KEY, HELLO, lambda _: NOTHING, record, WAIT_S))
             record(_message(1), greeting.send_key)
             us.wait_messages(1)
         us.wait(lambda: ("eu", 1, False) in us.peers)

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from wan_support import KEY, WAIT_S, Node, leaving_nothing_behind, numbers_of, running, until
 
-from geo_ray.wan import sockets
-from geo_ray.wan.endpoint import Message
-from geo_ray.wan.frame_io import send_frame, send_plain
-from geo_ray.wan.frames import Frame, FrameKind
-from geo_ray.wan.handshake import Greeting, Side, greet
-from geo_ray.wan.link_model import LinkModel, LinkSpec
-from geo_ray.wan.message import BACKGROUND, CONTROL, DATA, LANES, to_meta
+from geo_ray.transport.emulation.link_model import LinkModel, LinkSpec
+from geo_ray.transport.endpoint.endpoint import Message
+from geo_ray.transport.wire import sockets
+from geo_ray.transport.wire.frame_io import send_frame, send_plain
+from geo_ray.transport.wire.frames import Frame, FrameKind
+from geo_ray.transport.wire.handshake import Greeting, HandshakeSide, greet
+from geo_ray.transport.wire.message import BACKGROUND, CONTROL, DATA, LANES, to_meta
 
 HEADS = 1.1  # bytes on the wire per byte of payload, at most
 
@@ -190,7 +190,7 @@ def _shake(sock: Any, **changes: Any) -> Greeting:
     """The dialer's handshake, by hand."""
     send = partial(send_plain, sock)
     nothing: dict[str, Any] = {"delivered": [0, 0, 0]}
-    return greet(sock, Side(KEY, HELLO | changes, lambda _: nothing, send, WAIT_S))
+    return greet(sock, HandshakeSide(KEY, HELLO | changes, lambda _: nothing, send, WAIT_S))
 
 
 def _chunk(number: int) -> Frame:

@@ -13,8 +13,8 @@ import pytest
 from wan_support import WAIT_S, Node, leaving_nothing_behind, numbers_of, running, until
 
 from geo_ray.errors import LinkDownError
-from geo_ray.wan.certs import Authority, issue_for_run
-from geo_ray.wan.tls import TlsBytes
+from geo_ray.transport.security.certs import Authority, issue_for_run
+from geo_ray.transport.security.tls import TlsBytes
 
 LONG_AGO = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
 FAR_AHEAD = dt.datetime.now(dt.UTC) + dt.timedelta(days=100)

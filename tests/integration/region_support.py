@@ -26,28 +26,28 @@ from geo_ray.job.build import (
 )
 from geo_ray.job.codec_shapes import with_shapes
 from geo_ray.job.data import open_readers, prepare_manifest
-from geo_ray.runtime.bridge import Bridge
-from geo_ray.runtime.dgt_road import DgtRoad, RoadEnds, road_for
-from geo_ray.runtime.follower import Follower
-from geo_ray.runtime.journal import Journal
-from geo_ray.runtime.layout import shared_bytes
-from geo_ray.runtime.lead import Lead, LeadPorts
-from geo_ray.runtime.overlay_attach import attach_overlay
-from geo_ray.runtime.remote_shard import RemoteShard
-from geo_ray.runtime.roads import attach_roads, dials
-from geo_ray.runtime.worker_loop import ShardLink, WorkerLoop, buffers_for, slices_of
-from geo_ray.sync.traits import fragments_of
+from geo_ray.runtime.actors.bridge import Bridge
+from geo_ray.runtime.actors.event_buffer import EventBuffer
+from geo_ray.runtime.actors.layout import shared_bytes
+from geo_ray.runtime.actors.primary_shard import PrimaryPorts, PrimaryShard
+from geo_ray.runtime.actors.remote_shard import RemoteShard
+from geo_ray.runtime.actors.shard_server import ShardServer
+from geo_ray.runtime.actors.worker_loop import ShardLink, WorkerLoop, buffers_for, slices_of
+from geo_ray.runtime.paths.build import attach_roads, dials
+from geo_ray.runtime.paths.differential import DifferentialPath, PathEnds, road_for
+from geo_ray.runtime.paths.overlay_attach import attach_overlay
+from geo_ray.strategies.traits import fragments_of
 from geo_ray.tasks.load import load_task
-from geo_ray.training.averager import Averager
-from geo_ray.training.flat import digest
-from geo_ray.training.model import RegionModel
-from geo_ray.training.server import Server
+from geo_ray.training.averager.averager import Averager
+from geo_ray.training.compute.flat import digest
+from geo_ray.training.server.region_model import RegionModel
+from geo_ray.training.server.server import Server
+from geo_ray.transport.emulation.link_model import build_links
+from geo_ray.transport.endpoint.endpoint import Endpoint
+from geo_ray.transport.lan.client import LanClient
+from geo_ray.transport.lan.server import LanServer
+from geo_ray.transport.wire.message import EndpointIdentity
 from geo_ray.types import Span
-from geo_ray.wan.endpoint import Endpoint
-from geo_ray.wan.lan_client import LanClient
-from geo_ray.wan.lan_server import LanServer
-from geo_ray.wan.link_model import build_links
-from geo_ray.wan.message import Identity
 
 KEY = bytes(32)
 WAIT_S = 60.0
@@ -103,17 +103,17 @@ class Site:
     def __post_init__(self) -> None:
         world, name, shards = self.world, self.region.name, self.region.ps_shards
         experiment, timeout_s = world.experiment, world.timeout_s
-        self.journal = Journal(name, time.time())
+        self.journal = EventBuffer(name, time.time())
         self.servers: list[LanServer] = []
         self.clients: list[LanClient] = []
         self.endpoint: Endpoint | None = None
         self.bridge: Bridge | None = None
-        self.road: DgtRoad | None = None
+        self.road: DifferentialPath | None = None
         if world.averager is not None:
             own = world.averager if name == experiment.averager_region else None
             hub, parts = experiment.averager_region, str(world.parts)
             self.bridge = Bridge(name, hub, own, self.journal, parts, timeout_s)
-            identity = Identity("test-run", name, 1, KEY)
+            identity = EndpointIdentity("test-run", name, 1, KEY)
             models = build_links(experiment.links(), experiment.seed)
             shaping = {dst: model for (src, dst), model in models.items() if src == name}
             start_s, on_message = SystemClock().now_s(), self.bridge.on_message
@@ -122,7 +122,7 @@ class Site:
             )
             self.bridge.use(self.endpoint)
             bound = self.endpoint.listen()
-            ends = RoadEnds(self.endpoint, bound, start_s, shaping, self.bridge.refuse)
+            ends = PathEnds(self.endpoint, bound, start_s, shaping, self.bridge.refuse)
             self.road = road_for(experiment.codec.up, world.params_P.numel(), ends)
             self.bridge.use_loose(self.road)
             num = world.params_P.numel()
@@ -141,7 +141,9 @@ class Site:
         ]
         hello = {"peer": f"{name}/lead", "role": "lead"}
         followers = [
-            Follower(shard, name, i, str(world.parts)) for i, shard in enumerate(self.shards) if i
+            ShardServer(shard, name, i, str(world.parts))
+            for i, shard in enumerate(self.shards)
+            if i
         ]
         slots = [self._serve(follower.handle) for follower in followers]
         links = [self._dial(slot.address, hello) for slot in slots]
@@ -156,8 +158,8 @@ class Site:
         )
         wire = region_wire(experiment, name, world.params_P.numel())
         self.server = Server(server_plan(experiment, self.region), model, wire=wire)
-        ports = LeadPorts(uplink, links)
-        self.lead = Lead(
+        ports = PrimaryPorts(uplink, links)
+        self.lead = PrimaryShard(
             self.server, self.shards[0], ports, self.journal, str(world.parts), timeout_s
         )
         lan = self._serve(self.lead.handle, self.lead.on_close)

@@ -28,10 +28,16 @@ from geo_ray.errors import (
     PortInUseError,
     RayUnreachableError,
 )
-from geo_ray.runtime import ray_private
-from geo_ray.runtime.cluster import ConnectedCluster, connect
-from geo_ray.runtime.labels import REGION_LABEL, in_region, in_regions, on_node, outside_regions
-from geo_ray.runtime.local_cluster import LocalCluster
+from geo_ray.runtime.cluster import ray_private
+from geo_ray.runtime.cluster.connect import ConnectedCluster, connect
+from geo_ray.runtime.cluster.labels import (
+    REGION_LABEL,
+    in_region,
+    in_regions,
+    on_node,
+    outside_regions,
+)
+from geo_ray.runtime.cluster.local import LocalCluster
 
 pytestmark = pytest.mark.timeout(600)  # a cluster takes long to start beside other work
 WAIT_S = 240.0  # never reached
@@ -39,7 +45,7 @@ WAIT_S = 240.0  # never reached
 _OWNER = """
 import sys, time
 from geo_ray.config.cluster import LocalClusterConfig
-from geo_ray.runtime.local_cluster import LocalCluster
+from geo_ray.runtime.cluster.local import LocalCluster
 with LocalCluster(LocalClusterConfig(temp_dir=sys.argv[1]), ["only"]) as cluster:
     print(cluster.root, flush=True)
     if sys.argv[2] == "raise":
@@ -51,8 +57,8 @@ with LocalCluster(LocalClusterConfig(temp_dir=sys.argv[1]), ["only"]) as cluster
 _JOB = """
 import os, ray
 from geo_ray.config.cluster import ExistingClusterConfig
-from geo_ray.runtime.cluster import connect
-from geo_ray.runtime.labels import REGION_LABEL, in_region
+from geo_ray.runtime.cluster.connect import connect
+from geo_ray.runtime.cluster.labels import REGION_LABEL, in_region
 
 @ray.remote(label_selector=in_region("mars"))
 def where():
@@ -228,7 +234,7 @@ def test_port_in_use() -> None:
 
 
 def test_start_failure_shows_the_log(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("geo_ray.runtime.local_cluster._free_port", lambda: 1)  # Ray refuses it
+    monkeypatch.setattr("geo_ray.runtime.cluster.local._free_port", lambda: 1)  # Ray refuses it
     with (
         pytest.raises(ClusterStartError, match="ray_client_server_port must be an integer"),
         LocalCluster(LocalClusterConfig(temp_dir=str(short_tmp)), ["a"]),

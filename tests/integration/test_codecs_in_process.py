@@ -11,11 +11,11 @@ from region_support import InProcess, Site, experiment_of
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.sim.world import World
-from geo_ray.sync.base import Update
-from geo_ray.sync.registry import STRATEGIES
-from geo_ray.training.flat import digest
-from geo_ray.training.hub_wire import HubWire
-from geo_ray.wan.message import Message
+from geo_ray.strategies.base import Update
+from geo_ray.strategies.registry import STRATEGIES
+from geo_ray.training.compute.flat import digest
+from geo_ray.training.exchange.averager_wire import AveragerWire
+from geo_ray.transport.wire.message import Message
 
 TOPK = {"kind": "topk", "ratio": 0.1}
 CODECS = [{"kind": "identity"}, {"kind": "fp16"}, {"kind": "int8"}, TOPK]
@@ -122,7 +122,7 @@ def test_a_lost_reference_is_noticed_and_training_goes_on(tmp_path: Path, kind: 
         def forgets_once(update: Update) -> None:
             with bridge._lock:
                 if averager.hub.version >= 3 and not forgot:
-                    averager.wire = HubWire(averager.wire.plan)
+                    averager.wire = AveragerWire(averager.wire.plan)
                     forgot.append(update.seq)
             take_in(update)
 

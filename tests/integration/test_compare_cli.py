@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from geo_ray.cli.main import root
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_tree
-from geo_ray.planning.bill import Bill
+from geo_ray.planning.model.bill import Bill
 from geo_ray.planning.plan import load_plan
 
 CONFIG = Path(__file__).parents[2] / "configs" / "quickstart.yaml"

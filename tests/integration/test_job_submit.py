@@ -15,10 +15,10 @@ from train_support import books_of, count, events_of, eventually
 
 from geo_ray.config.cluster import ExistingClusterConfig
 from geo_ray.job import rundir
-from geo_ray.observe.summary import load_summary
-from geo_ray.runtime.cluster import connect
-from geo_ray.runtime.keeper import descendants
-from geo_ray.runtime.local_cluster import LocalCluster
+from geo_ray.observe.metrics.summary import load_summary
+from geo_ray.runtime.cluster.connect import connect
+from geo_ray.runtime.cluster.local import LocalCluster
+from geo_ray.runtime.cluster.supervisor import descendants
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent

@@ -15,9 +15,9 @@ from geo_ray.errors import LabUnavailableError, LabUnknownError
 from geo_ray.lab import namespace, records, requirements
 from geo_ray.lab.lab import Lab
 from geo_ray.lab.teardown import is_alive, named, read_record
-from geo_ray.lab.topology import RegionConfig, Topology
+from geo_ray.lab.topology import LabRegionConfig, Topology
 
-TWO = Topology(name="two", regions=(RegionConfig(name="A"), RegionConfig(name="B")))
+TWO = Topology(name="two", regions=(LabRegionConfig(name="A"), LabRegionConfig(name="B")))
 ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 SCRIPT = """
 import subprocess, sys, time

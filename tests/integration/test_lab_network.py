@@ -25,7 +25,7 @@ from geo_ray.errors import ConfigError, LabLateError
 from geo_ray.lab import records
 from geo_ray.lab.lab import Lab
 from geo_ray.lab.teardown import read_record
-from geo_ray.lab.topology import CapConfig, DefaultLink, RegionConfig, Topology
+from geo_ray.lab.topology import CapConfig, DefaultLink, LabRegionConfig, Topology
 
 pytestmark = needs_lab
 
@@ -42,9 +42,9 @@ def lab() -> Iterator[Lab]:
         mtu=1400,
         link=DefaultLink(delay_s=0.001),
         regions=(
-            RegionConfig(name="A"),
-            RegionConfig(name="B", congestion_control="bbr"),
-            RegionConfig(name="C"),
+            LabRegionConfig(name="A"),
+            LabRegionConfig(name="B", congestion_control="bbr"),
+            LabRegionConfig(name="C"),
         ),
     )
     with Lab(topology) as lab:
@@ -271,6 +271,6 @@ def test_a_trace_changes_rates_by_itself() -> None:
 
 
 def test_a_lab_without_links_worth_the_name_still_has_one_region() -> None:
-    with Lab(Topology(regions=(RegionConfig(name="alone"),), link=DefaultLink())) as lab:
+    with Lab(Topology(regions=(LabRegionConfig(name="alone"),), link=DefaultLink())) as lab:
         assert lab.stats().links == {}
         assert lab.popen("alone", ["true"]).wait(WAIT_S) == 0

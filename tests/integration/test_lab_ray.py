@@ -14,7 +14,7 @@ from lab_support import needs_lab
 from geo_ray.errors import ClusterStartError
 from geo_ray.lab.lab import Lab
 from geo_ray.lab.ray_nodes import RayOptions, environment_of, start_ray
-from geo_ray.lab.topology import DefaultLink, RegionConfig, Topology
+from geo_ray.lab.topology import DefaultLink, LabRegionConfig, Topology
 
 TRAIN_S = 300.0  # never reached
 EXPERIMENT = """
@@ -39,7 +39,7 @@ def test_the_unmodified_product_trains_over_the_lab(tmp_path: Path) -> None:
     (tmp_path / "e.yaml").write_text(EXPERIMENT)
     topology = Topology(
         link=DefaultLink(rate_mbps=100.0, delay_s=0.005),
-        regions=(RegionConfig(name="A"), RegionConfig(name="B")),
+        regions=(LabRegionConfig(name="A"), LabRegionConfig(name="B")),
     )
     with Lab(topology) as lab:
         environment = start_ray(lab, RayOptions(cpus=6))

@@ -9,7 +9,7 @@ import pytest
 from region_support import InProcess, experiment_of
 
 from geo_ray.sim.world import World
-from geo_ray.training import region_noise
+from geo_ray.training.server import region_noise
 
 NAMES = ("us-east", "eu-west")
 REGIONS = [{"name": NAMES[0], "workers": 2, "ps_shards": 2}, {"name": NAMES[1]}]

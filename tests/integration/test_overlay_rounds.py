@@ -15,10 +15,10 @@ from region_support import InProcess, Site, eventually, experiment_of
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import LinkDownError
 from geo_ray.job.rundir import RunDirectory
-from geo_ray.wan.link_record import LinkRecord
-from geo_ray.wan.link_table import LinkTable, save_links
-from geo_ray.wan.message import Message
-from geo_ray.wan.overlay.wire import PART, WORD
+from geo_ray.overlay.wire import PART, WORD
+from geo_ray.transport.links.record import LinkRecord
+from geo_ray.transport.links.table import LinkTable, save_links
+from geo_ray.transport.wire.message import Message
 
 NAMES = ("us-east", "eu-west", "ap-south", "sa-east", "af-south")
 SMALL = {"transfer": {"segment_bytes": 128}}  # some twenty segments

@@ -8,11 +8,11 @@ import pytest
 import ray
 
 from geo_ray.errors import PlacementError, PreflightError
-from geo_ray.runtime.cluster import ConnectedCluster
-from geo_ray.runtime.demand import Bundle, RegionDemand
-from geo_ray.runtime.labels import REGION_LABEL
-from geo_ray.runtime.placement import place, remove
-from geo_ray.runtime.preflight import preflight, versions
+from geo_ray.runtime.cluster.connect import ConnectedCluster
+from geo_ray.runtime.cluster.demand import Bundle, RegionDemand
+from geo_ray.runtime.cluster.labels import REGION_LABEL
+from geo_ray.runtime.cluster.placement import place, remove
+from geo_ray.runtime.cluster.preflight import preflight, versions
 
 
 def demand(region: str, workers: int = 1, cpus: float = 1.0, gpus: float = 0.0) -> RegionDemand:

@@ -8,8 +8,8 @@ import pytest
 from train_support import experiment_of
 
 from geo_ray.errors import ConfigError, DeadlineExceededError
-from geo_ray.runtime.probe import ProbeStatus, probe_cluster
-from geo_ray.wan.probe_plan import ProbePlan
+from geo_ray.runtime.control.probe import ProbeStatus, probe_cluster
+from geo_ray.transport.probe.plan import ProbePlan
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

@@ -16,11 +16,11 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_tree
 from geo_ray.errors import InterruptedRunError
 from geo_ray.job import rundir
-from geo_ray.observe.cost import load_cost
-from geo_ray.observe.schema import Event
+from geo_ray.observe.events.schema import Event
+from geo_ray.observe.metrics.cost import load_cost
+from geo_ray.planning.model.step_model import fit_steps
 from geo_ray.planning.plan import load_plan
 from geo_ray.planning.profile import load_profile
-from geo_ray.planning.step_model import fit_steps
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

@@ -24,10 +24,10 @@ from geo_ray.errors import (
     NonFiniteError,
     RunDirectoryError,
 )
-from geo_ray.runtime.messages import as_bytes, read_answer, report_meta
-from geo_ray.training.effects import Answer
+from geo_ray.runtime.messages.exchange import as_bytes, read_answer, report_meta
+from geo_ray.training.server.effects import Assignment
+from geo_ray.transport.lan.client import LanClient
 from geo_ray.types import Span, StepReport
-from geo_ray.wan.lan_client import LanClient
 
 ALONE = [{"name": "us-east", "workers": 2}]
 
@@ -54,7 +54,7 @@ def start_all(world: InProcess, but: str = "") -> list[WorkerThread]:
     ]
 
 
-def join(client: LanClient, rank: int) -> Answer:
+def join(client: LanClient, rank: int) -> Assignment:
     """Join by hand; the first answer."""
     return read_answer(rank, client.request({"op": "join"}, timeout_s=WAIT_S)[0])
 

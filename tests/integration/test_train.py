@@ -35,15 +35,15 @@ from geo_ray.errors import InterruptedRunError
 from geo_ray.job import rundir
 from geo_ray.job.data import open_readers
 from geo_ray.job.evals import sum_of
-from geo_ray.observe.cost import load_cost
-from geo_ray.observe.schema import EVENT_FIELDS, Event
-from geo_ray.observe.summary import load_summary
+from geo_ray.observe.events.schema import EVENT_FIELDS, Event
+from geo_ray.observe.metrics.cost import load_cost
+from geo_ray.observe.metrics.summary import load_summary
 from geo_ray.planning.plan import Machines, Plan, RegionPlan
-from geo_ray.runtime import ray_private
-from geo_ray.runtime.local_cluster import LocalCluster
+from geo_ray.runtime.cluster import ray_private
+from geo_ray.runtime.cluster.local import LocalCluster
 from geo_ray.tasks.load import load_task
-from geo_ray.training.flat import digest as digest_of
-from geo_ray.training.flat import read_parameters
+from geo_ray.training.compute.flat import digest as digest_of
+from geo_ray.training.compute.flat import read_parameters
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

@@ -31,12 +31,12 @@ from geo_ray.errors import (
     WorkerLostError,
 )
 from geo_ray.job import rundir
-from geo_ray.observe.schema import Event
-from geo_ray.runtime.cluster import ConnectedCluster
-from geo_ray.runtime.keeper import descendants
-from geo_ray.runtime.local_cluster import LocalCluster
+from geo_ray.observe.events.schema import Event
+from geo_ray.runtime.cluster.connect import ConnectedCluster
+from geo_ray.runtime.cluster.local import LocalCluster
+from geo_ray.runtime.cluster.supervisor import descendants
 from geo_ray.tasks.digits import Digits
-from geo_ray.training.flat import digest
+from geo_ray.training.compute.flat import digest
 
 ALONE = [{"name": "us-east"}]
 
@@ -45,7 +45,7 @@ HOOKED = """
 import os, resource, threading, time
 from pathlib import Path
 from geo_ray.tasks.digits import Digits
-from geo_ray.training.flat import digest
+from geo_ray.training.compute.flat import digest
 
 HERE = Path(__file__).parent
 TITLE = Path("/proc/self/cmdline").read_bytes()

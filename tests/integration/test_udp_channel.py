@@ -13,12 +13,12 @@ import pytest
 
 from geo_ray.clock import SystemClock
 from geo_ray.errors import TransportError
-from geo_ray.wan.datagram import BlockGroup, Sealer, Secret
-from geo_ray.wan.datagram_shaper import DatagramShaper
-from geo_ray.wan.link_model import LinkModel, LinkSpec
-from geo_ray.wan.pacing import Seen
-from geo_ray.wan.udp_channel import UdpChannel
-from geo_ray.wan.udp_sender import LooseLoad, UdpSender
+from geo_ray.transport.datagrams.datagram import BlockGroup, Sealer, Secret
+from geo_ray.transport.datagrams.pacing import Seen
+from geo_ray.transport.datagrams.udp_channel import UdpChannel
+from geo_ray.transport.datagrams.udp_sender import LossyLoad, UdpSender
+from geo_ray.transport.emulation.datagram_shaper import DatagramShaper
+from geo_ray.transport.emulation.link_model import LinkModel, LinkSpec
 
 WAIT_S = 60.0
 SIZE = 1280
@@ -57,9 +57,9 @@ class Hub:
             self.sender.on_seen(session, seen)
 
 
-def load_of(count: int, seq: int = 1, size: int = SIZE) -> LooseLoad:
+def load_of(count: int, seq: int = 1, size: int = SIZE) -> LossyLoad:
     data = b"".join(rank.to_bytes(4, "big") * (size // 4) for rank in range(count))
-    return LooseLoad(1, seq, [2 * rank for rank in range(count)], memoryview(data), size, 4)
+    return LossyLoad(1, seq, [2 * rank for rank in range(count)], memoryview(data), size, 4)
 
 
 @contextmanager

@@ -13,13 +13,21 @@ from random import Random
 import torch
 from torch import Tensor
 
-from geo_ray.sync.base import HubState, Outgoing, RegionState, Reply, Update, Wait
-from geo_ray.training.averager import Averager
-from geo_ray.training.caller import Caller
-from geo_ray.training.hub_log import Checkpoint, Skip
-from geo_ray.training.replication import Primary, Shadow
-from geo_ray.training.standby import Ask, Done, Give, Happened, Refuse, Say, StandbyNode
-from geo_ray.training.takeover import Watch
+from geo_ray.strategies.base import AveragerState, Outgoing, RegionState, Reply, Update, Wait
+from geo_ray.training.averager.averager import Averager
+from geo_ray.training.averager.caller import Caller
+from geo_ray.training.averager.log import BeginCheckpoint, Skip
+from geo_ray.training.averager.replication import ReplicatedAverager, ShadowAverager
+from geo_ray.training.averager.standby import (
+    AnswerOwn,
+    AveragerRequest,
+    EntryDone,
+    RefuseOwn,
+    SendMessage,
+    StandbyEvent,
+    StandbyNode,
+)
+from geo_ray.training.averager.takeover import Watch
 
 TAKEOVER_S, REJOIN_S = 5.0, 20.0
 
@@ -45,7 +53,7 @@ class Counted:
         self.combine = getattr(inner, "combine", None)
         self.taken_P = torch.zeros(num_params)
 
-    def on_update(self, hub: HubState, update: Update) -> list[Reply]:
+    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
         if self.sends == "change":
             self.taken_P += update.payload_P
         return self.inner.on_update(hub, update)
@@ -147,7 +155,7 @@ class World:
         self.queues: dict[tuple[str, str], deque] = {}
         self.cut: set[frozenset[str]] = set()
         self.dead: set[str] = set()
-        self.events: list[Happened] = []
+        self.events: list[StandbyEvent] = []
         self.nodes = {name: self._node(name) for name in self.names}
         self.regions = {
             name: Region(name, i * setup.steps, self) for i, name in enumerate(self.names)
@@ -157,7 +165,7 @@ class World:
 
     def _averager(self) -> Averager:
         strategy = Counted(self.setup.strategy, self.num_params)
-        return Averager(strategy, self.num_params, HubState(self.names))
+        return Averager(strategy, self.num_params, AveragerState(self.names))
 
     def _node(self, name: str) -> StandbyNode:
         hub, standby = self.names[:2]
@@ -168,9 +176,9 @@ class World:
             Watch(name, self.names, hub, standby, TAKEOVER_S, REJOIN_S),
         )
         if name == hub:
-            node.primary = Primary(self._averager(), self.setup.bound)
+            node.primary = ReplicatedAverager(self._averager(), self.setup.bound)
         if name == standby:
-            node.shadow = Shadow(self._averager())
+            node.shadow = ShadowAverager(self._averager())
         return node
 
     # ---------------------------------------------------------------- network
@@ -181,15 +189,15 @@ class World:
     def carry_out(self, name: str, effects) -> None:
         for effect in effects:
             match effect:
-                case Say(to, word):
+                case SendMessage(to, word):
                     self.queues.setdefault((name, to), deque()).append(word)
-                case Give(reply):
+                case AnswerOwn(reply):
                     self.regions[name].give(reply)
-                case Refuse():
+                case RefuseOwn():
                     self.regions[name].phase = "failed"
-                case Happened():
+                case StandbyEvent():
                     self.events.append(effect)
-                case Done():
+                case EntryDone():
                     self.check()
 
     def movable(self) -> list[tuple[str, str]]:
@@ -199,16 +207,16 @@ class World:
         src, dst = pair
         word = self.queues[pair].popleft()
         node = self.nodes[dst]
-        if isinstance(word, Ask) and self.setup.skips and node.primary is not None:
+        if isinstance(word, AveragerRequest) and self.setup.skips and node.primary is not None:
             word = self._maybe_skip(word)
         self.carry_out(dst, node.on_word(src, word))
 
-    def _maybe_skip(self, word: Ask) -> Ask:
+    def _maybe_skip(self, word: AveragerRequest) -> AveragerRequest:
         """Now and then an update is too stale."""
         if word.again or word.op.update.final or self.random.random() > 0.3:
             return word
         update = word.op.update
-        return Ask(Skip(update.region, update.epoch, update.seq))
+        return AveragerRequest(Skip(update.region, update.epoch, update.seq))
 
     # ---------------------------------------------------------------- events
 
@@ -242,7 +250,7 @@ class World:
         self.checkpoints += 1
         hub = self.nodes[self.names[0]]
         if hub.primary is not None and self.names[0] not in self.dead:
-            self.carry_out(hub.region, hub.offer(Checkpoint(self.checkpoints, halt=False)))
+            self.carry_out(hub.region, hub.offer(BeginCheckpoint(self.checkpoints, halt=False)))
 
     def stepping(self) -> list[str]:
         return [

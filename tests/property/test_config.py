@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
-from geo_ray.config.base import Model
+from geo_ray.config.base import StrictModel
 from geo_ray.config.canonical import JSONValue, canonical_json
 from geo_ray.config.load import diff, digest, dump_yaml, load_text, load_tree
 from geo_ray.config.overrides import apply_overrides
@@ -36,18 +36,18 @@ def json_values() -> st.SearchStrategy[JSONValue]:
     )
 
 
-class Leaf(Model):
+class Leaf(StrictModel):
     kind: Literal["leaf"] = "leaf"
     size: int = 0
 
 
-class Node(Model):
+class Node(StrictModel):
     kind: Literal["node"] = "node"
     rate: float = 0.5
     name: str | None = None
 
 
-class Root(Model):
+class Root(StrictModel):
     steps: int = 1
     extra: dict[str, Annotated[Leaf | Node, Field(discriminator="kind")]] = Field(
         default_factory=dict

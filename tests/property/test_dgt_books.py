@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geo_ray.sync.base import Update
-from geo_ray.sync.codecs.dgt import Dgt
-from geo_ray.sync.codecs.feedback import Encoder
-from geo_ray.training.loose import LooseBooks
-from geo_ray.training.loose_out import LooseOut
+from geo_ray.codecs.common.feedback import Encoder
+from geo_ray.codecs.dgt import Dgt
+from geo_ray.strategies.base import Update
+from geo_ray.training.exchange.lossy_receiver import LossyReceiver
+from geo_ray.training.exchange.lossy_sender import LossySender
 
 NUM = 37
 
@@ -24,7 +24,7 @@ class Link:
     def __init__(self, codec: Dgt) -> None:
         self.codec = codec
         self.encoder = Encoder(codec, "link")
-        self.out, self.books = LooseOut(codec), LooseBooks(codec, NUM)
+        self.out, self.books = LossySender(codec), LossyReceiver(codec, NUM)
         self.produced_P, self.merged_P = torch.zeros(NUM), torch.zeros(NUM)
         self.seq, self.left = 0, 0
         self.flying: list[tuple[int, int, int, bytes]] = []
@@ -143,7 +143,7 @@ def test_without_loss_a_lossless_share_is_all_there_one_update_later(late: str) 
 @pytest.mark.parametrize("epoch", [1, 2])
 def test_the_first_blocks_of_a_sender_may_outrun_its_first_update(epoch: int) -> None:
     codec = Dgt.model_validate({"block_bytes": 8, "share": 0.3})
-    books, others = LooseBooks(codec, NUM), 0
+    books, others = LossyReceiver(codec, NUM), 0
     if epoch > 1:  # one before it was here, and something of it still flies about
         books.complete(Update("here", 1, 7, 0, 1, torch.zeros(NUM), False))
         others = books.on_blocks(1, 8, 0, [0], [bytes(8)])

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from geo_ray.sync.base import Reply, Update
-from geo_ray.sync.codecs.base import Codec
-from geo_ray.sync.codecs.int8 import Int8
-from geo_ray.sync.codecs.topk import TopK
-from geo_ray.training.hub_wire import HubWire
-from geo_ray.training.region_wire import RegionWire
-from geo_ray.training.wire_plan import WirePlan
+from geo_ray.codecs.base import Codec
+from geo_ray.codecs.int8 import Int8
+from geo_ray.codecs.topk import TopK
+from geo_ray.strategies.base import Reply, Update
+from geo_ray.training.exchange.averager_wire import AveragerWire
+from geo_ray.training.exchange.region_wire import RegionWire
+from geo_ray.training.exchange.wire_plan import WirePlan
 
 NUM = 6
 CODECS = st.sampled_from([*TOYS, TopK(ratio=0.2), Int8()])
@@ -27,7 +27,7 @@ def vector(seed: int) -> Tensor:
     return torch.randn(NUM, generator=generator) * 10.0 ** (seed % 5 - 2)
 
 
-def owed(wire: RegionWire | HubWire) -> Tensor:
+def owed(wire: RegionWire | AveragerWire) -> Tensor:
     encoders = [wire._encoder] if isinstance(wire, RegionWire) else wire._encoders.values()
     debts = [e.residual_P for e in encoders if e.residual_P is not None]
     return torch.stack(debts).double().sum(0) if debts else torch.zeros(NUM).double()
@@ -41,7 +41,7 @@ def balanced(produced: Tensor, taken: Tensor, debt: Tensor, most: float) -> bool
 @given(codec=CODECS, events=EVENTS)
 def test_nothing_of_an_update_is_lost(codec: Codec | None, events: list[tuple[str, int]]) -> None:
     plan = WirePlan(up=codec)
-    wire, hub = RegionWire(plan, "a", NUM), HubWire(plan)
+    wire, hub = RegionWire(plan, "a", NUM), AveragerWire(plan)
     produced, taken, most = torch.zeros(NUM).double(), torch.zeros(NUM).double(), 0.0
     for seq, (fate, seed) in enumerate(events, start=1):
         payload_P = vector(seed)
@@ -77,7 +77,7 @@ def test_nothing_of_an_answer_is_lost(
     codec: Codec | None, events: list[tuple[str, int]], in_rounds: bool
 ) -> None:
     plan = WirePlan(down=codec, in_rounds=in_rounds)
-    hub, wires = HubWire(plan), {name: RegionWire(plan, name, NUM) for name in ("a", "b")}
+    hub, wires = AveragerWire(plan), {name: RegionWire(plan, name, NUM) for name in ("a", "b")}
     produced, taken, most = torch.zeros(NUM).double(), torch.zeros(NUM).double(), 0.0
     for version, (fate, seed) in enumerate(events, start=1):
         final = fate == "last word"
@@ -94,7 +94,7 @@ def test_nothing_of_an_answer_is_lost(
         taken += merged[0].double() + (0 if in_rounds else merged[1].double())
         most += factor * float(payload_P.abs().max())
         if fate == "saved":
-            again = HubWire(plan)
+            again = AveragerWire(plan)
             again.restore(*hub.export())
             hub = again
         assert balanced(produced, taken, owed(hub), most)
@@ -109,7 +109,7 @@ def test_models_arrive_as_differences_from_what_both_know(
 ) -> None:
     """Whatever is lost, both ends speak of the same reference, and the last word is exact."""
     plan = WirePlan(up, down, "model", in_rounds)
-    hub, wire = HubWire(plan), RegionWire(plan, "a", NUM)
+    hub, wire = AveragerWire(plan), RegionWire(plan, "a", NUM)
     model_P, version = vector(1), 0
     for seq, seed in enumerate([*seeds, 7], start=1):
         final = seq > len(seeds)

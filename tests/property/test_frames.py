@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from geo_ray.errors import FrameError, PeerRefusedError
-from geo_ray.wan.frame_io import WireCount, recv_frame, send_frame
-from geo_ray.wan.frames import (
+from geo_ray.transport.wire.frame_io import WireCount, recv_frame, send_frame
+from geo_ray.transport.wire.frames import (
     HEADER,
     PIECE_BYTES,
     PROTOCOL_VERSION,
@@ -25,7 +25,7 @@ from geo_ray.wan.frames import (
     FrameLimits,
     encode,
 )
-from geo_ray.wan.meta import decode_meta, encode_meta
+from geo_ray.transport.wire.meta import decode_meta, encode_meta
 
 KEY = b"k" * 32
 LIMITS = FrameLimits(max_meta_bytes=4096, max_payload_bytes=100_000)

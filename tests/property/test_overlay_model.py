@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from network_models.overlay_model import Lines
 from overlay_support import KINDS, check_round, model_of, vectors_of
 
-from geo_ray.wan.overlay.config import AnyOverlay, RackOverlay, TsengineOverlay
-from geo_ray.wan.overlay.model import Lines
+from geo_ray.overlay.config import AnyOverlay, RackOverlay, TsengineOverlay
 
 overlays = st.one_of(
     st.sampled_from(list(KINDS.values())),

@@ -9,11 +9,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from standby_support import REJOIN_S, TAKEOVER_S, Setup, World
 
-from geo_ray.sync.ama import Ama
-from geo_ray.sync.asgd import Asgd
-from geo_ray.sync.asgd_ga import AsgdGa
-from geo_ray.sync.bsp import Bsp
-from geo_ray.sync.sma import Sma
+from geo_ray.strategies.ama import Ama
+from geo_ray.strategies.asgd import Asgd
+from geo_ray.strategies.asgd_ga import AsgdGa
+from geo_ray.strategies.bsp import Bsp
+from geo_ray.strategies.sma import Sma
 
 
 @st.composite

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from plane_support import Plane, Setup
 
-from geo_ray.sync.decoupled import Decoupled
-from geo_ray.sync.registry import STRATEGIES
-from geo_ray.sync.staleness import Staleness
-from geo_ray.sync.traits import needs_whole_model
-from geo_ray.training.optimizers import Momentum, Sgd
+from geo_ray.strategies.common.staleness import Staleness
+from geo_ray.strategies.decoupled import Decoupled
+from geo_ray.strategies.registry import STRATEGIES
+from geo_ray.strategies.traits import needs_whole_model
+from geo_ray.training.compute.optimizers import Momentum, Sgd
 
 SEEDS = st.integers(0, 2**32)
 EVENTS = st.integers(0, 60)

@@ -7,11 +7,11 @@ from statistics import mean
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from network_models.bottleneck import Bottleneck, Site
+from network_models.shared_links import Flows
 
-from geo_ray.sim.bottleneck import Bottleneck, Site
-from geo_ray.sim.flows import Flows
 from geo_ray.sim.scheduler import Scheduler
-from geo_ray.wan.transfers.config import TransfersConfig
+from geo_ray.transfers.config import TransfersConfig
 
 MB = 1_000_000
 

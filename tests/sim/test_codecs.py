@@ -6,9 +6,9 @@ import pytest
 import torch
 from world_support import BASE, Run, experiment, of_kind
 
+from geo_ray.codecs.fp16 import Fp16
 from geo_ray.sim.network import FRAME_BYTES
-from geo_ray.sync.codecs.fp16 import Fp16
-from geo_ray.sync.registry import STRATEGIES
+from geo_ray.strategies.registry import STRATEGIES
 
 IDENTITY = {"kind": "identity"}
 LOSSY = [{"kind": "fp16"}, {"kind": "int8"}, {"kind": "topk", "ratio": 0.1}]

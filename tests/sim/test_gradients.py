@@ -12,7 +12,7 @@ from world_support import of_kind
 from geo_ray.sim import world
 from geo_ray.sim.gradients import MANY, Gradients, _stacked
 from geo_ray.tasks.classification import Labelled, classification_loss
-from geo_ray.training.worker import Worker
+from geo_ray.training.compute.worker import Worker
 from geo_ray.types import Span
 
 SITES = {

@@ -9,10 +9,10 @@ from geo_ray.config.canonical import canonical_json, sha256_hex
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_text
 from geo_ray.job.data import prepare_manifest
-from geo_ray.observe.schema import Event, conform
+from geo_ray.observe.events.schema import Event, conform
 from geo_ray.sim.world import SimResult, World
 from geo_ray.tasks.load import load_task
-from geo_ray.training.flat import digest
+from geo_ray.training.compute.flat import digest
 
 BASE: dict[str, Any] = {
     "name": "tiny",

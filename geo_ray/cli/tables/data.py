@@ -1,0 +1,93 @@
+"""What ``geo-ray data`` shows: a table on stdout, progress on stderr."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from geo_ray.data.manifest import DataShard, Manifest
+
+_MOST_LABELS = 12
+
+
+class Advance(Protocol):
+    """Moves a progress bar by ``amount``; sets its total if that is known only now."""
+
+    def __call__(self, amount: int, total: int | None = None) -> None:
+        """Move the bar."""
+
+
+@contextmanager
+def progress_bar(title: str, total: int | None, unit: str) -> Iterator[Advance]:
+    """A bar on stderr while the block runs.
+
+    Args:
+        title: what is being done.
+        total: how much there is, or None if unknown yet.
+        unit: of what.
+    """
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.completed:,.0f} " + unit),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        bar = progress.add_task(title, total=total)
+
+        def advance(amount: int, total: int | None = None) -> None:
+            progress.update(bar, advance=amount, total=total)
+
+        yield advance
+
+
+def print_table(
+    manifest: Manifest, region: str | None = None, bad: frozenset[str] = frozenset()
+) -> None:
+    """One line per region and split: shards, rows, bytes and labels.
+
+    Args:
+        manifest: what to show.
+        region: only this one, or None for all.
+        bad: paths of shards that must not be used.
+    """
+    table = Table(title=f"{manifest.task}, seed {manifest.seed}")
+    for heading in ("region", "split"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("shards", "bad", "rows", "bytes"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("label:rows")
+    groups: dict[tuple[str, str], list[DataShard]] = {}
+    for shard in manifest.shards:
+        if region is None or shard.region == region:
+            groups.setdefault((shard.region, shard.split), []).append(shard)
+    for (home, split), shards in groups.items():
+        wrong = sum(shard.path in bad for shard in shards)
+        table.add_row(
+            home,
+            split,
+            f"{len(shards):,}",
+            f"[red]{wrong:,}[/red]" if wrong else "0",
+            f"{sum(shard.rows for shard in shards):,}",
+            f"{sum(shard.bytes for shard in shards):,}",
+            _labels(shards),
+        )
+    Console().print(table)
+
+
+def _labels(shards: list[DataShard]) -> str:
+    counts: Counter[str] = Counter()
+    for shard in shards:
+        counts.update(shard.labels)
+    ordered = sorted(counts, key=lambda label: int(label) if label.lstrip("-").isdigit() else 0)
+    shown = " ".join(f"{label}:{counts[label]:,}" for label in ordered[:_MOST_LABELS])
+    more = len(ordered) - _MOST_LABELS
+    return f"{shown} and {more:,} more" if more > 0 else shown or "-"

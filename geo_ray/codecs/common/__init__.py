@@ -1,0 +1,1 @@
+"""What several codecs share: bytes, blocks, selections, error feedback."""

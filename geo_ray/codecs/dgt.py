@@ -1,0 +1,288 @@
+"""Differential gradient transmission: what matters goes surely and first, the rest if it can.
+
+Idea: training tolerates that a part of a change comes late. The vector is cut into blocks, which
+are ranked by their contribution; the first ones travel reliably, and whoever receives them goes on
+at once. The rest follows, most important first, in datagrams that may be lost.
+
+Rule: ``c = alpha * c + (1 - alpha) * mean |g|`` per block; the largest ``share`` of all blocks is
+reliable, the others are loose, in ``bands`` equal ranges of rank. Blocks of nothing but zeros are
+not sent. ``adaptive`` lets the share follow the loss: ``share * loss / first loss``, but not below
+``share_min``.
+
+Layout: i64 format of values, format of loose blocks, elements of a block E, reliable blocks R,
+loose blocks L, exponent of the values' scale; a bit per block, whether it is reliable; R x E
+values in the order of the blocks. Loose blocks: see `geo_ray.codecs.common.dgt_blocks`.
+
+When: slow links and models with many more bytes than seconds of computing, whose changes add up
+(`asgd`, `asgd_ga`, `bsp`). What becomes of loose blocks: docs/dgt.md.
+
+Source: DGT (Zhou et al., FGCS 121, 2021), reconstructed from its abstract and its released code.
+Blocks of the whole vector instead of single tensors, the way back of what did not arrive, and
+half precision are ours.
+
+Shape legend: P = elements of the vector; N = blocks; E = elements of a block; R, L = reliable and
+loose blocks; B = bytes.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from geo_ray.codecs.base import Coded, LossyBlocks, wrong
+from geo_ray.codecs.common.buffers import Reader, check_num, header, joined, plain, room, zeros
+from geo_ray.codecs.common.dgt_blocks import (
+    FORMATS,
+    LARGEST_LOOSE_BYTES,
+    BlockFormat,
+    cut,
+    loose_bytes,
+    pack_bits,
+    pack_loose,
+    strength,
+    unpack_bits,
+    unpack_loose,
+)
+from geo_ray.codecs.common.halves import halve, widen
+from geo_ray.config.base import StrictModel
+
+_HEADER = 6
+_CONTRIBUTION = "contribution_N"
+_TOLD = "told"  # a share by the averager's word
+_LOSSES = "losses"  # the first, and the present one, smoothed
+_SMOOTH = 0.8  # weight of the loss so far; a batch's loss jumps
+
+
+class Dgt(StrictModel):
+    """Configuration and rule of `dgt`."""
+
+    lossless: ClassVar[bool] = False
+    feeds_back: ClassVar[bool] = False
+
+    kind: Literal["dgt"] = "dgt"
+    block_bytes: int = Field(
+        1280, ge=4, multiple_of=4, description="block size, in bytes of fp32 elements"
+    )
+    share: float = Field(0.5, gt=0, le=1, description="share of blocks that travel reliably")
+    adaptive: bool = Field(False, description="let the share follow the training loss down")
+    share_min: float = Field(0.2, gt=0, le=1, description="least share if it is adaptive")
+    alpha: float = Field(0.3, ge=0, lt=1, description="weight of a block's old contribution")
+    bands: int = Field(4, ge=1, le=7, description="ranges of rank among loose blocks")
+    order: Literal["ranked", "random"] = Field(
+        "ranked", description="random is for comparison only: blocks are shuffled, not ranked"
+    )
+    loose: Literal["udp", "drop", "reliable"] = Field(
+        "udp", description="for comparison: drop loose blocks at the sender, or make all reliable"
+    )
+    late: Literal["put_back", "merge"] = Field(
+        "put_back",
+        description="put_back: what was not taken in by the next update is sent again; merge: it "
+        "may be taken in for late_max updates, and is then lost for good",
+    )
+    late_max: int = Field(
+        2, ge=1, le=16, description="merge: updates by which a loose block may be late"
+    )
+    late_scaled: bool = Field(
+        False, description="merge: a block that is d updates late counts 1/(d+1)"
+    )
+    grace_s: float = Field(
+        0.0, ge=0, le=60, description="how long a complete update waits for its loose blocks"
+    )
+    values: Literal["fp32", "fp16"] = Field("fp32", description="format of reliable values")
+    loose_values: BlockFormat = Field("fp32", description="format of loose values")
+    rate_mbps: float | None = Field(
+        None, gt=0, description="most that datagrams take of a link; null: what it is found to bear"
+    )
+    dscp: bool = Field(False, description="mark datagrams by band, for networks that honour it")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Dgt:
+        size_bytes = loose_bytes(self.loose_values, self.elements)
+        if size_bytes > LARGEST_LOOSE_BYTES:
+            raise ValueError(
+                f"block_bytes {self.block_bytes} makes loose blocks of {size_bytes} bytes; a "
+                f"datagram holds {LARGEST_LOOSE_BYTES}: use smaller blocks or a shorter format"
+            )
+        if self.late_scaled and self.late == "put_back":
+            raise ValueError("late_scaled goes with `late: merge`: nothing may be lost in part")
+        return self
+
+    @property
+    def elements(self) -> int:
+        """E, the elements of a block."""
+        return self.block_bytes // 4
+
+    def observe(self, memory: dict[str, Tensor], loss: float) -> None:
+        """Tell the training loss before the next `encode`; it is what `adaptive` goes by."""
+        if not self.adaptive:
+            return
+        first, now = memory[_LOSSES].tolist() if _LOSSES in memory else (loss, loss)
+        smooth = _SMOOTH * now + (1.0 - _SMOOTH) * loss
+        memory[_LOSSES] = torch.tensor([first, smooth], dtype=torch.float64)
+
+    def tell_share(self, memory: dict[str, Tensor], share: float) -> None:
+        """Let the averager choose the share of reliable blocks, from the next vector on."""
+        memory[_TOLD] = torch.tensor([share], dtype=torch.float64)
+
+    def present_share(self, memory: dict[str, Tensor]) -> float:
+        """The share of reliable blocks of the next vector, in (0, 1]."""
+        if self.loose == "reliable":
+            return 1.0
+        if _TOLD in memory:
+            return float(memory[_TOLD])
+        first, now = memory[_LOSSES].tolist() if _LOSSES in memory else (1.0, 1.0)
+        if not self.adaptive or first <= 0.0:
+            return self.share
+        return min(1.0, max(self.share_min, self.share * now / first))
+
+    def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
+        """Rank the blocks; the best are data, the others loose."""
+        x_P = plain(x_P)
+        grid_NE = cut(x_P, self.elements)
+        now_N = strength(grid_NE, x_P.numel())
+        ids = self._in_order(now_N, memory, seed)
+        reliable = reliable_count(self.present_share(memory), ids.numel())
+        kept_R, rest_L = ids[:reliable].sort().values, ids[reliable:]
+        data_B = self._data(grid_NE, kept_R, rest_L.numel())
+        if not rest_L.numel():
+            return Coded(self.kind, x_P.numel(), data_B)
+        blocks_LK = pack_loose(self.loose_values, grid_NE[rest_L]).cpu()
+        loose = LossyBlocks(
+            rest_L.to(torch.int32).cpu(), blocks_LK, min(self.bands, rest_L.numel())
+        )
+        return Coded(self.kind, x_P.numel(), data_B, loose)
+
+    def decode(self, coded: Coded) -> Tensor:
+        """The reliable blocks and those loose ones that are here; zeros elsewhere."""
+        num = check_num(self.kind, coded.num)
+        head = DgtHeader(coded)
+        x_P = zeros(head.blocks * head.elements)
+        grid_NE = x_P.view(head.blocks, head.elements)
+        grid_NE[head.ids_R] = head.values_RE
+        if coded.loose is not None:
+            ids_L = check_ids(coded.loose, head)
+            grid_NE[ids_L] = unpack_loose(head.loose_format, coded.loose.blocks_LK, head.elements)
+        return x_P[:num]
+
+    def subset(self, coded: Coded, places: Tensor) -> Coded:
+        """A vector of some of the loose blocks of ``coded`` and nothing else.
+
+        Args:
+            coded: what `encode` gave.
+            places: which, int64, by rank.
+        """
+        loose = coded.loose
+        if loose is None:
+            raise wrong(self.kind, "it has no loose blocks")
+        elements = self.elements
+        blocks = -(-coded.num // elements)
+        codes = [0, FORMATS.index(self.loose_values)]
+        data_B = joined(
+            header(*codes, elements, 0, places.numel(), 0), pack_bits(torch.empty(0), blocks)
+        )
+        part = LossyBlocks(loose.ids_L[places], loose.blocks_LK[places], loose.bands)
+        return Coded(self.kind, coded.num, data_B, part)
+
+    def _in_order(self, now_N: Tensor, memory: dict[str, Tensor], seed: int) -> Tensor:
+        """Ids of all blocks that are to be sent, most important first."""
+        before_N = memory.get(_CONTRIBUTION)
+        if before_N is None or before_N.shape != now_N.shape:
+            before_N = torch.zeros_like(now_N)
+        contribution_N = torch.lerp(now_N, before_N.to(now_N.device), self.alpha)
+        memory[_CONTRIBUTION] = contribution_N
+        if self.order == "ranked":
+            ids = torch.argsort(contribution_N, descending=True, stable=True)
+        else:
+            generator = torch.Generator().manual_seed(seed)
+            ids = torch.randperm(now_N.numel(), generator=generator).to(now_N.device)
+        return ids[now_N[ids] > 0]
+
+    def _data(self, grid_NE: Tensor, ids_R: Tensor, loose: int) -> Tensor:
+        values_RE = grid_NE[ids_R].cpu().reshape(-1)
+        exponent = 0
+        if self.values == "fp16":
+            halves = room(values_RE.numel(), torch.float16)
+            exponent = halve(values_RE, halves)
+            values_RE = halves
+        formats = FORMATS.index(self.values), FORMATS.index(self.loose_values)
+        counts = self.elements, ids_R.numel(), loose, exponent
+        return joined(header(*formats, *counts), pack_bits(ids_R, len(grid_NE)), values_RE)
+
+
+class DgtHeader:
+    """What the reliable part of a vector says.
+
+    Args:
+        coded: as it came.
+
+    Attributes:
+        loose_format: of loose blocks.
+        elements: E.
+        blocks: N.
+        loose: L, how many loose blocks were made.
+        ids_R: int64, the reliable blocks, ascending.
+        values_RE: fp32, their values.
+
+    Raises:
+        FrameError: it makes no sense.
+    """
+
+    def __init__(self, coded: Coded) -> None:
+        reader = Reader(coded.kind, coded.data_B)
+        values, loose, elements, reliable, count, exponent = reader.header(_HEADER)
+        if values not in (0, 1) or not 0 <= loose < len(FORMATS):
+            raise wrong(coded.kind, f"formats {values} and {loose}")
+        if not 1 <= elements <= 1 << 20:
+            raise wrong(coded.kind, f"blocks of {elements} elements")
+        self.loose_format: BlockFormat = FORMATS[loose]
+        self.elements = elements
+        self.blocks = -(-coded.num // elements)
+        self.loose = count
+        if reliable < 0 or count < 0 or reliable + count > self.blocks:
+            raise wrong(coded.kind, f"{reliable} and {count} of {self.blocks} blocks")
+        self.ids_R = unpack_bits(reader.take(-(-self.blocks // 8), torch.uint8), self.blocks)
+        if self.ids_R.numel() != reliable:
+            raise wrong(coded.kind, f"{self.ids_R.numel()} blocks are marked, {reliable} are said")
+        num = reliable * elements
+        if values == 0:
+            values_P = reader.take(num, torch.float32)
+        else:
+            halves = reader.take(num, torch.float16)
+            values_P = widen(coded.kind, halves, exponent, room(num, torch.float32))
+        self.values_RE = values_P.view(reliable, elements)
+        reader.done()
+
+
+def check_ids(loose: LossyBlocks, head: DgtHeader) -> Tensor:
+    """The places of loose blocks as int64 (L,), if they are in order.
+
+    Raises:
+        FrameError: an id is out of range, double, or that of a reliable block; or a size is wrong.
+    """
+    ids_L = loose.ids_L.to(torch.int64)
+    size_bytes = loose_bytes(head.loose_format, head.elements)
+    if ids_L.dim() != 1 or loose.blocks_LK.shape != (ids_L.numel(), size_bytes):
+        raise wrong("dgt", f"loose blocks of shape {tuple(loose.blocks_LK.shape)}")
+    if not ids_L.numel():
+        return ids_L
+    if int(ids_L.min()) < 0 or int(ids_L.max()) >= head.blocks:
+        raise wrong("dgt", f"a loose block's number is not below {head.blocks}")
+    taken_N = torch.zeros(head.blocks, dtype=torch.int32)
+    taken_N[head.ids_R] = 1
+    taken_N.index_add_(0, ids_L, torch.ones_like(ids_L, dtype=torch.int32))
+    if int(taken_N.max()) > 1:
+        raise wrong("dgt", "a block is there twice")
+    return ids_L
+
+
+def reliable_count(share: float, blocks: int) -> int:
+    """How many of ``blocks`` blocks are reliable: the nearest number, but at least one of any."""
+    return min(blocks, max(1, int(share * blocks + 0.5))) if blocks else 0
+
+
+def band_of(rank: int, loose: int, bands: int) -> int:
+    """The band, from 0, of the loose block at ``rank`` among ``loose``; bands are equally long."""
+    return rank * bands // loose

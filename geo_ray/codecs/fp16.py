@@ -1,0 +1,51 @@
+"""IEEE half precision with one power-of-two scale for the vector.
+
+Idea: 11 significant bits; the scale (`halves`) keeps large values from overflowing and small ones
+from vanishing.
+
+Layout: i64 exponent of the scale, P fp16. Ratio 2.
+
+When: always a safe first step; error feedback is hardly needed.
+
+Source: GeoMX casts to fp16 on the wire; the scale is ours.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from geo_ray.codecs.base import Coded
+from geo_ray.codecs.common.buffers import Reader, check_num, header, plain, room
+from geo_ray.codecs.common.halves import halve, widen
+from geo_ray.config.base import StrictModel
+
+_HEADER_BYTES = 8
+
+
+class Fp16(StrictModel):
+    """Configuration and rule of `fp16`."""
+
+    lossless: ClassVar[bool] = False
+    feeds_back: ClassVar[bool] = False
+
+    kind: Literal["fp16"] = "fp16"
+
+    def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
+        """Scale and round to nearest."""
+        x_P = plain(x_P)
+        data_B = room(_HEADER_BYTES + 2 * x_P.numel())
+        exponent = halve(x_P, data_B[_HEADER_BYTES:].view(torch.float16))
+        data_B[:_HEADER_BYTES].view(torch.int64).copy_(header(exponent))
+        return Coded(self.kind, x_P.numel(), data_B)
+
+    def decode(self, coded: Coded) -> Tensor:
+        """Widen and undo the scale."""
+        num = check_num(self.kind, coded.num)
+        reader = Reader(self.kind, coded.data_B)
+        (exponent,) = reader.header(1)
+        half_P = reader.take(num, torch.float16)
+        reader.done()
+        return widen(self.kind, half_P, exponent, room(num, torch.float32))

@@ -1,0 +1,42 @@
+"""No coding: the fp32 bits themselves.
+
+Layout: P fp32. Ratio 1. When: fast links, and as the yardstick for all others. A sender that has
+this codec may as well send the vector itself; `encode` copies, so that the message does not change
+with the model.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from geo_ray.codecs.base import Coded
+from geo_ray.codecs.common.buffers import Reader, check_num, plain, room
+from geo_ray.config.base import StrictModel
+
+
+class Identity(StrictModel):
+    """Configuration and rule of `identity`."""
+
+    lossless: ClassVar[bool] = True
+    feeds_back: ClassVar[bool] = False
+
+    kind: Literal["identity"] = "identity"
+
+    def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
+        """Copy the bits."""
+        x_P = plain(x_P)
+        data_P = room(x_P.numel(), torch.float32)
+        data_P.copy_(x_P)
+        return Coded(self.kind, x_P.numel(), data_P.view(torch.uint8))
+
+    def decode(self, coded: Coded) -> Tensor:
+        """Copy them back."""
+        num = check_num(self.kind, coded.num)
+        reader = Reader(self.kind, coded.data_B)
+        data_P = reader.take(num, torch.float32)
+        reader.done()
+        out_P = room(num, torch.float32)
+        return out_P.copy_(data_P)

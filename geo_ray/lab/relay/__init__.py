@@ -1,0 +1,1 @@
+"""The relay's process and everything in it: links, queues, loss, delay."""

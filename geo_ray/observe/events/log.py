@@ -1,0 +1,216 @@
+"""The event log of a run: append-only JSON lines, one write per event."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from geo_ray.clock import Clock, SystemClock
+from geo_ray.errors import InvariantError, RunDirectoryError
+from geo_ray.observe.events.schema import EVENT_FIELDS, Event, conform
+
+EVENTS_FILE = "events.jsonl"
+_ROW = TypeAdapter(dict[str, Any])  # a quarter of `json`'s time, and there may be millions
+
+
+class EventLog:
+    """The writer of one `events.jsonl`; may be shared by threads, not by processes.
+
+    Every event is one `write` to the operating system before `write` returns, so a crash of the
+    process loses nothing that was written (a crash of the machine may). An existing file is
+    continued; a torn last line, left by a crash, is cut off first.
+
+    Args:
+        path: the file; its directory must exist.
+        clock_origin_s: subtracted from every ``t_s`` and ``start_s``, so that writers may hand in
+            readings of a clock. For a resumed run: ``clock.now_s() - last_time_s(path)``.
+
+    Raises:
+        RunDirectoryError: the file cannot be opened for writing.
+    """
+
+    def __init__(self, path: Path, clock_origin_s: float = 0.0) -> None:
+        self.path = path
+        self._origin_s = clock_origin_s
+        self._lock = threading.Lock()
+        self._fd = -1
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._size = _whole_lines_bytes(self._fd)
+            os.ftruncate(self._fd, self._size)
+        except OSError as error:
+            self.close()
+            raise _cannot("open", path, error) from error
+
+    def write(self, kind: str, t_s: float, **fields: Any) -> Event:
+        """Append one event; non-finite floats become null.
+
+        Args:
+            kind: one of `schema.EVENT_FIELDS`.
+            t_s: seconds, on the clock whose origin the log was given.
+            **fields: every field of the kind.
+
+        Returns:
+            The event as it stands in the file, to hand to `Progress` and `MetricsState`.
+
+        Raises:
+            InvariantError: unknown kind, missing field, wrong type, or the log is closed.
+            RunDirectoryError: the disk is full or fails; the file keeps its whole lines.
+        """
+        event = self._shifted(conform(kind, t_s, fields))
+        row = {"t_s": event.t_s, "kind": kind, **event.fields}
+        line = _ROW.dump_json(row) + b"\n"
+        with self._lock:
+            if self._fd < 0:
+                raise InvariantError(f"event {kind!r} after {self.path} was closed")
+            try:
+                _write_all(self._fd, line)
+            except OSError as error:
+                os.ftruncate(self._fd, self._size)  # no torn line in the middle of the log
+                raise _cannot("write", self.path, error) from error
+            self._size += len(line)
+        return event
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        with self._lock:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+
+    def __enter__(self) -> EventLog:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _shifted(self, event: Event) -> Event:
+        fields = dict(event.fields)
+        if fields.get("start_s") is not None:
+            fields["start_s"] = round(fields["start_s"] - self._origin_s, 6)
+        return Event(event.kind, round(event.t_s - self._origin_s, 6), fields)
+
+
+def read_events(path: Path) -> Iterator[Event]:
+    """Give the events of a log in the order of the file; a torn last line is left out.
+
+    Kinds that this release does not know are given as they are; readers pass over them.
+
+    Raises:
+        RunDirectoryError: the file cannot be read, or a line before the last is no event.
+    """
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    return
+                yield _parsed(line, path, number)
+    except OSError as error:
+        raise _cannot("read", path, error) from error
+
+
+def follow(
+    path: Path,
+    stop: Callable[[], bool] = lambda: False,
+    *,
+    clock: Clock | None = None,
+    poll_s: float = 0.2,
+) -> Iterator[Event]:
+    """Give the events of a log that is still being written, waiting for more.
+
+    Ends after `run_finished`, or when ``stop()`` is true and everything written was given.
+
+    Args:
+        path: the log; it may come into being later.
+        stop: asked once per poll.
+        clock: what to sleep on; the machine's clock if None.
+        poll_s: seconds between looks at the file.
+
+    Raises:
+        RunDirectoryError: as for `read_events`.
+    """
+    clock = clock or SystemClock()
+    offset_bytes, number = 0, 0
+    while True:
+        last_look = stop()  # asked first: what was written before it turned true is still given
+        for line in _new_lines(path, offset_bytes):
+            offset_bytes += len(line)
+            number += 1
+            event = _parsed(line, path, number)
+            yield event
+            if event.kind == "run_finished":
+                return
+        if last_look:
+            return
+        clock.sleep_s(poll_s)
+
+
+def last_time_s(path: Path) -> float:
+    """Give the newest ``t_s`` of a log in seconds, 0 if there is none; a resumed run goes on there.
+
+    Raises:
+        RunDirectoryError: as for `read_events`.
+    """
+    return max((event.t_s for event in read_events(path)), default=0.0) if path.exists() else 0.0
+
+
+def _new_lines(path: Path, offset_bytes: int) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            file.seek(offset_bytes)
+            for line in file:
+                if line.endswith(b"\n"):
+                    yield line
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise _cannot("read", path, error) from error
+
+
+def _parsed(line: bytes, path: Path, number: int) -> Event:
+    try:
+        row = json.loads(line)
+        kind, t_s = row.pop("kind"), row.pop("t_s")
+        if kind in EVENT_FIELDS:
+            return conform(kind, t_s, row)
+        return Event(str(kind), float(t_s), row)
+    except (ValueError, TypeError, KeyError, AttributeError, InvariantError) as error:
+        why = error.message if isinstance(error, InvariantError) else f"{error!r}"
+        raise RunDirectoryError(
+            f"line {number} of {path} is no event: {why}",
+            fix="Remove that line, if the file was edited; otherwise report it with the file.",
+        ) from error
+
+
+def _whole_lines_bytes(fd: int) -> int:
+    """Give the length of the file up to and including its last newline."""
+    end = os.fstat(fd).st_size
+    while end > 0:
+        start = max(0, end - 65536)
+        found = os.pread(fd, end - start, start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0
+
+
+def _write_all(fd: int, line: bytes) -> None:
+    rest = memoryview(line)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def _cannot(verb: str, path: Path, error: OSError) -> RunDirectoryError:
+    return RunDirectoryError(f"cannot {verb} {path}: {error.strerror or error}")

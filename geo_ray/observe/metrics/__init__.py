@@ -1,0 +1,1 @@
+"""Values folded from events: metrics, totals, the summary."""

@@ -1,0 +1,92 @@
+"""How each region of a running job stands at this moment, as `Progress` shows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from geo_ray.observe.events.schema import FAULT_KINDS, Event
+from geo_ray.observe.metrics.counters import LinkTotals, Rate
+
+
+@dataclass(slots=True)
+class RegionNow:
+    """The newest numbers of one region; rates look back over 10 s of run time."""
+
+    step: int = 0
+    loss: float = float("nan")
+    staleness: float | None = None
+    faults: int = 0
+    samples: Rate = field(default_factory=Rate)
+    compute: Rate = field(default_factory=Rate)
+    waiting: Rate = field(default_factory=Rate)
+    sent: Rate = field(default_factory=Rate)
+    received: Rate = field(default_factory=Rate)
+
+    def wait_share(self, now_s: float) -> float:
+        """Give the part of the last 10 s of compute and wait that was wait, 0 to 1."""
+        wait, compute = self.waiting.per_s(now_s), self.compute.per_s(now_s)
+        return wait / (wait + compute) if wait + compute > 0 else 0.0
+
+    def state(self, now_s: float, total_steps: int) -> str:
+        """Give ``starting``, ``computing``, ``waiting`` (more wait than compute) or ``done``."""
+        if self.step >= total_steps:
+            return "done"
+        if self.step == 0:
+            return "starting"
+        return "waiting" if self.wait_share(now_s) > 0.5 else "computing"
+
+
+class RunNow:
+    """Folds events into how the run stands.
+
+    Args:
+        regions: names, in the order to show.
+    """
+
+    def __init__(self, regions: tuple[str, ...]) -> None:
+        self.regions = {name: RegionNow() for name in regions}
+        self.simulated = False
+        self.round: int | None = None
+        self.newest_eval: Event | None = None
+        self.now_s = 0.0
+        self._wan = LinkTotals()
+
+    def feed(self, event: Event) -> None:
+        """Take the next event."""
+        self.now_s = max(self.now_s, event.t_s)
+        match event.kind:
+            case "run_started":
+                self.simulated = event["simulated"]
+                self._wan.restart()
+                for name in event["regions"]:
+                    self._begin(self._region(name), event.t_s)
+            case "step":
+                self._step(self._region(event["region"]), event)
+            case "exchange":
+                self._region(event["region"]).staleness = event["staleness"]
+                if event["round"] is not None:
+                    self.round = max(self.round or 0, event["round"])
+            case "eval" if event["region"] is None:
+                self.newest_eval = event
+            case "wan":
+                new = self._wan.feed(event["src"], event["dst"], event["bytes_by_class"])
+                self._region(event["src"]).sent.add(event.t_s, sum(new.values()))
+                self._region(event["dst"]).received.add(event.t_s, sum(new.values()))
+            case kind if kind in FAULT_KINDS:
+                self._region(event["region"]).faults += 1
+
+    def _region(self, name: str) -> RegionNow:
+        return self.regions.setdefault(name, RegionNow())
+
+    @staticmethod
+    def _begin(region: RegionNow, t_s: float) -> None:
+        for rate in (region.samples, region.compute, region.waiting, region.sent, region.received):
+            rate.start(t_s)
+
+    @staticmethod
+    def _step(region: RegionNow, event: Event) -> None:
+        region.step = event["step"]
+        region.loss = event.number("loss")
+        region.samples.add(event.t_s, event["samples"])
+        region.compute.add(event.t_s, event["compute_s"] or 0.0)
+        region.waiting.add(event.t_s, event["wait_s"] or 0.0)

@@ -1,0 +1,259 @@
+"""The numbers that a finished run leaves in `summary.json`, and the table at its end."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table
+
+from geo_ray.config.base import StrictModel
+from geo_ray.errors import RunDirectoryError
+from geo_ray.observe.events.schema import Event
+from geo_ray.observe.metrics.noise import newest_noise
+from geo_ray.observe.metrics.totals import RegionTotals, RunTotals
+from geo_ray.observe.text import (
+    bytes_text,
+    codec_text,
+    duration_text,
+    metrics_text,
+    number_text,
+    saving_text,
+)
+
+SUMMARY_FILE = "summary.json"
+
+
+class Target(StrictModel):
+    """A value of an evaluation metric whose first reaching is timed."""
+
+    metric: str = Field(description="name of the metric, as the task gives it")
+    value: float = Field(description="the value to reach, in the metric's own unit")
+    direction: Literal["at_least", "at_most"] = Field(
+        description="at_least for accuracies, at_most for losses"
+    )
+    stop: bool = Field(True, description="end the run there; false: only note the time")
+
+    def reached(self, event: Event) -> bool:
+        """Say whether this `eval` event of all regions together reaches the value."""
+        value = event["metrics"].get(self.metric)
+        if event["region"] is not None or value is None:
+            return False
+        return bool(value >= self.value if self.direction == "at_least" else value <= self.value)
+
+
+class Summary(StrictModel):
+    """What a run came to; the content of `summary.json`."""
+
+    strategy: str = Field(description="name of the synchronisation strategy")
+    seed: int = Field(description="seed of the run")
+    steps: int = Field(description="highest step that any region applied")
+    samples: int = Field(description="training samples whose steps stand, over all regions")
+    seconds: float = Field(description="time of the newest event; virtual time if simulated")
+    startup_s: float | None = Field(
+        default=None, description="seconds from the command to the start of the run"
+    )
+    time_to_target_s: float | None = Field(
+        default=None, description="when the target was first reached; null if it was not, or none"
+    )
+    wan_bytes: dict[str, int] = Field(description="bytes between regions, by class")
+    codec: dict[str, str] = Field(
+        default={}, description="codecs by direction, up and down; none is left out"
+    )
+    payload_bytes: dict[str, int] | None = Field(
+        default=None,
+        description="payloads of all exchanges, before and after coding; null without codecs",
+    )
+    rounds: int = Field(description="number of distinct rounds that were exchanged")
+    usd: float | None = Field(default=None, description="cost in US dollars; null without prices")
+    eval: dict[str, float | None] = Field(
+        description="newest metrics of all regions together; null where not finite"
+    )
+    noise: dict[str, float | None] | None = Field(
+        default=None,
+        description="newest gradient noise: grad_sq, trace and b_simple; null if not measured",
+    )
+    digest: str | None = Field(default=None, description="digest of the final parameters")
+    faults: dict[str, int] = Field(description="how often each kind of fault happened")
+
+
+class Summing:
+    """Folds events into a summary as they come; a run that was cut off has one too.
+
+    Args:
+        target: the evaluation metric to time, if any.
+    """
+
+    def __init__(self, target: Target | None = None) -> None:
+        self._target = target
+        self._totals = RunTotals()
+        self._reached_s: float | None = None
+
+    @property
+    def totals(self) -> RunTotals:
+        """The fold over the events so far."""
+        return self._totals
+
+    def feed(self, event: Event) -> None:
+        """Take the next event, from `run_started` on."""
+        self._totals.feed(event)
+        if self._target is None or self._reached_s is not None or event.kind != "eval":
+            return
+        if self._target.reached(event):
+            self._reached_s = event.t_s
+
+    def summary(
+        self,
+        *,
+        startup_s: float | None = None,
+        usd: float | None = None,
+        digest: str | None = None,
+    ) -> Summary:
+        """What came of it so far.
+
+        Args:
+            startup_s: seconds from the command to the start of the run.
+            usd: what the run cost.
+            digest: of the final parameters.
+
+        Raises:
+            RunDirectoryError: there was no `run_started` among the events.
+        """
+        totals = self._totals
+        if totals.started is None:
+            raise RunDirectoryError("the events have no run_started: nothing to sum up")
+        return Summary(
+            strategy=totals.started["strategy"],
+            seed=totals.started["seed"],
+            steps=totals.steps,
+            samples=totals.samples,
+            seconds=totals.elapsed_s,
+            startup_s=startup_s,
+            time_to_target_s=self._reached_s,
+            wan_bytes=totals.wan.by_class(),
+            codec=totals.codec,
+            payload_bytes=_payload_bytes(totals),
+            rounds=len(totals.rounds),
+            usd=usd,
+            eval=dict(totals.newest_eval["metrics"]) if totals.newest_eval else {},
+            noise=newest_noise(totals.noise),
+            digest=digest,
+            faults=totals.faults,
+        )
+
+
+def summarise(
+    events: Iterable[Event],
+    *,
+    target: Target | None = None,
+    startup_s: float | None = None,
+    usd: float | None = None,
+    digest: str | None = None,
+) -> Summary:
+    """The summary of events that are all there; see `Summing`."""
+    summing = Summing(target)
+    for event in events:
+        summing.feed(event)
+    return summing.summary(startup_s=startup_s, usd=usd, digest=digest)
+
+
+def _payload_bytes(totals: RunTotals) -> dict[str, int] | None:
+    if not totals.codec:
+        return None
+    return {"before": totals.payload_before, "after": totals.payload_after}
+
+
+def save_summary(summary: Summary, run_dir: Path) -> Path:
+    """Write `summary.json` whole or not at all; give its path.
+
+    Raises:
+        RunDirectoryError: the file cannot be written.
+    """
+    path = run_dir / SUMMARY_FILE
+    part = path.with_suffix(".json.part")
+    try:
+        part.write_text(json.dumps(summary.model_dump(), indent=2) + "\n", encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise RunDirectoryError(f"cannot write {path}: {error.strerror}") from error
+    return path
+
+
+def load_summary(run_dir: Path) -> Summary | None:
+    """Read `summary.json` of a run; None if the run has none.
+
+    Raises:
+        RunDirectoryError: the file cannot be read or is no summary.
+    """
+    path = run_dir / SUMMARY_FILE
+    try:
+        return Summary.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        raise RunDirectoryError(f"cannot read {path}: {error}") from error
+
+
+def final_table(summary: Summary, totals: RunTotals) -> Table:
+    """Make the table for the end of a run: a row per region, then one for the whole run.
+
+    Args:
+        summary: of the run.
+        totals: the fold over the same events.
+    """
+    title = f"{summary.strategy}, seed {summary.seed}, {duration_text(summary.seconds)}"
+    table = Table(
+        title=escape(title),
+        title_justify="left",
+        caption=escape(_caption(summary)),
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    for heading in ("region", "steps", "samples", "loss", "compute", "waiting", "WAN out", "in"):
+        table.add_column(
+            heading, justify="left" if heading == "region" else "right", overflow="fold"
+        )
+    for name, region in totals.regions.items():
+        sent, received = totals.wan.out_bytes(name), totals.wan.in_bytes(name)
+        table.add_row(escape(name), *_cells(region, sent, received))
+    wan_bytes = bytes_text(sum(summary.wan_bytes.values()))
+    table.add_section()
+    table.add_row("all", f"{summary.steps:,}", f"{summary.samples:,}", "", "", "", wan_bytes, "")
+    return table
+
+
+def _cells(region: RegionTotals, sent_bytes: int, received_bytes: int) -> list[str]:
+    loss = region.steps.end_loss()
+    return [
+        f"{region.steps.step:,}",
+        f"{region.steps.samples:,}",
+        number_text(loss) if math.isfinite(loss) else "-",
+        duration_text(region.compute_s),
+        duration_text(region.wait_s),
+        bytes_text(sent_bytes),
+        bytes_text(received_bytes),
+    ]
+
+
+def _caption(summary: Summary) -> str:
+    parts = [f"{summary.rounds:,} rounds"]
+    if summary.eval:
+        parts.insert(0, metrics_text(summary.eval))
+    if summary.time_to_target_s is not None:
+        parts.append(f"target reached after {duration_text(summary.time_to_target_s)}")
+    if summary.usd is not None:
+        parts.append(f"{summary.usd:.2f} USD")
+    if summary.payload_bytes is not None:
+        parts.append(f"codec {codec_text(summary.codec)}: {saving_text(summary.payload_bytes)}")
+    parts += [
+        f"{count} {kind.replace('_', ' ')}" for kind, count in summary.faults.items() if count
+    ]
+    return "; ".join(parts)

@@ -1,0 +1,1 @@
+"""Pages about runs: charts, tables, timelines."""

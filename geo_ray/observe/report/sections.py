@@ -1,0 +1,215 @@
+"""The sections of the report page that draw a run's columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from html import escape
+
+import numpy as np
+
+from geo_ray.observe.events.columns import RegionRecord, RunRecord
+from geo_ray.observe.events.schema import Event
+from geo_ray.observe.report.charts import ALL, Curve, bars_chart, curves_chart, histogram
+from geo_ray.observe.report.series import Floats, smooth
+from geo_ray.observe.text import bytes_text, duration_text, number_text
+
+MAX_ROWS = 200  # of a table of single events
+
+
+def section(title: str, body: str, note: str = "") -> str:
+    """Give a heading, a line below it if there is one, and ``body`` (HTML)."""
+    note = f'<p class="note">{escape(note)}</p>' if note else ""
+    return f"<section><h2>{escape(title)}</h2>{note}{body}</section>"
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """Give a table; cells are HTML.
+
+    Args:
+        headings: plain text.
+        rows: as many cells each.
+        left: how many columns from the left hold words; the others hold numbers.
+    """
+    head = "".join(
+        f"<th{'' if index < left else ' class=n'}>{escape(heading)}</th>"
+        for index, heading in enumerate(headings)
+    )
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f"<td{'' if index < left else ' class=n'}>{cell}</td>" for index, cell in enumerate(row)
+        )
+        + "</tr>"
+        for row in rows
+    )
+    return (
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+        "</div>"
+    )
+
+
+def regions_section(run: RunRecord) -> str:
+    """Give a row of totals per region."""
+    rows = []
+    for name, region in run.totals.regions.items():
+        busy_s = region.compute_s + region.wait_s
+        rows.append(
+            [
+                escape(name),
+                f"{region.steps.step:,}",
+                f"{region.steps.samples:,}",
+                number_text(region.steps.end_loss()),
+                duration_text(region.compute_s),
+                duration_text(region.wait_s),
+                f"{region.wait_s / busy_s:.0%}" if busy_s > 0 else "-",
+                bytes_text(run.totals.wan.out_bytes(name)),
+                bytes_text(run.totals.wan.in_bytes(name)),
+                f"{sum(region.faults.values()):,}",
+            ]
+        )
+    headings = ["region", "steps", "samples", "loss at the end", "compute", "waiting"]
+    return section(
+        "Regions", table([*headings, "share waiting", "WAN out", "WAN in", "faults"], rows)
+    )
+
+
+def loss_section(run: RunRecord) -> str:
+    """Draw each region's training loss over time and over its samples."""
+    over_time: list[Curve] = []
+    over_samples: list[Curve] = []
+    for index, (name, region) in enumerate(run.regions.items()):
+        steps, stands = region.steps, region.standing()
+        loss = steps["loss"]
+        over_time += _raw_and_smooth(name, steps["t_s"], loss, index)
+        samples = np.cumsum(steps["samples"][stands])
+        over_samples += _raw_and_smooth(name, samples, loss[stands], index)
+    over_time.sort(key=lambda curve: not curve.faint)
+    over_samples.sort(key=lambda curve: not curve.faint)
+    charts = curves_chart("over time", over_time, x_label="time", x_time=True, log=True)
+    charts += curves_chart("over samples", over_samples, x_label="samples of the region", log=True)
+    note = "Bold: moving mean. Faint: every step."
+    return section("Training loss", f'<div class="charts">{charts}</div>', note)
+
+
+def _raw_and_smooth(name: str, x: Floats, loss: Floats, index: int) -> list[Curve]:
+    mean = smooth(loss)
+    bold = Curve(name, x, mean, index)
+    return [bold] if np.array_equal(mean, loss, equal_nan=True) else [_faint(x, loss, index), bold]
+
+
+def _faint(x: Floats, y: Floats, index: int) -> Curve:
+    return Curve("", x, y, index, faint=True)
+
+
+def evals_section(run: RunRecord) -> str:
+    """Draw each evaluation metric over time, of all regions together and of each."""
+    series: list[tuple[str | None, str, int]] = [
+        (name, name, index) for index, name in enumerate(run.regions)
+    ]
+    series.append((None, "all regions", ALL))  # last, so on top
+    charts = ""
+    for metric in dict.fromkeys(metric for _, metric in run.evals):
+        curves = [
+            Curve(label, columns["t_s"], columns["value"], index)
+            for region, label, index in series
+            if (columns := run.evals.get((region, metric))) is not None
+        ]
+        charts += curves_chart(metric, curves, x_label="time", x_time=True)
+    body = f'<div class="charts">{charts}</div>' if charts else _none("nothing was evaluated")
+    return section("Evaluation on held-out rows", body)
+
+
+def wan_section(run: RunRecord) -> str:
+    """Draw the bytes between regions: by class in all, over time, and by link."""
+    counted = run.totals.wan.by_class()
+    by_class = dict(sorted(counted.items(), key=lambda item: -item[1]))
+    if not any(by_class.values()):
+        return section("Bytes between regions", _none("no byte was counted"))
+    bars = bars_chart("by class", by_class, bytes_text)
+    names = list(by_class)
+    curves = []
+    for name, columns in run.wan.items():
+        t_s, total = columns["t_s"], columns["bytes"]
+        zero = (np.concatenate([[0.0], t_s]), np.concatenate([[0.0], total]))
+        curves.append(Curve(name, *zero, names.index(name)))
+    lines = curves_chart(
+        "so far", curves, x_label="time", x_time=True, y_text=bytes_text, zero=True
+    )
+    links = run.totals.wan.by_link()
+    rows = [[escape(src), escape(dst), bytes_text(n)] for (src, dst), n in links.items()]
+    body = f'<div class="charts">{bars}{lines}</div><p></p>'
+    return section("Bytes between regions", body + table(["from", "to", "bytes"], rows, left=2))
+
+
+def exchanges_section(run: RunRecord) -> str:
+    """Give a row of statistics on exchanges per region."""
+    rows = [_exchange_row(name, region) for name, region in run.regions.items() if region.exchanges]
+    if not rows:
+        return section("Exchanges", _none("no update was answered"))
+    headings = ["region", "exchanges", "blocking", "mean time", "95th percentile", "bytes out"]
+    headings += ["bytes in", "mean staleness", "staleness: how often"]
+    note = "Time and bytes are per exchange, from sending an update to merging its answer."
+    return section("Exchanges", table(headings, rows), note)
+
+
+def _exchange_row(name: str, region: RegionRecord) -> list[str]:
+    columns = region.exchanges
+    took_s = columns["t_s"] - columns["start_s"]
+    stale = columns["staleness"][np.isfinite(columns["staleness"])]
+    return [
+        escape(name),
+        f"{len(columns):,}",
+        f"{np.mean(columns['blocking']):.0%}",
+        duration_text(_of(took_s, lambda values: float(np.mean(values)))),
+        duration_text(_of(took_s, lambda values: float(np.percentile(values, 95)))),
+        bytes_text(float(np.mean(columns["bytes_out"]))),
+        bytes_text(float(np.mean(columns["bytes_in"]))),
+        number_text(_of(stale, lambda values: round(float(np.mean(values)), 2))),
+        histogram(stale),
+    ]
+
+
+def _of(values: Floats, statistic: Callable[[Floats], float]) -> float | None:
+    finite = values[np.isfinite(values)]
+    return statistic(finite) if len(finite) else None
+
+
+def incidents_section(run: RunRecord) -> str:
+    """List faults and checkpoints."""
+    faults = [
+        [
+            duration_text(event.t_s),
+            escape("resumed" if event.kind == "run_started" else event.kind.replace("_", " ")),
+            escape(str(event.fields.get("region", ""))),
+            escape(_details(event)),
+        ]
+        for event in run.incidents
+    ]
+    saved = [
+        [
+            duration_text(event.t_s),
+            escape(str(event["id"])),
+            f"{event['step']:,}",
+            bytes_text(event["bytes"]),
+        ]
+        for event in run.checkpoints
+    ]
+    body = _listed("Faults", ["time", "what", "region", "details"], faults, left=4)
+    body += _listed("Checkpoints", ["time", "id", "step", "size"], saved, left=2)
+    return body
+
+
+def _listed(title: str, headings: Sequence[str], rows: list[list[str]], left: int) -> str:
+    if not rows:
+        return section(title, _none("none"))
+    note = f"The last {MAX_ROWS} of {len(rows):,}." if len(rows) > MAX_ROWS else ""
+    return section(title, table(headings, rows[-MAX_ROWS:], left), note)
+
+
+def _details(event: Event) -> str:
+    names = ("worker", "step", "epoch", "cause")
+    return ", ".join(f"{name} {event[name]}" for name in names if name in event.fields)
+
+
+def _none(text: str) -> str:
+    return f'<p class="none">{escape(text)}</p>'

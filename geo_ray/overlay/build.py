@@ -1,0 +1,84 @@
+"""A policy from its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from geo_ray.overlay.config import (
+    AnyOverlay,
+    BinaryOverlay,
+    NetstormOverlay,
+    RackOverlay,
+    RingOverlay,
+    StarOverlay,
+    TransferOptions,
+    TsengineOverlay,
+)
+from geo_ray.overlay.links import Links
+from geo_ray.overlay.plan import Grid, Tree
+from geo_ray.overlay.policies.binary import binary
+from geo_ray.overlay.policies.netstorm import Netstorm
+from geo_ray.overlay.policies.rack import rack, square_groups
+from geo_ray.overlay.policies.ring import ring
+from geo_ray.overlay.policies.star import star
+from geo_ray.overlay.policies.tsengine import Tsengine
+from geo_ray.overlay.policy import PlannedPolicy, Policy
+
+
+def transfer_of(config: AnyOverlay) -> TransferOptions:
+    """How parts are handed on; a star's are as by default."""
+    return TransferOptions() if isinstance(config, StarOverlay) else config.transfer
+
+
+def grid_of(config: AnyOverlay, num: int) -> Grid:
+    """The segments of a vector of ``num`` fp32 elements."""
+    return Grid(num, max(1, min(num, transfer_of(config).segment_bytes // 4)))
+
+
+def links_of(config: AnyOverlay, num_regions: int) -> Links:
+    """An empty table of links that ages as configured."""
+    if isinstance(config, TsengineOverlay | NetstormOverlay):
+        return Links(num_regions, config.forget_rounds, config.smoothing)
+    return Links(num_regions)
+
+
+def build_policy(
+    config: AnyOverlay, regions: Sequence[str], hub: int, grid: Grid, links: Links, seed: int
+) -> Policy:
+    """The policy of a run.
+
+    Args:
+        config: kind and options; fits the regions, see `regions_fit`.
+        regions: names, sorted.
+        hub: number of the region that hosts the averager.
+        grid: of the vector.
+        links: what is known of links; shared with the coordinator.
+        seed: of random decisions.
+    """
+    num, segments = len(regions), grid.count
+    if isinstance(config, TsengineOverlay):
+        return Tsengine(links, hub, grid, config, seed)
+    if isinstance(config, NetstormOverlay):
+        storm = Netstorm(links, segments, config.roots or num, config.hysteresis)
+        return PlannedPolicy(storm.trees, links, fused=True, probes=config.probes)
+    trees = partial(_static, config, tuple(regions), hub, segments)
+    return PlannedPolicy(lambda rnd: trees(), links, fused=isinstance(config, RingOverlay))
+
+
+def _static(
+    config: AnyOverlay, regions: tuple[str, ...], hub: int, num_segments: int
+) -> list[Tree]:
+    num = len(regions)
+    if isinstance(config, BinaryOverlay):
+        return binary(num, hub, num_segments)
+    if isinstance(config, RingOverlay):
+        return ring(num, num_segments)
+    if isinstance(config, RackOverlay):
+        groups = (
+            square_groups(num, hub)
+            if config.groups is None
+            else [[regions.index(name) for name in group] for group in config.groups]
+        )
+        return rack(num, hub, num_segments, groups)
+    return star(num, hub, num_segments)

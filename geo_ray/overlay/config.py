@@ -1,0 +1,140 @@
+"""The ``overlay`` section of a configuration: how bridges sum a round and hand its answer out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
+
+from geo_ray.config.base import StrictModel
+
+
+class TransferOptions(StrictModel):
+    """How one bridge hands parts of a vector to another; the same for every kind but star."""
+
+    segment_bytes: int = Field(
+        default=128 * 1024,
+        ge=4,
+        description="Forwarded as a whole. More than the model: whole messages, no pipelining.",
+    )
+    window_bytes: int = Field(
+        default=4 * 1024 * 1024,
+        gt=0,
+        description="Sent to one bridge and not acknowledged; at least the rate times round trip.",
+    )
+    stall_s: float = Field(
+        default=20.0,
+        gt=0,
+        description="A transfer without progress for that long is given to somebody else.",
+    )
+
+
+class StarOverlay(StrictModel):
+    """Every region sends to the averager and is answered by it."""
+
+    kind: Literal["star"] = "star"
+
+
+class BinaryOverlay(StrictModel):
+    """A balanced binary tree with the averager's region at its root."""
+
+    kind: Literal["binary"] = "binary"
+    transfer: TransferOptions = TransferOptions()
+
+
+class RackOverlay(StrictModel):
+    """Two levels: the regions of a group send to one of them, those to the averager."""
+
+    kind: Literal["rack"] = "rack"
+    groups: tuple[Annotated[tuple[str, ...], Field(min_length=1)], ...] | None = Field(
+        default=None,
+        description="The regions of each group, its aggregator first; null: groups of about the "
+        "square root of the number of regions.",
+    )
+    transfer: TransferOptions = TransferOptions()
+
+
+class RingOverlay(StrictModel):
+    """Reduce-scatter, then all-gather: every region sums an equal slice of the model."""
+
+    kind: Literal["ring"] = "ring"
+    transfer: TransferOptions = TransferOptions()
+
+
+class TsengineOverlay(StrictModel):
+    """Who is ready first merges first; the answer goes along the links that were fast before."""
+
+    kind: Literal["tsengine"] = "tsengine"
+    buckets: int = Field(default=1, ge=1, le=64, description="Parts with a schedule of their own.")
+    epsilon: float = Field(
+        default=0.05, ge=0, le=1, description="Share of decisions that are taken at random."
+    )
+    probes: int = Field(
+        default=2,
+        ge=0,
+        le=64,
+        description="How often all regions measure one link each while they compute.",
+    )
+    forget_rounds: int = Field(default=5, ge=1, description="Measurements older count no more.")
+    smoothing: float = Field(
+        default=0.5, gt=0, le=1, description="Weight of a new measurement against what was known."
+    )
+    settle_s: float = Field(
+        default=0.02,
+        ge=0,
+        description="How long regions that become ready at about the same time are waited for "
+        "before partners are chosen.",
+    )
+    transfer: TransferOptions = TransferOptions()
+
+
+class NetstormOverlay(StrictModel):
+    """Several roots: the model is cut in slices, each with its own tree over measured links."""
+
+    kind: Literal["netstorm"] = "netstorm"
+    roots: int | None = Field(
+        default=None, ge=1, le=256, description="Most slices; null: one per region."
+    )
+    probes: int = Field(
+        default=2,
+        ge=0,
+        le=64,
+        description="How often all regions measure one link each while they compute.",
+    )
+    forget_rounds: int = Field(default=5, ge=1, description="Measurements older count no more.")
+    smoothing: float = Field(
+        default=0.5, gt=0, le=1, description="Weight of a new measurement against what was known."
+    )
+    hysteresis: float = Field(
+        default=0.05, ge=0, description="Predicted gain below which the trees stay as they are."
+    )
+    transfer: TransferOptions = TransferOptions()
+
+
+PeerOverlay = BinaryOverlay | RackOverlay | RingOverlay | TsengineOverlay | NetstormOverlay
+"""Kinds that need links between all regions."""
+
+AnyOverlay = Annotated[StarOverlay | PeerOverlay, Field(discriminator="kind")]
+"""The ``overlay`` section of a configuration: ``kind`` chooses the class."""
+
+MAX_REGIONS: Final = 60  # sets of regions must fit into a 64-bit field
+
+
+def regions_fit(config: AnyOverlay, regions: Sequence[str]) -> None:
+    """Refuse an overlay that does not fit the regions.
+
+    Raises:
+        ValueError: too many regions, or groups that are not a partition of them; names the key.
+    """
+    if isinstance(config, StarOverlay):
+        return
+    if len(regions) > MAX_REGIONS:
+        raise ValueError(f"overlay.kind: {config.kind} takes at most {MAX_REGIONS} regions")
+    if isinstance(config, RackOverlay) and config.groups is not None:
+        named = sorted(name for group in config.groups for name in group)
+        if named != sorted(regions):
+            raise ValueError(
+                f"overlay.groups must name every region once: has {named}, regions are "
+                f"{sorted(regions)}"
+            )

@@ -1,0 +1,1 @@
+"""Who sends which part of a round to whom: one policy per file."""

@@ -1,0 +1,250 @@
+"""Measured, learning distribution and minimal-waiting aggregation, decided while a round runs.
+
+Sums: the two that are ready first merge first; which of them sends is decided by the goodput
+between them, and towards the root when it is one of them. Where segments pipeline, the receiver of
+a merge is ready again at once and passes on what arrives, so that a chain grows in the order of
+readiness and the root takes part last. Whole messages (one segment) cannot be passed on early: then
+the receiver is ready again when it has everything, and pairs form a tree of log2 N levels.
+
+Results: whoever has, or is promised, the result may serve one more region at a time. The next
+transfer is the one that is predicted to end first; if it would come from a region that is still
+busy, it waits for that. A share epsilon of all decisions is random, so that links are seen again.
+
+Everything is keyed by round and bucket.
+
+Source: reconstructed from the public descriptions of TSEngine (IEEE TNSM 18(4), 2021); goodput by
+wall clock, ageing, the exploration rate, keys, segments and what happens after failures are ours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from random import Random
+from typing import Final
+
+from geo_ray.overlay.config import TsengineOverlay
+from geo_ray.overlay.distribution import Distribution
+from geo_ray.overlay.links import Links
+from geo_ray.overlay.plan import RESULT, SUM, Grid, SendOrder, equal_slices, full_mask
+from geo_ray.overlay.policies.chain import best_chain
+
+_ELEMENT_MBIT: Final = 4 * 8e-6  # fp32
+
+
+@dataclass(slots=True)
+class _Merge:
+    """The sums of one bucket.
+
+    Attributes:
+        queue: regions with a partial sum that nobody was told to take, the oldest first.
+        masks: whose contributions each of them holds, or is promised.
+        fed: those that a transfer is on the way to.
+        seen: regions whose contribution was counted.
+    """
+
+    queue: list[int] = field(default_factory=list)
+    masks: dict[int, int] = field(default_factory=dict)
+    fed: set[int] = field(default_factory=set)
+    seen: set[int] = field(default_factory=set)
+
+
+class Tsengine:
+    """See the module's docstring.
+
+    Args:
+        links: what was measured.
+        root: the region where sums meet and results begin.
+        grid: the vector's segments.
+        config: what the user chose.
+        seed: of random decisions.
+
+    Attributes:
+        decisions: choices among several so far.
+        explored: how many of them were random.
+    """
+
+    fused = False
+
+    def __init__(
+        self, links: Links, root: int, grid: Grid, config: TsengineOverlay, seed: int = 0
+    ) -> None:
+        self.settle_s = config.settle_s
+        self.probes = config.probes
+        self.decisions = 0
+        self.explored = 0
+        self._links = links
+        self._root = root
+        self._slices = equal_slices(min(config.buckets, grid.count), grid.count)
+        self._segment_mbit = grid.segment * _ELEMENT_MBIT
+        self._epsilon = config.epsilon
+        self._random = Random(seed)
+        self._merges: dict[tuple[int, int], _Merge] = {}
+        self._spreads: dict[tuple[int, int], Distribution] = {}
+
+    # ------------------------------------------------------------------ sums
+
+    def open(self, rnd: int) -> list[SendOrder]:
+        """Nothing: who is ready first is not known yet."""
+        for bucket in range(len(self._slices)):
+            self._merges[rnd, bucket] = _Merge()
+        return []
+
+    def ready(self, rnd: int, ready: Sequence[int], now_s: float) -> list[SendOrder]:
+        """See `Policy.ready`."""
+        sends = []
+        for bucket in range(len(self._slices)):
+            merge = self._merges[rnd, bucket]
+            for node in ready:
+                if node not in merge.seen:
+                    merge.seen.add(node)
+                    merge.queue.append(node)
+                    merge.masks[node] = merge.masks.get(node, 0) | 1 << node
+            sends += self._pair(merge, bucket)
+        return sends
+
+    def _pair(self, merge: _Merge, bucket: int) -> list[SendOrder]:
+        """Let those merge that are ready."""
+        sends = []
+        first, stop = self._slices[bucket]
+        pipelined = self._pipelines(stop - first)
+        while (pair := self._choose(merge, pipelined)) is not None:
+            src, dst = pair
+            sends.append(SendOrder(src, dst, SUM, first, stop, merge.masks[src]))
+            merge.masks[dst] = merge.masks.get(dst, 1 << dst) | merge.masks.pop(src)
+            merge.queue = [node for node in merge.queue if node not in pair]
+            if pipelined:
+                merge.fed.add(dst)
+                merge.queue.insert(0, dst)  # what it is passed goes on from here
+        return sends
+
+    def _choose(self, merge: _Merge, pipelined: bool) -> tuple[int, int] | None:
+        """Who sends to whom next; None while there are no two that may."""
+        root, queue = self._root, merge.queue
+        others = [node for node in queue if node != root]
+        if not others:
+            return None
+        everyone = full_mask(self._links.num_regions)
+        if merge.masks[others[0]] | merge.masks.get(root, 1 << root) == everyone:
+            return others[0], root  # which takes sums in before its own contribution is there
+        if not pipelined:
+            return self._two(merge)
+        return self._partners(merge, others) if len(others) > 1 else None
+
+    def _two(self, merge: _Merge) -> tuple[int, int] | None:
+        """The two that wait longest and can reach each other; the faster sender of them sends."""
+        pairs = list(combinations(merge.queue, 2))
+        pair = next((pair for pair in pairs if not self._links.is_broken(*pair)), None)
+        if pair is None:
+            present = 0
+            for node in merge.queue:
+                present |= merge.masks[node]
+            if not pairs or present != full_mask(self._links.num_regions):
+                return None  # somebody may come who can reach them
+            pair = pairs[0]
+        one, two = pair
+        if self._root in pair:
+            return (two, one) if one == self._root else (one, two)
+        there, back = self._links.mbps(one, two), self._links.mbps(two, one)
+        return (one, two) if there >= back else (two, one)
+
+    def _partners(self, merge: _Merge, others: list[int]) -> tuple[int, int]:
+        """The next link of the chain through all that are ready, the fastest that is known."""
+        fed = others[0] if others[0] in merge.fed else None
+        fresh = [node for node in others if node != fed]
+        missing = full_mask(self._links.num_regions)
+        for node in [*others, self._root]:
+            missing &= ~merge.masks.get(node, 1 << node)
+        end = None if missing else self._root
+        chain = best_chain(self._links.matrix(), fresh, fed, end)
+        if self._rolls(len(fresh)):
+            return chain[0], self._random.choice([node for node in fresh if node != chain[0]])
+        return chain[0], chain[1]
+
+    def _pipelines(self, segments: int) -> bool:
+        """Whether a chain of all regions is sooner done than a tree of whole messages."""
+        regions = self._links.num_regions
+        return segments + regions - 2 < segments * math.ceil(math.log2(regions))
+
+    # ------------------------------------------------------------------ results
+
+    def summed(self, rnd: int, now_s: float) -> list[SendOrder]:
+        """See `Policy.summed`."""
+        sends = []
+        for bucket, (first, stop) in enumerate(self._slices):
+            spread = Distribution(self._links.num_regions, self._root, stop - first, now_s)
+            self._spreads[rnd, bucket] = spread
+            sends += self._spread(spread, first, stop, now_s)
+        return sends
+
+    def _spread(self, spread: Distribution, first: int, stop: int, now_s: float) -> list[SendOrder]:
+        """Let those serve who may."""
+        sends = []
+        rate_NN = self._links.matrix() / self._segment_mbit
+        waiting: list[int] = []  # served later, by a region that is busy now
+        while left := [node for node in spread.left if node not in waiting]:
+            left = [node for node in left if node not in self._links.down] or left
+            if spread.at_random is None:
+                spread.at_random = self._rolls(len(left))
+            if spread.at_random:
+                left = [self._random.choice(left)]
+            elif self._pipelines(stop - first):
+                left = best_chain(rate_NN, left, start=spread.tail)[1:2]
+            pair = spread.next_pair(rate_NN, self._links.down, now_s, left)
+            if pair is None:
+                waiting += left
+                continue
+            spread.promise(*pair, rate_NN, now_s)
+            sends.append(SendOrder(*pair, RESULT, first, stop))
+        return sends
+
+    def _rolls(self, options: int) -> bool:
+        """Whether a decision among so many options is to be random."""
+        if options < 2:
+            return False
+        self.decisions += 1
+        explores = self._random.random() < self._epsilon
+        self.explored += explores
+        return explores
+
+    # ------------------------------------------------------------------ changes
+
+    def sent(self, rnd: int, send: SendOrder, now_s: float) -> list[SendOrder]:
+        """A transfer is over: its receiver is ready again, or its sender may serve another."""
+        if (send.first, send.stop) not in self._slices:
+            return []  # what a region had missed and asked for
+        bucket = self._slices.index((send.first, send.stop))
+        key = (rnd, bucket)
+        if send.phase == RESULT:
+            if key not in self._spreads:
+                return []
+            self._spreads[key].is_free(send.src, send.dst, now_s)
+            return self._spread(self._spreads[key], send.first, send.stop, now_s)
+        merge = self._merges.get(key)
+        if merge is None or self._pipelines(send.stop - send.first):
+            return []
+        if merge.masks.get(send.dst) and send.dst not in merge.queue:
+            merge.queue.append(send.dst)
+        return self._pair(merge, bucket)
+
+    def lost(self, rnd: int, src: int, dst: int, now_s: float) -> list[SendOrder]:
+        """See `Policy.lost`."""
+        sends = []
+        for bucket, (first, stop) in enumerate(self._slices):
+            if (spread := self._spreads.get((rnd, bucket))) is not None:
+                spread.gives_up(src, dst, now_s)
+                sends += self._spread(spread, first, stop, now_s)
+        return sends
+
+    def restart(self, rnd: int, ready: Sequence[int], now_s: float) -> list[SendOrder]:
+        """See `Policy.restart`."""
+        self.open(rnd)
+        return self.ready(rnd, ready, now_s)
+
+    def close(self, rnd: int) -> None:
+        """See `Policy.close`."""
+        for kept in (self._merges, self._spreads):
+            for key in [key for key in kept if key[0] == rnd]:
+                del kept[key]

@@ -1,0 +1,110 @@
+"""What a policy is: it decides who sends which part of a round to whom, and nothing else.
+
+A policy has no clock, socket or thread. The coordinator tells it what happened and hands its orders
+to the bridges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from geo_ray.overlay.links import Links
+from geo_ray.overlay.mend import mend
+from geo_ray.overlay.plan import SendOrder, Tree
+
+
+class Policy(Protocol):
+    """The methods of a policy.
+
+    Attributes:
+        fused: whether a segment's result goes out from whoever completed its sum, before the whole
+            sum is anywhere. Otherwise all sums meet in one region, and the result begins there.
+        settle_s: how long to gather regions that become ready at about the same time.
+        probes: how often to measure links between two rounds; see `probing`.
+    """
+
+    fused: bool
+    settle_s: float
+    probes: int
+
+    def open(self, rnd: int) -> list[SendOrder]:
+        """Orders for a round in which nobody is ready yet."""
+
+    def ready(self, rnd: int, ready: Sequence[int], now_s: float) -> list[SendOrder]:
+        """Orders once these regions, in the order of their becoming ready, have contributions.
+
+        Called again with more regions as they become ready.
+        """
+
+    def summed(self, rnd: int, now_s: float) -> list[SendOrder]:
+        """Orders for the result; called once, when the sum is whole. Not if `fused`."""
+
+    def sent(self, rnd: int, send: SendOrder, now_s: float) -> list[SendOrder]:
+        """More orders after a transfer is over."""
+
+    def lost(self, rnd: int, src: int, dst: int, now_s: float) -> list[SendOrder]:
+        """More orders after a transfer of the result was given up; ``dst`` is seen to otherwise."""
+
+    def restart(self, rnd: int, ready: Sequence[int], now_s: float) -> list[SendOrder]:
+        """All orders anew, round links that are broken: the round's sums begin from nothing."""
+
+    def close(self, rnd: int) -> None:
+        """Forget a round."""
+
+
+class PlannedPolicy:
+    """The policy that follows trees which are known before the round begins.
+
+    Args:
+        plan: the trees of a round.
+        links: what is known to be broken or down.
+        fused: see `Policy`.
+        probes: see `Policy`.
+    """
+
+    settle_s = 0.0
+
+    def __init__(
+        self, plan: Callable[[int], list[Tree]], links: Links, *, fused: bool, probes: int = 0
+    ) -> None:
+        self.fused = fused
+        self.probes = probes
+        self._plan = plan
+        self._links = links
+
+    def open(self, rnd: int) -> list[SendOrder]:
+        """See `Policy.open`."""
+        trees = self._trees(rnd)
+        sums = [send for tree in trees for send in tree.sums()]
+        return sums + (self._results(trees) if self.fused else [])
+
+    def ready(self, rnd: int, ready: Sequence[int], now_s: float) -> list[SendOrder]:
+        """Nothing: all orders are out."""
+        return []
+
+    def summed(self, rnd: int, now_s: float) -> list[SendOrder]:
+        """See `Policy.summed`."""
+        return self._results(self._trees(rnd))
+
+    def sent(self, rnd: int, send: SendOrder, now_s: float) -> list[SendOrder]:
+        """Nothing: all orders are out."""
+        return []
+
+    def lost(self, rnd: int, src: int, dst: int, now_s: float) -> list[SendOrder]:
+        """Nothing: all orders are out."""
+        return []
+
+    def restart(self, rnd: int, ready: Sequence[int], now_s: float) -> list[SendOrder]:
+        """See `Policy.restart`."""
+        return self.open(rnd)
+
+    def close(self, rnd: int) -> None:
+        """Nothing is kept."""
+
+    def _trees(self, rnd: int) -> list[Tree]:
+        return [mend(tree, self._links) for tree in self._plan(rnd)]
+
+    @staticmethod
+    def _results(trees: list[Tree]) -> list[SendOrder]:
+        return [send for tree in trees for send in tree.results()]

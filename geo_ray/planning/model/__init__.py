@@ -1,0 +1,1 @@
+"""What a choice of machines and exchanges takes in time and money, term by term."""

@@ -1,0 +1,65 @@
+"""What so much time and traffic costs at a plan's prices: the same sum for predictions and runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from geo_ray.planning.model.work import HOUR_S
+from geo_ray.planning.plan import Plan
+
+MACHINES: Final = "machines"
+STANDS: Final = "servers and disks"
+EGRESS: Final = "egress"
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """Prices of a plan.
+
+    Attributes:
+        machines_usd_per_h: of all machines together.
+        stands_usd_per_h: of servers and disks.
+        usd_per_gb: egress by source and destination.
+    """
+
+    machines_usd_per_h: float
+    stands_usd_per_h: float
+    usd_per_gb: Mapping[str, Mapping[str, float]]
+
+    @classmethod
+    def of(cls, plan: Plan) -> Bill:
+        """The prices that a plan goes by."""
+        return cls(plan.usd_per_h, plan.stands_usd_per_h, plan.usd_per_gb)
+
+    def unpriced(self, sent_bytes: Mapping[tuple[str, str], float]) -> list[tuple[str, str]]:
+        """Pairs that have sent something and have no price, in order."""
+        return sorted(
+            (src, dst)
+            for (src, dst), count in sent_bytes.items()
+            if count and dst not in self.usd_per_gb.get(src, {})
+        )
+
+    def usd(self, seconds: float, sent_bytes: Mapping[tuple[str, str], float]) -> dict[str, float]:
+        """Dollars by term.
+
+        Args:
+            seconds: that machines are kept, from renting on.
+            sent_bytes: by (source, destination); what a pair without a price has sent is free
+                only if it is one region with itself, so the plan must know the pair.
+
+        Raises:
+            KeyError: the plan has no price for a pair that has sent something.
+        """
+        hours = seconds / HOUR_S
+        egress = sum(
+            count * 1e-9 * self.usd_per_gb[src][dst]
+            for (src, dst), count in sent_bytes.items()
+            if count
+        )
+        return {
+            MACHINES: hours * self.machines_usd_per_h,
+            STANDS: hours * self.stands_usd_per_h,
+            EGRESS: egress,
+        }

@@ -1,0 +1,80 @@
+"""What one exchange between the regions takes in time, bytes and dollars.
+
+Every region but the averager's sends an update up and gets an answer down, which takes it ``up /
+goodput(r, a) + down / goodput(a, r) + rtt``; the averager's own region takes no time. Pairs are
+measured alone, so where many share the averager's line this is optimistic.
+
+Egress is billed where bytes leave: up to the region's cloud, down to the averager's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from geo_ray.planning.tradeoffs import BITS_PER_PARAM
+from geo_ray.transport.links.table import LinkTable
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One exchange of all regions with an averager.
+
+    Attributes:
+        averager: its region.
+        codec: of the updates; None for fp32.
+        seconds_by_region: that each region takes, in the order of the regions.
+        up_bytes: of each region.
+        down_bytes: to each region.
+        usd: egress both ways, of all regions.
+    """
+
+    averager: str
+    codec: str | None
+    seconds_by_region: tuple[float, ...]
+    up_bytes: float
+    down_bytes: float
+    usd: float
+
+    @property
+    def seconds(self) -> float:
+        """Of the slowest region."""
+        return max(self.seconds_by_region)
+
+
+def exchange(
+    num_params: int,
+    regions: Sequence[str],
+    averager: str,
+    codec: str | None,
+    links: LinkTable,
+    usd_per_gb: Mapping[tuple[str, str], float],
+    overhead_s: float = 0.0,
+) -> Exchange:
+    """Time and price of one exchange.
+
+    Args:
+        num_params: of the model.
+        regions: all of them.
+        averager: one of them.
+        codec: one of `tradeoffs.BITS_PER_PARAM`.
+        links: goodput and round trip of every pair with the averager.
+        usd_per_gb: egress by (source, destination).
+        overhead_s: of an exchange beside its bytes and the round trip: coding, handing over.
+
+    Raises:
+        LinkUnknownError: a link was not measured; names it.
+    """
+    up_bits, down_bits = BITS_PER_PARAM[codec]
+    up_bytes, down_bytes = num_params * up_bits / 8, num_params * down_bits / 8
+    seconds, usd = [], 0.0
+    for region in regions:
+        if region == averager:
+            seconds.append(0.0)
+            continue
+        there, back = links.get(region, averager), links.get(averager, region)
+        sent_s = 8e-6 * up_bytes / there.goodput_mbps + 8e-6 * down_bytes / back.goodput_mbps
+        seconds.append(sent_s + there.rtt_s + overhead_s)
+        usd += up_bytes * 1e-9 * usd_per_gb[region, averager]
+        usd += down_bytes * 1e-9 * usd_per_gb[averager, region]
+    return Exchange(averager, codec, tuple(seconds), up_bytes, down_bytes, usd)

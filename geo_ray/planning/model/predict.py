@@ -1,0 +1,106 @@
+"""A choice of machines and exchanges, as a plan with every second and dollar in a named term."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from geo_ray.planning.model.work import HOUR_S
+from geo_ray.planning.plan import Machines, Plan, RegionPlan
+from geo_ray.planning.request import Request, Site
+from geo_ray.planning.search.search import Found
+from geo_ray.planning.search.whole_rows import shares
+
+
+def plan_of(request: Request, found: Found, policy: str, gap: float, reason: str) -> Plan:
+    """The plan that a choice stands for.
+
+    Args:
+        request: what was asked.
+        found: the choice.
+        policy: who made it.
+        gap: share by which another could be better at most.
+        reason: why this one.
+    """
+    seconds = _seconds(request, found)
+    hours = sum(seconds.values()) / HOUR_S
+    regions, usd = [], defaultdict[str, float](float)
+    for site, pick in zip(request.sites, found.picks, strict=True):
+        chosen = [(r, n) for r, n in zip(site.rentals, pick.counts, strict=True) if n]
+        speeds = [r.rows_per_s * (1 - r.lost_share) for r, n in chosen for _ in range(n)]
+        rows = shares(max(len(speeds), request.work.share(site.name)), speeds)
+        machines, at = [], 0
+        for rental, count in chosen:
+            cost = rental.usd(hours)
+            for each, same in _runs(rows[at : at + count]):
+                machines.append(
+                    Machines(
+                        type=rental.type,
+                        market=rental.market,
+                        count=same,
+                        rows=each,
+                        rows_per_s=rental.rows_per_s,
+                        usd_per_h=cost / hours,
+                    )
+                )
+            at += count
+            usd[f"machines {rental.market}"] += count * cost * (1 - rental.lost_share)
+            if rental.lost_share:
+                usd["work lost to preemption"] += count * cost * rental.lost_share
+        stands_usd = site.stands_usd(hours)
+        regions.append(
+            RegionPlan(
+                region=site.name,
+                machines=tuple(machines),
+                step_s=pick.step_s,
+                fixed_s=site.fixed_s + site.lan_s * sum(pick.counts),
+                stands_usd_per_h=stands_usd / hours,
+            )
+        )
+        usd["servers and disks"] += stands_usd
+    option, hub = found.option, found.option.exchange.averager
+    usd["egress"] = option.egress_usd(request.work.rounds(option.interval))
+    prices = defaultdict[str, dict[str, float]](dict)
+    for (src, dst), price in request.usd_per_gb.items():
+        if hub in (src, dst):
+            prices[src][dst] = price
+    return Plan(
+        policy=policy,
+        regions=tuple(regions),
+        averager=hub,
+        interval=option.interval,
+        codec=option.exchange.codec,
+        steps=request.work.steps,
+        usd_per_gb=dict(prices),
+        seconds=seconds,
+        usd={name: value for name, value in usd.items() if value},
+        gap=gap,
+        reason=reason,
+    )
+
+
+def _seconds(request: Request, found: Found) -> dict[str, float]:
+    """By term, of the slowest region."""
+    work, option = request.work, found.option
+    site, pick = request.sites[found.straggler], found.picks[found.straggler]
+    workers = sum(sum(each.counts) for each in found.picks)
+    terms = {
+        "start": work.start_s(workers),
+        "compute": work.steps * _compute_s(site, pick.step_s, sum(pick.counts)),
+        "inside the region": work.steps * (site.fixed_s + site.lan_s * sum(pick.counts)),
+        "last exchange": option.last_s,
+        "evaluations": work.evaluations_s,
+    }
+    terms["between regions"] = max(0.0, found.seconds - sum(terms.values()))
+    return {name: value for name, value in terms.items() if value}
+
+
+def _compute_s(site: Site, step_s: float, machines: int) -> float:
+    return step_s - site.fixed_s - site.lan_s * machines
+
+
+def _runs(values: list[int]) -> list[tuple[int, int]]:
+    """Value and how often, for every run of equal values, largest first."""
+    counts: dict[int, int] = {}
+    for value in sorted(values, reverse=True):
+        counts[value] = counts.get(value, 0) + 1
+    return list(counts.items())

@@ -1,0 +1,88 @@
+"""What is to be computed: how many steps, of how many rows, and how steps and exchanges make time.
+
+A step has a fixed global batch; each region computes the part of it that its data are of all data,
+so that all regions pass over their data equally often. With ``S`` steps of ``tau_r`` seconds and an
+exchange of ``w_r`` seconds every ``H`` of them:
+
+- regions that wait: a round begins for a region when it has its answer and ends when the last
+  update has come, so ``T = (S / H) max_r (H tau_r + w_r)``; steps after the last whole round end
+  with an exchange in full precision
+- regions that train on meanwhile: ``T = (S / H) max_r max(H tau_r, w_r)``, and a last exchange at
+  the end, in full precision, which nothing hides
+
+The *pace* is what a step takes the region that all
+others wait for, its share of an exchange included where regions wait.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+HOUR_S: Final = 3600.0
+_EPS: Final = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class JobWork:
+    """A job without machines.
+
+    Attributes:
+        steps: local steps of every region until the target.
+        rows_per_step: of all regions together.
+        rows: of data, by region; the shares of a step.
+        num_params: of the model.
+        overlaps: whether regions train on while an exchange is on its way.
+        startup_s: until the first step, paid for like any other second.
+        worker_start_s: that every worker adds to it.
+        evaluations_s: of all evaluations; steps wait for them.
+    """
+
+    steps: float
+    rows_per_step: float
+    rows: Mapping[str, float]
+    num_params: int
+    overlaps: bool = False
+    startup_s: float = 0.0
+    worker_start_s: float = 0.0
+    evaluations_s: float = 0.0
+
+    def share(self, region: str) -> int:
+        """Rows of a step that are the region's, at least one."""
+        return max(1, round(self.rows_per_step * self.rows[region] / sum(self.rows.values())))
+
+    def rounds(self, interval: int) -> float:
+        """Exchanges of the job but for the `has_last` one."""
+        rounds = self.steps / interval
+        return math.ceil(rounds - _EPS) if self.overlaps else math.floor(rounds + _EPS)
+
+    def has_last(self, interval: int) -> bool:
+        """Whether the job ends with an exchange of its own, in full precision."""
+        return self.overlaps or self.steps / interval > self.rounds(interval) + _EPS
+
+    def start_s(self, workers: int) -> float:
+        """Seconds until the first step."""
+        return self.startup_s + self.worker_start_s * workers
+
+    def waits_s(self, interval: int, exchange_s: float) -> float:
+        """What exchanges of ``exchange_s`` seconds add to each step."""
+        return 0.0 if self.overlaps else exchange_s / interval
+
+    def seconds(
+        self, pace_s: float, interval: int, exchange_s: float, last_s: float, workers: int
+    ) -> float:
+        """Seconds of the job.
+
+        Args:
+            pace_s: of a step; see the module's docstring.
+            interval: steps between exchanges.
+            exchange_s: of one of them, in the slowest region.
+            last_s: of one after the last step; 0 if there is none.
+            workers: of all regions.
+        """
+        trained_s = self.steps * pace_s
+        if self.overlaps:
+            trained_s += self.rounds(interval) * max(0.0, exchange_s - interval * pace_s)
+        return self.start_s(workers) + self.evaluations_s + trained_s + last_s

@@ -1,0 +1,1 @@
+"""Planning policies, one per file."""

@@ -1,0 +1,63 @@
+"""`cloudless`: give every region just the power that keeps up with the straggler.
+
+The *load power* of a region is what its machines compute per second over its share of the data. The
+region that others wait for with all that could be rented is the straggler, by load power and by
+what its exchanges take, and gets all of that; every other one gets the cheapest machines that keep
+up with it. Exchanges are as configured: the first averager, interval and codec of the request.
+
+When: to see what right-sizing alone saves, or where prices of traffic are not known.
+
+Source: Cloudless-Training's elastic scheduling, reconstructed from its abstract; exact knapsacks
+in place of its search, and exchanges counted.
+"""
+
+from __future__ import annotations
+
+from geo_ray.planning.model.predict import plan_of
+from geo_ray.planning.model.work import HOUR_S
+from geo_ray.planning.plan import Plan
+from geo_ray.planning.request import Request
+from geo_ray.planning.search.search import Search
+
+
+def cloudless(request: Request) -> Plan:
+    """Right-sized to the straggler.
+
+    Raises:
+        PlanInfeasibleError: a region has data and nothing to rent.
+    """
+    search = _at_length(request)
+    whole = [fleet.everything() for fleet in search.fleets]
+    option = search.options[0]
+    most = search.complete(whole, option)
+    waits = search.waits_s(option)
+    picks = [
+        whole[i] if i == most.straggler else fleet.cheapest(most.pace_s - waits[i]) or whole[i]
+        for i, fleet in enumerate(search.fleets)
+    ]
+    found = search.complete(picks, option)
+    name = search.fleets[most.straggler].name
+    reason = f"{name} is the straggler and gets all it has; the others just keep up with it"
+    return plan_of(request, found, "cloudless", 0.0, reason)
+
+
+def everything(request: Request) -> Plan:
+    """All that could be rented, everywhere: what `cloudless` is compared with.
+
+    Raises:
+        PlanInfeasibleError: a region has data and nothing to rent.
+    """
+    search = _at_length(request)
+    picks = [fleet.everything() for fleet in search.fleets]
+    found = search.complete(picks, search.options[0])
+    return plan_of(request, found, "everything", 0.0, "every region gets all it has")
+
+
+def _at_length(request: Request) -> Search:
+    """The search at the prices of about the job's length."""
+    hours = 1.0
+    for _ in range(2):
+        search = Search(request.work, request.fleets(hours), request.options(hours))
+        picks = [fleet.everything() for fleet in search.fleets]
+        hours = search.complete(picks, search.options[0]).seconds / HOUR_S
+    return search

@@ -1,0 +1,62 @@
+"""`fixed`: the machines that somebody named, priced and timed like every other plan.
+
+When: to see what today's configuration costs, or to hold a plan against a hunch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from geo_ray.errors import PlanInfeasibleError
+from geo_ray.planning.model.predict import plan_of
+from geo_ray.planning.model.work import HOUR_S
+from geo_ray.planning.plan import Plan
+from geo_ray.planning.request import Request
+from geo_ray.planning.search.fleet import RegionFleet
+from geo_ray.planning.search.search import Search
+
+Counts = Mapping[str, Mapping[tuple[str, str], int]]
+"""Region -> (type, market) -> how many."""
+
+
+def fixed(request: Request, counts: Counts) -> Plan:
+    """The plan of given machines, with the request's first averager, interval and codec.
+
+    Args:
+        request: the question; its limits are not looked at.
+        counts: machines by region.
+
+    Raises:
+        PlanInfeasibleError: a region has none, or more than its cap, or of a kind it does not have.
+    """
+    hours = 1.0
+    for _ in range(2):  # the second time at the prices of its own length
+        search = Search(request.work, request.fleets(hours), request.options(hours))
+        picks = [
+            fleet.pick(_counts_of(fleet, counts.get(fleet.name, {}))) for fleet in search.fleets
+        ]
+        found = search.complete(picks, search.options[0])
+        hours = found.seconds / HOUR_S
+    return plan_of(request, found, "fixed", 0.0, "as it was asked for")
+
+
+def _counts_of(fleet: RegionFleet, wanted: Mapping[tuple[str, str], int]) -> list[int]:
+    caps = {(offer.type, offer.market): offer.cap for offer in fleet.offers}
+    for kind, count in wanted.items():
+        if kind not in caps:
+            known = ", ".join(f"{type_} {market}" for type_, market in caps)
+            raise PlanInfeasibleError(
+                f"region '{fleet.name}' has no {kind[0]} {kind[1]}; it has {known}"
+            )
+        if count > caps[kind]:
+            raise PlanInfeasibleError(
+                f"region '{fleet.name}': {count} of {kind[0]} {kind[1]}, and the cap is "
+                f"{caps[kind]}"
+            )
+    found = [wanted.get((offer.type, offer.market), 0) for offer in fleet.offers]
+    if not any(found):
+        raise PlanInfeasibleError(
+            f"region '{fleet.name}' has data and no machine is named for it",
+            fix=f"Say how many there are: `count` in plan.regions.{fleet.name}.machines.",
+        )
+    return found

@@ -1,0 +1,241 @@
+"""The best exchange, pace and machines by branch and bound, with a proven gap.
+
+For a way to exchange and a pace ``p`` (see `work`) the regions no longer hang together: each takes
+its cheapest machines whose step leaves time for its exchange (`RegionFleet.cheapest`), ``P(p)``
+dollars an hour in all. ``P`` falls with the pace and everything else rises with it, so on an
+interval nothing is better than the left end's time at the right end's price. Intervals are opened
+from the most promising on, first of all ways together, as if each region had the shortest wait of
+any, then, where an interval is narrow, of each way by itself; until what is left cannot beat the
+best found by more than the gap that is allowed.
+
+The front of time and money is what the search met on its way, thinned to what nothing else beats,
+after a sweep over paces.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from geo_ray.planning.model.work import HOUR_S, JobWork
+from geo_ray.planning.search.fleet import Pick, RegionFleet
+from geo_ray.planning.search.ways import Limits, Objective, Option, Ways
+
+_BELOW: Final = 1 - 1e-6  # a pace just too fast for what was found
+_NARROW: Final = 1.05
+_SWEEP: Final = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A complete choice.
+
+    Attributes:
+        option: the exchanges.
+        picks: machines by region, in the order of the fleets.
+        straggler: index of the region that all others wait for.
+        pace_s: of a step; see `work`.
+        seconds: of the job.
+        usd: of the job.
+    """
+
+    option: Option
+    picks: tuple[Pick, ...]
+    straggler: int
+    pace_s: float
+    seconds: float
+    usd: float
+
+    def value(self, objective: Objective) -> tuple[float, float]:
+        """What counts, and what breaks ties."""
+        return (self.usd, self.seconds) if objective == "cost" else (self.seconds, self.usd)
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """Choices whose pace lies in an interval.
+
+    A group of ways counts its pace as if each region had the shortest wait of any of them.
+    """
+
+    ways: Ways
+    low_s: float
+    high_s: float
+    is_left: bool = False  # nothing is faster than its left end, where right ends never come
+
+    @property
+    def is_group(self) -> bool:
+        return len(self.ways.options) > 1
+
+
+@dataclass
+class Search:
+    """Finds the best choice; keeps what it met.
+
+    Attributes:
+        work: the job.
+        fleets: of all regions; none is empty.
+        options: exchanges to choose from; at least one.
+        met: complete choices, in the order of finding.
+    """
+
+    work: JobWork
+    fleets: Sequence[RegionFleet]
+    options: Sequence[Option]
+    met: list[Found] = field(default_factory=list)
+
+    def best(
+        self, objective: Objective, limits: Limits, gap: float = 1e-4, most_opened: int = 400
+    ) -> tuple[Found | None, float]:
+        """The best choice within the limits, and by what share another could be better at most.
+
+        Args:
+            objective: fewest dollars, or least time; the other one breaks ties.
+            limits: to keep.
+            gap: share that is not worth looking for.
+            most_opened: intervals of paces that are looked into.
+        """
+        best: Found | None = None
+        value = lower = math.inf
+        number = itertools.count()
+        root = self._root
+        heap = [(self._bound(root, objective, limits), next(number), root)]
+        for _ in range(most_opened):
+            if not heap:
+                break
+            bound, _, node = heapq.heappop(heap)
+            if bound >= value * (1 - gap):
+                lower = min(lower, bound)
+                break
+            picks: tuple[Pick, ...] | None = None
+            for pace_s in [node.low_s, node.high_s] if node.is_left else [node.high_s]:
+                picks = self._cheapest(node.ways, pace_s)
+                if picks is None:
+                    continue  # too fast for some region
+                found = self._met(picks, node.ways, objective, limits)
+                if limits.keeps(found.seconds, found.usd) and (
+                    best is None or found.value(objective) < best.value(objective)
+                ):
+                    best, value = found, found.value(objective)[0]
+            if picks is None:
+                continue
+            if node.is_group:
+                parts = self._parts(node)
+            else:
+                pace_s = self._pace_s(picks, node.ways)
+                # What trees that were cut off may have missed between there and here.
+                missed = sum(pick.least_usd_per_h for pick in picks)
+                lower = min(lower, node.ways.bound(pace_s, missed, objective, limits))
+                parts = _halves(node, pace_s * _BELOW)
+            for part in parts:
+                below = self._bound(part, objective, limits)
+                if below < value * (1 - gap):
+                    heapq.heappush(heap, (below, next(number), part))
+        if best is None:
+            return None, 0.0
+        lower = min([lower, value, *(entry[0] for entry in heap[:1])])
+        return best, max(0.0, 1 - lower / value) if value > 0 else 0.0
+
+    def front(self, limits: Limits, points: int = _SWEEP) -> list[Found]:
+        """Choices that nothing that was met beats in both time and money, from fast to cheap."""
+        root = self._root
+        objectives: tuple[Objective, ...] = ("cost", "time")
+        for pace_s in np.geomspace(root.low_s, root.high_s, points).tolist():
+            picks = self._cheapest(root.ways, pace_s)
+            if picks is None:
+                continue
+            for objective in objectives:
+                self._met(picks, root.ways, objective, limits)
+        kept: list[Found] = []
+        for found in sorted(self.met, key=lambda f: (f.seconds, f.usd)):
+            keeps = limits.keeps(found.seconds, found.usd)
+            if keeps and (not kept or found.usd < kept[-1].usd * (1 - 1e-9)):
+                kept.append(found)
+        return kept
+
+    def complete(self, picks: Sequence[Pick], option: Option) -> Found:
+        """The choice of given machines and exchanges."""
+        work, one = self.work, option.exchange
+        pairs = zip(picks, self.waits_s(option), strict=True)
+        paces_s = [pick.step_s + wait_s for pick, wait_s in pairs]
+        pace_s = max(paces_s)
+        workers = sum(sum(pick.counts) for pick in picks)
+        seconds = work.seconds(pace_s, option.interval, one.seconds, option.last_s, workers)
+        hourly = option.usd_per_h + sum(pick.usd_per_h for pick in picks)
+        usd = seconds / HOUR_S * hourly + option.egress_usd(work.rounds(option.interval))
+        return Found(option, tuple(picks), paces_s.index(pace_s), pace_s, seconds, usd)
+
+    def waits_s(self, option: Option) -> list[float]:
+        """What the exchanges of an option add to a step, by region."""
+        of_each = option.exchange.seconds_by_region
+        return [self.work.waits_s(option.interval, each_s) for each_s in of_each]
+
+    @cached_property
+    def _root(self) -> _Node:
+        ways = Ways(self.work, tuple(self.options)).not_beaten()
+        low_s, high_s = self._range(ways)
+        return _Node(ways, low_s, max([high_s, *(self._range(w)[1] for w in ways.singles)]), True)
+
+    def _range(self, ways: Ways) -> tuple[float, float]:
+        """The fastest pace, and that of the smallest machines."""
+        low_s = self._pace_s([fleet.fastest() for fleet in self.fleets], ways)
+        return low_s, max(low_s, self._pace_s([fleet.smallest() for fleet in self.fleets], ways))
+
+    def _parts(self, node: _Node) -> Iterator[_Node]:
+        """Halves of a group's interval, or its ways one by one."""
+        if node.high_s > node.low_s * _NARROW:
+            yield from _halves(node, node.high_s)
+            return
+        for way in node.ways.singles:
+            more_s = float((way.waits_KR[0] - np.array(node.ways.least_waits_s)).max())
+            fastest_s = self._range(way)[0]
+            low_s = max(node.low_s, fastest_s)
+            if low_s <= node.high_s + more_s:
+                yield _Node(way, low_s, node.high_s + more_s, low_s == fastest_s)
+
+    def _met(
+        self, picks: Sequence[Pick], ways: Ways, objective: Objective, limits: Limits
+    ) -> Found:
+        usd_per_h = sum(pick.usd_per_h for pick in picks)
+        workers = sum(sum(pick.counts) for pick in picks)
+        steps_s = [pick.step_s for pick in picks]
+        option = ways.best(steps_s, usd_per_h, workers, objective, limits)
+        self.met.append(self.complete(picks, option))
+        return self.met[-1]
+
+    def _pace_s(self, picks: Sequence[Pick], ways: Ways) -> float:
+        pairs = zip(picks, ways.least_waits_s, strict=True)
+        return max(pick.step_s + wait_s for pick, wait_s in pairs)
+
+    def _cheapest(self, ways: Ways, pace_s: float) -> tuple[Pick, ...] | None:
+        """The cheapest machines of every region that keep the pace; None if some region cannot."""
+        picks = []
+        for fleet, wait_s in zip(self.fleets, ways.least_waits_s, strict=True):
+            pick = fleet.cheapest(pace_s - wait_s)
+            if pick is None:
+                return None
+            picks.append(pick)
+        return tuple(picks)
+
+    def _bound(self, node: _Node, objective: Objective, limits: Limits) -> float:
+        """What nothing of a node is below."""
+        usd_per_h = 0.0
+        for fleet, wait_s in zip(self.fleets, node.ways.least_waits_s, strict=True):
+            usd_per_h += fleet.least_usd_per_h(node.high_s - wait_s)
+        return node.ways.bound(node.low_s, usd_per_h, objective, limits)
+
+
+def _halves(node: _Node, high_s: float) -> Iterator[_Node]:
+    """The part of a node up to ``high_s``, in two; nothing if that is empty."""
+    if high_s < node.low_s:
+        return
+    middle_s = math.sqrt(node.low_s * high_s)
+    yield _Node(node.ways, node.low_s, middle_s)
+    yield _Node(node.ways, middle_s, high_s)

@@ -1,0 +1,1 @@
+"""The processes of a region as Ray actors, and what they carry out."""

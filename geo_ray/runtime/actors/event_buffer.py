@@ -1,0 +1,43 @@
+"""Events of one process on their way to the controller, which writes them down.
+
+Actors keep no files: the controller asks every so often and owns the one event log of the run.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+
+class EventBuffer:
+    """A thread-safe list of events with the run's clock.
+
+    Args:
+        region: put into every event.
+        origin_unix_s: when the run's clock was 0; machines are taken to agree on the time of day
+            well enough for a time line, nothing is ordered by it.
+    """
+
+    def __init__(self, region: str, origin_unix_s: float) -> None:
+        self._region = region
+        # Between events the monotonic clock counts, so that a step of the wall clock cannot show.
+        self._offset_s = time.time() - origin_unix_s - time.monotonic()
+        self._events: list[dict[str, Any]] = []
+        self._lock = threading.Lock()
+
+    def now_s(self) -> float:
+        """Seconds since the run began."""
+        return time.monotonic() + self._offset_s
+
+    def add(self, kind: str, **fields: Any) -> None:
+        """Note that something happened now."""
+        event = {"kind": kind, "t_s": self.now_s(), "region": self._region, **fields}
+        with self._lock:
+            self._events.append(event)
+
+    def take(self, limit: int = 500) -> list[dict[str, Any]]:
+        """Remove and return the oldest events, few enough for one small message."""
+        with self._lock:
+            taken, self._events = self._events[:limit], self._events[limit:]
+            return taken

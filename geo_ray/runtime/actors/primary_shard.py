@@ -1,0 +1,373 @@
+"""The lead of a region's parameter server over sockets: carries out what `Server` decides.
+
+Workers push over the LAN and block until their answer; one thread speaks to the bridge. The state
+machine is guarded by one lock, which nobody holds while waiting for the network.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+from geo_ray.checkpoint.manifest import PartInfo
+from geo_ray.errors import (
+    DeadlineExceededError,
+    GeoRayError,
+    InvariantError,
+    LinkDownError,
+    ReferenceLostError,
+)
+from geo_ray.runtime.actors.deadlines import exchange_s
+from geo_ray.runtime.actors.event_buffer import EventBuffer
+from geo_ray.runtime.actors.layout import shared_gradient, shared_parameters
+from geo_ray.runtime.actors.parts import on_wire, write_shard_part
+from geo_ray.runtime.actors.shard_server import give
+from geo_ray.runtime.messages import fields
+from geo_ray.runtime.messages.exchange import (
+    answer_meta,
+    as_bytes,
+    as_tensor,
+    payload_bytes,
+    read_dropped,
+    read_reply,
+    read_report,
+    read_stats,
+    update_meta,
+)
+from geo_ray.strategies.base import Reply, Update
+from geo_ray.training.server.effects import Assignment, Effect, SendUpdate, Snapshot, StepDone
+from geo_ray.training.server.server import Server
+from geo_ray.training.server.shard import Shard
+from geo_ray.transport.lan.client import LanClient
+from geo_ray.transport.lan.server import LanConnection
+from geo_ray.transport.wire.meta import Meta
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PrimaryPorts:
+    """What the lead speaks to.
+
+    Attributes:
+        bridge: the region's bridge; None if the region is alone.
+        followers: the region's other shards, in order.
+    """
+
+    bridge: LanClient | None
+    followers: Sequence[LanClient]
+
+
+class PrimaryShard:
+    """Serves a region's workers and its exchanges.
+
+    Args:
+        server: the state machine, over this shard and the followers'.
+        shard: the lead's own shard.
+        ports: bridge and followers.
+        journal: takes events for the controller.
+        parts_dir: where parts of checkpoints go.
+        step_timeout_s: longest wait of a worker for its answer, and of a request to the bridge.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        shard: Shard,
+        ports: PrimaryPorts,
+        journal: EventBuffer,
+        parts_dir: str,
+        step_timeout_s: float,
+    ) -> None:
+        self.server = server
+        self._shard = shard
+        self._ports = ports
+        self._journal = journal
+        self._parts_dir = parts_dir
+        self._timeout_s = step_timeout_s
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._answers: dict[int, Assignment] = {}
+        self._epochs: dict[int, int] = {}
+        self._sends: SimpleQueue[SendUpdate | None] = SimpleQueue()
+        self._failure: GeoRayError | None = None
+        self._exhausted = False
+        self._began_s = self._applied_s = journal.now_s()
+        self._exchanger = threading.Thread(target=self._exchange, name="exchange", daemon=True)
+        self._exchanger.start()
+
+    # -------------------------------------------------------------- for the controller
+
+    def status(self) -> dict[str, Any]:
+        """What the region is doing: plain values."""
+        with self._lock:
+            return {
+                "version": self.server.version,
+                "phase": self.server.phase,
+                "exhausted": self._exhausted,
+                "applied": self.server.ledger.applied,
+                "failure": self._failure,
+            }
+
+    def stop(self) -> None:
+        """Finish after the present step; for a region that is alone."""
+        with self._changed:
+            self.server.stop()
+
+    def checkpoint_now(self, checkpoint: int, *, halt: bool) -> bool:
+        """Save without an exchange; for a region that is alone. False if it has ended."""
+        with self._changed:
+            if self.server.phase in {"done", "halted"}:
+                return False
+            effects = self.server.snapshot_now(checkpoint, halt=halt)
+            snapshots = self._carry_out(effects)
+        self._write(snapshots)
+        return True
+
+    def close(self) -> None:
+        """Release waiting workers, stop the exchange thread; connections belong to their owners."""
+        with self._changed:
+            self._failure = self._failure or LinkDownError(
+                f"the parameter server of region '{self.server.plan.region}' is closing"
+            )
+            self._changed.notify_all()
+        self._sends.put(None)
+        self._exchanger.join(timeout=5.0)
+
+    # -------------------------------------------------------------- for the workers
+
+    def handle(
+        self, conn: LanConnection, meta: Meta, payload: memoryview | None
+    ) -> tuple[Meta, memoryview | None]:
+        """One request of a worker; a join or a push blocks until there is work."""
+        worker = fields.count(conn.hello, "worker")
+        operation = fields.text(meta, "op")
+        with self._changed:
+            self._admit(conn, worker, joins=operation == "join")
+        if operation == "stats":
+            self._journal.add(
+                "stats",
+                step=fields.count(meta, "version"),
+                rows=fields.count(meta, "rows"),
+                final=fields.flag(meta, "final"),
+                stats=read_stats(meta, payload),
+            )
+            with self._changed:
+                self.server.evals.told()
+            return {}, None
+        if operation in {"pull", "judged"}:
+            with self._changed:
+                shard = self._shard
+                return give(conn, shard.params_S if operation == "pull" else shard.judged_S)
+        with self._changed:
+            if operation == "join":
+                self._answers.pop(worker, None)
+                effects = self.server.join(worker)
+            else:
+                self._admit(conn, worker)
+                self._shard.put(worker, self._gradient(conn, payload))
+                effects = self.server.push(worker, read_report(meta))
+            snapshots = self._carry_out(effects)
+        self._write(snapshots)
+        return self._await_answer(conn, worker, payload)
+
+    def on_close(self, conn: LanConnection) -> None:
+        """A worker's connection ended; only the newest incarnation of a rank counts."""
+        worker = fields.count(conn.hello, "worker")
+        with self._changed:
+            if self._epochs.get(worker) == fields.count(conn.hello, "epoch"):
+                self.server.leave(worker)
+
+    def _admit(self, conn: LanConnection, worker: int, *, joins: bool = False) -> None:
+        """Refuse an incarnation that was replaced; it may only have been cut off for a while."""
+        epoch = fields.count(conn.hello, "epoch")
+        newest = self._epochs.get(worker, 0)
+        if epoch < newest or (epoch > newest and not joins):
+            raise LinkDownError(
+                f"worker {worker} of region '{self.server.plan.region}' in epoch {epoch} was "
+                f"replaced: epoch {newest} is the present one"
+            )
+        if epoch > newest:
+            self._epochs[worker] = epoch
+            self._changed.notify_all()  # who waits in the name of the old one must not take answers
+
+    def _gradient(self, conn: LanConnection, payload: memoryview | None) -> Any:
+        count = self._shard.params_S.numel()
+        if conn.shared is None:
+            return as_tensor(payload, count)
+        return shared_gradient(conn.shared, count)
+
+    def _await_answer(
+        self, conn: LanConnection, worker: int, payload: memoryview | None
+    ) -> tuple[Meta, memoryview | None]:
+        deadline_s = time.monotonic() + self._timeout_s
+        with self._changed:
+            self._admit(conn, worker)
+            while worker not in self._answers:
+                if self._failure is not None:
+                    raise self._failure
+                # An open exchange has a deadline of its own, and its error says more than ours.
+                left_s = None if self.server.link_busy else deadline_s - time.monotonic()
+                if left_s is not None and left_s <= 0:
+                    raise DeadlineExceededError(
+                        f"region '{self.server.plan.region}': worker {worker} got no answer within "
+                        f"train.step_timeout_s = {self._timeout_s} s (phase {self.server.phase})"
+                    )
+                self._changed.wait(left_s)
+                self._admit(conn, worker)
+            answer = self._answers.pop(worker)
+            params_S = self._shard.params_S
+            if conn.shared is None:
+                if payload is None:
+                    return answer_meta(answer), as_bytes(params_S.clone())
+                # The gradient is used by now: its buffer takes the parameters, and no new pages.
+                as_tensor(payload, params_S.numel()).copy_(params_S)
+                return answer_meta(answer), payload
+            count = params_S.numel()
+            shared_parameters(conn.shared, count).copy_(params_S)
+            return answer_meta(answer), None
+
+    # -------------------------------------------------------------- effects
+
+    def _carry_out(self, effects: list[Effect]) -> list[Snapshot]:
+        """Under the lock: everything but writing, which is returned for after."""
+        snapshots = []
+        for effect in effects:
+            if isinstance(effect, Assignment):
+                self._answers[effect.worker] = effect
+                self._began_s = self._journal.now_s()
+            elif isinstance(effect, SendUpdate):
+                self._sends.put(effect)
+            elif isinstance(effect, StepDone):
+                self._log_step(effect)
+                self._exhausted |= self.server.exhausted  # remembered until somebody asks
+            else:
+                snapshots.append(effect)
+        self._changed.notify_all()
+        return snapshots
+
+    def _log_step(self, done: StepDone) -> None:
+        now_s = self._journal.now_s()
+        self._journal.add(
+            "step",
+            step=done.step,
+            samples=done.samples,
+            loss=done.loss,
+            compute_s=done.compute_s,
+            # Since the step before: what was not compute was waiting, for workers or the WAN.
+            wait_s=max(0.0, now_s - self._applied_s - done.compute_s),
+            start_s=self._began_s,
+        )
+        self._applied_s = now_s
+        for cause in done.refused:
+            self._journal.add("step_refused", step=done.step, cause=cause)
+        if done.noise is not None:
+            self._journal.add("noise", **done.noise.fields())
+
+    def _write(self, snapshots: list[Snapshot]) -> None:
+        for snapshot in snapshots:
+            try:
+                parts = self._write_parts(snapshot)
+            except GeoRayError as error:
+                self._journal.add("part_failed", id=snapshot.id, error=error)
+                continue
+            step = int(str(snapshot.control["version"]))
+            self._journal.add("parts", id=snapshot.id, step=step, parts=parts)
+
+    def _write_parts(self, snapshot: Snapshot) -> list[PartInfo]:
+        region = self.server.plan.region
+        tensors, counters = self._shard.take_snapshot(snapshot.id)
+        state = ({**tensors, **on_wire(snapshot.tensors)}, counters)
+        own = write_shard_part(self._parts_dir, snapshot.id, region, 0, state, snapshot.control)
+        request: Meta = {"op": "write_part", "id": snapshot.id}
+        answers = [f.request(request, timeout_s=self._timeout_s) for f in self._ports.followers]
+        others = [PartInfo.model_validate(meta) for meta, _ in answers]
+        return [own, *others]
+
+    # -------------------------------------------------------------- exchanges
+
+    def _exchange(self) -> None:
+        while (send := self._sends.get()) is not None:
+            try:
+                self._exchange_one(send)
+            except Exception as error:  # whatever it is: the workers must hear of it
+                log.warning("exchange of %s failed", self.server.plan.region, exc_info=error)
+                with self._changed:
+                    self._failure = _typed(error)
+                    self._changed.notify_all()
+                return
+
+    def _exchange_one(self, send: SendUpdate) -> None:
+        began_s = self._journal.now_s()
+        # Coding takes its time, and workers want the lock meanwhile: only this thread is in `wire`.
+        self._recall()
+        update = self.server.wire.encode(send.update)
+        try:
+            reply = self._ask(update)
+        except ReferenceLostError as error:
+            log.warning("%s; sent in full", error.message)
+            update = self.server.wire.in_full(update)
+            reply = self._ask(update)
+        if reply is None:
+            self._journal.add("update_dropped", seq=update.seq, bytes_out=update.size_bytes)
+            effects = partial(self.server.on_dropped, update.seq)
+        else:
+            if reply.dropped:
+                self._journal.add("update_dropped", seq=update.seq, bytes_out=0)
+            else:
+                self._log_exchange(send, update, reply, began_s)
+            # A dropped one is put back first, by the server.
+            decoded = reply if reply.dropped else self.server.wire.decode(reply)
+            took_s = self._journal.now_s() - began_s
+            effects = partial(self.server.on_reply, decoded, took_s)
+        with self._changed:
+            snapshots = self._carry_out(effects())
+        self._write(snapshots)
+
+    def _recall(self) -> None:
+        """Loose blocks of the last update that have not left yet go with the next one."""
+        wire, bridge = self.server.wire, self._ports.bridge
+        if bridge is None or wire.flowing() is None:
+            return
+        meta, _ = bridge.request({"op": "recall"}, timeout_s=exchange_s(self._timeout_s))
+        seq = fields.optional_count(meta, "seq")
+        if seq is not None:
+            wire.unsent(seq, fields.count(meta, "first_rank"))
+
+    def _ask(self, update: Update) -> Reply | None:
+        """Carry an update to the averager; its reply, or None if it was dropped on the way."""
+        bridge = self._ports.bridge
+        if bridge is None:
+            raise InvariantError(f"region '{self.server.plan.region}' is alone, but would speak")
+        meta, payload = bridge.request(
+            {"op": "update", **update_meta(update)},
+            payload_bytes(update),
+            timeout_s=exchange_s(self._timeout_s),
+        )
+        return read_reply(meta, payload) if read_dropped(meta) is None else None
+
+    def _log_exchange(self, send: SendUpdate, update: Update, reply: Reply, began_s: float) -> None:
+        self._journal.add(
+            "exchange",
+            seq=reply.seq,
+            start_s=began_s,
+            bytes_out=update.size_bytes,
+            bytes_in=reply.size_bytes,
+            bytes_before=4 * send.update.payload_P.numel(),
+            blocking=send.blocking,
+            held_s=reply.held_s,
+            staleness=max(0, reply.version - update.base_version - 1),
+            round=reply.version,
+        )
+
+
+def _typed(error: Exception) -> GeoRayError:
+    if isinstance(error, GeoRayError):
+        return error
+    return InvariantError(f"an exchange failed: {type(error).__name__}: {error}")

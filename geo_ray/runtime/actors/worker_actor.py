@@ -1,0 +1,119 @@
+"""The Ray actor of a worker: a thin shell that builds the worker and keeps it running."""
+
+from __future__ import annotations
+
+import os
+
+import ray
+import torch
+
+from geo_ray.data.manifest import Manifest, load_manifest
+from geo_ray.errors import ResidencyDeniedError
+from geo_ray.job.build import build_worker, use_one_thread
+from geo_ray.job.data import data_region, open_readers
+from geo_ray.runtime.actors.deadlines import step_timeout_s
+from geo_ray.runtime.actors.layout import shared_bytes
+from geo_ray.runtime.actors.spec import RunSpec
+from geo_ray.runtime.actors.worker_loop import ShardLink, WorkerLoop, buffers_for, slices_of
+from geo_ray.runtime.cluster.labels import REGION_LABEL
+from geo_ray.tasks.base import Task
+from geo_ray.tasks.load import load_task
+from geo_ray.transport.lan.client import LanClient
+from geo_ray.transport.wire.meta import Meta
+from geo_ray.transport.wire.sockets import Address
+from geo_ray.types import Span
+
+
+class WorkerActor:
+    """One worker.
+
+    Args:
+        spec: the run.
+        region: this region.
+        rank: its number in the region.
+        epoch: its incarnation.
+    """
+
+    def __init__(self, spec: RunSpec, region: str, rank: int, epoch: int) -> None:
+        self._spec = spec
+        self._region = region
+        self._rank = rank
+        self._epoch = epoch
+        self._task: Task | None = None
+
+    def ready(self) -> None:
+        """Load the task."""
+        self._load_task()
+
+    def process_id(self) -> int:
+        """Of this actor's process, for operators and tests."""
+        return os.getpid()
+
+    def run(self, shards: list[Address]) -> int:
+        """Work until the parameter server says that it is enough.
+
+        Returns:
+            Steps computed.
+        """
+        spec, experiment, task = self._spec, self._spec.experiment, self._load_task()
+        manifest = load_manifest(spec.manifest_address)
+        train, heldout = open_readers(experiment, manifest, self._region, self._here(manifest))
+        hello: Meta = {
+            "peer": f"{self._region}/{self._rank}",
+            "role": "worker",
+            "worker": self._rank,
+            "epoch": self._epoch,
+        }
+        sizes = [s.numel() for s in slices_of(torch.empty(spec.num_params), len(shards))]
+        clients = [
+            LanClient(address, spec.key, hello, shared_bytes=shared_bytes(size))
+            for address, size in zip(shards, sizes, strict=True)
+        ]
+        try:
+            params_P, grad_P = buffers_for(clients, spec.num_params)
+            worker = build_worker(experiment, self._region, task, params_P, grad_P)
+            params = slices_of(params_P, len(shards))
+            grads = slices_of(grad_P, len(shards))
+            timeout_s = step_timeout_s(experiment.train, spec.num_params)
+            links = [
+                ShardLink(client, params_S, grad_S, timeout_s)
+                for client, params_S, grad_S in zip(clients, params, grads, strict=True)
+            ]
+            return WorkerLoop(
+                worker,
+                links,
+                train,
+                heldout,
+                rank=self._rank,
+                eval_rows=experiment.train.eval_batch_size,
+                step_s=None if experiment.step_s(self._region) is None else self._push_s,
+            ).run()
+        finally:
+            for client in clients:
+                client.close()
+
+    def _push_s(self, span: Span) -> float:
+        experiment = self._spec.experiment
+        return experiment.push_s(self._region, self._rank, span.start, span.count) or 0.0
+
+    def _load_task(self) -> Task:
+        if self._task is None:
+            use_one_thread()
+            self._task = load_task(self._spec.experiment.task, self._spec.here)
+        return self._task
+
+    def _here(self, manifest: Manifest) -> str:
+        """The region that this process really runs in, by its node's label.
+
+        Raises:
+            ResidencyDeniedError: if the node has no such label.
+        """
+        labels = ray.get_runtime_context().get_node_labels()
+        here = labels.get(REGION_LABEL)
+        if here is None:
+            raise ResidencyDeniedError(
+                f"worker {self._rank} of '{self._region}' runs on a node without {REGION_LABEL}"
+            )
+        region, label = self._spec.region(self._region), str(here)
+        # A site of this region reads its own shards, or those of the region.
+        return data_region(region, manifest) if label == region.label else label

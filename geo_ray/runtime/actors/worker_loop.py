@@ -1,0 +1,212 @@
+"""A worker over sockets: pulls parameters and rows, pushes gradients, until it is sent home.
+
+On one host all buffers are shared memory: the model's parameters and gradients *are* the buffer, a
+push or pull only signals. Across hosts the same requests carry the bytes.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from geo_ray.data.reader import RegionReader
+from geo_ray.errors import GeoRayError, TaskOutputError
+from geo_ray.runtime.actors.deadlines import answer_s
+from geo_ray.runtime.actors.layout import shared_gradient, shared_parameters
+from geo_ray.runtime.messages.exchange import (
+    as_bytes,
+    as_tensor,
+    read_answer,
+    report_meta,
+    stats_message,
+)
+from geo_ray.tasks.base import Columns
+from geo_ray.training.compute.coded_step import coded_step
+from geo_ray.training.compute.flat import split_sizes
+from geo_ray.training.compute.local_steps import LocalSteps
+from geo_ray.training.compute.worker import StepResult, Worker
+from geo_ray.training.server.effects import Assignment
+from geo_ray.transport.lan.client import LanClient
+from geo_ray.transport.wire.meta import Meta
+from geo_ray.types import Span, StepReport
+
+
+class ShardLink:
+    """One worker's connection to one shard, with its slices of the buffers.
+
+    Args:
+        client: the connection.
+        params_S: the worker's parameters of this slice, fp32 (S,).
+        grad_S: the worker's gradient of this slice, fp32 (S,).
+        timeout_s: ``train.step_timeout_s``; the shard gives up earlier, see `deadlines`.
+    """
+
+    def __init__(
+        self, client: LanClient, params_S: Tensor, grad_S: Tensor, timeout_s: float
+    ) -> None:
+        self.client = client
+        self._params_S = params_S
+        self._grad_S = grad_S
+        self._timeout_s = answer_s(timeout_s)
+        shared = client.shared
+        count = params_S.numel()
+        self._shared_grad_S = None if shared is None else shared_gradient(shared, count)
+        self._shared_params_S = None if shared is None else shared_parameters(shared, count)
+
+    def exchange(self, meta: Meta, *, push: bool) -> Meta:
+        """One request that may push the gradient, and always brings the parameters."""
+        answer, payload = self._request(meta, push=push)
+        self._take(payload)
+        return answer
+
+    def put(self) -> None:
+        """Push the gradient slice and wait for the receipt only."""
+        self._request({"op": "put"}, push=True)
+
+    def pull(self, what: str = "pull") -> None:
+        """Fetch the parameter slice: the live one, or what is ``judged``."""
+        _, payload = self._request({"op": what}, push=False)
+        self._take(payload)
+
+    def _request(self, meta: Meta, *, push: bool) -> tuple[Meta, memoryview | None]:
+        outgoing = None
+        if push and self._shared_grad_S is not None:
+            if self._shared_grad_S.data_ptr() != self._grad_S.data_ptr():
+                self._shared_grad_S.copy_(self._grad_S)
+        elif push:
+            outgoing = as_bytes(self._grad_S)
+        into = as_bytes(self._params_S) if self._shared_params_S is None else None
+        return self.client.request(meta, outgoing, into=into, timeout_s=self._timeout_s)
+
+    def _take(self, payload: memoryview | None) -> None:
+        if self._shared_params_S is None:  # received in place
+            as_tensor(payload, self._params_S.numel())
+        elif self._shared_params_S.data_ptr() != self._params_S.data_ptr():
+            self._params_S.copy_(self._shared_params_S)
+
+
+def buffers_for(clients: Sequence[LanClient], num_params: int) -> tuple[Tensor, Tensor]:
+    """Parameters and gradient, fp32 (P,) each; the shared memory itself if there is one shard."""
+    shared = clients[0].shared
+    if len(clients) == 1 and shared is not None:
+        return shared_parameters(shared, num_params), shared_gradient(shared, num_params)
+    return torch.zeros(num_params), torch.zeros(num_params)
+
+
+class WorkerLoop:
+    """See the module's docstring.
+
+    Args:
+        worker: computes.
+        links: to the shards, lead first.
+        train: the region's training stream.
+        heldout: its held-out rows.
+        rank: this worker's rank.
+        eval_rows: rows per evaluation batch.
+        step_s: how long the step over some rows is padded to; None for no padding.
+    """
+
+    def __init__(
+        self,
+        worker: Worker | LocalSteps,
+        links: Sequence[ShardLink],
+        train: RegionReader,
+        heldout: RegionReader,
+        *,
+        rank: int,
+        eval_rows: int,
+        step_s: Callable[[Span], float] | None,
+    ) -> None:
+        self._worker = worker
+        self._lead, *self._followers = links
+        self._train = train
+        self._heldout = heldout
+        self._rank = rank
+        self._eval_rows = eval_rows
+        self._step_s = step_s
+
+    def run(self) -> int:
+        """Work until sent home.
+
+        Returns:
+            The number of steps computed.
+
+        Raises:
+            TaskOutputError, DataError, TransportError: whatever stops this worker.
+        """
+        steps = 0
+        answer = self._ask({"op": "join"}, push=False)
+        while True:
+            began_s = time.monotonic()
+            if answer.evaluate:
+                self._evaluate(answer)
+            if answer.span is None:
+                return steps
+            result = self._step(answer, answer.span)
+            if self._step_s is not None:
+                least_s = self._step_s(answer.span) * max(1, len(answer.parts))
+                time.sleep(max(0.0, began_s + least_s - time.monotonic()))
+            elapsed_s = time.monotonic() - began_s
+            found = (result.refused, result.grad_sq)
+            report = StepReport(answer.span, result.loss, elapsed_s, *found)
+            steps += 1
+            answer = self._ask(report_meta(report), push=True)
+
+    def _step(self, answer: Assignment, span: Span) -> StepResult:
+        if not answer.parts:
+            columns = self._read(span)
+            with _blamed_on_task():
+                return self._worker.step(columns, span)
+        with _blamed_on_task():
+            return coded_step(self._worker, answer.parts, span, self._read)
+
+    def _read(self, span: Span) -> Columns:
+        return self._train.read(span.start, span.count)
+
+    def _ask(self, meta: Meta, *, push: bool) -> Assignment:
+        if push:  # the lead's receipt says that all shards have the gradient: it comes last
+            for follower in self._followers:
+                follower.put()
+        answer = read_answer(self._rank, self._lead.exchange(meta, push=push))
+        for follower in self._followers:
+            follower.pull()
+        return answer
+
+    def _evaluate(self, answer: Assignment) -> None:
+        if answer.judged:
+            self._pull("judged")
+        with _blamed_on_task():
+            stats, rows = self._worker.evaluate_all(self._heldout.scan(self._eval_rows))
+        if answer.judged:
+            self._pull("pull")
+        meta, payload = stats_message(answer.version, stats, rows, final=answer.done)
+        self._lead.client.request(meta, payload, timeout_s=60.0)
+
+    def _pull(self, what: str) -> None:
+        for link in (self._lead, *self._followers):
+            link.pull(what)
+
+
+def slices_of(flat_P: Tensor, num_shards: int) -> list[Tensor]:
+    """Views of the shards' slices of a flat vector (P,)."""
+    return [flat_P[a:b] for a, b in split_sizes(flat_P.numel(), num_shards)]
+
+
+@contextmanager
+def _blamed_on_task() -> Iterator[None]:
+    """Whatever is not of geo_ray's tree comes from the user's code, or from torch on its behalf."""
+    try:
+        yield
+    except GeoRayError:
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise TaskOutputError(
+            f"the task raised {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})",
+            fix="Mend the named line, or what the task gives to it.",
+        ) from error

@@ -1,0 +1,1 @@
+"""The Ray cluster of a run: found or made, checked, its nodes and places."""

@@ -1,0 +1,134 @@
+"""Reserves each region's processes on the nodes that carry the region's label."""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ray.exceptions import RayError
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from geo_ray.errors import PlacementError
+from geo_ray.runtime.cluster import ray_private
+from geo_ray.runtime.cluster.demand import RegionDemand, Role, describe_amounts
+from geo_ray.runtime.cluster.labels import REGION_LABEL, in_region
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PlacedRegion:
+    """A region whose processes have their places.
+
+    Attributes:
+        region: name of the region.
+        pg: its placement group.
+        bundle_index: bundle indices of each role, in the order of the demand.
+    """
+
+    region: str
+    pg: PlacementGroup
+    bundle_index: Mapping[Role, tuple[int, ...]]
+
+    def strategy(self, role: Role, rank: int = 0) -> PlacementGroupSchedulingStrategy:
+        """The ``scheduling_strategy`` of process ``rank`` of ``role``."""
+        return PlacementGroupSchedulingStrategy(
+            placement_group=self.pg,
+            placement_group_bundle_index=self.bundle_index[role][rank],
+            placement_group_capture_child_tasks=False,
+        )
+
+
+def place(demands: Sequence[RegionDemand], timeout_s: float) -> dict[str, PlacedRegion]:
+    """Reserve everything that ``demands`` ask for, or nothing.
+
+    All groups are asked for at once, so that an autoscaler sees the whole demand, and share one
+    deadline.
+
+    Args:
+        demands: one per region.
+        timeout_s: longest wait for all regions together.
+
+    Raises:
+        PlacementError: if a region cannot be placed in time; nothing stays reserved.
+    """
+    deadline = time.monotonic() + timeout_s
+    placed: dict[str, PlacedRegion] = {}
+    try:
+        for demand in demands:
+            placed[demand.region] = PlacedRegion(demand.region, _ask(demand), demand.indices())
+        for demand in demands:
+            # Ray waits whole seconds, so this may take up to one second longer than asked for
+            left_s = max(1, math.ceil(deadline - time.monotonic()))
+            if not placed[demand.region].pg.wait(timeout_seconds=left_s):
+                raise _failure(demands, placed, timeout_s)
+    except RayError as error:
+        remove(placed)
+        raise PlacementError(f"Ray refuses the placement: {error}") from error
+    except BaseException:
+        remove(placed)
+        raise
+    return placed
+
+
+def remove(placed: Mapping[str, PlacedRegion]) -> None:
+    """Give all reservations back; processes in them die. Groups that are gone are passed over."""
+    for region in placed.values():
+        try:
+            remove_placement_group(region.pg)
+        except Exception as error:  # whatever Ray has against one group, the others must go too
+            log.warning("placement group of region %s not removed: %s", region.region, error)
+
+
+def _ask(demand: RegionDemand) -> PlacementGroup:
+    group: PlacementGroup = placement_group(
+        [bundle.resources() for bundle in demand.bundles],
+        strategy="PACK",
+        name=f"geo-ray-{demand.region}-{secrets.token_hex(4)}",  # a taken name is an error
+        bundle_label_selector=[in_region(demand.node_label)] * len(demand.bundles),
+    )
+    return group
+
+
+def _failure(
+    demands: Sequence[RegionDemand], placed: Mapping[str, PlacedRegion], timeout_s: float
+) -> PlacementError:
+    free = ray_private.free_resources()
+    alive = [node for node in ray_private.nodes() if node["Alive"]]
+    lines = []
+    for demand in demands:
+        table: dict[str, Any] = placement_group_table(placed[demand.region].pg)
+        if table.get("state") == "CREATED":
+            continue
+        scheduling = (table.get("stats") or {}).get("scheduling_state", "unknown")
+        lines.append(
+            f"region '{demand.region}' asks for {demand}; scheduling state {scheduling}; "
+            + _describe_nodes(demand.node_label, alive, free)
+        )
+    return PlacementError(f"not placed within {timeout_s:g} s:\n  " + "\n  ".join(lines))
+
+
+def _describe_nodes(
+    region: str, alive: Sequence[dict[str, Any]], free: Mapping[str, dict[str, float]]
+) -> str:
+    mine = [node for node in alive if node["Labels"].get(REGION_LABEL) == region]
+    if not mine:
+        others = sorted({node["Labels"].get(REGION_LABEL, "") for node in alive} - {""})
+        return f"no node has the label {REGION_LABEL}={region}; labelled regions are {others}"
+    told = [
+        f"{node['NodeManagerAddress']} has {describe_amounts(free.get(node['NodeID'], {}))} free "
+        f"of {describe_amounts(node['Resources'])}"
+        for node in mine
+    ]
+    return "its nodes: " + "; ".join(told)

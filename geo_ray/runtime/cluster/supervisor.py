@@ -1,0 +1,184 @@
+"""A small process that owns the processes of a local cluster and outlives nobody.
+
+It runs alone (``python -I -S keeper.py BASE``), imports only the standard library, and is the
+parent of every node. It makes a private directory below BASE, starts what it is told to, and takes
+everything down (first politely, then by force, then the directory) as soon as its standard input
+ends. That happens when its own parent closes it and also when the parent dies, of whatever cause.
+It is a *subreaper*: processes whose parents died become its children, so none can hide.
+
+Commands, one JSON object per line on standard input::
+
+    {"do": "start", "name": NAME, "argv": [...], "env": {...}, "log": PATH}
+    {"do": "kill", "name": NAME}
+
+Events, one per line on standard output::
+
+    {"event": "ready", "root": PATH}
+    {"event": "started", "name": NAME, "pid": PID}
+    {"event": "exited", "name": NAME, "code": EXIT_CODE}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_POLITE_S = 3.0
+_FORCE_S = 20.0
+_TICK_S = 0.1
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def _die_with_keeper() -> None:
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _parents() -> dict[int, int]:
+    """Parent of every process that can be seen, by process id."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                stat = (entry / "stat").read_text()
+                # the name in brackets may hold blanks and brackets itself
+                found[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
+    return found
+
+
+def descendants(pid: int) -> set[int]:
+    """Every living process below ``pid``."""
+    children: dict[int, list[int]] = {}
+    for child, parent in _parents().items():
+        children.setdefault(parent, []).append(child)
+    found: set[int] = set()
+    queue = [pid]
+    while queue:
+        below = children.get(queue.pop(), [])
+        queue += [p for p in below if p not in found]
+        found.update(below)
+    return found
+
+
+class ProcessSupervisor:
+    """Starts and ends the processes; see the module."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._pids: dict[str, int] = {}
+
+    def obey(self, command: dict[str, Any]) -> None:
+        """Carry out one command."""
+        name = command["name"]
+        if command["do"] == "kill":
+            if name in self._pids:
+                os.kill(self._pids[name], signal.SIGKILL)
+            return
+        with Path(command["log"]).open("ab") as log:
+            process = subprocess.Popen(
+                command["argv"],
+                env=command["env"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=_die_with_keeper,  # safe: this process has one thread
+            )
+        process.returncode = 0  # reaped below, together with adopted processes
+        self._pids[name] = process.pid
+        tell({"event": "started", "name": name, "pid": process.pid})
+
+    def reap(self) -> None:
+        """Collect what has ended, and tell of nodes among it."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            for name in [n for n, p in self._pids.items() if p == pid]:
+                del self._pids[name]
+                code = os.waitstatus_to_exitcode(status)
+                tell({"event": "exited", "name": name, "code": code})
+
+    def take_down(self) -> None:
+        """End every process below this one, then remove the directory."""
+        for pid in self._pids.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        self._wait(_POLITE_S, signal.SIGTERM, until=lambda: not self._pids)
+        self._wait(_FORCE_S, signal.SIGKILL, until=lambda: not descendants(os.getpid()))
+        shutil.rmtree(self._root, ignore_errors=True)
+
+    def _wait(self, longest_s: float, how: signal.Signals, until: Any) -> None:
+        deadline = time.monotonic() + longest_s
+        while time.monotonic() < deadline:
+            self.reap()
+            if until():
+                return
+            if how == signal.SIGKILL:
+                for pid in descendants(os.getpid()):
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
+
+
+def tell(event: dict[str, Any]) -> None:
+    """Write one event; nobody may be listening any more."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(1, (json.dumps(event) + "\n").encode())
+
+
+def serve(keeper: ProcessSupervisor, parent: int) -> None:
+    """Obey until standard input ends or the parent is gone."""
+    pending = b""
+    while os.getppid() == parent:
+        if select.select([0], [], [], _TICK_S)[0]:
+            read = os.read(0, 1 << 16)
+            if not read:
+                return
+            *lines, pending = (pending + read).split(b"\n")
+            for line in lines:
+                keeper.obey(json.loads(line))
+        keeper.reap()
+
+
+def main(base: str, parent: int) -> None:
+    """Run until told to stop.
+
+    Args:
+        base: directory in which the private directory is made.
+        parent: process id of whoever started this.
+    """
+    for ignored in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    root = Path(tempfile.mkdtemp(prefix="geo-ray-", dir=base))
+    keeper = ProcessSupervisor(root)
+    try:
+        tell({"event": "ready", "root": str(root)})
+        serve(keeper, parent)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        keeper.take_down()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,1 @@
+"""The driver: starts a run, watches it, saves, stops."""

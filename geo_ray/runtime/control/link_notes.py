@@ -1,0 +1,56 @@
+"""What bridges learn about their links while training, in the run's `links.json`."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from geo_ray.errors import GeoRayError
+from geo_ray.transport.flow.estimator import LinkEstimate
+from geo_ray.transport.links.record import record_of
+from geo_ray.transport.links.table import LinkTable, load_links, save_links
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class LinkNotes:
+    """Keeps the table of one run.
+
+    Args:
+        path: the file; what a run that is resumed had learned is kept.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._table = _known(path)
+
+    def note(self, region: str, links: Mapping[str, Any]) -> None:
+        """Take in what the bridge of ``region`` tells of its links (`PeerStats` by peer)."""
+        now_unix_s = time.time()
+        found = [
+            record_of(region, peer, LinkEstimate(**link["estimate"]), now_unix_s)
+            for peer, link in links.items()
+        ]
+        self._table = self._table.with_records([record for record in found if record is not None])
+
+    def save(self) -> None:
+        """Write the file; a full disk must not end a run for this."""
+        if not self._table.links:
+            return
+        try:
+            save_links(self._table, self._path)
+        except GeoRayError as error:
+            _LOGGER.warning("%s", error)
+
+
+def _known(path: Path) -> LinkTable:
+    if not path.exists():
+        return LinkTable()
+    try:
+        return load_links(path)
+    except GeoRayError as error:
+        _LOGGER.warning("%s", error)
+        return LinkTable()

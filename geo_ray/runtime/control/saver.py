@@ -1,0 +1,101 @@
+"""Collects the parts of a checkpoint from all processes and commits it when all are there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from geo_ray.checkpoint.manifest import CheckpointManifest, PartInfo
+from geo_ray.checkpoint.store import CheckpointStore
+from geo_ray.config.experiment import Experiment
+from geo_ray.runtime.actors.parts import AVERAGER_PART, shard_part_name
+
+
+class Saver:
+    """One open checkpoint at a time.
+
+    Args:
+        store: where checkpoints go.
+        experiment: names the parts that belong to a checkpoint.
+        config_digest: of the configuration.
+        epoch: incarnation of the run, kept so that a resume takes the next.
+    """
+
+    def __init__(
+        self, store: CheckpointStore, experiment: Experiment, config_digest: str, epoch: int
+    ) -> None:
+        self._store = store
+        self._expected = part_names(experiment)
+        self._config_digest = config_digest
+        self._epoch = epoch
+        self._id: int | None = None
+        self._newest = -1
+        self._parts: dict[str, PartInfo] = {}
+        self._step = 0
+
+    @property
+    def open_id(self) -> int | None:
+        """The checkpoint whose parts are awaited, or None."""
+        return self._id
+
+    def forget(self, parts: set[str]) -> None:
+        """Go on without the process that would have written ``parts``; abandons the open one."""
+        self.abandon()
+        self._expected = self._expected - parts
+
+    def begin(self) -> int:
+        """Open the next checkpoint.
+
+        Raises:
+            RunDirectoryError: if its directory cannot be made.
+        """
+        # Never an id twice, or late parts of an abandoned checkpoint would pass for the next one's.
+        checkpoint = max(self._store.next_id(), self._newest + 1)
+        self._newest = checkpoint
+        self._store.begin(checkpoint)
+        self._id, self._parts, self._step = checkpoint, {}, 0
+        return checkpoint
+
+    def add(self, checkpoint: int, parts: Sequence[PartInfo], step: int) -> int | None:
+        """Take in parts; commits when the last one is there.
+
+        Returns:
+            Size of the checkpoint in bytes if this completed it, else None.
+
+        Raises:
+            RunDirectoryError, CheckpointCorruptError: if it cannot be committed.
+        """
+        if checkpoint != self._id:
+            return None
+        self._parts.update({part.name: part for part in parts})
+        self._step = max(self._step, step)
+        if set(self._parts) != self._expected:
+            return None
+        manifest = CheckpointManifest(
+            id=checkpoint,
+            step=self._step,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            config_digest=self._config_digest,
+            parts=tuple(self._parts[name] for name in sorted(self._parts)),
+            extra={"epoch": self._epoch},
+        )
+        self._store.commit(checkpoint, manifest)
+        self._id = None
+        return sum(part.bytes for part in manifest.parts)
+
+    @property
+    def step(self) -> int:
+        """Most steps of any region in the checkpoint that was added to last."""
+        return self._step
+
+    def abandon(self) -> None:
+        """Give the open checkpoint up and remove its files."""
+        if self._id is not None:
+            self._store.abandon(self._id)
+            self._id = None
+
+
+def part_names(experiment: Experiment) -> set[str]:
+    """Names of all parts of a checkpoint of ``experiment``."""
+    names = {shard_part_name(r.name, i) for r in experiment.regions for i in range(r.ps_shards)}
+    return names | ({AVERAGER_PART} if len(experiment.regions) > 1 else set())

@@ -1,0 +1,246 @@
+"""One run from a configuration to a summary, on real actors."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from geo_ray.checkpoint.manifest import PartInfo
+from geo_ray.checkpoint.parts import read_part
+from geo_ray.checkpoint.store import CheckpointStore
+from geo_ray.config.experiment import Experiment
+from geo_ray.config.load import digest
+from geo_ray.job.account import account
+from geo_ray.job.build import build_evals, initial_parameters, use_one_thread
+from geo_ray.job.codec_shapes import with_shapes
+from geo_ray.job.data import prepare_manifest
+from geo_ray.job.model_file import save_trained
+from geo_ray.job.recorder import Recorder, Sink
+from geo_ray.job.rundir import RunDirectory, followed_plan
+from geo_ray.observe.events.log import EVENTS_FILE, EventLog, last_time_s, read_events
+from geo_ray.observe.metrics.summary import Summary, Summing, save_summary
+from geo_ray.runtime.actors.spec import Resume, RunSpec
+from geo_ray.runtime.cluster.connect import ConnectedCluster, connect
+from geo_ray.runtime.cluster.demand import Bundle, RegionDemand, by_label
+from geo_ray.runtime.cluster.logs import keep_logs
+from geo_ray.runtime.cluster.placement import place, remove
+from geo_ray.runtime.cluster.preflight import preflight
+from geo_ray.runtime.control.actor_group import ActorGroup, collect
+from geo_ray.runtime.control.controller import Controller
+from geo_ray.runtime.control.link_notes import LinkNotes
+from geo_ray.runtime.control.metrics import RayMetrics
+from geo_ray.runtime.control.saver import Saver
+from geo_ray.tasks.base import Task
+from geo_ray.tasks.load import load_task
+
+_PLACE_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reporting:
+    """Who wants to know.
+
+    Attributes:
+        status: told each phase of start-up and end.
+        sinks: given every event.
+        began_unix_s: time of day of the user's command.
+    """
+
+    status: Callable[[str], None]
+    sinks: Sequence[Sink]
+    began_unix_s: float
+
+
+def demands_of(experiment: Experiment) -> list[RegionDemand]:
+    """What the run asks of each region."""
+    demands = []
+    for region in experiment.regions:
+        servers = [Bundle("ps", region.cpus_per_server)] * region.ps_shards
+        bridges = [Bundle("bridge", region.cpus_per_server)] if len(experiment.regions) > 1 else []
+        worker = Bundle("worker", region.cpus_per_worker, region.gpus_per_worker)
+        bundles = (*servers, *bridges, *[worker] * region.workers)
+        demands.append(RegionDemand(region.name, bundles, region.label))
+    return demands
+
+
+def cluster_of(
+    experiment: Experiment, status: Callable[[str], None]
+) -> AbstractContextManager[ConnectedCluster]:
+    """The cluster of a run, as `connect` makes it: large enough for all that the run asks for."""
+    demands = by_label(demands_of(experiment))
+    status("starting the cluster" if experiment.cluster.kind == "local" else "connecting")
+    return connect(
+        experiment.cluster,
+        experiment.labels,
+        namespace=f"geo_ray-{experiment.name}",
+        cpus_per_region=max(demand.total().get("CPU", 0.0) for demand in demands),
+    )
+
+
+def train(
+    experiment: Experiment,
+    run: RunDirectory,
+    reporting: Reporting,
+    *,
+    resume: bool,
+    stands: ConnectedCluster | None = None,
+) -> Summary:
+    """Run the experiment to its end.
+
+    Args:
+        experiment: what to do.
+        run: its directory, made or reopened.
+        reporting: who wants to know.
+        resume: go on from the newest checkpoint of ``run``.
+        stands: a cluster to run on and leave as it is; None: as the configuration says.
+
+    Raises:
+        GeoRayError: whatever ends the run early; the class says what.
+    """
+    use_one_thread()
+    followed_plan(run)  # what is wrong with it is told now, not at the end
+    store = CheckpointStore(run.checkpoints, experiment.checkpoint.keep)
+    restored, epoch = _find_checkpoint(store) if resume else (None, 1)
+    reporting.status("preparing task and data")
+    task = load_task(experiment.task, run.base_dir)
+    num_params = initial_parameters(task, experiment.seed).numel()
+    _, address = prepare_manifest(experiment, task, run.base_dir, run.data)
+    demands = demands_of(experiment)
+    with (
+        cluster_of(experiment, reporting.status)
+        if stands is None
+        else nullcontext(stands) as cluster
+    ):
+        reporting.status("checking the cluster and placing processes")
+        preflight(demands, ask_nodes=experiment.cluster.kind != "local")
+        placed = place(demands, _PLACE_TIMEOUT_S)
+        try:
+            spec = RunSpec(
+                experiment_json=with_shapes(experiment, task).model_dump_json(),
+                base_dir=str(run.base_dir),
+                driver_dir=str(Path.cwd()),
+                manifest_address=address,
+                run_id=f"{experiment.name}-{secrets.token_hex(4)}",
+                key=secrets.token_bytes(32),
+                parts_dir=str(run.checkpoints),
+                num_params=num_params,
+                epoch=epoch,
+                resume=restored,
+            )
+            return _train_on(ActorGroup(spec, placed), experiment, run, task, store, reporting)
+        except BaseException:
+            if cluster.local is not None and keep_logs(cluster.local.root, run.path / "logs"):
+                reporting.status(f"what the actors printed is in {run.path / 'logs'}")
+            raise
+        finally:
+            remove(placed)
+
+
+def _train_on(
+    crew: ActorGroup,
+    experiment: Experiment,
+    run: RunDirectory,
+    task: Task,
+    store: CheckpointStore,
+    reporting: Reporting,
+) -> Summary:
+    log_path = run.path / EVENTS_FILE
+    before_s = last_time_s(log_path) if log_path.exists() else 0.0
+    reporting.status("starting workers, parameter servers and bridges")
+    try:
+        crew.create()
+        crew.await_ready(_START_TIMEOUT_S)
+        with EventLog(log_path) as log:
+            recorder = Recorder(log, [*reporting.sinks, RayMetrics().feed])
+            startup_s = time.time() - reporting.began_unix_s
+            origin_unix_s = time.time() - before_s
+            recorder.started(
+                experiment, run.path.name, before_s, simulated=False, startup_s=startup_s
+            )
+            crew.wire(origin_unix_s, _START_TIMEOUT_S)
+            controller = Controller(
+                experiment,
+                crew,
+                recorder,
+                build_evals(experiment, task),
+                Saver(store, experiment, digest(experiment), crew.spec.epoch),
+                origin_unix_s,
+                LinkNotes(run.links),
+                reporting.status,
+            )
+            with _interruptible(controller.interrupted):
+                controller.run()
+            reporting.status("writing the model and the summary")
+            return _finish(crew, experiment, run, task, recorder, startup_s, origin_unix_s)
+    finally:
+        crew.close()
+
+
+def _finish(
+    crew: ActorGroup,
+    experiment: Experiment,
+    run: RunDirectory,
+    task: Task,
+    recorder: Recorder,
+    startup_s: float,
+    origin_unix_s: float,
+) -> Summary:
+    now_s = time.time() - origin_unix_s
+    written: dict[str, tuple[PartInfo, str]] = collect(
+        {r: lead.write_model.remote(str(run.path)) for r, lead in crew.leads.items()},
+        _START_TIMEOUT_S,
+    )
+    part, model_digest = written[crew.hub]
+    tensors, _ = read_part(run.path, part)
+    save_trained(task, experiment.seed, tensors["params"], run.model)
+    for info, _ in written.values():
+        (run.path / info.file).unlink()
+    summing = Summing(experiment.train.target)
+    for event in read_events(run.path / EVENTS_FILE):
+        summing.feed(event)
+    usd = account(run, summing.totals)
+    summary = summing.summary(startup_s=startup_s, usd=usd, digest=model_digest)
+    recorder.emit(
+        "run_finished",
+        now_s,
+        summary=summary.model_dump(),
+        digests={region: value for region, (_, value) in written.items()},
+    )
+    save_summary(summary, run.path)
+    return summary
+
+
+def _find_checkpoint(store: CheckpointStore) -> tuple[Resume, int]:
+    found = store.latest()
+    parts = {part.name: part for part in found.manifest.parts}
+    return Resume(str(found.path), parts), int(str(found.manifest.extra["epoch"])) + 1
+
+
+@contextmanager
+def _interruptible(event: threading.Event) -> Iterator[None]:
+    """First Ctrl-C or SIGTERM: save and stop. Second: stop at once."""
+
+    def on_signal(number: int, _: Any) -> None:
+        if event.is_set():
+            raise KeyboardInterrupt
+        event.set()  # and no more: the signal may have come in the middle of anything
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {
+        number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

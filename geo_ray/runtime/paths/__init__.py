@@ -1,0 +1,1 @@
+"""The ways of an update from its server to the averager and back."""

@@ -1,0 +1,150 @@
+"""Differential transmission, the averager's end: updates are completed with loose blocks here."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+
+from geo_ray.codecs.dgt import Dgt
+from geo_ray.errors import GeoRayError
+from geo_ray.runtime.paths.differential_messages import tell
+from geo_ray.strategies.base import Reply, Update
+from geo_ray.training.exchange.lossy_receiver import LossyReceiver
+from geo_ray.transport.datagrams.datagram import BlockGroup
+from geo_ray.transport.datagrams.pacing import Seen
+from geo_ray.transport.datagrams.udp_channel import UdpChannel
+from geo_ray.transport.endpoint.endpoint import Endpoint
+from geo_ray.transport.wire.meta import Meta
+
+
+@dataclass(slots=True)
+class _Held:
+    """An update that waits for its loose blocks, until they are here or its grace is over."""
+
+    update: Update
+    missing: int
+    go_on: Callable[[Update], None]
+    timer: threading.Timer
+
+
+class DifferentialReceiver:
+    """The averager's end: books of every region's loose blocks.
+
+    Args:
+        codec: what the run is configured with.
+        num_params: P.
+        endpoint: this region's.
+        refuse: tells a region that its update makes no sense.
+    """
+
+    def __init__(
+        self,
+        codec: Dgt,
+        num_params: int,
+        endpoint: Endpoint,
+        refuse: Callable[[Update, GeoRayError], None],
+    ) -> None:
+        self._codec = codec
+        self._num_params = num_params
+        self._endpoint = endpoint
+        self._refuse = refuse
+        self._lock = threading.Lock()
+        self._books: dict[str, LossyReceiver] = {}
+        self._held: dict[str, _Held] = {}
+
+    def on_ask(self, peer: str, channel: UdpChannel) -> None:
+        """A region wants to send datagrams."""
+        secret = channel.expect(peer)
+        offer: Meta = {"session": secret.session, "key": secret.key, "port": channel.port}
+        tell(self._endpoint, peer, "loose_offer", offer)
+
+    def on_group(self, peer: str, group: BlockGroup) -> None:
+        """Loose blocks have come; perhaps an update waits for them."""
+        due = None
+        with self._lock:
+            books = self._of(peer)
+            new = books.on_blocks(group.epoch, group.seq, group.first_rank, group.ids, group.blocks)
+            held = self._held.get(peer)
+            if held is not None and held.update.seq == group.seq:
+                held.missing -= new
+                due = held if held.missing <= 0 else None
+        if due is not None:
+            self._release(peer, due)
+
+    def on_report(self, peer: str, session: bytes, seen: Seen) -> None:
+        """Tell a sender what has arrived."""
+        meta: Meta = {"session": session, **asdict(seen)}
+        tell(self._endpoint, peer, "loose_seen", meta)
+
+    def arrive(self, update: Update, go_on: Callable[[Update], None]) -> None:
+        """Complete an update, now or when its grace is over, and go on with it."""
+        try:
+            with self._lock:
+                books = self._of(update.region)
+                missing = books.begin(update) if self._codec.grace_s else 0
+                if missing > 0:
+                    held = self._hold(update, missing, go_on)
+                    self._held[update.region] = held
+                    held.timer.start()
+                    return
+                update = books.complete(update)
+        except GeoRayError as error:
+            self._refuse(update, error)
+        else:
+            go_on(update)
+
+    def beside(self, reply: Reply) -> Reply:
+        """The reply with what is to be told of loose blocks."""
+        with self._lock:
+            books = self._of(reply.to)
+            if reply.dropped:
+                books.void(reply.seq)
+                return reply
+            return replace(reply, loose=books.report(reply.seq))
+
+    def counts(self) -> dict[str, int]:
+        """What became of loose blocks, over all regions."""
+        total: Counter[str] = Counter()
+        with self._lock:
+            for books in self._books.values():
+                total.update(asdict(books.counts))
+        return dict(total)
+
+    def close(self) -> None:
+        """Let go of what waits."""
+        with self._lock:
+            held, self._held = self._held, {}
+        for one in held.values():
+            one.timer.cancel()
+
+    def _of(self, region: str) -> LossyReceiver:
+        return self._books.setdefault(region, LossyReceiver(self._codec, self._num_params))
+
+    def _hold(self, update: Update, missing: int, go_on: Callable[[Update], None]) -> _Held:
+        release = partial(self._on_timer, update.region, update.seq)
+        timer = threading.Timer(self._codec.grace_s, release)
+        timer.daemon = True
+        return _Held(update, missing, go_on, timer)
+
+    def _on_timer(self, region: str, seq: int) -> None:
+        with self._lock:
+            held = self._held.get(region)
+        if held is not None and held.update.seq == seq:
+            self._release(region, held)
+
+    def _release(self, region: str, held: _Held) -> None:
+        with self._lock:
+            if self._held.get(region) is not held:
+                return  # the timer and the last block came together
+            del self._held[region]
+        held.timer.cancel()
+        try:
+            with self._lock:
+                update = self._of(region).complete(held.update)
+        except GeoRayError as error:
+            self._refuse(held.update, error)
+        else:
+            held.go_on(update)

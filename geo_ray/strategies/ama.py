@@ -1,0 +1,103 @@
+"""Asynchronous model averaging between parameter servers, every ``interval`` local steps.
+
+Idea: every f steps a region sends a snapshot of its model and trains on. The averager keeps the
+newest snapshot of every region and answers with their mean; the region moves towards it by
+``alpha`` and keeps the progress that it made while the answer was on its way.
+
+Rule: ``m = sum_j w_j(newest) / M``; on the answer ``w_i <- w_i + alpha * (m - snapshot_i)``.
+For a pair with ``alpha`` 1 that is ``(w_i + w_j) / 2`` plus the progress since. If all snapshots
+are of the same moment and nothing happened since, it is `sma` with weights 1/M.
+
+When: regions of unequal speed that should hold similar models without a barrier.
+
+Source: the asynchronous form of inter-PS model averaging of Cloudless-Training (arXiv 2303.05330);
+reconstructed. Push-only averaging does not keep the mean of the models, so this one goes through
+the averager, and merges differences rather than overwriting.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from geo_ray.config.base import StrictModel
+from geo_ray.strategies.base import (
+    AveragerState,
+    Outgoing,
+    RegionState,
+    Reply,
+    Sends,
+    Update,
+    Wait,
+    answer_all,
+    weighted_mean,
+)
+from geo_ray.strategies.common import staleness
+from geo_ray.strategies.common.staleness import Staleness
+
+
+class Ama(StrictModel):
+    """Configuration and rule of `ama`."""
+
+    in_rounds: ClassVar[bool] = False
+    sends: ClassVar[Sends] = "model"
+
+    kind: Literal["ama"] = "ama"
+    interval: int = Field(8, ge=1, description="local steps between two snapshots")
+    alpha: float = Field(1.0, gt=0, le=1, description="how far to move towards the mean")
+    staleness: Staleness = Staleness()
+
+    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
+        """A local optimizer step."""
+        if grad_P is not None:
+            region.apply_gradient(grad_P)
+
+    def after_step(self, region: RegionState) -> Outgoing | Wait | None:
+        """Send a snapshot when due and the link is free; never wait."""
+        if region.since_send < self.interval or region.link_busy:
+            return None
+        region.memory["snapshot"] = region.params_P.clone()
+        return Outgoing(region.memory["snapshot"].clone(), wait=False)
+
+    def on_reply(self, region: RegionState, reply: Reply) -> None:
+        """Move by ``alpha * (mean - snapshot)``."""
+        snapshot_P = region.memory.pop("snapshot")
+        if reply.final:  # nothing happened since: take it to the bit, so that all regions agree
+            region.params_P.copy_(reply.payload_P)
+        else:
+            region.params_P.add_(reply.payload_P - snapshot_P, alpha=self.alpha)
+
+    def on_finish(self, region: RegionState) -> Outgoing | None:
+        """A last snapshot; the answer is the mean over all last snapshots."""
+        region.memory["snapshot"] = region.params_P.clone()
+        return Outgoing(region.memory["snapshot"].clone(), wait=True)
+
+    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+        """Answer the sender with the mean of the newest snapshots."""
+        if update.final:
+            finals = hub.gather(update)
+            return (
+                [] if finals is None else answer_all(hub, finals, weighted_mean(finals, "uniform"))
+            )
+        hub.version += 1
+        # A copy: what carried the update may use its buffer again.
+        hub.memory[f"model/{update.region}"] = update.payload_P.clone()
+        hub.numbers[f"at/{update.region}"] = float(hub.version)
+        return self.staleness.answers(hub, update, self._answer)
+
+    def on_release(self, hub: AveragerState) -> list[Reply]:
+        """Answer whoever waits for the slowest."""
+        return staleness.release(hub, self._answer)
+
+    def _answer(self, hub: AveragerState, update: Update) -> Reply:
+        """The mean of the newest snapshots, old ones less if so configured."""
+        known = [name for name in hub.members if f"model/{name}" in hub.memory]
+        lags = [hub.version - int(hub.numbers[f"at/{name}"]) for name in known]
+        factors = [self.staleness.factor(lag) for lag in lags]
+        first_P = hub.memory[f"model/{known[0]}"]
+        mean_P = first_P.clone()  # by differences, so that the mean of equal models is that model
+        for name, factor in zip(known[1:], factors[1:], strict=True):
+            mean_P.add_(hub.memory[f"model/{name}"] - first_P, alpha=factor / sum(factors))
+        return Reply(update.region, update.seq, hub.version, update.num_samples, mean_P)

@@ -1,0 +1,66 @@
+"""Asynchronous SGD between regions: every local update is sent by itself.
+
+Idea: each region applies its own gradients at once and sends every one of them; the others apply
+them when they arrive. It is `asgd_ga` with an interval of 1, and the baseline of the literature.
+
+Rule: ``w_i <- w_i - u`` at home, ``w_j <- w_j - u`` (or ``u / M``) everywhere else.
+
+When: as a baseline; on links that carry a message per step without effort.
+``wait: always`` (the default) pays for each transfer in full, as a sender that blocks does;
+``when_busy`` overlaps one transfer with one step.
+
+Source: asynchronous SGD over parameter servers in its plainest form; with plain SGD and all
+messages drained, all replicas agree to rounding.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from geo_ray.config.base import StrictModel
+from geo_ray.strategies.base import AveragerState, Outgoing, RegionState, Reply, Sends, Update, Wait
+from geo_ray.strategies.common import additive, staleness
+from geo_ray.strategies.common.staleness import Staleness
+
+
+class Asgd(StrictModel):
+    """Configuration and rule of `asgd`."""
+
+    in_rounds: ClassVar[bool] = False
+    sends: ClassVar[Sends] = "change"
+
+    kind: Literal["asgd"] = "asgd"
+    wait: Literal["always", "when_busy"] = Field(
+        "always", description="stand still for every transfer, or overlap one with one step"
+    )
+    combine: additive.Combine = Field("mean", description="total weight of a gradient: 1/M or 1")
+    staleness: Staleness = Staleness()
+
+    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
+        """A local optimizer step."""
+        additive.step(region, grad_P)
+
+    def after_step(self, region: RegionState) -> Outgoing | Wait | None:
+        """Send this step's change."""
+        return additive.speak(region, 1, self.wait)
+
+    def on_reply(self, region: RegionState, reply: Reply) -> None:
+        """Apply what the others did."""
+        additive.merge(region, reply)
+
+    def on_finish(self, region: RegionState) -> Outgoing | None:
+        """A last message, so that what the others sent in the meantime arrives."""
+        return additive.take(region, wait=True)
+
+    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+        """Put the change into every other region's outbox; answer with the sender's."""
+        weight = self.staleness.factor(staleness.lag_of(hub, update))
+        additive.take_in(hub, update, self.combine, weight)
+        return self.staleness.answers(hub, update, additive.answer)
+
+    def on_release(self, hub: AveragerState) -> list[Reply]:
+        """Answer whoever waits for the slowest."""
+        return staleness.release(hub, additive.answer)

@@ -1,0 +1,73 @@
+"""Asynchronous SGD with gradient accumulation: send the sum of ``interval`` local updates.
+
+Idea: a region applies its own gradients at once and adds up what they did; every f steps the sum is
+sent, and what the other regions did in the meantime comes back in the answer. Nobody waits for
+anybody's training, only (if asked to) for the link.
+
+Rule: with ``u_t`` the change that the inner optimizer makes at step t (``eta * g_t`` for plain
+SGD), ``A_i = sum of u_t since the last message`` is sent, and every other region does
+``w_j <- w_j - A_i``.
+``combine: mean`` scales each region's own change, here and elsewhere, by 1/M, so that one gradient
+has the same total weight as in averaging; ``sum`` applies each in full everywhere.
+
+When: regions of unequal speed, links too slow for a message per step, and a model that tolerates
+stale gradients. ``wait`` says what happens when a message is due:
+``always`` stand still until it is answered; ``when_busy`` train on, but stand still if the message
+before it is still open; ``never`` train on and let the sum grow, which is an interval that adapts
+itself to the link.
+
+Source: ASGD-GA of Cloudless-Training (arXiv 2303.05330) by name, from its abstract; the rule is
+reconstructed. Sending the optimizer's change instead of the raw gradient sum is ours: for plain
+SGD it is the same, and momentum or AdamW do not take a sum of gradients for one gradient.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from geo_ray.config.base import StrictModel
+from geo_ray.strategies.base import AveragerState, Outgoing, RegionState, Reply, Sends, Update, Wait
+from geo_ray.strategies.common import additive, staleness
+from geo_ray.strategies.common.staleness import Staleness
+
+
+class AsgdGa(StrictModel):
+    """Configuration and rule of `asgd_ga`."""
+
+    in_rounds: ClassVar[bool] = False
+    sends: ClassVar[Sends] = "change"
+
+    kind: Literal["asgd_ga"] = "asgd_ga"
+    interval: int = Field(8, ge=1, description="local steps between two messages")
+    wait: additive.WaitRule = Field("never", description="what to do when a message is due")
+    combine: additive.Combine = Field("mean", description="total weight of a gradient: 1/M or 1")
+    staleness: Staleness = Staleness()
+
+    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
+        """A local optimizer step."""
+        additive.step(region, grad_P)
+
+    def after_step(self, region: RegionState) -> Outgoing | Wait | None:
+        """Send what was accumulated, when due."""
+        return additive.speak(region, self.interval, self.wait)
+
+    def on_reply(self, region: RegionState, reply: Reply) -> None:
+        """Apply what the others did."""
+        additive.merge(region, reply)
+
+    def on_finish(self, region: RegionState) -> Outgoing | None:
+        """Send the rest; the answer comes when all have, and then all replicas agree."""
+        return additive.take(region, wait=True)
+
+    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+        """Put the sum into every other region's outbox; answer with what lies in the sender's."""
+        weight = self.staleness.factor(staleness.lag_of(hub, update))
+        additive.take_in(hub, update, self.combine, weight)
+        return self.staleness.answers(hub, update, additive.answer)
+
+    def on_release(self, hub: AveragerState) -> list[Reply]:
+        """Answer whoever waits for the slowest."""
+        return staleness.release(hub, additive.answer)

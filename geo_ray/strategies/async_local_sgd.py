@@ -1,0 +1,90 @@
+"""Asynchronous local SGD: every region by itself, delayed Nesterov, steps by speed.
+
+Idea: a region trains H steps, sends what it did, gets the outer model as it is then, and goes on;
+nobody waits for anybody. Two things make that as good as rounds: momentum that moves only once per
+N updates (`geo_ray.strategies.common.delayed_nesterov`), and local steps in proportion to speed
+(``by_speed``), so that updates of slow regions are as fresh as those of fast ones.
+
+Rule: on an update ``g = factor(lag) * rows_i / mean rows * Delta_i``, then delayed Nesterov;
+``H_i = max(1, floor(H * v_i / v_fastest))``.
+
+When: regions of unequal speed; links that a message per H steps suits. Inner learning-rate
+schedules must go by the run's steps, not by a region's.
+
+Trouble: a region that does not answer, or that leaves, is simply not heard of; one that returns
+gets everything that it missed in one answer. With ``staleness.bound`` the others wait for it.
+
+Source: "Asynchronous Local-SGD Training for Language Modeling" (arXiv 2401.09135), reconstructed.
+Weights by samples and the bound are ours.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from geo_ray.config.base import StrictModel
+from geo_ray.strategies.base import (
+    AveragerState,
+    Outgoing,
+    RegionState,
+    Reply,
+    Sends,
+    Update,
+    Weights,
+)
+from geo_ray.strategies.common import local, published, speeds, staleness
+from geo_ray.strategies.common.delayed_nesterov import DelayedNesterov
+from geo_ray.strategies.common.staleness import Staleness
+
+
+class AsyncLocalSgd(StrictModel):
+    """Configuration and rule of `async_local_sgd`."""
+
+    in_rounds: ClassVar[bool] = False
+    sends: ClassVar[Sends] = "change"
+    judged: ClassVar[str] = local.ANCHOR
+
+    kind: Literal["async_local_sgd"] = "async_local_sgd"
+    interval: int = Field(32, ge=1, description="local steps of the fastest region (H)")
+    by_speed: bool = Field(True, description="slower regions take fewer local steps")
+    weights: Weights = Field("samples", description="weight of an update: alike, or by its samples")
+    outer: DelayedNesterov = DelayedNesterov()
+    staleness: Staleness = Staleness()
+
+    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
+        """A local optimizer step."""
+        local.step(region, grad_P)
+
+    def after_step(self, region: RegionState) -> Outgoing | None:
+        """After as many steps as are due, send what was done and wait for the link."""
+        return local.speak_when_due(region, self.interval)
+
+    def on_reply(self, region: RegionState, reply: Reply) -> None:
+        """Go on from the outer model."""
+        local.adopt(region, reply)
+
+    def on_finish(self, region: RegionState) -> Outgoing | None:
+        """Send the rest; the answer comes when all have."""
+        return local.speak(region)
+
+    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+        """Take the update in; answer its sender with the outer model's change."""
+        speeds.note(hub, update)
+        if update.num_samples > 0:
+            weight = self.staleness.factor(staleness.lag_of(hub, update))
+            if self.weights == "samples":
+                weight *= speeds.relative_rows(hub, update.region)
+            change_P = self.outer.change(hub, update.payload_P * weight, len(hub.members), "outer")
+            published.publish(hub, change_P)
+        return self.staleness.answers(hub, update, self._answer)
+
+    def on_release(self, hub: AveragerState) -> list[Reply]:
+        """Answer whoever waits for the slowest."""
+        return staleness.release(hub, self._answer)
+
+    def _answer(self, hub: AveragerState, update: Update) -> Reply:
+        steps = speeds.steps_by_speed(hub, update.region, self.interval) if self.by_speed else None
+        return published.answer(hub, update, steps)

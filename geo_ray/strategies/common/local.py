@@ -1,0 +1,57 @@
+"""A region's side of strategies that train apart from a common point, the *anchor*.
+
+The anchor is the region's copy of the averager's (outer) parameters. What the region did since is
+``Delta = anchor - params``; an answer says by how much the anchor moves. Payloads are changes both
+ways, to be subtracted, so any codec with error feedback fits.
+
+Shape legend: P = parameters of the model, or of one shard's slice.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from geo_ray.strategies.base import Outgoing, RegionState, Reply
+
+ANCHOR = "anchor"
+
+
+def step(region: RegionState, grad_P: Tensor | None) -> None:
+    """One step of the inner optimizer; remembers where the region stood before its first."""
+    anchor(region)
+    if grad_P is not None:
+        region.apply_gradient(grad_P)
+
+
+def anchor(region: RegionState) -> Tensor:
+    """The outer parameters as the region knows them, live (P,)."""
+    if ANCHOR not in region.memory:
+        region.memory[ANCHOR] = region.params_P.clone()
+    return region.memory[ANCHOR]
+
+
+def delta(region: RegionState) -> Tensor:
+    """What the region did since the anchor, as what is to be subtracted, a new (P,)."""
+    return anchor(region) - region.params_P
+
+
+def speak(region: RegionState, *, wait: bool = True) -> Outgoing:
+    """Send `delta`."""
+    return Outgoing(delta(region), wait)
+
+
+def speak_when_due(region: RegionState, interval: int) -> Outgoing | None:
+    """Send `delta` and stand still, after ``interval`` steps or as many as the averager said."""
+    due = interval if region.budget is None else region.budget
+    return speak(region) if region.since_send >= due else None
+
+
+def last_word(region: RegionState) -> Outgoing | None:
+    """The last exchange; none if the region stands on its anchor anyway."""
+    return None if region.since_send == 0 else speak(region)
+
+
+def adopt(region: RegionState, reply: Reply) -> None:
+    """Move the anchor and go on from it."""
+    anchor_P = anchor(region).sub_(reply.payload_P)
+    region.params_P.copy_(anchor_P)

@@ -1,0 +1,98 @@
+"""Delay-compensated ASGD: a late gradient is corrected for what happened since it was computed.
+
+Idea: a region computes a gradient at parameters that are no more those of the averager when it
+arrives. To first order the right gradient differs by the Hessian times the distance; its diagonal
+is estimated by the gradient's own square.
+
+Rule: ``g~ = g + lambda g*g*(w_now - w_then)``, element by element, with ``w_then`` the version that
+this region was given (one per region); then the outer optimizer steps with ``g~``. ``adaptive``
+divides lambda by the root of a running mean of ``g*g``.
+
+When: asynchronous SGD whose staleness costs accuracy. Regions send mean gradients of ``interval``
+batches at one point, not local steps: a square of a sum of steps would have the wrong unit. The
+learning rate is that of ``outer``; ``optimizer`` is not used.
+
+Trouble: as `async_local_sgd`.
+
+Source: DC-ASGD (Zheng et al., ICML 2017; arXiv 1609.08326), reconstructed; lambda 0.04 as MXNet's
+optimizer has it. MXNet keeps one earlier version for all, this keeps one per region.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from geo_ray.config.base import StrictModel
+from geo_ray.strategies.base import AveragerState, Outgoing, RegionState, Reply, Sends, Update
+from geo_ray.strategies.common import local, published, staleness
+from geo_ray.strategies.common.gradient_sum import add_gradient, take_mean
+from geo_ray.strategies.common.outer import OuterConfig, OuterSgd, outer_change
+from geo_ray.strategies.common.staleness import Staleness
+
+_SQUARE = "square"
+
+
+class DcAsgd(StrictModel):
+    """Configuration and rule of `dc_asgd`."""
+
+    in_rounds: ClassVar[bool] = False
+    sends: ClassVar[Sends] = "change"
+    rate_key: ClassVar[str] = "strategy.outer.lr"
+
+    kind: Literal["dc_asgd"] = "dc_asgd"
+    interval: int = Field(1, ge=1, description="gradients at one point per message")
+    compensation: float = Field(0.04, ge=0, description="lambda; 0 is plain asynchronous SGD")
+    adaptive: bool = Field(False, description="divide lambda by the root of the mean square")
+    decay: float = Field(0.95, ge=0, lt=1, description="adaptive: of the mean square")
+    outer: OuterConfig = Field(OuterSgd(lr=0.1), description="steps with each gradient")
+    staleness: Staleness = Staleness()
+
+    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
+        """Add it up; parameters change only by answers."""
+        add_gradient(region, grad_P)
+
+    def after_step(self, region: RegionState) -> Outgoing | None:
+        """Send the mean gradient and wait for the link."""
+        if region.since_send < self.interval:
+            return None
+        return Outgoing(take_mean(region), wait=True)
+
+    def on_reply(self, region: RegionState, reply: Reply) -> None:
+        """Go on from the outer model."""
+        local.adopt(region, reply)
+
+    def on_finish(self, region: RegionState) -> Outgoing | None:
+        """Send the rest; the answer comes when all have."""
+        return Outgoing(take_mean(region), wait=True)
+
+    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+        """Step with the corrected gradient; answer its sender with the model's change."""
+        if update.num_samples > 0:
+            factor = self.staleness.factor(staleness.lag_of(hub, update))
+            grad_P = self.compensated(hub, update.payload_P, published.unheard(hub, update))
+            published.publish(hub, outer_change(self.outer, hub, grad_P.mul_(factor)))
+        return self.staleness.answers(hub, update, published.answer)
+
+    def on_release(self, hub: AveragerState) -> list[Reply]:
+        """Answer whoever waits for the slowest."""
+        return staleness.release(hub, published.answer)
+
+    def compensated(self, hub: AveragerState, grad_P: Tensor, moved_P: Tensor) -> Tensor:
+        """The gradient as it would about be at the present parameters, a new (P,).
+
+        Args:
+            hub: has the running mean square.
+            grad_P: as it came.
+            moved_P: what was subtracted from the parameters since.
+        """
+        square_P = grad_P * grad_P
+        slope_P = square_P * self.compensation
+        if self.adaptive:
+            mean_P = hub.memory.setdefault(_SQUARE, square_P.clone())
+            mean_P.lerp_(square_P, 1.0 - self.decay)
+            slope_P.div_(torch.sqrt(mean_P).add_(1e-7))
+        return grad_P - slope_P.mul_(moved_P)

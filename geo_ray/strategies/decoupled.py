@@ -1,0 +1,150 @@
+"""Decoupled DiLoCo: a fragment is taken when enough regions have sent theirs.
+
+Idea: like `diloco_streaming`, but the averager does not wait for all. A fragment's outer step is
+taken when K regions have reported and a time of grace has passed, with what is there; who comes
+later is taken in with the fragment's next step. Reports weigh by what is behind them.
+
+Rule: weight ``rows^2 / steps``; outer Nesterov per fragment on the weighted mean, or with ``merge:
+rda`` on the mean direction times the mean norm: changes of several regions are nearly orthogonal,
+and their plain mean shrinks by ``1/sqrt(M)``. A region merges an answer when it comes: ``w_p <-
+alpha w_p + (1 - alpha) outer_p``, and counts from there.
+
+When: regions that stall, fail or differ in speed, with transfers that must hide behind training.
+`rda` makes steps up to ``sqrt(M)`` longer: lower the outer learning rate with it.
+
+Trouble: who does not answer, or leaves, is not waited for once K others spoke and ``grace_s`` is
+over. A region that returns gets all it missed, fragment by fragment.
+
+Source: Decoupled DiLoCo, from secondary summaries; reconstructed, not checked against the paper.
+Fragments are contiguous here, and `rda` is per fragment, not per tensor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from geo_ray.config.base import StrictModel
+from geo_ray.strategies.base import AveragerState, Outgoing, RegionState, Reply, Sends, Update
+from geo_ray.strategies.common import local, published
+from geo_ray.strategies.common.directions import combined
+from geo_ray.strategies.common.outer import OuterConfig, OuterNesterov, outer_change
+
+
+class Decoupled(StrictModel):
+    """Configuration and rule of `decoupled`."""
+
+    in_rounds: ClassVar[bool] = False
+    sends: ClassVar[Sends] = "change"
+    judged: ClassVar[str] = local.ANCHOR
+
+    kind: Literal["decoupled"] = "decoupled"
+    interval: int = Field(24, ge=1, description="local steps between two reports of a fragment (H)")
+    fragments: int = Field(4, ge=2, le=256, description="parts of the model")
+    quorum: int = Field(1, ge=1, description="reports that a fragment's step needs (K)")
+    grace_s: float = Field(0.0, ge=0, description="how long a step waits for more than those")
+    merge: Literal["mean", "rda"] = Field("mean", description="how reports are combined")
+    alpha: float = Field(0.0, ge=0, lt=1, description="share of the local fragment that is kept")
+    outer: OuterConfig = Field(OuterNesterov(), description="what is made of the mean change")
+
+    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
+        """A local optimizer step."""
+        local.step(region, grad_P)
+
+    def after_step(self, region: RegionState) -> Outgoing | None:
+        """Every H/F steps report the next fragment, if the link is free; never wait."""
+        if region.link_busy or region.since_send < max(1, self.interval // self.fragments):
+            return None
+        number = int(region.numbers.get("next", 0.0))
+        region.numbers["next"] = float((number + 1) % self.fragments)
+        start, stop = region.fragments[number]
+        part_S = region.params_P[start:stop]
+        region.memory["sent"] = part_S.clone()
+        return Outgoing(local.anchor(region)[start:stop] - part_S, False, number)
+
+    def on_reply(self, region: RegionState, reply: Reply) -> None:
+        """Move the fragment; what was done since it was sent stays. The last one is taken whole."""
+        start, stop = region.fragments[reply.fragment]
+        params_S, anchor_S = region.params_P[start:stop], local.anchor(region)[start:stop]
+        anchor_S.sub_(reply.payload_P)
+        if reply.final or reply.fragment == self.fragments:
+            params_S.copy_(anchor_S)
+            return
+        sent_S = region.memory.pop("sent")
+        since_S = sent_S - params_S
+        params_S.copy_(sent_S.lerp_(anchor_S, 1.0 - self.alpha)).sub_(since_S)
+
+    def on_finish(self, region: RegionState) -> Outgoing | None:
+        """The rest of all fragments."""
+        return Outgoing(local.delta(region), True, self.fragments)
+
+    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+        """Hold it until its fragment's step is due; last words until all are in."""
+        hub.waiting[update.region] = update
+        reports = self._reports(hub, update.fragment)
+        whole = len(reports) == len(hub.members)
+        if update.fragment == self.fragments:
+            return self._take_rest(hub, reports) if whole else self._unstuck(hub)
+        if len(reports) < min(self.quorum, len(hub.members)):
+            return self._unstuck(hub)
+        if whole or not self.grace_s:
+            return self._fire(hub, update.fragment)
+        due_s = hub.numbers.setdefault(f"due{update.fragment}", hub.now_s + self.grace_s)
+        hub.wake_s = due_s if hub.wake_s is None else min(hub.wake_s, due_s)
+        return []
+
+    def on_release(self, hub: AveragerState) -> list[Reply]:
+        """Take the step of every fragment that somebody waits for."""
+        replies = [reply for n in range(self.fragments) for reply in self._fire(hub, n)]
+        return replies + self._take_rest(hub, self._reports(hub, self.fragments))
+
+    def on_wake(self, hub: AveragerState) -> list[Reply]:
+        """Take the steps whose time of grace is over."""
+        due_s = {n: hub.numbers.get(f"due{n}") for n in range(self.fragments)}
+        now = [number for number, at_s in due_s.items() if at_s and at_s <= hub.now_s]
+        hub.wake_s = min((s for n, s in due_s.items() if s and n not in now), default=None)
+        return [reply for number in now for reply in self._fire(hub, number)]
+
+    def _unstuck(self, hub: AveragerState) -> list[Reply]:
+        """Some wait for a fragment and some for the end: then nobody is left to wait for."""
+        stuck = all(name in hub.waiting for name in hub.members)
+        return self.on_release(hub) if stuck else []
+
+    def _fire(self, hub: AveragerState, fragment: int) -> list[Reply]:
+        reports = self._reports(hub, fragment)
+        hub.numbers.pop(f"due{fragment}", None)
+        used = [report for report in reports if report.num_samples > 0]
+        if used:
+            weights = [report.num_samples**2 / max(1, report.steps) for report in used]
+            changes = [report.payload_P for report in used]
+            merged_P = combined(changes, weights, by_direction=self.merge == "rda")
+            change_P = outer_change(self.outer, hub, merged_P, f"outer{fragment}")
+            published.publish(hub, change_P, fragment)
+        for report in reports:
+            del hub.waiting[report.region]
+        return [published.answer(hub, report) for report in reports]
+
+    def _take_rest(self, hub: AveragerState, reports: list[Update]) -> list[Reply]:
+        """Last words: each counts 1/M, and is answered with all that its sender has not heard."""
+        for report in reports:
+            del hub.waiting[report.region]
+            for number, (start, stop) in enumerate(hub.fragments[:-1]):
+                part_P = report.payload_P[start:stop] / len(hub.members)
+                published.publish(hub, part_P, number)
+        replies = []
+        for report in reports:
+            parts = []
+            for number, (start, stop) in enumerate(hub.fragments[:-1]):
+                part = replace(report, fragment=number, payload_P=report.payload_P[start:stop])
+                parts.append(published.answer(hub, part))
+            payload_P = torch.cat([part.payload_P for part in parts])
+            replies.append(replace(parts[0], fragment=report.fragment, payload_P=payload_P))
+        return replies
+
+    def _reports(self, hub: AveragerState, fragment: int) -> list[Update]:
+        held = [hub.waiting[name] for name in hub.members if name in hub.waiting]
+        return [update for update in held if update.fragment == fragment]

@@ -1,0 +1,115 @@
+"""DiLoCo with eager updates: the others' last changes, one's own newest, and no waiting.
+
+Idea: at a sync a region knows the mean of all changes of the round before, and its own change of
+this one. It replaces its own part of the mean by the fresh one, takes the outer step with that, and
+trains on, while this round's changes travel. Unlike `one_step_delay` it does not step back behind
+its own work.
+
+Rule: ``D~_i(t) = mean(t-1) + q_i (Delta_i(t) - Delta_i(t-1))``, then the outer optimizer of
+`diloco` on ``D~_i`` with a state of its own in every region. Regions hold nearly, not exactly, the
+same outer parameters until the last exchange, which takes the weighted mean of all.
+
+When: as `one_step_delay`; better where regions are few, so that one's own part is large.
+
+Source: "Eager Updates For Overlapped Communication and Computation in DiLoCo" (arXiv 2502.12996),
+reconstructed from a summary. The last exchange is ours.
+
+Memory per region: the outer parameters, two changes, the outer state, and the parameters of the
+start, from which the last exchange is counted.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from geo_ray.config.base import StrictModel
+from geo_ray.strategies.base import (
+    AveragerState,
+    Outgoing,
+    RegionState,
+    Reply,
+    Sends,
+    Update,
+    Wait,
+    Weights,
+    answer_all,
+    weighted_mean,
+)
+from geo_ray.strategies.common import local
+from geo_ray.strategies.common.outer import OuterConfig, OuterNesterov, outer_change
+
+_START, _OWN, _MEAN = "start", "own", "mean"
+_SHARE, _LAST = "share", "last"
+
+
+class DiLoCoEager(StrictModel):
+    """Configuration and rule of `diloco_eager`."""
+
+    in_rounds: ClassVar[bool] = True
+    sends: ClassVar[Sends] = "change"
+    judged: ClassVar[str] = local.ANCHOR
+
+    kind: Literal["diloco_eager"] = "diloco_eager"
+    interval: int = Field(32, ge=1, description="local steps between two exchanges (H)")
+    weights: Weights = Field("samples", description="weight of a region: 1/M or by its samples")
+    outer: OuterConfig = Field(OuterNesterov(), description="what is made of the mean change")
+
+    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
+        """A local optimizer step."""
+        if _START not in region.memory:
+            region.memory[_START] = region.params_P.clone()
+        region.numbers.pop(_LAST, None)  # saved at its end, and goes on after all
+        local.step(region, grad_P)
+
+    def after_step(self, region: RegionState) -> Outgoing | Wait | None:
+        """Every H steps the outer step, with what is known; then send one's own change."""
+        if region.since_send < self.interval:
+            return None
+        if region.link_busy:
+            return Wait()
+        change_P = local.delta(region)
+        self._outer_step(region, change_P)
+        region.memory[_OWN] = change_P
+        return Outgoing(change_P.clone(), wait=False)
+
+    def on_reply(self, region: RegionState, reply: Reply) -> None:
+        """Keep the mean until the next sync; the last one is where all meet."""
+        if region.numbers.get(_LAST):
+            anchor_P = local.anchor(region)
+            anchor_P.copy_(region.memory[_START]).sub_(reply.payload_P)
+            region.params_P.copy_(anchor_P)
+            return
+        region.memory[_MEAN] = reply.payload_P.clone()
+        region.numbers[_SHARE] = reply.share
+
+    def on_finish(self, region: RegionState) -> Outgoing | None:
+        """Everything since the start of the run, for the mean of all regions; once."""
+        if region.numbers.get(_LAST):
+            return None
+        if _MEAN in region.memory:
+            self._outer_step(region, local.delta(region))
+        region.numbers[_LAST] = 1.0
+        start_P = region.memory.setdefault(_START, region.params_P.clone())
+        return Outgoing(start_P - region.params_P, wait=True)
+
+    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+        """Answer all with the mean, and each with its share in it, once every region is in."""
+        updates = hub.gather(update)
+        if updates is None:
+            return []
+        mean_P = weighted_mean(updates, self.weights)
+        return answer_all(hub, updates, mean_P, self.weights)
+
+    def _outer_step(self, region: RegionState, change_P: Tensor) -> None:
+        """From the last round's mean with this region's part renewed."""
+        mean_P = region.memory.pop(_MEAN, None)
+        own_P = region.memory.pop(_OWN, None)
+        if mean_P is None or own_P is None:  # the first sync: only one's own is known
+            eager_P = change_P
+        else:
+            eager_P = mean_P + (change_P - own_P) * region.numbers[_SHARE]
+        anchor_P = local.anchor(region).sub_(outer_change(self.outer, region, eager_P))
+        region.params_P.copy_(anchor_P)

@@ -1,0 +1,95 @@
+"""ESync: every site trains until just before the slowest arrives, so that nobody waits.
+
+Idea: in a round of local training the slowest site takes ``slowest_steps`` steps, and every other
+one as many as fit into the time that the slowest needs to compute and to send. All arrive together;
+fast sites do useful steps instead of standing still.
+
+Rule: ``T = max_i (slowest_steps * c_i + x_i)``; ``k_i = floor((T - x_i) / c_i)``, between 1 and
+``max_steps``, with c the duration of a local step and x that of an exchange, both as last measured.
+Then ``w <- w - outer(mean_i (w - w_i))``, uniform by default whatever the number of steps.
+
+When: sites of unequal speed and a link that is not the bottleneck. Many local steps of a fast site
+between two rounds drift; with unlike data cap them (``max_steps``).
+
+Durations are measured by each site's own clock, so clocks need not agree, and the budget of a round
+is told with its answer: no question per mini-batch. The first round is one of ``slowest_steps`` for
+everybody, since nothing is measured yet.
+
+Trouble: a site that does not answer holds the round until it is declared dead. A site that becomes
+slower makes one round late; the next has the new duration.
+
+Source: ESync (Li et al., IEEE Transactions on Services Computing), reconstructed from its public
+description and released code. Budgets per round, transfer time and the outer optimizer are ours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar, Final, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from geo_ray.config.base import StrictModel
+from geo_ray.strategies.base import (
+    AveragerState,
+    Outgoing,
+    RegionState,
+    Reply,
+    Sends,
+    Update,
+    Weights,
+)
+from geo_ray.strategies.common import local
+from geo_ray.strategies.common.outer import OuterConfig, OuterSgd, outer_round
+
+_ROUNDING: Final = 1e-9  # of a whole number of steps that just fits
+
+
+class ESync(StrictModel):
+    """Configuration and rule of `esync`."""
+
+    in_rounds: ClassVar[bool] = True
+    sends: ClassVar[Sends] = "change"
+    equal_steps: ClassVar[bool] = False
+    judged: ClassVar[str] = local.ANCHOR
+
+    kind: Literal["esync"] = "esync"
+    slowest_steps: int = Field(1, ge=1, description="local steps of the slowest site in a round")
+    max_steps: int = Field(1000, ge=1, description="most local steps of any site in a round")
+    weights: Weights = Field("uniform", description="weight of a site: alike, or by its samples")
+    outer: OuterConfig = Field(OuterSgd(), description="what is made of the mean change")
+
+    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
+        """A local optimizer step."""
+        local.step(region, grad_P)
+
+    def after_step(self, region: RegionState) -> Outgoing | None:
+        """Send what was done after as many steps as the round allows, and wait."""
+        return local.speak_when_due(region, self.slowest_steps)
+
+    def on_reply(self, region: RegionState, reply: Reply) -> None:
+        """Go on from the outer model."""
+        local.adopt(region, reply)
+
+    def on_finish(self, region: RegionState) -> Outgoing | None:
+        """The last exchange, unless the last step was a round anyway."""
+        return local.last_word(region)
+
+    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+        """Answer all, each with its budget, once every site is in."""
+        budgets = self.budgets([*hub.waiting.values(), update])
+        replies = outer_round(hub, update, self.weights, self.outer)
+        return [replace(reply, steps=budgets[reply.to]) for reply in replies]
+
+    def budgets(self, updates: Sequence[Update]) -> dict[str, int]:
+        """Local steps of each site until all arrive together."""
+        if any(update.step_s <= 0 for update in updates):
+            return {update.region: self.slowest_steps for update in updates}
+        until_s = max(self.slowest_steps * u.step_s + u.exchange_s for u in updates)
+        fitting = {
+            u.region: math.floor((until_s - u.exchange_s) / u.step_s + _ROUNDING) for u in updates
+        }
+        return {name: min(self.max_steps, max(1, steps)) for name, steps in fitting.items()}

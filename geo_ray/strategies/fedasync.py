@@ -1,0 +1,86 @@
+"""FedAsync: every arriving model is mixed into the global one, old ones less.
+
+Idea: a region trains, sends its model, gets the global one as it is then, and goes on. The averager
+moves the global model towards each model that arrives, by a share that falls with its age.
+
+Rule: ``G <- (1 - a_s) G + a_s w_i`` with ``a_s = alpha * factor(lag)``.
+
+When: as the plain asynchronous baseline; many sites, each of which matters little. The global model
+forgets: with M sites an update has faded to ``(1 - alpha)^M`` after everybody has spoken once, so
+``alpha`` should fall with M. `async_local_sgd` adds changes up instead.
+
+Trouble: as `async_local_sgd`.
+
+Source: FedAsync (arXiv 1903.03934), reconstructed.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from geo_ray.config.base import StrictModel
+from geo_ray.strategies.base import (
+    AveragerState,
+    Outgoing,
+    RegionState,
+    Reply,
+    Sends,
+    Update,
+    Weights,
+)
+from geo_ray.strategies.common import local, published, speeds, staleness
+from geo_ray.strategies.common.staleness import Staleness
+
+
+class FedAsync(StrictModel):
+    """Configuration and rule of `fedasync`."""
+
+    in_rounds: ClassVar[bool] = False
+    sends: ClassVar[Sends] = "change"
+    judged: ClassVar[str] = local.ANCHOR
+
+    kind: Literal["fedasync"] = "fedasync"
+    interval: int = Field(8, ge=1, description="local steps between two exchanges")
+    by_speed: bool = Field(False, description="slower regions take fewer local steps")
+    alpha: float = Field(0.6, gt=0, le=1, description="share of a fresh model in the global one")
+    weights: Weights = Field("uniform", description="weight of an update: alike, or by its samples")
+    staleness: Staleness = Staleness(weight="poly")
+
+    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
+        """A local optimizer step."""
+        local.step(region, grad_P)
+
+    def after_step(self, region: RegionState) -> Outgoing | None:
+        """Every ``interval`` steps or fewer, send what was done and wait for the link."""
+        return local.speak_when_due(region, self.interval)
+
+    def on_reply(self, region: RegionState, reply: Reply) -> None:
+        """Go on from the global model."""
+        local.adopt(region, reply)
+
+    def on_finish(self, region: RegionState) -> Outgoing | None:
+        """Send the rest; the answer comes when all have."""
+        return local.speak(region)
+
+    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+        """Mix the model in; answer its sender with the global one's change."""
+        speeds.note(hub, update)
+        if update.num_samples > 0:
+            share = self.alpha * self.staleness.factor(staleness.lag_of(hub, update))
+            if self.weights == "samples":
+                share = min(1.0, share * speeds.relative_rows(hub, update.region))
+            # G - w_i: what the region did, less what G has moved since the region knew it.
+            away_P = update.payload_P - published.unheard(hub, update)
+            published.publish(hub, away_P.mul_(share))
+        return self.staleness.answers(hub, update, self._answer)
+
+    def on_release(self, hub: AveragerState) -> list[Reply]:
+        """Answer whoever waits for the slowest."""
+        return staleness.release(hub, self._answer)
+
+    def _answer(self, hub: AveragerState, update: Update) -> Reply:
+        steps = speeds.steps_by_speed(hub, update.region, self.interval) if self.by_speed else None
+        return published.answer(hub, update, steps)

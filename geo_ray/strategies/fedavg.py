@@ -1,0 +1,120 @@
+"""Federated averaging: K local steps in a sample of the sites, then the weighted mean of models.
+
+Idea: in every round a share of the sites trains K steps from the same model; the rest stand still.
+The outer model moves by the mean of what they did. With ``fraction`` 1 and the default outer
+optimizer it is `sma`; with few sites per round it is what makes a thousand sites bearable.
+
+Rule: ``w <- w - outer(sum_i q_i (w - w_i))`` over the sampled sites, ``q_i`` by samples or alike.
+The first round takes every site, since all begin with the same model; then ``ceil(fraction * M)``
+of them, drawn anew for every round from ``seed`` and the round's number.
+
+When: many sites, most of which may rest. For few regions `diloco` or `sma` say the same.
+
+Trouble: a site that does not answer holds its round until it is declared dead; then the round
+closes without it. A site that returns, or that a checkpoint had to answer, trains a round unasked
+and is taken in with the round that is open then.
+
+Source: FedAvg (McMahan et al., 2017; arXiv 1602.05629), reconstructed. Local epochs are steps
+here, as everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from geo_ray.config.base import StrictModel
+from geo_ray.strategies.base import (
+    AveragerState,
+    Outgoing,
+    RegionState,
+    Reply,
+    Sends,
+    Update,
+    Weights,
+    weighted_mean,
+)
+from geo_ray.strategies.common import local, published, speeds
+from geo_ray.strategies.common.outer import OuterConfig, OuterSgd, outer_change
+
+_CHOSEN = "chosen/"
+
+
+class FedAvg(StrictModel):
+    """Configuration and rule of `fedavg`."""
+
+    in_rounds: ClassVar[bool] = False
+    sends: ClassVar[Sends] = "change"
+    equal_steps: ClassVar[bool] = False
+    judged: ClassVar[str] = local.ANCHOR
+
+    kind: Literal["fedavg"] = "fedavg"
+    interval: int = Field(8, ge=1, description="local steps per round")
+    by_speed: bool = Field(False, description="slower sites take fewer local steps")
+    fraction: float = Field(1.0, gt=0, le=1, description="share of the sites in a round")
+    weights: Weights = Field("samples", description="weight of a site: alike, or by its samples")
+    outer: OuterConfig = Field(OuterSgd(), description="what is made of the mean change")
+    seed: int = Field(0, ge=0, description="of the draw of sites")
+
+    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
+        """A local optimizer step."""
+        local.step(region, grad_P)
+
+    def after_step(self, region: RegionState) -> Outgoing | None:
+        """After ``interval`` steps, send what was done and wait to be chosen."""
+        return local.speak_when_due(region, self.interval)
+
+    def on_reply(self, region: RegionState, reply: Reply) -> None:
+        """Go on from the outer model."""
+        local.adopt(region, reply)
+
+    def on_finish(self, region: RegionState) -> Outgoing | None:
+        """Always one last exchange: others may have trained since the last answer."""
+        return local.speak(region)
+
+    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+        """Close the round when every chosen site is in; answer those of the next."""
+        speeds.note(hub, update)
+        hub.waiting[update.region] = update
+        if any(name not in hub.waiting for name in self._chosen(hub)):
+            return []
+        return self._close(hub)
+
+    def on_release(self, hub: AveragerState) -> list[Reply]:
+        """Close the round with whoever is in, and let everybody go on."""
+        return self._close(hub, everybody=True) if hub.waiting else []
+
+    def _chosen(self, hub: AveragerState) -> list[str]:
+        chosen = [name for name in hub.members if hub.numbers.get(_CHOSEN + name)]
+        return chosen or list(hub.members)
+
+    def _close(self, hub: AveragerState, *, everybody: bool = False) -> list[Reply]:
+        held = [hub.waiting[name] for name in hub.members if name in hub.waiting]
+        fresh = [
+            update
+            for update in held
+            if update.num_samples > 0 and not hub.numbers.get(f"rests/{update.region}")
+        ]
+        if fresh:
+            mean_P = weighted_mean(fresh, self.weights)
+            published.publish(hub, outer_change(self.outer, hub, mean_P))
+        everybody = everybody or hub.stopping or any(update.final for update in held)
+        count = len(hub.members) if everybody else math.ceil(self.fraction * len(hub.members))
+        draw = random.Random(f"{self.seed}/{hub.version}").sample(hub.members, count)
+        replies = []
+        for name in hub.members:
+            hub.numbers[_CHOSEN + name] = float(name in draw)
+            if name not in hub.waiting:
+                continue
+            hub.numbers[f"rests/{name}"] = float(name not in draw)
+            if name in draw:
+                replies.append(self._answer(hub, hub.waiting.pop(name)))
+        return replies
+
+    def _answer(self, hub: AveragerState, update: Update) -> Reply:
+        steps = speeds.steps_by_speed(hub, update.region, self.interval) if self.by_speed else None
+        return published.answer(hub, update, steps)

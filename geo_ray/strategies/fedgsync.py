@@ -1,0 +1,153 @@
+"""FedGSync: rounds that wait for every kind of data, and not for every site.
+
+Idea: sites with like data stand in for each other. They are grouped by what their updates look like
+(`geo_ray.strategies.common.grouping`); a round closes when every group has spoken, through its
+fastest, and every group counts by the rows of all. Slow sites are not waited for, nor are their
+data drowned.
+
+Rule: a round closes when ``ceil(quorum * |g|)`` sites (at least one) of each group g are in, or at
+``deadline_s``; then ``G <- G - outer(sum_g q_g mean_(i in g) D_i)`` with ``q_g`` the group's share
+of rows. A change that is ``lag`` rounds late counts ``1/(1 + lag)``; beyond ``max_lag`` nothing. A
+group that nobody speaks for counts with its last mean, times ``absent`` per round in a row.
+
+When: many sites, unlike data, unequal speed. All alike: one group, hence asynchronous rounds with
+a quorum. A group of one slow site holds every round until the deadline: set one.
+
+Groups are made once, after the first round, which waits for everybody. With ``codec.up: dgt`` sites
+that close rounds send ``share_closing`` of their blocks reliably, the others ``share_extra``.
+
+Source: FedGSync's abstract: groups by principal components of gradients and K-means, group-weak
+rounds, transmission that differs between groups; all beyond that is reconstructed or ours.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from geo_ray.config.base import StrictModel
+from geo_ray.strategies.base import AveragerState, Outgoing, RegionState, Reply, Sends, Update
+from geo_ray.strategies.common import grouping, local, published, speeds
+from geo_ray.strategies.common.outer import OuterConfig, OuterSgd, outer_change
+
+
+class FedGSync(StrictModel):
+    """Configuration and rule of `fedgsync`."""
+
+    in_rounds: ClassVar[bool] = False
+    sends: ClassVar[Sends] = "change"
+    equal_steps: ClassVar[bool] = False
+    judged: ClassVar[str] = local.ANCHOR
+
+    kind: Literal["fedgsync"] = "fedgsync"
+    interval: int = Field(8, ge=1, description="local steps per round")
+    by_speed: bool = Field(False, description="slower sites take fewer local steps")
+    groups: int = Field(10, ge=1, description="groups at most; also at most half of the sites")
+    quorum: float = Field(0.0, ge=0, le=1, description="share of a group that a round waits for")
+    deadline_s: float | None = Field(None, gt=0, description="longest round after its first update")
+    max_lag: int = Field(2, ge=0, description="rounds by which a change may be late")
+    absent: float = Field(0.5, ge=0, le=1, description="weight of an absent group's last mean")
+    share_closing: float = Field(0.8, gt=0, le=1, description="dgt: reliable, closing sites")
+    share_extra: float = Field(0.2, gt=0, le=1, description="dgt: reliable, other sites")
+    outer: OuterConfig = Field(OuterSgd(), description="what is made of the mean change")
+    seed: int = Field(0, ge=0, description="of sketches and K-means")
+
+    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
+        """A local optimizer step."""
+        local.step(region, grad_P)
+
+    def after_step(self, region: RegionState) -> Outgoing | None:
+        """Every ``interval`` steps, send what was done and wait for the round."""
+        return local.speak_when_due(region, self.interval)
+
+    def on_reply(self, region: RegionState, reply: Reply) -> None:
+        """Go on from the outer model."""
+        local.adopt(region, reply)
+
+    def on_finish(self, region: RegionState) -> Outgoing | None:
+        """Always one last exchange: rounds may have gone on without this site."""
+        return local.speak(region)
+
+    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+        """Close the round when every group has spoken."""
+        hub.waiting[update.region] = update
+        speeds.note(hub, update)
+        is_first = "grouped" not in hub.numbers
+        if is_first or update.final or hub.stopping:
+            if any(name not in hub.waiting for name in hub.members):
+                return []
+            if is_first:
+                self._group(hub)
+        elif not all(self._is_in(hub, names) for names in self.members_of(hub).values()):
+            if self.deadline_s is not None and hub.wake_s is None:
+                hub.wake_s = hub.now_s + self.deadline_s
+            return []
+        return self._close(hub)
+
+    def on_release(self, hub: AveragerState) -> list[Reply]:
+        """Close the round with whoever is in."""
+        return self._close(hub) if hub.waiting else []
+
+    def on_wake(self, hub: AveragerState) -> list[Reply]:
+        """Close the round at its deadline."""
+        return self.on_release(hub)
+
+    def members_of(self, hub: AveragerState) -> dict[int, list[str]]:
+        """Sites by group; one that is new belongs to the first."""
+        found: dict[int, list[str]] = {}
+        for name in hub.members:
+            found.setdefault(int(hub.numbers.get(f"group/{name}", 0.0)), []).append(name)
+        return found
+
+    def _is_in(self, hub: AveragerState, names: list[str]) -> bool:
+        return sum(name in hub.waiting for name in names) >= self._needed(names)
+
+    def _needed(self, names: list[str]) -> int:
+        return max(1, math.ceil(self.quorum * len(names)))
+
+    def _group(self, hub: AveragerState) -> None:
+        sketches = [grouping.sketch(hub.waiting[n].payload_P, self.seed) for n in hub.members]
+        numbers = grouping.group(sketches, self.groups, self.seed)
+        found = {f"group/{n}": float(g) for n, g in zip(hub.members, numbers, strict=True)}
+        hub.numbers |= found | {"grouped": 1.0}
+
+    def _close(self, hub: AveragerState) -> list[Reply]:
+        hub.wake_s = None
+        held = list(hub.waiting.values())  # in the order of arrival
+        hub.waiting.clear()
+        rows = {name: hub.numbers.get(f"rows/{name}", 0.0) for name in hub.members}
+        total_P = torch.zeros_like(held[0].payload_P)
+        reliable: dict[str, float] = {}
+        for number, names in self.members_of(hub).items():
+            share = sum(rows[name] for name in names) / max(1.0, sum(rows.values()))
+            reporters = [update for update in held if update.region in names]
+            total_P.add_(self._mean(hub, number, reporters, total_P), alpha=share)
+            for place, update in enumerate(reporters):
+                is_closing = place < self._needed(names)
+                reliable[update.region] = self.share_closing if is_closing else self.share_extra
+        published.publish(hub, outer_change(self.outer, hub, total_P))
+        return [replace(self._answer(hub, u), reliable=reliable[u.region]) for u in held]
+
+    def _answer(self, hub: AveragerState, update: Update) -> Reply:
+        steps = speeds.steps_by_speed(hub, update.region, self.interval) if self.by_speed else None
+        return published.answer(hub, update, steps)
+
+    def _mean(
+        self, hub: AveragerState, number: int, updates: list[Update], like_P: Tensor
+    ) -> Tensor:
+        """What a group did: as those say who are in, or else as it last was, fading."""
+        key = f"mean{number}"
+        oldest = hub.version - self.max_lag
+        used = [u for u in updates if u.num_samples > 0 and u.base_version >= oldest]
+        if not used:
+            return hub.memory.setdefault(key, torch.zeros_like(like_P)).mul_(self.absent)
+        hub.memory[key] = torch.zeros_like(like_P)
+        for update in used:
+            weight = 1.0 / (1.0 + hub.version - update.base_version) / len(used)
+            hub.memory[key].add_(update.payload_P, alpha=weight)
+        return hub.memory[key]

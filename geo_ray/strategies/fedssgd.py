@@ -1,0 +1,73 @@
+"""Fully synchronous SGD over all sites: one large batch per round.
+
+Idea: every site computes ``accumulate`` gradients at the same parameters, their mean over all sites
+is one gradient of a very large batch, and every site applies it with its own copy of the same
+optimizer. Nothing is stale and nothing drifts, so it is the reference for accuracy; it is also the
+slowest, since it waits for the slowest site and the link in every round.
+
+Rule: ``g = sum_i q_i (1/K) sum_k g_ik(w)``; every site applies ``g`` once.
+
+When: as the reference of other strategies. With ``accumulate`` 1 it is `bsp`.
+
+Source: FedSSGD is what FedGSync's evaluation compares with; the rule is textbook synchronous SGD,
+reconstructed from the name.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from geo_ray.config.base import StrictModel
+from geo_ray.strategies.base import (
+    AveragerState,
+    Outgoing,
+    RegionState,
+    Reply,
+    Sends,
+    Update,
+    Weights,
+    answer_all,
+    weighted_mean,
+)
+from geo_ray.strategies.common.gradient_sum import add_gradient, take_mean
+
+
+class FedSsgd(StrictModel):
+    """Configuration and rule of `fedssgd`."""
+
+    in_rounds: ClassVar[bool] = True
+    sends: ClassVar[Sends] = "change"
+
+    kind: Literal["fedssgd"] = "fedssgd"
+    accumulate: int = Field(1, ge=1, description="gradients of a site per round")
+    weights: Weights = Field("samples", description="weight of a site: alike, or by its samples")
+
+    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
+        """Add it up; the parameters stay."""
+        add_gradient(region, grad_P)
+
+    def after_step(self, region: RegionState) -> Outgoing | None:
+        """Send the mean gradient and wait."""
+        if region.since_send < self.accumulate:
+            return None
+        return Outgoing(take_mean(region), wait=True)
+
+    def on_reply(self, region: RegionState, reply: Reply) -> None:
+        """Apply the mean over all sites, unless no site had a usable gradient."""
+        if reply.num_samples > 0:
+            region.apply_gradient(reply.payload_P)
+
+    def on_finish(self, region: RegionState) -> Outgoing | None:
+        """Apply what has been added up, if the run ends within a round."""
+        return None if region.since_send == 0 else Outgoing(take_mean(region), wait=True)
+
+    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+        """Answer all with the mean once every site's gradient is there."""
+        updates = hub.gather(update)
+        if updates is None:
+            return []
+        used = [u for u in updates if u.num_samples > 0]  # a refused gradient is none, not zero
+        return answer_all(hub, updates, weighted_mean(used or updates, self.weights))

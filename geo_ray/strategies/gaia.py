@@ -1,0 +1,80 @@
+"""Gaia: only what matters crosses the WAN; what does not, waits until it adds up.
+
+Idea: a region applies its own changes at once and sends, of what it did since, only the elements
+that changed by more than a share of their value. The rest stays and grows until it matters. The
+threshold falls with time, so that late, small changes get through. How far regions may be apart is
+bounded by the mirror clock.
+
+Rule: with ``A`` the change since it was last sent, element j is sent if ``|A_j| > threshold /
+sqrt(t) * |w_j|``, t the region's step. All other regions apply it (``combine: mean``: each counts
+1/M everywhere). The mirror clock is ``staleness.bound``: a region that is so many messages ahead of
+the slowest waits.
+
+When: models whose changes are sparse (embeddings, click-through); use ``codec.up: {kind:
+nonzeros}`` and the same down, or zeros are sent as numbers. Where all elements change alike
+`asgd_ga` with a codec is simpler.
+
+The last exchange sends everything, so that no change is lost and all replicas agree.
+
+Source: Gaia (Hsieh et al., NSDI 2017), reconstructed; its threshold of 1 % as the default. There
+changes go from server to server; here through the averager.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from geo_ray.config.base import StrictModel
+from geo_ray.strategies.base import AveragerState, Outgoing, RegionState, Reply, Sends, Update
+from geo_ray.strategies.common import additive, staleness
+from geo_ray.strategies.common.staleness import Staleness
+
+
+class Gaia(StrictModel):
+    """Configuration and rule of `gaia`."""
+
+    in_rounds: ClassVar[bool] = False
+    sends: ClassVar[Sends] = "change"
+
+    kind: Literal["gaia"] = "gaia"
+    interval: int = Field(1, ge=1, description="local steps between two messages, or more if busy")
+    threshold: float = Field(0.01, ge=0, description="relative change that matters at step 1")
+    combine: additive.Combine = Field("mean", description="total weight of a gradient: 1/M or 1")
+    staleness: Staleness = Staleness(bound=8)
+
+    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
+        """A local optimizer step."""
+        additive.step(region, grad_P)
+
+    def after_step(self, region: RegionState) -> Outgoing | None:
+        """Send what matters by now, if the link is free."""
+        if region.since_send < self.interval or region.link_busy:
+            return None
+        base_P = region.memory["base"]
+        change_P = base_P - region.params_P
+        limit_P = region.params_P.abs().mul_(self.threshold / math.sqrt(max(1, region.step)))
+        change_P[change_P.abs() <= limit_P] = 0.0
+        base_P.sub_(change_P)
+        return Outgoing(change_P, wait=False)
+
+    def on_reply(self, region: RegionState, reply: Reply) -> None:
+        """Apply what the others did."""
+        additive.merge(region, reply)
+
+    def on_finish(self, region: RegionState) -> Outgoing | None:
+        """Send everything; the answer comes when all have, and then all replicas agree."""
+        return additive.take(region, wait=True)
+
+    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+        """Put the change into every other region's outbox; answer with the sender's."""
+        weight = self.staleness.factor(staleness.lag_of(hub, update))
+        additive.take_in(hub, update, self.combine, weight)
+        return self.staleness.answers(hub, update, additive.answer)
+
+    def on_release(self, hub: AveragerState) -> list[Reply]:
+        """Answer whoever waits for the slowest."""
+        return staleness.release(hub, additive.answer)

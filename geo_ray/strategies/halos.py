@@ -1,0 +1,129 @@
+"""HALoS: asynchronous at both levels, workers to their region's server, regions to the averager.
+
+Idea: a worker trains a few local steps and pushes what they did; its region's server applies each
+push with delayed Nesterov, waiting for nobody. After K pushes the server sends what it did since
+the last merge to the averager, which applies it with a delayed Nesterov of its own and answers with
+the global model; the region moves a share alpha towards it, and workers never stop.
+
+Rule: per push ``w_r <- w_r - DN_local(Delta_w)``. After K pushes the region sends ``D = anchor -
+w_r`` and keeps ``S = w_r``. On the answer, with ``pend = S - w_r`` (pushed since), ``w_r <- (1 -
+alpha) S + alpha G - pend`` and ``anchor <- w_r + pend``, so that the next D contains ``pend`` once.
+
+With ``in_flight: paper`` the merge is ``w_r <- (1 - alpha) w_r + alpha G``, ``anchor <- w_r``, and
+what was pushed while D travelled is never reported. The difference is ours and only a matter of
+books: by how much it helps is measured in docs/strategies.md.
+
+When: several regions with several workers each, of unequal speed (``train.mode: async``, so that
+pushes are applied one by one). A step of the run is one push of ``local_steps`` batches.
+
+Source: HALoS (arXiv 2506.04531), reconstructed; its defaults: local 0.2 and 0.9 with N 16, K 32,
+global 0.15 and 0.5 with N 2, alpha 0.25. Released code multiplies the rate by N and divides by it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from geo_ray.config.base import StrictModel
+from geo_ray.strategies.base import (
+    AveragerState,
+    Outgoing,
+    RegionState,
+    Reply,
+    Sends,
+    Update,
+    Weights,
+)
+from geo_ray.strategies.common import local, published, speeds, staleness
+from geo_ray.strategies.common.delayed_nesterov import DelayedNesterov
+from geo_ray.strategies.common.staleness import Staleness
+
+_GLOBAL, _SENT = "global", "sent"
+
+
+class Halos(StrictModel):
+    """Configuration and rule of `halos`."""
+
+    in_rounds: ClassVar[bool] = False
+    sends: ClassVar[Sends] = "change"
+    judged: ClassVar[str] = _GLOBAL
+
+    kind: Literal["halos"] = "halos"
+    local_steps: int = Field(8, ge=1, description="local steps of a worker per push (H)")
+    interval: int = Field(8, ge=1, description="pushes per exchange over the WAN (K)")
+    by_speed: bool = Field(False, description="slower regions push less often per exchange")
+    alpha: float = Field(0.25, gt=0, le=1, description="share of the global model in a merge")
+    in_flight: Literal["exact", "paper"] = Field(
+        "exact", description="whether pushes during an exchange are reported by the next"
+    )
+    local: DelayedNesterov = DelayedNesterov(lr=0.2, momentum=0.9, period=16)
+    outer: DelayedNesterov = DelayedNesterov(lr=0.15, momentum=0.5, period=2)
+    weights: Weights = Field("uniform", description="weight of an update: alike, or by its samples")
+    staleness: Staleness = Staleness()
+
+    @property
+    def worker_steps(self) -> int:
+        """Workers push what their own optimizer changed."""
+        return self.local_steps
+
+    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
+        """Apply a push; it is what parameters change by, and no gradient."""
+        if _GLOBAL not in region.memory:
+            region.memory[_GLOBAL] = region.params_P.clone()
+        local.anchor(region)
+        if grad_P is not None:
+            region.params_P.sub_(self.local.change(region, grad_P, 1, "local"))
+
+    def after_step(self, region: RegionState) -> Outgoing | None:
+        """After K pushes, if the link is free, send what was done; never wait."""
+        due = self.interval if region.budget is None else region.budget
+        if region.since_send < due or region.link_busy:
+            return None
+        return self._speak(region, wait=False)
+
+    def on_reply(self, region: RegionState, reply: Reply) -> None:
+        """Move towards the global model; the last answer is the global model itself."""
+        global_P = region.memory[_GLOBAL].sub_(reply.payload_P)
+        anchor_P, params_P = local.anchor(region), region.params_P
+        sent_P = region.memory.pop(_SENT)
+        if reply.final:
+            params_P.copy_(global_P)
+            anchor_P.copy_(params_P)
+        elif self.in_flight == "paper":
+            params_P.lerp_(global_P, self.alpha)
+            anchor_P.copy_(params_P)
+        else:
+            pending_P = sent_P - params_P
+            anchor_P.copy_(sent_P.lerp_(global_P, self.alpha))
+            params_P.copy_(anchor_P).sub_(pending_P)
+
+    def on_finish(self, region: RegionState) -> Outgoing | None:
+        """Send the rest; the answer, the global model, comes when all have."""
+        return self._speak(region, wait=True)
+
+    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+        """Take the update in; answer its sender with the global model's change."""
+        speeds.note(hub, update)
+        if update.num_samples > 0:
+            weight = self.staleness.factor(staleness.lag_of(hub, update))
+            if self.weights == "samples":
+                weight *= speeds.relative_rows(hub, update.region)
+            delta_P = update.payload_P * weight
+            published.publish(hub, self.outer.change(hub, delta_P, len(hub.members), "outer"))
+        return self.staleness.answers(hub, update, self._answer)
+
+    def on_release(self, hub: AveragerState) -> list[Reply]:
+        """Answer whoever waits for the slowest."""
+        return staleness.release(hub, self._answer)
+
+    def _answer(self, hub: AveragerState, update: Update) -> Reply:
+        steps = speeds.steps_by_speed(hub, update.region, self.interval) if self.by_speed else None
+        return published.answer(hub, update, steps)
+
+    def _speak(self, region: RegionState, *, wait: bool) -> Outgoing:
+        region.memory.setdefault(_GLOBAL, region.params_P.clone())
+        region.memory[_SENT] = region.params_P.clone()
+        return local.speak(region, wait=wait)

@@ -1,0 +1,78 @@
+"""Hierarchical frequency aggregation: workers average often over the LAN, regions seldom.
+
+Idea: each worker trains ``k1`` local steps, then the region's workers are averaged; after ``k2``
+such averages the regions are averaged over the WAN. Both levels are plain model averaging, at two
+frequencies: one WAN exchange per ``k1 * k2`` steps.
+
+Rule: every k1 steps of its workers ``w_r <- w_r - mean_w(w_r - w_rw)``; every k2 of those
+``w <- w - outer(sum_r q_r (w - w_r))``.
+
+When: many workers per region, a fast LAN and a slow WAN. With one worker per region and k1 = 1 it
+is `diloco` with interval k2.
+
+A step of the run (`train.steps`) is one average inside a region, that is k1 batches per worker.
+
+Source: HFA of the GeoMX project (there ``K1`` 20 and ``K2`` 10), reconstructed from its description
+and released code. The outer optimizer and weights by samples are ours.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from geo_ray.config.base import StrictModel
+from geo_ray.strategies.base import (
+    AveragerState,
+    Outgoing,
+    RegionState,
+    Reply,
+    Sends,
+    Update,
+    Weights,
+)
+from geo_ray.strategies.common import local
+from geo_ray.strategies.common.outer import OuterConfig, OuterSgd, outer_round
+
+
+class Hfa(StrictModel):
+    """Configuration and rule of `hfa`."""
+
+    in_rounds: ClassVar[bool] = True
+    sends: ClassVar[Sends] = "change"
+    judged: ClassVar[str] = local.ANCHOR
+
+    kind: Literal["hfa"] = "hfa"
+    k1: int = Field(4, ge=1, description="local steps of a worker between two averages in a region")
+    k2: int = Field(4, ge=1, description="averages in a region between two exchanges over the WAN")
+    weights: Weights = Field("samples", description="weight of a region: 1/M or by its samples")
+    outer: OuterConfig = Field(OuterSgd(), description="what is made of the regions' mean change")
+
+    @property
+    def worker_steps(self) -> int:
+        """Workers push what k1 steps of their own optimizer changed."""
+        return self.k1
+
+    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
+        """Take the workers' mean change; it is what parameters change by, and no gradient."""
+        local.anchor(region)
+        if grad_P is not None:
+            region.params_P.sub_(grad_P)
+
+    def after_step(self, region: RegionState) -> Outgoing | None:
+        """Every k2 averages, send what was done and wait."""
+        return local.speak_when_due(region, self.k2)
+
+    def on_reply(self, region: RegionState, reply: Reply) -> None:
+        """Go on from the outer model."""
+        local.adopt(region, reply)
+
+    def on_finish(self, region: RegionState) -> Outgoing | None:
+        """The last exchange, unless the last step was one anyway."""
+        return local.last_word(region)
+
+    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+        """Answer all with the outer model's change once every region is in."""
+        return outer_round(hub, update, self.weights, self.outer)

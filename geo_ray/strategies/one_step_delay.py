@@ -1,0 +1,73 @@
+"""DiLoCo with one round of delay: the exchange of a round hides behind the steps of the next.
+
+Idea: after H steps a region sends what it did and trains on. H steps later the answer is there; the
+region takes the outer model, which lacks its last H steps, and sends those. So the link has the
+time of H steps, and nobody waits unless it needs longer.
+
+Rule: at sync t every region sends ``Delta(t)``, and takes the outer model that was made of all
+``Delta(t-1)``; the outer optimizer is that of `diloco`.
+
+When: the transfer of a round is shorter than H steps, but not short beside them. A delayed outer
+momentum overshoots: the default is 0.5, lower than that of `diloco`.
+
+Source: the asynchronous DiLoCo of PCCL's examples and DiLoCoX (arXiv 2506.21263), reconstructed.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from geo_ray.config.base import StrictModel
+from geo_ray.strategies.base import (
+    AveragerState,
+    Outgoing,
+    RegionState,
+    Reply,
+    Sends,
+    Update,
+    Wait,
+    Weights,
+)
+from geo_ray.strategies.common import local, overlap
+from geo_ray.strategies.common.outer import OuterConfig, OuterNesterov, outer_round
+
+
+class OneStepDelay(StrictModel):
+    """Configuration and rule of `one_step_delay`."""
+
+    in_rounds: ClassVar[bool] = True
+    sends: ClassVar[Sends] = "change"
+    judged: ClassVar[str] = local.ANCHOR
+
+    kind: Literal["one_step_delay"] = "one_step_delay"
+    interval: int = Field(32, ge=1, description="local steps between two exchanges (H)")
+    merge: overlap.Merge = Field("overwrite", description="what becomes of the last H steps here")
+    weights: Weights = Field("samples", description="weight of a region: 1/M or by its samples")
+    outer: OuterConfig = Field(
+        OuterNesterov(momentum=0.5), description="what is made of the mean change"
+    )
+
+    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
+        """A local optimizer step."""
+        overlap.step(region, grad_P)
+
+    def after_step(self, region: RegionState) -> Outgoing | Wait | None:
+        """Turn every H steps, or as soon as the answer is there if that is later."""
+        if region.since_send < self.interval:
+            return None
+        return Wait() if region.link_busy else overlap.turn(region, self.merge)
+
+    def on_reply(self, region: RegionState, reply: Reply) -> None:
+        """Keep it until the next sync."""
+        overlap.keep(region, reply)
+
+    def on_finish(self, region: RegionState) -> Outgoing | None:
+        """Send the rest; the answer is the model of all."""
+        return overlap.last_turn(region, self.merge)
+
+    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+        """Answer all with the outer model's change once every region is in."""
+        return outer_round(hub, update, self.weights, self.outer)

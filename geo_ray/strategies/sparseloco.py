@@ -1,0 +1,89 @@
+"""SparseLoCo: long rounds whose changes are sent as a few large elements with error feedback.
+
+Idea: what a region did in H steps is made a hundred times smaller (per chunk of 4096 elements the
+64 largest, in two bits each), and what was not sent is kept, decays, and is sent later. No outer
+momentum: the feedback acts like one. A region whose change is far larger than the others' is cut
+down to their median, so that one of them cannot carry the model away.
+
+Rule: ``e <- 0.95 e + Delta``; ``q = code(e)``; ``e <- e - q``; ``w <- w - lr * mean_i clip(q_i)``.
+
+When: links of a few Mbit/s and models of many parameters, where `diloco` with int4 still waits. The
+codec does the first three parts: give ``codec.up: {kind: chunked_topk}``.
+
+Source: SparseLoCo (arXiv 2508.15706), reconstructed from a reading of its released code.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from geo_ray.config.base import StrictModel
+from geo_ray.strategies.base import (
+    AveragerState,
+    Outgoing,
+    RegionState,
+    Reply,
+    Sends,
+    Update,
+    Weights,
+    answer_all,
+    weighted_mean,
+)
+from geo_ray.strategies.common import local
+from geo_ray.strategies.common.outer import OuterConfig, OuterSgd, outer_change
+
+
+class SparseLoCo(StrictModel):
+    """Configuration and rule of `sparseloco`."""
+
+    in_rounds: ClassVar[bool] = True
+    sends: ClassVar[Sends] = "change"
+    judged: ClassVar[str] = local.ANCHOR
+
+    kind: Literal["sparseloco"] = "sparseloco"
+    interval: int = Field(32, ge=1, description="local steps between two exchanges (H)")
+    clip: bool = Field(True, description="cut changes down to the median norm of the regions'")
+    weights: Weights = Field("uniform", description="weight of a region: 1/M or by its samples")
+    outer: OuterConfig = Field(OuterSgd(), description="what is made of the mean change")
+
+    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
+        """A local optimizer step."""
+        local.step(region, grad_P)
+
+    def after_step(self, region: RegionState) -> Outgoing | None:
+        """Every H steps, send what was done and wait."""
+        return local.speak_when_due(region, self.interval)
+
+    def on_reply(self, region: RegionState, reply: Reply) -> None:
+        """Go on from the outer model."""
+        local.adopt(region, reply)
+
+    def on_finish(self, region: RegionState) -> Outgoing | None:
+        """The last exchange, unless the last step was one anyway."""
+        return local.last_word(region)
+
+    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+        """Answer all with the mean of the clipped changes once every region is in."""
+        updates = hub.gather(update)
+        if updates is None:
+            return []
+        used = clipped(updates) if self.clip else updates
+        mean_P = weighted_mean(used, self.weights)
+        return answer_all(hub, updates, outer_change(self.outer, hub, mean_P))
+
+
+def clipped(updates: Sequence[Update]) -> list[Update]:
+    """The same updates, none with a larger norm than the median of those that are not zero."""
+    norms = [float(torch.linalg.vector_norm(update.payload_P)) for update in updates]
+    limit = statistics.median([norm for norm in norms if norm > 0] or [0.0])
+    return [
+        replace(update, payload_P=update.payload_P * (limit / norm)) if norm > limit else update
+        for update, norm in zip(updates, norms, strict=True)
+    ]

@@ -1,0 +1,1 @@
+"""The neural networks of the built-in tasks."""

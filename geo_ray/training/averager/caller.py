@@ -1,0 +1,162 @@
+"""A region's end of its exchanges when the averager may move.
+
+It repeats the open request to a new hub. And it undoes what the new hub does not know: an answer
+that a hub gave before the standby had it may be missing there. So a region keeps its part of such
+exchanges (the update, and what it merged) until it hears that the standby has them. After a
+takeover it repeats those that are missing, in their order. The new answers hold what the new hub
+knows; the difference to what was merged goes with the next answer. So every change counts once in
+the end, and all regions agree, whatever was lost with the hub.
+
+Only for strategies that send changes: models that are sent again and again need no undoing.
+
+Shape legend: P = parameters of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from geo_ray.strategies.base import Reply, Update
+from geo_ray.training.averager.log import Skip, TakeIn
+
+Opener = Callable[[Update | Reply], Tensor]
+"""The payload of a message as a vector (P,), decoded if it is coded."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """An exchange that the standby may not know: what was sent, and what was merged."""
+
+    update: Update
+    merged_P: Tensor
+    dropped: bool
+    number: int
+
+    @property
+    def op(self) -> TakeIn | Skip:
+        """What makes the averager do it again; what was given up must not be taken in now."""
+        update = self.update
+        return Skip(update.region, update.epoch, update.seq) if self.dropped else TakeIn(update)
+
+
+@dataclass(slots=True)
+class Caller:
+    """See the module's docstring.
+
+    Attributes:
+        hub: the region that hosts the averager.
+        epoch: of the hub; grows with every takeover.
+        opener: makes vectors of payloads.
+        keeps: whether missing exchanges are repeated (strategies that send changes).
+    """
+
+    hub: str
+    epoch: int
+    opener: Opener
+    keeps: bool
+    _open: Update | None = None
+    _kept: dict[int, _Kept] = field(default_factory=dict)
+    _repeated: dict[int, _Kept] = field(default_factory=dict)
+    _early: tuple[Reply, int, int] | None = None
+    _owed_P: Tensor | None = None
+
+    @property
+    def open(self) -> Update | None:
+        """The request that is not answered yet."""
+        return self._open
+
+    def find(self, epoch: int, seq: int) -> Update | None:
+        """An update that is open, or was answered before the standby had it."""
+        kept = [k.update for k in (*self._kept.values(), *self._repeated.values())]
+        mine = kept if self._open is None else [self._open, *kept]
+        return next((u for u in mine if (u.epoch, u.seq) == (epoch, seq)), None)
+
+    def submit(self, update: Update) -> TakeIn:
+        """The region has a new request; there is none open."""
+        self._open = update
+        return TakeIn(update)
+
+    def follow(self, hub: str, epoch: int, last: tuple[int, int]) -> list[TakeIn | Skip]:
+        """There is a new hub.
+
+        Args:
+            hub: its region.
+            epoch: higher than the one before.
+            last: epoch and number of this region's newest update that it knows.
+
+        Returns:
+            What to ask it, in order; nothing if this is no news.
+        """
+        if epoch <= self.epoch:
+            return []
+        self.hub, self.epoch, self._early = hub, epoch, None
+        self._repeated = {
+            seq: kept
+            for seq, kept in sorted(self._kept.items())
+            if (kept.update.epoch, kept.update.seq) > last
+        }
+        self._kept = {}
+        asked: list[TakeIn | Skip] = [kept.op for kept in self._repeated.values()]
+        return asked if self._open is None else [*asked, TakeIn(self._open)]
+
+    def on_reply(self, epoch: int, reply: Reply, number: int, stable: int) -> Reply | None:
+        """The hub of ``epoch`` answered.
+
+        Args:
+            epoch: of the hub that speaks; another than the present one is not listened to.
+            reply: what it said.
+            number: the newest entry of its log that the reply may depend on.
+            stable: up to which entry the standby has everything.
+
+        Returns:
+            The answer for the region; None if there is none for it (yet).
+        """
+        if epoch != self.epoch:
+            return None
+        self._kept = {seq: kept for seq, kept in self._kept.items() if kept.number > stable}
+        missing = self._repeated.pop(reply.seq, None)
+        if missing is not None:
+            self._owe(self._vector(reply, missing.update) - missing.merged_P)
+            if not self._repeated and self._early is not None:
+                early, self._early = self._early, None
+                return self._finish(*early)
+            return None
+        if self._open is None or reply.seq != self._open.seq:
+            return None
+        if self._repeated:
+            self._early = (reply, number, stable)
+            return None
+        return self._finish(reply, number, stable)
+
+    def refused(self, epoch: int, seq: int) -> bool:
+        """The hub refused ``seq``; whether that concerns the open request."""
+        if epoch != self.epoch or self._open is None or self._open.seq != seq:
+            return False
+        self._open = None
+        return True
+
+    def _finish(self, reply: Reply, number: int, stable: int) -> Reply:
+        update, self._open = self._open, None
+        if update is None:  # cannot be: whoever finishes has seen it
+            return reply
+        keep = self.keeps and number > stable
+        if not (keep or reply.own or self._owed_P is not None):
+            return reply
+        merged_P = self._vector(reply, update)
+        if self._owed_P is not None:
+            merged_P, self._owed_P = merged_P + self._owed_P, None
+        if keep:
+            sent = replace(update, payload_P=self.opener(update).clone(), coded=None)
+            self._kept[reply.seq] = _Kept(sent, merged_P, reply.dropped, number)
+        return replace(reply, payload_P=merged_P, coded=None, own=False)
+
+    def _vector(self, reply: Reply, update: Update) -> Tensor:
+        vector_P = self.opener(reply)
+        return torch.sub(vector_P, self.opener(update)) if reply.own else vector_P
+
+    def _owe(self, difference_P: Tensor) -> None:
+        self._owed_P = difference_P if self._owed_P is None else self._owed_P + difference_P

@@ -1,0 +1,162 @@
+"""What an averager is asked to do, as entries of a log.
+
+An `Averager` is deterministic: two that carry out the same entries in the same order hold the same
+state and give the same answers, to the bit. So a standby is kept by sending it the log.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from geo_ray.codecs.common.feedback import open_coded
+from geo_ray.errors import GeoRayError
+from geo_ray.strategies.base import Reply, Update
+from geo_ray.training.averager.averager import Averager
+
+
+@dataclass(frozen=True, slots=True)
+class TakeIn:
+    """Take in one update."""
+
+    update: Update
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSum:
+    """Take in the sum of several updates, whose headers are ``parts``."""
+
+    parts: tuple[Update, ...]
+    total_P: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """Answer an update without taking it in."""
+
+    region: str
+    epoch: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Tell all regions to finish."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeginCheckpoint:
+    """Begin a checkpoint."""
+
+    id: int
+    halt: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """Give the open checkpoint up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Go on without a region."""
+
+    region: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """The time that the strategy asked for has come; for an averager without a standby."""
+
+
+Op = TakeIn | TakeSum | Skip | Stop | BeginCheckpoint | Abandon | Leave | Wake
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """One line of the log; ``number`` counts from 1."""
+
+    number: int
+    op: Op
+
+
+@dataclass(frozen=True, slots=True)
+class LogOutcome:
+    """What carrying out an entry gave.
+
+    Attributes:
+        replies: answers to open requests.
+        done: whether it was possible: a checkpoint may be open already, a sum be in parts already.
+        error: why it was refused; the averager's state is unchanged.
+    """
+
+    replies: list[Reply]
+    done: bool = True
+    error: GeoRayError | None = None
+
+
+def carry_out(averager: Averager, op: Op) -> LogOutcome:
+    """Do what an entry says; an error is an outcome like others, the same for everybody."""
+    try:
+        match op:
+            case TakeIn(update):
+                return LogOutcome(averager.on_update(update))
+            case TakeSum(parts, total_P):
+                replies = averager.on_sum(parts, total_P)
+                return LogOutcome(replies or [], replies is not None)
+            case Skip(region, epoch, seq):
+                return LogOutcome(averager.on_skip(region, epoch, seq))
+            case BeginCheckpoint(number, halt):
+                return LogOutcome([], averager.request_checkpoint(number, halt=halt))
+            case Abandon():
+                return LogOutcome(averager.abandon_checkpoint())
+            case Leave(region):
+                return LogOutcome(averager.leave(region))
+            case Wake():
+                return LogOutcome(averager.on_wake())
+            case Stop():
+                averager.request_stop()
+                return LogOutcome([])
+    except GeoRayError as error:
+        return LogOutcome([], done=False, error=error)
+
+
+def distance(averager: Averager, op: Op) -> float:
+    """How far an entry moves what the averager stands for, at most: a Euclidean norm.
+
+    For strategies that send changes that is the sum of all changes that were taken in. For those
+    that send models it is the newest models. It is infinite where no part may be missing: rounds,
+    which commit in every region or in none, and last words.
+    """
+    match op:
+        case TakeSum(_, total_P):
+            return _norm(total_P)
+        case TakeIn(update):
+            if update.final or averager.strategy.in_rounds:
+                return math.inf
+            return _update_distance(averager, update)
+        case _:
+            return 0.0
+
+
+def _update_distance(averager: Averager, update: Update) -> float:
+    vector_P = update.payload_P
+    if averager.strategy.sends == "model":
+        before_P = averager.hub.memory.get(f"model/{update.region}")
+        if before_P is None or update.coded is not None or vector_P.shape != before_P.shape:
+            return math.inf
+        return _norm(vector_P - before_P)
+    if update.coded is not None:
+        try:
+            vector_P = open_coded(averager.wire.plan.up, update.coded, averager.num_params)
+        except GeoRayError:
+            return math.inf  # it will be refused
+    return _norm(vector_P)
+
+
+def _norm(vector_P: Tensor) -> float:
+    norm = float(torch.linalg.vector_norm(vector_P))
+    return norm if math.isfinite(norm) else math.inf

@@ -1,0 +1,135 @@
+"""When the standby becomes the hub, and when a region that was lost is not waited for any more.
+
+The standby takes over when it has not been connected to the hub for ``takeover_s``, and a majority
+of the other regions (it among them) say the same. That keeps a hub whose link to the standby alone
+is cut. Or when a witness, who sees processes, says that the hub is dead.
+
+Two hubs at a time do no harm, they only cost time: the old one cannot commit beyond its bound
+without the standby, and whoever hears of a higher epoch follows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class ReportLost:
+    """Tell the standby whether this region has lost the hub."""
+
+    to: str
+    lost: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TakeOver:
+    """Become the hub of ``epoch``."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUpRegion:
+    """Go on without ``region``."""
+
+    region: str
+
+
+WatchEffect = ReportLost | TakeOver | GiveUpRegion
+
+
+@dataclass(slots=True)
+class Watch:
+    """One region's watch over the hub; see the module's docstring.
+
+    Attributes:
+        region: whose watch.
+        members: all regions of the run.
+        hub: the region that hosts the averager.
+        standby: the region that would; None if there is none (any more).
+        takeover_s: how long the hub must be lost.
+        rejoin_s: how long the new hub waits for the old one's region.
+        epoch: of the hub.
+    """
+
+    region: str
+    members: tuple[str, ...]
+    hub: str
+    standby: str | None
+    takeover_s: float
+    rejoin_s: float
+    epoch: int = 1
+    _known: set[str] = field(default_factory=set)
+    _lost_s: dict[str, float] = field(default_factory=dict)
+    _told: bool = False
+    _votes: set[str] = field(default_factory=set)
+    _former: str | None = None
+    _dead: set[str] = field(default_factory=set)
+
+    def tick(self, now_s: float, connected: Collection[str]) -> list[WatchEffect]:
+        """Look who is connected.
+
+        Args:
+            now_s: the present.
+            connected: regions to which there is a connection.
+        """
+        self._known |= set(connected)
+        for peer in self._known:  # who was never there is starting, not lost
+            if peer in connected:
+                self._lost_s.pop(peer, None)
+            else:
+                self._lost_s.setdefault(peer, now_s)
+        if self.region == self.hub:
+            return self._give_up(now_s)
+        if self.standby is None:
+            return []
+        lost = self._is_lost(self.hub, now_s, self.takeover_s)
+        if self.region != self.standby:
+            if lost == self._told:
+                return []
+            self._told = lost
+            return [ReportLost(self.standby, lost)]
+        self.on_vote(self.region, self.epoch, lost=lost)
+        return self._take_over() if lost and self._has_majority() else []
+
+    def on_vote(self, voter: str, epoch: int, *, lost: bool) -> None:
+        """A region has lost the hub, or has found it again."""
+        if epoch == self.epoch and voter in self.members and voter != self.hub:
+            (self._votes.add if lost else self._votes.discard)(voter)
+
+    def on_witness(self, region: str) -> list[WatchEffect]:
+        """Somebody has seen that ``region`` is dead and will not come back."""
+        self._dead.add(region)
+        if self.region == self.hub:
+            return self._give_up(0.0)
+        return self._take_over() if self.region == self.standby and region == self.hub else []
+
+    def follow(self, hub: str, epoch: int) -> bool:
+        """There is a new hub; whether that is news."""
+        if epoch <= self.epoch:
+            return False
+        self._former, self.hub, self.epoch, self.standby = self.hub, hub, epoch, None
+        self._votes.clear()
+        return True
+
+    def _take_over(self) -> list[WatchEffect]:
+        epoch = self.epoch + 1
+        self.follow(self.region, epoch)
+        return [TakeOver(epoch), *self._give_up(0.0)]
+
+    def _give_up(self, now_s: float) -> list[WatchEffect]:
+        former = self._former
+        if former is None or former == self.region:
+            return []
+        if former in self._dead or self._is_lost(former, now_s, self.rejoin_s):
+            self._former = None
+            return [GiveUpRegion(former)]
+        return []
+
+    def _has_majority(self) -> bool:
+        return len(self._votes) >= (len(self.members) - 1) // 2 + 1
+
+    def _is_lost(self, peer: str, now_s: float, for_s: float) -> bool:
+        since_s = self._lost_s.get(peer)
+        return since_s is not None and now_s - since_s >= for_s

@@ -1,0 +1,1 @@
+"""The worker's arithmetic: gradients, local steps, optimizers, noise."""

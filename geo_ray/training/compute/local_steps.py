@@ -1,0 +1,80 @@
+"""A worker that trains some steps by itself before it pushes: what it pushes is its change.
+
+For strategies with `worker_steps` (see `geo_ray.strategies.traits`). The optimizer is the worker's
+own; its state never travels, lives as long as the worker, and is in no checkpoint: a replacement,
+or a resumed run, begins with a fresh one.
+
+Shape legend: P = parameters of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from geo_ray.tasks.base import Columns, Stats
+from geo_ray.training.compute.optimizers import InnerOptimizer, OneOptimizer
+from geo_ray.training.compute.worker import StepResult, Worker
+from geo_ray.types import Span
+
+
+class LocalSteps:
+    """Has the face of a `Worker`, and one inside.
+
+    Args:
+        worker: computes the gradients.
+        optimizer: applies them to its parameters.
+        steps: per push; the rows of a push are cut into as many batches.
+        region_rows: of a batch of each of the region's workers together, to know from a push's
+            place in the stream how many came before.
+    """
+
+    def __init__(
+        self, worker: Worker, optimizer: OneOptimizer, steps: int, region_rows: int = 1
+    ) -> None:
+        self._worker = worker
+        self._optimizer = InnerOptimizer(optimizer, worker.params_P)
+        self._steps = steps
+        self._region_rows = region_rows
+
+    @property
+    def params_P(self) -> Tensor:
+        """Where the parameters are read from, fp32 (P,)."""
+        return self._worker.params_P
+
+    @property
+    def grad_P(self) -> Tensor:
+        """Where the change is left, as what is to be subtracted, fp32 (P,)."""
+        return self._worker.grad_P
+
+    def step(self, columns: Columns, span: Span) -> StepResult:
+        """Train over ``columns`` and leave the change; the parameters are as before.
+
+        A gradient that must not be used spoils the whole push.
+
+        Args:
+            columns: the rows of ``span``.
+            span: their position in the region's stream.
+        """
+        params_P = self.params_P
+        before_P = params_P.clone()
+        losses = []
+        # From the stream, since nobody saves what a worker counts.
+        self._optimizer.taken = span.start // self._region_rows
+        for i in range(self._steps):
+            first, stop = (span.count * n // self._steps for n in (i, i + 1))
+            part = {name: column[first:stop] for name, column in columns.items()}
+            result = self._worker.step(part, Span(span.start + first, stop - first))
+            if result.loss is None:
+                params_P.copy_(before_P)
+                return result
+            losses.append(result.loss)
+            self._optimizer.apply(self.grad_P)
+        self.grad_P.copy_(before_P).sub_(params_P)
+        params_P.copy_(before_P)
+        return StepResult(sum(losses) / len(losses))
+
+    def evaluate_all(self, batches: Iterable[Columns]) -> tuple[Stats, int]:
+        """See `Worker.evaluate_all`."""
+        return self._worker.evaluate_all(batches)

@@ -1,0 +1,166 @@
+"""A worker's step: rows in, gradient out. Pure: the same rows and parameters give the same bits.
+
+Random numbers (dropout, augmentation) come from a generator seeded by the position of the rows, so
+a step that is done again by a replacement, or after a resume, gives the same gradient, and no state
+of a generator has to be saved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from geo_ray.errors import NonFiniteError
+from geo_ray.tasks.base import Batch, Columns, Stats, Task, num_rows
+from geo_ray.tasks.guard import checked_evaluate, checked_loss, checked_model
+from geo_ray.training.compute.flat import FlatModel, square_norm
+from geo_ray.types import Span
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What `Worker.step` found; the gradient lies in the worker's flat buffer.
+
+    Attributes:
+        loss: mean loss, or None if refused.
+        refused: why the gradient must not be used, or None.
+        grad_sq: squared 2-norm of the gradient as it is used; None if that is no plain mean of
+            gradients.
+    """
+
+    loss: float | None
+    refused: str | None = None
+    grad_sq: float | None = None
+
+
+class Worker:
+    """Computes gradients of one task on one replica of the model.
+
+    Attributes:
+        params_P: where the parameters are read from.
+        grad_P: where the gradient is left.
+
+    Args:
+        task: model, loss and evaluation.
+        params_P: fp32 (P,) buffer that the parameter server fills.
+        grad_P: fp32 (P,) buffer for the gradient; may be shared memory.
+        region: for the seed of random numbers.
+        seed: the run's seed.
+        device: where the model computes; buffers on the CPU are copied to and fro if it is another.
+        clip_norm: largest 2-norm of a gradient; None for no clipping.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        params_P: Tensor,
+        grad_P: Tensor,
+        *,
+        region: str,
+        seed: int,
+        device: str = "cpu",
+        clip_norm: float | None = None,
+    ) -> None:
+        self._task = task
+        self._device = torch.device(device)
+        self.params_P = params_P
+        self.grad_P = grad_P
+        self._stream = f"{seed}/{region}"
+        self._clip_norm = clip_norm
+        module = checked_model(task, seed).to(self._device)
+        on_host = self._device.type == params_P.device.type
+        model_P = params_P if on_host else torch.empty_like(params_P, device=self._device)
+        model_grad_P = grad_P if on_host else torch.empty_like(grad_P, device=self._device)
+        model_grad_P.zero_()
+        self._flat = FlatModel(module, model_P, model_grad_P)
+
+    @property
+    def module(self) -> nn.Module:
+        """The replica."""
+        return self._flat.module
+
+    def step(self, columns: Columns, span: Span) -> StepResult:
+        """Compute the mean gradient over ``columns`` into the gradient buffer.
+
+        Args:
+            columns: the rows of ``span``.
+            span: their position in the region's stream.
+
+        Raises:
+            TaskOutputError: if the task's loss is no scalar that depends on the parameters.
+        """
+        self._load()
+        self._flat.zero_grad()
+        self._flat.module.train()
+        with torch.random.fork_rng(devices=self.rng_devices()):
+            self._plant(self._seed_of(span))
+            batch = self._task.collate(columns, self._device)
+            try:
+                loss = checked_loss(self._task, self._flat.module, batch)
+            except NonFiniteError:
+                return StepResult(None, "loss_not_finite")
+            loss.backward()  # type: ignore[no-untyped-call]
+        grad_sq = square_norm(self._flat.grad_P)
+        if not math.isfinite(grad_sq):
+            return StepResult(None, "gradient_not_finite")
+        if self._clip_norm is not None:
+            norm = float(torch.linalg.vector_norm(self._flat.grad_P))
+            if norm > self._clip_norm:
+                self._flat.grad_P.mul_(self._clip_norm / norm)
+                grad_sq *= (self._clip_norm / norm) ** 2
+        if self._flat.grad_P is not self.grad_P:
+            self.grad_P.copy_(self._flat.grad_P)
+        return StepResult(float(loss.detach()), grad_sq=grad_sq)
+
+    def collate(self, columns: Columns, span: Span) -> Batch:
+        """The rows as the model takes them; random choices are those of `step`.
+
+        Plants the seed of those choices: fork torch's generators around it.
+        """
+        self._plant(self._seed_of(span))
+        return self._task.collate(columns, self._device)
+
+    def evaluate(self, columns: Columns) -> Stats:
+        """Additive statistics of the parameters in the buffer over ``columns``."""
+        self._load()
+        self._flat.module.eval()
+        with torch.no_grad():
+            batch = self._task.collate(columns, self._device)
+            return checked_evaluate(self._task, self._flat.module, batch)
+
+    def evaluate_all(self, batches: Iterable[Columns]) -> tuple[Stats, int]:
+        """Sum the statistics over all batches.
+
+        Returns:
+            The sums, and the number of rows behind them.
+        """
+        totals: Stats = {}
+        rows = 0
+        for columns in batches:
+            for name, value in self.evaluate(columns).items():
+                totals[name] = totals[name] + value if name in totals else value
+            rows += num_rows(columns)
+        return totals, rows
+
+    def _load(self) -> None:
+        if self._flat.params_P is not self.params_P:
+            self._flat.params_P.copy_(self.params_P)
+
+    def _plant(self, seed: int) -> None:
+        """What `torch.manual_seed` does, without the trace that it takes for other devices."""
+        torch.default_generator.manual_seed(seed)
+        if self._device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+
+    def _seed_of(self, span: Span) -> int:
+        key = f"{self._stream}/{span.start}".encode()
+        return int.from_bytes(hashlib.blake2b(key, digest_size=7).digest(), "big")
+
+    def rng_devices(self) -> list[int]:
+        """Whose generators a step plants, beside the CPU's; for `torch.random.fork_rng`."""
+        return [torch.cuda.current_device()] if self._device.type == "cuda" else []

@@ -1,0 +1,165 @@
+"""The averager's end of the exchange: updates become vectors again, replies become small.
+
+The mirror of `geo_ray.training.exchange.region_wire`. A strategy that works in rounds has one
+answer for all regions: it is encoded once, from one residual and one reference, and every region
+merges the same bits. Other regions have a reference each, and a residual if one is due.
+
+Shape legend: P = parameters of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from geo_ray.codecs.base import wrong
+from geo_ray.codecs.common.feedback import Encoder, open_coded
+from geo_ray.errors import ReferenceLostError
+from geo_ray.strategies.base import Reply, Update
+from geo_ray.training.compute.flat import fragment_cuts
+from geo_ray.training.exchange.wire_plan import WirePlan
+
+_ALL = "*"  # in place of a region's name: the one answer of a round
+_REFERENCE = "reference/"
+_ENCODER = "encoder/"
+
+
+@dataclass(slots=True)
+class AveragerWire:
+    """See the module's docstring.
+
+    Attributes:
+        plan: the codecs.
+    """
+
+    plan: WirePlan = field(default_factory=WirePlan)
+    _encoders: dict[str, Encoder] = field(default_factory=dict)
+    _references: dict[str, Tensor] = field(default_factory=dict)
+    _versions: dict[str, int] = field(default_factory=dict)
+    _merged: dict[str, int] = field(default_factory=dict)
+    _in_full: set[str] = field(default_factory=set)  # who said its last word last
+
+    def decode(self, update: Update, num_params: int) -> Update:
+        """The update with its payload as a vector; notes which reply its sender has merged.
+
+        Args:
+            update: as it came; one that is no repetition.
+            num_params: P.
+
+        Raises:
+            FrameError: if the coded payload makes no sense.
+            ReferenceLostError: if it is a difference from something that is not here.
+        """
+        if update.coded is not None:
+            cuts = fragment_cuts(num_params, self.plan.fragments)
+            if update.fragment >= len(cuts):
+                raise wrong(update.coded.kind, f"there is no fragment {update.fragment}")
+            start, stop = cuts[update.fragment]
+            payload_P = open_coded(self.plan.up, update.coded, stop - start)
+            if update.against is not None:
+                payload_P = self._reference(update, update.against) + payload_P
+            update = replace(update, payload_P=payload_P, coded=None, against=None)
+        self._merged[update.region] = update.base_version
+        if update.final:
+            self._in_full.add(update.region)
+        else:
+            self._in_full.discard(update.region)
+        return update
+
+    def encode(self, replies: Sequence[Reply]) -> list[Reply]:
+        """Answers as they go on their way; once per answer, in their order."""
+        if not replies or not (self.plan.down or self.plan.keeps_reference):
+            return list(replies)
+        if self.plan.in_rounds:
+            return self._encode(_ALL, replies)
+        return [coded for reply in replies for coded in self._encode(reply.to, [reply])]
+
+    def _owed_by_fragments(self, key: str, payload_P: Tensor) -> Tensor:
+        """The whole model's answer with what is owed of its fragments."""
+        whole_P = payload_P.clone()
+        cuts = fragment_cuts(payload_P.numel(), self.plan.fragments)[:-1]
+        for i, (start, stop) in enumerate(cuts):
+            whole_P[start:stop] = self._encoder(f"{key}#{i}").in_full(whole_P[start:stop])
+        return whole_P
+
+    def export(self) -> tuple[dict[str, Tensor], dict[str, object]]:
+        """Tensors and plain values for a checkpoint."""
+        tensors = {_REFERENCE + key: value.clone() for key, value in self._references.items()}
+        for key, encoder in self._encoders.items():
+            tensors |= {f"{_ENCODER}{key}/{k}": v for k, v in encoder.export().items()}
+        return tensors, {"codecs": self.plan.export(), "versions": dict(self._versions)}
+
+    def restore(self, tensors: Mapping[str, Tensor], control: Mapping[str, object]) -> None:
+        """Become what `export` saved.
+
+        Raises:
+            ConfigDriftError: if it was saved with other codecs.
+        """
+        self.plan.check(control.get("codecs"))
+        versions = control.get("versions", {})
+        self._versions = dict(versions) if isinstance(versions, Mapping) else {}
+        self._merged = {}
+        self._references, self._encoders = {}, {}
+        saved: dict[str, dict[str, Tensor]] = {}
+        for name, value in tensors.items():
+            kind, key, *rest = name.split("/", 2)
+            if f"{kind}/" == _REFERENCE:
+                self._references[key] = value.clone()
+            else:
+                saved.setdefault(key, {})["/".join(rest)] = value
+        for key, state in saved.items():
+            self._encoder(key).restore(state)
+
+    def _key(self, region: str) -> str:
+        return _ALL if self.plan.in_rounds else region
+
+    def _encoder(self, key: str) -> Encoder:
+        found = self._encoders.get(key)
+        if found is None:
+            found = Encoder(self.plan.down, f"{self.plan.seed}/down/{key}")
+            self._encoders[key] = found
+        return found
+
+    def _reference(self, update: Update, against: int) -> Tensor:
+        key = self._key(update.region)
+        if key not in self._references or self._versions.get(key) != against:
+            raise ReferenceLostError(
+                f"update {update.seq} of region '{update.region}' is a difference from version "
+                f"{against}; the averager remembers {self._versions.get(key)}"
+            )
+        return self._references[key]
+
+    def _encode(self, key: str, replies: Sequence[Reply]) -> list[Reply]:
+        """Several answers with one payload."""
+        plan, first = self.plan, replies[0]
+        if plan.fragments > 1:
+            if first.fragment == plan.fragments:
+                whole_P = self._owed_by_fragments(key, first.payload_P)
+                return [replace(reply, payload_P=whole_P) for reply in replies]
+            key = f"{key}#{first.fragment}"
+        encoder = self._encoder(key)
+        if not plan.owes_replies or (plan.in_rounds and first.num_samples == 0):
+            # Nothing is owed, or it must not be lost with an answer that regions may ignore.
+            encoder = replace(encoder, residual_P=None)
+        known = all(self._merged.get(reply.to) == self._versions.get(key) for reply in replies)
+        reference_P = self._references.get(key) if known and plan.differs(plan.down) else None
+        gap = plan.differs(plan.down) and reference_P is None
+        # A last word may be answered as an ordinary one, for a checkpoint: also that in full.
+        final = any(reply.to in self._in_full for reply in replies)
+        coded, against = None, None
+        if gap or (final and plan.is_lossy(plan.down)):
+            payload_P = encoder.in_full(first.payload_P)
+        elif reference_P is None:
+            encoded = encoder.encode(first.payload_P, first.version)
+            coded, payload_P = encoded.coded, encoded.sent_P
+        else:
+            encoded = encoder.encode(first.payload_P - reference_P, first.version)
+            coded, payload_P = encoded.coded, reference_P + encoded.sent_P
+            against = None if coded is None else self._versions[key]
+        if plan.keeps_reference:
+            self._references[key], self._versions[key] = payload_P, first.version
+        sent_P = payload_P if coded is None else torch.empty(0)
+        return [replace(r, payload_P=sent_P, coded=coded, against=against) for r in replies]

@@ -1,0 +1,281 @@
+"""The averager's books of loose blocks: what has come of whose update, and what it is added to.
+
+A region's update is complete when its reliable part is here. Loose blocks that are here as well are
+taken in with it; those that come later are added to the region's next update. Missing ones count as
+zero. Pure: no clock, no socket.
+
+Exactly once, with ``late: put_back``: the next update closes the books of the one before. From
+then on its blocks are ignored, and the report beside the reply says which were taken in: the others
+are owed again by the sender (`geo_ray.training.exchange.lossy_sender`). A block is taken in or sent
+again. With ``late: merge`` the books stay open for ``late_max`` updates, nobody reports, and what
+has not come by then is lost.
+
+Shape legend: P = parameters of the model; E = elements of a block; L = blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from geo_ray.codecs.base import Coded, LossyBlocks, wrong
+from geo_ray.codecs.common.dgt_blocks import loose_bytes, unpack_loose
+from geo_ray.codecs.common.dgt_report import LossyReport, pack_ranks
+from geo_ray.codecs.dgt import Dgt, DgtHeader
+from geo_ray.strategies.base import Update
+
+Block = tuple[int, bytes]
+"""Its number within the vector, and its bytes."""
+
+
+@dataclass(slots=True)
+class LossyCounts:
+    """What became of loose blocks that arrived.
+
+    Attributes:
+        on_time: taken in with their own update.
+        late: taken in with a later one.
+        too_late: not taken in.
+        double: had come before.
+        refused: of no update that is expected, or with a wrong number or size.
+    """
+
+    on_time: int = 0
+    late: int = 0
+    too_late: int = 0
+    double: int = 0
+    refused: int = 0
+
+
+@dataclass(slots=True)
+class _Page:
+    """One update's blocks: those that wait by rank, and the ranks that were taken in.
+
+    Complete is it once the update's reliable part has come; ranks are below ``limit``.
+    """
+
+    limit: int
+    is_complete: bool = False
+    waiting: dict[int, Block] = field(default_factory=dict)
+    taken: set[int] = field(default_factory=set)
+
+    def take(self) -> dict[int, Block]:
+        found, self.waiting = self.waiting, {}
+        self.taken |= found.keys()
+        return found
+
+
+@dataclass(slots=True)
+class LossyReceiver:
+    """The books of one region; see the module's docstring.
+
+    Attributes:
+        codec: of both ends.
+        num: P.
+        counts: for people.
+    """
+
+    codec: Dgt
+    num: int
+    counts: LossyCounts = field(default_factory=LossyCounts)
+    _done: tuple[int, int] | None = None
+    _begun: tuple[int, int] | None = None
+    _ahead: tuple[int, int] | None = None  # whose first blocks came before anything else of it
+    _pages: dict[int, _Page] = field(default_factory=dict)  # by seq
+    _page_ahead: _Page = field(default_factory=lambda: _Page(0))
+    _reports: dict[int, LossyReport] = field(default_factory=dict)
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks a vector has."""
+        return -(-self.num // self.codec.elements)
+
+    def on_blocks(
+        self,
+        epoch: int,
+        seq: int,
+        first_rank: int,
+        ids: Sequence[int],
+        blocks: Sequence[bytes | memoryview],
+    ) -> int:
+        """Some loose blocks of an update have arrived, in any order, perhaps once more.
+
+        Args:
+            epoch: of the sender.
+            seq: the update's number.
+            first_rank: rank of the first block; the others follow.
+            ids: their numbers within the vector.
+            blocks: their bytes.
+
+        Returns:
+            How many of them are news.
+        """
+        if not self._expects(epoch, seq):
+            self.counts.refused += len(ids)
+            return 0
+        page = self._page_of(epoch, seq)
+        if page is None:
+            self.counts.too_late += len(ids)
+            return 0
+        before = len(page.waiting)
+        size = loose_bytes(self.codec.loose_values, self.codec.elements)
+        for rank, (block, data) in enumerate(zip(ids, blocks, strict=True), first_rank):
+            if rank >= page.limit or not 0 <= block < self.blocks or len(data) != size:
+                self.counts.refused += 1
+            elif rank in page.taken or rank in page.waiting:
+                self.counts.double += 1
+            else:
+                page.waiting[rank] = (block, bytes(data))
+        return len(page.waiting) - before
+
+    def begin(self, update: Update) -> int:
+        """The reliable part of an update is here, which is to wait for loose blocks.
+
+        Returns:
+            How many of them have not come yet.
+
+        Raises:
+            FrameError: if the update makes no sense.
+        """
+        coded = update.coded
+        if coded is None or coded.loose is not None or self._is_old(update):
+            return 0
+        self._open(update.epoch, update.seq)
+        self._begun = (update.epoch, update.seq)
+        page = self._pages.setdefault(update.seq, _Page(self.blocks))
+        return DgtHeader(coded).loose - len(page.waiting)
+
+    def complete(self, update: Update) -> Update:
+        """The update as a vector: its reliable part, and whatever loose blocks are here.
+
+        One that was completed before comes back as it is, for the averager to recognise.
+
+        Raises:
+            FrameError: if it makes no sense.
+        """
+        if self._is_old(update):
+            return update
+        epoch, seq = update.epoch, update.seq
+        self._open(epoch, seq)
+        payload_P, page = self._own(update)
+        late_P, late_seq, late = self._late(update)
+        if late_P is not None:
+            payload_P = payload_P + late_P
+        if page.limit:
+            self._pages[seq] = page
+        self._done = (epoch, seq)
+        self._pages.pop(seq + 1, None)
+        self._reports = {seq: LossyReport(pack_ranks(page.taken), late_seq, pack_ranks(late))}
+        return replace(update, payload_P=payload_P, coded=None, against=None)
+
+    def report(self, seq: int) -> LossyReport | None:
+        """What to tell beside the reply to update ``seq``, the newest; None if nobody asks."""
+        return self._reports.get(seq) if self.codec.late == "put_back" else None
+
+    def void(self, seq: int) -> None:
+        """Update ``seq`` was not taken in after all; its sender owes it as a whole."""
+        self._pages.pop(seq, None)
+        self._reports.pop(seq, None)
+
+    def _open(self, epoch: int, seq: int) -> None:
+        """The first update of an incarnation of the sender: forget what was of another one."""
+        if (epoch, seq) == self._begun or (self._done is not None and self._done[0] == epoch):
+            return
+        self._pages.clear()
+        self._done = None
+        if self._ahead == (epoch, seq):
+            self._pages[seq] = self._page_ahead
+        self._ahead = None
+
+    def _expects(self, epoch: int, seq: int) -> bool:
+        """Whether blocks of this update may come, be it too late."""
+        if (epoch, seq) == self._begun or self._done is None or epoch > self._done[0]:
+            return True
+        return epoch == self._done[0] and seq <= self._done[1] + 1
+
+    def _page_of(self, epoch: int, seq: int) -> _Page | None:
+        """Where an expected update's blocks are kept; None if they are too late.
+
+        Datagrams may outrun the reliable part. Those of a sender's first update are kept apart, one
+        update's at most: what number it has is known only once it is here.
+        """
+        if (epoch, seq) != self._begun and (self._done is None or epoch > self._done[0]):
+            if self._ahead != (epoch, seq):
+                self._ahead, self._page_ahead = (epoch, seq), _Page(self.blocks)
+            return self._page_ahead
+        if seq not in self._pages and self._done is not None and seq > self._done[1]:
+            self._pages[seq] = _Page(self.blocks)
+        return self._pages.get(seq)
+
+    def _is_old(self, update: Update) -> bool:
+        return self._done is not None and (update.epoch, update.seq) <= self._done
+
+    def _own(self, update: Update) -> tuple[Tensor, _Page]:
+        """The update's vector with its own blocks, and its page from now on."""
+        coded = update.coded
+        if coded is None:
+            return update.payload_P, _Page(0, is_complete=True)
+        if coded.kind != self.codec.kind or coded.num != self.num:
+            raise wrong(coded.kind, f"{coded.num} elements, {self.num} were expected")
+        head = DgtHeader(coded)
+        if head.elements != self.codec.elements or head.loose_format != self.codec.loose_values:
+            raise wrong(coded.kind, "other blocks than were agreed on")
+        page = _Page(head.loose, is_complete=True)
+        if coded.loose is not None:  # of this very region: nothing can be lost on the way
+            payload_P = self.codec.decode(coded)
+            page.taken = set(range(coded.loose.ids_L.numel()))
+            return payload_P, page
+        early = self._pages.get(update.seq)
+        if early is not None:
+            page.waiting = {r: b for r, b in early.waiting.items() if r < page.limit}
+        found = page.take()
+        loose = _as_loose(found) if found else None
+        payload_P = self.codec.decode(Coded(coded.kind, coded.num, coded.data_B, loose))
+        self.counts.on_time += len(found)
+        return payload_P, page
+
+    def _late(self, update: Update) -> tuple[Tensor | None, int | None, set[int]]:
+        """Go through the pages of earlier updates; close those that are due.
+
+        Returns:
+            What is to be added; the update whose books this closes, and its ranks in there.
+        """
+        put_back = self.codec.late == "put_back"
+        # A last update has all that is owed in it; one without samples has no weight in a round.
+        forget = update.final or (put_back and update.num_samples == 0)
+        total_P: Tensor | None = None
+        closed: tuple[int | None, set[int]] = (None, set())
+        for seq in sorted(seq for seq in self._pages if seq < update.seq):
+            page, delay = self._pages[seq], update.seq - seq
+            if forget or not page.is_complete:
+                self.counts.too_late += len(page.waiting)
+            elif update.num_samples > 0 or not put_back:
+                found = page.take()
+                self.counts.late += len(found)
+                if found:
+                    total_P = torch.zeros(self.num) if total_P is None else total_P
+                    total_P += self._vector(found, delay)
+                closed = (seq, set(found))
+            if put_back or forget or delay >= self.codec.late_max or not page.is_complete:
+                self._pages.pop(seq)
+        return total_P, *closed
+
+    def _vector(self, found: dict[int, Block], delay: int) -> Tensor:
+        """Late blocks as a vector (P,)."""
+        elements, loose = self.codec.elements, _as_loose(found)
+        values_LE = unpack_loose(self.codec.loose_values, loose.blocks_LK, elements)
+        if self.codec.late_scaled:
+            values_LE = values_LE / (delay + 1)
+        total_P = torch.zeros(self.blocks * elements)
+        total_P.view(-1, elements).index_add_(0, loose.ids_L.to(torch.int64), values_LE)
+        return total_P[: self.num]
+
+
+def _as_loose(found: dict[int, Block]) -> LossyBlocks:
+    ids = torch.tensor([block for block, _ in found.values()], dtype=torch.int32)
+    data = np.frombuffer(b"".join(data for _, data in found.values()), dtype=np.uint8)
+    return LossyBlocks(ids, torch.from_numpy(data.copy()).view(len(found), -1))

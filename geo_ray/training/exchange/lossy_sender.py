@@ -1,0 +1,112 @@
+"""The sender's books of loose blocks: which are neither taken in nor owed again yet. Pure.
+
+With ``late: put_back`` every loose block is settled once, in one of three ways: the averager
+reports that it was taken in; it never left, because the next update came first; or the averager has
+closed the books without it. The last two are put back and go with the next vector. With
+``late: merge`` there are no books: what does not arrive is lost.
+
+Shape legend: L = loose blocks of one update.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from geo_ray.codecs.base import Coded
+from geo_ray.codecs.common.dgt_report import LossyReport, unpack_ranks
+from geo_ray.codecs.dgt import Dgt
+
+
+@dataclass(slots=True)
+class _Sent:
+    """What was sent loosely with one update; ``open_L`` (bool): not settled yet."""
+
+    coded: Coded
+    open_L: Tensor
+
+
+@dataclass(slots=True)
+class LossySender:
+    """The books of one region; see the module's docstring.
+
+    Attributes:
+        codec: of both ends.
+    """
+
+    codec: Dgt
+    _sent: dict[int, _Sent] = field(default_factory=dict)  # by seq
+
+    def sent(self, seq: int, coded: Coded | None) -> None:
+        """Update ``seq`` is on its way as ``coded``."""
+        if coded is not None and coded.loose is not None and self.codec.late == "put_back":
+            count = coded.loose.ids_L.numel()
+            self._sent[seq] = _Sent(coded, torch.ones(count, dtype=torch.bool))
+
+    def newest(self) -> int | None:
+        """The newest update that has open blocks."""
+        return max(self._sent, default=None)
+
+    def unsent(self, seq: int, first_rank: int) -> list[Coded]:
+        """Blocks of update ``seq`` from ``first_rank`` on have not left, and will not leave.
+
+        Returns:
+            What is to be put back.
+        """
+        entry = self._sent.get(seq)
+        if entry is None:
+            return []
+        unsent_L = entry.open_L.clone()
+        unsent_L[:first_rank] = False
+        entry.open_L &= ~unsent_L
+        return self._part(entry, unsent_L)
+
+    def settle(self, seq: int, report: LossyReport | None) -> list[Coded]:
+        """The reply to update ``seq`` has come; it closes the books of all updates before.
+
+        Args:
+            seq: the answered update.
+            report: what came beside the reply; None from an averager that takes in nothing loose.
+
+        Returns:
+            What is to be put back.
+
+        Raises:
+            FrameError: if the report makes no sense.
+        """
+        if report is not None:
+            self._taken(seq, report.now)
+            if report.late_seq is not None:
+                self._taken(report.late_seq, report.late)
+        return self._close([before for before in self._sent if before < seq])
+
+    def take_all(self) -> list[Coded]:
+        """Close all books, because the next update tells the averager to forget loose blocks.
+
+        Returns:
+            What is to be put back.
+        """
+        return self._close(list(self._sent))
+
+    def forget(self, seq: int) -> None:
+        """Update ``seq`` was dropped as a whole; somebody else puts it back."""
+        self._sent.pop(seq, None)
+
+    def open(self) -> list[Coded]:
+        """Everything that is not settled, for a checkpoint: whoever resumes must put it back."""
+        return [part for entry in self._sent.values() for part in self._part(entry, entry.open_L)]
+
+    def _taken(self, seq: int, packed: bytes) -> None:
+        entry = self._sent.get(seq)
+        if entry is not None:
+            entry.open_L[torch.from_numpy(unpack_ranks(packed, entry.open_L.numel()))] = False
+
+    def _close(self, seqs: list[int]) -> list[Coded]:
+        entries = [self._sent.pop(seq) for seq in sorted(seqs)]
+        return [part for entry in entries for part in self._part(entry, entry.open_L)]
+
+    def _part(self, entry: _Sent, which_L: Tensor) -> list[Coded]:
+        places = which_L.nonzero().flatten()
+        return [self.codec.subset(entry.coded, places)] if places.numel() else []

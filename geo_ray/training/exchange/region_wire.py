@@ -1,0 +1,233 @@
+"""A region's end of the exchange: updates become small, replies become vectors again.
+
+A strategy that sends changes has them coded as they are. One that sends its model has the
+difference from its *reference* coded: the payload of the last reply that this region merged, which
+the averager knows to the bit. The first message, and the last, go in full: the first has no
+reference, and the last pays all that is owed, so that regions end equal.
+
+Shape legend: P = parameters of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from geo_ray.codecs.base import Coded
+from geo_ray.codecs.common.feedback import Encoder, open_coded
+from geo_ray.codecs.dgt import Dgt
+from geo_ray.errors import InvariantError
+from geo_ray.strategies.base import Reply, Update
+from geo_ray.training.compute.flat import fragment_cuts
+from geo_ray.training.exchange.lossy_sender import LossySender
+from geo_ray.training.exchange.wire_plan import WirePlan
+
+_REFERENCE = "reference"
+_PART = "fragment/"
+
+
+@dataclass(slots=True)
+class RegionWire:
+    """See the module's docstring.
+
+    Attributes:
+        plan: the codecs.
+        region: whose end this is.
+        num_params: P.
+    """
+
+    plan: WirePlan = field(default_factory=WirePlan)
+    region: str = ""
+    num_params: int = 0
+    _cuts: list[tuple[int, int]] = field(init=False)
+    _encoder: Encoder = field(init=False)
+    _parts: list[Encoder] = field(default_factory=list)  # of fragments, if there are several
+    _reference_P: Tensor | None = None
+    _version: int = 0
+    _open: Update | None = None
+    _owed_before_P: Tensor | None = None
+    _loose: LossySender | None = None
+
+    def __post_init__(self) -> None:
+        stream = f"{self.plan.seed}/up/{self.region}"
+        self._encoder = Encoder(self.plan.up, stream)
+        self._cuts = fragment_cuts(self.num_params, self.plan.fragments)
+        if len(self._cuts) > 1:
+            self._parts = [Encoder(self.plan.up, f"{stream}/{i}") for i in range(len(self._cuts))]
+        if isinstance(self.plan.up, Dgt):
+            self._loose = LossySender(self.plan.up)
+
+    def encode(self, update: Update) -> Update:
+        """The update as it goes on its way; once per update, in their order."""
+        plan, payload_P = self.plan, update.payload_P
+        encoder = self._encoder_of(update.fragment)
+        if self._loose is not None:
+            self._before(update, self._loose)
+        if plan.sends == "model" and not plan.in_rounds:
+            owed_P = encoder.residual_P
+            self._owed_before_P = None if owed_P is None else owed_P.clone()
+        if plan.in_rounds and update.num_samples == 0:
+            # It has no weight in the round: what is owed must not be lost with it.
+            encoder = replace(encoder, residual_P=None)
+        reference_P = self._reference_P if plan.differs(plan.up) else None
+        first = plan.differs(plan.up) and reference_P is None
+        if first or (update.final and plan.is_lossy(plan.up)):
+            whole_P = encoder.in_full(payload_P)
+            for part, (start, stop) in zip(self._parts[:-1], self._cuts, strict=False):
+                whole_P[start:stop] = part.in_full(whole_P[start:stop])
+            self._open = replace(update, payload_P=whole_P)
+            return self._open
+        against = None if reference_P is None else self._version
+        if reference_P is not None:
+            payload_P = payload_P - reference_P.to(payload_P.device)
+        encoded = encoder.encode(payload_P, update.seq)
+        if self._loose is not None:
+            self._loose.sent(update.seq, encoded.coded)
+        if encoded.coded is None:
+            whole_P = self._whole(encoded.sent_P, against)
+            self._open = replace(update, payload_P=whole_P)
+        else:
+            nothing = torch.empty(0)
+            self._open = replace(update, payload_P=nothing, coded=encoded.coded, against=against)
+        return self._open
+
+    def in_full(self, update: Update) -> Update:
+        """The same update without its coding, for an averager that has lost the reference."""
+        if update.coded is None:
+            return update
+        vector_P = open_coded(self.plan.up, update.coded, self._num_of(update.fragment))
+        whole_P = self._whole(vector_P, update.against)
+        self._open = replace(update, payload_P=whole_P, coded=None, against=None)
+        return self._open
+
+    def decode(self, reply: Reply) -> Reply:
+        """The reply with its payload as a vector; from now on that is the reference.
+
+        A reply that was decoded already stays as it is.
+
+        Raises:
+            FrameError: if the coded payload makes no sense.
+            InvariantError: if it is a difference from something that is not here.
+        """
+        payload_P = reply.payload_P
+        if reply.coded is not None:
+            vector_P = open_coded(self.plan.down, reply.coded, self._num_of(reply.fragment))
+            payload_P = self._whole(vector_P, reply.against)
+            reply = replace(reply, payload_P=payload_P, coded=None, against=None)
+        if self.plan.keeps_reference:
+            self._reference_P, self._version = payload_P, reply.version
+        if self._loose is not None:
+            self._put_back_all(self._loose.settle(reply.seq, reply.loose))
+            if reply.reliable is not None:
+                self._loose.codec.tell_share(self._encoder.memory, reply.reliable)
+        self._open = self._owed_before_P = None
+        return reply
+
+    def flowing(self) -> int | None:
+        """The newest update whose loose blocks may still be on their way; None if there is none."""
+        return None if self._loose is None else self._loose.newest()
+
+    def unsent(self, seq: int, first_rank: int) -> None:
+        """Loose blocks of update ``seq`` from ``first_rank`` on never left: they are owed again."""
+        if self._loose is not None:
+            self._put_back_all(self._loose.unsent(seq, first_rank))
+
+    def dropped(self, seq: int) -> Update:
+        """Take back the open update, which nobody took in: its content is owed again.
+
+        Returns:
+            The update.
+
+        Raises:
+            InvariantError: if another one is open, or a round needs it.
+        """
+        update = self._open
+        if update is None or update.seq != seq:
+            raise InvariantError(f"update {seq} of '{self.region}' was dropped, but is not open")
+        if self.plan.in_rounds:
+            raise InvariantError(f"update {seq} of '{self.region}' was dropped from a round")
+        if self._loose is not None:
+            self._loose.forget(seq)
+        if self.plan.sends == "model":  # the model itself is sent again, debts are as before
+            self._encoder.residual_P = self._owed_before_P
+        elif update.coded is None:
+            self._encoder_of(update.fragment).put_back(update.payload_P)
+        else:
+            self.put_back(update.coded, update.fragment)
+        self._open = self._owed_before_P = None
+        return update
+
+    def put_back(self, coded: Coded, fragment: int = 0) -> None:
+        """Owe again what ``coded``, or a part of what was coded, stands for.
+
+        Raises:
+            FrameError: if it makes no sense.
+        """
+        vector_P = open_coded(self.plan.up, coded, self._num_of(fragment))
+        self._encoder_of(fragment).put_back(vector_P)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Copies of what a checkpoint needs."""
+        found = self._encoder.export()
+        if self._loose is not None:
+            # Whoever resumes from it begins with new books: what is not settled is owed again.
+            owing = replace(self._encoder)
+            for part in self._loose.open():
+                owing.put_back(open_coded(self.plan.up, part, self.num_params))
+            found = owing.export()
+        for i, part_encoder in enumerate(self._parts):
+            found |= {f"{_PART}{i}/{k}": v for k, v in part_encoder.export().items()}
+        if self._reference_P is not None:
+            found[_REFERENCE] = self._reference_P.clone()
+        return found
+
+    def export(self) -> dict[str, object]:
+        """Plain values that a checkpoint needs."""
+        return {"codecs": self.plan.export(), "version": self._version}
+
+    def restore(self, tensors: Mapping[str, Tensor], control: Mapping[str, object]) -> None:
+        """Become what `tensors` and `export` saved.
+
+        Raises:
+            ConfigDriftError: if it was saved with other codecs.
+        """
+        self.plan.check(control.get("codecs"))
+        self._encoder.restore(tensors)
+        for i, encoder in enumerate(self._parts):
+            prefix = f"{_PART}{i}/"
+            own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+            encoder.restore(own)
+        reference_P = tensors.get(_REFERENCE)
+        self._reference_P = None if reference_P is None else reference_P.clone()
+        self._version = int(str(control.get("version", 0)))
+        self._open = self._owed_before_P = None
+
+    def _encoder_of(self, fragment: int) -> Encoder:
+        return self._parts[fragment] if self._parts else self._encoder
+
+    def _num_of(self, fragment: int) -> int:
+        start, stop = self._cuts[fragment]
+        return stop - start
+
+    def _whole(self, vector_P: Tensor, against: int | None) -> Tensor:
+        if against is None:
+            return vector_P
+        if self._reference_P is None or against != self._version:
+            raise InvariantError(
+                f"region '{self.region}' has version {self._version} as reference, not {against}"
+            )
+        return self._reference_P.to(vector_P.device) + vector_P
+
+    def _before(self, update: Update, loose: LossySender) -> None:
+        """What differential transmission needs to know before it codes an update."""
+        if update.loss is not None:
+            loose.codec.observe(self._encoder.memory, update.loss)
+        if update.final:  # the averager forgets loose blocks with it
+            self._put_back_all(loose.take_all())
+
+    def _put_back_all(self, parts: Sequence[Coded]) -> None:
+        for part in parts:
+            self.put_back(part)

@@ -1,0 +1,96 @@
+"""What the lead of a region's parameter server wants done, for its shell to carry out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from geo_ray.strategies.base import Update
+from geo_ray.training.compute.noise import NoiseReading
+from geo_ray.types import CodedShare, Span, StepReport
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Give the live parameters to a worker, and its next work.
+
+    Attributes:
+        worker: its rank.
+        version: region steps that the parameters hold.
+        span: the rows to compute a gradient from; None if there is no more work.
+        evaluate: whether to evaluate these parameters first.
+        done: leave, after the evaluation if there is one.
+        parts: rows and weights of a coded gradient, if that is what to push; the worker's own
+            among them.
+        judged: not the live parameters are to be evaluated, but those that the averager knows.
+    """
+
+    worker: int
+    version: int
+    span: Span | None
+    evaluate: bool = False
+    done: bool = False
+    judged: bool = False
+    parts: tuple[CodedShare, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SendUpdate:
+    """Encode an update (`Server.wire`), then give it to the bridge.
+
+    `blocking` says whether the region stands still for it.
+    """
+
+    update: Update
+    blocking: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """A region step was applied (for the event log).
+
+    Attributes:
+        step: its number.
+        samples: rows in it.
+        loss: mean over them; None without any.
+        compute_s: of the slowest worker.
+        refused: why gradients were, if some were.
+        noise: if the gradients were measured.
+    """
+
+    step: int
+    samples: int
+    loss: float | None
+    compute_s: float
+    refused: tuple[str, ...] = ()
+    noise: NoiseReading | None = None
+
+    @classmethod
+    def of(
+        cls, step: int, samples: int, reports: Iterable[StepReport], noise: NoiseReading | None
+    ) -> StepDone:
+        """What the pushes of a step amount to."""
+        pushes = list(reports)
+        used = [(r.loss or 0.0, r.span.count) for r in pushes if not r.refused]
+        loss = sum(value * n for value, n in used) / samples if samples else None
+        compute_s = max(report.compute_s for report in pushes)
+        refused = tuple(report.refused for report in pushes if report.refused)
+        return cls(step, samples, loss, compute_s, refused, noise)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A checkpoint's part was taken: each shard holds its copy, here is the control state.
+
+    The copies are of the moment of the event; writing them may take its time. ``tensors`` are the
+    wire's.
+    """
+
+    id: int
+    control: dict[str, object]
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+
+Effect = Assignment | SendUpdate | StepDone | Snapshot

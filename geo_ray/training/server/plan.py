@@ -1,0 +1,60 @@
+"""What the lead of a region's parameter server is to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from geo_ray.training.server.stragglers import BackupWorkers, GradientCoding
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPlan:
+    """What a region's lead is to do.
+
+    Attributes:
+        region: its name.
+        num_workers: ranks 0 to num_workers - 1 take part.
+        batch_size: rows per worker and step.
+        batch_sizes: the same by worker, if they are unequal.
+        steps: sync: region steps; async: pushes per worker on average. None: until the averager
+            says so.
+        mode: ``sync`` combines one gradient per worker into a step; ``async`` applies each alone.
+        eval_every: steps between evaluations by worker 0; 0 for none but the last.
+        eval_rows: instead, rows of all regions together between evaluations.
+        max_refused: steps refused in a row that end the run.
+        epoch: incarnation of this server.
+        alone: no other region waits for this one, so it may stand still when it is exhausted.
+        batches_per_push: batches that a worker takes for one push.
+        stragglers: what to do about workers that are late.
+        judges_outer: not the live parameters are evaluated, but those that the averager knows.
+        noise_every: steps between measurements of gradient noise; None for the usual number.
+        tells_norms: updates are gradients as they are, whose norms the averager wants to know.
+    """
+
+    region: str
+    num_workers: int
+    batch_size: int
+    steps: int | None
+    mode: Literal["sync", "async"] = "sync"
+    eval_every: int = 0
+    eval_rows: int | None = None
+    max_refused: int = 3
+    epoch: int = 1
+    alone: bool = False
+    batches_per_push: int = 1
+    stragglers: BackupWorkers | GradientCoding | None = None
+    judges_outer: bool = False
+    batch_sizes: tuple[int, ...] | None = None
+    tells_norms: bool = False
+    noise_every: int | None = None
+
+    @property
+    def steps_per_round(self) -> int:
+        """Region steps in which every worker's gradient is taken in once."""
+        return 1 if self.mode == "sync" else self.num_workers
+
+    def rows_per_push(self, worker: int) -> int:
+        """Rows that a worker takes at once."""
+        size = self.batch_sizes[worker] if self.batch_sizes else self.batch_size
+        return size * self.batches_per_push

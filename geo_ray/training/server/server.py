@@ -1,0 +1,395 @@
+"""The lead of a region's parameter server: who computes what, when a step is whole, when to speak.
+
+A pure state machine. Calls are events; what comes back are effects that the shell carries out:
+`geo_ray.runtime` over sockets, `geo_ray.sim` on a virtual clock.
+
+    join, push -> [Answer ...]   new parameters and the next rows for a worker
+               -> [Send]         an update for the averager
+    on_reply   -> [Snapshot]     the state that a checkpoint must hold is the present one
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor
+
+from geo_ray.errors import InvariantError
+from geo_ray.strategies.base import Outgoing, Reply, Update, Wait
+from geo_ray.training.compute.noise import NoiseReading
+from geo_ray.training.exchange.region_wire import RegionWire
+from geo_ray.training.server.effects import Assignment, Effect, SendUpdate, Snapshot, StepDone
+from geo_ray.training.server.eval_times import EvalTimes
+from geo_ray.training.server.ledger import Ledger
+from geo_ray.training.server.plan import ServerPlan
+from geo_ray.training.server.region_model import RegionModel
+from geo_ray.training.server.region_noise import RegionNoise
+from geo_ray.training.server.shard import Contribution
+from geo_ray.training.server.stragglers import Stragglers
+from geo_ray.types import Span, StepReport
+
+Phase = Literal["training", "waiting", "must_speak", "finishing", "done", "halted"]
+"""waiting: for an answer; must_speak: for an answer, then speak; finishing: for the last answer."""
+
+
+@dataclass(slots=True)
+class Server:
+    """See the module's docstring.
+
+    Attributes:
+        plan: what to do.
+        model: the region's shards.
+        version: steps applied.
+        phase: what the region is waiting for, if anything.
+        ledger: the sample books.
+        refused_in_a_row: steps without a usable gradient.
+        wire: encodes updates and decodes replies. The shell may do both without its lock: a region
+            has one request open, so only who carries that one is in there.
+        noise: what the workers' gradients say about each other.
+        evals: when worker 0 evaluates.
+        loss: mean training loss of the last step that had one.
+        compute_s: seconds of computing in the steps since the last update, one after another.
+        step_s: of one step, over those before the last update.
+        exchange_s: of the last exchange, without what the averager held it.
+    """
+
+    plan: ServerPlan
+    model: RegionModel
+    version: int = 0
+    phase: Phase = "training"
+    ledger: Ledger = field(default_factory=Ledger)
+    refused_in_a_row: int = 0
+    hub_version: int = 0
+    seq: int = 0
+    link_busy: bool = False
+    samples_since_send: int = 0
+    wire: RegionWire = field(default_factory=RegionWire)
+    noise: RegionNoise = field(init=False)
+    evals: EvalTimes = field(init=False)
+    loss: float | None = None
+    compute_s: float = 0.0
+    step_s: float = 0.0
+    exchange_s: float = 0.0
+    _sent_at: int = 0
+    _seen: int = 0
+    _stopped: bool = False
+    _total_steps: float = math.inf
+    _joined: set[int] = field(default_factory=set)
+    _idle: set[int] = field(default_factory=set)
+    _pushes: dict[int, StepReport] = field(default_factory=dict)
+    _late: dict[int, Span] = field(default_factory=dict)  # what the step was made without
+    _rule: Stragglers = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.noise = RegionNoise(self.plan.noise_every)
+        self._rule = Stragglers.of(self.plan.stragglers, self.plan.num_workers)
+        self.evals = EvalTimes.of(self.plan)
+        if self.plan.steps is not None:
+            self._total_steps = self.plan.steps * self.plan.steps_per_round
+
+    # -------------------------------------------------------------- events
+
+    def join(self, worker: int) -> list[Effect]:
+        """A worker, new or replaced, is ready. What its predecessor held is its own now."""
+        if not 0 <= worker < self.plan.num_workers:
+            raise InvariantError(f"{self.plan.region} has no worker {worker}")
+        self._pushes.pop(worker, None)
+        self._late.pop(worker, None)
+        if worker == 0:
+            self.evals.lost()
+        self._joined.add(worker)
+        self._idle.add(worker)
+        return self._advance()
+
+    def push(self, worker: int, report: StepReport) -> list[Effect]:
+        """A worker's gradient lies in the shards; ``report`` says what is behind it."""
+        if self._late.pop(worker, None) == report.span:
+            self._idle.add(worker)
+            return self._advance()
+        held = self.ledger.in_flight.get(worker)
+        if held != report.span:
+            raise InvariantError(f"worker {worker} pushed {report.span}, it was assigned {held}")
+        self._pushes[worker] = report
+        return self._advance()
+
+    def leave(self, worker: int) -> None:
+        """A worker is gone; the step waits for its replacement."""
+        self._idle.discard(worker)
+        self._joined.discard(worker)
+
+    def on_reply(self, reply: Reply, took_s: float = 0.0) -> list[Effect]:
+        """The averager answered the open request.
+
+        Args:
+            reply: the answer.
+            took_s: seconds since the request.
+        """
+        if reply.seq != self.seq or not self.link_busy:
+            raise InvariantError(f"{self.plan.region} got answer {reply.seq}, awaits {self.seq}")
+        if reply.dropped:
+            self.samples_since_send += self.wire.dropped(reply.seq).num_samples
+        reply = self.wire.decode(reply)
+        self.link_busy = False
+        self.exchange_s = max(0.0, took_s - reply.held_s)
+        self.model.merge(reply)
+        self.hub_version, self._seen = reply.version, reply.seen
+        if reply.stop:
+            self.stop()
+        if self.phase == "waiting":
+            self.phase = "training"
+        elif self.phase == "finishing":
+            # Not final: a checkpoint came between, the last word is said again after it.
+            self.phase = "done" if reply.final else "training"
+        effects: list[Effect] = []
+        if reply.checkpoint is not None:
+            effects.append(self._snapshot(reply.checkpoint))
+        if reply.halt:
+            self.phase = "halted"
+        return effects + self._advance()
+
+    def on_dropped(self, seq: int) -> list[Effect]:
+        """The open update was not taken in by anybody, and no answer will come; training goes on.
+
+        What it carried goes with the next one.
+        """
+        if seq != self.seq or not self.link_busy:
+            raise InvariantError(f"{self.plan.region} heard of a dropped {seq}, awaits {self.seq}")
+        self.samples_since_send += self.wire.dropped(seq).num_samples
+        self.link_busy = False
+        self.model.dropped()
+        if self.phase in {"waiting", "finishing"}:
+            self.phase = "training"
+        return self._advance()
+
+    def stop(self) -> None:
+        """Finish after the step that is being computed, if any.
+
+        A region that stands still for an answer finishes with it: one step more in one region
+        would wait for the others for ever.
+        """
+        busy = self._joined - self._idle - set(self._pushes) - set(self._late)
+        computing = bool(busy) and self.phase != "waiting"
+        self._total_steps = min(self._total_steps, self.version + (1 if computing else 0))
+        self._stopped = True
+
+    def snapshot_now(self, checkpoint: int, *, halt: bool) -> list[Effect]:
+        """Save without an exchange; only for a region that is alone."""
+        taken = self._snapshot(checkpoint)
+        if halt:
+            self.phase = "halted"
+        return [taken, *self._advance()]
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether too many steps in a row had no usable gradient."""
+        return self.refused_in_a_row >= self.plan.max_refused
+
+    # -------------------------------------------------------------- what follows from them
+
+    def _advance(self) -> list[Effect]:
+        """Do all that can be done now; the order of effects is the order of events."""
+        effects: list[Effect] = []
+        while (more := self._next()) is not None:
+            effects += more
+        if self.phase in {"done", "halted"}:
+            return effects + self._dismiss()
+        return effects + (self._assign() if self.phase == "training" else [])
+
+    def _next(self) -> list[Effect] | None:
+        """The one thing to do next, or None if the region must wait for an event."""
+        if self.phase == "must_speak" and not self.link_busy:
+            self.phase = "training"
+            return self._finish() if self._stopped else self._speak()
+        if self.phase != "training":
+            return None
+        if self.version >= self._total_steps:
+            return self._finish()
+        ready = self._ready()
+        return self._step(ready) if ready else None
+
+    def _ready(self) -> list[int]:
+        """The workers whose gradients make the next step, lowest rank first; empty if not yet."""
+        if self.plan.mode == "async":
+            return sorted(self._pushes)[:1]
+        return sorted(self._pushes) if self._rule.is_enough(self._pushes) else []
+
+    def _step(self, workers: list[int]) -> list[Effect]:
+        reports = {worker: self._pushes.pop(worker) for worker in workers}
+        contributions = self._rule.contributions(reports)
+        noise = self._apply(contributions, reports)
+        whole = self._rule.holds_all_rows(contributions)
+        samples = 0
+        for worker, report in reports.items():
+            refused = None if whole else report.refused
+            span = self.ledger.settle(worker, refused)
+            samples += 0 if refused else span.count
+            self._idle.add(worker)
+        if self.plan.mode == "sync":
+            samples += self._do_without(None if whole else "late")
+        self.version += 1
+        self.samples_since_send += samples
+        self.refused_in_a_row = 0 if samples else self.refused_in_a_row + 1
+        done = StepDone.of(self.version, samples, reports.values(), noise)
+        self.loss = self.loss if done.loss is None else done.loss
+        self.compute_s += done.compute_s
+        return [done, *self._speak()]
+
+    def _apply(
+        self, contributions: Sequence[Contribution], reports: Mapping[int, StepReport]
+    ) -> NoiseReading | None:
+        step = self.version + 1
+        norms = self.noise.norms(step, contributions, reports)
+        mean_sq = self.model.apply(contributions, measure=len(norms) > 1)
+        return self.noise.take(step, norms, mean_sq)
+
+    def _do_without(self, lost: str | None) -> int:
+        """Book what workers hold that the step did not wait for; how many rows are in it anyway."""
+        samples = 0
+        for worker in sorted(self.ledger.in_flight):
+            span = self.ledger.settle(worker, lost)
+            samples += 0 if lost else span.count
+            if worker in self._joined - self._idle:
+                self._late.setdefault(worker, span)
+        return samples
+
+    def _speak(self) -> list[Effect]:
+        if self._stopped:  # all regions' next word is their last one, or rounds would not match
+            return []
+        out = self.model.speak()
+        if isinstance(out, Wait):
+            self.phase = "must_speak"
+            return []
+        return [] if out is None else [self._send(out, final=False)]
+
+    def _finish(self) -> list[Effect]:
+        if self.link_busy:  # merge what is on its way before the last word
+            self.phase = "waiting"
+            return []
+        out = self.model.finish()
+        if out is None:
+            self.phase = "done"
+            return []
+        sent = self._send(out, final=True)
+        self.phase = "finishing"
+        return [sent]
+
+    def _send(self, out: Outgoing, *, final: bool) -> SendUpdate:
+        self.seq += 1
+        self.link_busy = True
+        if out.wait:
+            self.phase = "waiting"
+        steps = self.version - self._sent_at
+        if steps:
+            self.step_s = self.compute_s / steps
+        self.compute_s, self._sent_at = 0.0, self.version
+        update = Update(
+            region=self.plan.region,
+            epoch=self.plan.epoch,
+            seq=self.seq,
+            base_version=self.hub_version,
+            num_samples=self.samples_since_send,
+            payload_P=out.payload_P,
+            final=final,
+            fragment=out.fragment,
+            loss=self.loss,
+            steps=steps,
+            step_s=self.step_s,
+            exchange_s=self.exchange_s,
+            grad_sq=self.noise.mean_sq(self.samples_since_send) if self.plan.tells_norms else None,
+        )
+        self.samples_since_send = 0
+        return SendUpdate(update, out.wait)
+
+    def _assign(self) -> list[Effect]:
+        """Next rows for idle workers; in sync mode to all together, so that ranks get their own."""
+        if self.plan.mode == "sync" and len(self._joined) < self._rule.needed:
+            return []
+        if self.exhausted and self.plan.alone:
+            return []
+        answers: list[Effect] = []
+        takers, rows_of = sorted(self._idle & self._joined), self.plan.rows_per_push
+        spans = {w: self.ledger.assign(w, rows_of(w)) for w in self._rule.readers(takers)}
+        for worker in takers:
+            evaluate = worker == 0 and self.evals.is_due(self.version, self._seen)
+            answers.append(
+                Assignment(
+                    worker,
+                    self.version,
+                    spans[worker],
+                    evaluate,
+                    judged=evaluate and self.plan.judges_outer,
+                    parts=self._rule.parts_of(worker, spans),
+                )
+            )
+        self._idle -= self._joined
+        return answers
+
+    def _dismiss(self) -> list[Effect]:
+        """Send workers home: those that wait, and those that come back too late to count."""
+        answers: list[Effect] = []
+        for worker in sorted(self._pushes):
+            self.ledger.settle(worker, "after_end")
+        for worker in sorted((self._idle | set(self._pushes)) & self._joined):
+            last = worker == 0 and self.phase == "done"
+            answers.append(Assignment(worker, self.version, None, evaluate=last, done=True))
+        self._idle.clear()
+        self._pushes.clear()
+        return answers
+
+    # -------------------------------------------------------------- checkpoints
+
+    def _snapshot(self, checkpoint: int) -> Snapshot:
+        self.model.snapshot(checkpoint)
+        return Snapshot(checkpoint, self.export(), self.wire.tensors())
+
+    def export(self) -> dict[str, object]:
+        """Plain values of the control state; the shards and the wire export the tensors."""
+        return {
+            "version": self.version,
+            "must_speak": self.phase == "must_speak",
+            "hub_version": self.hub_version,
+            "seq": self.seq,
+            "samples_since_send": self.samples_since_send,
+            "sent_at": self._sent_at,
+            "times_s": [self.compute_s, self.step_s, self.exchange_s],
+            "ledger": self.ledger.export(),
+            "wire": self.wire.export(),
+            "noise": self.noise.meter.export(),
+        }
+
+    def restore(
+        self, data: Mapping[str, object], tensors: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """Become what `export` saved.
+
+        Workers join anew and get the rows that were in flight; those of ranks that are no more go
+        to whoever asks first.
+
+        Args:
+            data: the control state.
+            tensors: the wire's.
+
+        Raises:
+            ConfigDriftError: if it was saved with other codecs.
+        """
+        ledger, wire = data["ledger"], data.get("wire", {})
+        if not isinstance(ledger, dict) or not isinstance(wire, dict):
+            raise InvariantError("checkpoint without sample books")
+        self.wire.restore(tensors or {}, wire)
+        self.version = int(str(data["version"]))
+        self.hub_version = int(str(data["hub_version"]))
+        self.seq = int(str(data["seq"]))
+        self.samples_since_send = int(str(data["samples_since_send"]))
+        self._sent_at = int(str(data.get("sent_at", self.version)))
+        times_s = data.get("times_s")
+        if isinstance(times_s, list):
+            self.compute_s, self.step_s, self.exchange_s = map(float, times_s)
+        self.phase = "must_speak" if data["must_speak"] else "training"
+        self.ledger = Ledger.restore(ledger)
+        for worker in [w for w in self.ledger.in_flight if w >= self.plan.num_workers]:
+            self.ledger.take_back(worker)
+        self.evals.resume(self.version)
+        self.noise.meter.restore(data.get("noise"))

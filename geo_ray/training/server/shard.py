@@ -1,0 +1,218 @@
+"""One shard of a region's parameter server: a slice of the model, its optimizer and its strategy.
+
+Every shard of a region carries out the same operations in the same order, each on its slice, so S
+shards give the same bits as one. The order is the lead's (`geo_ray.training.server.server`).
+
+Shape legend: S = parameters in this shard's slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from geo_ray.errors import CheckpointCorruptError, InvariantError
+from geo_ray.strategies.base import Outgoing, RegionState, Reply, Strategy, Wait
+from geo_ray.strategies.traits import judged
+from geo_ray.training.compute.flat import square_norm
+from geo_ray.training.compute.optimizers import AdamW, InnerOptimizer, Momentum, Sgd
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """One worker's part in a step.
+
+    Attributes:
+        worker: its rank.
+        num_samples: rows behind its gradient, its weight in the mean; 0 if refused.
+        weight: its weight as it is, if it is not that.
+    """
+
+    worker: int
+    num_samples: int
+    weight: float | None = None
+
+
+class Shard:
+    """A slice of the parameters and everything that belongs to it.
+
+    Args:
+        params_S: fp32 (S,), changed in place from now on.
+        optimizer: the inner optimizer's configuration.
+        strategy: the rule between regions.
+        alone: whether this is the only region, so that there is nobody to speak to.
+        fragments: where the model's fragments lie in the slice.
+    """
+
+    def __init__(
+        self,
+        params_S: Tensor,
+        optimizer: Sgd | Momentum | AdamW,
+        strategy: Strategy,
+        *,
+        alone: bool = False,
+        fragments: tuple[tuple[int, int], ...] = (),
+    ) -> None:
+        self._optimizer = InnerOptimizer(optimizer, params_S)
+        self._strategy = strategy
+        self._alone = alone
+        self._grads: dict[int, Tensor] = {}
+        self._mean_S = torch.empty(0)
+        self._snapshots: dict[int, tuple[dict[str, Tensor], dict[str, float]]] = {}
+        whole = ((0, params_S.numel()),)
+        self.state = RegionState(params_S, self._optimizer.apply, fragments=fragments or whole)
+
+    @property
+    def params_S(self) -> Tensor:
+        """The live parameters of the slice, fp32 (S,)."""
+        return self.state.params_P
+
+    @property
+    def judged_S(self) -> Tensor:
+        """The parameters that an evaluation is about, fp32 (S,); often the live ones."""
+        name = None if self._alone else judged(self._strategy)
+        return self.params_S if name is None else self.state.memory.get(name, self.params_S)
+
+    def put(self, worker: int, grad_S: Tensor) -> None:
+        """Hold a worker's gradient, fp32 (S,), until the step that uses it.
+
+        Raises:
+            InvariantError: if it has another size.
+        """
+        if grad_S.shape != self.params_S.shape:
+            raise InvariantError(
+                f"worker {worker} pushed {tuple(grad_S.shape)}, the shard has "
+                f"{tuple(self.params_S.shape)}"
+            )
+        self._grads[worker] = grad_S
+
+    def apply(
+        self, contributions: Sequence[Contribution], *, measure: bool = False
+    ) -> float | None:
+        """Take in one step: the sample-weighted mean of the named workers' gradients.
+
+        Args:
+            contributions: who takes part, and how much.
+            measure: look at the mean's norm.
+
+        Returns:
+            Its square, of this slice; None if not asked for, or if nobody's gradient is used.
+        """
+        grad_S = self._combine(contributions)
+        mean_sq = square_norm(grad_S) if measure and grad_S is not None else None
+        for contribution in contributions:
+            self._grads.pop(contribution.worker, None)
+        state = self.state
+        state.step += 1
+        state.since_send += 1
+        state.samples += sum(c.num_samples for c in contributions)
+        if self._alone:
+            if grad_S is not None:
+                self._optimizer.apply(grad_S)
+        else:
+            self._strategy.on_gradient(state, grad_S)
+        return mean_sq
+
+    def speak(self) -> Outgoing | Wait | None:
+        """Ask the strategy, after a step, whether to say something now."""
+        return None if self._alone else self._sent(self._strategy.after_step(self.state))
+
+    def finish(self) -> Outgoing | None:
+        """The strategy's last word after the last step."""
+        if self._alone:
+            return None
+        out = self._sent(self._strategy.on_finish(self.state))
+        return out if isinstance(out, Outgoing) else None
+
+    def merge(self, reply: Reply) -> None:
+        """Merge the answer (its payload cut to this slice)."""
+        self.state.link_busy = False
+        self.state.budget = reply.steps
+        self._strategy.on_reply(self.state, reply)
+
+    def dropped(self) -> None:
+        """The last message was not taken in and gets no answer: the link is free again."""
+        self.state.link_busy = False
+
+    def snapshot(self, checkpoint: int) -> None:
+        """Keep a copy of the present state until `take_snapshot`; the newest two at most."""
+        while len(self._snapshots) > 1:
+            self._snapshots.pop(min(self._snapshots))
+        self._snapshots[checkpoint] = self.export()
+
+    def take_snapshot(self, checkpoint: int) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """Hand over the copy that `snapshot` made."""
+        return self._snapshots.pop(checkpoint)
+
+    def export(self) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """Copies of everything that a checkpoint needs: tensors by name, numbers by name."""
+        tensors = {"params": self.params_S.clone()}
+        tensors |= {f"optimizer/{k}": v for k, v in self._optimizer.export().items()}
+        tensors |= {f"memory/{k}": v.clone() for k, v in self.state.memory.items()}
+        state = self.state
+        budget = {} if state.budget is None else {"budget": state.budget}
+        return tensors, {
+            "step": state.step,
+            "since_send": state.since_send,
+            "samples": state.samples,
+            **budget,
+            **{f"memory/{k}": v for k, v in state.numbers.items()},
+        }
+
+    def restore(self, tensors: Mapping[str, Tensor], counters: Mapping[str, float]) -> None:
+        """Become what `export` saved; the link is free again.
+
+        Raises:
+            CheckpointCorruptError: if a tensor is missing or does not fit the slice.
+        """
+        params_S = tensors.get("params")
+        if params_S is None or params_S.shape != self.params_S.shape:
+            found = "missing" if params_S is None else tuple(params_S.shape)
+            raise CheckpointCorruptError(
+                f"shard state 'params' is {found}, the shard has {tuple(self.params_S.shape)}"
+            )
+        self.params_S.copy_(params_S)
+        self._optimizer.restore(_with_prefix(tensors, "optimizer/"))
+        self.state.memory.clear()
+        self.state.memory.update(
+            {k: v.clone() for k, v in _with_prefix(tensors, "memory/").items()}
+        )
+        state = self.state
+        state.numbers.clear()
+        state.numbers.update(
+            {k.removeprefix("memory/"): v for k, v in counters.items() if k.startswith("memory/")}
+        )
+        state.step = int(counters["step"])
+        state.since_send = int(counters["since_send"])
+        state.samples = int(counters["samples"])
+        state.budget = int(counters["budget"]) if "budget" in counters else None
+        state.link_busy = False
+
+    def _combine(self, contributions: Sequence[Contribution]) -> Tensor | None:
+        used = [c for c in contributions if c.num_samples > 0]
+        if not used:
+            return None
+        if len(used) == 1 and used[0].weight is None:
+            return self._grads[used[0].worker]  # no copy, and the very bits of plain training
+        total = sum(c.num_samples for c in used)
+        shares = [c.num_samples / total if c.weight is None else c.weight for c in used]
+        if self._mean_S.shape != self.params_S.shape:
+            self._mean_S = torch.empty_like(self.params_S)
+        torch.mul(self._grads[used[0].worker], shares[0], out=self._mean_S)
+        for c, share in zip(used[1:], shares[1:], strict=True):
+            self._mean_S.add_(self._grads[c.worker], alpha=share)
+        return self._mean_S
+
+    def _sent(self, out: Outgoing | Wait | None) -> Outgoing | Wait | None:
+        if isinstance(out, Outgoing):
+            self.state.link_busy = True
+            self.state.since_send = 0
+            self.state.samples = 0
+        return out
+
+
+def _with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

@@ -1,0 +1,156 @@
+"""What a region does about workers that are late for a step: wait, do without, or decode.
+
+- Without a section: the step waits for every worker.
+- ``backup_workers``: the first ``workers - spares`` gradients make the step; rows of the others are
+  booked as discarded (``late``), and they go on with the next step when they are ready.
+- ``gradient_coding``: each worker computes the gradients of ``tolerate + 1`` workers' rows and
+  pushes one combination of them; from any ``workers - tolerate`` of these the mean over *all* rows
+  is decoded exactly. It costs ``tolerate + 1`` times the computing and loses no row.
+
+When: machines that stall now and then (shared hosts, spot). If the same one is always slow, give it
+fewer rows, or take ``train.mode: async``. Backup workers cost ``spares`` machines and bias towards
+rows of the fast; gradient coding costs computing, and pays only where a stall is much longer than a
+step.
+
+Source: backup workers after "Revisiting Distributed Synchronous SGD" (Chen et al., 2016), gradient
+coding after Tandon et al. (ICML 2017); both reconstructed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from geo_ray.coding.gradient_code import GradientCode, cyclic, fractional_repetition
+from geo_ray.config.base import StrictModel
+from geo_ray.training.server.shard import Contribution
+from geo_ray.types import CodedShare, Span, StepReport
+
+_EXACT = 1e-6
+
+
+class BackupWorkers(StrictModel):
+    """Make a step of the first gradients."""
+
+    kind: Literal["backup_workers"] = "backup_workers"
+    spares: int = Field(1, ge=1, description="workers that a step does not wait for")
+
+
+class GradientCoding(StrictModel):
+    """Compute rows more than once, so that late workers are not missed."""
+
+    kind: Literal["gradient_coding"] = "gradient_coding"
+    tolerate: int = Field(1, ge=1, description="workers that a step does not wait for")
+    scheme: Literal["auto", "fractional", "cyclic"] = Field(
+        "auto", description="fractional needs workers to be a multiple of tolerate + 1"
+    )
+
+
+StragglersConfig = Annotated[BackupWorkers | GradientCoding, Field(discriminator="kind")]
+"""The ``train.stragglers`` section of a configuration."""
+
+
+def code_of(config: GradientCoding, num_workers: int) -> GradientCode:
+    """The code of a region with so many workers.
+
+    Raises:
+        ConfigError: the scheme does not fit.
+    """
+    even = num_workers % (config.tolerate + 1) == 0
+    if config.scheme == "fractional" or (config.scheme == "auto" and even):
+        return fractional_repetition(num_workers, config.tolerate)
+    return cyclic(num_workers, config.tolerate)
+
+
+@dataclass(frozen=True, slots=True)
+class Stragglers:
+    """The rule of one region.
+
+    Attributes:
+        num_workers: of the region.
+        needed: pushes that make a step.
+        code: of gradient coding; None without.
+    """
+
+    num_workers: int
+    needed: int
+    code: GradientCode | None = None
+
+    @classmethod
+    def of(cls, config: BackupWorkers | GradientCoding | None, num_workers: int) -> Stragglers:
+        """What a configuration means for a region."""
+        if config is None:
+            return cls(num_workers, num_workers)
+        if isinstance(config, BackupWorkers):
+            return cls(num_workers, num_workers - config.spares)
+        code = code_of(config, num_workers)
+        return cls(num_workers, num_workers - config.tolerate, code)
+
+    def holds_all_rows(self, contributions: Sequence[Contribution]) -> bool:
+        """Whether a step has every worker's rows in it, also of those that it did without."""
+        return self.code is not None and any(c.num_samples for c in contributions)
+
+    def readers(self, takers: Sequence[int]) -> Sequence[int]:
+        """Whose rows are computed now: with a code also those of workers that are still late."""
+        return takers if self.code is None or not takers else range(self.num_workers)
+
+    def parts_of(self, worker: int, spans: Mapping[int, Span]) -> tuple[CodedShare, ...]:
+        """Rows and weights of what ``worker`` pushes; empty for a plain gradient of its own."""
+        if self.code is None:
+            return ()
+        pairs = zip(self.code.partitions_of(worker), self.code.weights_of(worker), strict=True)
+        return tuple(CodedShare(spans[partition], weight) for partition, weight in pairs)
+
+    def is_enough(self, pushes: Mapping[int, StepReport]) -> bool:
+        """Whether a step can be made of these."""
+        return sum(not report.refused for report in pushes.values()) >= self.needed or (
+            len(pushes) == self.num_workers
+        )
+
+    def contributions(self, pushes: Mapping[int, StepReport]) -> list[Contribution]:
+        """How much each push counts."""
+        if self.code is None:
+            return [
+                Contribution(worker, 0 if report.refused else report.span.count)
+                for worker, report in pushes.items()
+            ]
+        alive = [worker for worker, report in pushes.items() if not report.refused]
+        weights, error = self.code.decode(alive) if alive else ((), 1.0)
+        share = dict(zip(alive, weights, strict=True)) if error < _EXACT else {}
+        return [
+            Contribution(
+                worker,
+                report.span.count if worker in share else 0,
+                share.get(worker, 0.0) / self.num_workers,
+            )
+            for worker, report in pushes.items()
+        ]
+
+
+def check_stragglers(
+    config: BackupWorkers | GradientCoding, workers: Mapping[str, int], mode: str
+) -> None:
+    """Refuse what no region can do.
+
+    Raises:
+        ValueError: naming the key.
+    """
+    if mode != "sync":
+        raise ValueError("train.stragglers: with train.mode async nobody waits for a worker anyway")
+    missing = config.spares if isinstance(config, BackupWorkers) else config.tolerate
+    few: Sequence[str] = [name for name, count in workers.items() if count <= missing]
+    if few:
+        raise ValueError(
+            f"train.stragglers: regions {few} have no more than {missing} workers, so that no step "
+            "would have a gradient"
+        )
+    if isinstance(config, GradientCoding) and config.scheme == "fractional":
+        odd = [name for name, count in workers.items() if count % (config.tolerate + 1)]
+        if odd:
+            raise ValueError(
+                f"train.stragglers.scheme: fractional needs a multiple of {config.tolerate + 1} "
+                f"workers, regions {odd} have another number: use cyclic"
+            )

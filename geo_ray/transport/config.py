@@ -1,0 +1,112 @@
+"""Settings of the two roads: sockets inside a region, and between regions."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from geo_ray.config.base import StrictModel
+from geo_ray.transport.security.encryption import TlsMode
+from geo_ray.transport.wire.frames import FrameLimits
+
+
+class LanConfig(StrictModel):
+    """Sockets and shared memory inside a region; both ends must have the same."""
+
+    digest_payload: bool = Field(
+        default=True,
+        description="Authenticate payloads as well as heads; costs about 1 ms per MB.",
+    )
+    shared_memory: bool = Field(
+        default=True, description="Pass tensors through memory when both ends share a host."
+    )
+    max_meta_bytes: int = Field(default=256 * 1024, gt=0, description="Largest frame meta taken.")
+    max_payload_bytes: int = Field(
+        default=8 * 1024**3, gt=0, description="Largest frame payload taken."
+    )
+    handshake_timeout_s: float = Field(
+        default=10.0, gt=0, description="A connection that is not authenticated by then is closed."
+    )
+    silence_timeout_s: float = Field(
+        default=30.0, gt=0, description="Bytes unacknowledged for that long end a connection."
+    )
+
+    def limits(self) -> FrameLimits:
+        """What a receiver takes."""
+        return FrameLimits(self.max_meta_bytes, self.max_payload_bytes, self.digest_payload)
+
+
+class TransportConfig(StrictModel):
+    """Connections between regions; every region must have the same."""
+
+    heartbeat_s: float = Field(default=1.0, gt=0, description="Interval between heartbeats.")
+    peer_timeout_s: float = Field(
+        default=15.0,
+        gt=0,
+        description="A peer silent for that long, beyond two missed heartbeats, counts as down.",
+    )
+    handshake_timeout_s: float = Field(
+        default=10.0, gt=0, description="A connection that is not authenticated by then is closed."
+    )
+    connect_timeout_s: float = Field(default=10.0, gt=0, description="For one TCP connect.")
+    reconnect_min_s: float = Field(
+        default=0.05, gt=0, description="First pause between attempts to connect; then it doubles."
+    )
+    reconnect_max_s: float = Field(default=5.0, gt=0, description="Longest such pause.")
+    send_deadline_s: float = Field(
+        default=120.0, gt=0, description="How long a sender waits for room in the outbox."
+    )
+    max_outbox_messages: int = Field(
+        default=64, gt=0, description="Messages per peer that are not acknowledged yet."
+    )
+    max_outbox_bytes: int = Field(
+        default=2 * 1024**3,
+        gt=0,
+        description="Their bytes; a single larger message passes when nothing else waits.",
+    )
+    max_ahead_bytes: int = Field(
+        default=256 * 1024**2,
+        gt=0,
+        description="Of one lane's messages that were begun and not delivered: what the receiver "
+        "holds; a single larger message passes.",
+    )
+    chunk_bytes: int = Field(
+        default=64 * 1024, ge=4096, description="Messages are cut into chunks of at most that."
+    )
+    min_streams: int = Field(
+        default=1, ge=1, le=96, description="Data streams per pair of regions, at least."
+    )
+    max_streams: int = Field(
+        default=96, ge=1, le=96, description="Data streams per pair, at most; opened as they help."
+    )
+    max_meta_bytes: int = Field(default=64 * 1024, gt=0, description="Largest frame meta taken.")
+    max_payload_bytes: int = Field(
+        default=4 * 1024**3, gt=0, description="Largest frame payload taken."
+    )
+    max_handshakes: int = Field(
+        default=32, gt=0, description="Connections that may be authenticating at the same time."
+    )
+    tls: TlsMode = Field(
+        default="auto",
+        description="Mutual TLS 1.3: auto wants it unless the peer's address is loopback; "
+        "required always; off never, for regions that are joined by a private network.",
+    )
+    certs: str | None = Field(
+        default=None,
+        description="Directory, on every bridge's host, with `regions/NAME/` as `geo-ray certs "
+        "issue` writes them; null: the run makes certificates of its own.",
+    )
+    congestion_control: str = Field(
+        default="bbr", description="Wanted of the kernel; left as it is where that has none such."
+    )
+    socket_buffer_bytes: int = Field(
+        default=32 * 1024**2,
+        ge=0,
+        description="Wanted socket buffers; used where the kernel's own growing yields less.",
+    )
+    advertise_host: str | None = Field(
+        default=None, description="Name or IP by which other regions reach this listener."
+    )
+
+    def limits(self) -> FrameLimits:
+        """What a receiver takes."""
+        return FrameLimits(self.max_meta_bytes, self.max_payload_bytes)

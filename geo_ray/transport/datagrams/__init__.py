@@ -1,0 +1,1 @@
+"""Datagrams between regions: sealed, paced, lost now and then."""

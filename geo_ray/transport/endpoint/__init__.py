@@ -1,0 +1,1 @@
+"""Reliable messages between regions: connections, sessions, chunks, lanes."""

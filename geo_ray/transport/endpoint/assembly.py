@@ -1,0 +1,157 @@
+"""Chunks become messages again, whatever stream and order they come in: pure bookkeeping.
+
+A payload is received straight into its place in the message's buffer. A second copy of a chunk,
+sent because the first was late, goes to a buffer of its own and counts if it is complete first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from geo_ray.errors import FrameError
+from geo_ray.transport.wire.message import LANES, Message, Piece
+
+Divert = Callable[[], None]
+"""Tells a stream to put the rest of what it receives somewhere else."""
+
+
+@dataclass(slots=True)
+class _Partial:
+    buffer: memoryview
+    message: Message | None = None
+    done: dict[int, int] = field(default_factory=dict)  # length by offset
+    done_bytes: int = 0
+    writers: dict[int, Divert] = field(default_factory=dict)  # by offset
+
+
+@dataclass(slots=True)
+class _Lane:
+    complete: int = 0  # all messages up to this number were handed on
+    partial: dict[int, _Partial] = field(default_factory=dict)
+    waiting: dict[int, Message] = field(default_factory=dict)  # whole, but one before is missing
+
+
+class Assembly:
+    """What has arrived of a peer's messages and is not whole yet.
+
+    Args:
+        max_ahead: how many messages of a lane may be begun beyond the last one handed on.
+        max_payload_bytes: largest payload of one message.
+
+    Attributes:
+        duplicates: chunks that were there already.
+    """
+
+    def __init__(self, max_ahead: int, max_payload_bytes: int) -> None:
+        self._max_ahead = max_ahead
+        self._max_payload_bytes = max_payload_bytes
+        self._lanes = [_Lane() for _ in range(LANES)]
+        self.duplicates = 0
+
+    def place(self, piece: Piece, size_bytes: int, divert: Divert) -> memoryview:
+        """Where to put a chunk's payload of ``size_bytes`` bytes.
+
+        Args:
+            piece: what the chunk says of itself.
+            size_bytes: the chunk's length.
+            divert: called if another copy of the chunk is complete first: the buffer must not be
+                written to any more.
+
+        Raises:
+            FrameError: it does not fit its message, or the sender is too far ahead.
+        """
+        partial = self._partial(piece, size_bytes)
+        if partial is None or piece.offset in partial.done or piece.offset in partial.writers:
+            return np.empty(size_bytes, np.uint8).data
+        if size_bytes:
+            partial.writers[piece.offset] = divert
+        return partial.buffer[piece.offset : piece.offset + size_bytes]
+
+    def abandon(self, piece: Piece, divert: Divert) -> None:
+        """The stream that wrote a chunk died before it was complete."""
+        partial = self._lanes[piece.lane].partial.get(piece.number)
+        if partial is not None and partial.writers.get(piece.offset) is divert:
+            del partial.writers[piece.offset]
+
+    def complete(self, piece: Piece, payload: memoryview) -> tuple[bool, list[Message]]:
+        """A chunk is here.
+
+        Args:
+            piece: what it says of itself.
+            payload: the buffer that `place` gave, full.
+
+        Returns:
+            Whether it was new, and the messages of its lane that are whole now, in order.
+
+        Raises:
+            FrameError: it does not fit its message.
+        """
+        partial = self._partial(piece, payload.nbytes)
+        if partial is None or piece.offset in partial.done:
+            self.duplicates += 1
+            return False, []
+        home = partial.buffer[piece.offset : piece.offset + payload.nbytes]
+        writer = partial.writers.pop(piece.offset, None)
+        if payload.nbytes and not np.shares_memory(np.asarray(payload), np.asarray(home)):
+            if writer is not None:
+                writer()
+            home[:] = payload
+        partial.done[piece.offset] = payload.nbytes
+        partial.done_bytes += payload.nbytes
+        if piece.message is not None:
+            partial.message = piece.message
+        if partial.done_bytes < piece.size_bytes or partial.message is None:
+            return True, []
+        return True, self._finish(piece, partial)
+
+    def restart(self) -> None:
+        """The peer began anew."""
+        self._lanes = [_Lane() for _ in range(LANES)]
+
+    def _partial(self, piece: Piece, size_bytes: int) -> _Partial | None:
+        """The message that a chunk belongs to; None if it is whole already."""
+        if piece.offset + size_bytes > piece.size_bytes or (piece.size_bytes and not size_bytes):
+            raise FrameError(
+                f"a chunk of {size_bytes} bytes at {piece.offset} of a payload of "
+                f"{piece.size_bytes}"
+            )
+        if piece.size_bytes > self._max_payload_bytes:
+            raise FrameError(
+                f"a payload has {piece.size_bytes} bytes; limit {self._max_payload_bytes}"
+            )
+        lane = self._lanes[piece.lane]
+        if piece.number <= lane.complete or piece.number in lane.waiting:
+            return None
+        if piece.number > lane.complete + self._max_ahead:
+            raise FrameError(
+                f"message {piece.number} of lane {piece.lane} follows {lane.complete}; at most "
+                f"{self._max_ahead} may be under way"
+            )
+        partial = lane.partial.get(piece.number)
+        if partial is None:
+            # Not zeroed: memory is only taken as it is filled.
+            buffer = np.empty(piece.size_bytes, np.uint8).data
+            partial = lane.partial[piece.number] = _Partial(buffer)
+        if partial.buffer.nbytes != piece.size_bytes:
+            raise FrameError(f"two chunks disagree on the length of message {piece.number}")
+        return partial
+
+    def _finish(self, piece: Piece, partial: _Partial) -> list[Message]:
+        end = 0
+        for offset in sorted(partial.done):  # a sender could have let chunks overlap
+            if offset != end:
+                raise FrameError(f"message {piece.number} has overlapping chunks")
+            end += partial.done[offset]
+        lane = self._lanes[piece.lane]
+        del lane.partial[piece.number]
+        if partial.message is None:
+            raise FrameError(f"message {piece.number} came without its first chunk")
+        lane.waiting[piece.number] = replace(partial.message, payload=partial.buffer)
+        ready = []
+        while (message := lane.waiting.pop(lane.complete + 1, None)) is not None:
+            lane.complete += 1
+            ready.append(message)
+        return ready

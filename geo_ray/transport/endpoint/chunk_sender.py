@@ -1,0 +1,119 @@
+"""What goes out on a connection's streams: which chunk, on which stream, once more or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from geo_ray.errors import FrameError
+from geo_ray.transport.endpoint.outbox import Chunk
+from geo_ray.transport.endpoint.session_side import SessionSide
+from geo_ray.transport.endpoint.stream import Stream
+from geo_ray.transport.wire.message import BACKGROUND, CONTROL, DATA, RESEND, numbers
+from geo_ray.transport.wire.meta import Meta
+
+if TYPE_CHECKING:
+    from geo_ray.transport.endpoint.connection import Connection
+
+ALL_LANES: Final = range(CONTROL, BACKGROUND + 1)
+DATA_LANES: Final = range(DATA, BACKGROUND + 1)
+_CONTROL_LANE: Final = range(CONTROL, DATA)
+_TIMES_SENT: Final = 3
+_LATE_FACTOR: Final = 2.5
+_LATE_MIN_S: Final = 0.05
+_BLEND: Final = 0.1
+
+
+class ChunkSender:
+    """Sends the chunks of a connection; the loop's thread only.
+
+    Args:
+        connection: what it belongs to.
+        desk: the session.
+        write: hands what a stream holds to the kernel; survives a stream's failure.
+
+    Attributes:
+        late_s: a chunk that is not acknowledged for that long is sent once more when streams are
+            idle, in seconds; learned from the others.
+    """
+
+    def __init__(
+        self, connection: Connection, desk: SessionSide, write: Callable[[Stream], None]
+    ) -> None:
+        self.late_s = 1.0
+        self._connection = connection
+        self._desk = desk
+        self._write = write
+
+    def run(self, control: Stream, streams: Sequence[Stream], now_s: float) -> None:
+        """Hand chunks out as long as there are chunks, room and window.
+
+        Args:
+            control: takes control messages; everything while there is no other.
+            streams: data streams that take chunks.
+            now_s: the time.
+        """
+        desk, flow = self._desk, self._desk.flow
+        size_bytes = flow.chunk_bytes(len(streams))
+        lanes = _CONTROL_LANE if streams else ALL_LANES
+        while control.has_room() and (chunk := self._next(lanes, size_bytes, now_s)) is not None:
+            self._hand(control, chunk, now_s)
+        ready = [stream for stream in streams if stream.has_room()]
+        while ready:
+            for stream in list(ready):
+                if not flow.may_send(desk.in_flight_bytes()):
+                    return
+                chunk = self._next(DATA_LANES, size_bytes, now_s)
+                if chunk is None:
+                    chunk = self._late(stream, [control, *streams], now_s)
+                if chunk is None:
+                    return
+                self._hand(stream, chunk, now_s)
+                if not stream.has_room():
+                    ready.remove(stream)
+
+    def take_acks(self, meta: Meta, streams: Sequence[Stream], now_s: float) -> None:
+        """The peer has received chunks.
+
+        Raises:
+            FrameError: the acknowledgement makes no sense.
+        """
+        flat, delivered = numbers(meta, "chunks"), numbers(meta, "delivered")
+        if len(flat) % 3:
+            raise FrameError("an acknowledgement is cut short")
+        keys = list(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
+        before_bytes = self._desk.in_flight_bytes()
+        acked = self._desk.acknowledged(self._connection, keys, delivered)
+        for stream in streams:
+            for key in keys:
+                if stream.chunks.pop(key, None) is not None:
+                    stream.progress_s = now_s
+        if not acked:
+            return
+        for chunk in acked:
+            if chunk.times_sent == 1:
+                took_s = max(_LATE_MIN_S, _LATE_FACTOR * (now_s - chunk.sent_s))
+                self.late_s += _BLEND * (took_s - self.late_s)
+        size_bytes = sum(chunk.size_bytes for chunk in acked)
+        self._desk.flow.on_acked(now_s, size_bytes, before_bytes)
+
+    def _next(self, lanes: range, size_bytes: int, now_s: float) -> Chunk | None:
+        return self._desk.next_chunk(self._connection, lanes, size_bytes, now_s)
+
+    def _late(self, stream: Stream, holders: list[Stream], now_s: float) -> Chunk | None:
+        """Nothing new is to be sent: help out with what has been under way for too long."""
+        before_s = now_s - self.late_s
+        chunk = self._desk.straggler(self._connection, before_s, _TIMES_SENT, now_s, stream.chunks)
+        if chunk is not None:
+            for holder in holders:  # see `Chunk.frame`
+                if chunk.key in holder.chunks and not holder.is_idle:
+                    holder.keep_copies()
+        return chunk
+
+    def _hand(self, stream: Stream, chunk: Chunk, now_s: float) -> None:
+        if not stream.chunks:
+            stream.progress_s = now_s
+        stream.chunks[chunk.key] = chunk
+        traffic = chunk.entry.message.traffic if chunk.times_sent == 1 else RESEND
+        stream.put(chunk.frame(), traffic)
+        self._write(stream)

@@ -1,0 +1,393 @@
+"""Two endpoints that are connected: one stream for control, others for data, one loop for all.
+
+The loop is a single thread that never blocks on a socket. It takes chunks from the session as
+streams have room for them, so a fast stream carries more than a slow one by itself.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from geo_ray.clock import Clock
+from geo_ray.errors import FrameError, LinkDownError, TransportError
+from geo_ray.transport.config import TransportConfig
+from geo_ray.transport.endpoint.chunk_receiver import ACK_META_BYTES, ChunkReceiver
+from geo_ray.transport.endpoint.chunk_sender import ALL_LANES, DATA_LANES, ChunkSender
+from geo_ray.transport.endpoint.heartbeat import Heartbeat
+from geo_ray.transport.endpoint.session_side import SessionSide
+from geo_ray.transport.endpoint.stream import Stream
+from geo_ray.transport.wire.frames import Frame, FrameKind, FrameLimits
+from geo_ray.transport.wire.handshake import Greeting
+from geo_ray.transport.wire.message import TRANSPORT, natural
+
+_LONGEST_WAIT_S: Final = 0.5
+_ASK_KERNEL_S: Final = 1.0
+_DIALS_AT_ONCE: Final = 16
+_REDIAL_S: Final = 1.0
+
+Counts = list[dict[str, int]]
+
+
+class Connection:
+    """Control stream and data streams of one meeting with a peer, while it lasts.
+
+    Args:
+        peer: the other region.
+        desk: the session.
+        control: the stream that the handshake was made on.
+        dialed: whether this side dialed it, and hence dials the data streams.
+        config: limits and deadlines.
+        clock: for heartbeats and silence.
+        dial_stream: starts a thread that dials a data stream of a number, and calls `attach` and
+            `dial_ended`.
+
+    Attributes:
+        dialed: as given.
+        greeting: of the control stream.
+        cause: why it ended, if it did.
+        heartbeat: round trips.
+        owes: whether acknowledgements or frames still have to go out.
+    """
+
+    def __init__(
+        self,
+        peer: str,
+        desk: SessionSide,
+        control: Stream,
+        *,
+        dialed: bool,
+        config: TransportConfig,
+        clock: Clock,
+        dial_stream: Callable[[Connection, int], None],
+    ) -> None:
+        self.dialed = dialed
+        self.greeting: Greeting = control.greeting
+        self.cause: Exception | None = None
+        self.heartbeat = Heartbeat(config.heartbeat_s)
+        self.owes = True
+        self._peer = peer
+        self._desk = desk
+        self._control = control
+        self._config = config
+        self._clock = clock
+        self._dial_stream = dial_stream
+        self._intake = ChunkReceiver(desk, natural(control.greeting.hello, "epoch"))
+        self._pump = ChunkSender(self, desk, partial(self._guard, work=Stream.write))
+        self._data: list[Stream] = []
+        self._past: list[tuple[dict[str, int], dict[str, int]]] = []  # counts of closed streams
+        self._last_number = 0
+        self._has_met = False  # whether the peer's loop has said something
+        self._redial_at_s = 0.0
+        self._wish = 0  # the peer's, for the number of streams
+        self._told_wish = 0
+        self._heard_s = self._asked_s = clock.now_s()
+        self._finishing = self._finished = False
+        self._selector = selectors.DefaultSelector()
+        self._waker, self._woken = socket.socketpair()
+        for end in (self._waker, self._woken):
+            end.setblocking(False)
+        self._is_awake = False
+        self._lock = threading.Lock()  # guards the two below, and `cause`
+        self._attached: deque[Stream] = deque()
+        self._dialing = 0
+
+    # ------------------------------------------------------------------ any thread
+
+    def wake(self) -> None:
+        """Let the loop look at what is new."""
+        if self._is_awake:
+            return
+        self._is_awake = True
+        try:
+            self._waker.send(b"\0")
+        except OSError:  # full, or the connection has ended
+            return
+
+    def attach(self, stream: Stream) -> None:
+        """Add a data stream after its handshake.
+
+        Raises:
+            LinkDownError: the connection has ended.
+        """
+        with self._lock:
+            if self.cause is not None:
+                raise LinkDownError(f"the connection to region {self._peer} has ended")
+            self._attached.append(stream)
+        self.wake()
+
+    def dial_ended(self, error: Exception | None) -> None:
+        """A dial that `dial_stream` began is over."""
+        with self._lock:
+            self._dialing -= 1
+        if error is not None:
+            self._redial_at_s = self._clock.now_s() + _REDIAL_S
+            self._desk.note_error(error)
+
+    def end(self, cause: Exception | str) -> None:
+        """Let the loop end; the first cause counts."""
+        with self._lock:
+            if self.cause is None:
+                self.cause = LinkDownError(cause) if isinstance(cause, str) else cause
+        self.wake()
+
+    def finish(self) -> None:
+        """Send what was begun, then nothing more; ends when the peer has seen that."""
+        self._finishing = True
+        self.wake()
+
+    def silent_s(self) -> float:
+        """How long nothing was heard of the peer, in seconds."""
+        return self._clock.now_s() - self._heard_s
+
+    @property
+    def streams(self) -> int:
+        """Data streams that are open."""
+        return len(self._data)
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether TLS carries it."""
+        return self._control.is_tls
+
+    def counts(self) -> tuple[Counts, Counts]:
+        """Bytes by class, sent and received, of every stream so far."""
+        past, live = list(self._past), [self._control, *self._data]
+        sent = [out for out, _ in past] + [dict(stream.sent) for stream in live]
+        return sent, [back for _, back in past] + [dict(stream.received) for stream in live]
+
+    # ------------------------------------------------------------------ the loop
+
+    def run(self) -> None:
+        """Serve until it ends; frees all sockets."""
+        self._selector.register(self._woken, selectors.EVENT_READ, None)
+        try:
+            self._open(self._control)
+            while self.cause is None:
+                self._turn()
+        except (TransportError, OSError) as error:
+            self.end(error)
+        finally:
+            self.end("an internal error")
+            self._close()
+
+    def _turn(self) -> None:
+        for key, mask in self._selector.select(self._patience_s()):
+            if key.data is None:
+                # In this order: a byte that is sent in between must not be taken out, or the flag
+                # would say for ever that one is there.
+                self._woken.recv(4096)
+                self._is_awake = False
+            elif mask & selectors.EVENT_READ:
+                self._guard(key.data, self._read)
+        if self.cause is not None:
+            return
+        now_s = self._clock.now_s()
+        self._take_attached()
+        self._check_silence(now_s)
+        self._ask_kernel(now_s)
+        if not self._finishing:
+            self._tend_streams(now_s)
+            for frame in self.heartbeat.frames(now_s, self._desk.flow.ping_every_s()):
+                self._control.put(frame, TRANSPORT)
+        self._intake.acknowledge(self._control)
+        self._guard(self._control, Stream.write)
+        if not self._finishing:
+            self._pump.run(self._control, self._live(), now_s)
+        for stream in [self._control, *self._data]:
+            self._guard(stream, self._flush)
+        self._settle(now_s)
+
+    def _patience_s(self) -> float:
+        now_s, flow = self._clock.now_s(), self._desk.flow
+        until_s = min(now_s + _LONGEST_WAIT_S, self.heartbeat.due_s(flow.ping_every_s()))
+        if self._desk.in_flight_bytes():
+            until_s = min(until_s, now_s + self._pump.late_s / 2)
+        wait_s = max(0.0, until_s - now_s)
+        has_chunk = self._desk.has_chunk(ALL_LANES)
+        for stream in [self._control, *self._data]:
+            wait_s = min(wait_s, stream.ready_in_s(has_chunk=has_chunk))
+        return wait_s
+
+    def _settle(self, now_s: float) -> None:
+        """All is done that can be done now."""
+        streams = [self._control, *self._data]
+        owed, self.owes = self.owes, self._intake.owes or not all(each.is_idle for each in streams)
+        if owed and not self.owes:
+            self._desk.settled()
+        if self._finishing and not self.owes and not self._finished:
+            self._finished = True
+            for stream in streams:
+                stream.finish_sending()
+        in_flight_bytes, flow = self._desk.in_flight_bytes(), self._desk.flow
+        has_chunk = self._desk.has_chunk(DATA_LANES)
+        flow.look(
+            now_s,
+            len(self._data),
+            is_busy=has_chunk or in_flight_bytes > 0,
+            has_more=has_chunk,
+            waits=has_chunk and flow.may_send(in_flight_bytes),
+        )
+
+    def _guard(self, stream: Stream, work: Callable[[Stream], object]) -> None:
+        """Do something with a stream; a data stream that fails is given up, and no more."""
+        try:
+            work(stream)
+        except (TransportError, OSError) as error:
+            if stream is self._control:
+                raise
+            self._lose(stream, error)
+
+    def _check_silence(self, now_s: float) -> None:
+        limit_s = self._config.peer_timeout_s + 2 * self._config.heartbeat_s
+        if (silent_s := now_s - self._heard_s) > limit_s:
+            raise LinkDownError(f"region {self._peer} was silent for {silent_s:.1f} s")
+        for stream in [self._control, *self._data]:
+            if stream.chunks and now_s - stream.progress_s > limit_s:
+                self._guard(stream, _give_up)
+
+    def _ask_kernel(self, now_s: float) -> None:
+        """Learn what was lost on the way from TCP's own counters."""
+        if now_s - self._asked_s < _ASK_KERNEL_S:
+            return
+        self._asked_s = now_s
+        counts = [stream.segments_since() for stream in [self._control, *self._data]]
+        sent, lost = (sum(column) for column in zip(*counts, strict=True))
+        self._desk.flow.on_segments(now_s, sent, lost)
+
+    # ------------------------------------------------------------------ streams
+
+    def _open(self, stream: Stream) -> None:
+        config = self._config
+        meta_bytes = max(config.max_meta_bytes, ACK_META_BYTES)
+        limits = FrameLimits(meta_bytes, config.max_payload_bytes, not stream.is_tls)
+        stream.open(limits, partial(self._intake.place, stream))
+        self._selector.register(stream.sock, selectors.EVENT_READ, stream)
+
+    def _take_attached(self) -> None:
+        if not self._attached:
+            return
+        while self._attached:
+            stream = self._attached.popleft()
+            self._data.append(stream)
+            self._open(stream)
+        for stream in self._data:
+            stream.limit_unsent(self._desk.flow.unsent_bytes(len(self._data)))
+
+    def _live(self) -> list[Stream]:
+        return [stream for stream in self._data if not stream.is_draining]
+
+    def _lose(self, stream: Stream, error: Exception | None) -> None:
+        """A data stream is over: what it carried goes elsewhere."""
+        if stream not in self._data:
+            return
+        self._data.remove(stream)
+        self._selector.unregister(stream.sock)
+        self._intake.forget(stream)
+        stream.close()
+        self._past.append((stream.sent, stream.received))
+        if error is not None:
+            self._desk.give_back(self, list(stream.chunks.values()))
+            self._desk.note_error(error)
+            self._redial_at_s = self._clock.now_s() + _REDIAL_S
+
+    def _tend_streams(self, now_s: float) -> None:
+        """Have as many data streams as the side that wants more thinks best."""
+        mine = self._desk.flow.streams
+        if not self.dialed:
+            if mine != self._told_wish:
+                self._told_wish = mine
+                self._control.put(Frame(FrameKind.STREAMS, {"want": mine}), TRANSPORT)
+            return
+        if not self._has_met:
+            return  # it may not have adopted this connection, and would refuse its streams
+        want = min(self._config.max_streams, max(mine, self._wish))
+        for stream in sorted(self._live(), key=lambda each: each.number)[want:]:
+            self._say_bye(stream)
+        with self._lock:
+            missing = want - len(self._live()) - self._dialing - len(self._attached)
+            missing = max(0, min(missing, _DIALS_AT_ONCE - self._dialing))
+            if now_s < self._redial_at_s:
+                missing = 0
+            self._dialing += missing
+        for _ in range(missing):
+            self._last_number += 1
+            self._dial_stream(self, self._last_number)
+
+    def _say_bye(self, stream: Stream) -> None:
+        stream.is_draining = True
+        stream.keep_copies()  # others may send the same
+        if not stream.said_bye:
+            stream.said_bye = True
+            stream.put(Frame(FrameKind.BYE, {}), TRANSPORT)
+
+    def _flush(self, stream: Stream) -> None:
+        took_all = stream.is_idle or stream.write()
+        if stream.has_moved:
+            stream.has_moved, stream.progress_s = False, self._clock.now_s()
+        wanted = selectors.EVENT_READ | (0 if took_all else selectors.EVENT_WRITE)
+        if self._selector.get_key(stream.sock).events != wanted:
+            self._selector.modify(stream.sock, wanted, stream)
+        if stream.said_bye and stream.heard_bye and stream.is_idle:
+            # All that it carried has arrived: its acknowledgements come over the control stream.
+            self._lose(stream, None)
+
+    # ------------------------------------------------------------------ in
+
+    def _read(self, stream: Stream) -> None:
+        for frame, wire_bytes in stream.read(self._on_bytes):
+            if frame.kind is FrameKind.CHUNK:
+                self._intake.take(stream, frame, wire_bytes)
+            elif stream is self._control:
+                self._take_control(frame)
+            elif frame.kind is FrameKind.BYE:
+                stream.heard_bye = True
+                self._say_bye(stream)
+            else:
+                raise FrameError(f"a {frame.kind.name} frame on a data stream")
+
+    def _on_bytes(self, _: int) -> None:
+        self._heard_s = self._clock.now_s()
+
+    def _take_control(self, frame: Frame) -> None:
+        self._has_met = True
+        now_s = self._clock.now_s()
+        if frame.kind is FrameKind.ACK:
+            self._pump.take_acks(frame.meta, [self._control, *self._data], now_s)
+        elif frame.kind is FrameKind.PING:
+            self.heartbeat.ping(frame.meta)
+        elif frame.kind is FrameKind.PONG:
+            self._desk.flow.on_rtt(now_s, self.heartbeat.pong(frame.meta, now_s))
+        elif frame.kind is FrameKind.STREAMS:
+            self._wish = natural(frame.meta, "want")
+        else:
+            raise FrameError(f"a {frame.kind.name} frame within a connection")
+
+    # ------------------------------------------------------------------ the end
+
+    def discard(self) -> None:
+        """Free the sockets of a connection that is not to be run."""
+        self.end("not wanted")
+        self._close()
+
+    def _close(self) -> None:
+        with self._lock:
+            streams = [self._control, *self._data, *self._attached]
+            self._attached.clear()
+        self._selector.close()
+        for stream in streams:
+            self._intake.forget(stream)
+            stream.close()
+        self._is_awake = True
+        self._waker.close()
+        self._woken.close()
+
+
+def _give_up(stream: Stream) -> None:
+    """The link lives, but what this stream carries does not arrive: its path is dead."""
+    raise LinkDownError(f"stream {stream.number} stands still")

@@ -1,0 +1,301 @@
+"""A bridge's road to the other regions: reliable, ordered messages over TCP, whatever the WAN does.
+
+One connection per pair of regions, used in both directions and made anew when it breaks. Between
+two living endpoints every message arrives exactly once and in order. Blocking sockets, a thread per
+direction and peer; see docs/transport.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Final
+
+from geo_ray.clock import Clock, SystemClock
+from geo_ray.errors import DeadlineExceededError, LinkDownError, TransportError
+from geo_ray.transport.config import TransportConfig
+from geo_ray.transport.emulation.link_model import LinkModel
+from geo_ray.transport.emulation.shaper import Shaper
+from geo_ray.transport.endpoint.connector import Connector
+from geo_ray.transport.endpoint.dialer import Dialer
+from geo_ray.transport.endpoint.inbox import Callbacks
+from geo_ray.transport.endpoint.session import Session
+from geo_ray.transport.security.encryption import Encryption
+from geo_ray.transport.security.tls import TlsSource
+from geo_ray.transport.wire import sockets
+from geo_ray.transport.wire.message import EndpointIdentity, Message, PeerStats
+from geo_ray.transport.wire.sockets import Address
+from geo_ray.util.threads import Workers
+
+__all__ = ["Address", "Endpoint", "EndpointIdentity", "Message", "PeerStats", "TransportConfig"]
+
+_LOGGER = logging.getLogger(__name__)
+_GOODBYE_S: Final = 0.5  # to see the peer's end of the stream; else the last acks may be lost
+_JOIN_S: Final = 10.0
+
+
+class Endpoint:
+    """One region's end of the WAN.
+
+    Args:
+        identity: who this is.
+        on_message: (peer's region, message); called in a receiving thread, in order, and no second
+            time for that peer before it returned. Acks of the same peer wait meanwhile: hand long
+            work to another thread, and do not wait here for room in that peer's outbox.
+        config: None takes the defaults; the same in every region.
+        shaping: link models by destination region, fresh ones (see `build_links`); what is not
+            named is not shaped.
+        clock: None takes the machine's.
+        on_peer: (peer's region, its epoch, whether it is connected); in order with its messages.
+            A higher epoch means that the peer began anew: what it had not acknowledged is dropped.
+        run_start_s: the clock's time at which the link models' time is 0; None takes now.
+        certificate: this region's, for TLS; None if it needs none (see ``transport.tls``).
+
+    Raises:
+        CertificateError: the certificate cannot be used.
+    """
+
+    def __init__(
+        self,
+        identity: EndpointIdentity,
+        on_message: Callable[[str, Message], None],
+        config: TransportConfig | None = None,
+        shaping: Mapping[str, LinkModel] | None = None,
+        clock: Clock | None = None,
+        on_peer: Callable[[str, int, bool], None] | None = None,
+        run_start_s: float | None = None,
+        certificate: TlsSource | None = None,
+    ) -> None:
+        self.identity = identity
+        self._config = config or TransportConfig()
+        self._clock = clock or SystemClock()
+        start_s = self._clock.now_s() if run_start_s is None else run_start_s
+        self._shapers = {
+            region: Shaper(model, self._clock, start_s) for region, model in (shaping or {}).items()
+        }
+        self._callbacks = Callbacks(on_message, on_peer or (lambda *_: None))
+        self._meeting = Connector(
+            identity,
+            secrets.token_hex(8),
+            self._config,
+            self._clock,
+            self._shapers,
+            Encryption(self._config.tls, certificate),
+            self._find,
+        )
+        self._changed = threading.Condition()  # guards what follows
+        self._sessions: dict[str, Session] = {}
+        self._addresses: dict[str, Address] = {}
+        self._listener: socket.socket | None = None
+        self._closing = False
+        self._closed = False
+        self._workers = Workers()
+        self._linker = Dialer(
+            self._meeting, self._config, self._clock, self._workers, self._session, self._address
+        )
+
+    # ------------------------------------------------------------------ links
+
+    def listen(self, host: str = "127.0.0.1", port: int = 0) -> Address:
+        """Take connections; call once.
+
+        Returns:
+            The bound (host, port).
+
+        Raises:
+            PortInUseError: somebody else has the port.
+            TransportError: the host is not one of this machine, or the endpoint listens already.
+            LinkDownError: the endpoint is closed.
+        """
+        with self._changed:
+            if self._closing:
+                raise LinkDownError("the endpoint is closed")
+            if self._listener is not None:
+                raise TransportError("the endpoint listens already", fix="Use `advertised`.")
+            listener = sockets.listen(host, port, self._config.socket_buffer_bytes)
+            self._listener = listener
+            self._workers.start("wan-accept", lambda: self._linker.accept(listener))
+        return sockets.address_of(listener)
+
+    @property
+    def advertised(self) -> Address:
+        """Where other regions reach this endpoint: ``advertise_host``, else what it listens on.
+
+        Raises:
+            TransportError: it does not listen, or on every address without ``advertise_host``.
+        """
+        if self._listener is None:
+            raise TransportError("the endpoint does not listen", fix="Call listen() first.")
+        host, port = sockets.address_of(self._listener)
+        host = self._config.advertise_host or host
+        if host in ("0.0.0.0", "::"):  # noqa: S104  (refused, not bound)
+            raise TransportError(
+                f"{host} is no address that others could reach", fix="Set `advertise_host`."
+            )
+        return host, port
+
+    def connect(self, peer: str, address: Address) -> None:
+        """Keep a connection to a region, from now on; a second call changes the address.
+
+        Returns at once; `wait_connected` waits.
+
+        Raises:
+            LinkDownError: the endpoint is closed.
+            TransportError: ``peer`` is this region.
+        """
+        if peer == self.identity.region:
+            raise TransportError(f"region {peer} cannot connect to itself")
+        session = self._session(peer)
+        with self._changed:
+            is_new = peer not in self._addresses
+            self._addresses[peer] = address
+            if is_new and not self._closed:
+                self._workers.start(f"wan-{peer}", lambda: self._linker.keep_connected(session))
+
+    def wait_connected(self, peers: Iterable[str], timeout_s: float) -> None:
+        """Wait until all of ``peers`` are connected.
+
+        Raises:
+            LinkDownError: some are not in time; names them, with the last cause.
+        """
+        wanted = sorted(set(peers))
+        with self._changed:
+            if self._changed.wait_for(lambda: not self._missing(wanted), timeout_s):
+                return
+            missing = self._missing(wanted)
+        causes = []
+        for peer in missing:
+            session = self._sessions.get(peer)
+            cause = session.stats()["last_error"] if session is not None else None
+            causes.append(f"{peer} ({cause or 'never heard of'})")
+        raise LinkDownError(f"not connected within {timeout_s} s: {', '.join(causes)}")
+
+    def _missing(self, peers: list[str]) -> list[str]:
+        return [
+            peer
+            for peer in peers
+            if (session := self._sessions.get(peer)) is None or not session.is_connected
+        ]
+
+    # ------------------------------------------------------------------ messages
+
+    def send(self, peer: str, message: Message, deadline_s: float | None = None) -> None:
+        """Queue a message; it arrives once, after the earlier ones, as long as both ends live.
+
+        Args:
+            peer: a region that was connected to, or that has connected.
+            message: its payload must stay unchanged until it is acknowledged (`flush`).
+            deadline_s: how long to wait for room; None takes ``send_deadline_s``.
+
+        Raises:
+            DeadlineExceededError: the peer does not keep up; nothing was queued.
+            FrameError: the message cannot be sent or is over a limit.
+            LinkDownError: the region is unknown, or the endpoint closed.
+        """
+        wait_s = self._config.send_deadline_s if deadline_s is None else deadline_s
+        self._expect(peer).send(message, wait_s)
+
+    def flush(self, peer: str, timeout_s: float) -> None:
+        """Wait until ``peer`` has acknowledged every message.
+
+        Raises:
+            DeadlineExceededError: it has not in time.
+            LinkDownError: the region is unknown.
+        """
+        if not self._expect(peer).flush(timeout_s):
+            raise DeadlineExceededError(
+                f"region {peer} has not acknowledged everything within {timeout_s} s"
+            )
+
+    def stats(self) -> dict[str, PeerStats]:
+        """Counters by peer region; see `PeerStats`."""
+        with self._changed:
+            sessions = dict(self._sessions)
+        return {peer: session.stats() for peer, session in sorted(sessions.items())}
+
+    # ------------------------------------------------------------------ the end
+
+    def close(self, drain_s: float = 5.0) -> None:
+        """Send what is queued, for at most ``drain_s`` seconds, then end all threads and sockets.
+
+        Messages that are not acknowledged by then are lost, with a warning.
+        """
+        with self._changed:
+            if self._closing:
+                return
+            self._closing = True
+            sessions = list(self._sessions.values())
+        deadline_s = time.monotonic() + drain_s
+        for session in sessions:
+            if not session.flush(max(0.0, deadline_s - time.monotonic())):
+                _LOGGER.warning("region %s has not acknowledged every message", session.peer)
+        with self._changed:
+            self._closed = True
+            sessions = list(self._sessions.values())
+            self._changed.notify_all()
+        self._linker.close()
+        self._meeting.close()
+        if self._listener is not None:
+            sockets.hang_up(self._listener)
+        for session in sessions:
+            session.finish()
+        deadline_s = time.monotonic() + min(drain_s, _GOODBYE_S)
+        for session in sessions:
+            session.wait_ended(max(0.0, deadline_s - time.monotonic()))
+            session.end()
+        self._workers.join(_JOIN_S)
+        if self._listener is not None:
+            self._listener.close()
+
+    def __enter__(self) -> Endpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self.close(0.0 if error is not None else 5.0)
+
+    # ------------------------------------------------------------------ sessions
+
+    def _address(self, peer: str) -> Address:
+        with self._changed:
+            return self._addresses[peer]
+
+    def _find(self, peer: str) -> Session | None:
+        with self._changed:
+            return self._sessions.get(peer)
+
+    def _session(self, peer: str) -> Session:
+        with self._changed:
+            if self._closed:
+                raise LinkDownError("the endpoint is closed")
+            if peer not in self._sessions:
+                self._sessions[peer] = Session(
+                    self.identity,
+                    peer,
+                    self._config,
+                    self._callbacks,
+                    self._notify,
+                    is_shaped=peer in self._shapers,
+                )
+                self._workers.start(f"wan-deliver-{peer}", self._sessions[peer].inbox.run)
+            return self._sessions[peer]
+
+    def _expect(self, peer: str) -> Session:
+        session = self._find(peer)
+        if session is None:
+            known = ", ".join(sorted(self._sessions)) or "none"
+            raise LinkDownError(
+                f"there is no link to region {peer}; known are: {known}",
+                fix="Connect to the region first, or wait until it has connected.",
+            )
+        return session
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()

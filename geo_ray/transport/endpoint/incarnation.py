@@ -1,0 +1,50 @@
+"""Which start of a peer this side talks to: pure bookkeeping."""
+
+from __future__ import annotations
+
+from geo_ray.errors import PeerRefusedError
+from geo_ray.transport.wire.message import natural, text
+from geo_ray.transport.wire.meta import Meta
+
+
+class Incarnation:
+    """The newest start of a peer that was here.
+
+    Args:
+        peer: the peer's region.
+
+    Attributes:
+        epoch: its epoch; -1 before there was one.
+    """
+
+    def __init__(self, peer: str) -> None:
+        self.epoch = -1
+        self._peer = peer
+        self._instance = ""
+
+    def is_same(self, hello: Meta) -> bool:
+        """Whether a hello comes from it; False for a newer one.
+
+        Raises:
+            PeerRefusedError: it comes from a predecessor, or a twin.
+            FrameError: the hello is malformed.
+        """
+        epoch, instance = natural(hello, "epoch"), text(hello, "instance")
+        if epoch < self.epoch:
+            raise PeerRefusedError(
+                f"region {self._peer} comes with epoch {epoch}, but its epoch {self.epoch} "
+                "was here already"
+            )
+        if epoch == self.epoch and instance != self._instance:
+            raise PeerRefusedError(
+                f"two endpoints claim to be region {self._peer} in epoch {epoch}: "
+                f"{instance!r:.100} and {self._instance!r}",
+                fix="Give a restarted endpoint a higher epoch.",
+            )
+        return epoch == self.epoch
+
+    def replace(self, hello: Meta) -> bool:
+        """Take the hello's sender for the present one; whether there was another before."""
+        had_one = self.epoch >= 0
+        self.epoch, self._instance = natural(hello, "epoch"), text(hello, "instance")
+        return had_one

@@ -1,0 +1,265 @@
+"""Numbered messages on their way to one peer, cut into chunks: pure bookkeeping, no threads.
+
+Every lane has its own numbers and its own order. A chunk is handed to one stream, and stays with
+the outbox until the peer has acknowledged it: a stream that dies gives its chunks back, and they go
+out again over another. A message stays until the peer has delivered it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container
+from dataclasses import dataclass, field
+
+from geo_ray.errors import FrameError
+from geo_ray.transport.wire.frames import Frame, FrameKind, view_of
+from geo_ray.transport.wire.message import LANES, Message, to_meta
+
+Key = tuple[int, int, int]
+"""Lane, number of the message, offset in its payload."""
+
+
+@dataclass(slots=True)
+class OutboxEntry:
+    """A message in the outbox.
+
+    Attributes:
+        number: counts up from 1 per lane, direction and pair of incarnations.
+        message: the message.
+        view: its payload's bytes.
+        next_offset: where the part begins that was never handed out.
+        is_open: whether something was never handed out; an empty message is one empty chunk.
+    """
+
+    number: int
+    message: Message
+    view: memoryview
+    next_offset: int = 0
+    is_open: bool = True
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the payload."""
+        return self.view.nbytes
+
+
+@dataclass(slots=True)
+class Chunk:
+    """A piece of a message that was handed out and is not acknowledged.
+
+    Attributes:
+        entry: its message.
+        offset: where it begins.
+        size_bytes: its length.
+        times_sent: how often it was handed to a stream.
+        sent_s: when the last time.
+    """
+
+    entry: OutboxEntry
+    offset: int
+    size_bytes: int
+    times_sent: int = 0
+    sent_s: float = 0.0
+
+    @property
+    def key(self) -> Key:
+        """What the peer acknowledges."""
+        return self.entry.message.lane, self.entry.number, self.offset
+
+    def frame(self) -> Frame:
+        """The chunk for the wire; a message's first chunk says what the message is."""
+        lane, number, offset = self.key
+        meta = to_meta(lane, number, offset, self.entry.size_bytes, self.entry.message)
+        payload = self.entry.view[offset : offset + self.size_bytes]
+        if self.times_sent > 1:
+            # The other copy may arrive while this one waits for its stream; then the message's
+            # buffer is the caller's again.
+            return Frame(FrameKind.CHUNK, meta, bytes(payload))
+        return Frame(FrameKind.CHUNK, meta, payload)
+
+
+@dataclass(slots=True)
+class _Lane:
+    entries: deque[OutboxEntry] = field(default_factory=deque)  # not delivered yet
+    unsent: deque[OutboxEntry] = field(default_factory=deque)  # a tail of them, that are still open
+    again: dict[Key, Chunk] = field(default_factory=dict)  # given back by streams that died
+    last_number: int = 0
+    ahead_bytes: int = 0  # of entries that were begun and are not delivered
+
+
+class Outbox:
+    """What one peer has not delivered yet.
+
+    Args:
+        max_messages: bound on the number of messages.
+        max_bytes: bound on their payloads; a single larger one fits into an empty outbox.
+        max_ahead_bytes: bound, per lane, on payloads that were begun and are not delivered; it
+            bounds what the peer must hold. One message always passes.
+    """
+
+    def __init__(self, max_messages: int, max_bytes: int, max_ahead_bytes: int) -> None:
+        self._max_messages = max_messages
+        self._max_bytes = max_bytes
+        self._max_ahead_bytes = max_ahead_bytes
+        self._lanes = [_Lane() for _ in range(LANES)]
+        self._in_flight: dict[Key, Chunk] = {}
+        self.size_bytes = 0
+        self.in_flight_bytes = 0
+
+    def __len__(self) -> int:
+        return sum(len(lane.entries) for lane in self._lanes)
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether a message with that payload fits."""
+        fits = self.size_bytes + size_bytes <= self._max_bytes
+        count = len(self)
+        return not count or (count < self._max_messages and fits)
+
+    def add(self, message: Message) -> int:
+        """Append a message to its lane; returns its number there."""
+        lane = self._lanes[message.lane]
+        lane.last_number += 1
+        entry = OutboxEntry(lane.last_number, message, view_of(message.payload))
+        lane.entries.append(entry)
+        lane.unsent.append(entry)
+        self.size_bytes += entry.size_bytes
+        return entry.number
+
+    # ------------------------------------------------------------------ out
+
+    def has_chunk(self, lanes: range) -> bool:
+        """Whether `next_chunk` would return one."""
+        return any(lane.again or self._may_begin(lane) for lane in self._lanes_of(lanes))
+
+    def next_chunk(self, lanes: range, chunk_bytes: int, now_s: float) -> Chunk | None:
+        """The most urgent chunk, which counts as sent; what was given back comes first.
+
+        Args:
+            lanes: which lanes to look at, the most urgent first.
+            chunk_bytes: longest new chunk.
+            now_s: remembered in the chunk.
+        """
+        for lane in self._lanes_of(lanes):
+            chunk = self._again(lane) or self._fresh(lane, chunk_bytes)
+            if chunk is not None:
+                self._hand_out(chunk, now_s)
+                return chunk
+        return None
+
+    def straggler(
+        self, sent_before_s: float, times: int, now_s: float, but: Container[Key]
+    ) -> Chunk | None:
+        """A chunk that has been out for long; it counts as sent once more.
+
+        Args:
+            sent_before_s: only chunks that were last sent before then.
+            times: only chunks that were sent fewer times.
+            now_s: remembered in the chunk.
+            but: not one of these.
+        """
+        for key, chunk in self._in_flight.items():
+            is_late = chunk.sent_s < sent_before_s and chunk.times_sent < times
+            if is_late and key not in but:
+                chunk.times_sent += 1
+                chunk.sent_s = now_s
+                return chunk
+        return None
+
+    def _lanes_of(self, lanes: range) -> list[_Lane]:
+        return [self._lanes[lane] for lane in lanes]
+
+    def _may_begin(self, lane: _Lane) -> bool:
+        if not lane.unsent:
+            return False
+        entry = lane.unsent[0]
+        is_begun = entry.next_offset > 0
+        fits = lane.ahead_bytes + entry.size_bytes <= self._max_ahead_bytes
+        return is_begun or fits or lane.entries[0] is entry
+
+    def _again(self, lane: _Lane) -> Chunk | None:
+        return lane.again.pop(next(iter(lane.again))) if lane.again else None
+
+    def _fresh(self, lane: _Lane, chunk_bytes: int) -> Chunk | None:
+        if not self._may_begin(lane):
+            return None
+        entry = lane.unsent[0]
+        if not entry.next_offset:
+            lane.ahead_bytes += entry.size_bytes
+        offset = entry.next_offset
+        size_bytes = min(chunk_bytes, entry.size_bytes - offset)
+        entry.next_offset += size_bytes
+        if entry.next_offset == entry.size_bytes:
+            entry.is_open = False
+            lane.unsent.popleft()
+        return Chunk(entry, offset, size_bytes)
+
+    def _hand_out(self, chunk: Chunk, now_s: float) -> None:
+        chunk.times_sent += 1
+        chunk.sent_s = now_s
+        if chunk.key not in self._in_flight:
+            self._in_flight[chunk.key] = chunk
+            self.in_flight_bytes += chunk.size_bytes
+
+    # ------------------------------------------------------------------ back
+
+    def acknowledge(self, key: Key) -> Chunk | None:
+        """The peer has a chunk; returns it unless that was known."""
+        chunk = self._in_flight.pop(key, None)
+        if chunk is not None:
+            self.in_flight_bytes -= chunk.size_bytes
+        elif key[0] < LANES:  # its stream died, but it had arrived
+            chunk = self._lanes[key[0]].again.pop(key, None)
+        return chunk
+
+    def give_back(self, chunks: list[Chunk]) -> None:
+        """A stream died: what the peer has not acknowledged of these is due again."""
+        for chunk in sorted(chunks, key=lambda chunk: chunk.key):
+            if self._in_flight.pop(chunk.key, None) is not None:
+                self.in_flight_bytes -= chunk.size_bytes
+                self._lanes[chunk.entry.message.lane].again[chunk.key] = chunk
+
+    def delivered(self, lane_number: int, number: int) -> None:
+        """The peer has delivered every message of a lane up to ``number``.
+
+        Raises:
+            FrameError: it was never sent that many.
+        """
+        lane = self._lanes[lane_number]
+        unsent = len(lane.unsent)
+        if number > lane.last_number - unsent:
+            raise FrameError(
+                f"the peer acknowledges message {number} of lane {lane_number}, but only "
+                f"{lane.last_number - unsent} were sent"
+            )
+        while lane.entries and lane.entries[0].number <= number:
+            entry = lane.entries.popleft()
+            self.size_bytes -= entry.size_bytes
+            lane.ahead_bytes -= entry.size_bytes
+        done = [key for key in self._in_flight if key[0] == lane_number and key[1] <= number]
+        for key in done:  # their acks were lost, or are still to come
+            self.acknowledge(key)
+        if lane.again:
+            lane.again = {key: chunk for key, chunk in lane.again.items() if key[1] > number}
+
+    def rewind(self, delivered: list[int]) -> None:
+        """A new connection: what is not acknowledged is due again.
+
+        Args:
+            delivered: by lane, up to which number the peer has delivered.
+
+        Raises:
+            FrameError: it was never sent that many, or there are not as many lanes.
+        """
+        if len(delivered) != LANES:
+            raise FrameError(f"the peer has {len(delivered)} lanes instead of {LANES}")
+        for lane, number in enumerate(delivered):
+            self.delivered(lane, number)
+        self.give_back(list(self._in_flight.values()))
+
+    def restart(self) -> int:
+        """The peer began anew: drop what was meant for its predecessor; returns how many."""
+        dropped = len(self)
+        self._lanes = [_Lane() for _ in range(LANES)]
+        self._in_flight.clear()
+        self.size_bytes = self.in_flight_bytes = 0
+        return dropped

@@ -1,0 +1,391 @@
+"""Everything between two endpoints, over any number of connections: order, acks, duplicates."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Container
+from dataclasses import asdict
+from typing import Final
+
+from geo_ray.errors import DeadlineExceededError, FrameError, LinkDownError, PeerRefusedError
+from geo_ray.transport.config import TransportConfig
+from geo_ray.transport.endpoint.assembly import Assembly
+from geo_ray.transport.endpoint.connection import Connection
+from geo_ray.transport.endpoint.inbox import Callbacks, Inbox
+from geo_ray.transport.endpoint.incarnation import Incarnation
+from geo_ray.transport.endpoint.outbox import Chunk, Key, Outbox
+from geo_ray.transport.endpoint.traffic_counters import TrafficCounters
+from geo_ray.transport.flow.control import FlowControl
+from geo_ray.transport.wire.frames import check_sendable, view_of
+from geo_ray.transport.wire.message import (
+    LANES,
+    EndpointIdentity,
+    Message,
+    PeerStats,
+    Piece,
+    check_message,
+    natural,
+    numbers,
+    to_meta,
+)
+from geo_ray.transport.wire.meta import Meta
+
+_LARGEST: Final = 2**63
+_LOGGER = logging.getLogger(__name__)
+
+
+class Session:
+    """State shared with one peer region.
+
+    A connection is adopted after its handshake and `run` in the thread that made it; the newest
+    one counts. Both ends say how far they got when they meet again, and the rest is sent once more.
+
+    Args:
+        identity: this endpoint.
+        peer: the other region.
+        config: limits and deadlines.
+        callbacks: the user's.
+        on_change: called when the session was connected or disconnected.
+        is_shaped: whether the link to the peer is emulated.
+    """
+
+    def __init__(
+        self,
+        identity: EndpointIdentity,
+        peer: str,
+        config: TransportConfig,
+        callbacks: Callbacks,
+        on_change: Callable[[], None],
+        *,
+        is_shaped: bool,
+    ) -> None:
+        self.peer = peer
+        self.flow = FlowControl(config, is_shaped=is_shaped)
+        self.inbox = Inbox(peer, callbacks, self._taken)
+        self._region = identity.region
+        self._config = config
+        self._limits = config.limits()
+        self._on_change = on_change
+        # Guards everything below; never held while a callback or a socket is busy.
+        self._changed = threading.Condition()
+        self._outbox = Outbox(
+            config.max_outbox_messages, config.max_outbox_bytes, config.max_ahead_bytes
+        )
+        self._assembly = Assembly(config.max_outbox_messages, config.max_payload_bytes)
+        self._connection: Connection | None = None
+        self._closed = False
+        self._incarnation = Incarnation(peer)
+        self._peer_delivered: list[int] = []
+        self._books = TrafficCounters()
+
+    # ------------------------------------------------------------------ the user's side
+
+    def send(self, message: Message, deadline_s: float) -> None:
+        """Queue a message; see `Endpoint.send`."""
+        # An unsendable message must fail here: in the outbox it would end every connection.
+        check_message(message)
+        size_bytes = view_of(message.payload).nbytes
+        longest = to_meta(message.lane, _LARGEST, 0, _LARGEST, message)
+        check_sendable(longest, size_bytes, self._limits)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._closed or self._outbox.has_room(size_bytes), deadline_s
+            )
+            if self._closed:
+                raise LinkDownError(f"the link to region {self.peer} is closed")
+            if not self._outbox.has_room(size_bytes):
+                raise DeadlineExceededError(
+                    f"no room for a {message.kind!r} message to region {self.peer} within "
+                    f"{deadline_s} s (send_deadline_s): {len(self._outbox)} messages with "
+                    f"{self._outbox.size_bytes} bytes are not acknowledged"
+                )
+            self._outbox.add(message)
+            connection = self._connection
+        if connection is not None:
+            connection.wake()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until the peer has delivered everything and was acknowledged itself."""
+        with self._changed:
+            return self._changed.wait_for(self._is_flushed, timeout_s)
+
+    def _is_flushed(self) -> bool:
+        connection = self._connection
+        return self._closed or not (self._outbox or (connection is not None and connection.owes))
+
+    def stats(self) -> PeerStats:
+        """See `PeerStats`."""
+        with self._changed:
+            books, connection = self._books, self._connection
+            heartbeat = None if connection is None else connection.heartbeat
+            return PeerStats(
+                connected=connection is not None,
+                epoch=None if self._incarnation.epoch < 0 else self._incarnation.epoch,
+                bytes_out=books.bytes_out(),
+                bytes_in=books.bytes_in(),
+                messages_out=books.messages_out,
+                messages_in=books.messages_in,
+                duplicates_in=self._assembly.duplicates,
+                dropped_out=books.dropped_out,
+                reconnects=max(0, books.connects - 1),
+                rtt_s=None if heartbeat is None else heartbeat.rtt_s,
+                rtt_min_s=None if heartbeat is None else heartbeat.rtt_min_s,
+                streams=0 if connection is None else connection.streams,
+                encrypted=connection is not None and connection.is_encrypted,
+                window_bytes=int(self.flow.window.size_bytes),
+                estimate=asdict(self.flow.estimate),
+                outbox_messages=len(self._outbox),
+                outbox_bytes=self._outbox.size_bytes,
+                heard_s_ago=None if connection is None else connection.silent_s(),
+                last_error=books.last_error,
+            )
+
+    def note_error(self, error: Exception) -> None:
+        """Why a connection or stream could not be made, or ended; shown by `stats`."""
+        with self._changed:
+            self._books.last_error = str(error)
+
+    # ------------------------------------------------------------------ connections
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection."""
+        return self._connection is not None
+
+    def wait_disconnected(self) -> bool:
+        """Wait until there is no connection; False if the session was closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._connection is None)
+            return not self._closed
+
+    def wait_closed(self, timeout_s: float) -> bool:
+        """Wait for `finish`, or until a connection was adopted; whether it is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._connection is not None, timeout_s)
+            return self._closed
+
+    def admit(self, hello: Meta) -> Meta:
+        """Look at a peer's hello that is not authenticated yet; changes nothing.
+
+        Returns:
+            This side's READY: how many of that incarnation's messages were delivered.
+
+        Raises:
+            PeerRefusedError: another incarnation of the peer has taken over, or the hello is of a
+                data stream to a connection that is no more.
+        """
+        with self._changed:
+            is_same = self._incarnation.is_same(hello)
+            if natural(hello, "stream"):
+                self._connection_of(hello)
+                return {}
+            return {"delivered": [*self.inbox.delivered]} if is_same else self.nothing_delivered()
+
+    @staticmethod
+    def nothing_delivered() -> Meta:
+        """The READY for a peer that was not here before."""
+        return {"delivered": [0] * LANES}
+
+    def connection_of(self, hello: Meta) -> Connection:
+        """The connection that a data stream's hello names.
+
+        Raises:
+            PeerRefusedError: it is no more.
+        """
+        with self._changed:
+            return self._connection_of(hello)
+
+    def _connection_of(self, hello: Meta) -> Connection:
+        connection = self._connection
+        if connection is None or connection.greeting.link_id != hello.get("link"):
+            raise PeerRefusedError(f"a data stream of region {self.peer} came too late")
+        return connection
+
+    def adopt(self, connection: Connection) -> None:
+        """Make an authenticated connection the session's; an older one ends.
+
+        Raises:
+            PeerRefusedError: the peer may not, or both sides dialed and the other dial won.
+            FrameError: the peer's READY makes no sense.
+            LinkDownError: the session is closed.
+        """
+        hello = connection.greeting.hello
+        delivered = numbers(connection.greeting.ready, "delivered")
+        with self._changed:
+            if self._closed:
+                raise LinkDownError(f"the link to region {self.peer} is closed")
+            old = self._connection
+            if old is not None and self._rank(old) > self._rank(connection):
+                raise PeerRefusedError(f"region {self.peer} is connected already")
+            if not self._incarnation.is_same(hello):
+                self._begin_anew(hello)
+            self._outbox.rewind(delivered)
+            if old is not None:
+                # Told here: the old connection's thread may only get there after the new one's.
+                self.inbox.tell_peer(natural(old.greeting.hello, "epoch"), is_up=False)
+                old.end("replaced by a newer connection")
+            self._connection = connection
+            self.inbox.tell_peer(self._incarnation.epoch, is_up=True)
+            self._peer_delivered = []
+            self._books.open(connection)
+            self._changed.notify_all()
+        self._on_change()
+
+    def _rank(self, connection: Connection) -> bool:
+        """Of two dials in opposite directions, the one of the region that sorts first stays."""
+        return connection.dialed == (self._region < self.peer)
+
+    def _begin_anew(self, hello: Meta) -> None:
+        had_predecessor = self._incarnation.replace(hello)
+        self.inbox.begin_anew(self._incarnation.epoch)
+        self._assembly.restart()
+        if not had_predecessor:
+            return
+        dropped = self._outbox.restart()
+        self._books.dropped_out += dropped
+        _LOGGER.warning(
+            "region %s began anew with epoch %d; %d messages to its predecessor are dropped",
+            self.peer, self._incarnation.epoch, dropped,
+        )  # fmt: skip
+
+    def run(self, connection: Connection) -> None:
+        """Serve an adopted connection until it ends; frees its sockets."""
+        connection.run()
+        with self._changed:
+            if self._connection is connection:
+                self._connection = None
+                self.inbox.tell_peer(self._incarnation.epoch, is_up=False)
+            self._books.last_error = str(connection.cause)
+            self._books.close(connection)
+            is_last = self._closed and self._connection is None
+            self._changed.notify_all()
+        if is_last:
+            self.inbox.close()
+        self._on_change()
+
+    def finish(self) -> None:
+        """Accept and send nothing more; the connection ends when the peer has seen that."""
+        with self._changed:
+            self._closed = True
+            if self._connection is not None:
+                self._connection.finish()
+            else:
+                self.inbox.close()
+            self._changed.notify_all()
+
+    def wait_ended(self, timeout_s: float) -> None:
+        """Wait until there is no connection."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._connection is None, timeout_s)
+
+    def end(self) -> None:
+        """End the connection, if there is one, after `finish`."""
+        with self._changed:
+            if self._connection is not None:
+                self._connection.end("closed by this side")
+
+    # ------------------------------------------------------------------ for the connection
+
+    def next_chunk(
+        self, connection: Connection, lanes: range, chunk_bytes: int, now_s: float
+    ) -> Chunk | None:
+        """See `Outbox.next_chunk`; None for a connection that was replaced."""
+        with self._changed:
+            if self._connection is not connection:
+                return None
+            chunk = self._outbox.next_chunk(lanes, chunk_bytes, now_s)
+            if chunk is not None and not chunk.offset and chunk.times_sent == 1:
+                self._books.messages_out += 1
+            return chunk
+
+    def has_chunk(self, lanes: range) -> bool:
+        """See `Outbox.has_chunk`."""
+        with self._changed:
+            return self._outbox.has_chunk(lanes)
+
+    def straggler(
+        self,
+        connection: Connection,
+        sent_before_s: float,
+        times: int,
+        now_s: float,
+        but: Container[Key],
+    ) -> Chunk | None:
+        """See `Outbox.straggler`; None for a connection that was replaced."""
+        with self._changed:
+            if self._connection is not connection:
+                return None
+            return self._outbox.straggler(sent_before_s, times, now_s, but)
+
+    def acknowledged(
+        self, connection: Connection, keys: list[Key], delivered: list[int]
+    ) -> list[Chunk]:
+        """Take in an ACK; the chunks that it is news for.
+
+        Raises:
+            FrameError: more was acknowledged than was sent, or for other lanes.
+        """
+        if len(delivered) != LANES:
+            raise FrameError(f"an acknowledgement of {len(delivered)} lanes instead of {LANES}")
+        with self._changed:
+            if self._connection is not connection:  # it may mean a predecessor's messages
+                return []
+            acked = [self._outbox.acknowledge(key) for key in keys]
+            if delivered != self._peer_delivered:
+                for lane, number in enumerate(delivered):
+                    self._outbox.delivered(lane, number)
+                self._peer_delivered = delivered
+            self._changed.notify_all()
+        return [chunk for chunk in acked if chunk is not None]
+
+    def give_back(self, connection: Connection, chunks: list[Chunk]) -> None:
+        """See `Outbox.give_back`; a connection that was replaced has given all back."""
+        with self._changed:
+            if self._connection is connection:
+                self._outbox.give_back(chunks)
+
+    def in_flight_bytes(self) -> int:
+        """Bytes that are not acknowledged."""
+        return self._outbox.in_flight_bytes
+
+    def place(
+        self, epoch: int, piece: Piece, size_bytes: int, divert: Callable[[], None]
+    ) -> memoryview:
+        """See `Assembly.place`."""
+        with self._changed:
+            if epoch != self._incarnation.epoch:
+                raise PeerRefusedError(f"region {self.peer} began anew")
+            return self._assembly.place(piece, size_bytes, divert)
+
+    def abandon(self, piece: Piece, divert: Callable[[], None]) -> None:
+        """See `Assembly.abandon`."""
+        with self._changed:
+            self._assembly.abandon(piece, divert)
+
+    def complete(self, epoch: int, piece: Piece, payload: memoryview) -> bool:
+        """See `Assembly.complete`; whether the chunk was new."""
+        with self._changed:
+            if epoch != self._incarnation.epoch:
+                return False
+            is_new, messages = self._assembly.complete(piece, payload)
+        if messages:
+            self.inbox.add(epoch, messages)
+        return is_new
+
+    def delivered(self) -> list[int]:
+        """By lane, up to which number messages were delivered here."""
+        return self.inbox.delivered
+
+    def settled(self) -> None:
+        """Nothing is owed to the peer any more."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def _taken(self, _: Message) -> None:
+        with self._changed:
+            self._books.messages_in += 1
+            connection = self._connection
+            self._changed.notify_all()
+        if connection is not None:
+            connection.wake()

@@ -1,0 +1,68 @@
+"""What a connection asks of the session that it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from typing import TYPE_CHECKING, Protocol
+
+from geo_ray.transport.endpoint.outbox import Chunk, Key
+from geo_ray.transport.flow.control import FlowControl
+from geo_ray.transport.wire.message import Piece
+
+if TYPE_CHECKING:
+    from geo_ray.transport.endpoint.connection import Connection
+
+
+class SessionSide(Protocol):
+    """The session's side that faces its connections; any thread may call."""
+
+    flow: FlowControl
+
+    def next_chunk(
+        self, connection: Connection, lanes: range, chunk_bytes: int, now_s: float
+    ) -> Chunk | None:
+        """See `Outbox.next_chunk`; None for a connection that was replaced."""
+
+    def has_chunk(self, lanes: range) -> bool:
+        """See `Outbox.has_chunk`."""
+
+    def straggler(
+        self,
+        connection: Connection,
+        sent_before_s: float,
+        times: int,
+        now_s: float,
+        but: Container[Key],
+    ) -> Chunk | None:
+        """See `Outbox.straggler`; None for a connection that was replaced."""
+
+    def acknowledged(
+        self, connection: Connection, keys: list[Key], delivered: list[int]
+    ) -> list[Chunk]:
+        """Take in an ACK; the chunks that it is news for, none if the connection was replaced."""
+
+    def give_back(self, connection: Connection, chunks: list[Chunk]) -> None:
+        """See `Outbox.give_back`; nothing happens for a connection that was replaced."""
+
+    def in_flight_bytes(self) -> int:
+        """Bytes that are not acknowledged."""
+
+    def place(
+        self, epoch: int, piece: Piece, size_bytes: int, divert: Callable[[], None]
+    ) -> memoryview:
+        """See `Assembly.place`."""
+
+    def abandon(self, piece: Piece, divert: Callable[[], None]) -> None:
+        """See `Assembly.abandon`."""
+
+    def complete(self, epoch: int, piece: Piece, payload: memoryview) -> bool:
+        """See `Assembly.complete`; whether the chunk was new."""
+
+    def delivered(self) -> list[int]:
+        """By lane, up to which number messages were delivered here."""
+
+    def settled(self) -> None:
+        """Nothing is owed to the peer any more."""
+
+    def note_error(self, error: Exception) -> None:
+        """Remember why a stream could not be made, or ended."""

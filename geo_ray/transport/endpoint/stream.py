@@ -1,0 +1,260 @@
+"""One socket of a connection between two endpoints; it never blocks."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import socket
+import ssl
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from geo_ray.transport.emulation.link_model import CHUNK_BYTES
+from geo_ray.transport.emulation.shaper import Shaper, regroup
+from geo_ray.transport.endpoint.outbox import Chunk, Key
+from geo_ray.transport.flow.tcp_info import TcpInfo, read_tcp_info
+from geo_ray.transport.wire import sockets
+from geo_ray.transport.wire.frame_reader import FrameReader, Place
+from geo_ray.transport.wire.frames import Frame, FrameKind, FrameLimits, encode
+from geo_ray.transport.wire.handshake import Greeting
+from geo_ray.transport.wire.message import TRANSPORT
+
+_RECORD_BYTES: Final = 16 * 1024  # most plain bytes of a TLS record
+_GATHER: Final = 64  # buffers in one system call
+_READ_BYTES: Final = 512 * 1024  # then the other streams have their turn
+
+
+class Stream:
+    """A socket after its handshake, with what waits to go out on it.
+
+    Args:
+        sock: plain or TLS; not blocking from here on.
+        number: 0 for the stream that carries control, counted up for others.
+        greeting: the handshake's outcome.
+        shaper: an emulated link, or None.
+        handshake_bytes: received so far.
+
+    Attributes:
+        number: as given.
+        greeting: as given.
+        chunks: what was handed to it and is not acknowledged.
+        sent: bytes by class.
+        received: bytes by class; a chunk's are added by the owner.
+        is_draining: nothing new is handed to it; it closes when both sides have said so.
+        has_moved: whether the kernel took bytes of chunks since the owner last looked. Heartbeats
+            do not count: they pass on a stream whose chunks do not arrive.
+        progress_s: when it did, or the peer acknowledged some; kept by the owner.
+        said_bye: this side has.
+        heard_bye: the other has.
+        is_closed: its socket is free.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        number: int,
+        greeting: Greeting,
+        shaper: Shaper | None,
+        handshake_bytes: int,
+    ) -> None:
+        self.number = number
+        self.greeting = greeting
+        self.chunks: dict[Key, Chunk] = {}
+        self.sent: dict[str, int] = {}
+        self.received: dict[str, int] = {TRANSPORT: handshake_bytes}
+        self.has_moved = self.is_closed = False
+        self.progress_s = 0.0
+        self.is_draining = self.said_bye = self.heard_bye = False
+        self.sock = sock
+        self._is_tls = isinstance(sock, ssl.SSLSocket)
+        self._shaper = shaper
+        self._queue: deque[tuple[float, memoryview, str]] = deque()  # (when, bytes, class)
+        self._reader: FrameReader | None = None
+        self._is_blocked = False
+        self._frames_out = 0
+        self._tcp_info: TcpInfo | None = None
+        sock.setblocking(False)
+
+    def open(self, limits: FrameLimits, place: Place) -> None:
+        """Begin to parse what comes in."""
+        self._reader = FrameReader(self.greeting.recv_key, limits, place)
+
+    def fileno(self) -> int:
+        """For a selector."""
+        return self.sock.fileno()
+
+    @property
+    def is_tls(self) -> bool:
+        """Whether payloads are encrypted, and need no digest of their own."""
+        return self._is_tls
+
+    # ------------------------------------------------------------------ out
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything was given to the kernel."""
+        return not self._queue
+
+    def has_room(self) -> bool:
+        """Whether another chunk may be put on it now."""
+        if self.is_closed:
+            return False
+        return not self._queue if self._shaper is None else self._shaper.has_room()
+
+    def ready_in_s(self, *, has_chunk: bool) -> float:
+        """When an emulated link can do something again, in seconds; no socket tells.
+
+        Args:
+            has_chunk: whether something waits for room on the link.
+        """
+        if self._shaper is None:
+            return math.inf
+        wait_s = math.inf
+        if self._queue and not self._is_blocked:
+            wait_s = max(0.0, self._queue[0][0] - self._shaper.now_s())
+        return min(wait_s, self._shaper.room_in_s()) if has_chunk else wait_s
+
+    def limit_unsent(self, size_bytes: int) -> None:
+        """See `sockets.limit_unsent`."""
+        sockets.limit_unsent(self.sock, size_bytes)
+
+    def put(self, frame: Frame, traffic: str) -> None:
+        """Queue a frame; its payload must stay as it is."""
+        key, number = self.greeting.send_key, self._frames_out
+        self._frames_out += 1
+        parts = encode(frame, key, digest_payload=not self._is_tls, number=number)
+        if self._is_tls:
+            parts = _first_record(parts)
+        if self._shaper is None:
+            self._queue.extend((0.0, part, traffic) for part in parts)
+            return
+        ready_s = self._shaper.now_s()
+        for group in regroup(parts, CHUNK_BYTES):
+            when_s = self._shaper.arrival_s(ready_s, sum(part.nbytes for part in group))
+            self._queue.extend((when_s, part, traffic) for part in group)
+
+    def keep_copies(self) -> None:
+        """What waits to go out must not change, though its buffers may."""
+        self._queue = deque(
+            (when_s, memoryview(bytes(part)), traffic) for when_s, part, traffic in self._queue
+        )
+
+    def write(self) -> bool:
+        """Give the kernel what is due; whether it took everything.
+
+        Raises:
+            OSError: the connection is lost.
+        """
+        now_s = 0.0 if self._shaper is None else self._shaper.now_s()
+        while self._queue and self._queue[0][0] <= now_s:
+            try:
+                sent = self._send(now_s)
+            except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+                self._is_blocked = True
+                return False
+            self._account(sent)
+        self._is_blocked = False
+        return True
+
+    def _send(self, now_s: float) -> int:
+        if self._is_tls:  # what did not fit must be offered again as it was
+            return self.sock.send(self._queue[0][1])
+        parts: list[memoryview] = []
+        for when_s, part, _ in self._queue:
+            if when_s > now_s or len(parts) == _GATHER:
+                break
+            parts.append(part)
+        return self.sock.sendmsg(parts)
+
+    def _account(self, sent: int) -> None:
+        while sent:
+            when_s, part, traffic = self._queue[0]
+            self.has_moved = self.has_moved or traffic != TRANSPORT
+            taken = min(sent, part.nbytes)
+            self.sent[traffic] = self.sent.get(traffic, 0) + taken
+            sent -= taken
+            if taken == part.nbytes:
+                self._queue.popleft()
+            else:
+                self._queue[0] = (when_s, part[taken:], traffic)
+
+    def segments_since(self) -> tuple[int, int]:
+        """TCP segments sent, and of them lost, since the last call; nothing where unknown."""
+        info = read_tcp_info(self.sock)
+        if info is None:
+            return 0, 0
+        earlier, self._tcp_info = self._tcp_info, info
+        return info.segments_since(earlier)
+
+    # ------------------------------------------------------------------ in
+
+    def read(self, on_bytes: Callable[[int], None]) -> Iterator[tuple[Frame, int]]:
+        """What has arrived: frames, with their bytes on the wire.
+
+        Args:
+            on_bytes: told how many came, frame by frame or not.
+
+        Raises:
+            TransportError: what arrived is no valid frame.
+            OSError: the connection is lost, or ended by the other side (`ConnectionError`).
+        """
+        reader = self._reader
+        if reader is None:
+            return
+        total = 0
+        while total < _READ_BYTES or self._has_pending():
+            try:
+                count = self.sock.recv_into(reader.room())
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return
+            except ssl.SSLEOFError as error:
+                raise ConnectionResetError("the peer ended the connection") from error
+            if not count:
+                raise ConnectionResetError("the peer ended the connection")
+            total += count
+            on_bytes(count)
+            for frame, wire_bytes in reader.took(count):
+                if frame.kind is not FrameKind.CHUNK:
+                    self.account_in(TRANSPORT, wire_bytes)
+                yield frame, wire_bytes
+
+    def _has_pending(self) -> bool:
+        """Whether TLS holds decrypted bytes that no selector knows of."""
+        return isinstance(self.sock, ssl.SSLSocket) and self.sock.pending() > 0
+
+    def account_in(self, traffic: str, wire_bytes: int) -> None:
+        """Add received bytes to a class."""
+        self.received[traffic] = self.received.get(traffic, 0) + wire_bytes
+
+    def divert(self) -> None:
+        """See `FrameReader.divert`."""
+        if self._reader is not None:
+            self._reader.divert()
+
+    # ------------------------------------------------------------------ the end
+
+    def finish_sending(self) -> None:
+        """Tell the peer that nothing more will come; what it still says is received."""
+        sockets.stop_sending(self.sock)
+
+    def close(self) -> None:
+        """Free the socket."""
+        self.is_closed = True
+        sockets.hang_up(self.sock)
+        with contextlib.suppress(OSError):
+            self.sock.close()
+
+
+def _first_record(parts: Iterator[memoryview]) -> Iterator[memoryview]:
+    """The same bytes, the head together with what fits into its TLS record.
+
+    A head alone would be a record, and a packet, of its own. The rest stays uncopied.
+    """
+    head = next(parts)
+    payload = next(parts, memoryview(b""))
+    cut = max(0, _RECORD_BYTES - head.nbytes)
+    yield memoryview(b"".join((head, payload[:cut])))
+    if payload.nbytes > cut:
+        yield payload[cut:]
+    yield from parts

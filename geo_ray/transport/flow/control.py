@@ -1,0 +1,162 @@
+"""Which chunk goes out when, and over how many streams: what a busy link learns about itself."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from geo_ray.transport.config import TransportConfig
+from geo_ray.transport.flow.estimator import LinkEstimate, LinkEstimator
+from geo_ray.transport.flow.stream_count import StreamCount, Stretch
+from geo_ray.transport.flow.window import Window
+
+_LONG_RTTS: Final = 8.0
+_LONG_S: Final = 0.4
+_SHORT_RTTS: Final = 1.5
+_NEAR_S: Final = 0.003  # a round trip shorter than that is no wide-area link
+_FIRST_FAR: Final = 4
+_MOST_NEAR: Final = 4
+_MANY: Final = 32
+_FIRST_FLIGHT_BYTES: Final = 13 * 1024  # with frame and TLS records less than 10 x 1448
+_KERNEL_BYTES: Final = 512 * 1024  # unsent in the kernel, over all streams
+_ESTIMATE_EVERY_S: Final = 1.0
+_PING_MAX_S: Final = 0.05
+_PING_MIN_S: Final = 0.01
+
+
+class FlowControl:
+    """Window, stream count and chunk size of one direction of a link; outlives connections.
+
+    Args:
+        config: bounds.
+        is_shaped: an emulated link needs neither window nor streams: it is a queue of its own.
+
+    Attributes:
+        window: how much may be under way.
+        streams: how many data streams there should be.
+        estimate: what was learned about the link, as of a second ago; any thread may read it.
+    """
+
+    def __init__(self, config: TransportConfig, *, is_shaped: bool) -> None:
+        self.window = Window(4 * config.chunk_bytes)
+        self._estimator = LinkEstimator()
+        self.estimate: LinkEstimate = self._estimator.snapshot(0.0)
+        self._estimated_s = 0.0
+        self._config = config
+        self._is_shaped = is_shaped
+        self._count: StreamCount | None = None
+        self._begun_s: float | None = None
+        self._acked_bytes = 0
+        self._waited_s = 0.0
+        self._looked_s = 0.0
+        self._was_waiting = False
+        self._had_more = False
+        self._is_whole = True
+
+    @property
+    def streams(self) -> int:
+        """How many data streams there should be now."""
+        smallest = self._config.min_streams
+        if self._is_shaped or self._count is None:
+            return smallest
+        return self._count.target
+
+    def chunk_bytes(self, streams: int) -> int:
+        """Longest chunk with that many streams: small ones wait less for a slow stream.
+
+        With many, a chunk is what TCP sends at once after a pause (ten segments, RFC 6928).
+        """
+        if streams >= _MANY:
+            return min(self._config.chunk_bytes, _FIRST_FLIGHT_BYTES)
+        return max(16 * 1024, min(self._config.chunk_bytes, 1024**2 // max(1, streams)))
+
+    def unsent_bytes(self, streams: int) -> int:
+        """How much a stream's kernel buffer may hold that was not sent at all."""
+        return max(16 * 1024, min(256 * 1024, _KERNEL_BYTES // max(1, streams)))
+
+    def ping_every_s(self) -> float | None:
+        """The interval between heartbeats while the link is busy; None takes the usual one."""
+        base_s = self.window.base_rtt_s
+        if self._begun_s is None or base_s is None:
+            return None
+        return min(_PING_MAX_S, max(_PING_MIN_S, base_s / 4))
+
+    def may_send(self, in_flight_bytes: int) -> bool:
+        """Whether the window has room for a chunk."""
+        return self._is_shaped or in_flight_bytes < self.window.size_bytes
+
+    def on_rtt(self, now_s: float, rtt_s: float) -> None:
+        """A heartbeat came back; the first one says how far away the peer is."""
+        self.window.on_rtt(now_s, rtt_s)
+        self._estimator.on_rtt(now_s, rtt_s)
+        if self._count is None:
+            smallest, largest = self._config.min_streams, self._config.max_streams
+            if rtt_s > _NEAR_S:
+                self._count = StreamCount(smallest, largest, _FIRST_FAR)
+            else:
+                self._count = StreamCount(smallest, max(smallest, min(largest, _MOST_NEAR)), 1)
+
+    def on_acked(self, now_s: float, size_bytes: int, in_flight_bytes: int) -> None:
+        """Chunks were acknowledged; ``in_flight_bytes`` were under way before."""
+        self._acked_bytes += size_bytes
+        self._estimator.on_delivered(now_s, size_bytes, self._had_more)
+        self.window.on_acked(size_bytes, in_flight_bytes)
+
+    def on_segments(self, now_s: float, sent: int, retransmitted: int) -> None:
+        """What the kernel has sent since the last call, over all streams."""
+        self._estimator.on_segments(now_s, sent, retransmitted)
+
+    def look(
+        self, now_s: float, streams: int, *, is_busy: bool, has_more: bool, waits: bool
+    ) -> None:
+        """The state of things, after everything that could be done was done.
+
+        Args:
+            now_s: the time.
+            streams: data streams that are open.
+            is_busy: whether anything is under way or waits.
+            has_more: whether something waits that is not under way.
+            waits: whether it waits for a stream although the window has room.
+        """
+        self._had_more = has_more
+        if now_s - self._estimated_s >= _ESTIMATE_EVERY_S:
+            self._estimated_s = now_s
+            self.estimate = self._estimator.snapshot(now_s)
+        if self._was_waiting:
+            self._waited_s += now_s - self._looked_s
+        self._looked_s, self._was_waiting = now_s, waits
+        if self._begun_s is None:
+            if is_busy:
+                self._begin(now_s, is_whole=True)
+                self.window.begin(now_s)
+            return
+        base_s = self.window.base_rtt_s or 0.0
+        if not is_busy:
+            self._end(now_s, streams, base_s)
+            self._begun_s = None
+            self._was_waiting = False
+        elif now_s - self._begun_s > max(_LONG_S, _LONG_RTTS * base_s):
+            self._is_whole = False
+            self._end(now_s, streams, base_s)
+            self._begin(now_s, is_whole=False)
+
+    def _begin(self, now_s: float, *, is_whole: bool) -> None:
+        self._begun_s, self._is_whole = now_s, is_whole
+        self._acked_bytes, self._waited_s = 0, 0.0
+
+    def _end(self, now_s: float, streams: int, base_s: float) -> None:
+        if self._begun_s is None or self._count is None:
+            return
+        lasted_s = now_s - self._begun_s
+        # The tail of a long transfer is neither a whole burst nor a full stretch.
+        is_tail = not self._is_whole and lasted_s < max(_LONG_S, _LONG_RTTS * base_s)
+        if is_tail or self._acked_bytes < self._config.chunk_bytes:
+            return
+        waited = self._waited_s / lasted_s if lasted_s > 0.0 else 0.0
+        if self._is_whole and lasted_s > _SHORT_RTTS * base_s:
+            # After a pause TCP begins slowly on every stream, with the data in the kernel already.
+            waited = 1.0
+        most = self._config.max_streams
+        if self.window.has_met_queue:
+            most = int(self.window.size_bytes) // _FIRST_FLIGHT_BYTES
+        stretch = Stretch(self._acked_bytes, lasted_s, streams, waited, self._is_whole, most)
+        self._count.observe(now_s, stretch)

@@ -1,0 +1,1 @@
+"""Requests inside a region: sockets, and shared memory on one host."""

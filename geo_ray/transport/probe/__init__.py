@@ -1,0 +1,1 @@
+"""Measures a link by sending over it."""

@@ -1,0 +1,94 @@
+"""What a probe does, what it says to the other end, and how what it hears is checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from pydantic import Field
+
+from geo_ray.config.base import StrictModel
+from geo_ray.errors import FrameError
+from geo_ray.transport.wire.meta import Meta
+
+TRAFFIC: Final = "probe"  # class that a probe's bytes are accounted to
+
+PING: Final = "probe.ping"
+PONG: Final = "probe.pong"
+BEGIN: Final = "probe.begin"
+DATA_KIND: Final = "probe.data"
+GOT: Final = "probe.got"
+END: Final = "probe.end"
+ASK: Final = "probe.ask"
+RESULT: Final = "probe.result"
+BUSY: Final = "probe.busy"
+TRAIN: Final = "probe.train"
+WAY: Final = "probe.way"
+TRAIN_END: Final = "probe.train_end"
+TRAIN_ASK: Final = "probe.train_ask"
+TRAIN_RESULT: Final = "probe.train_result"
+PLEASE: Final = "probe.please"
+REPORT: Final = "probe.report"
+
+
+class ProbePlan(StrictModel):
+    """How thoroughly one direction is measured."""
+
+    duration_s: float = Field(
+        5.0, gt=0, le=600, description="counted part of the transfer; at least 20 round trips"
+    )
+    ramp_s: float | None = Field(
+        None, ge=0, le=600, description="left out before it; null: 1 s, at least 12 round trips"
+    )
+    pings: int = Field(40, ge=1, le=1000, description="round trips on the idle link")
+    udp_s: float = Field(2.0, ge=0, le=60, description="length of the UDP train; 0: none")
+    timeout_s: float = Field(
+        60.0, gt=0, le=3600, description="longest wait for one answer of the other end"
+    )
+
+    def counted_for(self, rtt_s: float) -> float:
+        """Seconds that count: on a long link more, since a lost packet holds up what follows."""
+        return max(self.duration_s, 20 * rtt_s)
+
+    def ramp_for(self, rtt_s: float) -> float:
+        """Seconds that do not count on a link with that round trip."""
+        return max(1.0, 12 * rtt_s) if self.ramp_s is None else self.ramp_s
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeProgress:
+    """Where a probe is.
+
+    Attributes:
+        phase: "idle", "round trips", "goodput", "loss", or "receiving" for the other end's.
+        share: of the phase, 0 to 1.
+        rate_mbps: at the moment, if it is known.
+    """
+
+    phase: str = "idle"
+    share: float = 0.0
+    rate_mbps: float | None = None
+
+
+def real(meta: Meta, name: str, low: float, high: float) -> float:
+    """Field ``name`` of a received meta as a number between ``low`` and ``high``.
+
+    Raises:
+        FrameError: it is something else.
+    """
+    value = meta.get(name)
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high:
+        return float(value)  # which NaN is not: no comparison holds for it
+    raise FrameError(f"a probe's {name!r} is {value!r:.100}")
+
+
+def whole(meta: Meta, name: str, low: int, high: int) -> int:
+    """Field ``name`` of a received meta as an int between ``low`` and ``high``.
+
+    Raises:
+        FrameError: it is something else.
+    """
+    value = meta.get(name)
+    if type(value) is not int or not low <= value <= high:
+        raise FrameError(f"a probe's {name!r} is {value!r:.100}")
+    return value

@@ -1,0 +1,128 @@
+"""Whether a connection between regions is encrypted, and the step that makes it so."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+import ssl
+from typing import Final, Literal, TypeAlias
+
+from geo_ray.errors import PeerRefusedError
+from geo_ray.transport.security.tls import TlsSource, client_context, expect_region, server_context
+from geo_ray.transport.security.tls_reasons import refusal
+
+TlsMode: TypeAlias = Literal["auto", "required", "off"]
+
+_LAST_READ_S: Final = 0.5
+_LAST_READS: Final = 16
+_TLS_RECORD: Final = b"\x16"  # how every TLS handshake begins
+
+
+class Encryption:
+    """Turns sockets into TLS sockets where that is called for.
+
+    Args:
+        mode: ``auto`` wants TLS unless the other end has a loopback address; ``required`` always;
+            ``off`` never.
+        source: this region's certificate; None if it has none.
+    """
+
+    def __init__(self, mode: TlsMode, source: TlsSource | None) -> None:
+        self._mode = mode
+        usable = source is not None and mode != "off"
+        self._client = client_context(source) if usable and source is not None else None
+        self._server = server_context(source) if usable and source is not None else None
+
+    def dialed(self, sock: socket.socket) -> socket.socket:
+        """The socket to go on with after `connect`; keeps the timeout that is set.
+
+        `shake_hands` comes next.
+
+        Raises:
+            PeerRefusedError: TLS is wanted and there is no certificate here.
+            OSError: the connection was lost.
+        """
+        if not self._is_wanted(sock):
+            return sock
+        if self._client is None:
+            raise PeerRefusedError(
+                f"this region has no certificate, but {self._why()}",
+                fix="Make one with `geo-ray certs`, or set `transport.tls: off` in a private "
+                "network.",
+            )
+        return self._client.wrap_socket(sock, do_handshake_on_connect=False)
+
+    def accepted(self, sock: socket.socket) -> socket.socket:
+        """The socket to go on with after `accept`; looks whether the other end begins TLS.
+
+        `shake_hands` comes next.
+
+        Raises:
+            PeerRefusedError: the other end does not do what this one wants.
+            OSError: the connection was lost.
+        """
+        if self._mode == "off":
+            return sock
+        begins_tls = sock.recv(1, socket.MSG_PEEK) == _TLS_RECORD
+        if not begins_tls:
+            if self._is_wanted(sock):
+                raise PeerRefusedError(
+                    f"the peer speaks without TLS, but {self._why()}",
+                    fix="Set `transport.tls` to the same in every region.",
+                )
+            return sock
+        if self._server is None:
+            raise PeerRefusedError("the peer wants TLS, but this region has no certificate")
+        return self._server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+
+    @staticmethod
+    def shake_hands(sock: socket.socket) -> None:
+        """TLS's own handshake; plain sockets have none.
+
+        Raises:
+            PeerRefusedError: it failed.
+            OSError: the connection was lost.
+        """
+        if isinstance(sock, ssl.SSLSocket):
+            peer = str(sock.getpeername()[0])
+            try:
+                sock.do_handshake()
+            except ssl.SSLError as error:
+                _let_read(sock)
+                raise refusal(error, peer) from None
+
+    @staticmethod
+    def expect(sock: socket.socket, region: str) -> None:
+        """Refuse a TLS peer whose certificate is not that of ``region``; plain ones pass.
+
+        Raises:
+            PeerRefusedError: with both names.
+        """
+        if isinstance(sock, ssl.SSLSocket):
+            expect_region(sock, region)
+
+    def _is_wanted(self, sock: socket.socket) -> bool:
+        if self._mode == "auto":
+            return not _is_loopback(str(sock.getpeername()[0]))
+        return self._mode == "required"
+
+    def _why(self) -> str:
+        required = self._mode == "required"
+        return "`transport.tls` is required" if required else "its address is not loopback"
+
+
+def _let_read(sock: socket.socket) -> None:
+    """Let the other end read why it is refused: closing with unread bytes would destroy that."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(sock, socket.SHUT_WR)
+        sock.settimeout(_LAST_READ_S)
+        for _ in range(_LAST_READS):  # an end, however much it says
+            if not socket.socket.recv(sock, 4096):
+                return
+
+
+def _is_loopback(host: str) -> bool:
+    address = ipaddress.ip_address(host.split("%")[0])
+    mapped = getattr(address, "ipv4_mapped", None)
+    return address.is_loopback or (mapped is not None and mapped.is_loopback)

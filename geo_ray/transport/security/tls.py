@@ -1,0 +1,179 @@
+"""Mutual TLS 1.3 between regions: contexts, and who the other end is.
+
+A certificate names a region, not a host: regions move from address to address. What is verified is
+the chain to the deployment's CA, and that the region in the certificate is the one that was dialed
+or that speaks (`expect_region`). Certificates are made in `geo_ray.transport.security.certs`.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeAlias
+from urllib.parse import quote, unquote
+
+from pydantic import Field
+
+from geo_ray.config.base import StrictModel
+from geo_ray.errors import CertificateError, PeerRefusedError
+
+URI_PREFIX: Final = "geo-ray://region/"
+_MEMORY: Final = Path("/dev/shm")  # noqa: S108  (a fresh directory below it, mode 0700)
+_MOST_PEM_BYTES: Final = 1024 * 1024
+
+
+class TlsFiles(StrictModel):
+    """Where a region's certificate lies; `geo-ray certs issue` makes all three files."""
+
+    ca: str = Field(description="PEM file: the certificate of the deployment's CA")
+    cert: str = Field(description="PEM file: this region's certificate")
+    key: str = Field(description="PEM file: the private key of that certificate")
+
+    @classmethod
+    def in_directory(cls, directory: Path) -> TlsFiles:
+        """The files in a directory that `geo-ray certs issue` wrote for one region."""
+        return cls(
+            ca=str(directory / "ca.pem"),
+            cert=str(directory / "cert.pem"),
+            key=str(directory / "key.pem"),
+        )
+
+    def read(self) -> TlsBytes:
+        """The contents of the files.
+
+        Raises:
+            CertificateError: one cannot be read.
+        """
+        return TlsBytes(*(_read(Path(name)) for name in (self.ca, self.cert, self.key)))
+
+
+@dataclass(frozen=True, slots=True)
+class TlsBytes:
+    """A region's certificate in memory. Never shows its key in a log or a traceback.
+
+    Attributes:
+        ca_pem: the certificate of the CA.
+        cert_pem: the region's certificate.
+        key_pem: its private key.
+    """
+
+    ca_pem: bytes = field(repr=False)
+    cert_pem: bytes = field(repr=False)
+    key_pem: bytes = field(repr=False)
+
+
+TlsSource: TypeAlias = TlsFiles | TlsBytes
+
+
+def server_context(source: TlsSource) -> ssl.SSLContext:
+    """A context for accepted sockets that asks every client for a certificate of the CA.
+
+    Raises:
+        CertificateError: a file cannot be read, or the key is not the certificate's.
+    """
+    context = _context(ssl.PROTOCOL_TLS_SERVER, source)
+    # Nobody resumes: a region's connections live for hours, and tickets are bytes that a client
+    # which only writes would never read.
+    context.num_tickets = 0
+    return context
+
+
+def client_context(source: TlsSource) -> ssl.SSLContext:
+    """A context for dialed sockets that shows the region's certificate and checks the server's.
+
+    Raises:
+        CertificateError: a file cannot be read, or the key is not the certificate's.
+    """
+    return _context(ssl.PROTOCOL_TLS_CLIENT, source)
+
+
+def region_uri(region: str) -> str:
+    """What a certificate says of ``region`` in its subject alternative name."""
+    return URI_PREFIX + quote(region, safe="")
+
+
+def peer_region(sock: ssl.SSLSocket | ssl.SSLObject) -> str:
+    """The region in the verified certificate of the other end, after the handshake.
+
+    With TLS 1.3 a client is through before the server has looked at its certificate: a refusal
+    comes with the first read.
+
+    Raises:
+        PeerRefusedError: there is no certificate, or it does not name one region.
+    """
+    certificate = sock.getpeercert()
+    if not certificate:
+        raise PeerRefusedError("the peer showed no certificate that was verified")
+    names: list[str] = []
+    for entry in certificate.get("subjectAltName", ()):
+        kind, value = entry[0], entry[1]
+        if kind == "URI" and isinstance(value, str) and value.startswith(URI_PREFIX):
+            names.append(unquote(value.removeprefix(URI_PREFIX)))
+    if len(names) != 1 or not names[0]:
+        raise PeerRefusedError(f"the peer's certificate names {len(names)} regions instead of one")
+    return names[0]
+
+
+def expect_region(sock: ssl.SSLSocket | ssl.SSLObject, region: str) -> None:
+    """Refuse a peer whose certificate is not that of ``region``.
+
+    Raises:
+        PeerRefusedError: with both names.
+    """
+    found = peer_region(sock)
+    if found != region:
+        raise PeerRefusedError(
+            f"the peer should be region {region!r}, but its certificate is that of {found!r}",
+            fix="Check the address of the region, and which certificate its bridge was given.",
+        )
+
+
+def _context(protocol: int, source: TlsSource) -> ssl.SSLContext:
+    material = source.read() if isinstance(source, TlsFiles) else source
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # the region is the identity, see expect_region
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_flags |= ssl.VERIFY_X509_STRICT
+    what = f"{source.cert} and {source.key}" if isinstance(source, TlsFiles) else "in memory"
+    try:
+        context.load_verify_locations(cadata=material.ca_pem.decode("ascii"))
+        _load_chain(context, material)
+    except (ssl.SSLError, ValueError) as error:
+        reason = getattr(error, "reason", None) or "no PEM text"
+        if reason == "KEY_VALUES_MISMATCH":
+            reason = "the key does not belong to the certificate"
+        raise CertificateError(f"the certificate ({what}) cannot be used: {reason}") from None
+    except OSError as error:
+        raise CertificateError(f"cannot hand the certificate to OpenSSL: {error}") from None
+    return context
+
+
+def _load_chain(context: ssl.SSLContext, material: TlsBytes) -> None:
+    """OpenSSL takes a chain from files only: give it some that live for this call, in memory."""
+    parent = _MEMORY if os.access(_MEMORY, os.W_OK) else None
+    prefix = f"geo-ray-tls-{os.getpid()}-"
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as name:  # mode 0700
+        path = Path(name, "chain.pem")
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(material.cert_pem.rstrip() + b"\n" + material.key_pem)
+        context.load_cert_chain(path, password=_refuse_password)
+
+
+def _refuse_password() -> str:
+    raise ValueError("the private key is encrypted")  # else OpenSSL would ask on the terminal
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MOST_PEM_BYTES + 1)
+    except OSError as error:
+        raise CertificateError(f"cannot read {path}: {error.strerror or error}") from None
+    if len(data) > _MOST_PEM_BYTES:
+        raise CertificateError(f"{path} is too large for a certificate or key")
+    return data

@@ -1,0 +1,1 @@
+"""What bytes on a socket mean: frames, headers, messages, the handshake."""

@@ -1,0 +1,230 @@
+"""Frames over a socket: gathered on the way out, into the caller's own buffer on the way in."""
+
+from __future__ import annotations
+
+import hmac
+import socket
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TypeAlias
+
+from geo_ray.errors import FrameError
+from geo_ray.transport.wire.frames import (
+    DIGEST_BYTES,
+    HEADER,
+    PIECE_BYTES,
+    Frame,
+    FrameHead,
+    FrameLimits,
+    encode,
+    parse_header,
+    payload_hash,
+    view_of,
+)
+from geo_ray.transport.wire.meta import Meta
+
+Into: TypeAlias = Callable[[int, Meta], memoryview | None]
+
+
+@dataclass(slots=True)
+class WireCount:
+    """Counts what passed a socket, also when a frame is cut off in the middle.
+
+    Attributes:
+        wire_bytes: all bytes so far.
+        on_payload: called with the size of each piece of a payload whose head was authenticated:
+            the peer may be alive although no frame is complete.
+    """
+
+    wire_bytes: int = 0
+    on_payload: Callable[[int], None] | None = None
+
+
+def send_frame(
+    sock: socket.socket,
+    frame: Frame,
+    key: bytes,
+    *,
+    digest_payload: bool = True,
+    number: int = 0,
+    count: WireCount | None = None,
+) -> int:
+    """Send a frame, gathering its parts without copying the payload.
+
+    Args:
+        sock: a connected stream socket, blocking or with a timeout.
+        frame: what to send.
+        key: 1 to 64 bytes, shared with the receiver.
+        digest_payload: False leaves the payload's digest out; the receiver must agree.
+        number: see `encode`.
+        count: told what the kernel took, piece by piece.
+
+    Returns:
+        Bytes on the wire.
+
+    Raises:
+        FrameError: the frame cannot be encoded; nothing was sent.
+        OSError: the connection is lost (`ConnectionError`) or slow (`TimeoutError`).
+    """
+    count = count or WireCount()
+    before = count.wire_bytes
+    pending: list[memoryview] = []
+    pending_bytes = 0
+    for part in encode(frame, key, digest_payload=digest_payload, number=number):
+        pending.append(part)
+        pending_bytes += part.nbytes
+        if pending_bytes >= PIECE_BYTES:
+            send_parts(sock, pending, count)
+            pending, pending_bytes = [], 0
+    if pending:
+        send_parts(sock, pending, count)
+    return count.wire_bytes - before
+
+
+def send_plain(sock: socket.socket, frame: Frame, key: bytes) -> None:
+    """`send_frame` with its defaults, for a handshake."""
+    send_frame(sock, frame, key)
+
+
+def send_parts(sock: socket.socket, parts: Iterable[memoryview], count: WireCount) -> None:
+    """Send all of ``parts`` with as few calls as the kernel allows.
+
+    Raises:
+        OSError: the connection is lost or slow.
+    """
+    rest = list(parts)
+    while rest:
+        sent = sock.sendmsg(rest)
+        count.wire_bytes += sent
+        while rest and sent >= rest[0].nbytes:
+            sent -= rest.pop(0).nbytes
+        if rest and sent:
+            rest[0] = rest[0][sent:]
+
+
+def recv_head(
+    sock: socket.socket,
+    limits: FrameLimits,
+    *,
+    timeout_s: float | None = None,
+    count: WireCount | None = None,
+) -> FrameHead:
+    """Receive a header and its meta, unauthenticated; at most ``max_meta_bytes`` are allocated.
+
+    Args:
+        sock: a connected stream socket.
+        limits: what is taken.
+        timeout_s: for header and meta together; None leaves the socket's own timeout.
+        count: told what arrived.
+
+    Raises:
+        FrameError: not a frame, or over a limit.
+        PeerRefusedError: the peer speaks another protocol version.
+        OSError: the connection ended or the time is up (`TimeoutError`).
+    """
+    count = count or WireCount()
+    deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+    header = bytearray(HEADER.size)
+    _recv_exactly(sock, memoryview(header), deadline_s, count)
+    parsed = parse_header(header, limits)
+    meta = bytearray(parsed.meta_bytes)
+    _recv_exactly(sock, memoryview(meta), deadline_s, count)
+    return FrameHead(parsed, bytes(meta))
+
+
+def recv_frame(
+    sock: socket.socket,
+    key: bytes,
+    limits: FrameLimits,
+    into: Into | None = None,
+    *,
+    timeout_s: float | None = None,
+    number: int = 0,
+    count: WireCount | None = None,
+) -> Frame:
+    """Receive a frame.
+
+    After any error the stream is out of step: close the connection.
+
+    Args:
+        sock: a connected stream socket.
+        key: shared with the sender.
+        limits: what is taken, checked before any allocation.
+        into: called with the payload's length in bytes and the authenticated meta; may return a
+            writable buffer of at least that length, or None for a fresh one.
+        timeout_s: for header and meta together, then for each pause within the payload; None
+            leaves the socket's own timeout.
+        number: see `encode`.
+        count: told what arrived.
+
+    Returns:
+        The frame; its payload is a view of the buffer, of the payload's length.
+
+    Raises:
+        FrameError: not a frame, over a limit, or a digest is wrong.
+        PeerRefusedError: the peer speaks another protocol version.
+        OSError: the connection ended or the time is up (`TimeoutError`).
+    """
+    count = count or WireCount()
+    head = recv_head(sock, limits, timeout_s=timeout_s, count=count)
+    meta = head.verified_meta(key, number)
+    payload_bytes = head.header.payload_bytes
+    if not payload_bytes:
+        return Frame(head.header.kind, meta)
+    target = into(payload_bytes, meta) if into is not None else None
+    target = view_of(bytearray(payload_bytes) if target is None else target)
+    if target.nbytes < payload_bytes:
+        raise FrameError(
+            f"a payload of {payload_bytes} bytes does not fit its buffer of {target.nbytes}"
+        )
+    payload = target[:payload_bytes]
+    if timeout_s is not None:
+        sock.settimeout(timeout_s)
+    if head.header.has_payload_digest:
+        _recv_checked(sock, payload, payload_hash(head.header.digest, key), count)
+    else:
+        _recv_payload(sock, payload, count)
+    return Frame(head.header.kind, meta, payload)
+
+
+def _recv_checked(
+    sock: socket.socket, payload: memoryview, state: blake2b, count: WireCount
+) -> None:
+    for start in range(0, payload.nbytes, PIECE_BYTES):
+        piece = payload[start : start + PIECE_BYTES]
+        _recv_payload(sock, piece, count)
+        state.update(piece)
+    digest = bytearray(DIGEST_BYTES)
+    _recv_payload(sock, memoryview(digest), count)
+    if not hmac.compare_digest(state.digest(), digest):
+        raise FrameError("a payload's digest is wrong: damaged on the way")
+
+
+def _recv_exactly(
+    sock: socket.socket, view: memoryview, deadline_s: float | None, count: WireCount
+) -> None:
+    while view.nbytes:
+        if deadline_s is not None:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError("no complete frame in time")
+            sock.settimeout(left_s)
+        view = view[_recv_some(sock, view, count) :]
+
+
+def _recv_payload(sock: socket.socket, view: memoryview, count: WireCount) -> None:
+    while view.nbytes:
+        got = _recv_some(sock, view, count)
+        view = view[got:]
+        if count.on_payload is not None:
+            count.on_payload(got)
+
+
+def _recv_some(sock: socket.socket, view: memoryview, count: WireCount) -> int:
+    got = sock.recv_into(view)
+    if not got:
+        raise ConnectionResetError("the peer closed the connection")
+    count.wire_bytes += got
+    return got

@@ -1,0 +1,253 @@
+"""Frames: the one wire format of every socket of the project.
+
+A frame is a fixed header, a small msgpack map (*meta*), a raw payload and the payload's digest::
+
+    magic 4 | version 1 | kind 1 | flags 2 | meta bytes 4 | payload bytes 8 | head digest 16
+    meta | payload | payload digest 16 (only with a payload, and unless the sender left it out)
+
+Both digests are keyed, so they authenticate as well. On a stream between endpoints they also cover
+how many frames came before, which is never sent: whole frames that were lost, repeated or swapped
+on the way are noticed. The head digest covers the header and the
+meta and is checked before anything is allocated for the payload: a wrong length is found at once
+instead of being waited for. The payload's digest follows the payload, so that either end hashes
+one piece while the kernel moves the next. Received bytes are never executed: meta may hold only
+scalars and lists of scalars.
+"""
+
+from __future__ import annotations
+
+import enum
+import hmac
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final, TypeAlias
+
+from geo_ray.errors import FrameError, PeerRefusedError
+from geo_ray.transport.wire.meta import Meta, decode_meta, encode_meta
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+PROTOCOL_VERSION: Final = 3
+HEADER: Final = struct.Struct("!4sBBHIQ16s")
+DIGEST_BYTES: Final = 16
+PIECE_BYTES: Final = 128 * 1024  # hashed and moved at a time: still in the processor's cache
+
+_MAGIC: Final = b"GEOR"
+_FIELDS: Final = struct.Struct("!4sBBHIQ")  # the header without its digest
+_FLAG_PAYLOAD_DIGEST: Final = 1
+
+
+class FrameKind(enum.IntEnum):
+    """What a frame is for."""
+
+    HELLO = 1  # who speaks, and a nonce; before there is a session key
+    READY = 2  # proves that the sender has the key
+    REFUSED = 3  # why the connection is not wanted
+    CHUNK = 4  # WAN: a piece of a numbered message
+    ACK = 5  # WAN: chunks that arrived, and up to where messages were delivered
+    PING = 6
+    PONG = 7
+    REQUEST = 8  # LAN
+    RESPONSE = 9
+    FAILURE = 10  # LAN: the handler raised
+    SHARE = 11  # LAN: an offer of shared memory
+    STREAMS = 12  # WAN: how many streams the listener would like
+    BYE = 13  # WAN: nothing more comes on this stream
+
+
+_KINDS: Final = frozenset(int(kind) for kind in FrameKind)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame.
+
+    Attributes:
+        kind: what it is for.
+        meta: scalars and lists of scalars by name.
+        payload: raw bytes, C-contiguous. Never copied on its way to the socket.
+    """
+
+    kind: FrameKind
+    meta: Meta
+    payload: Buffer = b""
+
+
+@dataclass(frozen=True, slots=True)
+class FrameLimits:
+    """What a receiver takes; checked before it allocates.
+
+    Attributes:
+        max_meta_bytes: largest meta.
+        max_payload_bytes: largest payload.
+        payload_digest: whether a payload without digest is refused.
+    """
+
+    max_meta_bytes: int = 64 * 1024
+    max_payload_bytes: int = 4 * 1024**3
+    payload_digest: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A received header, checked against limits but not authenticated.
+
+    Attributes:
+        kind: the frame's kind.
+        meta_bytes: length of the meta that follows.
+        payload_bytes: length of the payload after it.
+        has_payload_digest: whether a digest follows the payload.
+        signed: the header's bytes that the digest covers, together with the meta.
+        digest: what the sender says about them.
+    """
+
+    kind: FrameKind
+    meta_bytes: int
+    payload_bytes: int
+    has_payload_digest: bool
+    signed: bytes
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FrameHead:
+    """A received header with its meta, not yet authenticated.
+
+    Attributes:
+        header: the header.
+        meta: the raw msgpack map.
+    """
+
+    header: Header
+    meta: bytes
+
+    def verified_meta(self, key: bytes, number: int = 0) -> Meta:
+        """Authenticate the head and read its meta.
+
+        Args:
+            key: shared with the sender.
+            number: how many frames came before, where both ends count.
+
+        Raises:
+            FrameError: the digest is wrong or the meta is no map of scalars.
+        """
+        digest = _head_digest(self.header.signed, self.meta, key, number)
+        if not hmac.compare_digest(digest, self.header.digest):
+            raise FrameError(
+                "a frame's digest is wrong: damaged or lost on the way, or another key"
+            )
+        return decode_meta(self.meta)
+
+
+def view_of(buffer: Buffer) -> memoryview:
+    """The bytes of a contiguous buffer, without a copy.
+
+    Raises:
+        FrameError: the buffer is not C-contiguous.
+    """
+    view = memoryview(buffer)
+    if view.nbytes == 0:
+        return memoryview(b"")
+    if not view.c_contiguous:
+        raise FrameError("a payload must be C-contiguous", fix="Pass a contiguous array.")
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+def encode(
+    frame: Frame, key: bytes, *, digest_payload: bool = True, number: int = 0
+) -> Iterator[memoryview]:
+    """The frame's bytes in order: head with meta, pieces of the payload, its digest.
+
+    Lazy: a piece is hashed after the caller asked for the next one, so that sending it overlaps.
+
+    Args:
+        frame: what to send.
+        key: 1 to 64 bytes, shared with the receiver.
+        digest_payload: False leaves the payload's digest out; the receiver must agree.
+        number: how many frames went before, where both ends count.
+
+    Raises:
+        FrameError: the meta cannot be sent or the payload is not contiguous.
+    """
+    payload = view_of(frame.payload)
+    meta = encode_meta(frame.meta)
+    flags = _FLAG_PAYLOAD_DIGEST if digest_payload and payload.nbytes else 0
+    fields = _FIELDS.pack(_MAGIC, PROTOCOL_VERSION, frame.kind, flags, len(meta), payload.nbytes)
+    digest = _head_digest(fields, meta, key, number)
+    yield memoryview(fields + digest + meta)
+    if not flags:
+        if payload.nbytes:
+            yield payload
+        return
+    state = payload_hash(digest, key)
+    for start in range(0, payload.nbytes, PIECE_BYTES):
+        piece = payload[start : start + PIECE_BYTES]
+        yield piece
+        state.update(piece)
+    yield memoryview(state.digest())
+
+
+def check_sendable(meta: Meta, payload_bytes: int, limits: FrameLimits) -> None:
+    """Find out before queueing a frame whether a receiver with these limits would take it.
+
+    Raises:
+        FrameError: it would not.
+    """
+    meta_bytes = len(encode_meta(meta))
+    for what, size, limit in (
+        ("meta", meta_bytes, limits.max_meta_bytes),
+        ("payload", payload_bytes, limits.max_payload_bytes),
+    ):
+        if size > limit:
+            raise FrameError(
+                f"a frame's {what} has {size} bytes; limit {limit}",
+                fix=f"Send less, or raise `max_{what}_bytes` on both sides.",
+            )
+
+
+def parse_header(header: Buffer, limits: FrameLimits) -> Header:
+    """Read a header of `HEADER.size` bytes.
+
+    Raises:
+        FrameError: not a header, or over a limit.
+        PeerRefusedError: the peer speaks another protocol version.
+    """
+    magic, version, kind, flags, meta_bytes, payload_bytes, digest = HEADER.unpack(header)
+    if magic != _MAGIC:
+        raise FrameError(f"a frame begins with {bytes(magic)!r} instead of {_MAGIC!r}")
+    if version != PROTOCOL_VERSION:
+        raise PeerRefusedError(
+            f"the peer speaks protocol version {version}, this side version {PROTOCOL_VERSION}"
+        )
+    if kind not in _KINDS or flags & ~_FLAG_PAYLOAD_DIGEST:
+        raise FrameError(f"a frame has the unknown kind {kind} or flags {flags:#x}")
+    if meta_bytes > limits.max_meta_bytes:
+        raise FrameError(f"a frame's meta has {meta_bytes} bytes; limit {limits.max_meta_bytes}")
+    if payload_bytes > limits.max_payload_bytes:
+        raise FrameError(
+            f"a frame's payload has {payload_bytes} bytes; limit {limits.max_payload_bytes}"
+        )
+    if limits.payload_digest and payload_bytes and not flags & _FLAG_PAYLOAD_DIGEST:
+        raise FrameError("a frame's payload has no digest, but this side demands one")
+    return Header(
+        kind=FrameKind(kind),
+        meta_bytes=meta_bytes,
+        payload_bytes=payload_bytes,
+        has_payload_digest=bool(flags & _FLAG_PAYLOAD_DIGEST),
+        signed=bytes(header[: _FIELDS.size]),
+        digest=digest,
+    )
+
+
+def payload_hash(head_digest: bytes, key: bytes) -> blake2b:
+    """The hash that a payload's digest comes from; the head's digest binds it to its frame."""
+    return blake2b(head_digest, digest_size=DIGEST_BYTES, key=key, person=b"geo_ray payload")
+
+
+def _head_digest(fields: bytes, meta: bytes, key: bytes, number: int) -> bytes:
+    salt = number.to_bytes(blake2b.SALT_SIZE, "big")
+    state = blake2b(fields, digest_size=DIGEST_BYTES, key=key, salt=salt, person=b"geo_ray head")
+    state.update(meta)
+    return state.digest()

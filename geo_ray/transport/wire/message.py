@@ -1,0 +1,200 @@
+"""What bridges say to each other, and who they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, TypedDict
+
+from geo_ray.errors import FrameError
+from geo_ray.transport.wire.frames import Buffer
+from geo_ray.transport.wire.meta import Meta, Scalar
+
+TRANSPORT: Final = "transport"  # class of the transport's own frames
+RESEND: Final = "resend"  # class of messages that are sent, or arrive, once more
+
+CONTROL: Final = 0  # lanes: what has a lower number is sent first
+DATA: Final = 1
+BACKGROUND: Final = 2
+LANES: Final = 3
+
+_OWN: Final = (
+    "_l",
+    "_n",
+    "_o",
+    "_size",
+    "_kind",
+    "_traffic",
+)  # the transport's names within a frame's meta
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointIdentity:
+    """Who an endpoint is.
+
+    Attributes:
+        run_id: the run; endpoints of different runs refuse each other.
+        region: its region; one endpoint per region.
+        epoch: goes up whenever the region's endpoint is started anew.
+        key: the run's secret, 16 to 64 bytes.
+    """
+
+    run_id: str
+    region: str
+    epoch: int
+    key: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message between regions.
+
+    Attributes:
+        kind: what it is; up to the caller.
+        meta: scalars and lists of scalars by name; names must not begin with an underscore.
+        payload: C-contiguous bytes. Not copied: leave them alone until the peer acknowledged them
+            (`Endpoint.flush`).
+        traffic: class that its bytes are accounted to, such as "update", "reply", "control".
+        lane: CONTROL, DATA or BACKGROUND. Messages of one lane arrive in order; a lower lane's
+            overtake those of higher ones at every chunk.
+    """
+
+    kind: str
+    meta: Meta
+    payload: Buffer
+    traffic: str
+    lane: int = DATA
+
+
+class PeerStats(TypedDict):
+    """What an endpoint knows about a peer; ready for JSON.
+
+    ``bytes_out`` and ``bytes_in`` count all bytes on the connections by class, headers included;
+    "transport" are handshakes, acks and heartbeats, "resend" what passed more than once.
+    ``rtt_s`` is the last heartbeat's round trip and contains queueing; ``heard_s_ago`` counts from
+    the last bytes. Both are None before there was one. ``streams`` are the open data streams,
+    ``window_bytes`` what may be under way, ``estimate`` a `LinkEstimate` of the way there,
+    ``encrypted`` whether TLS carries the connection.
+    """
+
+    connected: bool
+    epoch: int | None
+    bytes_out: dict[str, int]
+    bytes_in: dict[str, int]
+    messages_out: int
+    messages_in: int
+    duplicates_in: int
+    dropped_out: int
+    reconnects: int
+    rtt_s: float | None
+    rtt_min_s: float | None
+    streams: int
+    encrypted: bool
+    window_bytes: int
+    estimate: dict[str, float | None]
+    outbox_messages: int
+    outbox_bytes: int
+    heard_s_ago: float | None
+    last_error: str | None
+
+
+def check_message(message: Message) -> None:
+    """Find out whether a message could be sent at all.
+
+    Raises:
+        FrameError: its meta uses a name of the transport, or its lane does not exist.
+    """
+    if any(name.startswith("_") for name in message.meta):
+        raise FrameError(
+            f"message {message.kind!r} has meta names with a leading underscore",
+            fix="Those belong to the transport; choose others.",
+        )
+    if message.lane not in range(LANES):
+        raise FrameError(f"message {message.kind!r} wants lane {message.lane} of {LANES}")
+
+
+def to_meta(lane: int, number: int, offset: int, size_bytes: int, message: Message) -> Meta:
+    """What a chunk says of itself; the first one of a message says what the message is."""
+    own: Meta = {
+        "_l": lane,
+        "_n": number,
+        "_o": offset,
+        "_size": size_bytes,
+        "_traffic": message.traffic,
+    }
+    return own if offset else {**message.meta, **own, "_kind": message.kind}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Where a received chunk belongs.
+
+    Attributes:
+        lane: its message's lane.
+        number: its message's number there.
+        offset: where it begins in the payload.
+        size_bytes: the whole payload's length.
+        traffic: class of its bytes.
+        message: what the message is, without payload; in its first chunk only.
+    """
+
+    lane: int
+    number: int
+    offset: int
+    size_bytes: int
+    traffic: str
+    message: Message | None
+
+
+def read_piece(meta: Meta) -> Piece:
+    """Read what `to_meta` wrote.
+
+    Raises:
+        FrameError: a field of the transport is missing or makes no sense.
+    """
+    lane, number, offset = natural(meta, "_l"), natural(meta, "_n"), natural(meta, "_o")
+    if lane >= LANES or not number:
+        raise FrameError(f"a chunk of message {number} in lane {lane} of {LANES}")
+    traffic, message = text(meta, "_traffic"), None
+    if not offset:
+        rest = {name: value for name, value in meta.items() if name not in _OWN}
+        message = Message(text(meta, "_kind"), rest, b"", traffic, lane)
+    return Piece(lane, number, offset, natural(meta, "_size"), traffic, message)
+
+
+def natural(meta: Meta, name: str) -> int:
+    """Field ``name`` of a received meta as an int >= 0.
+
+    Raises:
+        FrameError: it is something else.
+    """
+    value: Scalar | list[Scalar] = meta.get(name)
+    if type(value) is not int or value < 0:
+        raise FrameError(f"a frame's {name!r} is {value!r:.100} instead of a number")
+    return value
+
+
+def numbers(meta: Meta, name: str) -> list[int]:
+    """Field ``name`` of a received meta as a list of ints >= 0.
+
+    Raises:
+        FrameError: it is something else.
+    """
+    values = meta.get(name)
+    if not isinstance(values, list):
+        raise FrameError(f"a frame's {name!r} is {values!r:.100} instead of a list of numbers")
+    found = [value for value in values if type(value) is int and value >= 0]
+    if len(found) != len(values):
+        raise FrameError(f"a frame's {name!r} is {values!r:.100} instead of a list of numbers")
+    return found
+
+
+def text(meta: Meta, name: str) -> str:
+    """Field ``name`` of a received meta as a string.
+
+    Raises:
+        FrameError: it is something else.
+    """
+    value = meta.get(name)
+    if type(value) is not str:
+        raise FrameError(f"a frame's {name!r} is {value!r:.100} instead of a string")
+    return value

@@ -1,0 +1,185 @@
+"""Plain TCP sockets, set up the way that both roads need them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from geo_ray.errors import PortInUseError, TransportError
+
+Address: TypeAlias = tuple[str, int]
+
+_KEEPALIVE_IDLE_S: Final = 10
+_KEEPALIVE_INTERVAL_S: Final = 5
+_KEEPALIVE_PROBES: Final = 3
+_BACKLOG: Final = 1024
+_IS_LINUX: Final = sys.platform.startswith("linux")
+_NOTSENT_LOWAT: Final = 25  # Linux's number; Python names it from 3.12 on
+
+
+def listen(host: str, port: int, buffer_bytes: int = 0) -> socket.socket:
+    """Listen on ``host:port``; port 0 takes any free one.
+
+    Raises:
+        PortInUseError: somebody else has the port.
+        TransportError: the host is not one of this machine.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if host == "::":  # every address of both families
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        _set_buffers(sock, buffer_bytes)  # accepted sockets inherit them
+        sock.bind((host, port))
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUseError(f"port {port} on {host} is in use") from error
+        raise TransportError(
+            f"cannot listen on {host}:{port}: {error}",
+            fix="Listen on an address of this machine.",
+        ) from error
+    return sock
+
+
+@dataclass(frozen=True, slots=True)
+class SocketTarget:
+    """One address that a name stands for.
+
+    Attributes:
+        family: of the address.
+        address: what `socket.connect` takes.
+    """
+
+    family: int
+    address: Any
+
+
+def resolve(address: Address) -> list[SocketTarget]:
+    """Every address that a host's name stands for, IPv6 or IPv4, in the system's order.
+
+    Raises:
+        OSError: the name is unknown.
+    """
+    host, port = address
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [SocketTarget(family, where) for family, _, _, _, where in found]
+
+
+def new_socket(target: SocketTarget, buffer_bytes: int = 0) -> socket.socket:
+    """A socket that can be connected to ``target``."""
+    sock = socket.socket(target.family, socket.SOCK_STREAM)
+    _set_buffers(sock, buffer_bytes)
+    return sock
+
+
+def connect(sock: socket.socket, address: Any, timeout_s: float) -> None:
+    """Connect; the socket is blocking afterwards.
+
+    Raises:
+        OSError: nobody answers there in time.
+    """
+    sock.settimeout(timeout_s)
+    sock.connect(address)
+    if sock.getsockname() == sock.getpeername():
+        # Happens when a port that nobody listens on is dialed often enough.
+        raise ConnectionRefusedError("the kernel connected the socket to itself")
+    sock.settimeout(None)
+
+
+def dial(address: Address, timeout_s: float) -> socket.socket:
+    """A connected, blocking socket.
+
+    Raises:
+        OSError: nobody answers there in time.
+    """
+    target = resolve(address)[0]
+    sock = new_socket(target)
+    try:
+        connect(sock, target.address, timeout_s)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def tune(sock: socket.socket, *, silence_s: float = 0.0, congestion: str = "") -> None:
+    """Send small frames at once, notice a vanished host, and pick a congestion control.
+
+    Args:
+        sock: a connected socket.
+        silence_s: unacknowledged, or unread by the other end, for that long, the connection
+            counts as lost; 0 leaves that to the caller.
+        congestion: name of the kernel's congestion control; kept as it is where that is unknown.
+    """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", _KEEPALIVE_IDLE_S),
+        ("TCP_KEEPINTVL", _KEEPALIVE_INTERVAL_S),
+        ("TCP_KEEPCNT", _KEEPALIVE_PROBES),
+        ("TCP_USER_TIMEOUT", int(silence_s * 1000)),
+    ):
+        option = getattr(socket, name, None)  # not every system has them
+        if option is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    if congestion and hasattr(socket, "TCP_CONGESTION"):
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
+
+
+def limit_unsent(sock: socket.socket, size_bytes: int) -> None:
+    """Let the kernel take data only while fewer bytes than that were not sent at all.
+
+    What is queued in the kernel cannot be given to another stream any more.
+    """
+    option = getattr(socket, "TCP_NOTSENT_LOWAT", _NOTSENT_LOWAT if _IS_LINUX else None)
+    if option is not None:
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, option, size_bytes)
+
+
+def hang_up(sock: socket.socket) -> None:
+    """Wake every thread that waits on the socket. Its owner closes it afterwards.
+
+    Closing it here would free its number while another thread still reads from it.
+    """
+    with contextlib.suppress(OSError):
+        # A TLS socket's own method forgets its state, which the other thread is using.
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+def stop_sending(sock: socket.socket) -> None:
+    """Let the other end see the end of the stream; it can still be read from."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(sock, socket.SHUT_WR)
+
+
+def address_of(sock: socket.socket) -> Address:
+    """The address that the socket is bound to."""
+    host, port = sock.getsockname()[:2]
+    return str(host), int(port)
+
+
+def _set_buffers(sock: socket.socket, buffer_bytes: int) -> None:
+    # A fixed size switches the kernel's own growing off, so only ask where it yields more.
+    for option, grows_to, cap in (
+        (socket.SO_RCVBUF, "ipv4/tcp_rmem", "core/rmem_max"),
+        (socket.SO_SNDBUF, "ipv4/tcp_wmem", "core/wmem_max"),
+    ):
+        if min(buffer_bytes, _kernel_setting(cap)) > _kernel_setting(grows_to):
+            sock.setsockopt(socket.SOL_SOCKET, option, buffer_bytes)
+
+
+def _kernel_setting(name: str) -> int:
+    try:
+        return int(Path("/proc/sys/net", name).read_text().split()[-1])
+    except (OSError, ValueError, IndexError):
+        return 0

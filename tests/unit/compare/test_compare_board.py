@@ -1,0 +1,158 @@
+"""From outcomes to a table; and what a variant's text means."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from observe_support import events, started, wan
+
+from geo_ray.compare.board import best_rate, goal_of, ordered, row_of, spread
+from geo_ray.compare.outcome import Outcome
+from geo_ray.compare.price import priced
+from geo_ray.compare.variants import Case, experiment_of, parse_variant
+from geo_ray.errors import ConfigError
+from geo_ray.observe.events.sent import SentUntil
+from geo_ray.observe.metrics.summary import Target
+from geo_ray.planning.model.bill import Bill
+
+CONFIG = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
+TARGET = Target(metric="accuracy", value=0.9, direction="at_least")
+
+
+def outcome(label="sma", rate=1.0, seed=0, to_target_s=None, accuracy=0.8, failed=None) -> Outcome:
+    return Outcome(
+        label=label,
+        rate=rate,
+        seed=seed,
+        digest="",
+        seconds=10.0,
+        time_to_target_s=to_target_s,
+        samples_to_target=None if to_target_s is None else int(100 * to_target_s),
+        rounds=5,
+        wan_bytes=1000,
+        idle_share=0.25,
+        usd=None,
+        eval={} if failed else {"accuracy": accuracy, "loss": 1 - accuracy},
+        points=(),
+        failed=failed,
+    )
+
+
+def test_the_best_rate_reaches_the_target_first():
+    runs = [outcome(rate=0.5, to_target_s=9), outcome(rate=1, to_target_s=4), outcome(rate=2)]
+    assert best_rate(runs, TARGET) == 1
+
+
+def test_without_reaching_it_the_better_end_decides_and_failures_come_last():
+    runs = [outcome(rate=0.5, accuracy=0.7), outcome(rate=1, accuracy=0.6)]
+    assert best_rate([*runs, outcome(rate=2, failed="nan")], TARGET) == 0.5
+    assert best_rate([outcome(rate=2, failed="nan"), outcome(rate=0.5, accuracy=0.1)], None) == 0.5
+
+
+def test_the_goal_is_the_targets_metric_or_the_loss():
+    assert goal_of(TARGET, [outcome()]) == ("accuracy", True)
+    assert goal_of(None, [outcome()]) == ("loss", False)
+
+
+def test_a_row_has_medians_and_ranges_and_counts_what_failed():
+    runs = [
+        outcome(seed=0, to_target_s=3, accuracy=0.91),
+        outcome(seed=1, to_target_s=5, accuracy=0.95),
+        outcome(seed=2, failed="nan"),
+    ]
+    row = row_of(runs, TARGET)
+    assert (row.runs, row.reached) == (3, 2)
+    assert (row.to_target_s.low, row.to_target_s.median, row.to_target_s.high) == (3, 4, 5)
+    assert row.final.median == pytest.approx(0.93)
+    assert math.isnan(row.usd.median)
+
+
+def test_rows_are_ordered_by_reaching_the_target_then_time_then_metric():
+    rows = [
+        row_of([outcome("never", accuracy=0.99)], TARGET),
+        row_of([outcome("slow", to_target_s=9)], TARGET),
+        row_of([outcome("fast", to_target_s=2)], TARGET),
+        row_of([outcome("worse", accuracy=0.5)], TARGET),
+    ]
+    names = [row.label for row in ordered(rows, grows=True)]
+    assert names == ["fast", "slow", "never", "worse"]
+
+
+def test_a_spread_of_nothing_is_not_a_number():
+    assert math.isnan(spread([None, math.inf]).median)
+    assert spread([None, 2.0]).high == 2.0
+
+
+def test_a_run_is_priced_until_its_target_or_else_to_its_end():
+    bill = Bill(3600.0, 360.0, {"a": {"b": 5.0}})
+    sent = {"a": {"b": 2e9}}
+    whole = outcome().model_copy(update={"sent_bytes": sent})
+    reached = outcome(to_target_s=4).model_copy(update={"sent_bytes": sent})
+    assert priced(whole, bill).usd == pytest.approx(10 * 1.1 + 10)
+    assert priced(reached, bill).usd == pytest.approx(4 * 1.1 + 10)
+    assert priced(whole, None).usd is None
+    assert priced(outcome(), bill).usd is None, "bytes by pair are not known"
+    assert priced(whole.model_copy(update={"failed": "nan"}), bill).usd is None
+    silent = whole.model_copy(update={"sent_bytes": {"b": {"a": 0.0}}})
+    assert priced(silent, bill).usd == pytest.approx(11)
+    across = whole.model_copy(update={"sent_bytes": {"b": {"c": 1.0}}})
+    assert priced(across, bill).usd is None, "a pair without a price is not free"
+
+
+@pytest.mark.parametrize(
+    ("until_s", "count"), [(1.0, 50.0), (2.0, 100.0), (3.0, 150.0), (4.0, 200.0), (math.inf, 230.0)]
+)
+def test_bytes_until_a_time_are_exact_at_events_and_even_between(until_s, count):
+    sent = SentUntil(until_s)
+    for event in events(
+        [
+            started(),
+            wan("a", "b", 2.0, update=90, control=10),
+            wan("a", "a", 2.0, update=1),
+            wan("a", "b", 4.0, update=190, control=10),
+            started(),
+            wan("a", "b", 5.0, update=30),
+        ]
+    ):
+        sent.feed(event)
+    assert sent.by_link() == {("a", "b"): count}
+
+
+def test_a_variant_changes_strategy_codec_and_other_sections(tmp_path):
+    variant = parse_variant("diloco:interval=16:outer.lr=0.5:codec=int4:train.steps=7")
+    experiment = experiment_of(Case(variant, 1.0, 3), CONFIG, [], tmp_path)
+    assert experiment.strategy.kind == "diloco" and experiment.strategy.interval == 16
+    assert experiment.codec.up.kind == experiment.codec.down.kind == "int4"
+    assert (experiment.train.steps, experiment.seed) == (7, 3)
+    assert experiment.strategy.outer.kind == "nesterov" and experiment.strategy.outer.lr == 0.5
+    sparse = Case(parse_variant("sparseloco:codec=chunked_topk"), 1, 0)
+    assert experiment_of(sparse, CONFIG, [], tmp_path).codec.down is None
+
+
+@pytest.mark.parametrize(("text", "key"), [("sma", "optimizer"), ("dc_asgd", "strategy")])
+def test_a_rate_scales_the_learning_rate_that_the_strategy_trains_with(tmp_path, text, key):
+    plain, half = (
+        experiment_of(Case(parse_variant(text), rate, 0), CONFIG, [], tmp_path)
+        for rate in (1.0, 0.5)
+    )
+    if key == "optimizer":
+        assert half.optimizer.lr == pytest.approx(0.5 * plain.optimizer.lr)
+        assert half.optimizer.momentum == plain.optimizer.momentum
+    else:
+        assert half.strategy.outer.lr == pytest.approx(0.5 * plain.strategy.outer.lr)
+        assert half.optimizer == plain.optimizer
+
+
+def test_names_of_cases_differ_and_are_file_names():
+    names = [Case(parse_variant(t), r, 0).name for t in ("sma:interval=4", "sma") for r in (1, 0.5)]
+    assert len(set(names)) == 4
+    assert all(set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-_.") for name in names)
+
+
+def test_what_is_no_variant_is_named():
+    with pytest.raises(ConfigError, match="no strategy 'foo'"):
+        parse_variant("foo:interval=3")
+    with pytest.raises(ConfigError, match="key=value"):
+        parse_variant("sma:interval")

@@ -1,0 +1,206 @@
+"""The whole configuration: what contradicts itself is refused in one message that says where."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from geo_ray.config.experiment import Experiment
+from geo_ray.config.load import digest, dump_yaml, load_text
+from geo_ray.errors import ConfigError
+from geo_ray.job.auto import load_experiment
+from geo_ray.strategies.registry import STRATEGIES
+from geo_ray.transport.emulation.link_model import LinkSpec
+
+CONFIGS = sorted((Path(__file__).parents[3] / "configs").glob("*.yaml"))
+TEXT = """
+name: trial
+task: {use: digits}
+data: {generate: {}}
+regions:
+  - {name: eu, workers: 2}
+  - {name: us}
+strategy: {kind: sma}
+optimizer: {kind: sgd}
+train: {steps: 10}
+emulate:
+  link: {rate_mbps: 100, delay_s: 0.03}
+  links:
+    - {src: eu, dst: us, rate_mbps: 5, outages: [[1, 2]]}
+  step_s: 0.5
+  step_s_by_region: {us: 0.7}
+"""
+
+
+def load(*overrides: str, text: str = TEXT) -> Experiment:
+    return load_text(text, list(overrides), Experiment, "trial.yaml")
+
+
+def complaint(*overrides: str, text: str = TEXT) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(*overrides, text=text)
+    return caught.value.message
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.name)
+def test_the_files_to_try_are_valid(path):
+    experiment, advice = load_experiment(path, [])
+    assert (advice is not None) == (path.stem == "auto")
+    assert len(experiment.regions) >= 1
+
+
+def test_defaults():
+    config = load()
+    assert (config.seed, config.device) == (0, "cpu")
+    assert [r.workers for r in config.regions] == [2, 1]
+    assert [r.ps_shards for r in config.regions] == [1, 1]
+    assert config.train.mode == "sync" and config.train.target is None
+    assert config.checkpoint.keep == 2
+    assert config.cluster.kind == "local"
+    assert config.data.batch_size == 32
+    assert config.averager.region is None and config.averager_region == "eu"
+    assert load("averager.region=us").averager_region == "us"
+    assert config.region_names == ("eu", "us")
+
+
+@pytest.mark.parametrize("kind", STRATEGIES)
+def test_every_strategy_can_be_named(kind):
+    codec = ["codec.up={kind: chunked_topk}"] if kind == "sparseloco" else []
+    config = load(f"strategy={{kind: {kind}}}", *codec)
+    assert type(config.strategy) is STRATEGIES[kind]
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("train.stpes=3", "train.stpes.*did you mean steps"),
+        ("train.lr=3", "train.lr.*did you mean optimizer.*lr"),
+        ("strategy.intervall=3", "strategy.intervall.*did you mean interval"),
+        ("strategy.kind=smaa", "strategy.kind.*did you mean sma"),
+        ("strategy.alpha=0.5", r"strategy.alpha.*unknown key"),
+        ("optimizer.momentum=0.9", "optimizer.momentum.*unknown key"),
+        ("regions.0.wrokers=3", r"regions.0.wrokers.*did you mean workers"),
+        ("emulate.link.delay=0.1", "emulate.link.delay.*did you mean delay_s"),
+        ("checkpoint.every=5", "checkpoint.every.*did you mean every_s"),
+        ("train.steps=0", "train.steps.*greater than or equal to 1"),
+        ("train.steps=1.5", "train.steps"),
+        ("seed=-1", "seed.*greater than or equal to 0"),
+        ("name=a/b", "name.*pattern"),
+        ("regions.1.name=eu west", r"regions.1.name.*pattern"),
+        ("regions=[]", "regions.*at least 1"),
+        ("device=gpu", "device.*pattern"),
+        ("emulate.step_s=0", "emulate.step_s.*greater than 0"),
+        ("emulate.step_s_by_region.us=-1", "emulate.step_s_by_region.us.*greater than 0"),
+        ("emulate.link.loss=1", "emulate.link.loss.*less than 1"),
+        ("emulate.link.outages=[[2, 1]]", "emulate.link.*outage"),
+        ("checkpoint.keep=1", "checkpoint.keep"),
+        ("data.manifest=m.json", "data.*exactly one of `manifest` and `generate`"),
+        ("data.generate=null", "data.*exactly one of `manifest` and `generate`"),
+        ("averager.region=asia", "averager.region: there is no region 'asia'.*'eu', 'us'"),
+        ("emulate.step_s_by_region.asia=1", "emulate.step_s_by_region: there is no region 'asia'"),
+        ("emulate.links.0.dst=asia", "emulate.links.0.dst: there is no region 'asia'"),
+        ("emulate.links.0.dst=eu", "emulate.links.0.*another region"),
+        (
+            "emulate.links=[{src: eu, dst: us}, {src: us, dst: eu}, {src: eu, dst: us}]",
+            "emulate.links.2: eu to us is given more than once",
+        ),
+        ("regions.1.name=eu", r"regions: \['eu'\] appear more than once"),
+        ("device=cuda", "device.*gpus_per_worker"),
+        ("train.mode=async", "train.mode.*'sma' works in rounds"),
+        ("codec.up.kind=int7", "codec.up.kind.*did you mean int[48]"),
+        ("codec.up={kind: topk, ration: 0.1}", "codec.up.ration.*did you mean ratio"),
+        ("codec.side={kind: int8}", "codec.side.*unknown key"),
+        ("codec.down={kind: bisparse}", "codec.down: bisparse is for codec.up only"),
+        ("codec.up={kind: bisparse}", "codec.up: bisparse.*strategy 'sma'.*topk"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_path(override, expected):
+    message = complaint(override)
+    assert message.startswith("trial.yaml: 1 problem:"), message
+    assert re.search(expected, message, re.S), message
+
+
+def test_all_problems_come_in_one_message():
+    message = complaint("train.steps=0", "strategy.intervall=2", "seed=-1")
+    assert "3 problems" in message
+    for path in ("train.steps", "strategy.intervall", "seed"):
+        assert path in message
+
+
+def test_a_missing_section_is_named():
+    message = complaint(text=TEXT.replace("optimizer: {kind: sgd}\n", ""))
+    assert "optimizer" in message and "required" in message
+    assert "'kind' is missing" in complaint(text=TEXT.replace("kind: sgd", "lr: 0.1"))
+
+
+def test_asynchronous_workers_fit_strategies_without_rounds_or_equal_regions():
+    assert load("train.mode=async", "regions.1.workers=2").train.mode == "async"
+    assert load("train.mode=async", "strategy={kind: asgd_ga}").train.mode == "async"
+    assert load("train.mode=async", "regions=[{name: eu, workers: 3}]", "emulate=null")
+    assert "'bsp' works in rounds" in complaint("train.mode=async", "strategy={kind: bsp}")
+
+
+def test_codecs_must_fit_the_strategy():
+    assert load().codec.up is None and load().codec.down is None
+    assert load("codec.up={kind: topk, ratio: 0.1}").codec.up.ratio == 0.1
+    assert load("strategy={kind: bsp}", "codec.up={kind: bisparse}").codec.up.kind == "bisparse"
+    unbiased = "{kind: randomk_unbiased}"
+    assert load(f"codec={{up: {unbiased}, down: {unbiased}}}").codec.down.kind == "randomk_unbiased"
+    for direction in ("up", "down"):
+        message = complaint("strategy={kind: asgd_ga}", f"codec.{direction}={unbiased}")
+        assert re.search(f"codec.{direction}: with randomk_unbiased.*asgd_ga.*randomk", message)
+
+
+def test_gpus_are_asked_for_where_they_are_used():
+    with_gpus = ["device=cuda", "regions.0.gpus_per_worker=1", "regions.1.gpus_per_worker=0.5"]
+    assert load(*with_gpus).device == "cuda"
+
+
+def test_links_are_looked_up_by_direction():
+    config = load()
+    usual = LinkSpec(rate_mbps=100, delay_s=0.03)
+    assert config.link("us", "eu") == usual
+    assert config.link("eu", "us") == LinkSpec(rate_mbps=5, outages=((1, 2),))
+    assert type(config.link("eu", "us")) is LinkSpec
+    assert config.link("eu", "eu") is None
+    assert set(config.links()) == {("eu", "us"), ("us", "eu")}
+    only = load("emulate.link=null")
+    assert only.link("us", "eu") is None and set(only.links()) == {("eu", "us")}
+    assert load("emulate=null").links() == {}
+
+
+def test_steps_may_be_padded_by_region():
+    config = load()
+    assert (config.step_s("eu"), config.step_s("us")) == (0.5, 0.7)
+    assert load("emulate=null").step_s("us") is None
+    assert load("emulate.step_s=null").step_s("eu") is None
+
+
+def test_steps_may_be_as_long_as_a_machine_takes_for_its_rows():
+    speeds = "emulate.rows_per_s_by_region={eu: [10, 40]}"
+    config = load(speeds, "emulate.step_s=0.1", "data.batch_size=20")
+    assert config.step_s("eu") == pytest.approx(0.1 + 20 / 10)  # the slower one's
+    assert config.push_s("eu", worker=1, start=0, rows=20) == pytest.approx(0.1 + 20 / 40)
+    assert config.push_s("us", worker=0, start=0, rows=20) == 0.7
+    local = load(speeds, "strategy={kind: hfa, k1: 5, k2: 1}", "emulate.step_s=null")
+    assert local.push_s("eu", worker=0, start=0, rows=100) == pytest.approx(100 / 10)
+    assert "2 workers" in complaint("emulate.rows_per_s_by_region={eu: [1, 2, 3]}")
+    assert "no region 'moon'" in complaint("emulate.rows_per_s_by_region={moon: [1]}")
+
+
+def test_digests_follow_the_values_and_nothing_else():
+    config = load()
+    assert digest(load_text(dump_yaml(config), [], Experiment, "again")) == digest(config)
+    assert digest(load("seed=0")) == digest(config)  # a default that is written out
+    turned = TEXT.replace("{name: eu, workers: 2}", "{workers: 2, name: eu}")
+    assert digest(load(text=turned)) == digest(config)
+    others = [load("seed=1"), load("strategy.interval=9"), load("regions.0.workers=1")]
+    assert len({digest(c) for c in [config, *others]}) == 4
+
+
+def test_what_a_strategy_is_told_survives_the_file():
+    text = dump_yaml(load("strategy={kind: asgd_ga, interval: 3, wait: when_busy, combine: sum}"))
+    again = load_text(text, [], Experiment, "again").strategy
+    assert (again.interval, again.wait, again.combine) == (3, "when_busy", "sum")

@@ -1,0 +1,125 @@
+"""What the advisor chooses, from made-up steps and links."""
+
+from __future__ import annotations
+
+import pytest
+
+from geo_ray.config.experiment import Experiment
+from geo_ray.config.load import load_text
+from geo_ray.errors import ConfigError, LinkUnknownError
+from geo_ray.planning.advisor import (
+    Situation,
+    advise,
+    candidates,
+    explain,
+    sections,
+    transfer_time_s,
+)
+from geo_ray.planning.tradeoffs import LOSS_BY_INTERVAL, loss_of_interval
+from geo_ray.transport.links.record import LinkRecord
+from geo_ray.transport.links.table import LinkTable
+
+
+def links(mbps: float, rtt_s: float, regions=("a", "b", "c")) -> LinkTable:
+    return LinkTable(
+        links=tuple(
+            LinkRecord(
+                src=s, dst=d, goodput_mbps=mbps, rtt_s=rtt_s, samples=1, measured_at_unix_s=0
+            )
+            for s in regions
+            for d in regions
+            if s != d
+        )
+    )
+
+
+def situation(mbps=100.0, rtt_s=0.06, num_params=1_000_000, budget=0.05, **step_s) -> Situation:
+    steps = step_s or {"a": 0.1, "b": 0.1, "c": 0.1}
+    return Situation(num_params, steps, links(mbps, rtt_s), "a", budget)
+
+
+def test_a_transfer_is_bytes_both_ways_and_a_round_trip():
+    assert transfer_time_s(situation(), None) == pytest.approx(2 * 32 / 100 + 0.06)
+    assert transfer_time_s(situation(), "int4") == pytest.approx(2 * 4.25 / 100 + 0.06)
+
+
+def test_a_link_that_costs_nothing_needs_no_strategy():
+    choice = advise(situation(mbps=1e6, rtt_s=1e-5))
+    assert (choice.family, choice.interval, choice.codec) == ("bsp", 1, None)
+    assert choice.loss == 0.0
+
+
+def test_a_slower_link_makes_rounds_longer_or_payloads_smaller():
+    losses = []
+    for mbps in (1000.0, 100.0, 10.0, 1.0):
+        choice = advise(situation(mbps=mbps))
+        losses.append(choice.loss)
+        assert choice.loss <= 0.05
+        assert choice.compute_share > 0.9
+    assert losses == sorted(losses) and losses[0] < losses[-1], "it is paid for in loss"
+
+
+def test_unequal_regions_do_not_wait_for_each_other():
+    choice = advise(situation(a=0.05, b=0.1, c=0.5))
+    assert choice.family == "async_local_sgd"
+    assert "times as long" in explain(choice, situation(a=0.05, b=0.1, c=0.5))
+
+
+def test_equal_regions_work_in_rounds():
+    assert advise(situation()).family in {"diloco", "one_step_delay"}
+
+
+def test_a_smaller_loss_budget_is_kept_and_costs_time():
+    wide, narrow = advise(situation(mbps=5, budget=0.05)), advise(situation(mbps=5, budget=0.004))
+    assert narrow.loss <= 0.004 < wide.loss
+    assert narrow.compute_share < wide.compute_share
+
+
+def test_a_budget_that_nothing_fits_gets_the_least_loss():
+    assert advise(situation(budget=1e-9, mbps=1)).loss == 0.0
+
+
+def test_the_choice_is_the_best_of_all_candidates_within_budget():
+    where = situation(mbps=20)
+    choice = advise(where)
+    rest = [c for c in candidates(where) if c.loss <= where.loss_budget]
+    assert choice in rest
+    assert choice.compute_share >= 0.97 * max(c.compute_share for c in rest)
+    assert not [c for c in rest if c.compute_share >= choice.compute_share and c.loss < choice.loss]
+
+
+def test_what_was_not_measured_is_named():
+    holes = Situation(10, {"a": 0.1, "z": 0.1}, links(100, 0.1), "a", 0.05)
+    with pytest.raises(LinkUnknownError, match="'z' to region 'a'"):
+        advise(holes)
+    with pytest.raises(ConfigError, match="one region"):
+        advise(Situation(10, {"a": 0.1}, links(100, 0.1), "a", 0.05))
+
+
+@pytest.mark.parametrize("mbps", [1e6, 300, 30, 3, 0.3])
+@pytest.mark.parametrize("spread", [1, 8])
+def test_every_choice_is_a_configuration(mbps, spread):
+    where = situation(mbps=mbps, budget=0.2, a=0.1, b=0.1 * spread)
+    base = """
+name: t
+task: {use: digits}
+data: {generate: {}}
+regions: [{name: a}, {name: b}]
+strategy: {kind: bsp}
+optimizer: {kind: sgd}
+train: {steps: 10}
+"""
+    import json
+
+    for choice in candidates(where):
+        chosen = [f"{key}={json.dumps(value)}" for key, value in sections(choice).items() if value]
+        experiment = load_text(base, chosen, Experiment, "test")
+        assert experiment.strategy.kind in (choice.family, "diloco")
+        assert f"{choice.interval} steps" in explain(choice, where)
+
+
+def test_loss_of_an_interval_goes_through_the_points_and_grows():
+    for steps, loss in LOSS_BY_INTERVAL:
+        assert loss_of_interval(steps) == pytest.approx(loss)
+    values = [loss_of_interval(2**n) for n in range(13)]
+    assert values == sorted(values) and values[-1] > 0.05

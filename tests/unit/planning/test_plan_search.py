@@ -1,0 +1,306 @@
+"""The planner against every possibility, on scenarios small enough to count them all."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import random
+import re
+
+import numpy as np
+import pytest
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from geo_ray.errors import PlanInfeasibleError
+from geo_ray.planning.model.work import JobWork
+from geo_ray.planning.policies.cloudless import cloudless, everything
+from geo_ray.planning.policies.optimal import front, optimal
+from geo_ray.planning.request import Rental, Request, Site
+from geo_ray.planning.search.fleet import Offer, RegionFleet
+from geo_ray.planning.search.knapsack import Cover, cheapest_cover
+from geo_ray.planning.search.search import Search
+from geo_ray.planning.search.ways import Limits
+from geo_ray.planning.search.whole_rows import CLOSE
+from geo_ray.transport.links.record import LinkRecord
+from geo_ray.transport.links.table import LinkTable
+
+
+def links(names: list[str], rng: random.Random) -> LinkTable:
+    return LinkTable(
+        links=tuple(
+            LinkRecord(
+                src=a,
+                dst=b,
+                goodput_mbps=rng.uniform(20, 200),
+                rtt_s=rng.uniform(0.02, 0.2),
+                loss=0.0,
+                samples=1,
+                measured_at_unix_s=0.0,
+                source="emulated",
+            )
+            for a in names
+            for b in names
+            if a != b
+        )
+    )
+
+
+def scenario(seed: int, regions: int = 3, offers: int = 3, cap: int = 3, **more) -> Request:
+    rng = random.Random(seed)
+    names = [f"r{i}" for i in range(regions)]
+    sites = []
+    for name in names:
+        rentals = []
+        for i in range(offers):
+            speed = rng.choice([5, 10, 20, 40]) * rng.uniform(0.8, 1.2)
+            price = speed * rng.uniform(0.02, 0.06)
+            market = rng.choice(["on_demand", "spot"])
+            rentals.append(
+                Rental(
+                    f"t{i}",
+                    market,
+                    lambda hours, price=price: price * hours,
+                    speed,
+                    rng.randint(1, cap),
+                    lost_share=0.05 if market == "spot" else 0.0,
+                )
+            )
+        stands = rng.uniform(0, 0.2)
+        sites.append(
+            Site(
+                name,
+                rentals,
+                lambda hours, stands=stands: stands * hours,
+                fixed_s=rng.choice([0.0, 0.02]),
+                lan_s=rng.choice([0.0, 0.01]),
+            )
+        )
+    work = JobWork(
+        steps=1000,
+        rows_per_step=60,
+        rows={name: rng.choice([1000, 2000, 3000]) for name in names},
+        num_params=2_000_000,
+        overlaps=rng.random() < 0.5,
+        startup_s=20,
+    )
+    prices = {(a, b): rng.choice([0.02, 0.09]) for a in names for b in names if a != b}
+    values = {
+        "work": work,
+        "sites": sites,
+        "links": links(names, rng),
+        "usd_per_gb": prices,
+        "averagers": names,
+        "intervals": [4, 16, 64],
+        "codecs": [None, "int8", "int4"],
+    }
+    return Request(**values | more)
+
+
+def every(request: Request) -> list:
+    """All combinations of machines and exchanges."""
+    search = Search(request.work, request.fleets(1.0), request.options(1.0))
+    by_region = []
+    for fleet in search.fleets:
+        ranges = [range(offer.cap + 1) for offer in fleet.offers]
+        by_region.append([fleet.pick(c) for c in itertools.product(*ranges) if any(c)])
+    options = search.options
+    return [
+        search.complete(picks, option)
+        for picks in itertools.product(*by_region)
+        for option in options
+    ]
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("objective", ["cost", "time"])
+def test_nothing_is_better_than_what_is_found(seed, objective):
+    request = scenario(seed, regions=2, offers=2, cap=3, objective=objective)
+    all_of_them = every(request)
+    rng = random.Random(seed)
+    middle = sorted(found.seconds for found in all_of_them)[len(all_of_them) // rng.randint(2, 6)]
+    cheap = sorted(found.usd for found in all_of_them)[len(all_of_them) // rng.randint(2, 6)]
+    for limits in (Limits(), Limits(deadline_s=middle), Limits(middle, cheap)):
+        allowed = [
+            f for f in all_of_them if f.seconds <= limits.deadline_s and f.usd <= limits.budget_usd
+        ]
+        asked = Request(**{**_fields(request), "limits": limits})
+        if not allowed:
+            with pytest.raises(PlanInfeasibleError):
+                optimal(asked, gap=0.0)
+            continue
+        plan = optimal(asked, gap=0.0)
+        value = {"cost": lambda f: f.usd, "time": lambda f: f.seconds}[objective]
+        ours = plan.total_usd if objective == "cost" else plan.total_s
+        assert ours == pytest.approx(min(map(value, allowed)), rel=1e-6)
+        assert plan.gap <= 1e-6
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_cheapest_machines_of_a_region_are_the_cheapest(seed):
+    rng = random.Random(seed)
+    offers = [
+        Offer(f"t{i}", "on_demand", rng.uniform(0.1, 2), rng.uniform(1, 20), rng.randint(0, 4))
+        for i in range(4)
+    ]
+    fleet = RegionFleet("r", offers, 30, rng.choice([0.0, 0.1]), rng.choice([0.0, 0.05]))
+    if fleet.is_empty:
+        return
+    ranges = [range(offer.cap + 1) for offer in offers]
+    picks = [fleet.pick(c) for c in itertools.product(*ranges) if any(c)]
+    shortest_s = min(pick.step_s for pick in picks)
+    assert fleet.fastest().step_s == pytest.approx(shortest_s)
+    for factor in (1.0, 1.1, 1.5, 2.0, 4.0, 10.0):
+        limit_s = shortest_s * factor
+        least = min(p.usd_per_h for p in picks if p.step_s <= limit_s * (1 + 1e-9))
+        found = fleet.cheapest(limit_s)
+        assert found is not None and found.step_s <= limit_s * (1 + 1e-8)
+        assert found.usd_per_h == pytest.approx(least)
+    assert fleet.cheapest(shortest_s * 0.99) is None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_optimal_is_never_dearer_than_cloudless_in_its_time(seed):
+    request = scenario(seed, regions=4, offers=4, cap=6)
+    right_sized, whole = cloudless(request), everything(request)
+    assert right_sized.total_usd <= whole.total_usd * (1 + 1e-9)
+    assert right_sized.total_s <= whole.total_s * (1 + 1e-9)
+    best = optimal(Request(**{**_fields(request), "limits": Limits(right_sized.total_s)}))
+    assert best.total_usd <= right_sized.total_usd * (1 + 1e-4)
+    assert best.total_s <= right_sized.total_s * (1 + 1e-9)
+
+
+def test_the_front_falls_and_every_point_has_a_reason():
+    plans = front(scenario(3, regions=3, offers=4, cap=5))
+    assert len(plans) > 3
+    for faster, slower in itertools.pairwise(plans):
+        assert faster.total_s < slower.total_s and faster.total_usd > slower.total_usd
+    assert all(plan.reason for plan in plans)
+
+
+def test_rows_of_a_step_are_all_given_out():
+    plan = optimal(scenario(5))
+    for region, share in zip(plan.regions, _shares(scenario(5)), strict=True):
+        assert sum(region.batch_sizes) == pytest.approx(share, abs=0.5)
+        assert min(region.batch_sizes) >= 1
+
+
+def _fixes(error: PlanInfeasibleError) -> dict[str, float]:
+    """What an error tells to set, by key."""
+    return {k: float(v) for k, v in re.findall(r"plan\.(\w+) to ([\d.e+-]+\d)", str(error))}
+
+
+def test_impossible_limits_are_named_and_whoever_does_as_told_has_a_plan():
+    request = scenario(1)
+    plans = front(request)
+    assert len(plans) > 1
+    fast_s, cheap_usd = plans[0].total_s * 1.001, plans[-1].total_usd * 1.001
+    for limits, words, keys in (
+        (Limits(deadline_s=1.0), "deadline 1.0 s", {"deadline_h"}),
+        (Limits(budget_usd=1e-6), "budget 1e-06 USD", {"budget_usd"}),
+        (Limits(fast_s, cheap_usd), "not both", {"deadline_h", "budget_usd"}),
+    ):
+        with pytest.raises(PlanInfeasibleError, match=words) as found:
+            optimal(Request(**{**_fields(request), "limits": limits}))
+        fixes = _fixes(found.value)
+        assert fixes.keys() == keys
+        for key, value in fixes.items():
+            one = {"deadline_s": value * 3600} if key == "deadline_h" else {key: value}
+            enough = dataclasses.replace(limits, **one)
+            assert optimal(Request(**{**_fields(request), "limits": enough})).regions
+    lossy = {**_fields(request), "loss_budget": 0.0, "intervals": [64]}
+    with pytest.raises(PlanInfeasibleError, match="loss_budget") as found:
+        optimal(Request(**lossy))
+    assert optimal(Request(**{**lossy, **_fixes(found.value)})).regions
+    empty = scenario(1)
+    sites = [Site("r0", [], empty.sites[0].stands_usd), *empty.sites[1:]]
+    with pytest.raises(PlanInfeasibleError, match="r0"):
+        optimal(Request(**{**_fields(empty), "sites": sites}))
+
+
+def test_the_gap_is_honest():
+    request = scenario(7, regions=4, offers=5, cap=8)
+    rough, exact = optimal(request, gap=0.2), optimal(request, gap=0.0)
+    assert exact.gap <= 1e-6
+    assert rough.gap <= 0.2 + 1e-9
+    assert exact.total_usd >= rough.total_usd * (1 - rough.gap) * (1 - 1e-9)
+    assert math.isfinite(rough.total_s)
+
+
+def _fields(request: Request) -> dict:
+    return {name: getattr(request, name) for name in Request.__slots__}
+
+
+def _shares(request: Request) -> list[float]:
+    return [request.work.share(site.name) for site in request.sites]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_tree_and_highs_agree(seed):
+    rng = np.random.default_rng(seed)
+    speed_I = rng.uniform(1, 20, 8)
+    price_I = speed_I * rng.uniform(0.03, 0.06, 8)
+    cap_I = rng.integers(1, 6, 8).astype(float)
+    lan_s = [0.0, 0.02][seed % 2]
+    for room_s in (0.8, 1.5, 3.0, 1e-3):
+        cover = Cover(price_I, speed_I, cap_I, 40, room_s, lan_s, 40)
+        ours, theirs_I = cheapest_cover(cover), by_highs(cover)
+        assert (ours.counts_I is None) == (theirs_I is None)
+        if theirs_I is not None:
+            assert ours.usd == ours.least_usd == pytest.approx(theirs_I @ price_I, rel=1e-6)
+            hurried = cheapest_cover(dataclasses.replace(cover, most_nodes=12))
+            assert hurried.least_usd <= ours.usd * (1 + 1e-9) <= hurried.usd * (1 + 2e-9)
+
+
+def by_highs(cover: Cover) -> np.ndarray | None:
+    """The same by integer programming: one program for every number of machines."""
+    best_I, least = None, np.inf
+    numbers = range(1, int(min(cover.most, cover.cap_I.sum())) + 1) if cover.lan_s else [None]
+    for number in numbers:
+        room_s = cover.room_s - cover.lan_s * (number or 0)
+        each_I = np.floor(np.maximum(room_s, 0.0) * cover.speed_I * (1 + CLOSE))
+        ones = np.ones(len(each_I))
+        answer = milp(
+            cover.price_I,
+            integrality=ones,
+            bounds=Bounds(0, np.where(each_I > 0, cover.cap_I, 0)),
+            constraints=LinearConstraint(
+                np.stack([each_I, ones]),
+                [cover.rows, number or 1],
+                [np.inf, number or cover.most],
+            ),
+            options={"mip_rel_gap": 0.0},
+        )
+        if answer.x is not None and answer.fun < least:
+            best_I, least = np.round(answer.x), answer.fun
+    return best_I
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("objective", ["cost", "time"])
+def test_where_workers_queue_to_start_nothing_is_better_by_more_than_the_gap(seed, objective):
+    plain = scenario(seed, regions=2, offers=2, cap=3, objective=objective)
+    request = dataclasses.replace(plain, work=dataclasses.replace(plain.work, worker_start_s=30.0))
+    plan = optimal(request, gap=0.0)
+    values = [found.usd if objective == "cost" else found.seconds for found in every(request)]
+    value = plan.total_usd if objective == "cost" else plan.total_s
+    assert value * (1 - plan.gap) <= min(values) * (1 + 1e-9)
+    workers = sum(region.workers for region in plan.regions)
+    assert plan.seconds["start"] == pytest.approx(20 + 30 * workers)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_shortest_time_of_all_is_a_deadline_that_can_be_kept(seed):
+    request = scenario(seed, regions=3, offers=4, cap=6)
+    search = Search(request.work, request.fleets(1.0), request.options(1.0))
+    picks = [fleet.fastest() for fleet in search.fleets]
+    least_s = min(search.complete(picks, option).seconds for option in search.options)
+    plan = optimal(Request(**{**_fields(request), "limits": Limits(deadline_s=least_s)}))
+    assert plan.total_s == pytest.approx(least_s)
+
+
+def test_more_machines_than_rows_are_not_rented():
+    offers = [Offer("a", "on_demand", 1.0, 5.0, 4), Offer("b", "on_demand", 1.0, 10.0, 4)]
+    fleet = RegionFleet("r", offers, 6)
+    assert fleet.everything().counts == (2, 4)
+    assert fleet.fastest().counts == (0, 3)  # two rows on each, as long as one on the slow ones

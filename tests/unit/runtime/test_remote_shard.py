@@ -1,0 +1,62 @@
+"""A follower behind its port does what a shard does: the words between them carry all of it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from geo_ray.errors import FrameError
+from geo_ray.runtime.actors.remote_shard import RemoteShard
+from geo_ray.runtime.actors.shard_server import ShardServer
+from geo_ray.strategies.sma import Sma
+from geo_ray.training.compute.optimizers import Sgd
+from geo_ray.training.server.region_model import RegionModel
+from geo_ray.training.server.shard import Contribution, Shard
+from geo_ray.transport.wire.frames import decode_meta, encode_meta
+from geo_ray.transport.wire.meta import Meta
+
+LEAD = SimpleNamespace(hello={"role": "lead"}, shared=None)
+BOTH = [Contribution(0, 24), Contribution(1, 8)]
+
+
+class Wire:
+    """A connection whose headers go through bytes, and whose far end is a follower."""
+
+    def __init__(self, follower: ShardServer) -> None:
+        self._follower = follower
+
+    def request(self, meta: Meta, payload: Any = None, **_: Any) -> tuple[Meta, Any]:
+        answer, back = self._follower.handle(LEAD, decode_meta(encode_meta(meta)), payload)
+        return decode_meta(encode_meta(answer)), back
+
+
+def shard(size: int) -> Shard:
+    made = Shard(torch.zeros(size), Sgd(lr=1.0), Sma(interval=100))
+    for worker, value in enumerate((1.0, 5.0)):
+        made.put(worker, torch.full((size,), value))
+    return made
+
+
+def remote(held: Shard) -> RemoteShard:
+    return RemoteShard(Wire(ShardServer(held, "eu", 1, "")), timeout_s=1.0)
+
+
+def test_the_norm_of_a_mean_is_the_sum_of_its_slices() -> None:
+    model = RegionModel([shard(2), remote(shard(1))], 3)
+    assert model.apply(BOTH, measure=True) == pytest.approx(3 * 2.0**2)
+
+
+def test_nothing_is_measured_unless_asked_for() -> None:
+    far = remote(held := shard(2))
+    assert far.apply(BOTH) is None
+    assert torch.equal(far.params(), held.params_S)
+    assert torch.equal(held.params_S, torch.full((2,), -2.0))
+
+
+def test_a_lead_says_whether_to_measure() -> None:
+    follower = ShardServer(shard(2), "eu", 1, "")
+    with pytest.raises(FrameError, match="measure"):
+        follower.handle(LEAD, {"op": "apply", "workers": [0], "samples": [8]}, None)

@@ -1,0 +1,44 @@
+"""What is learned about links is written down, and survives a restart."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from geo_ray.runtime.control.link_notes import LinkNotes
+from geo_ray.transport.flow.estimator import LinkEstimator
+from geo_ray.transport.links.table import load_links
+
+
+def _estimate(rate_mbps: float) -> dict[str, float | None]:
+    estimator = LinkEstimator()
+    estimator.on_rtt(0.0, 0.1)
+    for n in range(100):
+        estimator.on_delivered(n * 0.1, int(rate_mbps * 1e6 / 8 * 0.1), True)
+    return asdict(estimator.snapshot(10.0))
+
+
+def test_records_are_kept_by_pair_and_over_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "links.json"
+    notes = LinkNotes(path)
+    notes.save()
+    assert not path.exists()  # nothing is known
+    notes.note("eu", {"us": {"estimate": _estimate(50.0)}})
+    notes.note("us", {"eu": {"estimate": asdict(LinkEstimator().snapshot(0.0))}})
+    notes.save()
+    table = load_links(path)
+    assert [record.pair for record in table.links] == [("eu", "us")]
+    assert 49 < table.get("eu", "us").goodput_mbps < 51
+    later = LinkNotes(path)
+    later.note("us", {"eu": {"estimate": _estimate(20.0)}})
+    later.save()
+    assert {record.pair for record in load_links(path).links} == {("eu", "us"), ("us", "eu")}
+
+
+def test_a_damaged_file_is_no_reason_to_end_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "links.json"
+    path.write_text("{")
+    notes = LinkNotes(path)
+    notes.note("eu", {"us": {"estimate": _estimate(50.0)}})
+    notes.save()
+    assert len(load_links(path).links) == 1

@@ -1,0 +1,130 @@
+"""The keeper with cheap processes; tests/integration/test_cluster.py has it with Ray's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from geo_ray.errors import ClusterStartError
+from geo_ray.runtime.cluster.supervised import SupervisedProcesses
+from geo_ray.runtime.cluster.supervisor import descendants
+
+# Ignores polite signals, and leaves a grandchild that has escaped into a session of its own.
+_STUBBORN = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    open(sys.argv[1], "w").write(str(os.getpid()))
+time.sleep(300)
+"""
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 30
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+def gone(pid: int) -> bool:
+    try:
+        return "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[SupervisedProcesses]:
+    processes = SupervisedProcesses(tmp_path)
+    yield processes
+    processes.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def start_stubborn(kept: SupervisedProcesses) -> tuple[int, int]:
+    told = kept.root / "pid"
+    kept.start("a", [sys.executable, "-c", _STUBBORN, str(told)], dict(os.environ))
+    assert eventually(lambda: told.is_file() and told.read_text().isdigit())
+    kept.poll()
+    return kept.pids["a"], int(told.read_text())
+
+
+def test_escaped_and_stubborn_processes_end(kept: SupervisedProcesses) -> None:
+    child, grandchild = start_stubborn(kept)
+    assert not gone(child)
+    assert not gone(grandchild)
+    kept.close()
+    assert gone(child)
+    assert gone(grandchild)
+    kept.close()  # harmless
+
+
+def test_exit_codes_and_logs(kept: SupervisedProcesses) -> None:
+    log = kept.start("b", [sys.executable, "-c", "print('said'); raise SystemExit(3)"], {})
+
+    def ended() -> bool:
+        kept.poll()
+        return "b" in kept.exit_codes
+
+    assert eventually(ended)
+    assert kept.exit_codes["b"] == 3
+    assert log.read_text() == "said\n"
+
+
+def test_kill(kept: SupervisedProcesses) -> None:
+    child, _ = start_stubborn(kept)
+    kept.kill("a")
+    kept.kill("unknown")
+    assert eventually(lambda: gone(child))
+    kept.poll()
+    assert eventually(lambda: kept.poll() is None and kept.exit_codes.get("a") == -9)
+
+
+def test_the_keeper_is_killed(tmp_path: Path) -> None:
+    """Its children go with it; only files are left."""
+    kept = SupervisedProcesses(tmp_path)
+    kept.start("c", [sys.executable, "-c", "import time; time.sleep(300)"], {})
+    assert eventually(lambda: kept.poll() is None and "c" in kept.pids)
+    kept._keeper.kill()
+    assert eventually(lambda: gone(kept.pids["c"]))
+    with pytest.raises(ClusterStartError, match="keeper of the local cluster ended"):
+        kept.poll()
+    kept.close()
+
+
+def test_no_such_program(tmp_path: Path) -> None:
+    kept = SupervisedProcesses(tmp_path)
+    kept.start("d", ["/no/such/program"], {})
+    with pytest.raises(ClusterStartError, match="/no/such/program"):
+        eventually(lambda: kept.poll() is not None)
+    kept.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_such_directory(tmp_path: Path) -> None:
+    with pytest.raises(ClusterStartError, match="No such file"):
+        SupervisedProcesses(tmp_path / "missing")
+
+
+def test_closed(tmp_path: Path) -> None:
+    kept = SupervisedProcesses(tmp_path)
+    kept.close()
+    with pytest.raises(ClusterStartError, match="already down"):
+        kept.start("e", ["true"], {})
+    kept.poll()
+
+
+def test_descendants() -> None:
+    with subprocess.Popen(["sh", "-c", "sleep 300 & wait"], start_new_session=True) as shell:
+        assert eventually(lambda: len(descendants(shell.pid)) == 1)
+        assert shell.pid in descendants(os.getpid())
+        os.killpg(shell.pid, 9)

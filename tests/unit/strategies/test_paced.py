@@ -1,0 +1,48 @@
+"""An interval that follows the link, and does not follow every packet."""
+
+from __future__ import annotations
+
+import torch
+
+from geo_ray.strategies.base import AveragerState, Update
+from geo_ray.strategies.common.paced import PATIENCE, paced_interval
+
+
+def round_of(*times: tuple[float, float]) -> list[Update]:
+    return [
+        Update(f"r{i}", 1, 1, 0, 1, torch.zeros(1), step_s=step_s, exchange_s=exchange_s)
+        for i, (step_s, exchange_s) in enumerate(times)
+    ]
+
+
+def after(hub: AveragerState, rounds: int, *times: tuple[float, float], share: float = 0.9) -> int:
+    for _ in range(rounds):
+        found = paced_interval(hub, round_of(*times), share, first=8)
+    return found
+
+
+def test_nothing_measured_leaves_it_as_configured():
+    assert after(AveragerState(("r0",)), 9, (0.0, 0.0)) == 8
+    assert after(AveragerState(("r0",)), 9, (0.1, 0.0)) == 8
+
+
+def test_it_becomes_the_power_of_two_that_computes_enough():
+    # 0.9 of a round is computing if 9 exchanges fit in: 9 * 0.2 / 0.1 = 18 steps
+    assert after(AveragerState(("r0",)), PATIENCE, (0.1, 0.2)) == 32
+    assert after(AveragerState(("r0",)), PATIENCE, (0.1, 0.001)) == 1
+
+
+def test_the_slowest_step_and_the_slowest_link_count():
+    assert after(AveragerState(("r0", "r1")), PATIENCE, (0.1, 0.02), (0.05, 0.2)) == 32
+
+
+def test_one_late_packet_changes_nothing():
+    hub = AveragerState(("r0",))
+    calm, slow = (0.1, 0.08), (0.1, 4.0)
+    assert after(hub, PATIENCE, calm) == 8
+    for _ in range(5):
+        assert after(hub, PATIENCE - 1, slow) == 8
+        assert after(hub, 1, (0.1, 0.001)) == 8  # the other direction: votes begin anew
+    assert after(hub, PATIENCE, slow) == 512
+    assert after(hub, PATIENCE - 1, calm) == 512
+    assert after(hub, 1, calm) == 8

@@ -1,0 +1,78 @@
+"""Weights of old updates, and who waits for the slowest."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from geo_ray.strategies.base import AveragerState, Update
+from geo_ray.strategies.common import published, staleness
+from geo_ray.strategies.common.staleness import Staleness
+
+
+@pytest.mark.parametrize(
+    ("options", "lags", "expected"),
+    [
+        ({}, [0, 3, 99], [1, 1, 1]),
+        ({"weight": "inverse"}, [0, 1, 3], [1, 1 / 2, 1 / 4]),
+        ({"weight": "sqrt"}, [0, 3, 8], [1, 1 / 2, 1 / 3]),
+        ({"weight": "poly", "a": 2.0}, [0, 1, 2], [1, 1 / 4, 1 / 9]),
+        ({"weight": "hinge", "a": 10.0, "b": 4.0}, [0, 4, 5], [1, 1, 1 / 11]),
+    ],
+)
+def test_weights(options, lags, expected):
+    rule = Staleness(**options)
+    assert [rule.factor(lag) for lag in lags] == pytest.approx(expected)
+
+
+class Hub:
+    """An averager that answers by the rule, and nothing else."""
+
+    def __init__(self, bound: int | None) -> None:
+        self.rule, self.state = Staleness(bound=bound), AveragerState(("a", "b", "c"))
+        self.seq = dict.fromkeys("abc", 0)
+
+    def say(self, region: str, *, final: bool = False) -> list[str]:
+        self.seq[region] += 1
+        update = Update(region, 1, self.seq[region], 0, 4, torch.ones(3), final)
+        published.publish(self.state, update.payload_P)
+        return [r.to for r in self.rule.answers(self.state, update, published.answer)]
+
+
+def test_without_a_bound_everybody_is_answered_at_once():
+    hub = Hub(None)
+    assert [hub.say("a") for _ in range(5)] == [["a"]] * 5
+
+
+def test_a_region_waits_for_the_slowest_and_is_answered_with_it():
+    hub = Hub(2)
+    assert [hub.say("a") for _ in range(3)] == [["a"], ["a"], []]
+    assert [hub.say("b") for _ in range(3)] == [["b"], ["b"], []]
+    assert hub.say("c") == ["a", "b", "c"]
+    assert hub.say("a") == []
+
+
+def test_release_answers_everybody_and_nobody_twice():
+    hub = Hub(1)
+    assert hub.say("a") == ["a"]
+    assert hub.say("a") == []
+    assert [r.to for r in staleness.release(hub.state, published.answer)] == ["a"]
+    assert staleness.release(hub.state, published.answer) == []
+
+
+def test_last_words_are_answered_together_with_everything():
+    hub = Hub(1)
+    assert hub.say("a", final=True) == []
+    assert hub.say("b", final=True) == []
+    assert hub.say("c", final=True) == ["a", "b", "c"]
+
+
+def test_an_answer_holds_what_the_region_has_not_heard():
+    state = AveragerState(("a", "b"))
+    ask = {r: Update(r, 1, 1, 0, 1, torch.zeros(2)) for r in "ab"}
+    published.publish(state, torch.tensor([1.0, 2.0]))
+    assert published.answer(state, ask["a"]).payload_P.tolist() == [1.0, 2.0]
+    published.publish(state, torch.tensor([10.0, 0.0]))
+    assert published.answer(state, ask["a"]).payload_P.tolist() == [10.0, 0.0]
+    assert published.answer(state, ask["b"]).payload_P.tolist() == [11.0, 2.0]
+    assert published.answer(state, ask["a"]).payload_P.tolist() == [0.0, 0.0]

@@ -1,0 +1,91 @@
+"""One shard: what it takes in, keeps and takes back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from geo_ray.errors import CheckpointCorruptError, InvariantError
+from geo_ray.strategies.ama import Ama
+from geo_ray.strategies.sma import Sma
+from geo_ray.training.compute.optimizers import AdamW, Momentum, Sgd
+from geo_ray.training.server.shard import Contribution, Shard
+
+
+def make(size: int = 4, optimizer=None, strategy=None) -> Shard:
+    return Shard(torch.ones(size), optimizer or Sgd(lr=1.0), strategy or Sma(interval=100))
+
+
+def stepped(shard: Shard) -> Shard:
+    shard.put(0, torch.full_like(shard.params_S, 0.5))
+    shard.apply([Contribution(0, 8)])
+    return shard
+
+
+def test_gradients_are_weighted_by_their_samples():
+    shard = make()
+    for worker, value in enumerate((1.0, 5.0, float("nan"))):
+        shard.put(worker, torch.full((4,), value))
+    shard.apply([Contribution(0, 24), Contribution(1, 8), Contribution(2, 0)])
+    assert torch.equal(shard.params_S, torch.full((4,), -1.0))
+    assert (shard.state.step, shard.state.samples) == (1, 32)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [Sgd(weight_decay=0.1), Momentum(nesterov=True, weight_decay=0.1), AdamW()],
+    ids=str,
+)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_workers_gradient_is_not_changed(optimizer, workers):
+    """It may lie in memory that the worker still reads, or in a message."""
+    shard, grads = make(optimizer=optimizer), [torch.randn(4) for _ in range(workers)]
+    before = [grad_S.clone() for grad_S in grads]
+    for _ in range(3):
+        for worker, grad_S in enumerate(grads):
+            shard.put(worker, grad_S)
+        shard.apply([Contribution(worker, 8) for worker in range(workers)])
+    assert all(torch.equal(a, b) for a, b in zip(grads, before, strict=True))
+
+
+def test_a_gradient_of_another_size_is_refused():
+    with pytest.raises(InvariantError, match="worker 0"):
+        make().put(0, torch.ones(3))
+
+
+def test_only_the_newest_two_copies_are_kept():
+    shard = make()
+    for checkpoint in (1, 2, 3):
+        stepped(shard).snapshot(checkpoint)
+    tensors, counters = shard.take_snapshot(2)
+    assert torch.equal(tensors["params"], torch.zeros(4)) and counters["step"] == 2
+    assert torch.equal(shard.take_snapshot(3)[0]["params"], torch.full((4,), -0.5))
+    with pytest.raises(KeyError):
+        shard.take_snapshot(1)
+
+
+def test_a_copy_is_of_its_moment():
+    shard = stepped(make(optimizer=Momentum(), strategy=Ama(interval=1)))
+    shard.speak()
+    shard.snapshot(1)
+    expected = shard.export()
+    stepped(shard)
+    taken = shard.take_snapshot(1)
+    assert set(taken[0]) == {"params", "optimizer/momentum_buffer", "memory/snapshot"}
+    assert all(torch.equal(taken[0][k], v) for k, v in expected[0].items())
+    assert taken[1] == expected[1]
+
+
+@pytest.mark.parametrize("name", ["params", "optimizer/momentum_buffer"])
+def test_state_that_does_not_fit_is_refused(name):
+    shard = stepped(make(optimizer=Momentum(), strategy=Ama(interval=1)))
+    shard.speak()
+    tensors, counters = shard.export()
+    for wrong in (torch.ones(1), torch.ones(5)):
+        with pytest.raises(CheckpointCorruptError, match=name.rpartition("/")[2]):
+            make(optimizer=Momentum()).restore(tensors | {name: wrong}, counters)
+
+
+def test_state_without_parameters_is_refused():
+    with pytest.raises(CheckpointCorruptError, match="'params' is missing"):
+        make().restore({}, {"step": 0, "since_send": 0, "samples": 0})

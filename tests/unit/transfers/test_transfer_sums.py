@@ -1,0 +1,176 @@
+"""Sums of updates, and updates that are given up: everybody ends with what all did, once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+import torch
+
+from geo_ray.errors import InvariantError, NonFiniteError
+from geo_ray.strategies.ama import Ama
+from geo_ray.strategies.asgd_ga import AsgdGa
+from geo_ray.strategies.base import AveragerState, Update
+from geo_ray.training.averager.averager import Averager
+
+NAMES = ("a", "b", "c", "d")
+
+
+class Replica:
+    """A region under plain SGD: it applies its own change at once and sends it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.params_P = torch.zeros(16, dtype=torch.float32)
+        self.open: Update | None = None
+        self.owed_P = torch.zeros(16)
+        self.seq = 0
+
+    def speak(self, random: Random, final: bool = False) -> Update:
+        change_P = torch.tensor([random.gauss(0, 1) for _ in range(16)])
+        self.params_P -= change_P
+        self.seq += 1
+        self.open = Update(self.name, 1, self.seq, 0, 4, change_P + self.owed_P, final)
+        self.owed_P = torch.zeros(16)
+        return self.open
+
+    def merge(self, reply) -> None:
+        assert self.open is not None and reply.seq == self.open.seq
+        payload_P = reply.payload_P
+        if reply.own:
+            payload_P = payload_P - self.open.payload_P
+        if reply.dropped:
+            self.owed_P = self.owed_P + self.open.payload_P
+        self.params_P = self.params_P - payload_P
+        self.open = None
+
+
+def hub_of(combine: str, names=NAMES) -> Averager:
+    return Averager(AsgdGa(combine=combine), 16, AveragerState(tuple(names)))
+
+
+def headers(parts: list[Update]) -> list[Update]:
+    return [replace(part, payload_P=torch.empty(0)) for part in parts]
+
+
+def total_of(parts: list[Update]):
+    return torch.stack([part.payload_P for part in parts]).sum(dim=0)
+
+
+def run(seed: int, combine: str, sums: bool, drops: bool) -> dict[str, Replica]:
+    """The same changes in the same order; in sums of random size, or one by one."""
+    random, coins = Random(seed), Random(seed + 1)
+    hub, replicas = hub_of(combine), {name: Replica(name) for name in NAMES}
+    for _ in range(12):
+        order = coins.sample(NAMES, len(NAMES))
+        cut = coins.randint(0, len(NAMES))
+        updates = [replicas[name].speak(random) for name in order]
+        straight, summed = updates[:cut], updates[cut:]
+        giving_up = coins.random() < 0.3
+        replies = []
+        for update in straight:
+            if drops and giving_up:
+                replies += hub.on_skip(update.region, update.epoch, update.seq)
+            else:
+                replies += hub.on_update(update)
+        if sums and len(summed) > 1:
+            replies += hub.on_sum(headers(summed), total_of(summed)) or []
+        else:
+            replies += [reply for update in summed for reply in hub.on_update(update)]
+        assert sorted(r.to for r in replies) == sorted(order)
+        for reply in replies:
+            replicas[reply.to].merge(reply)
+    finals = [replicas[name].speak(random, final=True) for name in NAMES]
+    for reply in [reply for update in finals for reply in hub.on_update(update)]:
+        replicas[reply.to].merge(reply)
+    assert hub.hub.version == 13 * len(NAMES) or drops
+    return replicas
+
+
+@pytest.mark.parametrize("combine", ["sum", "mean"])
+@pytest.mark.parametrize("seed", range(5))
+def test_with_sums_all_end_where_they_end_without(seed: int, combine: str) -> None:
+    plain = run(seed, combine, sums=False, drops=False)
+    summed = run(seed, combine, sums=True, drops=False)
+    for name in NAMES:
+        torch.testing.assert_close(summed[name].params_P, summed["a"].params_P)
+        torch.testing.assert_close(summed[name].params_P, plain[name].params_P)
+
+
+@pytest.mark.parametrize("combine", ["sum", "mean"])
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_given_up_comes_later_and_nothing_is_lost(seed: int, combine: str) -> None:
+    plain = run(seed, combine, sums=False, drops=False)
+    dropped = run(seed, combine, sums=True, drops=True)
+    for name in NAMES:
+        torch.testing.assert_close(dropped[name].params_P, plain["a"].params_P)
+
+
+def test_equal_answers_are_one_tensor() -> None:
+    hub, random = hub_of("sum"), Random(0)
+    replicas = {name: Replica(name) for name in NAMES}
+    hub.on_update(replicas["d"].speak(random))
+    parts = [replicas[name].speak(random) for name in "abc"]
+    replies = hub.on_sum(headers(parts), total_of(parts))
+    assert replies is not None
+    assert all(reply.own and reply.payload_P is replies[0].payload_P for reply in replies)
+
+
+def test_a_sum_with_a_part_that_is_known_changes_nothing() -> None:
+    hub, random = hub_of("sum"), Random(0)
+    parts = [Replica(name).speak(random) for name in "ab"]
+    hub.on_update(parts[0])
+    before = {k: v.clone() for k, v in hub.hub.memory.items()}
+    assert hub.on_sum(headers(parts), total_of(parts)) is None
+    assert hub.last("b") == (0, 0)
+    assert before.keys() == hub.hub.memory.keys()
+    assert all(torch.equal(before[k], hub.hub.memory[k]) for k in before)
+
+
+def test_a_part_of_a_sum_that_comes_again_gets_its_answer_again() -> None:
+    hub, random = hub_of("mean"), Random(0)
+    parts = [Replica(name).speak(random) for name in "ab"]
+    (first, _) = hub.on_sum(headers(parts), total_of(parts)) or []
+    assert hub.on_update(parts[0]) == [first]
+
+
+def test_during_a_checkpoint_a_sum_with_a_region_that_was_told_is_refused() -> None:
+    hub, random = hub_of("sum"), Random(0)
+    replicas = {name: Replica(name) for name in NAMES}
+    hub.request_checkpoint(1, halt=False)
+    replicas["a"].merge(hub.on_update(replicas["a"].speak(random))[0])
+    parts = [replicas[name].speak(random) for name in "ab"]
+    assert hub.on_sum(headers(parts), total_of(parts)) is None
+    fresh = [parts[1], replicas["c"].speak(random)]
+    replies = hub.on_sum(headers(fresh), total_of(fresh))
+    assert replies is not None and [r.checkpoint for r in replies] == [1, 1]
+    assert hub.on_skip("b", 1, 2) == []  # it has its answer, too
+    (last, skipped) = hub.on_update(replicas["d"].speak(random))
+    assert last.checkpoint == 1 and (skipped.to, skipped.dropped) == ("b", True)
+
+
+def test_bad_sums_are_refused() -> None:
+    hub, random = hub_of("sum"), Random(0)
+    parts = [Replica(name).speak(random) for name in "ab"]
+    with pytest.raises(NonFiniteError):
+        hub.on_sum(headers(parts), torch.full((16,), float("nan")))
+    with pytest.raises(InvariantError, match="parameters"):
+        hub.on_sum(headers(parts), torch.zeros(3))
+    with pytest.raises(InvariantError, match="sum of updates"):
+        Averager(Ama(), 16, AveragerState(NAMES)).on_sum(headers(parts), total_of(parts))
+    assert hub.hub.version == 0 and not hub.hub.memory
+
+
+def test_who_leaves_is_not_waited_for() -> None:
+    hub, random = hub_of("sum", "abc"), Random(0)
+    replicas = {name: Replica(name) for name in "abc"}
+    for name in "ab":
+        assert hub.on_update(replicas[name].speak(random, final=True)) == []
+    replies = hub.leave("c")
+    assert sorted(r.to for r in replies) == ["a", "b"] and all(r.final for r in replies)
+    for reply in replies:
+        replicas[reply.to].merge(reply)
+    torch.testing.assert_close(replicas["a"].params_P, replicas["b"].params_P)
+    with pytest.raises(InvariantError, match="no member"):
+        hub.on_update(replicas["c"].speak(random))

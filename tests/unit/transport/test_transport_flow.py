@@ -1,0 +1,181 @@
+"""Window and stream count against links that are played, with explicit times."""
+
+from __future__ import annotations
+
+from geo_ray.transport.config import TransportConfig
+from geo_ray.transport.flow.control import FlowControl
+from geo_ray.transport.flow.stream_count import StreamCount, Stretch
+from geo_ray.transport.flow.window import Window
+
+RTT_S = 0.1
+
+
+def _learn(count: StreamCount, rates: dict[int, float], rounds: int = 40) -> int:
+    """Play stretches of half a second on a link that carries ``rates`` by number of streams."""
+    for n in range(rounds):
+        streams = count.target
+        rate = rates[max(level for level in rates if level <= streams)]
+        count.observe(n * 0.5, Stretch(int(rate * 0.5), 0.5, streams, 0.9, is_whole=False))
+    return count.target
+
+
+def test_streams_are_opened_while_they_carry_more() -> None:
+    assert _learn(StreamCount(1, 96, 4), {n: 2e6 * n for n in (1, 2, 4, 8, 16)}) == 16
+    assert _learn(StreamCount(1, 96, 1), {n: 2e5 * n for n in (1, 2, 4, 8, 16, 32, 64, 96)}) == 96
+    assert _learn(StreamCount(1, 8, 4), {n: 1e6 * n for n in (1, 2, 4, 8)}) == 8
+
+
+def test_streams_that_carry_no_more_are_closed_again() -> None:
+    count = StreamCount(1, 96, 4)
+    assert _learn(count, {1: 12e6}) == 4  # sixteen were tried, and carried the same
+
+
+def test_streams_that_were_given_up_come_back_when_the_few_slow_down() -> None:
+    """A fresh stream is fast until its first losses, and makes few look like enough."""
+    count = StreamCount(1, 96, 4)
+
+    def carry(mb_per_s: float) -> int:
+        for _ in range(3):
+            stretch = Stretch(int(mb_per_s * 5e5), 0.5, count.target, 0.9, is_whole=False)
+            count.observe(1.0, stretch)
+        return count.target
+
+    assert [carry(10), carry(10), carry(10.5)] == [8, 16, 4]
+    assert carry(9.5) == 4, "tried not long ago"
+    assert [carry(4), carry(5), carry(9)] == [8, 16, 32]
+
+
+def test_streams_are_left_alone_while_nothing_waits_for_them() -> None:
+    count = StreamCount(1, 96, 4)
+    for n in range(10):
+        count.observe(n, Stretch(10**6, 0.5, 4, 0.0, is_whole=False))
+    assert count.target == 4
+
+
+def test_a_stretch_while_streams_are_being_opened_says_nothing() -> None:
+    count = StreamCount(1, 96, 4)
+    assert count.observe(0.0, Stretch(10**6, 0.5, 3, 1.0, is_whole=True)) == 4
+
+
+def test_what_was_learned_is_forgotten_after_a_minute() -> None:
+    count = StreamCount(1, 96, 4)
+    _learn(count, {1: 12e6})
+    for _ in range(3):
+        count.observe(200.0, Stretch(10**6, 0.5, 4, 0.9, is_whole=False))
+    assert count.target == 8
+
+
+def test_bursts_and_long_transfers_are_learned_apart_and_the_larger_wish_counts() -> None:
+    count = StreamCount(1, 96, 4)
+    for n in range(40):
+        streams = count.target
+        burst = Stretch(10**6, 4.0 / streams, streams, 1.0, is_whole=True)
+        count.observe(float(n), burst)  # twice as fast with twice as many
+    assert count.target == 96
+    for n in range(40, 60):
+        count.observe(float(n), Stretch(10**7, 1.0, 96, 0.0, is_whole=False))
+    assert count.target == 96
+    assert count.observe(200.0, Stretch(10**7, 1.0, 96, 0.0, is_whole=False)) == 4
+
+
+def test_streams_with_which_no_burst_is_whole_any_more_are_given_up() -> None:
+    """A slow link: first flights of many streams overflow its queue, and TCP waits for timeouts.
+
+    What then takes longer than a burst does must not count as a long transfer, of which nothing
+    better is known.
+    """
+    count = StreamCount(1, 96, 4)
+    seen = set()
+    for n in range(60):
+        streams = count.target
+        seen.add(streams)
+        lasted_s = 1.4 if streams >= 32 else 0.65 if n < 3 else 0.45
+        size_bytes = 467_432 if streams < 32 else 200_000
+        count.observe(float(n), Stretch(size_bytes, lasted_s, streams, 1.0, streams < 32))
+    assert max(seen) == 32, "tried"
+    assert count.target < 32
+
+
+def test_no_more_streams_than_the_window_has_first_flights() -> None:
+    count = StreamCount(1, 96, 4)
+    for n in range(100):
+        streams = count.target
+        stretch = Stretch(10**6, 4.0 / streams, streams, 1.0, is_whole=True, most=18)
+        count.observe(float(n), stretch)
+    assert count.target == 16
+
+
+def test_a_link_whose_queue_was_seen_gets_no_more_streams_than_its_window_holds() -> None:
+    """As the long transfer below that opens 96 streams, but with a queue from the beginning."""
+    flow, now_s = FlowControl(TransportConfig(), is_shaped=False), 0.0
+    flow.on_rtt(now_s, 0.1)
+    for _ in range(1500):
+        now_s += 0.01
+        flow.on_rtt(now_s, 0.16)
+        flow.on_acked(now_s, 2000 * flow.streams, 100_000)
+        flow.look(now_s, flow.streams, is_busy=True, has_more=True, waits=True)
+    assert flow.window.has_met_queue and flow.window.size_bytes == 4 * 64 * 1024
+    assert flow.streams == 16
+
+
+def _play(window: Window, rate_bytes_per_s: float, seconds: float, start_s: float = 0.0) -> float:
+    """A link that carries a rate, with an endless queue: acks every 10 ms, round trips of 50 ms.
+
+    Returns the largest queue in the last second.
+    """
+    worst_s = 0.0
+    for tick in range(int(seconds * 100)):
+        now_s = start_s + tick * 0.01
+        held = rate_bytes_per_s * RTT_S
+        queue_s = max(0.0, window.size_bytes - held) / rate_bytes_per_s
+        carried = int(min(rate_bytes_per_s, window.size_bytes / RTT_S) * 0.01)
+        window.on_acked(carried, int(window.size_bytes))
+        if tick % 5 == 0:
+            window.on_rtt(now_s, RTT_S + queue_s)
+        if now_s - start_s > seconds - 1.0:
+            worst_s = max(worst_s, queue_s)
+    return worst_s
+
+
+def test_the_window_keeps_the_link_full_and_its_queue_short() -> None:
+    for rate in (1.25e6, 12.5e6, 50e6):
+        window = Window(64 * 1024)
+        window.on_rtt(0.0, RTT_S)
+        worst_s = _play(window, rate, 20.0)
+        assert window.size_bytes >= 0.99 * rate * RTT_S, rate
+        assert worst_s < 0.5 * RTT_S, (rate, worst_s)
+
+
+def test_the_window_follows_a_link_that_changes() -> None:
+    window = Window(64 * 1024)
+    window.on_rtt(0.0, RTT_S)
+    _play(window, 12.5e6, 10.0)
+    assert _play(window, 2.5e6, 20.0, start_s=10.0) < 0.5 * RTT_S
+    _play(window, 12.5e6, 10.0, start_s=30.0)
+    assert window.size_bytes >= 0.99 * 12.5e6 * RTT_S
+
+
+def test_a_near_peer_gets_one_stream_and_an_emulated_link_no_window() -> None:
+    near = FlowControl(TransportConfig(), is_shaped=False)
+    near.on_rtt(0.0, 0.0002)
+    assert near.streams == 1
+    far = FlowControl(TransportConfig(), is_shaped=False)
+    assert far.streams == 1  # nothing is known yet
+    far.on_rtt(0.0, 0.1)
+    assert far.streams == 4
+    shaped = FlowControl(TransportConfig(), is_shaped=True)
+    shaped.on_rtt(0.0, 0.1)
+    assert shaped.streams == 1 and shaped.may_send(2**40)
+
+
+def test_a_long_transfer_over_streams_that_are_too_few_opens_more() -> None:
+    flow = FlowControl(TransportConfig(), is_shaped=False)
+    flow.on_rtt(0.0, 0.1)
+    now_s = 0.0
+    for _ in range(1500):
+        now_s += 0.01
+        flow.on_acked(now_s, 2000 * flow.streams, 100_000)
+        flow.look(now_s, flow.streams, is_busy=True, has_more=True, waits=True)
+    assert flow.streams == 96
+    assert flow.estimate.goodput_mbps is not None and flow.estimate.goodput_mbps > 50
+    assert flow.chunk_bytes(96) == 13 * 1024 and flow.chunk_bytes(4) == 64 * 1024
