@@ -70,7 +70,7 @@ def rand_index(where: str, seed: int) -> float:
         manifest, _ = prepare_manifest(experiment, task, Path(scratch), Path(scratch))
         world = World(experiment, task, manifest, _ignore)
         world.run()
-    numbers = world.averager.hub.numbers
+    numbers = world.averager.state.numbers
     found = [numbers[f"group/{name}"] for name in experiment.region_names]
     return float(adjusted_rand_score([i % GROUPS for i in range(SITES)], found))
 

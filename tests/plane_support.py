@@ -84,21 +84,21 @@ class Watched:
             digest(same_P)
         )
 
-    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
-        before = hub.version
-        replies = self._plane.setup.strategy.on_update(hub, update)
+    def on_update(self, state: AveragerState, update: Update) -> list[Reply]:
+        before = state.version
+        replies = self._plane.setup.strategy.on_update(state, update)
         self._plane.taken[update.region, update.epoch, update.seq] += 1
         self._plane.order.append(update.region)
         self._note(replies)
         if self._plane.setup.strategy.in_rounds:
-            assert {r.to for r in replies} in (set(), set(hub.members))
-            assert hub.version == before + bool(replies)
+            assert {r.to for r in replies} in (set(), set(state.members))
+            assert state.version == before + bool(replies)
         return replies
 
-    def _on_release(self, hub: AveragerState) -> list[Reply]:
-        replies = self._plane.setup.strategy.on_release(hub)
+    def _on_release(self, state: AveragerState) -> list[Reply]:
+        replies = self._plane.setup.strategy.on_release(state)
         self._note(replies)
-        assert not hub.waiting, "somebody still waits"
+        assert not state.waiting, "somebody still waits"
         return replies
 
     def _note(self, replies: list[Reply]) -> None:
@@ -127,7 +127,7 @@ class Saved:
     """The parts of a checkpoint, as far as they are there."""
 
     regions: dict[str, tuple] = field(default_factory=dict)
-    hub: tuple | None = None
+    state: tuple | None = None
 
 
 class Plane:
@@ -157,15 +157,15 @@ class Plane:
         self.merged: dict[int, dict[str, list[str]]] = {}
         members = AveragerState(self.names)
         wire = AveragerWire(self.setup.wire)
-        self.hub = Averager(Watched(self), NUM_PARAMS, members, wire=wire, enough=self.setup.rows)
+        self.state = Averager(Watched(self), NUM_PARAMS, members, wire=wire, enough=self.setup.rows)
         whole = [save for save in self.saves.values() if self.complete(save)]
         self.regions = {name: self._region(name) for name in self.names}
         if whole:
-            self.hub.restore(*whole[-1].hub)
+            self.state.restore(*whole[-1].state)
             for name, (control, tensors, shards) in whole[-1].regions.items():
                 server = self.regions[name].server
                 server.restore(control, tensors)
-                self.regions[name].behind = self.hub.hub.version - server.hub_version
+                self.regions[name].behind = self.state.state.version - server.hub_version
                 for shard, state in zip(self.regions[name].shards, shards, strict=True):
                     shard.restore(*state)
 
@@ -193,7 +193,7 @@ class Plane:
         return Region(Server(plan, RegionModel(shards, NUM_PARAMS, parts), wire=wire), shards)
 
     def complete(self, save: Saved) -> bool:
-        return save.hub is not None and len(save.regions) == len(self.names)
+        return save.state is not None and len(save.regions) == len(self.names)
 
     def crash(self) -> None:
         """Everything is lost but the disk."""
@@ -231,7 +231,7 @@ class Plane:
     def deliver_update(self, at: int) -> None:
         update = self.updates.pop(at)
         self.old.append(update)
-        self._return(self.hub.on_update(update))
+        self._return(self.state.on_update(update))
 
     def drop(self, at: int) -> None:
         """A sender takes back what it has not sent yet."""
@@ -242,11 +242,11 @@ class Plane:
 
     def repeat(self, update: Update) -> None:
         """A message arrives once more: it changes nothing, and its answer may be given again."""
-        before = self.hub.export()
+        before = self.state.export()
         waiting = [u for u in self.updates if u is not update]
         first = len(waiting) == len(self.updates) and update in self.old
-        replies = self.hub.on_update(update)
-        after = self.hub.export()
+        replies = self.state.on_update(update)
+        after = self.state.export()
         assert first and after[1] == before[1]
         assert all(torch.equal(v, after[0][k]) for k, v in before[0].items())
         assert len(replies) <= 1
@@ -261,9 +261,9 @@ class Plane:
 
     def _return(self, replies: list[Reply]) -> None:
         self.replies += replies
-        for snapshot in self.hub.snapshots:
-            self.saves[snapshot.id].hub = (snapshot.tensors, snapshot.control)
-        self.hub.snapshots.clear()
+        for snapshot in self.state.snapshots:
+            self.saves[snapshot.id].state = (snapshot.tensors, snapshot.control)
+        self.state.snapshots.clear()
 
     def deliver_reply(self, at: int) -> None:
         reply = self.replies.pop(at)
@@ -284,7 +284,7 @@ class Plane:
 
     def request_checkpoint(self, *, halt: bool) -> bool:
         checkpoint, self.next_save = self.next_save, self.next_save + 1
-        began = self.hub.request_checkpoint(checkpoint, halt=halt)
+        began = self.state.request_checkpoint(checkpoint, halt=halt)
         if began:
             self.saves[checkpoint] = Saved()
             self.halts += [checkpoint] if halt else []
@@ -292,7 +292,7 @@ class Plane:
 
     def request_stop(self) -> None:
         self.stopped = True
-        self.hub.request_stop()
+        self.state.request_stop()
 
     # ---------------------------------------------------------------- effects
 

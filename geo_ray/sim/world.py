@@ -116,7 +116,7 @@ class World:
                 self._scheduler,
                 self._network,
                 self._ship,
-                lambda: self.averager.hub.version,
+                lambda: self.averager.state.version,
                 self._on_update,
                 lambda *name: self._answered(self.averager.on_skip(*name)),
             )
@@ -150,7 +150,7 @@ class World:
             self._scheduler.now_s,
             {name: region.params_P for name, region in self.regions.items()},
             self._note_sent(),
-            self.averager.hub.version,
+            self.averager.state.version,
         )
 
     def _note_sent(self) -> dict[tuple[str, str], dict[str, int]]:
@@ -210,17 +210,17 @@ class World:
         return arrival_s
 
     def _on_update(self, update: Update) -> None:
-        self._arrived_s[update.region] = self.averager.hub.now_s = self._scheduler.now_s
+        self._arrived_s[update.region] = self.averager.state.now_s = self._scheduler.now_s
         self._answered(self.averager.on_update(update))
 
     def _on_wake(self) -> None:
-        hub = self.averager.hub
+        hub = self.averager.state
         if hub.wake_s is not None and hub.wake_s <= self._scheduler.now_s:
             hub.now_s = self._scheduler.now_s
             self._answered(self.averager.on_wake())
 
     def _answered(self, replies: list[Reply]) -> None:
-        wake_s = self.averager.hub.wake_s
+        wake_s = self.averager.state.wake_s
         if wake_s is not None and wake_s != self._wake_s:
             self._wake_s = wake_s
             self._scheduler.at(wake_s, self._on_wake)

@@ -74,30 +74,32 @@ class Ama(StrictModel):
         region.memory["snapshot"] = region.params_P.clone()
         return Outgoing(region.memory["snapshot"].clone(), wait=True)
 
-    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Answer the sender with the mean of the newest snapshots."""
         if update.final:
-            finals = hub.gather(update)
+            finals = averager.gather(update)
             return (
-                [] if finals is None else answer_all(hub, finals, weighted_mean(finals, "uniform"))
+                []
+                if finals is None
+                else answer_all(averager, finals, weighted_mean(finals, "uniform"))
             )
-        hub.version += 1
+        averager.version += 1
         # A copy: what carried the update may use its buffer again.
-        hub.memory[f"model/{update.region}"] = update.payload_P.clone()
-        hub.numbers[f"at/{update.region}"] = float(hub.version)
-        return self.staleness.answers(hub, update, self._answer)
+        averager.memory[f"model/{update.region}"] = update.payload_P.clone()
+        averager.numbers[f"at/{update.region}"] = float(averager.version)
+        return self.staleness.answers(averager, update, self._answer)
 
-    def on_release(self, hub: AveragerState) -> list[Reply]:
+    def on_release(self, averager: AveragerState) -> list[Reply]:
         """Answer whoever waits for the slowest."""
-        return staleness.release(hub, self._answer)
+        return staleness.release(averager, self._answer)
 
-    def _answer(self, hub: AveragerState, update: Update) -> Reply:
+    def _answer(self, averager: AveragerState, update: Update) -> Reply:
         """The mean of the newest snapshots, old ones less if so configured."""
-        known = [name for name in hub.members if f"model/{name}" in hub.memory]
-        lags = [hub.version - int(hub.numbers[f"at/{name}"]) for name in known]
+        known = [name for name in averager.members if f"model/{name}" in averager.memory]
+        lags = [averager.version - int(averager.numbers[f"at/{name}"]) for name in known]
         factors = [self.staleness.factor(lag) for lag in lags]
-        first_P = hub.memory[f"model/{known[0]}"]
+        first_P = averager.memory[f"model/{known[0]}"]
         mean_P = first_P.clone()  # by differences, so that the mean of equal models is that model
         for name, factor in zip(known[1:], factors[1:], strict=True):
-            mean_P.add_(hub.memory[f"model/{name}"] - first_P, alpha=factor / sum(factors))
-        return Reply(update.region, update.seq, hub.version, update.num_samples, mean_P)
+            mean_P.add_(averager.memory[f"model/{name}"] - first_P, alpha=factor / sum(factors))
+        return Reply(update.region, update.seq, averager.version, update.num_samples, mean_P)

@@ -55,12 +55,12 @@ class Asgd(StrictModel):
         """A last message, so that what the others sent in the meantime arrives."""
         return additive.take(region, wait=True)
 
-    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Put the change into every other region's outbox; answer with the sender's."""
-        weight = self.staleness.factor(staleness.lag_of(hub, update))
-        additive.take_in(hub, update, self.combine, weight)
-        return self.staleness.answers(hub, update, additive.answer)
+        weight = self.staleness.factor(staleness.lag_of(averager, update))
+        additive.take_in(averager, update, self.combine, weight)
+        return self.staleness.answers(averager, update, additive.answer)
 
-    def on_release(self, hub: AveragerState) -> list[Reply]:
+    def on_release(self, averager: AveragerState) -> list[Reply]:
         """Answer whoever waits for the slowest."""
-        return staleness.release(hub, additive.answer)
+        return staleness.release(averager, additive.answer)

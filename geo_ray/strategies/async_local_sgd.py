@@ -70,21 +70,25 @@ class AsyncLocalSgd(StrictModel):
         """Send the rest; the answer comes when all have."""
         return local.speak(region)
 
-    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Take the update in; answer its sender with the outer model's change."""
-        speeds.note(hub, update)
+        speeds.note(averager, update)
         if update.num_samples > 0:
-            weight = self.staleness.factor(staleness.lag_of(hub, update))
+            weight = self.staleness.factor(staleness.lag_of(averager, update))
             if self.weights == "samples":
-                weight *= speeds.relative_rows(hub, update.region)
-            change_P = self.outer.change(hub, update.payload_P * weight, len(hub.members), "outer")
-            published.publish(hub, change_P)
-        return self.staleness.answers(hub, update, self._answer)
+                weight *= speeds.relative_rows(averager, update.region)
+            change_P = self.outer.change(
+                averager, update.payload_P * weight, len(averager.members), "outer"
+            )
+            published.publish(averager, change_P)
+        return self.staleness.answers(averager, update, self._answer)
 
-    def on_release(self, hub: AveragerState) -> list[Reply]:
+    def on_release(self, averager: AveragerState) -> list[Reply]:
         """Answer whoever waits for the slowest."""
-        return staleness.release(hub, self._answer)
+        return staleness.release(averager, self._answer)
 
-    def _answer(self, hub: AveragerState, update: Update) -> Reply:
-        steps = speeds.steps_by_speed(hub, update.region, self.interval) if self.by_speed else None
-        return published.answer(hub, update, steps)
+    def _answer(self, averager: AveragerState, update: Update) -> Reply:
+        steps = (
+            speeds.steps_by_speed(averager, update.region, self.interval) if self.by_speed else None
+        )
+        return published.answer(averager, update, steps)

@@ -256,7 +256,7 @@ class Strategy(Protocol):
     def on_finish(self, region: RegionState) -> Outgoing | None:
         """The last word after the last step; None if the regions are equal anyway."""
 
-    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """In the averager: take in one update; answer nobody, one region, or all.
 
         The update's payload is the caller's again once the update is answered: keep a copy.
@@ -289,24 +289,27 @@ def weighted_mean(updates: Sequence[Update], weights: Weights) -> Tensor:
 
 
 def answer_all(
-    hub: AveragerState, updates: Sequence[Update], payload_P: Tensor, weights: Weights | None = None
+    averager: AveragerState,
+    updates: Sequence[Update],
+    payload_P: Tensor,
+    weights: Weights | None = None,
 ) -> list[Reply]:
     """The same payload to every region of a round, which this commits as one new version.
 
     Args:
-        hub: the averager's state.
+        averager: the averager's state.
         updates: of the round.
         payload_P: the answer.
         weights: what the payload's mean was weighted with, if regions want to know their share.
     """
-    hub.version += 1
+    averager.version += 1
     total = sum(update.num_samples for update in updates)
     shares = [0.0] * len(updates) if weights is None else shares_of(updates, weights)
     return [
         Reply(
             u.region,
             u.seq,
-            hub.version,
+            averager.version,
             total,
             payload_P,
             u.final,

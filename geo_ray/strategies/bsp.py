@@ -68,11 +68,11 @@ class Bsp(StrictModel):
         """Nothing to do: the regions are equal after every step."""
         return None
 
-    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Answer all with the mean once every region's gradient is there."""
-        updates = hub.gather(update)
+        updates = averager.gather(update)
         if updates is None:
             return []
         # A refused gradient is none, and not a gradient of zero, whatever the weights.
         used = [u for u in updates if u.num_samples > 0] or updates
-        return answer_all(hub, updates, weighted_mean(used, self.weights))
+        return answer_all(averager, updates, weighted_mean(used, self.weights))

@@ -69,30 +69,32 @@ class DcAsgd(StrictModel):
         """Send the rest; the answer comes when all have."""
         return Outgoing(take_mean(region), wait=True)
 
-    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Step with the corrected gradient; answer its sender with the model's change."""
         if update.num_samples > 0:
-            factor = self.staleness.factor(staleness.lag_of(hub, update))
-            grad_P = self.compensated(hub, update.payload_P, published.unheard(hub, update))
-            published.publish(hub, outer_change(self.outer, hub, grad_P.mul_(factor)))
-        return self.staleness.answers(hub, update, published.answer)
+            factor = self.staleness.factor(staleness.lag_of(averager, update))
+            grad_P = self.compensated(
+                averager, update.payload_P, published.unheard(averager, update)
+            )
+            published.publish(averager, outer_change(self.outer, averager, grad_P.mul_(factor)))
+        return self.staleness.answers(averager, update, published.answer)
 
-    def on_release(self, hub: AveragerState) -> list[Reply]:
+    def on_release(self, averager: AveragerState) -> list[Reply]:
         """Answer whoever waits for the slowest."""
-        return staleness.release(hub, published.answer)
+        return staleness.release(averager, published.answer)
 
-    def compensated(self, hub: AveragerState, grad_P: Tensor, moved_P: Tensor) -> Tensor:
+    def compensated(self, averager: AveragerState, grad_P: Tensor, moved_P: Tensor) -> Tensor:
         """The gradient as it would about be at the present parameters, a new (P,).
 
         Args:
-            hub: has the running mean square.
+            averager: has the running mean square.
             grad_P: as it came.
             moved_P: what was subtracted from the parameters since.
         """
         square_P = grad_P * grad_P
         slope_P = square_P * self.compensation
         if self.adaptive:
-            mean_P = hub.memory.setdefault(_SQUARE, square_P.clone())
+            mean_P = averager.memory.setdefault(_SQUARE, square_P.clone())
             mean_P.lerp_(square_P, 1.0 - self.decay)
             slope_P.div_(torch.sqrt(mean_P).add_(1e-7))
         return grad_P - slope_P.mul_(moved_P)

@@ -82,69 +82,69 @@ class Decoupled(StrictModel):
         """The rest of all fragments."""
         return Outgoing(local.delta(region), True, self.fragments)
 
-    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Hold it until its fragment's step is due; last words until all are in."""
-        hub.waiting[update.region] = update
-        reports = self._reports(hub, update.fragment)
-        whole = len(reports) == len(hub.members)
+        averager.waiting[update.region] = update
+        reports = self._reports(averager, update.fragment)
+        whole = len(reports) == len(averager.members)
         if update.fragment == self.fragments:
-            return self._take_rest(hub, reports) if whole else self._unstuck(hub)
-        if len(reports) < min(self.quorum, len(hub.members)):
-            return self._unstuck(hub)
+            return self._take_rest(averager, reports) if whole else self._unstuck(averager)
+        if len(reports) < min(self.quorum, len(averager.members)):
+            return self._unstuck(averager)
         if whole or not self.grace_s:
-            return self._fire(hub, update.fragment)
-        due_s = hub.numbers.setdefault(f"due{update.fragment}", hub.now_s + self.grace_s)
-        hub.wake_s = due_s if hub.wake_s is None else min(hub.wake_s, due_s)
+            return self._fire(averager, update.fragment)
+        due_s = averager.numbers.setdefault(f"due{update.fragment}", averager.now_s + self.grace_s)
+        averager.wake_s = due_s if averager.wake_s is None else min(averager.wake_s, due_s)
         return []
 
-    def on_release(self, hub: AveragerState) -> list[Reply]:
+    def on_release(self, averager: AveragerState) -> list[Reply]:
         """Take the step of every fragment that somebody waits for."""
-        replies = [reply for n in range(self.fragments) for reply in self._fire(hub, n)]
-        return replies + self._take_rest(hub, self._reports(hub, self.fragments))
+        replies = [reply for n in range(self.fragments) for reply in self._fire(averager, n)]
+        return replies + self._take_rest(averager, self._reports(averager, self.fragments))
 
-    def on_wake(self, hub: AveragerState) -> list[Reply]:
+    def on_wake(self, averager: AveragerState) -> list[Reply]:
         """Take the steps whose time of grace is over."""
-        due_s = {n: hub.numbers.get(f"due{n}") for n in range(self.fragments)}
-        now = [number for number, at_s in due_s.items() if at_s and at_s <= hub.now_s]
-        hub.wake_s = min((s for n, s in due_s.items() if s and n not in now), default=None)
-        return [reply for number in now for reply in self._fire(hub, number)]
+        due_s = {n: averager.numbers.get(f"due{n}") for n in range(self.fragments)}
+        now = [number for number, at_s in due_s.items() if at_s and at_s <= averager.now_s]
+        averager.wake_s = min((s for n, s in due_s.items() if s and n not in now), default=None)
+        return [reply for number in now for reply in self._fire(averager, number)]
 
-    def _unstuck(self, hub: AveragerState) -> list[Reply]:
+    def _unstuck(self, averager: AveragerState) -> list[Reply]:
         """Some wait for a fragment and some for the end: then nobody is left to wait for."""
-        stuck = all(name in hub.waiting for name in hub.members)
-        return self.on_release(hub) if stuck else []
+        stuck = all(name in averager.waiting for name in averager.members)
+        return self.on_release(averager) if stuck else []
 
-    def _fire(self, hub: AveragerState, fragment: int) -> list[Reply]:
-        reports = self._reports(hub, fragment)
-        hub.numbers.pop(f"due{fragment}", None)
+    def _fire(self, averager: AveragerState, fragment: int) -> list[Reply]:
+        reports = self._reports(averager, fragment)
+        averager.numbers.pop(f"due{fragment}", None)
         used = [report for report in reports if report.num_samples > 0]
         if used:
             weights = [report.num_samples**2 / max(1, report.steps) for report in used]
             changes = [report.payload_P for report in used]
             merged_P = combined(changes, weights, by_direction=self.merge == "rda")
-            change_P = outer_change(self.outer, hub, merged_P, f"outer{fragment}")
-            published.publish(hub, change_P, fragment)
+            change_P = outer_change(self.outer, averager, merged_P, f"outer{fragment}")
+            published.publish(averager, change_P, fragment)
         for report in reports:
-            del hub.waiting[report.region]
-        return [published.answer(hub, report) for report in reports]
+            del averager.waiting[report.region]
+        return [published.answer(averager, report) for report in reports]
 
-    def _take_rest(self, hub: AveragerState, reports: list[Update]) -> list[Reply]:
+    def _take_rest(self, averager: AveragerState, reports: list[Update]) -> list[Reply]:
         """Last words: each counts 1/M, and is answered with all that its sender has not heard."""
         for report in reports:
-            del hub.waiting[report.region]
-            for number, (start, stop) in enumerate(hub.fragments[:-1]):
-                part_P = report.payload_P[start:stop] / len(hub.members)
-                published.publish(hub, part_P, number)
+            del averager.waiting[report.region]
+            for number, (start, stop) in enumerate(averager.fragments[:-1]):
+                part_P = report.payload_P[start:stop] / len(averager.members)
+                published.publish(averager, part_P, number)
         replies = []
         for report in reports:
             parts = []
-            for number, (start, stop) in enumerate(hub.fragments[:-1]):
+            for number, (start, stop) in enumerate(averager.fragments[:-1]):
                 part = replace(report, fragment=number, payload_P=report.payload_P[start:stop])
-                parts.append(published.answer(hub, part))
+                parts.append(published.answer(averager, part))
             payload_P = torch.cat([part.payload_P for part in parts])
             replies.append(replace(parts[0], fragment=report.fragment, payload_P=payload_P))
         return replies
 
-    def _reports(self, hub: AveragerState, fragment: int) -> list[Update]:
-        held = [hub.waiting[name] for name in hub.members if name in hub.waiting]
+    def _reports(self, averager: AveragerState, fragment: int) -> list[Update]:
+        held = [averager.waiting[name] for name in averager.members if name in averager.waiting]
         return [update for update in held if update.fragment == fragment]

@@ -83,13 +83,13 @@ class DeMo(StrictModel):
         """Nothing to do: the regions are equal after every step."""
         return None
 
-    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Answer all with the mean of the components once every region is in."""
-        updates = hub.gather(update)
+        updates = averager.gather(update)
         if updates is None:
             return []
         used = [u for u in updates if u.num_samples > 0] or updates
-        return answer_all(hub, updates, weighted_mean(used, self.weights))
+        return answer_all(averager, updates, weighted_mean(used, self.weights))
 
     def decoded(self, parts_P: Tensor) -> Tensor:
         """From components to parameters, a new (P,)."""

@@ -69,11 +69,11 @@ class DiLoCo(StrictModel):
         """The last exchange, unless the last step was one anyway."""
         return local.last_word(region)
 
-    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Answer all with the outer model's change once every region is in."""
-        updates = [*hub.waiting.values(), update]
-        replies = outer_round(hub, update, self.weights, self.outer)
+        updates = [*averager.waiting.values(), update]
+        replies = outer_round(averager, update, self.weights, self.outer)
         if not replies or self.compute_share is None:
             return replies
-        steps = paced_interval(hub, updates, self.compute_share, self.interval)
+        steps = paced_interval(averager, updates, self.compute_share, self.interval)
         return [replace(reply, steps=steps) for reply in replies]

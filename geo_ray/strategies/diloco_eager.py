@@ -95,13 +95,13 @@ class DiLoCoEager(StrictModel):
         start_P = region.memory.setdefault(_START, region.params_P.clone())
         return Outgoing(start_P - region.params_P, wait=True)
 
-    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Answer all with the mean, and each with its share in it, once every region is in."""
-        updates = hub.gather(update)
+        updates = averager.gather(update)
         if updates is None:
             return []
         mean_P = weighted_mean(updates, self.weights)
-        return answer_all(hub, updates, mean_P, self.weights)
+        return answer_all(averager, updates, mean_P, self.weights)
 
     def _outer_step(self, region: RegionState, change_P: Tensor) -> None:
         """From the last round's mean with this region's part renewed."""

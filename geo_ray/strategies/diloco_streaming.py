@@ -106,11 +106,11 @@ class DiLoCoStreaming(StrictModel):
         self._merge(region)
         return Outgoing(local.delta(region), True, self.fragments)
 
-    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Answer all with a fragment's change once every region's is there."""
         if update.fragment == self.fragments:
-            return outer_round(hub, update, self.weights, OuterSgd())
-        return outer_round(hub, update, self.weights, self.outer, f"outer{update.fragment}")
+            return outer_round(averager, update, self.weights, OuterSgd())
+        return outer_round(averager, update, self.weights, self.outer, f"outer{update.fragment}")
 
     def _merge(self, region: RegionState) -> None:
         change_S = region.memory.pop(_PENDING, None)

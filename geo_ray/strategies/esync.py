@@ -78,10 +78,10 @@ class ESync(StrictModel):
         """The last exchange, unless the last step was a round anyway."""
         return local.last_word(region)
 
-    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Answer all, each with its budget, once every site is in."""
-        budgets = self.budgets([*hub.waiting.values(), update])
-        replies = outer_round(hub, update, self.weights, self.outer)
+        budgets = self.budgets([*averager.waiting.values(), update])
+        replies = outer_round(averager, update, self.weights, self.outer)
         return [replace(reply, steps=budgets[reply.to]) for reply in replies]
 
     def budgets(self, updates: Sequence[Update]) -> dict[str, int]:

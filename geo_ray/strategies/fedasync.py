@@ -65,22 +65,24 @@ class FedAsync(StrictModel):
         """Send the rest; the answer comes when all have."""
         return local.speak(region)
 
-    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Mix the model in; answer its sender with the global one's change."""
-        speeds.note(hub, update)
+        speeds.note(averager, update)
         if update.num_samples > 0:
-            share = self.alpha * self.staleness.factor(staleness.lag_of(hub, update))
+            share = self.alpha * self.staleness.factor(staleness.lag_of(averager, update))
             if self.weights == "samples":
-                share = min(1.0, share * speeds.relative_rows(hub, update.region))
+                share = min(1.0, share * speeds.relative_rows(averager, update.region))
             # G - w_i: what the region did, less what G has moved since the region knew it.
-            away_P = update.payload_P - published.unheard(hub, update)
-            published.publish(hub, away_P.mul_(share))
-        return self.staleness.answers(hub, update, self._answer)
+            away_P = update.payload_P - published.unheard(averager, update)
+            published.publish(averager, away_P.mul_(share))
+        return self.staleness.answers(averager, update, self._answer)
 
-    def on_release(self, hub: AveragerState) -> list[Reply]:
+    def on_release(self, averager: AveragerState) -> list[Reply]:
         """Answer whoever waits for the slowest."""
-        return staleness.release(hub, self._answer)
+        return staleness.release(averager, self._answer)
 
-    def _answer(self, hub: AveragerState, update: Update) -> Reply:
-        steps = speeds.steps_by_speed(hub, update.region, self.interval) if self.by_speed else None
-        return published.answer(hub, update, steps)
+    def _answer(self, averager: AveragerState, update: Update) -> Reply:
+        steps = (
+            speeds.steps_by_speed(averager, update.region, self.interval) if self.by_speed else None
+        )
+        return published.answer(averager, update, steps)

@@ -75,68 +75,68 @@ class FedAt(StrictModel):
         """Always one last exchange: other tiers may have moved the model."""
         return local.speak(region)
 
-    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Close the rounds of the tiers that are complete."""
-        hub.waiting[update.region] = update
-        speeds.note(hub, update)
-        if _TIERED not in hub.numbers:
-            if any(name not in hub.waiting for name in hub.members):
+        averager.waiting[update.region] = update
+        speeds.note(averager, update)
+        if _TIERED not in averager.numbers:
+            if any(name not in averager.waiting for name in averager.members):
                 return []
-            self._sort(hub)
-        tiers = self._by_tier(hub)
-        if update.final or hub.stopping:  # the last answers are one model for all
-            whole = all(name in hub.waiting for name in hub.members)
-            return self._close(hub, tiers) if whole else []
-        full = {m: names for m, names in tiers.items() if all(n in hub.waiting for n in names)}
-        return self._close(hub, full)
+            self._sort(averager)
+        tiers = self._by_tier(averager)
+        if update.final or averager.stopping:  # the last answers are one model for all
+            whole = all(name in averager.waiting for name in averager.members)
+            return self._close(averager, tiers) if whole else []
+        full = {m: names for m, names in tiers.items() if all(n in averager.waiting for n in names)}
+        return self._close(averager, full)
 
-    def on_release(self, hub: AveragerState) -> list[Reply]:
+    def on_release(self, averager: AveragerState) -> list[Reply]:
         """Close what is open with whoever is in."""
-        if hub.waiting and _TIERED not in hub.numbers:
-            self._sort(hub)
-        return self._close(hub, self._by_tier(hub)) if hub.waiting else []
+        if averager.waiting and _TIERED not in averager.numbers:
+            self._sort(averager)
+        return self._close(averager, self._by_tier(averager)) if averager.waiting else []
 
-    def _close(self, hub: AveragerState, tiers: dict[int, list[str]]) -> list[Reply]:
+    def _close(self, averager: AveragerState, tiers: dict[int, list[str]]) -> list[Reply]:
         """Take in what is there of the given tiers, then answer those who are in."""
         replies: list[Update] = []
         for tier, names in tiers.items():
-            held = [hub.waiting.pop(name) for name in names if name in hub.waiting]
+            held = [averager.waiting.pop(name) for name in names if name in averager.waiting]
             replies += held
             used = [update for update in held if update.num_samples > 0]
             if not used:
                 continue
             # Where each site stands, as the distance from the start of the run.
-            stands = [published.told(hub, update).add_(update.payload_P) for update in used]
+            stands = [published.told(averager, update).add_(update.payload_P) for update in used]
             shares = shares_of(used, self.weights)
             mean_P = torch.mul(stands[0], shares[0])
             for stand_P, share in zip(stands[1:], shares[1:], strict=True):
                 mean_P.add_(stand_P, alpha=share)
-            hub.memory[f"tier{tier}"] = mean_P
-            hub.numbers[f"count{tier}"] = hub.numbers.get(f"count{tier}", 0.0) + 1.0
-            published.move_to(hub, self._mix(hub))
-        if hub.version - hub.numbers[_TIERED] >= self.retier_every:
-            self._sort(hub)
-        return [published.answer(hub, update) for update in replies]
+            averager.memory[f"tier{tier}"] = mean_P
+            averager.numbers[f"count{tier}"] = averager.numbers.get(f"count{tier}", 0.0) + 1.0
+            published.move_to(averager, self._mix(averager))
+        if averager.version - averager.numbers[_TIERED] >= self.retier_every:
+            self._sort(averager)
+        return [published.answer(averager, update) for update in replies]
 
-    def _mix(self, hub: AveragerState) -> Tensor:
+    def _mix(self, averager: AveragerState) -> Tensor:
         """The global model, as the distance from the start of the run (P,)."""
-        known = [m for m in range(self.tiers) if f"tier{m}" in hub.memory]
-        counts = [hub.numbers[f"count{m}"] for m in known]
-        global_P = torch.zeros_like(hub.memory[f"tier{known[0]}"])
+        known = [m for m in range(self.tiers) if f"tier{m}" in averager.memory]
+        counts = [averager.numbers[f"count{m}"] for m in known]
+        global_P = torch.zeros_like(averager.memory[f"tier{known[0]}"])
         for tier, count in zip(known, reversed(counts), strict=True):
-            global_P.add_(hub.memory[f"tier{tier}"], alpha=count / sum(counts))
+            global_P.add_(averager.memory[f"tier{tier}"], alpha=count / sum(counts))
         return global_P
 
-    def _sort(self, hub: AveragerState) -> None:
+    def _sort(self, averager: AveragerState) -> None:
         """Tiers of about equal size, by the time of a round."""
-        order = sorted(hub.members, key=lambda name: (speeds.round_s(hub, name), name))
+        order = sorted(averager.members, key=lambda name: (speeds.round_s(averager, name), name))
         tiers = min(self.tiers, len(order))
         for place, name in enumerate(order):
-            hub.numbers[f"tier/{name}"] = float(place * tiers // len(order))
-        hub.numbers[_TIERED] = float(hub.version)
+            averager.numbers[f"tier/{name}"] = float(place * tiers // len(order))
+        averager.numbers[_TIERED] = float(averager.version)
 
-    def _by_tier(self, hub: AveragerState) -> dict[int, list[str]]:
+    def _by_tier(self, averager: AveragerState) -> dict[int, list[str]]:
         found: dict[int, list[str]] = {}
-        for name in hub.members:
-            found.setdefault(int(hub.numbers.get(f"tier/{name}", 0.0)), []).append(name)
+        for name in averager.members:
+            found.setdefault(int(averager.numbers.get(f"tier/{name}", 0.0)), []).append(name)
         return dict(sorted(found.items()))

@@ -76,45 +76,49 @@ class FedAvg(StrictModel):
         """Always one last exchange: others may have trained since the last answer."""
         return local.speak(region)
 
-    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Close the round when every chosen site is in; answer those of the next."""
-        speeds.note(hub, update)
-        hub.waiting[update.region] = update
-        if any(name not in hub.waiting for name in self._chosen(hub)):
+        speeds.note(averager, update)
+        averager.waiting[update.region] = update
+        if any(name not in averager.waiting for name in self._chosen(averager)):
             return []
-        return self._close(hub)
+        return self._close(averager)
 
-    def on_release(self, hub: AveragerState) -> list[Reply]:
+    def on_release(self, averager: AveragerState) -> list[Reply]:
         """Close the round with whoever is in, and let everybody go on."""
-        return self._close(hub, everybody=True) if hub.waiting else []
+        return self._close(averager, everybody=True) if averager.waiting else []
 
-    def _chosen(self, hub: AveragerState) -> list[str]:
-        chosen = [name for name in hub.members if hub.numbers.get(_CHOSEN + name)]
-        return chosen or list(hub.members)
+    def _chosen(self, averager: AveragerState) -> list[str]:
+        chosen = [name for name in averager.members if averager.numbers.get(_CHOSEN + name)]
+        return chosen or list(averager.members)
 
-    def _close(self, hub: AveragerState, *, everybody: bool = False) -> list[Reply]:
-        held = [hub.waiting[name] for name in hub.members if name in hub.waiting]
+    def _close(self, averager: AveragerState, *, everybody: bool = False) -> list[Reply]:
+        held = [averager.waiting[name] for name in averager.members if name in averager.waiting]
         fresh = [
             update
             for update in held
-            if update.num_samples > 0 and not hub.numbers.get(f"rests/{update.region}")
+            if update.num_samples > 0 and not averager.numbers.get(f"rests/{update.region}")
         ]
         if fresh:
             mean_P = weighted_mean(fresh, self.weights)
-            published.publish(hub, outer_change(self.outer, hub, mean_P))
-        everybody = everybody or hub.stopping or any(update.final for update in held)
-        count = len(hub.members) if everybody else math.ceil(self.fraction * len(hub.members))
-        draw = random.Random(f"{self.seed}/{hub.version}").sample(hub.members, count)
+            published.publish(averager, outer_change(self.outer, averager, mean_P))
+        everybody = everybody or averager.stopping or any(update.final for update in held)
+        count = (
+            len(averager.members) if everybody else math.ceil(self.fraction * len(averager.members))
+        )
+        draw = random.Random(f"{self.seed}/{averager.version}").sample(averager.members, count)
         replies = []
-        for name in hub.members:
-            hub.numbers[_CHOSEN + name] = float(name in draw)
-            if name not in hub.waiting:
+        for name in averager.members:
+            averager.numbers[_CHOSEN + name] = float(name in draw)
+            if name not in averager.waiting:
                 continue
-            hub.numbers[f"rests/{name}"] = float(name not in draw)
+            averager.numbers[f"rests/{name}"] = float(name not in draw)
             if name in draw:
-                replies.append(self._answer(hub, hub.waiting.pop(name)))
+                replies.append(self._answer(averager, averager.waiting.pop(name)))
         return replies
 
-    def _answer(self, hub: AveragerState, update: Update) -> Reply:
-        steps = speeds.steps_by_speed(hub, update.region, self.interval) if self.by_speed else None
-        return published.answer(hub, update, steps)
+    def _answer(self, averager: AveragerState, update: Update) -> Reply:
+        steps = (
+            speeds.steps_by_speed(averager, update.region, self.interval) if self.by_speed else None
+        )
+        return published.answer(averager, update, steps)

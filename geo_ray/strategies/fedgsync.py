@@ -73,81 +73,85 @@ class FedGSync(StrictModel):
         """Always one last exchange: rounds may have gone on without this site."""
         return local.speak(region)
 
-    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Close the round when every group has spoken."""
-        hub.waiting[update.region] = update
-        speeds.note(hub, update)
-        is_first = "grouped" not in hub.numbers
-        if is_first or update.final or hub.stopping:
-            if any(name not in hub.waiting for name in hub.members):
+        averager.waiting[update.region] = update
+        speeds.note(averager, update)
+        is_first = "grouped" not in averager.numbers
+        if is_first or update.final or averager.stopping:
+            if any(name not in averager.waiting for name in averager.members):
                 return []
             if is_first:
-                self._group(hub)
-        elif not all(self._is_in(hub, names) for names in self.members_of(hub).values()):
-            if self.deadline_s is not None and hub.wake_s is None:
-                hub.wake_s = hub.now_s + self.deadline_s
+                self._group(averager)
+        elif not all(self._is_in(averager, names) for names in self.members_of(averager).values()):
+            if self.deadline_s is not None and averager.wake_s is None:
+                averager.wake_s = averager.now_s + self.deadline_s
             return []
-        return self._close(hub)
+        return self._close(averager)
 
-    def on_release(self, hub: AveragerState) -> list[Reply]:
+    def on_release(self, averager: AveragerState) -> list[Reply]:
         """Close the round with whoever is in."""
-        return self._close(hub) if hub.waiting else []
+        return self._close(averager) if averager.waiting else []
 
-    def on_wake(self, hub: AveragerState) -> list[Reply]:
+    def on_wake(self, averager: AveragerState) -> list[Reply]:
         """Close the round at its deadline."""
-        return self.on_release(hub)
+        return self.on_release(averager)
 
-    def members_of(self, hub: AveragerState) -> dict[int, list[str]]:
+    def members_of(self, averager: AveragerState) -> dict[int, list[str]]:
         """Sites by group; one that is new belongs to the first."""
         found: dict[int, list[str]] = {}
-        for name in hub.members:
-            found.setdefault(int(hub.numbers.get(f"group/{name}", 0.0)), []).append(name)
+        for name in averager.members:
+            found.setdefault(int(averager.numbers.get(f"group/{name}", 0.0)), []).append(name)
         return found
 
-    def _is_in(self, hub: AveragerState, names: list[str]) -> bool:
-        return sum(name in hub.waiting for name in names) >= self._needed(names)
+    def _is_in(self, averager: AveragerState, names: list[str]) -> bool:
+        return sum(name in averager.waiting for name in names) >= self._needed(names)
 
     def _needed(self, names: list[str]) -> int:
         return max(1, math.ceil(self.quorum * len(names)))
 
-    def _group(self, hub: AveragerState) -> None:
-        sketches = [grouping.sketch(hub.waiting[n].payload_P, self.seed) for n in hub.members]
+    def _group(self, averager: AveragerState) -> None:
+        sketches = [
+            grouping.sketch(averager.waiting[n].payload_P, self.seed) for n in averager.members
+        ]
         numbers = grouping.group(sketches, self.groups, self.seed)
-        found = {f"group/{n}": float(g) for n, g in zip(hub.members, numbers, strict=True)}
-        hub.numbers |= found | {"grouped": 1.0}
+        found = {f"group/{n}": float(g) for n, g in zip(averager.members, numbers, strict=True)}
+        averager.numbers |= found | {"grouped": 1.0}
 
-    def _close(self, hub: AveragerState) -> list[Reply]:
-        hub.wake_s = None
-        held = list(hub.waiting.values())  # in the order of arrival
-        hub.waiting.clear()
-        rows = {name: hub.numbers.get(f"rows/{name}", 0.0) for name in hub.members}
+    def _close(self, averager: AveragerState) -> list[Reply]:
+        averager.wake_s = None
+        held = list(averager.waiting.values())  # in the order of arrival
+        averager.waiting.clear()
+        rows = {name: averager.numbers.get(f"rows/{name}", 0.0) for name in averager.members}
         total_P = torch.zeros_like(held[0].payload_P)
         reliable: dict[str, float] = {}
-        for number, names in self.members_of(hub).items():
+        for number, names in self.members_of(averager).items():
             share = sum(rows[name] for name in names) / max(1.0, sum(rows.values()))
             reporters = [update for update in held if update.region in names]
-            total_P.add_(self._mean(hub, number, reporters, total_P), alpha=share)
+            total_P.add_(self._mean(averager, number, reporters, total_P), alpha=share)
             for place, update in enumerate(reporters):
                 is_closing = place < self._needed(names)
                 reliable[update.region] = self.share_closing if is_closing else self.share_extra
-        published.publish(hub, outer_change(self.outer, hub, total_P))
-        return [replace(self._answer(hub, u), reliable=reliable[u.region]) for u in held]
+        published.publish(averager, outer_change(self.outer, averager, total_P))
+        return [replace(self._answer(averager, u), reliable=reliable[u.region]) for u in held]
 
-    def _answer(self, hub: AveragerState, update: Update) -> Reply:
-        steps = speeds.steps_by_speed(hub, update.region, self.interval) if self.by_speed else None
-        return published.answer(hub, update, steps)
+    def _answer(self, averager: AveragerState, update: Update) -> Reply:
+        steps = (
+            speeds.steps_by_speed(averager, update.region, self.interval) if self.by_speed else None
+        )
+        return published.answer(averager, update, steps)
 
     def _mean(
-        self, hub: AveragerState, number: int, updates: list[Update], like_P: Tensor
+        self, averager: AveragerState, number: int, updates: list[Update], like_P: Tensor
     ) -> Tensor:
         """What a group did: as those say who are in, or else as it last was, fading."""
         key = f"mean{number}"
-        oldest = hub.version - self.max_lag
+        oldest = averager.version - self.max_lag
         used = [u for u in updates if u.num_samples > 0 and u.base_version >= oldest]
         if not used:
-            return hub.memory.setdefault(key, torch.zeros_like(like_P)).mul_(self.absent)
-        hub.memory[key] = torch.zeros_like(like_P)
+            return averager.memory.setdefault(key, torch.zeros_like(like_P)).mul_(self.absent)
+        averager.memory[key] = torch.zeros_like(like_P)
         for update in used:
-            weight = 1.0 / (1.0 + hub.version - update.base_version) / len(used)
-            hub.memory[key].add_(update.payload_P, alpha=weight)
-        return hub.memory[key]
+            weight = 1.0 / (1.0 + averager.version - update.base_version) / len(used)
+            averager.memory[key].add_(update.payload_P, alpha=weight)
+        return averager.memory[key]

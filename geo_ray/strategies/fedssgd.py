@@ -64,10 +64,10 @@ class FedSsgd(StrictModel):
         """Apply what has been added up, if the run ends within a round."""
         return None if region.since_send == 0 else Outgoing(take_mean(region), wait=True)
 
-    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Answer all with the mean once every site's gradient is there."""
-        updates = hub.gather(update)
+        updates = averager.gather(update)
         if updates is None:
             return []
         used = [u for u in updates if u.num_samples > 0]  # a refused gradient is none, not zero
-        return answer_all(hub, updates, weighted_mean(used or updates, self.weights))
+        return answer_all(averager, updates, weighted_mean(used or updates, self.weights))

@@ -104,24 +104,28 @@ class Halos(StrictModel):
         """Send the rest; the answer, the global model, comes when all have."""
         return self._speak(region, wait=True)
 
-    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Take the update in; answer its sender with the global model's change."""
-        speeds.note(hub, update)
+        speeds.note(averager, update)
         if update.num_samples > 0:
-            weight = self.staleness.factor(staleness.lag_of(hub, update))
+            weight = self.staleness.factor(staleness.lag_of(averager, update))
             if self.weights == "samples":
-                weight *= speeds.relative_rows(hub, update.region)
+                weight *= speeds.relative_rows(averager, update.region)
             delta_P = update.payload_P * weight
-            published.publish(hub, self.outer.change(hub, delta_P, len(hub.members), "outer"))
-        return self.staleness.answers(hub, update, self._answer)
+            published.publish(
+                averager, self.outer.change(averager, delta_P, len(averager.members), "outer")
+            )
+        return self.staleness.answers(averager, update, self._answer)
 
-    def on_release(self, hub: AveragerState) -> list[Reply]:
+    def on_release(self, averager: AveragerState) -> list[Reply]:
         """Answer whoever waits for the slowest."""
-        return staleness.release(hub, self._answer)
+        return staleness.release(averager, self._answer)
 
-    def _answer(self, hub: AveragerState, update: Update) -> Reply:
-        steps = speeds.steps_by_speed(hub, update.region, self.interval) if self.by_speed else None
-        return published.answer(hub, update, steps)
+    def _answer(self, averager: AveragerState, update: Update) -> Reply:
+        steps = (
+            speeds.steps_by_speed(averager, update.region, self.interval) if self.by_speed else None
+        )
+        return published.answer(averager, update, steps)
 
     def _speak(self, region: RegionState, *, wait: bool) -> Outgoing:
         region.memory.setdefault(_GLOBAL, region.params_P.clone())

@@ -73,6 +73,6 @@ class Hfa(StrictModel):
         """The last exchange, unless the last step was one anyway."""
         return local.last_word(region)
 
-    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Answer all with the outer model's change once every region is in."""
-        return outer_round(hub, update, self.weights, self.outer)
+        return outer_round(averager, update, self.weights, self.outer)

@@ -68,6 +68,6 @@ class OneStepDelay(StrictModel):
         """Send the rest; the answer is the model of all."""
         return overlap.last_turn(region, self.merge)
 
-    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Answer all with the outer model's change once every region is in."""
-        return outer_round(hub, update, self.weights, self.outer)
+        return outer_round(averager, update, self.weights, self.outer)

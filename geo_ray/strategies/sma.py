@@ -67,9 +67,9 @@ class Sma(StrictModel):
             return None
         return Outgoing(region.params_P.clone(), wait=True)
 
-    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Answer all with the mean once every region's model is there."""
-        updates = hub.gather(update)
+        updates = averager.gather(update)
         if updates is None:
             return []
-        return answer_all(hub, updates, weighted_mean(updates, self.weights))
+        return answer_all(averager, updates, weighted_mean(updates, self.weights))

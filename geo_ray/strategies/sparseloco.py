@@ -69,14 +69,14 @@ class SparseLoCo(StrictModel):
         """The last exchange, unless the last step was one anyway."""
         return local.last_word(region)
 
-    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Answer all with the mean of the clipped changes once every region is in."""
-        updates = hub.gather(update)
+        updates = averager.gather(update)
         if updates is None:
             return []
         used = clipped(updates) if self.clip else updates
         mean_P = weighted_mean(used, self.weights)
-        return answer_all(hub, updates, outer_change(self.outer, hub, mean_P))
+        return answer_all(averager, updates, outer_change(self.outer, averager, mean_P))
 
 
 def clipped(updates: Sequence[Update]) -> list[Update]:

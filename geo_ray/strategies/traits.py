@@ -31,7 +31,7 @@ from geo_ray.strategies.base import AveragerState, Reply, Strategy
 class Holding(Protocol):
     """A strategy that may leave some regions without an answer while it answers others."""
 
-    def on_release(self, hub: AveragerState) -> list[Reply]:
+    def on_release(self, averager: AveragerState) -> list[Reply]:
         """Close what is open with those who are in it, and answer everybody who waits.
 
         Called when a region has left, and, after every update, while a checkpoint is open or the
@@ -43,7 +43,7 @@ class Holding(Protocol):
 class Timed(Protocol):
     """A strategy that goes by the averager's clock."""
 
-    def on_wake(self, hub: AveragerState) -> list[Reply]:
+    def on_wake(self, averager: AveragerState) -> list[Reply]:
         """The time `AveragerState.wake_s` that it asked for has come, and is cleared."""
 
 

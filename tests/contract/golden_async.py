@@ -45,24 +45,26 @@ class Hub:
 
 def turns(start_P: Tensor, grads: Grads, interval: int, take_in) -> Trace:
     """Who has done its local steps speaks, is answered at once, and goes on from the answer."""
-    hub, w, since, trace = Hub(start_P), dict.fromkeys(AB, start_P), dict.fromkeys(AB, 0), []
+    averager, w, since, trace = Hub(start_P), dict.fromkeys(AB, start_P), dict.fromkeys(AB, 0), []
     for t in range(len(grads["a"])):
         for i in AB:
             w[i], since[i] = w[i] - LR * grads[i][t], since[i] + 1
             if since[i] == interval:
-                take_in(hub, i, w[i], SAMPLES[i] * interval)
-                w[i], since[i] = hub.give(i), 0
+                take_in(averager, i, w[i], SAMPLES[i] * interval)
+                w[i], since[i] = averager.give(i), 0
         trace.append(dict(w))
     for i in AB:
         if since[i]:
-            take_in(hub, i, w[i], SAMPLES[i] * since[i])
-    return [*trace, dict.fromkeys(AB, hub.now)]
+            take_in(averager, i, w[i], SAMPLES[i] * since[i])
+    return [*trace, dict.fromkeys(AB, averager.now)]
 
 
 def golden_fedasync(start_P, grads, s) -> Trace:
-    def take_in(hub, i, w, rows):
-        share = s.alpha * factor(s, hub.version - hub.at[i]) * hub.relative(s, i, rows)
-        hub.step(min(share, 1.0) * (hub.now - w))
+    def take_in(averager, i, w, rows):
+        share = (
+            s.alpha * factor(s, averager.version - averager.at[i]) * averager.relative(s, i, rows)
+        )
+        averager.step(min(share, 1.0) * (averager.now - w))
 
     return turns(start_P, grads, s.interval, take_in)
 
@@ -80,15 +82,15 @@ def delayed(config, state: dict, g: Tensor, senders: int) -> Tensor:
 def golden_async_local_sgd(start_P, grads, s) -> Trace:
     state: dict = {}
 
-    def take_in(hub, i, w, rows):
-        g = factor(s, hub.version - hub.at[i]) * (hub.given[i] - w)
-        hub.step(delayed(s.outer, state, g * hub.relative(s, i, rows), 2))
+    def take_in(averager, i, w, rows):
+        g = factor(s, averager.version - averager.at[i]) * (averager.given[i] - w)
+        averager.step(delayed(s.outer, state, g * averager.relative(s, i, rows), 2))
 
     return turns(start_P, grads, s.interval, take_in)
 
 
 def golden_dc_asgd(start_P, grads, s) -> Trace:
-    hub, w, trace = Hub(start_P), dict.fromkeys(AB, start_P), []
+    averager, w, trace = Hub(start_P), dict.fromkeys(AB, start_P), []
     total, count, square, state = dict.fromkeys(AB, 0.0), dict.fromkeys(AB, 0), None, {}
 
     def take_in(i):
@@ -96,8 +98,8 @@ def golden_dc_asgd(start_P, grads, s) -> Trace:
         g = total[i] / count[i]
         square = g * g if square is None else s.decay * square + (1 - s.decay) * g * g
         slope = s.compensation * g * g / (square.sqrt() + 1e-7 if s.adaptive else 1.0)
-        g = g + slope * (hub.now - hub.given[i])
-        hub.step(outer(s.outer, state, factor(s, hub.version - hub.at[i]) * g))
+        g = g + slope * (averager.now - averager.given[i])
+        averager.step(outer(s.outer, state, factor(s, averager.version - averager.at[i]) * g))
         total[i], count[i] = 0.0, 0
 
     for t in range(len(grads["a"])):
@@ -105,24 +107,26 @@ def golden_dc_asgd(start_P, grads, s) -> Trace:
             total[i], count[i] = total[i] + grads[i][t], count[i] + 1
             if count[i] == s.interval:
                 take_in(i)
-                w[i] = hub.give(i)
+                w[i] = averager.give(i)
         trace.append(dict(w))
     for i in AB:
         if count[i]:
             take_in(i)
-    return [*trace, dict.fromkeys(AB, hub.now)]
+    return [*trace, dict.fromkeys(AB, averager.now)]
 
 
 def golden_halos(start_P, grads, s) -> Trace:
-    hub, zero = Hub(start_P), torch.zeros_like(start_P)
+    averager, zero = Hub(start_P), torch.zeros_like(start_P)
     w, anchor = dict.fromkeys(AB, start_P), dict.fromkeys(AB, start_P)
     sent, answer, state, own = {}, {}, {}, {i: {} for i in AB}
     since, age, trace = dict.fromkeys(AB, 0), dict.fromkeys(AB, 0), []
 
     def speak(i):
-        weight = factor(s, hub.version - hub.at[i]) * hub.relative(s, i, SAMPLES[i] * since[i])
+        weight = factor(s, averager.version - averager.at[i]) * averager.relative(
+            s, i, SAMPLES[i] * since[i]
+        )
         if since[i]:
-            hub.step(delayed(s.outer, state, weight * (anchor[i] - w[i]), 2))
+            averager.step(delayed(s.outer, state, weight * (anchor[i] - w[i]), 2))
         sent[i], since[i], age[i] = w[i], 0, 0
 
     def hear(i):
@@ -144,13 +148,13 @@ def golden_halos(start_P, grads, s) -> Trace:
                 hear(i)
             if since[i] >= s.interval and i not in answer:
                 speak(i)
-                answer[i] = hub.give(i)
+                answer[i] = averager.give(i)
         trace.append(dict(w))
     for i in AB:
         hear(i)
     for i in AB:
         speak(i)
-    return [*trace, dict.fromkeys(AB, hub.now)]
+    return [*trace, dict.fromkeys(AB, averager.now)]
 
 
 def golden_gaia(start_P, grads, s) -> Trace:
@@ -189,7 +193,7 @@ def golden_gaia(start_P, grads, s) -> Trace:
 
 def golden_fedavg(start_P, grads, s) -> Trace:
     """Two sites: the first round takes both, then both or one, by the draw."""
-    hub, w, state = Hub(start_P), dict.fromkeys(AB, start_P), {}
+    averager, w, state = Hub(start_P), dict.fromkeys(AB, start_P), {}
     chosen, since, rests, trace = set(AB), dict.fromkeys(AB, 0), set(), []
     q = shares(s.weights)
 
@@ -198,15 +202,15 @@ def golden_fedavg(start_P, grads, s) -> Trace:
         fresh = [i for i in AB if i in waiting and i not in rests and since[i]]
         if fresh:
             total = sum(q[i] for i in fresh)
-            deltas = [q[i] / total * (hub.given[i] - w[i]) for i in fresh]
-            hub.step(outer(s.outer, state, sum(deltas)))
+            deltas = [q[i] / total * (averager.given[i] - w[i]) for i in fresh]
+            averager.step(outer(s.outer, state, sum(deltas)))
         count = 2 if everybody else max(1, -int(-s.fraction * 2 // 1))
-        chosen = set(random.Random(f"{s.seed}/{hub.version}").sample(AB, count))
+        chosen = set(random.Random(f"{s.seed}/{averager.version}").sample(AB, count))
         for i in waiting - chosen:
             rests.add(i)
         for i in waiting & chosen:
             rests.discard(i)
-            w[i], since[i] = hub.give(i), 0
+            w[i], since[i] = averager.give(i), 0
         waiting.difference_update(chosen)
 
     waiting: set[str] = set()
@@ -224,13 +228,13 @@ def golden_fedavg(start_P, grads, s) -> Trace:
         close(everybody=True)
     waiting.update(AB)
     close(everybody=True)
-    return [*trace, dict.fromkeys(AB, hub.now)]
+    return [*trace, dict.fromkeys(AB, averager.now)]
 
 
 def golden_fedat(start_P, grads, s) -> Trace:
     """Two sites of unknown speed: the first round waits for both; then one tier, or one each."""
     tiers = {"a": 0, "b": min(s.tiers, 2) - 1}
-    hub, w = Hub(start_P), dict.fromkeys(AB, start_P)
+    averager, w = Hub(start_P), dict.fromkeys(AB, start_P)
     models: dict[int, Tensor] = {}
     counts: dict[int, int] = {}
     since, waiting, sorted_yet, trace = dict.fromkeys(AB, 0), set(), False, []
@@ -245,11 +249,11 @@ def golden_fedat(start_P, grads, s) -> Trace:
         known = sorted(models)
         weights = [counts[k] for k in reversed(known)]
         mixed = sum(c * models[k] for c, k in zip(weights, known, strict=True)) / sum(weights)
-        hub.step(hub.now - mixed)
+        averager.step(averager.now - mixed)
 
     def go_on(who):
         for i in who:
-            w[i], since[i] = hub.give(i), 0
+            w[i], since[i] = averager.give(i), 0
         waiting.difference_update(who)
 
     for t in range(len(grads["a"])):
@@ -269,24 +273,24 @@ def golden_fedat(start_P, grads, s) -> Trace:
     waiting.update(AB)
     for m in sorted(set(tiers.values())):
         close(m)
-    return [*trace, dict.fromkeys(AB, hub.now)]
+    return [*trace, dict.fromkeys(AB, averager.now)]
 
 
 def golden_fedgsync(start_P, grads, s) -> Trace:
     """Two sites are one group: the first round waits for both, later ones for either."""
-    hub, w, state = Hub(start_P), dict.fromkeys(AB, start_P), {}
+    averager, w, state = Hub(start_P), dict.fromkeys(AB, start_P), {}
     last, since, waiting = torch.zeros_like(start_P), dict.fromkeys(AB, 0), []
     grouped, trace = False, []
 
     def close():
         nonlocal last
-        lags = {i: hub.version - hub.at[i] for i in waiting}
+        lags = {i: averager.version - averager.at[i] for i in waiting}
         used = [i for i in waiting if since[i] and lags[i] <= s.max_lag]
-        deltas = [(hub.given[i] - w[i]) / (1 + lags[i]) for i in used]
+        deltas = [(averager.given[i] - w[i]) / (1 + lags[i]) for i in used]
         last = sum(deltas) / len(used) if used else s.absent * last
-        hub.step(outer(s.outer, state, last))
+        averager.step(outer(s.outer, state, last))
         for i in waiting:
-            w[i], since[i] = hub.give(i), 0
+            w[i], since[i] = averager.give(i), 0
         waiting.clear()
 
     for t in range(len(grads["a"])):
@@ -300,7 +304,7 @@ def golden_fedgsync(start_P, grads, s) -> Trace:
         trace.append(dict(w))
     waiting.extend(AB)
     close()
-    return [*trace, dict.fromkeys(AB, hub.now)]
+    return [*trace, dict.fromkeys(AB, averager.now)]
 
 
 def golden_decoupled(start_P, grads, s) -> Trace:

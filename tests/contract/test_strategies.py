@@ -154,7 +154,7 @@ class Fleet:
             )
             for name, samples in (("a", 16), ("b", 8))
         }
-        self.hub = Averager(strategy, NUM_PARAMS, AveragerState(tuple(self.regions)))
+        self.state = Averager(strategy, NUM_PARAMS, AveragerState(tuple(self.regions)))
         self.spoil = spoil
         self.payloads: list[tuple[Tensor, Tensor]] = []
 
@@ -174,7 +174,7 @@ class Fleet:
             assert not isinstance(out, Wait)
             if out is not None:
                 self.send(region, out)
-        if not isinstance(self.hub.strategy, Holding):
+        if not isinstance(self.state.strategy, Holding):
             assert not any(region.waiting for region in self.regions.values())
 
     def apply(self, region: Region, grad_P: Tensor | None) -> None:
@@ -189,7 +189,7 @@ class Fleet:
     def send(self, region: Region, out: Outgoing, *, final: bool = False) -> None:
         assert region.sent is None, "one request is open already"
         own = region.storages() | {
-            t.untyped_storage().data_ptr() for t in self.hub.hub.memory.values()
+            t.untyped_storage().data_ptr() for t in self.state.state.memory.values()
         }
         assert out.payload_P.untyped_storage().data_ptr() not in own
         self.payloads.append((out.payload_P, out.payload_P.clone()))
@@ -206,7 +206,7 @@ class Fleet:
             steps=1,
         )
         region.since, region.sent, region.waiting, region.age = 0, update, out.wait, 0
-        for reply in self.hub.on_update(update):
+        for reply in self.state.on_update(update):
             self.regions[reply.to].inbox.append(reply)
             if self.spoil:  # an answered message is the carrier's again
                 self.regions[reply.to].sent.payload_P.fill_(float("nan"))
@@ -221,13 +221,13 @@ class Fleet:
         assert region.sent is not None and reply.seq == region.sent.seq
         region.model.merge(reply)
         held = region.storages()
-        held |= {t.untyped_storage().data_ptr() for t in self.hub.hub.memory.values()}
+        held |= {t.untyped_storage().data_ptr() for t in self.state.state.memory.values()}
         assert reply.payload_P.untyped_storage().data_ptr() not in held
         region.version, region.sent, region.waiting = reply.version, None, False
         return True
 
     def settle(self) -> None:
-        for reply in self.hub._release_waiting():  # as before a checkpoint
+        for reply in self.state._release_waiting():  # as before a checkpoint
             self.regions[reply.to].inbox.append(reply)
         for region in self.regions.values():
             self.merge(region)
@@ -355,7 +355,7 @@ def test_a_restored_fleet_goes_on_with_the_same_bits(kind, options, optimizer, a
     fleet.settle()
     again = Fleet(strategy, optimizer, shards).run(gradients(seed=9), range(2))  # of no use
     again.settle()
-    again.hub.restore(*fleet.hub.export())
+    again.state.restore(*fleet.state.export())
     for name, region in fleet.regions.items():
         for shard, twin in zip(region.shards, again.regions[name].shards, strict=True):
             twin.restore(*shard.export())

@@ -121,7 +121,7 @@ def test_a_lost_reference_is_noticed_and_training_goes_on(tmp_path: Path, kind: 
 
         def forgets_once(update: Update) -> None:
             with bridge._lock:
-                if averager.hub.version >= 3 and not forgot:
+                if averager.state.version >= 3 and not forgot:
                     averager.wire = AveragerWire(averager.wire.plan)
                     forgot.append(update.seq)
             take_in(update)

@@ -189,7 +189,7 @@ def test_an_update_that_is_not_finite_is_refused_by_name(tmp_path: Path, region:
         for worker in workers:
             with pytest.raises(NonFiniteError, match=f"region '{region}' is not finite"):
                 worker.result()
-        assert world.averager.hub.version == 0
+        assert world.averager.state.version == 0
 
 
 def test_a_lost_shard_reaches_every_worker(tmp_path: Path) -> None:

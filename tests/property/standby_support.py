@@ -53,10 +53,10 @@ class Counted:
         self.combine = getattr(inner, "combine", None)
         self.taken_P = torch.zeros(num_params)
 
-    def on_update(self, hub: AveragerState, update: Update) -> list[Reply]:
+    def on_update(self, state: AveragerState, update: Update) -> list[Reply]:
         if self.sends == "change":
             self.taken_P += update.payload_P
-        return self.inner.on_update(hub, update)
+        return self.inner.on_update(state, update)
 
 
 @dataclass
@@ -168,14 +168,14 @@ class World:
         return Averager(strategy, self.num_params, AveragerState(self.names))
 
     def _node(self, name: str) -> StandbyNode:
-        hub, standby = self.names[:2]
+        state, standby = self.names[:2]
         keeps = self.setup.strategy.sends == "change"
         node = StandbyNode(
             name,
-            Caller(hub, 1, lambda message: message.payload_P, keeps),
-            Watch(name, self.names, hub, standby, TAKEOVER_S, REJOIN_S),
+            Caller(state, 1, lambda message: message.payload_P, keeps),
+            Watch(name, self.names, state, standby, TAKEOVER_S, REJOIN_S),
         )
-        if name == hub:
+        if name == state:
             node.primary = ReplicatedAverager(self._averager(), self.setup.bound)
         if name == standby:
             node.shadow = ShadowAverager(self._averager())
@@ -248,9 +248,9 @@ class World:
 
     def checkpoint(self) -> None:
         self.checkpoints += 1
-        hub = self.nodes[self.names[0]]
-        if hub.primary is not None and self.names[0] not in self.dead:
-            self.carry_out(hub.region, hub.offer(BeginCheckpoint(self.checkpoints, halt=False)))
+        state = self.nodes[self.names[0]]
+        if state.primary is not None and self.names[0] not in self.dead:
+            self.carry_out(state.region, state.offer(BeginCheckpoint(self.checkpoints, halt=False)))
 
     def stepping(self) -> list[str]:
         return [
@@ -282,23 +282,23 @@ class World:
         return [n for n, r in self.regions.items() if n not in self.dead and r.phase != "failed"]
 
     def check(self) -> None:
-        hub, standby = (self.nodes[name] for name in self.names[:2])
-        if hub.primary is not None and hub.region not in self.dead:
-            assert hub.primary.ahead <= self.setup.bound
+        state, standby = (self.nodes[name] for name in self.names[:2])
+        if state.primary is not None and state.region not in self.dead:
+            assert state.primary.ahead <= self.setup.bound
             if standby.shadow is not None and self.setup.strategy.sends == "change":
-                self._check_distance(hub, standby)
+                self._check_distance(state, standby)
         if self._is_exact:
             for name in self.survivors():
                 params_P = self.regions[name].state.params_P
                 assert bool(((params_P == 0) | (params_P == -1)).all()), (name, params_P)
 
-    def _check_distance(self, hub: StandbyNode, standby: StandbyNode) -> None:
-        """The standby may be ahead by what the hub still holds back; behind only by the bound."""
-        assert hub.primary is not None and standby.shadow is not None
-        if standby.shadow.number > hub.primary.stable:
+    def _check_distance(self, state: StandbyNode, standby: StandbyNode) -> None:
+        """The standby may be ahead by what the averager still holds back; behind only by the bound."""
+        assert state.primary is not None and standby.shadow is not None
+        if standby.shadow.number > state.primary.stable:
             return  # acknowledgements are on their way
-        if all(line.is_committed for line in hub.primary._lines):
-            behind_P = known_to(hub.primary.averager) - known_to(standby.shadow.averager)
+        if all(line.is_committed for line in state.primary._lines):
+            behind_P = known_to(state.primary.averager) - known_to(standby.shadow.averager)
             assert float(behind_P.norm()) <= self.setup.bound + 1e-4
 
     @property

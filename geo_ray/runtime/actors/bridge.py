@@ -146,7 +146,7 @@ class Bridge:
     def status(self) -> dict[str, Any]:
         """Links and rounds: plain values."""
         links = {} if self._endpoint is None else self._endpoint.stats()
-        version = None if self._averager is None else self._averager.hub.version
+        version = None if self._averager is None else self._averager.state.version
         status: dict[str, Any] = {"links": links, "version": version}
         if self._loose is not None:
             self._loose.count_into(links)
@@ -276,10 +276,10 @@ class Bridge:
     def _do(self, op: Op) -> LogOutcome:
         averager = self._hub_state()
         with self._lock:
-            averager.hub.now_s = time.monotonic()
+            averager.state.now_s = time.monotonic()
             outcome = carry_out(averager, op)
             snapshots, averager.snapshots = averager.snapshots, []
-            self._alarm.set(averager.hub.wake_s)
+            self._alarm.set(averager.state.wake_s)
             self._tell_noise(averager)
         self.save(snapshots)
         return outcome
@@ -294,7 +294,7 @@ class Bridge:
 
     def version(self) -> int:
         """Commits of the averager; for the desk of transfers, as what follows."""
-        return self._hub_state().hub.version
+        return self._hub_state().state.version
 
     def skip(self, region: str, epoch: int, seq: int) -> None:
         """Answer an update without taking it in."""

@@ -121,7 +121,7 @@ class StandbyPath:
             primary = self._node.primary
             status: dict[str, Any] = {"hub": self._node.hub, "hub_epoch": self._node.caller.epoch}
             if primary is not None:
-                status |= {"version": primary.averager.hub.version, "ahead": primary.ahead}
+                status |= {"version": primary.averager.state.version, "ahead": primary.ahead}
             return status
 
     # ------------------------------------------------------------------ for the own region
@@ -171,7 +171,7 @@ class StandbyPath:
         """Commits so far, and those that wait for the standby."""
         with self._changed:
             primary = self._node.primary
-            return 0 if primary is None else primary.averager.hub.version + primary.waiting
+            return 0 if primary is None else primary.averager.state.version + primary.waiting
 
     def skip(self, region: str, epoch: int, seq: int) -> None:
         """Answer an update without taking it in."""

@@ -58,26 +58,26 @@ def merge(region: RegionState, reply: Reply) -> None:
     region.memory["base"].sub_(reply.payload_P)
 
 
-def take_in(hub: AveragerState, update: Update, combine: Combine, weight: float = 1.0) -> None:
+def take_in(averager: AveragerState, update: Update, combine: Combine, weight: float = 1.0) -> None:
     """Put one change into every region's outbox.
 
     Args:
-        hub: the averager's state.
+        averager: the averager's state.
         update: the change.
         combine: see the module's docstring.
         weight: how much less it counts because it is old.
     """
-    hub.version += 1
-    share = weight / len(hub.members) if combine == "mean" else weight
-    for region in hub.members:
+    averager.version += 1
+    share = weight / len(averager.members) if combine == "mean" else weight
+    for region in averager.members:
         # At home the change is already applied in full: the outbox corrects it to its share.
         factor = share - 1.0 if region == update.region else share
         if factor != 0.0:
-            _add(hub.memory, f"outbox/{region}", update.payload_P, factor)
+            _add(averager.memory, f"outbox/{region}", update.payload_P, factor)
 
 
 def relay_sum(
-    hub: AveragerState, parts: Sequence[Update], total_P: Tensor, combine: Combine
+    averager: AveragerState, parts: Sequence[Update], total_P: Tensor, combine: Combine
 ) -> list[Reply]:
     """Take in several changes of which only the sum is known; answer every sender.
 
@@ -87,7 +87,7 @@ def relay_sum(
     subtracts 1: the same.
 
     Args:
-        hub: the averager's state.
+        averager: the averager's state.
         parts: the updates, without their payloads; none is final.
         total_P: the sum of their payloads.
         combine: as in `take_in`.
@@ -95,37 +95,37 @@ def relay_sum(
     Returns:
         Answers in the order of ``parts``; equal payloads are one tensor.
     """
-    hub.version += len(parts)
-    share = 1.0 / len(hub.members) if combine == "mean" else 1.0
-    for region in hub.members:
-        _add(hub.memory, f"outbox/{region}", total_P, share)
+    averager.version += len(parts)
+    share = 1.0 / len(averager.members) if combine == "mean" else 1.0
+    for region in averager.members:
+        _add(averager.memory, f"outbox/{region}", total_P, share)
     replies: list[Reply] = []
     for part in parts:
-        reply = replace(answer(hub, part), own=True)
+        reply = replace(answer(averager, part), own=True)
         twin = next((r for r in replies if torch.equal(r.payload_P, reply.payload_P)), reply)
         replies.append(replace(reply, payload_P=twin.payload_P))
     return replies
 
 
-def refresh(hub: AveragerState, update: Update, num_params: int) -> Reply:
+def refresh(averager: AveragerState, update: Update, num_params: int) -> Reply:
     """Answer an update that is not taken in with what lies in its sender's outbox.
 
     Args:
-        hub: the averager's state.
+        averager: the averager's state.
         update: what is given up; its payload may be missing.
         num_params: P.
     """
-    outbox_P = hub.memory.pop(f"outbox/{update.region}", None)
+    outbox_P = averager.memory.pop(f"outbox/{update.region}", None)
     payload_P = torch.zeros(num_params) if outbox_P is None else outbox_P
-    return Reply(update.region, update.seq, hub.version, 0, payload_P, dropped=True)
+    return Reply(update.region, update.seq, averager.version, 0, payload_P, dropped=True)
 
 
-def answer(hub: AveragerState, update: Update) -> Reply:
+def answer(averager: AveragerState, update: Update) -> Reply:
     """What lies in the sender's outbox; of the update's payload only the size counts."""
-    outbox_P = hub.memory.pop(f"outbox/{update.region}", None)
+    outbox_P = averager.memory.pop(f"outbox/{update.region}", None)
     payload_P = torch.zeros(update.payload_P.shape) if outbox_P is None else outbox_P
     return Reply(
-        update.region, update.seq, hub.version, update.num_samples, payload_P, update.final
+        update.region, update.seq, averager.version, update.num_samples, payload_P, update.final
     )
 
 

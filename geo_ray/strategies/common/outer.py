@@ -93,14 +93,14 @@ def outer_change(
 
 
 def outer_round(
-    hub: AveragerState, update: Update, weights: Weights, config: OneOuter, key: str = "outer"
+    averager: AveragerState, update: Update, weights: Weights, config: OneOuter, key: str = "outer"
 ) -> list[Reply]:
     """Once every region has spoken: the outer optimizer's change of the mean, to all of them."""
-    updates = hub.gather(update)
+    updates = averager.gather(update)
     if updates is None:
         return []
     mean_P = weighted_mean(updates, weights)
-    return answer_all(hub, updates, outer_change(config, hub, mean_P, key))
+    return answer_all(averager, updates, outer_change(config, averager, mean_P, key))
 
 
 def _state(keeper: OptimizerMemory, name: str, like_P: Tensor) -> Tensor:

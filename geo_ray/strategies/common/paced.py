@@ -19,26 +19,28 @@ PATIENCE: Final = 3
 _INTERVAL, _VOTES = "paced/interval", "paced/votes"
 
 
-def paced_interval(hub: AveragerState, updates: Sequence[Update], share: float, first: int) -> int:
+def paced_interval(
+    averager: AveragerState, updates: Sequence[Update], share: float, first: int
+) -> int:
     """The interval of the next round.
 
     Args:
-        hub: keeps the present one.
+        averager: keeps the present one.
         updates: of the round that was just closed.
         share: of a round that is to be spent computing, in (0, 1).
         first: the interval until something is known.
     """
-    present = int(hub.numbers.setdefault(_INTERVAL, float(first)))
+    present = int(averager.numbers.setdefault(_INTERVAL, float(first)))
     step_s = max(update.step_s for update in updates)
     exchange_s = max(update.exchange_s for update in updates)
     if step_s <= 0 or exchange_s <= 0:
         return present
     least = share / (1.0 - share) * exchange_s / step_s
     wanted = 2 ** max(0, math.ceil(math.log2(max(1.0, least))))
-    votes = hub.numbers.get(_VOTES, 0.0)
+    votes = averager.numbers.get(_VOTES, 0.0)
     direction = float((wanted > present) - (wanted < present))
     votes = votes + direction if votes * direction >= 0 and direction else direction
     if abs(votes) >= PATIENCE:
         present, votes = wanted, 0.0
-    hub.numbers[_INTERVAL], hub.numbers[_VOTES] = float(present), votes
+    averager.numbers[_INTERVAL], averager.numbers[_VOTES] = float(present), votes
     return present

@@ -17,51 +17,51 @@ from torch import Tensor
 from geo_ray.strategies.base import AveragerState, Reply, Update
 
 
-def publish(hub: AveragerState, change_P: Tensor, fragment: int = 0) -> None:
+def publish(averager: AveragerState, change_P: Tensor, fragment: int = 0) -> None:
     """Subtract ``change_P`` from the outer parameters: a new version."""
     moved = _moved(fragment)
-    if moved in hub.memory:
-        hub.memory[moved].add_(change_P)
+    if moved in averager.memory:
+        averager.memory[moved].add_(change_P)
     else:
-        hub.memory[moved] = change_P.clone()
-    hub.version += 1
+        averager.memory[moved] = change_P.clone()
+    averager.version += 1
 
 
-def move_to(hub: AveragerState, distance_P: Tensor) -> None:
+def move_to(averager: AveragerState, distance_P: Tensor) -> None:
     """Set the sum of all changes to ``distance_P``: a new version."""
-    hub.memory[_moved(0)] = distance_P
-    hub.version += 1
+    averager.memory[_moved(0)] = distance_P
+    averager.version += 1
 
 
-def told(hub: AveragerState, update: Update) -> Tensor:
+def told(averager: AveragerState, update: Update) -> Tensor:
     """The sum of changes that the sender knew when it was last answered, a copy (P,)."""
-    seen_P = hub.memory.get(_seen(update))
+    seen_P = averager.memory.get(_seen(update))
     return torch.zeros(update.payload_P.shape) if seen_P is None else seen_P.clone()
 
 
-def unheard(hub: AveragerState, update: Update) -> Tensor:
+def unheard(averager: AveragerState, update: Update) -> Tensor:
     """What was published since the last answer to the sender, a new (P,)."""
-    moved_P = hub.memory.get(_moved(update.fragment))
-    known_P = told(hub, update)
+    moved_P = averager.memory.get(_moved(update.fragment))
+    known_P = told(averager, update)
     return known_P.neg_() if moved_P is None else known_P.neg_().add_(moved_P)
 
 
-def answer(hub: AveragerState, update: Update, steps: int | None = None) -> Reply:
+def answer(averager: AveragerState, update: Update, steps: int | None = None) -> Reply:
     """Tell the sender of ``update`` what it has not heard.
 
     Args:
-        hub: the averager's state.
+        averager: the averager's state.
         update: the request; of its payload only the size counts.
         steps: local steps that the region is to take next; None: as configured.
     """
-    payload_P = unheard(hub, update)
-    moved_P = hub.memory.get(_moved(update.fragment))
+    payload_P = unheard(averager, update)
+    moved_P = averager.memory.get(_moved(update.fragment))
     if moved_P is not None:
-        hub.memory[_seen(update)] = moved_P.clone()
+        averager.memory[_seen(update)] = moved_P.clone()
     return Reply(
         update.region,
         update.seq,
-        hub.version,
+        averager.version,
         update.num_samples,
         payload_P,
         update.final,

@@ -13,30 +13,30 @@ from geo_ray.strategies.base import AveragerState, Update
 _ROUNDING: Final = 1e-9  # of a whole number of steps that just fits
 
 
-def note(hub: AveragerState, update: Update) -> None:
+def note(averager: AveragerState, update: Update) -> None:
     """Remember an update's measurements."""
-    hub.numbers[f"step_s/{update.region}"] = update.step_s
-    hub.numbers[f"round_s/{update.region}"] = update.steps * update.step_s + update.exchange_s
+    averager.numbers[f"step_s/{update.region}"] = update.step_s
+    averager.numbers[f"round_s/{update.region}"] = update.steps * update.step_s + update.exchange_s
     if update.num_samples:
-        hub.numbers[f"rows/{update.region}"] = float(update.num_samples)
+        averager.numbers[f"rows/{update.region}"] = float(update.num_samples)
 
 
-def relative_rows(hub: AveragerState, region: str) -> float:
+def relative_rows(averager: AveragerState, region: str) -> float:
     """Rows behind an update of ``region`` over the mean of all regions; 1 if not known."""
-    rows = [hub.numbers[k] for k in hub.numbers if k.startswith("rows/")]
-    own = hub.numbers.get(f"rows/{region}")
+    rows = [averager.numbers[k] for k in averager.numbers if k.startswith("rows/")]
+    own = averager.numbers.get(f"rows/{region}")
     return 1.0 if own is None else own * len(rows) / sum(rows)
 
 
-def steps_by_speed(hub: AveragerState, region: str, steps: int) -> int:
+def steps_by_speed(averager: AveragerState, region: str, steps: int) -> int:
     """Local steps of ``region`` while the fastest takes ``steps``: in proportion, at least 1."""
-    known_s = {k: v for k, v in hub.numbers.items() if k.startswith("step_s/") and v > 0}
+    known_s = {k: v for k, v in averager.numbers.items() if k.startswith("step_s/") and v > 0}
     own_s = known_s.get(f"step_s/{region}")
     if own_s is None:
         return steps
     return max(1, math.floor(steps * min(known_s.values()) / own_s + _ROUNDING))
 
 
-def round_s(hub: AveragerState, region: str) -> float:
+def round_s(averager: AveragerState, region: str) -> float:
     """Seconds of the region's last local round and exchange; 0 if not known."""
-    return hub.numbers.get(f"round_s/{region}", 0.0)
+    return averager.numbers.get(f"round_s/{region}", 0.0)

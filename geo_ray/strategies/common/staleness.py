@@ -52,40 +52,40 @@ class Staleness(StrictModel):
             return 1.0 / (self.a * (lag - self.b) + 1.0)
         return 1.0
 
-    def answers(self, hub: AveragerState, update: Update, answer: Answer) -> list[Reply]:
+    def answers(self, averager: AveragerState, update: Update, answer: Answer) -> list[Reply]:
         """Answer whoever may go on, now that ``update`` is taken in.
 
         Last words are answered together, when all are taken in: then all regions end equal.
         """
         if update.final:
-            finals = hub.gather(update)
-            return [] if finals is None else [answer(hub, final) for final in finals]
+            finals = averager.gather(update)
+            return [] if finals is None else [answer(averager, final) for final in finals]
         clock = f"clock/{update.region}"
-        hub.numbers[clock] = hub.numbers.get(clock, 0.0) + 1.0
+        averager.numbers[clock] = averager.numbers.get(clock, 0.0) + 1.0
         # Its payload may be used again by whoever brought it; only the size is asked for later.
         header = replace(update, payload_P=torch.empty_like(update.payload_P, device="meta"))
-        hub.waiting[update.region] = header
-        slowest = min(hub.numbers.get(f"clock/{region}", 0.0) for region in hub.members)
+        averager.waiting[update.region] = header
+        slowest = min(averager.numbers.get(f"clock/{region}", 0.0) for region in averager.members)
         bound = float("inf") if self.bound is None else self.bound
         free = [
             header
-            for region, header in hub.waiting.items()
-            if hub.numbers.get(f"clock/{region}", 0.0) - slowest <= bound
+            for region, header in averager.waiting.items()
+            if averager.numbers.get(f"clock/{region}", 0.0) - slowest <= bound
         ]
-        return _answered(hub, free, answer)
+        return _answered(averager, free, answer)
 
 
-def release(hub: AveragerState, answer: Answer) -> list[Reply]:
+def release(averager: AveragerState, answer: Answer) -> list[Reply]:
     """Answer everybody who waits."""
-    return _answered(hub, list(hub.waiting.values()), answer)
+    return _answered(averager, list(averager.waiting.values()), answer)
 
 
-def _answered(hub: AveragerState, headers: list[Update], answer: Answer) -> list[Reply]:
+def _answered(averager: AveragerState, headers: list[Update], answer: Answer) -> list[Reply]:
     for header in headers:
-        del hub.waiting[header.region]
-    return [answer(hub, header) for header in headers]
+        del averager.waiting[header.region]
+    return [answer(averager, header) for header in headers]
 
 
-def lag_of(hub: AveragerState, update: Update) -> int:
+def lag_of(averager: AveragerState, update: Update) -> int:
     """Versions since the one that the sender had merged when it spoke."""
-    return max(0, hub.version - update.base_version)
+    return max(0, averager.version - update.base_version)

@@ -60,7 +60,7 @@ class Averager:
     Attributes:
         strategy: how to combine.
         num_params: P, the size that every payload must have.
-        hub: the strategy's state.
+        state: the strategy's state.
         snapshots: finished parts of checkpoints, for the shell to take and write.
         wire: decodes updates and encodes replies.
         enough: rows of all regions together after which they are told to finish; None: no limit.
@@ -70,7 +70,7 @@ class Averager:
 
     strategy: Strategy
     num_params: int
-    hub: AveragerState
+    state: AveragerState
     snapshots: list[AveragerSnapshot] = field(default_factory=list)
     wire: AveragerWire = field(default_factory=AveragerWire)
     enough: int | None = None
@@ -83,19 +83,19 @@ class Averager:
 
     def __post_init__(self) -> None:
         fragments = fragments_of(self.strategy)
-        self.hub.fragments = tuple(fragment_cuts(self.num_params, fragments))
+        self.state.fragments = tuple(fragment_cuts(self.num_params, fragments))
 
     @property
     def stopping(self) -> bool:
         """Whether regions are told to finish."""
-        return self.hub.stopping
+        return self.state.stopping
 
     def on_wake(self) -> list[Reply]:
         """The time that the strategy asked for (`AveragerState.wake_s`) has come."""
-        self.hub.wake_s = None
+        self.state.wake_s = None
         if not isinstance(self.strategy, Timed):
             return []
-        return self._publish(self.strategy.on_wake(self.hub))
+        return self._publish(self.strategy.on_wake(self.state))
 
     def on_update(self, update: Update) -> list[Reply]:
         """Take in one update.
@@ -110,7 +110,7 @@ class Averager:
             NonFiniteError: if the payload has NaN or infinity. After any error the state is
                 unchanged.
         """
-        if update.region not in self.hub.members:
+        if update.region not in self.state.members:
             raise InvariantError(f"update of '{update.region}', which is no member of this run")
         if (update.epoch, update.seq) <= self._last.get(update.region, (0, 0)):
             return self._repeat(update)
@@ -128,11 +128,11 @@ class Averager:
         if not update.final:
             return self._release_finals() + self._answer(update)
         self._finals[update.region] = update
-        if request is not None or self.hub.waiting:
+        if request is not None or self.state.waiting:
             return self._release_finals()
-        if any(region not in self._finals for region in self.hub.members):
+        if any(region not in self._finals for region in self.state.members):
             return []
-        finals = [self._finals[region] for region in self.hub.members]
+        finals = [self._finals[region] for region in self.state.members]
         return [reply for final in finals for reply in self._answer(final)]
 
     def on_sum(self, parts: Sequence[Update], total_P: Tensor) -> list[Reply] | None:
@@ -152,7 +152,7 @@ class Averager:
         told = set() if self._request is None else self._request.told
         for part in parts:
             known = (part.epoch, part.seq) <= self._last.get(part.region, (0, 0))
-            stranger = part.region not in self.hub.members
+            stranger = part.region not in self.state.members
             if known or stranger or part.final or part.region in told:
                 return None
         self._check_vector(total_P, f"a sum of {[part.region for part in parts]}")
@@ -160,7 +160,7 @@ class Averager:
             self._last[part.region] = (part.epoch, part.seq)
             self.samples += part.num_samples
         return self._release_finals() + self._publish(
-            additive.relay_sum(self.hub, parts, total_P, combine)
+            additive.relay_sum(self.state, parts, total_P, combine)
         )
 
     def on_skip(self, region: str, epoch: int, seq: int) -> list[Reply]:
@@ -170,7 +170,7 @@ class Averager:
             The answer; none yet if it is held back for a checkpoint.
         """
         skipped = Update(region, epoch, seq, 0, 0, torch.empty(0))
-        if region not in self.hub.members:
+        if region not in self.state.members:
             raise InvariantError(f"update of '{region}', which is no member of this run")
         if (epoch, seq) <= self._last.get(region, (0, 0)):
             return self._repeat(skipped)
@@ -181,7 +181,7 @@ class Averager:
             return []
         self._last[region] = (epoch, seq)
         return self._release_finals() + self._publish(
-            [additive.refresh(self.hub, skipped, self.num_params)]
+            [additive.refresh(self.state, skipped, self.num_params)]
         )
 
     def last(self, region: str) -> tuple[int, int]:
@@ -200,12 +200,12 @@ class Averager:
 
     def leave(self, region: str) -> list[Reply]:
         """Go on without a region; whoever waited for it alone is answered."""
-        hub = self.hub
-        over = len(self._finals) == len(hub.members)  # the last exchange: all are answered
-        hub.members = tuple(name for name in hub.members if name != region)
-        for books in (self._finals, self._answers, hub.waiting):
+        state = self.state
+        over = len(self._finals) == len(state.members)  # the last exchange: all are answered
+        state.members = tuple(name for name in state.members if name != region)
+        for books in (self._finals, self._answers, state.waiting):
             books.pop(region, None)
-        for memory in (hub.memory, hub.numbers):
+        for memory in (state.memory, state.numbers):
             for name in [name for name in memory if name.endswith(f"/{region}")]:
                 del memory[name]
         if self._request is not None:
@@ -214,19 +214,19 @@ class Averager:
         if over:
             return replies
         replies += self._release_waiting()
-        if self._finals and hub.waiting:
+        if self._finals and state.waiting:
             return replies + self._release_finals()
-        if self._finals and all(name in self._finals for name in hub.members):
-            finals = [self._finals[name] for name in hub.members]
+        if self._finals and all(name in self._finals for name in state.members):
+            finals = [self._finals[name] for name in state.members]
             return replies + [reply for final in finals for reply in self._answer(final)]
-        if hub.waiting and all(name in hub.waiting for name in hub.members):
+        if state.waiting and all(name in state.waiting for name in state.members):
             # It was the last one missing: whichever is handed in again completes the round.
-            return replies + self._answer(hub.waiting.pop(hub.members[0]))
+            return replies + self._answer(state.waiting.pop(state.members[0]))
         return replies
 
     def request_stop(self) -> None:
         """Tell every region, with its next answer, to finish."""
-        self.hub.stopping = True
+        self.state.stopping = True
 
     def request_checkpoint(self, checkpoint: int, *, halt: bool) -> bool:
         """Begin a checkpoint.
@@ -238,21 +238,21 @@ class Averager:
         Returns:
             False if it cannot be: one is open, or the last exchange is over.
         """
-        if self._request is not None or len(self._finals) == len(self.hub.members):
+        if self._request is not None or len(self._finals) == len(self.state.members):
             return False
         self._request = _Request(checkpoint, halt)
         return True
 
     def export(self) -> tuple[dict[str, Tensor], dict[str, object]]:
         """Tensors and plain values for a checkpoint."""
-        tensors = {k: v.clone() for k, v in self.hub.memory.items()}
+        tensors = {k: v.clone() for k, v in self.state.memory.items()}
         wire_tensors, wire = self.wire.export()
         tensors |= {_WIRE + k: v for k, v in wire_tensors.items()}
         return tensors, {
-            "version": self.hub.version,
-            "numbers": dict(self.hub.numbers),
+            "version": self.state.version,
+            "numbers": dict(self.state.numbers),
             "samples": self.samples,
-            "members": list(self.hub.members),
+            "members": list(self.state.members),
             "last": {region: list(pair) for region, pair in self._last.items()},
             "wire": wire,
             "noise": self.noise.meter.export(),
@@ -270,11 +270,11 @@ class Averager:
             raise InvariantError("checkpoint without the averager's books")
         on_wire = {k: v for k, v in tensors.items() if k.startswith(_WIRE)}
         self.wire.restore({k.removeprefix(_WIRE): v for k, v in on_wire.items()}, wire)
-        self.hub.memory.clear()
-        self.hub.memory.update({k: v.clone() for k, v in tensors.items() if k not in on_wire})
-        self.hub.version = int(str(control["version"]))
-        self.hub.numbers.clear()
-        self.hub.numbers.update({str(k): float(v) for k, v in numbers.items()})
+        self.state.memory.clear()
+        self.state.memory.update({k: v.clone() for k, v in tensors.items() if k not in on_wire})
+        self.state.version = int(str(control["version"]))
+        self.state.numbers.clear()
+        self.state.numbers.update({str(k): float(v) for k, v in numbers.items()})
         self.samples = int(str(control.get("samples", 0)))
         self.noise.meter.restore(control.get("noise"))
         self._last = {str(r): (int(pair[0]), int(pair[1])) for r, pair in last.items()}
@@ -289,7 +289,7 @@ class Averager:
         return update
 
     def _check_vector(self, vector_P: Tensor, what: str, fragment: int = 0) -> None:
-        fragments = self.hub.fragments
+        fragments = self.state.fragments
         if fragment >= len(fragments):
             raise InvariantError(f"{what} is about fragment {fragment} of {len(fragments)}")
         start, stop = fragments[fragment]
@@ -307,15 +307,15 @@ class Averager:
         return [answer] if answer is not None and newest else []
 
     def _answer(self, update: Update) -> list[Reply]:
-        measured = self.noise.measured(self.strategy, self.hub, update)
-        answers = self.strategy.on_update(self.hub, update)
-        self.noise.take(self.hub.version, measured, answers)
+        measured = self.noise.measured(self.strategy, self.state, update)
+        answers = self.strategy.on_update(self.state, update)
+        self.noise.take(self.state.version, measured, answers)
         replies = self._publish(answers)
         if update.final:  # the last words are all in, and answered together
             return replies
-        if self._request is not None or self.hub.stopping:
+        if self._request is not None or self.state.stopping:
             replies += self._release_waiting()
-        if self._finals and self.hub.waiting:  # who has finished may be whom the others wait for
+        if self._finals and self.state.waiting:  # who has finished may be whom the others wait for
             replies += self._release_finals()
         return replies
 
@@ -323,14 +323,14 @@ class Averager:
         """Nobody waits for others any more, if the strategy lets some wait."""
         if not isinstance(self.strategy, Holding):
             return []
-        return self._publish(self.strategy.on_release(self.hub))
+        return self._publish(self.strategy.on_release(self.state))
 
     def _publish(self, answers: list[Reply]) -> list[Reply]:
         replies = [self._mark(reply) for reply in self.wire.encode(answers)]
         for reply in replies:
             self._answers[reply.to] = reply
         request = self._request
-        if request is not None and request.told.issuperset(self.hub.members):
+        if request is not None and request.told.issuperset(self.state.members):
             self.snapshots.append(AveragerSnapshot(request.id, *self.export()))
             self._request = None
             replies += self._release(request)
@@ -363,7 +363,7 @@ class Averager:
         During a checkpoint; and in an open round, where others came with what was a final one
         before a checkpoint took it for an ordinary one: they would wait for each other for ever.
         """
-        if self._request is None and not self.hub.waiting:
+        if self._request is None and not self.state.waiting:
             return []
         finals, self._finals = list(self._finals.values()), {}
         return [r for final in finals for r in self._answer(replace(final, final=False))]

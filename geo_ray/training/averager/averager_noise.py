@@ -27,14 +27,14 @@ class AveragerNoise:
     meter: NoiseMeter = field(default_factory=NoiseMeter)
     _news: list[NoiseReading] = field(default_factory=list)
 
-    def measured(self, strategy: Strategy, hub: AveragerState, update: Update) -> list[Update]:
+    def measured(self, strategy: Strategy, averager: AveragerState, update: Update) -> list[Update]:
         """The whole round that ``update`` completes, if all of it was measured; else nothing."""
         if update.grad_sq is None or not averages_gradients(strategy):
             return []
-        there = {**hub.waiting, update.region: update}
-        found = [there[name] for name in hub.members if name in there]
+        there = {**averager.waiting, update.region: update}
+        found = [there[name] for name in averager.members if name in there]
         usable = [u for u in found if u.grad_sq is not None and u.num_samples > 0]
-        return usable if len(usable) == len(hub.members) > 1 else []
+        return usable if len(usable) == len(averager.members) > 1 else []
 
     def take(self, step: int, updates: Sequence[Update], answers: Sequence[Reply]) -> None:
         """Take in a round.

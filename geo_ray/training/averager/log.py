@@ -145,7 +145,7 @@ def distance(averager: Averager, op: Op) -> float:
 def _update_distance(averager: Averager, update: Update) -> float:
     vector_P = update.payload_P
     if averager.strategy.sends == "model":
-        before_P = averager.hub.memory.get(f"model/{update.region}")
+        before_P = averager.state.memory.get(f"model/{update.region}")
         if before_P is None or update.coded is not None or vector_P.shape != before_P.shape:
             return math.inf
         return _norm(vector_P - before_P)

@@ -15,44 +15,44 @@ def _hub() -> AveragerState:
     return AveragerState(("a", "b", "c"), fragments=CUTS)
 
 
-def _say(hub: AveragerState, region: str, fragment: int, now_s: float) -> list[str]:
-    hub.now_s = now_s
+def _say(averager: AveragerState, region: str, fragment: int, now_s: float) -> list[str]:
+    averager.now_s = now_s
     update = Update(region, 1, 1, 0, 8, torch.ones(2), False, fragment, steps=1)
-    return [reply.to for reply in RULE.on_update(hub, update)]
+    return [reply.to for reply in RULE.on_update(averager, update)]
 
 
-def _wake(hub: AveragerState, now_s: float) -> list[str]:
-    hub.now_s, hub.wake_s = now_s, None
-    return [reply.to for reply in RULE.on_wake(hub)]
+def _wake(averager: AveragerState, now_s: float) -> list[str]:
+    averager.now_s, averager.wake_s = now_s, None
+    return [reply.to for reply in RULE.on_wake(averager)]
 
 
 def test_only_the_fragment_whose_grace_is_over_is_taken() -> None:
-    hub = _hub()
-    assert _say(hub, "a", 0, 0.0) == [] and hub.wake_s == 1.0
-    assert _say(hub, "b", 1, 0.5) == [] and hub.wake_s == 1.0
-    assert _wake(hub, 1.0) == ["a"]
-    assert hub.wake_s == 1.5 and set(hub.waiting) == {"b"}
-    assert _wake(hub, 1.5) == ["b"] and hub.wake_s is None
+    averager = _hub()
+    assert _say(averager, "a", 0, 0.0) == [] and averager.wake_s == 1.0
+    assert _say(averager, "b", 1, 0.5) == [] and averager.wake_s == 1.0
+    assert _wake(averager, 1.0) == ["a"]
+    assert averager.wake_s == 1.5 and set(averager.waiting) == {"b"}
+    assert _wake(averager, 1.5) == ["b"] and averager.wake_s is None
 
 
 def test_a_fragment_below_its_quorum_is_not_taken_with_another() -> None:
     rule = RULE.model_copy(update={"quorum": 2})
-    hub = _hub()
+    averager = _hub()
     updates = [
         Update(name, 1, 1, 0, 8, torch.ones(2), False, fragment, steps=1)
         for name, fragment in (("a", 0), ("b", 0), ("c", 1))
     ]
-    assert [rule.on_update(hub, update) for update in updates[:2]] == [[], []]
-    hub.members = ("a", "b", "c", "d")  # so that not everybody waits
-    assert rule.on_update(hub, updates[2]) == []
-    hub.now_s, hub.wake_s = 1.0, None
-    assert {reply.to for reply in rule.on_wake(hub)} == {"a", "b"}
-    assert set(hub.waiting) == {"c"} and hub.wake_s is None
+    assert [rule.on_update(averager, update) for update in updates[:2]] == [[], []]
+    averager.members = ("a", "b", "c", "d")  # so that not everybody waits
+    assert rule.on_update(averager, updates[2]) == []
+    averager.now_s, averager.wake_s = 1.0, None
+    assert {reply.to for reply in rule.on_wake(averager)} == {"a", "b"}
+    assert set(averager.waiting) == {"c"} and averager.wake_s is None
 
 
 def test_whoever_must_be_let_go_is_let_go_before_the_time() -> None:
-    hub = _hub()
-    _say(hub, "a", 0, 0.0)
-    _say(hub, "b", 1, 0.1)
-    assert {reply.to for reply in RULE.on_release(hub)} == {"a", "b"}
-    assert _wake(hub, 1.0) == [] and hub.wake_s is None
+    averager = _hub()
+    _say(averager, "a", 0, 0.0)
+    _say(averager, "b", 1, 0.1)
+    assert {reply.to for reply in RULE.on_release(averager)} == {"a", "b"}
+    assert _wake(averager, 1.0) == [] and averager.wake_s is None

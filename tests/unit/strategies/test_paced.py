@@ -15,9 +15,11 @@ def round_of(*times: tuple[float, float]) -> list[Update]:
     ]
 
 
-def after(hub: AveragerState, rounds: int, *times: tuple[float, float], share: float = 0.9) -> int:
+def after(
+    averager: AveragerState, rounds: int, *times: tuple[float, float], share: float = 0.9
+) -> int:
     for _ in range(rounds):
-        found = paced_interval(hub, round_of(*times), share, first=8)
+        found = paced_interval(averager, round_of(*times), share, first=8)
     return found
 
 
@@ -37,12 +39,12 @@ def test_the_slowest_step_and_the_slowest_link_count():
 
 
 def test_one_late_packet_changes_nothing():
-    hub = AveragerState(("r0",))
+    averager = AveragerState(("r0",))
     calm, slow = (0.1, 0.08), (0.1, 4.0)
-    assert after(hub, PATIENCE, calm) == 8
+    assert after(averager, PATIENCE, calm) == 8
     for _ in range(5):
-        assert after(hub, PATIENCE - 1, slow) == 8
-        assert after(hub, 1, (0.1, 0.001)) == 8  # the other direction: votes begin anew
-    assert after(hub, PATIENCE, slow) == 512
-    assert after(hub, PATIENCE - 1, calm) == 512
-    assert after(hub, 1, calm) == 8
+        assert after(averager, PATIENCE - 1, slow) == 8
+        assert after(averager, 1, (0.1, 0.001)) == 8  # the other direction: votes begin anew
+    assert after(averager, PATIENCE, slow) == 512
+    assert after(averager, PATIENCE - 1, calm) == 512
+    assert after(averager, 1, calm) == 8

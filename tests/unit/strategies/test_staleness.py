@@ -40,31 +40,31 @@ class Hub:
 
 
 def test_without_a_bound_everybody_is_answered_at_once():
-    hub = Hub(None)
-    assert [hub.say("a") for _ in range(5)] == [["a"]] * 5
+    averager = Hub(None)
+    assert [averager.say("a") for _ in range(5)] == [["a"]] * 5
 
 
 def test_a_region_waits_for_the_slowest_and_is_answered_with_it():
-    hub = Hub(2)
-    assert [hub.say("a") for _ in range(3)] == [["a"], ["a"], []]
-    assert [hub.say("b") for _ in range(3)] == [["b"], ["b"], []]
-    assert hub.say("c") == ["a", "b", "c"]
-    assert hub.say("a") == []
+    averager = Hub(2)
+    assert [averager.say("a") for _ in range(3)] == [["a"], ["a"], []]
+    assert [averager.say("b") for _ in range(3)] == [["b"], ["b"], []]
+    assert averager.say("c") == ["a", "b", "c"]
+    assert averager.say("a") == []
 
 
 def test_release_answers_everybody_and_nobody_twice():
-    hub = Hub(1)
-    assert hub.say("a") == ["a"]
-    assert hub.say("a") == []
-    assert [r.to for r in staleness.release(hub.state, published.answer)] == ["a"]
-    assert staleness.release(hub.state, published.answer) == []
+    averager = Hub(1)
+    assert averager.say("a") == ["a"]
+    assert averager.say("a") == []
+    assert [r.to for r in staleness.release(averager.state, published.answer)] == ["a"]
+    assert staleness.release(averager.state, published.answer) == []
 
 
 def test_last_words_are_answered_together_with_everything():
-    hub = Hub(1)
-    assert hub.say("a", final=True) == []
-    assert hub.say("b", final=True) == []
-    assert hub.say("c", final=True) == ["a", "b", "c"]
+    averager = Hub(1)
+    assert averager.say("a", final=True) == []
+    assert averager.say("b", final=True) == []
+    assert averager.say("c", final=True) == ["a", "b", "c"]
 
 
 def test_an_answer_holds_what_the_region_has_not_heard():

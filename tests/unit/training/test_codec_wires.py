@@ -37,7 +37,9 @@ class Pair:
 
     def __init__(self, strategy, up=None, down=None, num=NUM) -> None:
         self.plan = WirePlan(up, down, strategy.sends, strategy.in_rounds)
-        self.hub = Averager(strategy, num, AveragerState(("a", "b")), wire=AveragerWire(self.plan))
+        self.state = Averager(
+            strategy, num, AveragerState(("a", "b")), wire=AveragerWire(self.plan)
+        )
         self.ends = {name: RegionWire(self.plan, name, num) for name in ("a", "b")}
         self.versions = {"a": 0, "b": 0}
         self.seqs = {"a": 0, "b": 0}
@@ -51,7 +53,7 @@ class Pair:
         )
 
     def send(self, update: Update) -> list[Reply]:
-        replies = self.hub.on_update(update)
+        replies = self.state.on_update(update)
         for reply in replies:
             self.versions[reply.to] = reply.version
             self.merged[reply.to].append(self.ends[reply.to].decode(reply).payload_P)
@@ -133,7 +135,7 @@ def test_a_last_word_that_a_checkpoint_makes_an_ordinary_one_is_answered_in_full
     pair = Pair(Sma(), TopOne(), TopOne())
     pair.round((1.0, 2.0, 3.0), (3.0, 2.0, 1.0))
     pair.round((1.0, 1.0, 1.0), (2.0, 0.0, 2.0))
-    pair.hub.request_checkpoint(1, halt=False)
+    pair.state.request_checkpoint(1, halt=False)
     replies = pair.round((5.0, 6.0, 7.0), (5.0, 6.0, 7.0), final=True)
     assert [(r.final, r.coded, r.checkpoint) for r in replies] == [(False, None, 1)] * 2
 
@@ -152,7 +154,7 @@ def test_the_answer_of_a_round_is_encoded_once() -> None:
         replies = pair.round((1.0, 2.0, 3.0), (3.0, 2.0, 1.0))
         assert replies[0].coded is replies[1].coded
     assert len(Counting.calls) == len(set(Counting.calls)) == 3
-    assert len(pair.hub.wire._encoders) == 1
+    assert len(pair.state.wire._encoders) == 1
 
 
 def test_regions_that_answer_alone_have_books_of_their_own() -> None:
@@ -160,8 +162,8 @@ def test_regions_that_answer_alone_have_books_of_their_own() -> None:
     pair.send(pair.say("a", 1.0, 5.0, 2.0))
     pair.send(pair.say("b", 7.0, 0.0, 6.0))
     pair.send(pair.say("a", 0.0, 0.0, 0.0))
-    assert set(pair.hub.wire._encoders) == {"a", "b"}
-    debts = {name: e.residual_P.tolist() for name, e in pair.hub.wire._encoders.items()}
+    assert set(pair.state.wire._encoders) == {"a", "b"}
+    debts = {name: e.residual_P.tolist() for name, e in pair.state.wire._encoders.items()}
     assert debts == {"a": [0.0, 0.0, 6.0], "b": [1.0, 0.0, 2.0]}
 
 
@@ -188,11 +190,11 @@ def test_a_refused_gradient_does_not_take_debts_with_it() -> None:
     pair = Pair(Bsp(), TopOne(), TopOne())
     pair.round((1.0, 5.0, 2.0), (6.0, 1.0, 2.0))
     before = owed(pair.ends["a"]).clone()
-    hub_debt = pair.hub.wire._encoders["*"].residual_P.clone()
+    hub_debt = pair.state.wire._encoders["*"].residual_P.clone()
     assert before.any() and hub_debt.any()
     pair.round((0.0, 0.0, 0.0), (0.0, 0.0, 0.0), samples=0)
     assert torch.equal(owed(pair.ends["a"]), before)
-    assert torch.equal(pair.hub.wire._encoders["*"].residual_P, hub_debt)
+    assert torch.equal(pair.state.wire._encoders["*"].residual_P, hub_debt)
 
 
 def test_what_is_not_finite_goes_as_it_is_and_changes_no_debts() -> None:
@@ -202,7 +204,7 @@ def test_what_is_not_finite_goes_as_it_is_and_changes_no_debts() -> None:
     update = pair.say("a", 1.0, float("nan"), 2.0)
     assert update.coded is None
     with pytest.raises(NonFiniteError, match="region 'a' is not finite"):
-        pair.hub.on_update(update)
+        pair.state.on_update(update)
     assert torch.equal(owed(pair.ends["a"]), before)
 
 
@@ -232,28 +234,28 @@ def test_a_repetition_is_not_decoded_and_gets_the_very_answer() -> None:
     pair = Pair(AsgdGa(combine="sum"), TopOne(), TopOne())
     pair.send(pair.say("b", 1.0, 5.0, 2.0))
     update = pair.say("a", 4.0, 0.0, 1.0)
-    first = pair.hub.on_update(update)
-    tensors, control = pair.hub.export()
+    first = pair.state.on_update(update)
+    tensors, control = pair.state.export()
     broken = Coded("top_one", NUM, torch.empty(0, dtype=torch.uint8))
-    assert pair.hub.on_update(replace(update, coded=broken)) == first
-    again, control_again = pair.hub.export()
+    assert pair.state.on_update(replace(update, coded=broken)) == first
+    again, control_again = pair.state.export()
     assert control_again == control
     assert all(torch.equal(again[name], value) for name, value in tensors.items())
 
 
 def test_an_update_that_is_held_for_a_checkpoint_is_taken_in_once() -> None:
     pair = Pair(AsgdGa(combine="sum"), TopOne(), TopOne())
-    pair.hub.request_checkpoint(7, halt=False)
+    pair.state.request_checkpoint(7, halt=False)
     pair.send(pair.say("a", 1.0, 5.0, 2.0))
     held = pair.say("a", 0.0, 0.0, 0.0)
-    assert pair.hub.on_update(held) == pair.hub.on_update(held) == []
+    assert pair.state.on_update(held) == pair.state.on_update(held) == []
     replies = pair.send(pair.say("b", 3.0, 4.0, 9.0))
     assert [(r.to, r.seq) for r in replies] == [("b", 1), ("a", 2)]
-    (snapshot,) = pair.hub.snapshots
-    assert pair.hub.on_update(held) == replies[1:]
+    (snapshot,) = pair.state.snapshots
+    assert pair.state.on_update(held) == replies[1:]
     again = Pair(AsgdGa(combine="sum"), TopOne(), TopOne())
-    again.hub.restore(snapshot.tensors, snapshot.control)
-    (reply,) = again.hub.on_update(held)
+    again.state.restore(snapshot.tensors, snapshot.control)
+    (reply,) = again.state.on_update(held)
     assert torch.equal(reply.coded.data_B, replies[1].coded.data_B)
 
 
@@ -271,14 +273,14 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(coded: Coded) -> Non
     pair = Pair(AsgdGa(combine="sum"), TopOne())
     update = pair.say("a", 1.0, 5.0, 2.0)
     with pytest.raises(FrameError, match=coded.kind):
-        pair.hub.on_update(replace(update, coded=coded))
-    assert pair.hub.hub.version == 0 and not pair.hub.hub.memory
+        pair.state.on_update(replace(update, coded=coded))
+    assert pair.state.state.version == 0 and not pair.state.state.memory
     assert pair.send(update)  # the number was not used up
 
 
 def test_coded_bytes_in_a_run_without_codecs_are_refused() -> None:
     with pytest.raises(FrameError, match="no codec was expected"):
-        Pair(AsgdGa()).hub.on_update(Pair(AsgdGa(), TopOne()).say("a", 1.0, 5.0, 2.0))
+        Pair(AsgdGa()).state.on_update(Pair(AsgdGa(), TopOne()).say("a", 1.0, 5.0, 2.0))
 
 
 # ------------------------------------------------------------------ lost references
@@ -291,12 +293,12 @@ def test_an_averager_without_the_reference_says_so_and_is_told_in_full(strategy)
         pair.send(pair.say("a", *values))
         pair.send(pair.say("b", *values))
     update = pair.say("a", 2.5, 2.0, 3.0)
-    expected_P = pair.hub.wire.decode(update, NUM).payload_P
-    pair.hub.wire = AveragerWire(pair.plan)  # another averager
-    version = pair.hub.hub.version
+    expected_P = pair.state.wire.decode(update, NUM).payload_P
+    pair.state.wire = AveragerWire(pair.plan)  # another averager
+    version = pair.state.state.version
     with pytest.raises(ReferenceLostError, match=f"region 'a'.*version {update.against}"):
-        pair.hub.on_update(update)
-    assert pair.hub.hub.version == version
+        pair.state.on_update(update)
+    assert pair.state.state.version == version
     whole = pair.ends["a"].in_full(update)
     assert (whole.seq, whole.coded, whole.against) == (update.seq, None, None)
     assert torch.equal(whole.payload_P, expected_P)
@@ -314,7 +316,7 @@ def test_a_region_that_lost_an_answer_gets_the_next_in_full() -> None:
     for values in ((1.0, 2.0, 3.0), (2.0, 2.0, 3.0)):
         pair.send(pair.say("a", *values))
     pair.versions["a"] = 1  # it was restored from an older state, say
-    (reply,) = pair.hub.on_update(pair.say("a", 9.0, 9.0, 9.0))
+    (reply,) = pair.state.on_update(pair.say("a", 9.0, 9.0, 9.0))
     assert reply.coded is None and torch.equal(reply.payload_P, torch.full((NUM,), 9.0))
 
 
@@ -322,7 +324,7 @@ def test_a_difference_from_something_else_is_never_merged() -> None:
     pair = Pair(Sma(), TopOne(), TopOne())
     pair.round((1.0, 2.0, 3.0), (3.0, 2.0, 1.0))
     pair.send(pair.say("a", 1.0, 2.0, 3.0))
-    (reply, _) = pair.hub.on_update(pair.say("b", 1.0, 2.0, 3.0))
+    (reply, _) = pair.state.on_update(pair.say("b", 1.0, 2.0, 3.0))
     with pytest.raises(InvariantError, match="version 1 as reference, not 5"):
         pair.ends["a"].decode(replace(reply, against=5))
 
@@ -380,7 +382,7 @@ def test_blocks_that_were_lost_on_the_way_are_owed_again() -> None:
     arrived = codec.subset(update.coded, torch.tensor([1]))
     here = replace(update, coded=replace(update.coded, loose=arrived.loose))
     pair.ends["a"].put_back(codec.subset(update.coded, torch.tensor([0, 2])))
-    taken_P = pair.hub.wire.decode(here, num).payload_P
+    taken_P = pair.state.wire.decode(here, num).payload_P
     assert int((taken_P == 0).sum()) == 4
     assert torch.equal(taken_P + owed(pair.ends["a"]), torch.tensor(values))
 
@@ -394,7 +396,7 @@ def test_state_of_other_codecs_is_refused(other) -> None:
     pair.round((1.0, 2.0, 3.0), (3.0, 2.0, 1.0))
     changed = Pair(Sma(), *other)
     with pytest.raises(ConfigDriftError, match=r"codec\.(up|down)"):
-        changed.hub.restore(*pair.hub.export())
+        changed.state.restore(*pair.state.export())
     end = pair.ends["a"]
     with pytest.raises(ConfigDriftError, match=r"codec\.(up|down)"):
         changed.ends["a"].restore(end.tensors(), end.export())
@@ -402,10 +404,10 @@ def test_state_of_other_codecs_is_refused(other) -> None:
 
 def test_a_checkpoint_of_an_earlier_release_has_no_codecs() -> None:
     pair = Pair(AsgdGa())
-    tensors, control = pair.hub.export()
+    tensors, control = pair.state.export()
     del control["wire"]
-    Pair(AsgdGa()).hub.restore(tensors, control)
+    Pair(AsgdGa()).state.restore(tensors, control)
     with pytest.raises(ConfigDriftError):
-        Pair(AsgdGa(), TopOne()).hub.restore(tensors, control)
+        Pair(AsgdGa(), TopOne()).state.restore(tensors, control)
     with pytest.raises(ConfigDriftError):
         Pair(AsgdGa(), TopOne()).ends["a"].restore({}, {})

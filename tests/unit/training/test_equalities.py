@@ -81,7 +81,7 @@ class Plane:
 
     def __init__(self, strategy, optimizer, workers: dict[str, int], steps, shuffle=None, **plan):
         alone = len(workers) == 1
-        self.hub = Averager(strategy, START_P.numel(), AveragerState(tuple(sorted(workers))))
+        self.state = Averager(strategy, START_P.numel(), AveragerState(tuple(sorted(workers))))
         self.applied: list[Tensor] = []
         self._queue: deque = deque()
         self._random = None if shuffle is None else Random(shuffle)
@@ -134,7 +134,7 @@ class Plane:
         self._take(name, region.server.push(answer.worker, report))
 
     def _on_update(self, update: Update) -> None:
-        for reply in self.hub.on_update(update):
+        for reply in self.state.on_update(update):
             self._queue.append(
                 lambda reply=reply: self._take(
                     reply.to, self.regions[reply.to].server.on_reply(reply)
@@ -159,7 +159,7 @@ def near(a_P: Tensor, b_P: Tensor, atol: float = 1e-6) -> bool:
 def test_one_region_is_plain_training_whatever_the_strategy(strategy):
     plane = Plane(strategy(), Sgd(lr=0.1), {"a": 1}, 5).run()
     assert plane.digests()["a"] == digest(_plain_by_layer(Sgd(lr=0.1), 5))
-    assert plane.hub.hub.version == 0
+    assert plane.state.state.version == 0
 
 
 @pytest.mark.parametrize(
@@ -257,8 +257,8 @@ def test_bsp_is_one_optimizer_on_the_mean_gradient(optimizer):
 
 
 def test_ama_of_one_moment_is_sma_with_equal_weights():
-    strategy, hub = Ama(interval=1), AveragerState(("a", "b"))
-    shards = {name: Shard(START_P.clone(), Sgd(lr=0.1), strategy) for name in hub.members}
+    strategy, state = Ama(interval=1), AveragerState(("a", "b"))
+    shards = {name: Shard(START_P.clone(), Sgd(lr=0.1), strategy) for name in state.members}
     for t in range(4):
         updates = []
         for name, shard in shards.items():
@@ -270,15 +270,15 @@ def test_ama_of_one_moment_is_sma_with_equal_weights():
             updates.append(Update(name, 1, t + 1, t, BATCH, out.payload_P))
         mean_P = weighted_mean(updates, "uniform")
         for update in updates:  # so that the averager knows both of this moment
-            strategy.on_update(hub, update)
+            strategy.on_update(state, update)
         for update in updates:
-            (reply,) = strategy.on_update(hub, update)
+            (reply,) = strategy.on_update(state, update)
             shards[update.region].merge(reply)
             assert near(shards[update.region].params_S, mean_P)
     final = [Update(n, 1, 9, 0, 1 + i, s.finish().payload_P, True) for i, (n, s) in
              enumerate(shards.items())]  # fmt: skip
-    assert strategy.on_update(hub, final[0]) == []
-    for reply in strategy.on_update(hub, final[1]):
+    assert strategy.on_update(state, final[0]) == []
+    for reply in strategy.on_update(state, final[1]):
         shards[reply.to].merge(reply)
         assert torch.equal(shards[reply.to].params_S, weighted_mean(final, "uniform"))
 

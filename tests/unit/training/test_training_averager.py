@@ -21,66 +21,66 @@ def update(region, seq, values=(1.0, 2.0), samples=8, epoch=1, final=False):
 
 
 def test_a_round_is_answered_when_all_have_spoken():
-    hub = make(Sma(weights="samples"))
-    assert hub.on_update(update("a", 1, (0.0, 0.0), samples=24)) == []
-    replies = hub.on_update(update("b", 1, (4.0, 8.0), samples=8))
+    state = make(Sma(weights="samples"))
+    assert state.on_update(update("a", 1, (0.0, 0.0), samples=24)) == []
+    replies = state.on_update(update("b", 1, (4.0, 8.0), samples=8))
     assert [r.to for r in replies] == ["a", "b"]
     assert torch.equal(replies[0].payload_P, torch.tensor([1.0, 2.0]))
-    assert hub.hub.version == 1
+    assert state.state.version == 1
 
 
 def test_a_repeated_update_changes_nothing_and_gets_its_answer_again():
-    hub = make(AsgdGa(combine="sum"))
-    first = hub.on_update(update("a", 1))
-    outbox = hub.hub.memory["outbox/b"].clone()
-    again = hub.on_update(update("a", 1))
+    state = make(AsgdGa(combine="sum"))
+    first = state.on_update(update("a", 1))
+    outbox = state.state.memory["outbox/b"].clone()
+    again = state.on_update(update("a", 1))
     assert again == first
-    assert torch.equal(hub.hub.memory["outbox/b"], outbox)
-    assert hub.on_update(update("a", 1, epoch=0)) == []  # of an earlier incarnation
+    assert torch.equal(state.state.memory["outbox/b"], outbox)
+    assert state.on_update(update("a", 1, epoch=0)) == []  # of an earlier incarnation
 
 
 def test_a_repeat_while_the_round_is_open_is_no_second_vote():
-    hub = make(Sma())
-    hub.on_update(update("a", 1))
-    assert hub.on_update(update("a", 1)) == []
-    assert len(hub.on_update(update("b", 1))) == 2
+    state = make(Sma())
+    state.on_update(update("a", 1))
+    assert state.on_update(update("a", 1)) == []
+    assert len(state.on_update(update("b", 1))) == 2
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_not_finite_is_refused_and_changes_nothing(bad):
-    hub = make(AsgdGa(combine="sum"))
+    state = make(AsgdGa(combine="sum"))
     with pytest.raises(NonFiniteError, match="region 'a'"):
-        hub.on_update(update("a", 1, (bad, 0.0)))
-    assert hub.hub.version == 0 and not hub.hub.memory
-    assert hub.on_update(update("a", 1))  # the number was not used up
+        state.on_update(update("a", 1, (bad, 0.0)))
+    assert state.state.version == 0 and not state.state.memory
+    assert state.on_update(update("a", 1))  # the number was not used up
 
 
 def test_strangers_and_wrong_sizes_are_refused():
-    hub = make(Sma())
+    state = make(Sma())
     with pytest.raises(InvariantError, match="no member"):
-        hub.on_update(update("c", 1))
+        state.on_update(update("c", 1))
     with pytest.raises(InvariantError, match="parameters"):
-        hub.on_update(update("a", 1, (1.0,)))
+        state.on_update(update("a", 1, (1.0,)))
 
 
 def test_a_stop_reaches_all_in_the_same_round():
-    hub = make(Sma())
-    hub.on_update(update("a", 1))
-    hub.request_stop()
-    assert all(r.stop for r in hub.on_update(update("b", 1)))
+    state = make(Sma())
+    state.on_update(update("a", 1))
+    state.request_stop()
+    assert all(r.stop for r in state.on_update(update("b", 1)))
 
 
 def test_a_checkpoint_of_an_asynchronous_run_is_of_one_moment():
-    hub = make(AsgdGa(combine="sum"))
-    assert hub.request_checkpoint(7, halt=False)
-    assert not hub.request_checkpoint(8, halt=False)
-    (told,) = hub.on_update(update("a", 1))
+    state = make(AsgdGa(combine="sum"))
+    assert state.request_checkpoint(7, halt=False)
+    assert not state.request_checkpoint(8, halt=False)
+    (told,) = state.on_update(update("a", 1))
     assert told.checkpoint == 7
-    assert hub.on_update(update("a", 2, (100.0, 100.0))) == []  # held: not before b is told
-    assert not hub.snapshots
-    replies = hub.on_update(update("b", 1, (5.0, 5.0)))
+    assert state.on_update(update("a", 2, (100.0, 100.0))) == []  # held: not before b is told
+    assert not state.snapshots
+    replies = state.on_update(update("b", 1, (5.0, 5.0)))
     assert {(r.to, r.checkpoint) for r in replies} == {("b", 7), ("a", None)}
-    (snapshot,) = hub.snapshots
+    (snapshot,) = state.snapshots
     assert torch.equal(snapshot.tensors["outbox/a"], torch.tensor([5.0, 5.0]))
     assert "outbox/b" not in snapshot.tensors  # a's first was delivered with b's answer
     again = make(AsgdGa(combine="sum"))
@@ -89,27 +89,27 @@ def test_a_checkpoint_of_an_asynchronous_run_is_of_one_moment():
 
 
 def test_a_final_update_does_not_end_an_open_checkpoint():
-    hub = make(AsgdGa(combine="sum"))
-    hub.request_checkpoint(7, halt=True)
-    (told_a,) = hub.on_update(update("a", 1))
-    (told_b,) = hub.on_update(update("b", 1, final=True))
+    state = make(AsgdGa(combine="sum"))
+    state.request_checkpoint(7, halt=True)
+    (told_a,) = state.on_update(update("a", 1))
+    (told_b,) = state.on_update(update("b", 1, final=True))
     assert not told_b.final and told_b.checkpoint == told_a.checkpoint == 7 and told_b.halt
-    assert [s.id for s in hub.snapshots] == [7]
-    assert hub.on_update(update("b", 2, final=True)) == []  # said again; waits for a's
-    replies = hub.on_update(update("a", 2, final=True))
+    assert [s.id for s in state.snapshots] == [7]
+    assert state.on_update(update("b", 2, final=True)) == []  # said again; waits for a's
+    replies = state.on_update(update("a", 2, final=True))
     assert {r.to for r in replies} == {"a", "b"} and all(r.final for r in replies)
-    assert not hub.request_checkpoint(8, halt=False)
+    assert not state.request_checkpoint(8, halt=False)
 
 
 def test_a_region_that_has_finished_does_not_end_checkpoints():
-    hub = make(AsgdGa(combine="sum"))
-    assert hub.on_update(update("a", 1, final=True)) == []
-    assert hub.request_checkpoint(7, halt=False)
-    replies = hub.on_update(update("b", 1))
+    state = make(AsgdGa(combine="sum"))
+    assert state.on_update(update("a", 1, final=True)) == []
+    assert state.request_checkpoint(7, halt=False)
+    replies = state.on_update(update("b", 1))
     assert {(r.to, r.seq, r.checkpoint, r.final) for r in replies} == {
         ("a", 1, 7, False),
         ("b", 1, 7, False),
     }
-    assert hub.on_update(update("a", 1, final=True)) == [r for r in replies if r.to == "a"]
-    assert hub.on_update(update("a", 2, final=True)) == []
-    assert len(hub.on_update(update("b", 2, final=True))) == 2
+    assert state.on_update(update("a", 1, final=True)) == [r for r in replies if r.to == "a"]
+    assert state.on_update(update("a", 2, final=True)) == []
+    assert len(state.on_update(update("b", 2, final=True))) == 2

@@ -301,7 +301,7 @@ def test_a_round_of_gradients_is_measured() -> None:
 )
 def test_other_rounds_are_not(strategy: object, more: dict[str, object]) -> None:
     averager = rounds(strategy, **more)
-    assert averager.hub.version == 1 and not averager.noise.news()
+    assert averager.state.version == 1 and not averager.noise.news()
 
 
 def test_an_averager_goes_on_where_it_was_saved() -> None:
@@ -315,14 +315,14 @@ def test_an_averager_goes_on_where_it_was_saved() -> None:
 
 
 def test_a_standby_knows_the_same_and_leaves_the_telling_to_the_hub() -> None:
-    hub, other = (Averager(Bsp(), 2, AveragerState(("a", "b"))) for _ in range(2))
+    state, other = (Averager(Bsp(), 2, AveragerState(("a", "b"))) for _ in range(2))
     shadow = ShadowAverager(other)
     for number, region in enumerate(("a", "b"), 1):
         op = TakeIn(update(region, 1, (float(number), 2.0)))
-        carry_out(hub, op)
+        carry_out(state, op)
         shadow.on_entry(LogEntry(number, op))
-    assert other.noise.meter == hub.noise.meter and hub.noise.meter.count == 1
-    assert len(hub.noise.news()) == 1 and not other.noise.news()
+    assert other.noise.meter == state.noise.meter and state.noise.meter.count == 1
+    assert len(state.noise.news()) == 1 and not other.noise.news()
 
 
 def test_updates_that_were_summed_on_the_way_say_the_same() -> None:

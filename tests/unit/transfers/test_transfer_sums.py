@@ -61,7 +61,7 @@ def total_of(parts: list[Update]):
 def run(seed: int, combine: str, sums: bool, drops: bool) -> dict[str, Replica]:
     """The same changes in the same order; in sums of random size, or one by one."""
     random, coins = Random(seed), Random(seed + 1)
-    hub, replicas = hub_of(combine), {name: Replica(name) for name in NAMES}
+    state, replicas = hub_of(combine), {name: Replica(name) for name in NAMES}
     for _ in range(12):
         order = coins.sample(NAMES, len(NAMES))
         cut = coins.randint(0, len(NAMES))
@@ -71,20 +71,20 @@ def run(seed: int, combine: str, sums: bool, drops: bool) -> dict[str, Replica]:
         replies = []
         for update in straight:
             if drops and giving_up:
-                replies += hub.on_skip(update.region, update.epoch, update.seq)
+                replies += state.on_skip(update.region, update.epoch, update.seq)
             else:
-                replies += hub.on_update(update)
+                replies += state.on_update(update)
         if sums and len(summed) > 1:
-            replies += hub.on_sum(headers(summed), total_of(summed)) or []
+            replies += state.on_sum(headers(summed), total_of(summed)) or []
         else:
-            replies += [reply for update in summed for reply in hub.on_update(update)]
+            replies += [reply for update in summed for reply in state.on_update(update)]
         assert sorted(r.to for r in replies) == sorted(order)
         for reply in replies:
             replicas[reply.to].merge(reply)
     finals = [replicas[name].speak(random, final=True) for name in NAMES]
-    for reply in [reply for update in finals for reply in hub.on_update(update)]:
+    for reply in [reply for update in finals for reply in state.on_update(update)]:
         replicas[reply.to].merge(reply)
-    assert hub.hub.version == 13 * len(NAMES) or drops
+    assert state.state.version == 13 * len(NAMES) or drops
     return replicas
 
 
@@ -108,69 +108,69 @@ def test_what_is_given_up_comes_later_and_nothing_is_lost(seed: int, combine: st
 
 
 def test_equal_answers_are_one_tensor() -> None:
-    hub, random = hub_of("sum"), Random(0)
+    state, random = hub_of("sum"), Random(0)
     replicas = {name: Replica(name) for name in NAMES}
-    hub.on_update(replicas["d"].speak(random))
+    state.on_update(replicas["d"].speak(random))
     parts = [replicas[name].speak(random) for name in "abc"]
-    replies = hub.on_sum(headers(parts), total_of(parts))
+    replies = state.on_sum(headers(parts), total_of(parts))
     assert replies is not None
     assert all(reply.own and reply.payload_P is replies[0].payload_P for reply in replies)
 
 
 def test_a_sum_with_a_part_that_is_known_changes_nothing() -> None:
-    hub, random = hub_of("sum"), Random(0)
+    state, random = hub_of("sum"), Random(0)
     parts = [Replica(name).speak(random) for name in "ab"]
-    hub.on_update(parts[0])
-    before = {k: v.clone() for k, v in hub.hub.memory.items()}
-    assert hub.on_sum(headers(parts), total_of(parts)) is None
-    assert hub.last("b") == (0, 0)
-    assert before.keys() == hub.hub.memory.keys()
-    assert all(torch.equal(before[k], hub.hub.memory[k]) for k in before)
+    state.on_update(parts[0])
+    before = {k: v.clone() for k, v in state.state.memory.items()}
+    assert state.on_sum(headers(parts), total_of(parts)) is None
+    assert state.last("b") == (0, 0)
+    assert before.keys() == state.state.memory.keys()
+    assert all(torch.equal(before[k], state.state.memory[k]) for k in before)
 
 
 def test_a_part_of_a_sum_that_comes_again_gets_its_answer_again() -> None:
-    hub, random = hub_of("mean"), Random(0)
+    state, random = hub_of("mean"), Random(0)
     parts = [Replica(name).speak(random) for name in "ab"]
-    (first, _) = hub.on_sum(headers(parts), total_of(parts)) or []
-    assert hub.on_update(parts[0]) == [first]
+    (first, _) = state.on_sum(headers(parts), total_of(parts)) or []
+    assert state.on_update(parts[0]) == [first]
 
 
 def test_during_a_checkpoint_a_sum_with_a_region_that_was_told_is_refused() -> None:
-    hub, random = hub_of("sum"), Random(0)
+    state, random = hub_of("sum"), Random(0)
     replicas = {name: Replica(name) for name in NAMES}
-    hub.request_checkpoint(1, halt=False)
-    replicas["a"].merge(hub.on_update(replicas["a"].speak(random))[0])
+    state.request_checkpoint(1, halt=False)
+    replicas["a"].merge(state.on_update(replicas["a"].speak(random))[0])
     parts = [replicas[name].speak(random) for name in "ab"]
-    assert hub.on_sum(headers(parts), total_of(parts)) is None
+    assert state.on_sum(headers(parts), total_of(parts)) is None
     fresh = [parts[1], replicas["c"].speak(random)]
-    replies = hub.on_sum(headers(fresh), total_of(fresh))
+    replies = state.on_sum(headers(fresh), total_of(fresh))
     assert replies is not None and [r.checkpoint for r in replies] == [1, 1]
-    assert hub.on_skip("b", 1, 2) == []  # it has its answer, too
-    (last, skipped) = hub.on_update(replicas["d"].speak(random))
+    assert state.on_skip("b", 1, 2) == []  # it has its answer, too
+    (last, skipped) = state.on_update(replicas["d"].speak(random))
     assert last.checkpoint == 1 and (skipped.to, skipped.dropped) == ("b", True)
 
 
 def test_bad_sums_are_refused() -> None:
-    hub, random = hub_of("sum"), Random(0)
+    state, random = hub_of("sum"), Random(0)
     parts = [Replica(name).speak(random) for name in "ab"]
     with pytest.raises(NonFiniteError):
-        hub.on_sum(headers(parts), torch.full((16,), float("nan")))
+        state.on_sum(headers(parts), torch.full((16,), float("nan")))
     with pytest.raises(InvariantError, match="parameters"):
-        hub.on_sum(headers(parts), torch.zeros(3))
+        state.on_sum(headers(parts), torch.zeros(3))
     with pytest.raises(InvariantError, match="sum of updates"):
         Averager(Ama(), 16, AveragerState(NAMES)).on_sum(headers(parts), total_of(parts))
-    assert hub.hub.version == 0 and not hub.hub.memory
+    assert state.state.version == 0 and not state.state.memory
 
 
 def test_who_leaves_is_not_waited_for() -> None:
-    hub, random = hub_of("sum", "abc"), Random(0)
+    state, random = hub_of("sum", "abc"), Random(0)
     replicas = {name: Replica(name) for name in "abc"}
     for name in "ab":
-        assert hub.on_update(replicas[name].speak(random, final=True)) == []
-    replies = hub.leave("c")
+        assert state.on_update(replicas[name].speak(random, final=True)) == []
+    replies = state.leave("c")
     assert sorted(r.to for r in replies) == ["a", "b"] and all(r.final for r in replies)
     for reply in replies:
         replicas[reply.to].merge(reply)
     torch.testing.assert_close(replicas["a"].params_P, replicas["b"].params_P)
     with pytest.raises(InvariantError, match="no member"):
-        hub.on_update(replicas["c"].speak(random))
+        state.on_update(replicas["c"].speak(random))
