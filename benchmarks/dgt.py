@@ -17,7 +17,7 @@ ways. Needs root; `--emulated` does without, on links that share nothing.
   step_*     seconds of a step, over those of all reliable.
   real_*     step_* times steps_*: the time until the accuracy, with steps as long as measured.
   model_*    seconds of a step, over the simulated ones.
-  late_*, unsent_*, lost_*  shares of loose blocks: merged late; never left; never merged, which
+  late_*, unsent_*, lost_*  shares of lossy blocks: merged late; never left; never merged, which
              are those of the last step and what was lost on the way.
 """
 
@@ -144,7 +144,7 @@ def measured(cases: list[Case], emulated: bool, directory: Path) -> Measured:
 
 
 def of_answers(answers: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """Seconds of a step without the first ones, and what became of loose blocks."""
+    """Seconds of a step without the first ones, and what became of lossy blocks."""
     ends_s: dict[int, float] = {}
     for answer in answers.values():
         for number, _, end_s in answer["steps"]:

@@ -68,9 +68,9 @@ class Region:
         num_params = params_P.numel()
         timeout_s = step_timeout_s(experiment.train, num_params)
         (region,) = [r for r in experiment.regions if r.name == name]
-        self.journal = EventBuffer(name, order["origin_unix_s"])
+        self.event_buffer = EventBuffer(name, order["origin_unix_s"])
         own = build_averager(experiment, num_params) if name == self.hub else None
-        self.bridge = Bridge(name, self.hub, own, self.journal, os.devnull, timeout_s)
+        self.bridge = Bridge(name, self.hub, own, self.event_buffer, os.devnull, timeout_s)
         models = build_links(experiment.links(), experiment.seed)
         shaping = {dst: model for (src, dst), model in models.items() if src == name}
         start_s = SystemClock().now_s()
@@ -96,7 +96,7 @@ class Region:
         model = RegionModel([shard], num_params)
         self.server = Server(server_plan(experiment, region), model, wire=wire)
         self.lead = PrimaryShard(
-            self.server, shard, PrimaryPorts(uplink, []), self.journal, os.devnull, timeout_s
+            self.server, shard, PrimaryPorts(uplink, []), self.event_buffer, os.devnull, timeout_s
         )
         self.lan = LanServer("127.0.0.1", key, self.lead.handle, on_close=self.lead.on_close)
         hello_worker: Meta = {"peer": f"{name}/0", "role": "worker", "worker": 0, "epoch": 1}
@@ -143,7 +143,7 @@ class Region:
         thread.join()
         if failures:
             raise failures[0]
-        events = self.journal.take(1_000_000)
+        events = self.event_buffer.take(1_000_000)
         return {
             "steps": [[e["step"], e["start_s"], e["t_s"]] for e in events if e["kind"] == "step"],
             "stats": [

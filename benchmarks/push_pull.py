@@ -210,8 +210,10 @@ def build_lead(params_P: Tensor) -> PrimaryShard:
     shard = Shard(params_P, Sgd(lr=0.1), Asgd(), alone=True)
     plan = ServerPlan("here", num_workers=1, batch_size=1, steps=NEVER)
     server = Server(plan, RegionModel([shard], params_P.numel()))
-    journal = EventBuffer("here", time.time())
-    return PrimaryShard(server, shard, PrimaryPorts(None, ()), journal, str(Path.cwd()), TIMEOUT_S)
+    event_buffer = EventBuffer("here", time.time())
+    return PrimaryShard(
+        server, shard, PrimaryPorts(None, ()), event_buffer, str(Path.cwd()), TIMEOUT_S
+    )
 
 
 def figures_of(size_mb: int, times_s: dict[str, list[float]]) -> list[support.Figure]:

@@ -190,15 +190,15 @@ class Bridges:
             members = AveragerState(tuple(sorted(names)))
             averager = Averager(experiment.strategy, num_params, members) if at_home else None
             home = averager if name == names[0] else None
-            journal = EventBuffer(name, time.time())
-            bridge = Bridge(name, names[0], home, journal, parts, 120.0)
+            event_buffer = EventBuffer(name, time.time())
+            bridge = Bridge(name, names[0], home, event_buffer, parts, 120.0)
             models = build_links(experiment.links(), 0)
             shaping = {dst: model for (src, dst), model in models.items() if src == name}
             identity = EndpointIdentity("transfers", name, 1, KEY)
             endpoint = Endpoint(identity, bridge.on_message, experiment.transport, shaping)
             bridge.use(endpoint)
             endpoint.listen()
-            attach_roads(experiment, name, bridge, endpoint, averager, journal, num_params)
+            attach_roads(experiment, name, bridge, endpoint, averager, event_buffer, num_params)
             self.bridges[name], self.endpoints[name] = bridge, endpoint
         self._note(self.bridges[names[0]])
         address = self.endpoints[names[0]].advertised
@@ -307,7 +307,7 @@ def pause_s(takeover_s: float, *, seen: bool) -> float:
         closing = threading.Thread(target=bridges.endpoints[HUB].close, args=(0.0,))
         closing.start()  # closing takes its time, dying does not
         if seen:
-            bridges.bridges["standby"].witness(HUB)
+            bridges.bridges["standby"].report_dead(HUB)
         for _ in range(40):
             enough.acquire()
         stop.set()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import secrets
 import signal
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +15,9 @@ from hypothesis import HealthCheck, settings
 if TYPE_CHECKING:
     from geo_ray.runtime.cluster.connect import ConnectedCluster
     from geo_ray.runtime.cluster.local import LocalCluster
+
+# Models of networks that benchmarks and tests share, and the library does not need.
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 # An example may take as long as it does: on a busy machine durations say nothing about the code.
 settings.register_profile(

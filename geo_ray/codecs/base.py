@@ -5,7 +5,7 @@ A codec is a frozen configuration with two pure methods. What it must remember f
 feedback is not its business unless it says so: `geo_ray.codecs.common.feedback` adds what the last
 encoding lost to the next vector, for every codec alike.
 
-Shape legend: P = elements of the vector; B = bytes; L = loose blocks; K = bytes of one block.
+Shape legend: P = elements of the vector; B = bytes; L = lossy blocks; K = bytes of one block.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ class Coded:
         kind: the codec's name.
         num: P.
         data_B: uint8 on the CPU; all that `Codec.decode` needs beside the configuration.
-        loose: what may get lost; only differential transmission has it.
+        lossy: what may get lost; only differential transmission has it.
     """
 
     kind: str
     num: int
     data_B: Tensor
-    loose: LossyBlocks | None = None
+    lossy: LossyBlocks | None = None
 
     @property
     def size_bytes(self) -> int:
         """Bytes on the wire, without headers."""
-        loose = 0 if self.loose is None else self.loose.blocks_LK.numel()
-        return self.data_B.numel() + loose
+        lossy = 0 if self.lossy is None else self.lossy.blocks_LK.numel()
+        return self.data_B.numel() + lossy
 
 
 class Codec(Protocol):

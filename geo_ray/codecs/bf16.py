@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from geo_ray.codecs.base import Coded
-from geo_ray.codecs.common.buffers import Reader, check_num, piece_of, plain, room, split
+from geo_ray.codecs.common.buffers import Reader, as_fp32, check_num, empty_cpu, piece_of, split
 from geo_ray.config.base import StrictModel
 
 _MAX = torch.finfo(torch.bfloat16).max
@@ -35,8 +35,8 @@ class Bf16(StrictModel):
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
         """Round to nearest, within the finite range."""
-        x_P = plain(x_P)
-        data_P = room(x_P.numel(), torch.bfloat16)
+        x_P = as_fp32(x_P)
+        data_P = empty_cpu(x_P.numel(), torch.bfloat16)
         step = piece_of(x_P.device)
         for x_N, data_N in zip(split(x_P, step), split(data_P, step), strict=True):
             data_N.copy_(x_N.clamp(-_MAX, _MAX).to(torch.bfloat16))
@@ -48,5 +48,5 @@ class Bf16(StrictModel):
         reader = Reader(self.kind, coded.data_B)
         data_P = reader.take(num, torch.bfloat16)
         reader.done()
-        out_P = room(num, torch.float32)
+        out_P = empty_cpu(num, torch.float32)
         return out_P.copy_(data_P)

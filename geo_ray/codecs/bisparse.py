@@ -27,7 +27,7 @@ from pydantic import Field
 from torch import Tensor
 
 from geo_ray.codecs.base import Coded
-from geo_ray.codecs.common.buffers import piece_of, plain, split
+from geo_ray.codecs.common.buffers import as_fp32, piece_of, split
 from geo_ray.codecs.common.sparse import Values, read_sparse, write_sparse
 from geo_ray.codecs.common.topk_selection import count_of, largest_positions
 from geo_ray.config.base import StrictModel
@@ -46,7 +46,7 @@ class BiSparse(StrictModel):
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
         """Accumulate into ``memory["u"]`` and ``memory["v"]``, and send the largest of v."""
-        x_P = plain(x_P)
+        x_P = as_fp32(x_P)
         for name in ("u", "v"):
             old_P = memory.get(name)
             if old_P is None or old_P.shape != x_P.shape or old_P.device != x_P.device:

@@ -30,7 +30,7 @@ from pydantic import Field
 from torch import Tensor
 
 from geo_ray.codecs.base import Coded, wrong
-from geo_ray.codecs.common.buffers import Reader, check_num, header, joined, plain, zeros
+from geo_ray.codecs.common.buffers import Reader, as_fp32, check_num, header, joined, zeros
 from geo_ray.codecs.common.chunk_bins import (
     BINS,
     bins_and_table,
@@ -64,7 +64,7 @@ class ChunkedTopK(StrictModel):
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
         """Pick, bin, pack."""
-        x_P = plain(x_P)
+        x_P = as_fp32(x_P)
         at_CK, x_CK = without_zeros(*chunk_picks(x_P, self.keep))
         bins_CK, table_C4 = bins_and_table(x_CK)
         half_W = torch.empty(table_C4.size, dtype=torch.float16)

@@ -5,23 +5,23 @@ are ranked by their contribution; the first ones travel reliably, and whoever re
 at once. The rest follows, most important first, in datagrams that may be lost.
 
 Rule: ``c = alpha * c + (1 - alpha) * mean |g|`` per block; the largest ``share`` of all blocks is
-reliable, the others are loose, in ``bands`` equal ranges of rank. Blocks of nothing but zeros are
+reliable, the others are lossy, in ``bands`` equal ranges of rank. Blocks of nothing but zeros are
 not sent. ``adaptive`` lets the share follow the loss: ``share * loss / first loss``, but not below
 ``share_min``.
 
-Layout: i64 format of values, format of loose blocks, elements of a block E, reliable blocks R,
-loose blocks L, exponent of the values' scale; a bit per block, whether it is reliable; R x E
+Layout: i64 format of values, format of lossy blocks, elements of a block E, reliable blocks R,
+lossy blocks L, exponent of the values' scale; a bit per block, whether it is reliable; R x E
 values in the order of the blocks. Loose blocks: see `geo_ray.codecs.common.dgt_blocks`.
 
 When: slow links and models with many more bytes than seconds of computing, whose changes add up
-(`asgd`, `asgd_ga`, `bsp`). What becomes of loose blocks: docs/dgt.md.
+(`asgd`, `asgd_ga`, `bsp`). What becomes of lossy blocks: docs/dgt.md.
 
 Source: DGT (Zhou et al., FGCS 121, 2021), reconstructed from its abstract and its released code.
 Blocks of the whole vector instead of single tensors, the way back of what did not arrive, and
 half precision are ours.
 
 Shape legend: P = elements of the vector; N = blocks; E = elements of a block; R, L = reliable and
-loose blocks; B = bytes.
+lossy blocks; B = bytes.
 """
 
 from __future__ import annotations
@@ -33,18 +33,26 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from geo_ray.codecs.base import Coded, LossyBlocks, wrong
-from geo_ray.codecs.common.buffers import Reader, check_num, header, joined, plain, room, zeros
+from geo_ray.codecs.common.buffers import (
+    Reader,
+    as_fp32,
+    check_num,
+    empty_cpu,
+    header,
+    joined,
+    zeros,
+)
 from geo_ray.codecs.common.dgt_blocks import (
     FORMATS,
     LARGEST_LOOSE_BYTES,
     BlockFormat,
     cut,
-    loose_bytes,
+    lossy_bytes,
     pack_bits,
-    pack_loose,
+    pack_lossy,
     strength,
     unpack_bits,
-    unpack_loose,
+    unpack_lossy,
 )
 from geo_ray.codecs.common.halves import halve, widen
 from geo_ray.config.base import StrictModel
@@ -70,12 +78,12 @@ class Dgt(StrictModel):
     adaptive: bool = Field(False, description="let the share follow the training loss down")
     share_min: float = Field(0.2, gt=0, le=1, description="least share if it is adaptive")
     alpha: float = Field(0.3, ge=0, lt=1, description="weight of a block's old contribution")
-    bands: int = Field(4, ge=1, le=7, description="ranges of rank among loose blocks")
+    bands: int = Field(4, ge=1, le=7, description="ranges of rank among lossy blocks")
     order: Literal["ranked", "random"] = Field(
         "ranked", description="random is for comparison only: blocks are shuffled, not ranked"
     )
     loose: Literal["udp", "drop", "reliable"] = Field(
-        "udp", description="for comparison: drop loose blocks at the sender, or make all reliable"
+        "udp", description="for comparison: drop lossy blocks at the sender, or make all reliable"
     )
     late: Literal["put_back", "merge"] = Field(
         "put_back",
@@ -83,16 +91,16 @@ class Dgt(StrictModel):
         "may be taken in for late_max updates, and is then lost for good",
     )
     late_max: int = Field(
-        2, ge=1, le=16, description="merge: updates by which a loose block may be late"
+        2, ge=1, le=16, description="merge: updates by which a lossy block may be late"
     )
     late_scaled: bool = Field(
         False, description="merge: a block that is d updates late counts 1/(d+1)"
     )
     grace_s: float = Field(
-        0.0, ge=0, le=60, description="how long a complete update waits for its loose blocks"
+        0.0, ge=0, le=60, description="how long a complete update waits for its lossy blocks"
     )
     values: Literal["fp32", "fp16"] = Field("fp32", description="format of reliable values")
-    loose_values: BlockFormat = Field("fp32", description="format of loose values")
+    loose_values: BlockFormat = Field("fp32", description="format of lossy values")
     rate_mbps: float | None = Field(
         None, gt=0, description="most that datagrams take of a link; null: what it is found to bear"
     )
@@ -100,10 +108,10 @@ class Dgt(StrictModel):
 
     @model_validator(mode="after")
     def _fits(self) -> Dgt:
-        size_bytes = loose_bytes(self.loose_values, self.elements)
+        size_bytes = lossy_bytes(self.loose_values, self.elements)
         if size_bytes > LARGEST_LOOSE_BYTES:
             raise ValueError(
-                f"block_bytes {self.block_bytes} makes loose blocks of {size_bytes} bytes; a "
+                f"block_bytes {self.block_bytes} makes lossy blocks of {size_bytes} bytes; a "
                 f"datagram holds {LARGEST_LOOSE_BYTES}: use smaller blocks or a shorter format"
             )
         if self.late_scaled and self.late == "put_back":
@@ -139,8 +147,8 @@ class Dgt(StrictModel):
         return min(1.0, max(self.share_min, self.share * now / first))
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
-        """Rank the blocks; the best are data, the others loose."""
-        x_P = plain(x_P)
+        """Rank the blocks; the best are data, the others lossy."""
+        x_P = as_fp32(x_P)
         grid_NE = cut(x_P, self.elements)
         now_N = strength(grid_NE, x_P.numel())
         ids = self._in_order(now_N, memory, seed)
@@ -149,41 +157,41 @@ class Dgt(StrictModel):
         data_B = self._data(grid_NE, kept_R, rest_L.numel())
         if not rest_L.numel():
             return Coded(self.kind, x_P.numel(), data_B)
-        blocks_LK = pack_loose(self.loose_values, grid_NE[rest_L]).cpu()
-        loose = LossyBlocks(
+        blocks_LK = pack_lossy(self.loose_values, grid_NE[rest_L]).cpu()
+        lossy = LossyBlocks(
             rest_L.to(torch.int32).cpu(), blocks_LK, min(self.bands, rest_L.numel())
         )
-        return Coded(self.kind, x_P.numel(), data_B, loose)
+        return Coded(self.kind, x_P.numel(), data_B, lossy)
 
     def decode(self, coded: Coded) -> Tensor:
-        """The reliable blocks and those loose ones that are here; zeros elsewhere."""
+        """The reliable blocks and those lossy ones that are here; zeros elsewhere."""
         num = check_num(self.kind, coded.num)
         head = DgtHeader(coded)
         x_P = zeros(head.blocks * head.elements)
         grid_NE = x_P.view(head.blocks, head.elements)
         grid_NE[head.ids_R] = head.values_RE
-        if coded.loose is not None:
-            ids_L = check_ids(coded.loose, head)
-            grid_NE[ids_L] = unpack_loose(head.loose_format, coded.loose.blocks_LK, head.elements)
+        if coded.lossy is not None:
+            ids_L = check_ids(coded.lossy, head)
+            grid_NE[ids_L] = unpack_lossy(head.lossy_format, coded.lossy.blocks_LK, head.elements)
         return x_P[:num]
 
     def subset(self, coded: Coded, places: Tensor) -> Coded:
-        """A vector of some of the loose blocks of ``coded`` and nothing else.
+        """A vector of some of the lossy blocks of ``coded`` and nothing else.
 
         Args:
             coded: what `encode` gave.
             places: which, int64, by rank.
         """
-        loose = coded.loose
-        if loose is None:
-            raise wrong(self.kind, "it has no loose blocks")
+        lossy = coded.lossy
+        if lossy is None:
+            raise wrong(self.kind, "it has no lossy blocks")
         elements = self.elements
         blocks = -(-coded.num // elements)
         codes = [0, FORMATS.index(self.loose_values)]
         data_B = joined(
             header(*codes, elements, 0, places.numel(), 0), pack_bits(torch.empty(0), blocks)
         )
-        part = LossyBlocks(loose.ids_L[places], loose.blocks_LK[places], loose.bands)
+        part = LossyBlocks(lossy.ids_L[places], lossy.blocks_LK[places], lossy.bands)
         return Coded(self.kind, coded.num, data_B, part)
 
     def _in_order(self, now_N: Tensor, memory: dict[str, Tensor], seed: int) -> Tensor:
@@ -200,15 +208,15 @@ class Dgt(StrictModel):
             ids = torch.randperm(now_N.numel(), generator=generator).to(now_N.device)
         return ids[now_N[ids] > 0]
 
-    def _data(self, grid_NE: Tensor, ids_R: Tensor, loose: int) -> Tensor:
+    def _data(self, grid_NE: Tensor, ids_R: Tensor, lossy: int) -> Tensor:
         values_RE = grid_NE[ids_R].cpu().reshape(-1)
         exponent = 0
         if self.values == "fp16":
-            halves = room(values_RE.numel(), torch.float16)
+            halves = empty_cpu(values_RE.numel(), torch.float16)
             exponent = halve(values_RE, halves)
             values_RE = halves
         formats = FORMATS.index(self.values), FORMATS.index(self.loose_values)
-        counts = self.elements, ids_R.numel(), loose, exponent
+        counts = self.elements, ids_R.numel(), lossy, exponent
         return joined(header(*formats, *counts), pack_bits(ids_R, len(grid_NE)), values_RE)
 
 
@@ -219,10 +227,10 @@ class DgtHeader:
         coded: as it came.
 
     Attributes:
-        loose_format: of loose blocks.
+        lossy_format: of lossy blocks.
         elements: E.
         blocks: N.
-        loose: L, how many loose blocks were made.
+        lossy: L, how many lossy blocks were made.
         ids_R: int64, the reliable blocks, ascending.
         values_RE: fp32, their values.
 
@@ -232,15 +240,15 @@ class DgtHeader:
 
     def __init__(self, coded: Coded) -> None:
         reader = Reader(coded.kind, coded.data_B)
-        values, loose, elements, reliable, count, exponent = reader.header(_HEADER)
-        if values not in (0, 1) or not 0 <= loose < len(FORMATS):
-            raise wrong(coded.kind, f"formats {values} and {loose}")
+        values, lossy, elements, reliable, count, exponent = reader.header(_HEADER)
+        if values not in (0, 1) or not 0 <= lossy < len(FORMATS):
+            raise wrong(coded.kind, f"formats {values} and {lossy}")
         if not 1 <= elements <= 1 << 20:
             raise wrong(coded.kind, f"blocks of {elements} elements")
-        self.loose_format: BlockFormat = FORMATS[loose]
+        self.lossy_format: BlockFormat = FORMATS[lossy]
         self.elements = elements
         self.blocks = -(-coded.num // elements)
-        self.loose = count
+        self.lossy = count
         if reliable < 0 or count < 0 or reliable + count > self.blocks:
             raise wrong(coded.kind, f"{reliable} and {count} of {self.blocks} blocks")
         self.ids_R = unpack_bits(reader.take(-(-self.blocks // 8), torch.uint8), self.blocks)
@@ -251,25 +259,25 @@ class DgtHeader:
             values_P = reader.take(num, torch.float32)
         else:
             halves = reader.take(num, torch.float16)
-            values_P = widen(coded.kind, halves, exponent, room(num, torch.float32))
+            values_P = widen(coded.kind, halves, exponent, empty_cpu(num, torch.float32))
         self.values_RE = values_P.view(reliable, elements)
         reader.done()
 
 
-def check_ids(loose: LossyBlocks, head: DgtHeader) -> Tensor:
-    """The places of loose blocks as int64 (L,), if they are in order.
+def check_ids(lossy: LossyBlocks, head: DgtHeader) -> Tensor:
+    """The places of lossy blocks as int64 (L,), if they are in order.
 
     Raises:
         FrameError: an id is out of range, double, or that of a reliable block; or a size is wrong.
     """
-    ids_L = loose.ids_L.to(torch.int64)
-    size_bytes = loose_bytes(head.loose_format, head.elements)
-    if ids_L.dim() != 1 or loose.blocks_LK.shape != (ids_L.numel(), size_bytes):
-        raise wrong("dgt", f"loose blocks of shape {tuple(loose.blocks_LK.shape)}")
+    ids_L = lossy.ids_L.to(torch.int64)
+    size_bytes = lossy_bytes(head.lossy_format, head.elements)
+    if ids_L.dim() != 1 or lossy.blocks_LK.shape != (ids_L.numel(), size_bytes):
+        raise wrong("dgt", f"lossy blocks of shape {tuple(lossy.blocks_LK.shape)}")
     if not ids_L.numel():
         return ids_L
     if int(ids_L.min()) < 0 or int(ids_L.max()) >= head.blocks:
-        raise wrong("dgt", f"a loose block's number is not below {head.blocks}")
+        raise wrong("dgt", f"a lossy block's number is not below {head.blocks}")
     taken_N = torch.zeros(head.blocks, dtype=torch.int32)
     taken_N[head.ids_R] = 1
     taken_N.index_add_(0, ids_L, torch.ones_like(ids_L, dtype=torch.int32))
@@ -283,6 +291,6 @@ def reliable_count(share: float, blocks: int) -> int:
     return min(blocks, max(1, int(share * blocks + 0.5))) if blocks else 0
 
 
-def band_of(rank: int, loose: int, bands: int) -> int:
-    """The band, from 0, of the loose block at ``rank`` among ``loose``; bands are equally long."""
-    return rank * bands // loose
+def band_of(rank: int, lossy: int, bands: int) -> int:
+    """The band, from 0, of the lossy block at ``rank`` among ``lossy``; bands are equally long."""
+    return rank * bands // lossy

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from geo_ray.codecs.base import Coded
-from geo_ray.codecs.common.buffers import Reader, check_num, header, plain, room
+from geo_ray.codecs.common.buffers import Reader, as_fp32, check_num, empty_cpu, header
 from geo_ray.codecs.common.halves import halve, widen
 from geo_ray.config.base import StrictModel
 
@@ -35,8 +35,8 @@ class Fp16(StrictModel):
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
         """Scale and round to nearest."""
-        x_P = plain(x_P)
-        data_B = room(_HEADER_BYTES + 2 * x_P.numel())
+        x_P = as_fp32(x_P)
+        data_B = empty_cpu(_HEADER_BYTES + 2 * x_P.numel())
         exponent = halve(x_P, data_B[_HEADER_BYTES:].view(torch.float16))
         data_B[:_HEADER_BYTES].view(torch.int64).copy_(header(exponent))
         return Coded(self.kind, x_P.numel(), data_B)
@@ -48,4 +48,4 @@ class Fp16(StrictModel):
         (exponent,) = reader.header(1)
         half_P = reader.take(num, torch.float16)
         reader.done()
-        return widen(self.kind, half_P, exponent, room(num, torch.float32))
+        return widen(self.kind, half_P, exponent, empty_cpu(num, torch.float32))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from geo_ray.codecs.base import Coded
-from geo_ray.codecs.common.buffers import Reader, check_num, plain, room
+from geo_ray.codecs.common.buffers import Reader, as_fp32, check_num, empty_cpu
 from geo_ray.config.base import StrictModel
 
 
@@ -27,8 +27,8 @@ class Identity(StrictModel):
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
         """Copy the bits."""
-        x_P = plain(x_P)
-        data_P = room(x_P.numel(), torch.float32)
+        x_P = as_fp32(x_P)
+        data_P = empty_cpu(x_P.numel(), torch.float32)
         data_P.copy_(x_P)
         return Coded(self.kind, x_P.numel(), data_P.view(torch.uint8))
 
@@ -38,5 +38,5 @@ class Identity(StrictModel):
         reader = Reader(self.kind, coded.data_B)
         data_P = reader.take(num, torch.float32)
         reader.done()
-        out_P = room(num, torch.float32)
+        out_P = empty_cpu(num, torch.float32)
         return out_P.copy_(data_P)

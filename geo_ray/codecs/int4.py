@@ -34,7 +34,7 @@ from geo_ray.codecs.common.blocks import (
     restore,
     rows_of,
 )
-from geo_ray.codecs.common.buffers import Reader, check_num, header, plain, room
+from geo_ray.codecs.common.buffers import Reader, as_fp32, check_num, empty_cpu, header
 from geo_ray.config.base import StrictModel
 
 _TOP = 7
@@ -59,9 +59,9 @@ class Int4(StrictModel):
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
         """Divide by the block's scale, round to nearest, pack."""
-        x_P = plain(x_P)
+        x_P = as_fp32(x_P)
         codes_at = _HEADER_BYTES + 4 * blocks_in(x_P.numel(), self.block)
-        data_B = room(codes_at + blocks_in(x_P.numel(), 2))
+        data_B = empty_cpu(codes_at + blocks_in(x_P.numel(), 2))
         scales_S = torch.empty(blocks_in(x_P.numel(), self.block), device=x_P.device)
         whole, rows = x_P.numel() // self.block, rows_of(self.block, x_P.device)
         packed = cut(data_B[codes_at:], whole, self.block // 2, rows)
@@ -80,7 +80,7 @@ class Int4(StrictModel):
         scales_S = read_scales(self.kind, reader, blocks_in(num, block))
         packed_B = reader.take(blocks_in(num, 2), torch.uint8)
         reader.done()
-        out_P = room(num, torch.float32)
+        out_P = empty_cpu(num, torch.float32)
         whole, rows = num // block, rows_of(block, out_P.device)
         packed = cut(packed_B, whole, block // 2, rows)
         scales, outs = cut(scales_S, whole, 1, rows), cut(out_P, whole, block, rows)

@@ -32,7 +32,7 @@ from geo_ray.codecs.common.blocks import (
     restore,
     rows_of,
 )
-from geo_ray.codecs.common.buffers import Reader, check_num, header, plain, room
+from geo_ray.codecs.common.buffers import Reader, as_fp32, check_num, empty_cpu, header
 from geo_ray.config.base import StrictModel
 
 _TOP = 127
@@ -50,9 +50,9 @@ class Int8(StrictModel):
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
         """Divide by the block's scale and round to nearest."""
-        x_P = plain(x_P)
+        x_P = as_fp32(x_P)
         codes_at = _HEADER_BYTES + 4 * blocks_in(x_P.numel(), self.block)
-        data_B = room(codes_at + x_P.numel())
+        data_B = empty_cpu(codes_at + x_P.numel())
         scales_S = torch.empty(blocks_in(x_P.numel(), self.block), device=x_P.device)
         whole, rows = x_P.numel() // self.block, rows_of(self.block, x_P.device)
         codes = cut(data_B[codes_at:].view(torch.int8), whole, self.block, rows)
@@ -71,7 +71,7 @@ class Int8(StrictModel):
         scales_S = read_scales(self.kind, reader, blocks_in(num, block))
         codes_P = reader.take(num, torch.int8)
         reader.done()
-        out_P = room(num, torch.float32)
+        out_P = empty_cpu(num, torch.float32)
         whole, rows = num // block, rows_of(block, out_P.device)
         parts = [cut(part, whole, block, rows) for part in (codes_P, out_P)]
         for codes_N, out_N, scale_S in zip(*parts, cut(scales_S, whole, 1, rows), strict=True):

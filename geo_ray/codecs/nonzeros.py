@@ -26,11 +26,11 @@ from geo_ray.codecs.base import Coded, wrong
 from geo_ray.codecs.common.buffers import (
     PIECE,
     Reader,
+    as_fp32,
     check_num,
     header,
     joined,
     piece_of,
-    plain,
     split,
 )
 from geo_ray.codecs.common.sparse import read_sparse_parts, sparse_parts
@@ -47,7 +47,7 @@ class NonZeros(StrictModel):
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
         """Find what is not zero, and send it with positions."""
-        x_P = plain(x_P)
+        x_P = as_fp32(x_P)
         turned = _mostly_negative(x_P)
         if turned:
             x_P = -x_P

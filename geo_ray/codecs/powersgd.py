@@ -35,7 +35,7 @@ from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from geo_ray.codecs.base import Coded, wrong
-from geo_ray.codecs.common.buffers import Reader, aligned, check_num, header, joined, plain
+from geo_ray.codecs.common.buffers import Reader, aligned, as_fp32, check_num, header, joined
 from geo_ray.codecs.common.halves import exponent_of, largest
 from geo_ray.codecs.common.matrices import MatrixPart, parts_of
 from geo_ray.config.base import StrictModel
@@ -62,7 +62,7 @@ class PowerSgd(StrictModel):
         Raises:
             ValueError: the vector does not have as many elements as ``shapes``.
         """
-        x_P = aligned(plain(x_P))
+        x_P = aligned(as_fp32(x_P))
         parts = parts_of(x_P.numel(), self.shapes, self.rank)
         magnitude, exponent = largest(x_P), 0
         if magnitude and not 1 / _SAFE <= magnitude <= _SAFE:

@@ -30,7 +30,7 @@ from pydantic import Field
 from torch import Tensor
 
 from geo_ray.codecs.base import Coded, wrong
-from geo_ray.codecs.common.buffers import Reader, check_num, header, joined, plain, zeros
+from geo_ray.codecs.common.buffers import Reader, as_fp32, check_num, header, joined, zeros
 from geo_ray.codecs.common.sparse import Values, read_values, write_values
 from geo_ray.codecs.common.topk_selection import count_of
 from geo_ray.config.base import StrictModel
@@ -50,7 +50,7 @@ class RandomK(StrictModel):
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
         """Draw and send."""
-        return _encode(self.kind, plain(x_P), seed, self.ratio, self.values)
+        return _encode(self.kind, as_fp32(x_P), seed, self.ratio, self.values)
 
     def decode(self, coded: Coded) -> Tensor:
         """Draw the same positions and put the values there."""
@@ -69,7 +69,7 @@ class UnbiasedRandomK(StrictModel):
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
         """Draw and send."""
-        return _encode(self.kind, plain(x_P), seed, self.ratio, self.values)
+        return _encode(self.kind, as_fp32(x_P), seed, self.ratio, self.values)
 
     def decode(self, coded: Coded) -> Tensor:
         """Draw the same positions and put the values there, each times the length of its run."""

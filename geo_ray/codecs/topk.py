@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from geo_ray.codecs.base import Coded
-from geo_ray.codecs.common.buffers import plain
+from geo_ray.codecs.common.buffers import as_fp32
 from geo_ray.codecs.common.sparse import Values, read_sparse, write_sparse
 from geo_ray.codecs.common.topk_selection import count_of, largest_positions
 from geo_ray.config.base import StrictModel
@@ -37,7 +37,7 @@ class TopK(StrictModel):
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
         """Pick, and send with positions."""
-        x_P = plain(x_P)
+        x_P = as_fp32(x_P)
         at_K = largest_positions(x_P, count_of(self.ratio, x_P.numel()))
         return write_sparse(self.kind, x_P, at_K, self.values)
 

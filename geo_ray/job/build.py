@@ -9,7 +9,7 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.config.region import RegionConfig
 from geo_ray.job.evals import EvalBoard
 from geo_ray.strategies.base import AveragerState
-from geo_ray.strategies.traits import averages_gradients, fragments_of, judged
+from geo_ray.strategies.traits import averages_gradients, eval_params, fragments_of
 from geo_ray.tasks.base import Task
 from geo_ray.tasks.guard import checked_model
 from geo_ray.training.averager.averager import Averager
@@ -52,7 +52,7 @@ def server_plan(experiment: Experiment, region: RegionConfig, epoch: int = 1) ->
         alone=len(experiment.regions) == 1,
         batches_per_push=max(1, experiment.worker_steps),
         stragglers=train.stragglers,
-        judges_outer=train.evaluate == "outer" and judged(experiment.strategy) is not None,
+        evaluates_outer=train.evaluate == "outer" and eval_params(experiment.strategy) is not None,
         noise_every=train.noise_every,
         # What a codec loses would be missing in the mean, and look like noise.
         tells_norms=train.mode == "sync"

@@ -27,7 +27,7 @@ _TICK_S: Final = 0.01  # datagrams of one tick arrive together
 @dataclass(slots=True)
 class _Flow:
     update: Update
-    loose: LossyBlocks
+    lossy: LossyBlocks
     bucket: TokenBucket | None
     next_rank: int = 0
 
@@ -40,7 +40,7 @@ class _Held:
 
 
 class SimLossy:
-    """The road of loose blocks from every region to the averager.
+    """The road of lossy blocks from every region to the averager.
 
     Args:
         codec: what the run is configured with.
@@ -77,7 +77,7 @@ class SimLossy:
             wire.unsent(flow.update.seq, flow.next_rank)
 
     def depart(self, name: str, update: Update, carry: Callable[[Update], float]) -> None:
-        """Send an update: its reliable part, then its loose blocks.
+        """Send an update: its reliable part, then its lossy blocks.
 
         Args:
             name: the sender; in the averager's own region nothing needs a road.
@@ -85,13 +85,13 @@ class SimLossy:
             carry: puts the reliable part on its way and tells when it arrives.
         """
         coded = update.coded
-        if coded is None or coded.loose is None or name == self._hub:
+        if coded is None or coded.lossy is None or name == self._hub:
             carry(update)
             return
-        arrival_s = carry(replace(update, coded=replace(coded, loose=None)))
+        arrival_s = carry(replace(update, coded=replace(coded, lossy=None)))
         rate_mbps = self._codec.rate_mbps
         bucket = None if rate_mbps is None else TokenBucket(rate_mbps)
-        flow = self._flows[name] = _Flow(update, coded.loose, bucket)
+        flow = self._flows[name] = _Flow(update, coded.lossy, bucket)
         if self._codec.loose == "udp":
             acknowledged_s = arrival_s + self._network.delay_s(self._hub, name)
             self._scheduler.at(acknowledged_s, lambda: self._tick(name, flow))
@@ -107,12 +107,12 @@ class SimLossy:
         self._scheduler.after(self._codec.grace_s, lambda: self._release(held))
 
     def beside(self, reply: Reply) -> Reply:
-        """The reply with what is to be told of loose blocks."""
+        """The reply with what is to be told of lossy blocks."""
         books = self._of(reply.to)
         if reply.dropped:
             books.void(reply.seq)
             return reply
-        return replace(reply, loose=books.report(reply.seq))
+        return replace(reply, lossy=books.report(reply.seq))
 
     def _of(self, region: str) -> LossyReceiver:
         return self.books.setdefault(region, LossyReceiver(self._codec, self._num_params))
@@ -122,8 +122,8 @@ class SimLossy:
         if self._flows.get(name) is not flow or self._is_over(name):
             return
         now_s, network, hub = self._scheduler.now_s, self._network, self._hub
-        size = flow.loose.blocks_LK.shape[1]
-        per_datagram, count = blocks_per_datagram(size), flow.loose.ids_L.numel()
+        size = flow.lossy.blocks_LK.shape[1]
+        per_datagram, count = blocks_per_datagram(size), flow.lossy.ids_L.numel()
         arrived: list[tuple[int, int]] = []
         latest_s = now_s
         while flow.next_rank < count and network.free_at_s(name, hub) < now_s + _TICK_S:
@@ -142,11 +142,11 @@ class SimLossy:
             self._scheduler.after(_TICK_S, lambda: self._tick(name, flow))
 
     def _arrived(self, name: str, flow: _Flow, runs: list[tuple[int, int]]) -> None:
-        books, update, loose = self._of(name), flow.update, flow.loose
+        books, update, lossy = self._of(name), flow.update, flow.lossy
         new = 0
         for first, last in runs:
-            ids = loose.ids_L[first:last].tolist()
-            blocks = [row.tobytes() for row in loose.blocks_LK[first:last].numpy()]
+            ids = lossy.ids_L[first:last].tolist()
+            blocks = [row.tobytes() for row in lossy.blocks_LK[first:last].numpy()]
             new += books.on_blocks(update.epoch, update.seq, first, ids, blocks)
         held = self._held.get(name)
         if held is not None and held.update.seq == update.seq:

@@ -151,15 +151,15 @@ class SimRegion:
 
     def _answer(self, answer: Assignment) -> None:
         params_P = self.params_P  # as of now, whatever happens until it arrives
-        judged_P = params_P
-        if answer.judged:
-            judged_P = torch.cat([shard.judged_S for shard in self._shards])
-        self._scheduler.after(self._lan_s, lambda: self._work(answer, params_P, judged_P))
+        eval_params_P = params_P
+        if answer.eval_params:
+            eval_params_P = torch.cat([shard.eval_params_S for shard in self._shards])
+        self._scheduler.after(self._lan_s, lambda: self._work(answer, params_P, eval_params_P))
 
-    def _work(self, answer: Assignment, params_P: Tensor, judged_P: Tensor) -> None:
+    def _work(self, answer: Assignment, params_P: Tensor, eval_params_P: Tensor) -> None:
         worker = self._workers[answer.worker]
         if answer.evaluate:
-            worker.params_P.copy_(judged_P)
+            worker.params_P.copy_(eval_params_P)
             self._evaluate(worker, answer)
         span = answer.span
         if span is None:

@@ -98,9 +98,9 @@ class World:
         self._network = Network(experiment)
         self.averager = build_averager(experiment, params_P.numel())
         self._hub = experiment.averager_region
-        self._loose: SimLossy | None = None
+        self._lossy: SimLossy | None = None
         if isinstance(experiment.codec.up, Dgt):
-            self._loose = SimLossy(
+            self._lossy = SimLossy(
                 experiment.codec.up,
                 self._num_params,
                 self._network,
@@ -185,28 +185,28 @@ class World:
     def _on_send(self, name: str, send: SendUpdate) -> None:
         now_s = self._scheduler.now_s
         wire = self.regions[name].server.wire
-        if self._loose is not None:
-            self._loose.recall(name, wire)
+        if self._lossy is not None:
+            self._lossy.recall(name, wire)
         update = wire.encode(send.update)
         self._open[name] = (now_s, replace(send, update=update))
         if self._turns is not None:
             self._turns.send(name, update)
-        elif self._loose is None:
+        elif self._lossy is None:
             self._ship(name, update)
         else:
-            self._loose.depart(name, update, lambda part: self._ship(name, part))
+            self._lossy.depart(name, update, lambda part: self._ship(name, part))
 
     def _ship(self, name: str, update: Update) -> float:
         """Put an update on its way; when it arrives."""
         now_s, size_bytes = self._scheduler.now_s, update.size_bytes
         arrival_s = self._network.arrival_s(now_s, name, self._hub, size_bytes, "update")
-        loose, turns = self._loose, self._turns
+        lossy, turns = self._lossy, self._turns
         if turns is not None:
             self._scheduler.at(arrival_s, lambda: turns.arrived(update))
-        elif loose is None:
+        elif lossy is None:
             self._scheduler.at(arrival_s, lambda: self._on_update(update))
         else:
-            self._scheduler.at(arrival_s, lambda: loose.arrive(update, self._on_update))
+            self._scheduler.at(arrival_s, lambda: lossy.arrive(update, self._on_update))
         return arrival_s
 
     def _on_update(self, update: Update) -> None:
@@ -233,8 +233,8 @@ class World:
             self._return(reply)
 
     def _return(self, reply: Reply) -> None:
-        if self._loose is not None:
-            reply = self._loose.beside(reply)
+        if self._lossy is not None:
+            reply = self._lossy.beside(reply)
         now_s = self._scheduler.now_s
         reply = replace(reply, held_s=now_s - self._arrived_s.get(reply.to, now_s))
         size_bytes = reply.size_bytes

@@ -45,7 +45,7 @@ class Asgd(StrictModel):
 
     def after_step(self, region: RegionState) -> Outgoing | Wait | None:
         """Send this step's change."""
-        return additive.speak(region, 1, self.wait)
+        return additive.outgoing(region, 1, self.wait)
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
         """Apply what the others did."""

@@ -52,7 +52,7 @@ class AsgdGa(StrictModel):
 
     def after_step(self, region: RegionState) -> Outgoing | Wait | None:
         """Send what was accumulated, when due."""
-        return additive.speak(region, self.interval, self.wait)
+        return additive.outgoing(region, self.interval, self.wait)
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
         """Apply what the others did."""

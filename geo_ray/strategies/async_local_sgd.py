@@ -45,7 +45,7 @@ class AsyncLocalSgd(StrictModel):
 
     in_rounds: ClassVar[bool] = False
     sends: ClassVar[Sends] = "change"
-    judged: ClassVar[str] = local.ANCHOR
+    eval_params: ClassVar[str] = local.ANCHOR
 
     kind: Literal["async_local_sgd"] = "async_local_sgd"
     interval: int = Field(32, ge=1, description="local steps of the fastest region (H)")
@@ -60,7 +60,7 @@ class AsyncLocalSgd(StrictModel):
 
     def after_step(self, region: RegionState) -> Outgoing | None:
         """After as many steps as are due, send what was done and wait for the link."""
-        return local.speak_when_due(region, self.interval)
+        return local.outgoing_when_due(region, self.interval)
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
         """Go on from the outer model."""
@@ -68,7 +68,7 @@ class AsyncLocalSgd(StrictModel):
 
     def on_finish(self, region: RegionState) -> Outgoing | None:
         """Send the rest; the answer comes when all have."""
-        return local.speak(region)
+        return local.outgoing(region)
 
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Take the update in; answer its sender with the outer model's change."""

@@ -116,7 +116,7 @@ class Reply:
         dropped: the update was not taken in, because it was too stale; what it carried goes with
             the next one. The payload is merged as that of any reply.
         own: the payload contains the receiver's own change, which it takes back out.
-        loose: which loose blocks of the receiver's updates were taken in; None if nobody keeps
+        lossy: which lossy blocks of the receiver's updates were taken in; None if nobody keeps
             books of them.
         fragment: of the update that it answers.
         share: weight that the receiver's own update has in the payload; 0 if not told.
@@ -140,7 +140,7 @@ class Reply:
     against: int | None = None
     dropped: bool = False
     own: bool = False
-    loose: LossyReport | None = None
+    lossy: LossyReport | None = None
     fragment: int = 0
     share: float = 0.0
     steps: int | None = None

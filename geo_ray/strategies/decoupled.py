@@ -40,7 +40,7 @@ class Decoupled(StrictModel):
 
     in_rounds: ClassVar[bool] = False
     sends: ClassVar[Sends] = "change"
-    judged: ClassVar[str] = local.ANCHOR
+    eval_params: ClassVar[str] = local.ANCHOR
 
     kind: Literal["decoupled"] = "decoupled"
     interval: int = Field(24, ge=1, description="local steps between two reports of a fragment (H)")

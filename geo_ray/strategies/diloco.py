@@ -43,7 +43,7 @@ class DiLoCo(StrictModel):
 
     in_rounds: ClassVar[bool] = True
     sends: ClassVar[Sends] = "change"
-    judged: ClassVar[str] = local.ANCHOR
+    eval_params: ClassVar[str] = local.ANCHOR
 
     kind: Literal["diloco"] = "diloco"
     interval: int = Field(32, ge=1, description="local steps between two exchanges (H)")
@@ -59,7 +59,7 @@ class DiLoCo(StrictModel):
 
     def after_step(self, region: RegionState) -> Outgoing | None:
         """Every H steps, send what was done and wait."""
-        return local.speak_when_due(region, self.interval)
+        return local.outgoing_when_due(region, self.interval)
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
         """Go on from the outer model."""
@@ -67,7 +67,7 @@ class DiLoCo(StrictModel):
 
     def on_finish(self, region: RegionState) -> Outgoing | None:
         """The last exchange, unless the last step was one anyway."""
-        return local.last_word(region)
+        return local.final_update(region)
 
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Answer all with the outer model's change once every region is in."""

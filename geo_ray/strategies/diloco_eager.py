@@ -50,7 +50,7 @@ class DiLoCoEager(StrictModel):
 
     in_rounds: ClassVar[bool] = True
     sends: ClassVar[Sends] = "change"
-    judged: ClassVar[str] = local.ANCHOR
+    eval_params: ClassVar[str] = local.ANCHOR
 
     kind: Literal["diloco_eager"] = "diloco_eager"
     interval: int = Field(32, ge=1, description="local steps between two exchanges (H)")

@@ -49,7 +49,7 @@ class DiLoCoStreaming(StrictModel):
 
     in_rounds: ClassVar[bool] = True
     sends: ClassVar[Sends] = "change"
-    judged: ClassVar[str] = local.ANCHOR
+    eval_params: ClassVar[str] = local.ANCHOR
 
     kind: Literal["diloco_streaming"] = "diloco_streaming"
     interval: int = Field(32, ge=1, description="local steps between two syncs of a fragment (H)")

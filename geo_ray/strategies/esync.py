@@ -54,7 +54,7 @@ class ESync(StrictModel):
     in_rounds: ClassVar[bool] = True
     sends: ClassVar[Sends] = "change"
     equal_steps: ClassVar[bool] = False
-    judged: ClassVar[str] = local.ANCHOR
+    eval_params: ClassVar[str] = local.ANCHOR
 
     kind: Literal["esync"] = "esync"
     slowest_steps: int = Field(1, ge=1, description="local steps of the slowest site in a round")
@@ -68,7 +68,7 @@ class ESync(StrictModel):
 
     def after_step(self, region: RegionState) -> Outgoing | None:
         """Send what was done after as many steps as the round allows, and wait."""
-        return local.speak_when_due(region, self.slowest_steps)
+        return local.outgoing_when_due(region, self.slowest_steps)
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
         """Go on from the outer model."""
@@ -76,7 +76,7 @@ class ESync(StrictModel):
 
     def on_finish(self, region: RegionState) -> Outgoing | None:
         """The last exchange, unless the last step was a round anyway."""
-        return local.last_word(region)
+        return local.final_update(region)
 
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Answer all, each with its budget, once every site is in."""

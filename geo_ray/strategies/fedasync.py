@@ -40,7 +40,7 @@ class FedAsync(StrictModel):
 
     in_rounds: ClassVar[bool] = False
     sends: ClassVar[Sends] = "change"
-    judged: ClassVar[str] = local.ANCHOR
+    eval_params: ClassVar[str] = local.ANCHOR
 
     kind: Literal["fedasync"] = "fedasync"
     interval: int = Field(8, ge=1, description="local steps between two exchanges")
@@ -55,7 +55,7 @@ class FedAsync(StrictModel):
 
     def after_step(self, region: RegionState) -> Outgoing | None:
         """Every ``interval`` steps or fewer, send what was done and wait for the link."""
-        return local.speak_when_due(region, self.interval)
+        return local.outgoing_when_due(region, self.interval)
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
         """Go on from the global model."""
@@ -63,7 +63,7 @@ class FedAsync(StrictModel):
 
     def on_finish(self, region: RegionState) -> Outgoing | None:
         """Send the rest; the answer comes when all have."""
-        return local.speak(region)
+        return local.outgoing(region)
 
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Mix the model in; answer its sender with the global one's change."""

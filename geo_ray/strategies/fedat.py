@@ -51,7 +51,7 @@ class FedAt(StrictModel):
     in_rounds: ClassVar[bool] = False
     sends: ClassVar[Sends] = "change"
     equal_steps: ClassVar[bool] = False
-    judged: ClassVar[str] = local.ANCHOR
+    eval_params: ClassVar[str] = local.ANCHOR
 
     kind: Literal["fedat"] = "fedat"
     interval: int = Field(8, ge=1, description="local steps per round")
@@ -65,7 +65,7 @@ class FedAt(StrictModel):
 
     def after_step(self, region: RegionState) -> Outgoing | None:
         """Every ``interval`` steps, send what was done and wait for the tier."""
-        return local.speak_when_due(region, self.interval)
+        return local.outgoing_when_due(region, self.interval)
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
         """Go on from the global model."""
@@ -73,7 +73,7 @@ class FedAt(StrictModel):
 
     def on_finish(self, region: RegionState) -> Outgoing | None:
         """Always one last exchange: other tiers may have moved the model."""
-        return local.speak(region)
+        return local.outgoing(region)
 
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Close the rounds of the tiers that are complete."""

@@ -50,7 +50,7 @@ class FedAvg(StrictModel):
     in_rounds: ClassVar[bool] = False
     sends: ClassVar[Sends] = "change"
     equal_steps: ClassVar[bool] = False
-    judged: ClassVar[str] = local.ANCHOR
+    eval_params: ClassVar[str] = local.ANCHOR
 
     kind: Literal["fedavg"] = "fedavg"
     interval: int = Field(8, ge=1, description="local steps per round")
@@ -66,7 +66,7 @@ class FedAvg(StrictModel):
 
     def after_step(self, region: RegionState) -> Outgoing | None:
         """After ``interval`` steps, send what was done and wait to be chosen."""
-        return local.speak_when_due(region, self.interval)
+        return local.outgoing_when_due(region, self.interval)
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
         """Go on from the outer model."""
@@ -74,7 +74,7 @@ class FedAvg(StrictModel):
 
     def on_finish(self, region: RegionState) -> Outgoing | None:
         """Always one last exchange: others may have trained since the last answer."""
-        return local.speak(region)
+        return local.outgoing(region)
 
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Close the round when every chosen site is in; answer those of the next."""

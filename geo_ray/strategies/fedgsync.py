@@ -42,7 +42,7 @@ class FedGSync(StrictModel):
     in_rounds: ClassVar[bool] = False
     sends: ClassVar[Sends] = "change"
     equal_steps: ClassVar[bool] = False
-    judged: ClassVar[str] = local.ANCHOR
+    eval_params: ClassVar[str] = local.ANCHOR
 
     kind: Literal["fedgsync"] = "fedgsync"
     interval: int = Field(8, ge=1, description="local steps per round")
@@ -63,7 +63,7 @@ class FedGSync(StrictModel):
 
     def after_step(self, region: RegionState) -> Outgoing | None:
         """Every ``interval`` steps, send what was done and wait for the round."""
-        return local.speak_when_due(region, self.interval)
+        return local.outgoing_when_due(region, self.interval)
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
         """Go on from the outer model."""
@@ -71,7 +71,7 @@ class FedGSync(StrictModel):
 
     def on_finish(self, region: RegionState) -> Outgoing | None:
         """Always one last exchange: rounds may have gone on without this site."""
-        return local.speak(region)
+        return local.outgoing(region)
 
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Close the round when every group has spoken."""

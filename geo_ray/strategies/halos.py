@@ -49,7 +49,7 @@ class Halos(StrictModel):
 
     in_rounds: ClassVar[bool] = False
     sends: ClassVar[Sends] = "change"
-    judged: ClassVar[str] = _GLOBAL
+    eval_params: ClassVar[str] = _GLOBAL
 
     kind: Literal["halos"] = "halos"
     local_steps: int = Field(8, ge=1, description="local steps of a worker per push (H)")
@@ -82,7 +82,7 @@ class Halos(StrictModel):
         due = self.interval if region.budget is None else region.budget
         if region.since_send < due or region.link_busy:
             return None
-        return self._speak(region, wait=False)
+        return self._outgoing(region, wait=False)
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
         """Move towards the global model; the last answer is the global model itself."""
@@ -102,7 +102,7 @@ class Halos(StrictModel):
 
     def on_finish(self, region: RegionState) -> Outgoing | None:
         """Send the rest; the answer, the global model, comes when all have."""
-        return self._speak(region, wait=True)
+        return self._outgoing(region, wait=True)
 
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Take the update in; answer its sender with the global model's change."""
@@ -127,7 +127,7 @@ class Halos(StrictModel):
         )
         return published.answer(averager, update, steps)
 
-    def _speak(self, region: RegionState, *, wait: bool) -> Outgoing:
+    def _outgoing(self, region: RegionState, *, wait: bool) -> Outgoing:
         region.memory.setdefault(_GLOBAL, region.params_P.clone())
         region.memory[_SENT] = region.params_P.clone()
-        return local.speak(region, wait=wait)
+        return local.outgoing(region, wait=wait)

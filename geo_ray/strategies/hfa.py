@@ -42,7 +42,7 @@ class Hfa(StrictModel):
 
     in_rounds: ClassVar[bool] = True
     sends: ClassVar[Sends] = "change"
-    judged: ClassVar[str] = local.ANCHOR
+    eval_params: ClassVar[str] = local.ANCHOR
 
     kind: Literal["hfa"] = "hfa"
     k1: int = Field(4, ge=1, description="local steps of a worker between two averages in a region")
@@ -63,7 +63,7 @@ class Hfa(StrictModel):
 
     def after_step(self, region: RegionState) -> Outgoing | None:
         """Every k2 averages, send what was done and wait."""
-        return local.speak_when_due(region, self.k2)
+        return local.outgoing_when_due(region, self.k2)
 
     def on_reply(self, region: RegionState, reply: Reply) -> None:
         """Go on from the outer model."""
@@ -71,7 +71,7 @@ class Hfa(StrictModel):
 
     def on_finish(self, region: RegionState) -> Outgoing | None:
         """The last exchange, unless the last step was one anyway."""
-        return local.last_word(region)
+        return local.final_update(region)
 
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Answer all with the outer model's change once every region is in."""

@@ -49,7 +49,7 @@ class NbSync(StrictModel):
     in_rounds: ClassVar[bool] = True
     sends: ClassVar[Sends] = "change"
     equal_steps: ClassVar[bool] = False
-    judged: ClassVar[str] = local.ANCHOR
+    eval_params: ClassVar[str] = local.ANCHOR
 
     kind: Literal["nbsync"] = "nbsync"
     max_local_steps: int = Field(150, ge=1, description="most local steps of a site in a round")

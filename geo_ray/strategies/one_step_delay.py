@@ -40,7 +40,7 @@ class OneStepDelay(StrictModel):
 
     in_rounds: ClassVar[bool] = True
     sends: ClassVar[Sends] = "change"
-    judged: ClassVar[str] = local.ANCHOR
+    eval_params: ClassVar[str] = local.ANCHOR
 
     kind: Literal["one_step_delay"] = "one_step_delay"
     interval: int = Field(32, ge=1, description="local steps between two exchanges (H)")

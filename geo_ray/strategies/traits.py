@@ -6,7 +6,7 @@
                              when they have seen enough rows together
 ``worker_steps``    0        local steps of each worker's own optimizer between two pushes; what a
                              worker pushes then is its change, not a gradient. 0: gradients
-``judged``          None     the tensor of `RegionState.memory` that is evaluated, if it is not the
+``eval_params``     None     the tensor of `RegionState.memory` that is evaluated, if not the
                              region's parameters: those that the averager knows
 ``whole_model``     False    whether a region's model must not be cut into shards
 ``rate_key``        -        where the configuration has the learning rate that it trains with;
@@ -62,7 +62,7 @@ def worker_steps(strategy: Strategy) -> int:
     return int(getattr(strategy, "worker_steps", 0))
 
 
-def judged(strategy: Strategy) -> str | None:
+def eval_params(strategy: Strategy) -> str | None:
     """Which memory of a region is evaluated in place of its parameters."""
     name = getattr(strategy, "judged", None)
     return None if name is None else str(name)

@@ -235,9 +235,9 @@ def test_bsp_interrupted_then_killed_then_resumed(
         assert process.poll() is None, said()
         process.kill()
         process.wait(60)
-    keeper = ray_cluster._kept._keeper.pid
+    supervisor = ray_cluster._kept._supervisor.pid
     kinds = ("WorkerActor", "LeadActor", "BridgeActor", "FollowerActor")
-    eventually(lambda: not any(actors(keeper, kind) for kind in kinds), "the actors are gone")
+    eventually(lambda: not any(actors(supervisor, kind) for kind in kinds), "the actors are gone")
 
     run, reread = rundir.reopen(run_dir)
     assert reread == experiment

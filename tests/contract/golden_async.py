@@ -121,7 +121,7 @@ def golden_halos(start_P, grads, s) -> Trace:
     sent, answer, state, own = {}, {}, {}, {i: {} for i in AB}
     since, age, trace = dict.fromkeys(AB, 0), dict.fromkeys(AB, 0), []
 
-    def speak(i):
+    def outgoing(i):
         weight = factor(s, averager.version - averager.at[i]) * averager.relative(
             s, i, SAMPLES[i] * since[i]
         )
@@ -147,13 +147,13 @@ def golden_halos(start_P, grads, s) -> Trace:
             if age[i] >= LAG:
                 hear(i)
             if since[i] >= s.interval and i not in answer:
-                speak(i)
+                outgoing(i)
                 answer[i] = averager.give(i)
         trace.append(dict(w))
     for i in AB:
         hear(i)
     for i in AB:
-        speak(i)
+        outgoing(i)
     return [*trace, dict.fromkeys(AB, averager.now)]
 
 
@@ -164,7 +164,7 @@ def golden_gaia(start_P, grads, s) -> Trace:
     outbox, answer = dict.fromkeys(AB, zero), {}
     since, age, trace = dict.fromkeys(AB, 0), dict.fromkeys(AB, 0), []
 
-    def speak(i, change):
+    def outgoing(i, change):
         j = "b" if i == "a" else "a"
         outbox[j] = outbox[j] + share * change
         outbox[i] = outbox[i] - (1 - share) * change
@@ -182,12 +182,12 @@ def golden_gaia(start_P, grads, s) -> Trace:
                 hear(i)
             if since[i] >= s.interval and i not in answer:
                 change, limit = base[i] - w[i], s.threshold / (t + 1) ** 0.5 * w[i].abs()
-                speak(i, torch.where(change.abs() > limit, change, 0.0))
+                outgoing(i, torch.where(change.abs() > limit, change, 0.0))
                 answer[i], outbox[i] = outbox[i], zero
         trace.append(dict(w))
     for i in AB:
         hear(i)
-        speak(i, base[i] - w[i])
+        outgoing(i, base[i] - w[i])
     return [*trace, {i: w[i] - outbox[i] for i in AB}]
 
 

@@ -33,7 +33,7 @@ def golden_additive(start_P, grads, interval, wait, combine) -> Trace:
     outbox, answer = dict.fromkeys("ab", zero_P), {}
     since, age, trace = dict.fromkeys("ab", 0), dict.fromkeys("ab", 0), []
 
-    def speak(i):
+    def outgoing(i):
         j = "b" if i == "a" else "a"
         outbox[j] = outbox[j] + share * total[i]
         outbox[i] = outbox[i] - (1 - share) * total[i]  # at home it counted in full
@@ -50,14 +50,14 @@ def golden_additive(start_P, grads, interval, wait, combine) -> Trace:
             if age[i] >= LAG or (due and wait == "when_busy"):
                 hear(i)
             if due and i not in answer:
-                speak(i)
+                outgoing(i)
                 answer[i], outbox[i], age[i] = outbox[i], zero_P, 0
                 if wait == "always":
                     hear(i)
         trace.append(dict(w))
     for i in "ab":
         hear(i)
-        speak(i)
+        outgoing(i)
     for i in "ab":
         w[i] = w[i] - outbox[i]
     return [*trace, w]

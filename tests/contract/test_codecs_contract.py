@@ -119,7 +119,7 @@ def test_lossless_means_every_bit(kind, options, device):
             there_P = torch.rand(9001, generator=torch.Generator().manual_seed(3)) < share
             x_P = (gauss(9001) * there_P).to(device)
             assert bits(codec.decode(codec.encode(x_P, {}, 1))) == bits(x_P)
-    elif options.get("ratio") != 1.0 and codec.encode(x_P, {}, 1).loose is None:
+    elif options.get("ratio") != 1.0 and codec.encode(x_P, {}, 1).lossy is None:
         assert not same, "a codec that loses nothing should say so"
 
 
@@ -251,8 +251,8 @@ def test_bytes_are_a_row_on_the_cpu_and_counted(kind, options, device):
         coded = codec.encode(gauss(num, device), {}, 1)
         assert coded.data_B.dtype == torch.uint8 and coded.data_B.dim() == 1
         assert coded.data_B.is_cpu and coded.data_B.is_contiguous()
-        loose = 0 if coded.loose is None else coded.loose.blocks_LK.numel()
-        assert coded.size_bytes == coded.data_B.numel() + loose
+        lossy = 0 if coded.lossy is None else coded.lossy.blocks_LK.numel()
+        assert coded.size_bytes == coded.data_B.numel() + lossy
         # a scale per 16 elements, a header, and a block or chunk that is filled up
         assert coded.size_bytes <= 4 * num + 4 * num // 16 + 2200, "larger than without a codec"
 

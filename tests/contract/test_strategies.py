@@ -167,10 +167,10 @@ class Fleet:
             region.age += 1
             if region.age >= LAG:
                 self.merge(region)
-            out = region.model.speak()
+            out = region.model.outgoing()
             if isinstance(out, Wait):  # for the answer that this harness would deliver later
                 assert self.merge(region)
-                out = region.model.speak()
+                out = region.model.outgoing()
             assert not isinstance(out, Wait)
             if out is not None:
                 self.send(region, out)

@@ -103,7 +103,7 @@ class Site:
     def __post_init__(self) -> None:
         world, name, shards = self.world, self.region.name, self.region.ps_shards
         experiment, timeout_s = world.experiment, world.timeout_s
-        self.journal = EventBuffer(name, time.time())
+        self.event_buffer = EventBuffer(name, time.time())
         self.servers: list[LanServer] = []
         self.clients: list[LanClient] = []
         self.endpoint: Endpoint | None = None
@@ -112,7 +112,7 @@ class Site:
         if world.averager is not None:
             own = world.averager if name == experiment.averager_region else None
             hub, parts = experiment.averager_region, str(world.parts)
-            self.bridge = Bridge(name, hub, own, self.journal, parts, timeout_s)
+            self.bridge = Bridge(name, hub, own, self.event_buffer, parts, timeout_s)
             identity = EndpointIdentity("test-run", name, 1, KEY)
             models = build_links(experiment.links(), experiment.seed)
             shaping = {dst: model for (src, dst), model in models.items() if src == name}
@@ -124,7 +124,7 @@ class Site:
             bound = self.endpoint.listen()
             ends = PathEnds(self.endpoint, bound, start_s, shaping, self.bridge.refuse)
             self.road = road_for(experiment.codec.up, world.params_P.numel(), ends)
-            self.bridge.use_loose(self.road)
+            self.bridge.use_lossy(self.road)
             num = world.params_P.numel()
             attach_overlay(experiment, num, world.parts.parent, self.bridge, self.endpoint)
             attach_roads(
@@ -133,7 +133,7 @@ class Site:
                 self.bridge,
                 self.endpoint,
                 self._averager(),
-                self.journal,
+                self.event_buffer,
                 num,
             )
         self.shards = [
@@ -160,7 +160,7 @@ class Site:
         self.server = Server(server_plan(experiment, self.region), model, wire=wire)
         ports = PrimaryPorts(uplink, links)
         self.lead = PrimaryShard(
-            self.server, self.shards[0], ports, self.journal, str(world.parts), timeout_s
+            self.server, self.shards[0], ports, self.event_buffer, str(world.parts), timeout_s
         )
         lan = self._serve(self.lead.handle, self.lead.on_close)
         self.addresses = [lan.address, *[slot.address for slot in slots]]
@@ -222,7 +222,7 @@ class Site:
         return thread
 
     def kinds(self) -> list[str]:
-        return [event["kind"] for event in self.journal.take(100_000)]
+        return [event["kind"] for event in self.event_buffer.take(100_000)]
 
     def close(self) -> None:
         if self.bridge is not None:

@@ -44,7 +44,7 @@ def exchanges(world: InProcess) -> list[dict[str, Any]]:
     return [
         event
         for site in world.sites.values()
-        for event in site.journal.take(100_000)
+        for event in site.event_buffer.take(100_000)
         if event["kind"] == "exchange"
     ]
 
@@ -106,7 +106,7 @@ def test_what_is_dropped_on_the_way_comes_later(tmp_path: Path, kind: str, codec
         world.check_books()
         a_P, b_P = map(params_of, world.sites.values())
         assert torch.allclose(a_P, b_P, rtol=0, atol=1e-5)
-        events = site.journal.take(100_000)
+        events = site.event_buffer.take(100_000)
         assert [e["seq"] for e in events if e["kind"] == "update_dropped"] == dropped != []
         answered = {e["seq"] for e in events if e["kind"] == "exchange"}
         assert answered and not answered & set(dropped)

@@ -80,7 +80,7 @@ def test_all_reliable_is_the_same_training_as_no_codec(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("late", ["put_back", "merge"])
 def test_dropped_at_the_sender_nothing_flows(tmp_path: Path, late: str) -> None:
-    with InProcess(config({"kind": "bsp"}, loose="drop", late=late), tmp_path) as world:
+    with InProcess(config({"kind": "bsp"}, lossy="drop", late=late), tmp_path) as world:
         assert len(set(world.run())) == 1
         assert sent(world) == 0 and counts(world)["late"] == 0
 
@@ -103,7 +103,7 @@ def test_grace_ends(tmp_path: Path) -> None:
 
 def test_quarter_bytes_and_random_order(tmp_path: Path) -> None:
     experiment = config(
-        {"kind": "asgd"}, order="random", values="fp16", loose_values="int4", block_bytes=68
+        {"kind": "asgd"}, order="random", values="fp16", lossy_values="int4", block_bytes=68
     )
     with InProcess(experiment, tmp_path) as world:
         world.run()

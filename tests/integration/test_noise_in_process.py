@@ -34,7 +34,7 @@ def test_regions_and_all_together(
     )
     with InProcess(config, tmp_path) as world:
         world.run()
-        told = [event for site in world.sites.values() for event in site.journal.take(100_000)]
+        told = [event for site in world.sites.values() for event in site.event_buffer.take(100_000)]
         found: list[tuple[str, dict[str, Any]]] = []
 
         def note(kind: str, t_s: float, **fields: Any) -> Any:

@@ -238,7 +238,7 @@ def test_a_checkpoint_that_cannot_be_written_is_told(tmp_path: Path) -> None:
         site = world.sites["us-east"]
         world.parts.write_text("a file where the directory should be")
         site.lead.checkpoint_now(1, halt=False)
-        (event,) = [e for e in site.journal.take() if e["kind"] == "part_failed"]
+        (event,) = [e for e in site.event_buffer.take() if e["kind"] == "part_failed"]
         assert event["id"] == 1
         assert isinstance(event["error"], RunDirectoryError)
         assert world.run() != []  # training goes on

@@ -108,7 +108,7 @@ def test_the_hub_is_lost_in_mid_run_and_the_others_finish(
         standby = world.sites[STANDBY]
         assert standby.bridge.status()["hub"] == STANDBY
         assert world.sites[THIRD].bridge.status()["hub"] == STANDBY
-        events = standby.journal.take(100_000)
+        events = standby.event_buffer.take(100_000)
         assert [e["epoch"] for e in events if e["kind"] == "hub_moved"] == [2]
         assert [e["name"] for e in events if e["kind"] == "region_left"] == [HUB]
 
@@ -240,7 +240,7 @@ def test_the_controller_may_say_that_a_region_is_dead(tmp_path: Path) -> None:
         eventually(lambda: world.sites[STANDBY].server.seq >= 3, "the third round")
         go_down(world.sites[HUB])
         gate.open()
-        world.sites[STANDBY].bridge.witness(HUB)
+        world.sites[STANDBY].bridge.report_dead(HUB)
         assert workers[STANDBY].result() == STEPS
 
 
@@ -257,7 +257,7 @@ def test_a_checkpoint_with_a_standby_is_of_one_moment(tmp_path: Path) -> None:
         for worker in workers.values():
             worker.result()
         check_equal(world, [HUB, STANDBY, THIRD], exact=False)
-        events = [e for site in world.sites.values() for e in site.journal.take(100_000)]
+        events = [e for site in world.sites.values() for e in site.event_buffer.take(100_000)]
         parts = [part.name for e in events if e["kind"] == "parts" for part in e["parts"]]
         assert sorted(parts) == sorted(
             ["averager", *[f"{name}-ps0" for name in (HUB, STANDBY, THIRD)]]

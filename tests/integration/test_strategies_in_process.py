@@ -87,7 +87,7 @@ def test_what_is_evaluated_in_the_middle_of_a_round_is_what_the_simulator_evalua
         world.run()
         found: dict[tuple[str, int], float] = {}
         for name, site in world.sites.items():
-            for event in site.journal.take(100_000):
+            for event in site.event_buffer.take(100_000):
                 if event["kind"] == "stats":
                     sums = {k: np.asarray(v) for k, v in event["stats"].items()}
                     found[name, event["step"]] = world.task.metrics(sums)["loss"]

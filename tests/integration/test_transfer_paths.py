@@ -112,7 +112,7 @@ def test_no_update_is_staler_than_the_bound_and_what_is_dropped_comes_later(
     with InProcess(experiment(transfers=turns), tmp_path) as world:
         world.run()
         check_all_agree(world)
-        events = [e for site in world.sites.values() for e in site.journal.take(100_000)]
+        events = [e for site in world.sites.values() for e in site.event_buffer.take(100_000)]
         taken = [e for e in events if e["kind"] == "exchange"]
         # The last words are always taken, and all at once.
         last = {site.server.plan.region: site.server.seq for site in world.sites.values()}
@@ -160,7 +160,7 @@ def test_a_checkpoint_with_sums_is_of_one_moment(tmp_path: Path) -> None:
         check_all_agree(world)
         saved: Counter[int] = Counter()
         for site in world.sites.values():
-            for event in site.journal.take(100_000):
+            for event in site.event_buffer.take(100_000):
                 if event["kind"] == "parts":
                     saved[event["id"]] += len(event["parts"])
         assert begun and max(saved.values()) == len(MORE) + 1

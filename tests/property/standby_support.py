@@ -241,10 +241,10 @@ class World:
                     if dst not in self.dead:
                         self.carry_out(dst, self.nodes[dst].on_word(src, word))
 
-    def witness(self, name: str) -> None:
+    def report_dead(self, name: str) -> None:
         for other, node in self.nodes.items():
             if other not in self.dead:
-                self.carry_out(other, node.on_witness(name))
+                self.carry_out(other, node.on_report_dead(name))
 
     def checkpoint(self) -> None:
         self.checkpoints += 1
@@ -292,13 +292,13 @@ class World:
                 params_P = self.regions[name].state.params_P
                 assert bool(((params_P == 0) | (params_P == -1)).all()), (name, params_P)
 
-    def _check_distance(self, state: StandbyNode, standby: StandbyNode) -> None:
-        """The standby may be ahead by what the averager still holds back; behind only by the bound."""
-        assert state.primary is not None and standby.shadow is not None
-        if standby.shadow.number > state.primary.stable:
+    def _check_distance(self, host: StandbyNode, standby: StandbyNode) -> None:
+        """The standby may be ahead by what is still held back; behind only by the bound."""
+        assert host.primary is not None and standby.shadow is not None
+        if standby.shadow.number > host.primary.stable:
             return  # acknowledgements are on their way
-        if all(line.is_committed for line in state.primary._lines):
-            behind_P = known_to(state.primary.averager) - known_to(standby.shadow.averager)
+        if all(line.is_committed for line in host.primary._lines):
+            behind_P = known_to(host.primary.averager) - known_to(standby.shadow.averager)
             assert float(behind_P.norm()) <= self.setup.bound + 1e-4
 
     @property

@@ -1,4 +1,4 @@
-"""Whatever the network does: a loose block is taken in or sent again, never both, never neither."""
+"""Whatever the network does: a lossy block is taken in or sent again, never both, never neither."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Link:
         self.flying: list[tuple[int, int, int, bytes]] = []
         self.queue: list[tuple[int, int, int, bytes]] = []
 
-    def speak(
+    def outgoing(
         self, x_P: torch.Tensor, cut: int, *, final: bool, samples: int = 1, ahead: int = 0
     ) -> None:
         """The whole exchange of one update.
 
-        ``cut``: loose blocks of the last that left in time. ``ahead``: those of this one that
+        ``cut``: lossy blocks of the last that left in time. ``ahead``: those of this one that
         outrun its reliable part.
         """
         self.leave(cut)
@@ -54,13 +54,13 @@ class Link:
             coded = self.encoder.encode(x_P, self.seq).coded
             assert coded is not None
             self.out.sent(self.seq, coded)
-            if coded.loose is not None:
-                pairs = zip(coded.loose.ids_L.tolist(), coded.loose.blocks_LK, strict=True)
+            if coded.lossy is not None:
+                pairs = zip(coded.lossy.ids_L.tolist(), coded.lossy.blocks_LK, strict=True)
                 self.queue = [
                     (self.seq, rank, block, bytes(data.numpy()))
                     for rank, (block, data) in enumerate(pairs)
                 ]
-            update = replace(update, payload_P=torch.empty(0), coded=replace(coded, loose=None))
+            update = replace(update, payload_P=torch.empty(0), coded=replace(coded, lossy=None))
             flying = len(self.flying)
             self.leave(ahead)
             for place in range(flying, len(self.flying)):
@@ -110,14 +110,14 @@ def test_taken_in_plus_owed_is_produced(chosen: dict[str, object], data: st.Data
         samples = data.draw(st.sampled_from([1, 1, 1, 0]))
         x_P = torch.randint(-64, 64, (NUM,)).float() * (samples > 0)
         ahead = data.draw(st.sampled_from([0, 0, 2, 12]))
-        link.speak(x_P, sent, final=False, samples=samples, ahead=ahead)
+        link.outgoing(x_P, sent, final=False, samples=samples, ahead=ahead)
         link.leave(data.draw(st.integers(0, 12)))
         for _ in range(data.draw(st.integers(0, 20))):  # lost, reordered, repeated, very late
             if link.flying:
                 link.arrive(data.draw(st.integers(0, len(link.flying) - 1)))
         # What lies in the averager's books is open in the sender's: it counts once.
         assert torch.allclose(link.merged_P + link.owed_P, link.produced_P, atol=1e-3)
-    link.speak(torch.ones(NUM), data.draw(st.integers(0, 12)), final=True)
+    link.outgoing(torch.ones(NUM), data.draw(st.integers(0, 12)), final=True)
     for place in range(len(link.flying)):
         link.arrive(place)
     assert torch.allclose(link.merged_P, link.produced_P, atol=1e-3)
@@ -130,12 +130,12 @@ def test_without_loss_a_lossless_share_is_all_there_one_update_later(late: str) 
     for _ in range(5):
         x_P = torch.randint(-9, 9, (NUM,)).float()
         total_P += x_P
-        link.speak(x_P, 99, final=False)
+        link.outgoing(x_P, 99, final=False)
         link.leave(99)
         for place in range(len(link.flying)):
             link.arrive(place)
         link.flying = []
-    link.speak(torch.zeros(NUM), 0, final=False)
+    link.outgoing(torch.zeros(NUM), 0, final=False)
     assert torch.equal(link.merged_P, total_P)
     assert link.books.counts.late > 0 and link.books.counts.double == 0
 
@@ -149,11 +149,11 @@ def test_the_first_blocks_of_a_sender_may_outrun_its_first_update(epoch: int) ->
         others = books.on_blocks(1, 8, 0, [0], [bytes(8)])
     x_P = torch.arange(NUM, dtype=torch.float32)
     coded = Encoder(codec, "link").encode(x_P, 3).coded
-    assert coded is not None and coded.loose is not None
-    ids, blocks = coded.loose.ids_L.tolist(), [bytes(b.numpy()) for b in coded.loose.blocks_LK]
+    assert coded is not None and coded.lossy is not None
+    ids, blocks = coded.lossy.ids_L.tolist(), [bytes(b.numpy()) for b in coded.lossy.blocks_LK]
     assert books.on_blocks(epoch, 4, 0, [0], [bytes(8)]) == 1  # of none that ever comes
     assert books.on_blocks(epoch, 3, 0, ids, blocks) == len(ids)
-    empty_P, rest = torch.empty(0), replace(coded, loose=None)
+    empty_P, rest = torch.empty(0), replace(coded, lossy=None)
     whole = books.complete(Update("here", epoch, 3, 0, 1, empty_P, False, coded=rest))
     assert torch.equal(whole.payload_P, x_P)
     assert others == epoch - 1 and books.counts.on_time == len(ids)

@@ -92,7 +92,7 @@ def test_the_hub_dies_at_any_point(setup: Setup, seed: int, events: int, seen: b
     world.kill(hub, random)
     if seen:
         shuffle(world, random, random.randint(0, 10))
-        world.witness(hub)
+        world.report_dead(hub)
     shuffle(world, random, random.randint(0, 30))
     world.run_out()
     world.check_end()

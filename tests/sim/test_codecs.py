@@ -38,12 +38,14 @@ def both_ways(codec) -> dict:
 @pytest.mark.parametrize("kind", [*PLAIN, "diloco_streaming", "halos"])
 def test_identity_is_no_codec_to_the_bit(simulated, kind):
     sections = of_kind(kind, train=TRAIN) | {"codec": {}}
-    plain = simulated(**sections)
+    as_fp32 = simulated(**sections)
     for codec in (both_ways(IDENTITY), {"up": IDENTITY}):
         coded = simulated(**sections | {"codec": codec})
-        assert coded.digests() == plain.digests()
-        assert coded.result.sent_bytes == plain.result.sent_bytes
-        assert [e.fields for e in coded.of("exchange")] == [e.fields for e in plain.of("exchange")]
+        assert coded.digests() == as_fp32.digests()
+        assert coded.result.sent_bytes == as_fp32.result.sent_bytes
+        assert [e.fields for e in coded.of("exchange")] == [
+            e.fields for e in as_fp32.of("exchange")
+        ]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +60,7 @@ def test_all_regions_end_with_one_model(simulated, kind, codec):
     sections = of_kind(kind, train=TRAIN | {"steps": 21}, task=TASK) | {"codec": {}}
     if kind == "sparseloco":
         sections["codec"] = {"up": IDENTITY}
-    plain = simulated(**sections)
+    as_fp32 = simulated(**sections)
     sections["codec"] = both_ways(codec)
     run = simulated(**sections)
     a_P, b_P = run.result.params_P.values()
@@ -67,7 +69,7 @@ def test_all_regions_end_with_one_model(simulated, kind, codec):
     else:
         assert torch.equal(a_P, b_P)
     assert run.digests() == simulated(**sections).digests()
-    assert run.digests() != plain.digests()
+    assert run.digests() != as_fp32.digests()
 
 
 @pytest.mark.parametrize("shards", [3])
@@ -80,7 +82,7 @@ def test_shards_of_the_server_give_the_same_bits(simulated, kind, shards):
 
 def test_fewer_bytes_take_less_time_and_are_counted_as_they_are(simulated):
     sections = {"strategy": {"kind": "bsp"}, "train": TRAIN}
-    plain, run = simulated(**sections), simulated(**sections, codec=both_ways(LOSSY[0]))
+    as_fp32, run = simulated(**sections), simulated(**sections, codec=both_ways(LOSSY[0]))
     size_bytes = Fp16().encode(torch.zeros(run.num_params), {}, 0).size_bytes
     assert 2 * run.num_params < size_bytes < 2.1 * run.num_params
     assert {e["bytes_out"] for e in run.of("exchange")} == {size_bytes}
@@ -88,7 +90,7 @@ def test_fewer_bytes_take_less_time_and_are_counted_as_they_are(simulated):
     assert {e["bytes_before"] for e in run.of("exchange")} == {4 * run.num_params}
     assert run.result.sent_bytes["b", "a"] == {"update": 9 * (size_bytes + FRAME_BYTES)}
     saved_bytes = 2 * 9 * (4 * run.num_params - size_bytes)  # both ways, 9 rounds
-    assert plain.result.seconds - run.result.seconds == pytest.approx(saved_bytes * 8e-6 / 10)
+    assert as_fp32.result.seconds - run.result.seconds == pytest.approx(saved_bytes * 8e-6 / 10)
 
 
 @pytest.mark.parametrize("codec", [*LOSSY, POWER], ids=name_of)

@@ -21,9 +21,9 @@ def sections(kind: str = "bsp", link: dict | None = None, **codec) -> dict:
 
 
 def loose_of(run: Run):
-    loose = run.world._loose
-    assert loose is not None
-    return loose.books["b"].counts
+    lossy = run.world._lossy
+    assert lossy is not None
+    return lossy.books["b"].counts
 
 
 def ends(run: Run) -> list[torch.Tensor]:

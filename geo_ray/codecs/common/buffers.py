@@ -27,7 +27,7 @@ _HUGE_BYTES = 1 << 22
 _ALIGNMENT_BYTES = 64
 
 
-def plain(x_P: Tensor) -> Tensor:
+def as_fp32(x_P: Tensor) -> Tensor:
     """The vector as contiguous fp32 without history, on its device; a view wherever possible."""
     if not x_P.numel():
         return torch.empty(0, device=x_P.device)  # an empty view may have any stride
@@ -46,7 +46,7 @@ def aligned(x: Tensor) -> Tensor:
     return x if x.data_ptr() % _ALIGNMENT_BYTES == 0 else x.clone()
 
 
-def room(num: int, dtype: torch.dtype = torch.uint8) -> Tensor:
+def empty_cpu(num: int, dtype: torch.dtype = torch.uint8) -> Tensor:
     """An uninitialised tensor (num,) on the CPU.
 
     NumPy asks the kernel for huge pages, PyTorch does not; the first writes to large new memory

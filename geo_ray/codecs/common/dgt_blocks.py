@@ -1,13 +1,13 @@
-"""Blocks of a vector, and the three formats that a loose block can have.
+"""Blocks of a vector, and the three formats that a lossy block can have.
 
-A loose block is decoded by itself, whatever became of others:
+A lossy block is decoded by itself, whatever became of others:
 
     fp32   E values
     fp16   fp32 scale, E halves; the largest magnitude is 1 before it is multiplied by the scale
     int4   fp32 scale, E codes of 4 bit, two per byte, low half first; value = (code - 8) * scale
 
-Shape legend: P = elements of the vector; N = blocks; E = elements of a block; L = loose blocks;
-K = bytes of a loose block; B = bytes.
+Shape legend: P = elements of the vector; N = blocks; E = elements of a block; L = lossy blocks;
+K = bytes of a lossy block; B = bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BlockFormat = Literal["fp32", "fp16", "int4"]
 FORMATS: Final[tuple[BlockFormat, ...]] = ("fp32", "fp16", "int4")
 
 LARGEST_LOOSE_BYTES: Final = 1300
-"""What a loose block may have, so that a datagram of 1400 bytes holds it."""
+"""What a lossy block may have, so that a datagram of 1400 bytes holds it."""
 
 _LEVELS = 7  # int4: -7 to 7 around code 8
 
@@ -43,14 +43,14 @@ def strength(grid_NE: Tensor, num: int) -> Tensor:
     return mean_N
 
 
-def loose_bytes(form: BlockFormat, elements: int) -> int:
+def lossy_bytes(form: BlockFormat, elements: int) -> int:
     """K of a block of ``elements`` elements."""
     if form == "fp32":
         return 4 * elements
     return 4 + (2 * elements if form == "fp16" else -(-elements // 2))
 
 
-def pack_loose(form: BlockFormat, grid_LE: Tensor) -> Tensor:
+def pack_lossy(form: BlockFormat, grid_LE: Tensor) -> Tensor:
     """Blocks as bytes, uint8 (L, K), on their device."""
     if form == "fp32":
         return grid_LE.contiguous().view(torch.uint8)
@@ -67,8 +67,8 @@ def pack_loose(form: BlockFormat, grid_LE: Tensor) -> Tensor:
     return torch.cat([scale_L1.contiguous().view(torch.uint8), body_LB], dim=1)
 
 
-def unpack_loose(form: BlockFormat, blocks_LK: Tensor, elements: int) -> Tensor:
-    """The inverse of `pack_loose`: fp32 (L, E). The caller has checked K."""
+def unpack_lossy(form: BlockFormat, blocks_LK: Tensor, elements: int) -> Tensor:
+    """The inverse of `pack_lossy`: fp32 (L, E). The caller has checked K."""
     if form == "fp32":
         return _seen_as(blocks_LK, torch.float32)
     scale_L1 = _seen_as(blocks_LK[:, :4], torch.float32)

@@ -1,4 +1,4 @@
-"""What an averager tells of loose blocks beside its reply: which of them it has taken in.
+"""What an averager tells of lossy blocks beside its reply: which of them it has taken in.
 
 Blocks are named by rank, in the order of their sending. Most of those that are missing are the last
 ones, so a compressed bit per rank is a few hundred bytes for a model of millions of blocks.
@@ -23,7 +23,7 @@ Ranks = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class LossyReport:
-    """The fate of loose blocks, as far as it is sealed.
+    """The fate of lossy blocks, as far as it is sealed.
 
     Attributes:
         now: ranks of the answered update that were taken in with it, packed.
@@ -64,8 +64,8 @@ def unpack_ranks(packed: bytes, limit: int) -> Ranks:
     try:
         bits = unpacker.decompress(packed, most + 1)
     except zlib.error as error:
-        raise FrameError(f"a report on loose blocks cannot be read: {error}") from error
+        raise FrameError(f"a report on lossy blocks cannot be read: {error}") from error
     ranks = np.flatnonzero(np.unpackbits(np.frombuffer(bits, dtype=np.uint8)))
     if not unpacker.eof or (ranks.size and int(ranks[-1]) >= limit):
-        raise FrameError(f"a report on loose blocks goes beyond the {limit} that were sent")
+        raise FrameError(f"a report on lossy blocks goes beyond the {limit} that were sent")
     return ranks.astype(np.int64)

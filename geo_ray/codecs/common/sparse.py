@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from geo_ray.codecs.base import Coded, wrong
-from geo_ray.codecs.common.buffers import Reader, check_num, header, joined, room, zeros
+from geo_ray.codecs.common.buffers import Reader, check_num, empty_cpu, header, joined, zeros
 from geo_ray.codecs.common.halves import halve, widen
 from geo_ray.codecs.common.positions import read_positions, write_positions
 
@@ -66,7 +66,7 @@ def write_values(x_K: Tensor, values: Values) -> tuple[Tensor, Tensor]:
     """Header and bytes of values on any device."""
     exponent, sent_K = 0, x_K
     if values == "fp16":
-        sent_K = room(x_K.numel(), torch.float16)
+        sent_K = empty_cpu(x_K.numel(), torch.float16)
         exponent = halve(x_K, sent_K)
     return header(_FORMATS[values], exponent), sent_K
 
@@ -80,7 +80,7 @@ def read_values(kind: str, reader: Reader, num: int) -> Tensor:
     number_format, exponent = reader.header(2)
     if number_format == _FORMATS["fp16"]:
         half_K = reader.take(num, torch.float16)
-        return widen(kind, half_K, exponent, room(num, torch.float32))
+        return widen(kind, half_K, exponent, empty_cpu(num, torch.float32))
     if number_format != _FORMATS["fp32"] or exponent:
         raise wrong(kind, f"numbers of format {number_format}, scale 2^{exponent}")
     return reader.take(num, torch.float32).clone()

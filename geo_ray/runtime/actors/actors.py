@@ -111,18 +111,18 @@ class BridgeActor:
             Where other regions, and where the own region, reach this bridge.
         """
         spec, region, experiment = self._spec, self._region, self._spec.experiment
-        self._journal = EventBuffer(region, origin_unix_s)
+        self._event_buffer = EventBuffer(region, origin_unix_s)
         self._bridge = Bridge(
             region,
             experiment.averager_region,
             self._averager if region == experiment.averager_region else None,
-            self._journal,
+            self._event_buffer,
             spec.parts_dir,
             step_timeout_s(experiment.train, spec.num_params),
         )
         links = build_links(experiment.links(), experiment.seed)
         shaping = {dst: model for (src, dst), model in links.items() if src == region}
-        run_start_s = SystemClock().now_s() - self._journal.now_s()
+        run_start_s = SystemClock().now_s() - self._event_buffer.now_s()
         self._endpoint = Endpoint(
             EndpointIdentity(spec.run_id, region, spec.epoch, spec.key),
             self._bridge.on_message,
@@ -136,7 +136,7 @@ class BridgeActor:
         bound = self._endpoint.listen(_host(), 0)
         ends = PathEnds(self._endpoint, bound, run_start_s, shaping, self._bridge.refuse)
         self._road = road_for(experiment.codec.up, spec.num_params, ends)
-        self._bridge.use_loose(self._road)
+        self._bridge.use_lossy(self._road)
         run_dir = Path(spec.parts_dir).parent
         attach_overlay(experiment, spec.num_params, run_dir, self._bridge, self._endpoint)
         attach_roads(
@@ -145,7 +145,7 @@ class BridgeActor:
             self._bridge,
             self._endpoint,
             self._averager,
-            self._journal,
+            self._event_buffer,
             spec.num_params,
         )
         return self._endpoint.advertised, self._lan.address
@@ -162,7 +162,7 @@ class BridgeActor:
 
     def poll(self) -> dict[str, Any]:
         """State and new events."""
-        return {"status": self._bridge.status(), "events": self._journal.take()}
+        return {"status": self._bridge.status(), "events": self._event_buffer.take()}
 
     def request_stop(self) -> None:
         """Let all regions finish."""
@@ -172,9 +172,9 @@ class BridgeActor:
         """Begin a checkpoint of all regions."""
         return self._bridge.request_checkpoint(checkpoint, halt=halt)
 
-    def witness(self, region: str) -> None:
+    def report_dead(self, region: str) -> None:
         """Another region is dead and will not come back."""
-        self._bridge.witness(region)
+        self._bridge.report_dead(region)
 
     def close(self) -> None:
         """Close all sockets."""
@@ -212,7 +212,7 @@ class PrimaryActor:
         """
         spec, experiment = self._spec, self._spec.experiment
         timeout_s = step_timeout_s(experiment.train, spec.num_params)
-        self._journal = EventBuffer(self._region, origin_unix_s)
+        self._event_buffer = EventBuffer(self._region, origin_unix_s)
         hello: Meta = {"peer": f"{self._region}/lead", "role": "lead"}
         follower_clients = [LanClient(a, spec.key, hello) for a in followers]
         bridge_client = None if bridge is None else LanClient(bridge, spec.key, hello)
@@ -228,7 +228,7 @@ class PrimaryActor:
             server.restore(self._restored["control"], self._restored["wire"])
         ports = PrimaryPorts(bridge_client, follower_clients)
         self._lead = PrimaryShard(
-            server, self._shard, ports, self._journal, spec.parts_dir, timeout_s
+            server, self._shard, ports, self._event_buffer, spec.parts_dir, timeout_s
         )
         self._lan = LanServer(_host(), spec.key, self._lead.handle, on_close=self._lead.on_close)
         return self._lan.address
@@ -237,7 +237,7 @@ class PrimaryActor:
         """State and new events."""
         if self._lead is None:
             return {"status": {"phase": "starting"}, "events": []}
-        return {"status": self._lead.status(), "events": self._journal.take()}
+        return {"status": self._lead.status(), "events": self._event_buffer.take()}
 
     def stop(self) -> None:
         """Finish after the present step; for a region that is alone."""

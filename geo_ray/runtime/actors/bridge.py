@@ -58,7 +58,7 @@ class Bridge:
         region: this region.
         hub: the region that hosts the averager.
         averager: the averager, if ``hub`` is this region.
-        journal: takes events for the controller.
+        event_buffer: takes events for the controller.
         parts_dir: where parts of checkpoints go.
         timeout_s: longest wait of the lead for an answer.
     """
@@ -68,7 +68,7 @@ class Bridge:
         region: str,
         hub: str,
         averager: Averager | None,
-        journal: EventBuffer,
+        event_buffer: EventBuffer,
         parts_dir: str,
         timeout_s: float,
     ) -> None:
@@ -77,11 +77,11 @@ class Bridge:
         self._region = region
         self._hub = hub
         self._averager = averager
-        self._journal = journal
+        self._event_buffer = event_buffer
         self._parts_dir = parts_dir
         self._timeout_s = timeout_s
         self._endpoint: Endpoint | None = None
-        self._loose: DifferentialPath | None = None
+        self._lossy: DifferentialPath | None = None
         self._overlay: OverlayRounds | None = None
         self._transfers: TransfersPath | None = None
         self._standby: StandbyPath | None = None
@@ -101,9 +101,9 @@ class Bridge:
         """Speak to other regions through ``endpoint``, whose messages go to `on_message`."""
         self._endpoint = endpoint
 
-    def use_loose(self, road: DifferentialPath | None) -> None:
-        """Let loose blocks of updates take ``road``, if there is one; the bridge closes it."""
-        self._loose = road
+    def use_lossy(self, road: DifferentialPath | None) -> None:
+        """Let lossy blocks of updates take ``road``, if there is one; the bridge closes it."""
+        self._lossy = road
         self._routes |= {} if road is None else road.routes()
 
     def use_overlay(self, rounds: OverlayRounds) -> None:
@@ -138,19 +138,19 @@ class Bridge:
         with self._lock:
             return self._hub_state().request_checkpoint(checkpoint, halt=halt)
 
-    def witness(self, region: str) -> None:
+    def report_dead(self, region: str) -> None:
         """Tell the standby that ``region`` is dead and will not come back."""
         if self._standby is not None:
-            self._standby.on_witness(region)
+            self._standby.on_report_dead(region)
 
     def status(self) -> dict[str, Any]:
         """Links and rounds: plain values."""
         links = {} if self._endpoint is None else self._endpoint.stats()
         version = None if self._averager is None else self._averager.state.version
         status: dict[str, Any] = {"links": links, "version": version}
-        if self._loose is not None:
-            self._loose.count_into(links)
-            status["loose"] = self._loose.status()
+        if self._lossy is not None:
+            self._lossy.count_into(links)
+            status["loose"] = self._lossy.status()
         if self._overlay is not None:
             status["overlay"] = self._overlay.status()
         return status if self._standby is None else status | self._standby.status()
@@ -161,7 +161,7 @@ class Bridge:
             self._closed = True
             self._answered.notify_all()
         self._alarm.set(None)
-        for road in (self._loose, self._overlay, self._transfers, self._standby):
+        for road in (self._lossy, self._overlay, self._transfers, self._standby):
             if road is not None:
                 road.close()
 
@@ -177,7 +177,7 @@ class Bridge:
     ) -> tuple[Meta, memoryview | None]:
         """One update of the own region; blocks until the averager's answer is here."""
         if fields.text(meta, "op") == "recall":
-            return ({"seq": None} if self._loose is None else self._loose.recall()), None
+            return ({"seq": None} if self._lossy is None else self._lossy.recall()), None
         update = read_update(meta, payload)
         if update.region != self._region:
             raise InvariantError(f"bridge of '{self._region}' got an update of '{update.region}'")
@@ -188,8 +188,8 @@ class Bridge:
             self._standby.submit(update)
         elif self._averager is not None:
             self._take_in(update)
-        elif self._loose is not None:
-            self._loose.send(update, self._send)
+        elif self._lossy is not None:
+            self._lossy.send(update, self._send)
         else:
             self._send(update)
         answer = self._await(update.seq)
@@ -259,11 +259,11 @@ class Bridge:
     def _take_in(self, update: Update) -> None:
         self._arrived_s[update.region] = time.monotonic()
         if self._transfers is not None:
-            self._transfers.desk.arrived(update, lambda: self._commit(update))
-        elif self._loose is None:
+            self._transfers.uploads.arrived(update, lambda: self._commit(update))
+        elif self._lossy is None:
             self._commit(update)
         else:
-            self._loose.sink.arrive(update, self._commit)
+            self._lossy.sink.arrive(update, self._commit)
 
     def _commit(self, update: Update) -> None:
         outcome = self._do(TakeIn(update))
@@ -286,7 +286,7 @@ class Bridge:
 
     def _tell_noise(self, averager: Averager) -> None:
         for reading in averager.noise.news():  # of all regions together
-            self._journal.add("noise", **{**reading.fields(), "region": None})
+            self._event_buffer.add("noise", **{**reading.fields(), "region": None})
 
     def _on_wake(self) -> None:
         for reply in self._do(Wake()).replies:
@@ -335,17 +335,17 @@ class Bridge:
         try:
             part = write_hub_part(self._parts_dir, snapshot)
         except GeoRayError as error:
-            self._journal.add("part_failed", id=snapshot.id, error=error)
+            self._event_buffer.add("part_failed", id=snapshot.id, error=error)
         else:
-            self._journal.add("parts", id=snapshot.id, step=0, parts=[part])
+            self._event_buffer.add("parts", id=snapshot.id, step=0, parts=[part])
 
     def deliver(self, reply: Reply) -> None:
         """Send an answer on its way."""
         arrived_s = self._arrived_s.get(reply.to)
         if arrived_s is not None:
             reply = replace(reply, held_s=time.monotonic() - arrived_s)
-        if self._loose is not None:
-            reply = self._loose.sink.beside(reply)
+        if self._lossy is not None:
+            reply = self._lossy.sink.beside(reply)
         if reply.to == self._region:
             self.give(reply)
             return

@@ -71,7 +71,7 @@ class PrimaryShard:
         server: the state machine, over this shard and the followers'.
         shard: the lead's own shard.
         ports: bridge and followers.
-        journal: takes events for the controller.
+        event_buffer: takes events for the controller.
         parts_dir: where parts of checkpoints go.
         step_timeout_s: longest wait of a worker for its answer, and of a request to the bridge.
     """
@@ -81,14 +81,14 @@ class PrimaryShard:
         server: Server,
         shard: Shard,
         ports: PrimaryPorts,
-        journal: EventBuffer,
+        event_buffer: EventBuffer,
         parts_dir: str,
         step_timeout_s: float,
     ) -> None:
         self.server = server
         self._shard = shard
         self._ports = ports
-        self._journal = journal
+        self._event_buffer = event_buffer
         self._parts_dir = parts_dir
         self._timeout_s = step_timeout_s
         self._lock = threading.Lock()
@@ -98,7 +98,7 @@ class PrimaryShard:
         self._sends: SimpleQueue[SendUpdate | None] = SimpleQueue()
         self._failure: GeoRayError | None = None
         self._exhausted = False
-        self._began_s = self._applied_s = journal.now_s()
+        self._began_s = self._applied_s = event_buffer.now_s()
         self._exchanger = threading.Thread(target=self._exchange, name="exchange", daemon=True)
         self._exchanger.start()
 
@@ -151,7 +151,7 @@ class PrimaryShard:
         with self._changed:
             self._admit(conn, worker, joins=operation == "join")
         if operation == "stats":
-            self._journal.add(
+            self._event_buffer.add(
                 "stats",
                 step=fields.count(meta, "version"),
                 rows=fields.count(meta, "rows"),
@@ -164,7 +164,7 @@ class PrimaryShard:
         if operation in {"pull", "judged"}:
             with self._changed:
                 shard = self._shard
-                return give(conn, shard.params_S if operation == "pull" else shard.judged_S)
+                return give(conn, shard.params_S if operation == "pull" else shard.eval_params_S)
         with self._changed:
             if operation == "join":
                 self._answers.pop(worker, None)
@@ -241,7 +241,7 @@ class PrimaryShard:
         for effect in effects:
             if isinstance(effect, Assignment):
                 self._answers[effect.worker] = effect
-                self._began_s = self._journal.now_s()
+                self._began_s = self._event_buffer.now_s()
             elif isinstance(effect, SendUpdate):
                 self._sends.put(effect)
             elif isinstance(effect, StepDone):
@@ -253,8 +253,8 @@ class PrimaryShard:
         return snapshots
 
     def _log_step(self, done: StepDone) -> None:
-        now_s = self._journal.now_s()
-        self._journal.add(
+        now_s = self._event_buffer.now_s()
+        self._event_buffer.add(
             "step",
             step=done.step,
             samples=done.samples,
@@ -266,19 +266,19 @@ class PrimaryShard:
         )
         self._applied_s = now_s
         for cause in done.refused:
-            self._journal.add("step_refused", step=done.step, cause=cause)
+            self._event_buffer.add("step_refused", step=done.step, cause=cause)
         if done.noise is not None:
-            self._journal.add("noise", **done.noise.fields())
+            self._event_buffer.add("noise", **done.noise.fields())
 
     def _write(self, snapshots: list[Snapshot]) -> None:
         for snapshot in snapshots:
             try:
                 parts = self._write_parts(snapshot)
             except GeoRayError as error:
-                self._journal.add("part_failed", id=snapshot.id, error=error)
+                self._event_buffer.add("part_failed", id=snapshot.id, error=error)
                 continue
             step = int(str(snapshot.control["version"]))
-            self._journal.add("parts", id=snapshot.id, step=step, parts=parts)
+            self._event_buffer.add("parts", id=snapshot.id, step=step, parts=parts)
 
     def _write_parts(self, snapshot: Snapshot) -> list[PartInfo]:
         region = self.server.plan.region
@@ -304,7 +304,7 @@ class PrimaryShard:
                 return
 
     def _exchange_one(self, send: SendUpdate) -> None:
-        began_s = self._journal.now_s()
+        began_s = self._event_buffer.now_s()
         # Coding takes its time, and workers want the lock meanwhile: only this thread is in `wire`.
         self._recall()
         update = self.server.wire.encode(send.update)
@@ -315,16 +315,16 @@ class PrimaryShard:
             update = self.server.wire.in_full(update)
             reply = self._ask(update)
         if reply is None:
-            self._journal.add("update_dropped", seq=update.seq, bytes_out=update.size_bytes)
+            self._event_buffer.add("update_dropped", seq=update.seq, bytes_out=update.size_bytes)
             effects = partial(self.server.on_dropped, update.seq)
         else:
             if reply.dropped:
-                self._journal.add("update_dropped", seq=update.seq, bytes_out=0)
+                self._event_buffer.add("update_dropped", seq=update.seq, bytes_out=0)
             else:
                 self._log_exchange(send, update, reply, began_s)
             # A dropped one is put back first, by the server.
             decoded = reply if reply.dropped else self.server.wire.decode(reply)
-            took_s = self._journal.now_s() - began_s
+            took_s = self._event_buffer.now_s() - began_s
             effects = partial(self.server.on_reply, decoded, took_s)
         with self._changed:
             snapshots = self._carry_out(effects())
@@ -353,7 +353,7 @@ class PrimaryShard:
         return read_reply(meta, payload) if read_dropped(meta) is None else None
 
     def _log_exchange(self, send: SendUpdate, update: Update, reply: Reply, began_s: float) -> None:
-        self._journal.add(
+        self._event_buffer.add(
             "exchange",
             seq=reply.seq,
             start_s=began_s,

@@ -35,7 +35,7 @@ class RemoteShard:
         meta, _ = self._client.request(request, timeout_s=self._timeout_s)
         return fields.optional_number(meta, "mean_sq")
 
-    def speak(self) -> Outgoing | Wait | None:
+    def outgoing(self) -> Outgoing | Wait | None:
         """What the slice says after a step."""
         return self._said("speak")
 

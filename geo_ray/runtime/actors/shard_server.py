@@ -45,7 +45,7 @@ class ShardServer:
             if operation == "pull":
                 return give(conn, self._shard.params_S)
             if operation == "judged":
-                return give(conn, self._shard.judged_S)
+                return give(conn, self._shard.eval_params_S)
             if conn.hello.get("role") != "lead":
                 raise InvariantError(f"'{operation}' is for the lead of '{self._region}' to say")
             return self._operate(operation, meta, payload)
@@ -63,7 +63,7 @@ class ShardServer:
             mean_sq = self._shard.apply(read_contributions(meta), measure=measure)
             return {"mean_sq": mean_sq}, None
         if operation == "speak":
-            return _said(self._shard.speak())
+            return _said(self._shard.outgoing())
         if operation == "finish":
             return _said(self._shard.finish())
         if operation == "merge":

@@ -69,7 +69,7 @@ class ShardLink:
         self._request({"op": "put"}, push=True)
 
     def pull(self, what: str = "pull") -> None:
-        """Fetch the parameter slice: the live one, or what is ``judged``."""
+        """Fetch the parameter slice: the live one, or what is ``eval_params``."""
         _, payload = self._request({"op": what}, push=False)
         self._take(payload)
 
@@ -178,11 +178,11 @@ class WorkerLoop:
         return answer
 
     def _evaluate(self, answer: Assignment) -> None:
-        if answer.judged:
+        if answer.eval_params:
             self._pull("judged")
         with _blamed_on_task():
             stats, rows = self._worker.evaluate_all(self._heldout.scan(self._eval_rows))
-        if answer.judged:
+        if answer.eval_params:
             self._pull("pull")
         meta, payload = stats_message(answer.version, stats, rows, final=answer.done)
         self._lead.client.request(meta, payload, timeout_s=60.0)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from geo_ray.errors import ClusterStartError
-from geo_ray.runtime.cluster import supervisor as keeper_module
+from geo_ray.runtime.cluster import supervisor as supervisor_module
 
 _READY_S = 20.0
 _DOWN_S = 30.0
@@ -35,8 +35,8 @@ class SupervisedProcesses:
         self.exit_codes: dict[str, int] = {}
         self.pids: dict[str, int] = {}
         # -I -S: the keeper starts in 30 ms and cannot be broken by the user's environment.
-        self._keeper = subprocess.Popen(
-            [sys.executable, "-I", "-S", keeper_module.__file__, str(base), str(os.getpid())],
+        self._supervisor = subprocess.Popen(
+            [sys.executable, "-I", "-S", supervisor_module.__file__, str(base), str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -74,15 +74,15 @@ class SupervisedProcesses:
 
     def close(self) -> None:
         """End every process and remove the directory. May be called again, and interrupted."""
-        if self._keeper.stdin is not None:
+        if self._supervisor.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
-                self._keeper.stdin.close()  # this alone makes the keeper take everything down
+                self._supervisor.stdin.close()  # this alone makes the keeper take everything down
         try:
-            self._keeper.wait(_DOWN_S)
+            self._supervisor.wait(_DOWN_S)
         except subprocess.TimeoutExpired:
-            self._keeper.kill()  # its children are set to die with it
-            self._keeper.wait(_DOWN_S)
-        for stream in (self._keeper.stdout, self._keeper.stderr):
+            self._supervisor.kill()  # its children are set to die with it
+            self._supervisor.wait(_DOWN_S)
+        for stream in (self._supervisor.stdout, self._supervisor.stderr):
             if stream is not None:
                 stream.close()
 
@@ -95,7 +95,7 @@ class SupervisedProcesses:
         raise ClusterStartError(f"the keeper of the local cluster did not start below {base}")
 
     def _send(self, **command: Any) -> None:
-        stream = self._keeper.stdin
+        stream = self._supervisor.stdin
         if stream is None or stream.closed:
             raise ClusterStartError("the local cluster is already down")
         try:
@@ -105,7 +105,7 @@ class SupervisedProcesses:
             self._gone()
 
     def _read(self, longest_s: float) -> list[dict[str, Any]]:
-        stream = self._keeper.stdout
+        stream = self._supervisor.stdout
         if stream is None or stream.closed:
             return []
         events: list[dict[str, Any]] = []
@@ -124,9 +124,9 @@ class SupervisedProcesses:
         return events
 
     def _gone(self) -> NoReturn:
-        self._keeper.wait(_DOWN_S)
-        said = b"" if self._keeper.stderr is None else self._keeper.stderr.read()
+        self._supervisor.wait(_DOWN_S)
+        said = b"" if self._supervisor.stderr is None else self._supervisor.stderr.read()
         tail = said.decode(errors="replace").strip().splitlines()[-1:]
         raise ClusterStartError(
-            f"the keeper of the local cluster ended: {''.join(tail) or self._keeper.returncode}"
+            f"the keeper of the local cluster ended: {''.join(tail) or self._supervisor.returncode}"
         )

@@ -1,6 +1,6 @@
 """A small process that owns the processes of a local cluster and outlives nobody.
 
-It runs alone (``python -I -S keeper.py BASE``), imports only the standard library, and is the
+It runs alone (``python -I -S supervisor.py BASE``), imports only the standard library, and is the
 parent of every node. It makes a private directory below BASE, starts what it is told to, and takes
 everything down (first politely, then by force, then the directory) as soon as its standard input
 ends. That happens when its own parent closes it and also when the parent dies, of whatever cause.
@@ -45,7 +45,7 @@ def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-def _die_with_keeper() -> None:
+def _die_with_supervisor() -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -97,7 +97,7 @@ class ProcessSupervisor:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_die_with_keeper,  # safe: this process has one thread
+                preexec_fn=_die_with_supervisor,  # safe: this process has one thread
             )
         process.returncode = 0  # reaped below, together with adopted processes
         self._pids[name] = process.pid
@@ -145,7 +145,7 @@ def tell(event: dict[str, Any]) -> None:
         os.write(1, (json.dumps(event) + "\n").encode())
 
 
-def serve(keeper: ProcessSupervisor, parent: int) -> None:
+def serve(supervisor: ProcessSupervisor, parent: int) -> None:
     """Obey until standard input ends or the parent is gone."""
     pending = b""
     while os.getppid() == parent:
@@ -155,8 +155,8 @@ def serve(keeper: ProcessSupervisor, parent: int) -> None:
                 return
             *lines, pending = (pending + read).split(b"\n")
             for line in lines:
-                keeper.obey(json.loads(line))
-        keeper.reap()
+                supervisor.obey(json.loads(line))
+        supervisor.reap()
 
 
 def main(base: str, parent: int) -> None:
@@ -171,13 +171,13 @@ def main(base: str, parent: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     root = Path(tempfile.mkdtemp(prefix="geo-ray-", dir=base))
-    keeper = ProcessSupervisor(root)
+    supervisor = ProcessSupervisor(root)
     try:
         tell({"event": "ready", "root": str(root)})
-        serve(keeper, parent)
+        serve(supervisor, parent)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        keeper.take_down()
+        supervisor.take_down()
 
 
 if __name__ == "__main__":

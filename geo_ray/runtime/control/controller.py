@@ -50,7 +50,7 @@ class Controller:
 
     Attributes:
         experiment: the run.
-        crew: its actors.
+        actors: its actors.
         recorder: takes events.
         evals: combines evaluations.
         saver: commits checkpoints.
@@ -62,7 +62,7 @@ class Controller:
     """
 
     experiment: Experiment
-    crew: ActorGroup
+    actors: ActorGroup
     recorder: Recorder
     evals: EvalBoard
     saver: Saver
@@ -91,7 +91,7 @@ class Controller:
             RunDirectoryError: if nothing can be saved.
             GeoRayError: what a worker found wrong with task or data.
         """
-        while any(worker.steps is None for worker in self.crew.workers.values()):
+        while any(worker.steps is None for worker in self.actors.workers.values()):
             self._collect(_TICK_S)
             self._handle_all(self._poll())
             self._keep_time()
@@ -128,7 +128,7 @@ class Controller:
     # -------------------------------------------------------------- workers
 
     def _collect(self, timeout_s: float) -> None:
-        busy = {w.ref: w for w in self.crew.workers.values() if w.steps is None}
+        busy = {w.ref: w for w in self.actors.workers.values() if w.steps is None}
         ready, _ = ray.wait(list(busy), num_returns=1, timeout=timeout_s)
         for ref in ready:
             worker = busy[ref]
@@ -145,7 +145,7 @@ class Controller:
                 self._replace(worker, str(error).splitlines()[0])
 
     def _is_present(self, worker: GroupWorker) -> bool:
-        return self.crew.workers.get((worker.region, worker.rank)) is worker
+        return self.actors.workers.get((worker.region, worker.rank)) is worker
 
     def _replace(self, worker: GroupWorker, cause: str) -> None:
         if not self._is_present(worker):
@@ -158,7 +158,7 @@ class Controller:
                 f"{self.experiment.train.max_worker_restarts} is used up"
             )
         self.restarts += 1
-        fresh = self.crew.replace_worker(worker)
+        fresh = self.actors.replace_worker(worker)
         self._emit("worker_replaced", region=worker.region, worker=worker.rank, epoch=fresh.epoch)
 
     # -------------------------------------------------------------- servers and bridges
@@ -170,7 +170,7 @@ class Controller:
             RegionLostError: if one is lost.
             GeoRayError: the reason why a region cannot go on.
         """
-        refs = {key: handle.poll.remote() for key, handle in self.crew.servers().items()}
+        refs = {key: handle.poll.remote() for key, handle in self.actors.servers().items()}
         answers: dict[tuple[str, str], dict[str, Any]] = {}
         lost: dict[str, str] = {}
         for (role, region), ref in refs.items():
@@ -184,8 +184,8 @@ class Controller:
             if not isinstance(failure, GeoRayError) or region in lost:
                 continue
             # Its bridge is gone, or it was cut off for so long that the others went on without it.
-            cut_off = isinstance(failure, LinkDownError) or self.crew.hub != region
-            if not (cut_off and self.crew.can_lose(region)):
+            cut_off = isinstance(failure, LinkDownError) or self.actors.hub != region
+            if not (cut_off and self.actors.can_lose(region)):
                 raise failure
             lost[region] = failure.message
         for region, cause in lost.items():
@@ -194,26 +194,26 @@ class Controller:
 
     def _go_on_without(self, region: str, cause: str) -> None:
         """The averager's region is gone and a standby is there; else the run is over."""
-        if not self.crew.can_lose(region):
+        if not self.actors.can_lose(region):
             raise RegionLostError(cause)
         log.warning("%s; the run goes on without the data of region '%s'", cause, region)
         self._emit("region_lost", region=region, cause=cause)
-        shards = self.crew.spec.region(region).ps_shards
+        shards = self.actors.spec.region(region).ps_shards
         self.saver.forget({shard_part_name(region, index) for index in range(shards)})
-        self.crew.lose(region)
+        self.actors.lose(region)
         for done in self.evals.forget(region):
             self._note_eval(done, time.time() - self.origin_unix_s)
-        self._ask(self.crew.bridges[self.crew.hub].witness.remote(region))
+        self._ask(self.actors.bridges[self.actors.hub].report_dead.remote(region))
 
     def _follow_hub(self, answers: Answers) -> None:
         """The averager may have moved by itself; what was asked of it is asked again."""
         for (role, _), answer in answers.items():
             status = answer["status"] if role == "bridge" else {}
             if status.get("hub_epoch", 1) <= self._hub_epoch or status["hub"] not in (
-                self.crew.bridges
+                self.actors.bridges
             ):
                 continue
-            self._hub_epoch, self.crew.hub = status["hub_epoch"], status["hub"]
+            self._hub_epoch, self.actors.hub = status["hub_epoch"], status["hub"]
             self.saver.abandon()  # the old averager's part of it will not come
             if self._stopping is not None:
                 self._ask_hub(lambda hub: hub.request_stop.remote())
@@ -295,10 +295,10 @@ class Controller:
         except RunDirectoryError as error:
             self._save_failed(error)
             return
-        if self.crew.bridges:
+        if self.actors.bridges:
             begun = self._ask_hub(lambda hub: hub.request_checkpoint.remote(checkpoint, halt))
         else:
-            lead = next(iter(self.crew.leads.values()))
+            lead = next(iter(self.actors.leads.values()))
             begun = self._ask(lead.checkpoint_now.remote(checkpoint, halt))
         if not begun:  # another one is open there, or the run is about to end
             self.saver.abandon()
@@ -339,10 +339,10 @@ class Controller:
             return
         self._stopping = cause
         self._emit("stop_requested", cause=cause)
-        if self.crew.bridges:
+        if self.actors.bridges:
             self._ask_hub(lambda hub: hub.request_stop.remote())
         else:
-            self._ask(next(iter(self.crew.leads.values())).stop.remote())
+            self._ask(next(iter(self.actors.leads.values())).stop.remote())
 
     # -------------------------------------------------------------- small things
 
@@ -352,9 +352,9 @@ class Controller:
     def _ask_hub(self, ask: Callable[[Any], Any]) -> Any:
         """Ask the averager; None if it is lost and will be replaced."""
         try:
-            return self._ask(ask(self.crew.bridges[self.crew.hub]))
+            return self._ask(ask(self.actors.bridges[self.actors.hub]))
         except RegionLostError:
-            if not self.crew.can_lose(self.crew.hub):
+            if not self.actors.can_lose(self.actors.hub):
                 raise
             return None  # the next poll finds out, too
 

@@ -145,7 +145,7 @@ def train(
 
 
 def _train_on(
-    crew: ActorGroup,
+    actors: ActorGroup,
     experiment: Experiment,
     run: RunDirectory,
     task: Task,
@@ -156,8 +156,8 @@ def _train_on(
     before_s = last_time_s(log_path) if log_path.exists() else 0.0
     reporting.status("starting workers, parameter servers and bridges")
     try:
-        crew.create()
-        crew.await_ready(_START_TIMEOUT_S)
+        actors.create()
+        actors.await_ready(_START_TIMEOUT_S)
         with EventLog(log_path) as log:
             recorder = Recorder(log, [*reporting.sinks, RayMetrics().feed])
             startup_s = time.time() - reporting.began_unix_s
@@ -165,13 +165,13 @@ def _train_on(
             recorder.started(
                 experiment, run.path.name, before_s, simulated=False, startup_s=startup_s
             )
-            crew.wire(origin_unix_s, _START_TIMEOUT_S)
+            actors.wire(origin_unix_s, _START_TIMEOUT_S)
             controller = Controller(
                 experiment,
-                crew,
+                actors,
                 recorder,
                 build_evals(experiment, task),
-                Saver(store, experiment, digest(experiment), crew.spec.epoch),
+                Saver(store, experiment, digest(experiment), actors.spec.epoch),
                 origin_unix_s,
                 LinkNotes(run.links),
                 reporting.status,
@@ -179,13 +179,13 @@ def _train_on(
             with _interruptible(controller.interrupted):
                 controller.run()
             reporting.status("writing the model and the summary")
-            return _finish(crew, experiment, run, task, recorder, startup_s, origin_unix_s)
+            return _finish(actors, experiment, run, task, recorder, startup_s, origin_unix_s)
     finally:
-        crew.close()
+        actors.close()
 
 
 def _finish(
-    crew: ActorGroup,
+    actors: ActorGroup,
     experiment: Experiment,
     run: RunDirectory,
     task: Task,
@@ -195,10 +195,10 @@ def _finish(
 ) -> Summary:
     now_s = time.time() - origin_unix_s
     written: dict[str, tuple[PartInfo, str]] = collect(
-        {r: lead.write_model.remote(str(run.path)) for r, lead in crew.leads.items()},
+        {r: lead.write_model.remote(str(run.path)) for r, lead in actors.leads.items()},
         _START_TIMEOUT_S,
     )
-    part, model_digest = written[crew.hub]
+    part, model_digest = written[actors.hub]
     tensors, _ = read_part(run.path, part)
     save_trained(task, experiment.seed, tensors["params"], run.model)
     for info, _ in written.values():

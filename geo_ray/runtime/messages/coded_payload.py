@@ -1,9 +1,9 @@
 """A coded payload as header fields and bytes, and back; what comes in is checked before use.
 
-The bytes are the codec's data, then the loose blocks' numbers (int32, little-endian), then the
+The bytes are the codec's data, then the lossy blocks' numbers (int32, little-endian), then the
 blocks. What got lost of the blocks is simply not there.
 
-Shape legend: P = elements of the vector; B = bytes; L = loose blocks; K = bytes of one block.
+Shape legend: P = elements of the vector; B = bytes; L = lossy blocks; K = bytes of one block.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ def coded_meta(coded: Coded | None, against: int | None) -> Meta:
     """Header fields of a payload: what codec it is of, and which difference."""
     meta: Meta = {"coded": None if coded is None else coded.kind, "against": against}
     if coded is not None:
-        loose = coded.loose
+        lossy = coded.lossy
         meta["num"] = coded.num
         meta["data_bytes"] = coded.data_B.numel()
-        meta["loose_blocks"] = 0 if loose is None else loose.blocks_LK.shape[0]
-        meta["loose_block_bytes"] = 0 if loose is None else loose.blocks_LK.shape[1]
-        meta["loose_bands"] = 0 if loose is None else loose.bands
+        meta["loose_blocks"] = 0 if lossy is None else lossy.blocks_LK.shape[0]
+        meta["loose_block_bytes"] = 0 if lossy is None else lossy.blocks_LK.shape[1]
+        meta["loose_bands"] = 0 if lossy is None else lossy.bands
     return meta
 
 
-def loose_meta(report: LossyReport | None) -> Meta:
-    """Header fields of what an averager tells of loose blocks."""
+def lossy_meta(report: LossyReport | None) -> Meta:
+    """Header fields of what an averager tells of lossy blocks."""
     if report is None:
         return {}
     return {
@@ -45,8 +45,8 @@ def loose_meta(report: LossyReport | None) -> Meta:
     }
 
 
-def read_loose(meta: Meta) -> LossyReport | None:
-    """The inverse of `loose_meta`.
+def read_lossy(meta: Meta) -> LossyReport | None:
+    """The inverse of `lossy_meta`.
 
     Raises:
         FrameError: if a field is missing or wrong.
@@ -62,10 +62,10 @@ def read_loose(meta: Meta) -> LossyReport | None:
 
 def coded_bytes(coded: Coded) -> memoryview:
     """The bytes of a coded payload; without a copy if nothing of it is loose."""
-    loose = coded.loose
-    if loose is None:
+    lossy = coded.lossy
+    if lossy is None:
         return _view(coded.data_B)
-    parts = [coded.data_B, loose.ids_L.contiguous().view(torch.uint8), loose.blocks_LK.reshape(-1)]
+    parts = [coded.data_B, lossy.ids_L.contiguous().view(torch.uint8), lossy.blocks_LK.reshape(-1)]
     return _view(torch.cat([part.cpu() for part in parts]))
 
 
@@ -91,14 +91,14 @@ def read_coded(meta: Meta, payload: memoryview | bytes | bytearray | None) -> Co
             f"{blocks} blocks of {block_bytes} in {bands} bands"
         )
     data_B = _tensor(view)
-    loose = None
+    lossy = None
     if bands:
         ids_end = num_data + _ID_BYTES * blocks
         ids_L = np.frombuffer(view[num_data:ids_end], dtype="<i4").astype(np.int32)
-        loose = LossyBlocks(
+        lossy = LossyBlocks(
             torch.from_numpy(ids_L), data_B[ids_end:].view(blocks, block_bytes), bands
         )
-    return Coded(kind, fields.count(meta, "num"), data_B[:num_data], loose)
+    return Coded(kind, fields.count(meta, "num"), data_B[:num_data], lossy)
 
 
 def _view(data_B: Tensor) -> memoryview:

@@ -14,9 +14,9 @@ from geo_ray.runtime.messages import fields
 from geo_ray.runtime.messages.coded_payload import (
     coded_bytes,
     coded_meta,
-    loose_meta,
+    lossy_meta,
     read_coded,
-    read_loose,
+    read_lossy,
 )
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.tasks.base import Stats
@@ -114,7 +114,7 @@ def reply_meta(reply: Reply) -> Meta:
         "held_s": reply.held_s,
         "seen": reply.seen,
         "reliable": reply.reliable,
-        **loose_meta(reply.loose),
+        **lossy_meta(reply.lossy),
         **coded_meta(reply.coded, reply.against),
     }
 
@@ -138,7 +138,7 @@ def read_reply(meta: Meta, payload: memoryview | bytes | None) -> Reply:
         halt=fields.flag(meta, "halt"),
         dropped=fields.flag(meta, "skipped"),
         own=fields.flag(meta, "own"),
-        loose=read_loose(meta),
+        lossy=read_lossy(meta),
         fragment=fields.count(meta, "fragment"),
         share=fields.number(meta, "share"),
         steps=fields.optional_count(meta, "steps"),
@@ -181,7 +181,7 @@ def answer_meta(answer: Assignment) -> Meta:
         "start": None if span is None else span.start,
         "count": None if span is None else span.count,
         "evaluate": answer.evaluate,
-        "judged": answer.judged,
+        "judged": answer.eval_params,
         "part_starts": [part.span.start for part in answer.parts],
         "part_counts": [part.span.count for part in answer.parts],
         "part_weights": [part.weight for part in answer.parts],

@@ -35,7 +35,7 @@ def attach_roads(
     bridge: Bridge,
     endpoint: Endpoint,
     averager: Averager | None,
-    journal: EventBuffer,
+    event_buffer: EventBuffer,
     num_params: int,
 ) -> None:
     """Give ``bridge`` what the experiment asks for: turns for transfers, a standby.
@@ -46,19 +46,19 @@ def attach_roads(
         bridge: before its first message.
         endpoint: its own.
         averager: if `averager_lives_in` this region.
-        journal: takes events for the controller.
+        event_buffer: takes events for the controller.
         num_params: P.
     """
     standby: StandbyPath | None = None
     if experiment.averager.standby is not None:
         node = standby_node(experiment, region, averager, num_params)
-        standby = StandbyPath(node, endpoint, bridge, journal)
+        standby = StandbyPath(node, endpoint, bridge, event_buffer)
         bridge.use_standby(standby)
     if experiment.transfers is None:
         return
     hub: AveragerHome = bridge if standby is None else standby
     say: Callable[[str, Message], None] = endpoint.send if standby is None else standby.post
-    desk = UploadCoordinator(
+    uploads = UploadCoordinator(
         experiment.transfers, experiment.averager_region, hub, say, lambda: rtts_s(endpoint)
     )
     home = experiment.averager_region
@@ -67,7 +67,7 @@ def attach_roads(
         experiment.transfers,
         (lambda: home) if standby is None else (lambda: standby.hub),
         say,
-        desk,
+        uploads,
         bridge.give,
     )
     bridge.use_transfers(road)

@@ -2,8 +2,8 @@
 
 A region's bridge sends the reliable part as any update, then the lossy blocks as datagrams, until
 the next update comes (`DifferentialSender`). The averager's bridge completes updates with what is
-here, and says beside each reply which blocks were taken in (`DifferentialReceiver`). A session's key
-and port, and reports of what arrived, travel over the connection.
+here, and says beside each reply which blocks were taken in (`DifferentialReceiver`). A session's
+key and port, and reports of what arrived, go over the connection.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class PathEnds:
 
 
 class DifferentialPath:
-    """Both ends in one bridge; a region that hosts the averager sends no loose blocks.
+    """Both ends in one bridge; a region that hosts the averager sends no lossy blocks.
 
     Args:
         codec: what the run is configured with.
@@ -67,7 +67,7 @@ class DifferentialPath:
         )
 
     def connect(self, hub: str, address: Address) -> None:
-        """Send loose blocks to the averager's region, whose endpoint is at ``address``."""
+        """Send lossy blocks to the averager's region, whose endpoint is at ``address``."""
         model = self._ends.links.get(hub)
         emulated = None if model is None else (model, self._ends.run_start_s)
         self._feed = DifferentialSender(
@@ -84,15 +84,15 @@ class DifferentialPath:
         }
 
     def send(self, update: Update, reliably: Callable[[Update], None]) -> None:
-        """Send an update: its reliable part with ``reliably``, then its loose blocks."""
+        """Send an update: its reliable part with ``reliably``, then its lossy blocks."""
         if self._feed is None:
-            raise LinkDownError("there is no region to send loose blocks to")
+            raise LinkDownError("there is no region to send lossy blocks to")
         rest, load = self._feed.depart(update)
         reliably(rest)
         self._feed.follow(load)
 
     def recall(self) -> Meta:
-        """Stop sending loose blocks; what did not leave, as a header."""
+        """Stop sending lossy blocks; what did not leave, as a header."""
         stopped = None if self._feed is None else self._feed.recall()
         if stopped is None:
             return {"seq": None}
@@ -108,7 +108,7 @@ class DifferentialPath:
         return found
 
     def count_into(self, links: Mapping[str, Any]) -> None:
-        """Add the bytes of datagrams to an endpoint's books, as the class ``loose``."""
+        """Add the bytes of datagrams to an endpoint's books, as the class ``lossy``."""
         hub, feed = self._hub, self._feed
         if feed is not None and hub is not None and hub in links:
             links[hub]["bytes_out"]["loose"] = feed.sender.counts.bytes_out

@@ -1,4 +1,4 @@
-"""Differential transmission, the averager's end: updates are completed with loose blocks here."""
+"""Differential transmission, the averager's end: updates are completed with lossy blocks here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from geo_ray.transport.wire.meta import Meta
 
 @dataclass(slots=True)
 class _Held:
-    """An update that waits for its loose blocks, until they are here or its grace is over."""
+    """An update that waits for its lossy blocks, until they are here or its grace is over."""
 
     update: Update
     missing: int
@@ -31,7 +31,7 @@ class _Held:
 
 
 class DifferentialReceiver:
-    """The averager's end: books of every region's loose blocks.
+    """The averager's end: books of every region's lossy blocks.
 
     Args:
         codec: what the run is configured with.
@@ -97,16 +97,16 @@ class DifferentialReceiver:
             go_on(update)
 
     def beside(self, reply: Reply) -> Reply:
-        """The reply with what is to be told of loose blocks."""
+        """The reply with what is to be told of lossy blocks."""
         with self._lock:
             books = self._of(reply.to)
             if reply.dropped:
                 books.void(reply.seq)
                 return reply
-            return replace(reply, loose=books.report(reply.seq))
+            return replace(reply, lossy=books.report(reply.seq))
 
     def counts(self) -> dict[str, int]:
-        """What became of loose blocks, over all regions."""
+        """What became of lossy blocks, over all regions."""
         total: Counter[str] = Counter()
         with self._lock:
             for books in self._books.values():

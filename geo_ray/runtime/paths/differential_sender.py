@@ -1,4 +1,4 @@
-"""Differential transmission, a region's end: the loose blocks of its updates leave from here."""
+"""Differential transmission, a region's end: the lossy blocks of its updates leave from here."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GUESS_MBPS: Final = 10.0  # where nothing is known of a link
 
 
 class DifferentialSender:
-    """A region's end: sends loose blocks to the averager's region.
+    """A region's end: sends lossy blocks to the averager's region.
 
     Args:
         codec: what the run is configured with.
@@ -66,18 +66,18 @@ class DifferentialSender:
         self._ask()
 
     def depart(self, update: Update) -> tuple[Update, LossyLoad | None]:
-        """Take the loose blocks off an update; those of the last one leave no more."""
+        """Take the lossy blocks off an update; those of the last one leave no more."""
         self.sender.stop()
         coded = update.coded
-        if coded is None or coded.loose is None:
+        if coded is None or coded.lossy is None:
             return update, None
-        loose = coded.loose
+        lossy = coded.lossy
         # A copy: what the update came in is used again for the next request.
-        data = memoryview(loose.blocks_LK.numpy().tobytes())
-        size = loose.blocks_LK.shape[1]
-        ids = tuple(loose.ids_L.tolist())
-        load = LossyLoad(update.epoch, update.seq, ids, data, size, loose.bands)
-        return replace(update, coded=replace(coded, loose=None)), load
+        data = memoryview(lossy.blocks_LK.numpy().tobytes())
+        size = lossy.blocks_LK.shape[1]
+        ids = tuple(lossy.ids_L.tolist())
+        load = LossyLoad(update.epoch, update.seq, ids, data, size, lossy.bands)
+        return replace(update, coded=replace(coded, lossy=None)), load
 
     def follow(self, load: LossyLoad | None) -> None:
         """The reliable part is on its way: let the blocks follow."""

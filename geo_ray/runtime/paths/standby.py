@@ -63,7 +63,7 @@ class StandbyPath:
         node: the state machine.
         endpoint: this region's.
         outlet: the way into the region.
-        journal: takes events for the controller.
+        event_buffer: takes events for the controller.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class StandbyPath:
         node: StandbyNode,
         endpoint: Endpoint,
         outlet: Outlet,
-        journal: EventBuffer,
+        event_buffer: EventBuffer,
     ) -> None:
         self._node = node
         self._endpoint = endpoint
         self._outlet = outlet
-        self._journal = journal
+        self._event_buffer = event_buffer
         self._transfers: TransfersPath | None = None
         bound = 0.0 if node.primary is None else node.primary.bound
         self._log_lane = DATA if bound == 0 else BACKGROUND  # with 0 everything waits for it
@@ -156,10 +156,10 @@ class StandbyPath:
                 self._changed.wait(left_s)
             return self._begun.pop(checkpoint, False)
 
-    def on_witness(self, region: str) -> None:
+    def on_report_dead(self, region: str) -> None:
         """The controller has seen that ``region`` is dead and will not come back."""
         with self._changed:
-            self._carry_out(self._node.on_witness(region))
+            self._carry_out(self._node.on_report_dead(region))
 
     # ------------------------------------------------------------------ for the desk of transfers
 
@@ -208,7 +208,7 @@ class StandbyPath:
         if self._transfers is None or not isinstance(word.op, TakeIn):
             take()
         elif word.op.update.region == peer:
-            self._transfers.desk.arrived(word.op.update, take, again=word.again)
+            self._transfers.uploads.arrived(word.op.update, take, again=word.again)
 
     def _offer(self, op: Op) -> None:
         with self._changed:
@@ -233,7 +233,7 @@ class StandbyPath:
             snapshots, averager.snapshots = averager.snapshots, []
             self._outlet.save(snapshots)
         for reading in [] if averager is None else averager.noise.news():
-            self._journal.add("noise", **{**reading.fields(), "region": None})
+            self._event_buffer.add("noise", **{**reading.fields(), "region": None})
         self._changed.notify_all()
 
     def _say(self, to: str, word: Word) -> None:
@@ -250,10 +250,10 @@ class StandbyPath:
     def _note(self, news: StandbyEvent) -> None:
         if news.what == "took_over":
             log.warning("region '%s' hosts the averager now", news.region)
-            self._journal.add("hub_moved", epoch=news.epoch)
+            self._event_buffer.add("hub_moved", epoch=news.epoch)
         elif news.what == "left":
             log.warning("the run goes on without region '%s': its data are missing", news.region)
-            self._journal.add("region_left", name=news.region)
+            self._event_buffer.add("region_left", name=news.region)
         if self._transfers is not None:
             self._transfers.restart()
 

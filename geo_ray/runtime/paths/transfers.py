@@ -75,7 +75,7 @@ class TransfersPath:
         config: how transfers take turns.
         hub: names the region that hosts the averager at present.
         say: sends a message to a region.
-        desk: of this bridge, in case it is the averager's home.
+        uploads: of this bridge, in case it is the averager's home.
         give: takes an answer for the own region.
     """
 
@@ -85,14 +85,14 @@ class TransfersPath:
         config: TransfersConfig,
         hub: Callable[[], str],
         say: Say,
-        desk: UploadCoordinator,
+        uploads: UploadCoordinator,
         give: Callable[[Reply], None],
     ) -> None:
         self._region = region
         self._config = config
         self._hub = hub
         self._say = say
-        self.desk = desk
+        self.uploads = uploads
         self._give = give
         self._lock = threading.Lock()
         self._open = True
@@ -102,9 +102,9 @@ class TransfersPath:
     def routes(self) -> dict[str, Callable[[str, Message], None]]:
         """Handlers of this road's messages by kind."""
         return {
-            "ask": self.desk.on_ask,
-            "ask_sum": self.desk.on_ask_sum,
-            "sum": self.desk.on_sum,
+            "ask": self.uploads.on_ask,
+            "ask_sum": self.uploads.on_ask_sum,
+            "sum": self.uploads.on_sum,
             "grant": self._from_hub(self._on_grant),
             "gate": self._from_hub(self._on_gate),
             "gather": self._from_hub(self._on_gather),
@@ -116,7 +116,7 @@ class TransfersPath:
 
     def close(self) -> None:
         """End the desk's thread."""
-        self.desk.close()
+        self.uploads.close()
 
     # ------------------------------------------------------------------ as a region
 

@@ -32,7 +32,7 @@ def step(region: RegionState, grad_P: Tensor | None) -> None:
         region.apply_gradient(grad_P)
 
 
-def speak(region: RegionState, interval: int, wait: WaitRule) -> Outgoing | Wait | None:
+def outgoing(region: RegionState, interval: int, wait: WaitRule) -> Outgoing | Wait | None:
     """The message of this step, if one is due under ``interval`` and ``wait``."""
     if region.since_send < interval:
         return None

@@ -35,20 +35,20 @@ def delta(region: RegionState) -> Tensor:
     return anchor(region) - region.params_P
 
 
-def speak(region: RegionState, *, wait: bool = True) -> Outgoing:
+def outgoing(region: RegionState, *, wait: bool = True) -> Outgoing:
     """Send `delta`."""
     return Outgoing(delta(region), wait)
 
 
-def speak_when_due(region: RegionState, interval: int) -> Outgoing | None:
+def outgoing_when_due(region: RegionState, interval: int) -> Outgoing | None:
     """Send `delta` and stand still, after ``interval`` steps or as many as the averager said."""
     due = interval if region.budget is None else region.budget
-    return speak(region) if region.since_send >= due else None
+    return outgoing(region) if region.since_send >= due else None
 
 
-def last_word(region: RegionState) -> Outgoing | None:
+def final_update(region: RegionState) -> Outgoing | None:
     """The last exchange; none if the region stands on its anchor anyway."""
-    return None if region.since_send == 0 else speak(region)
+    return None if region.since_send == 0 else outgoing(region)
 
 
 def adopt(region: RegionState, reply: Reply) -> None:

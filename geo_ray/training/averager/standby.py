@@ -220,9 +220,9 @@ class StandbyNode:
         """Time has passed; ``connected`` are the regions to which there is a connection."""
         return self._watched(self.watch.tick(now_s, connected))
 
-    def on_witness(self, region: str) -> list[StandbyEffect]:
+    def on_report_dead(self, region: str) -> list[StandbyEffect]:
         """Somebody has seen that ``region`` is dead and will not come back."""
-        return self._watched(self.watch.on_witness(region))
+        return self._watched(self.watch.on_report_dead(region))
 
     def on_standby_back(self) -> list[StandbyEffect]:
         """As hub: what was sent to the standby may be lost; send it again."""

@@ -98,7 +98,7 @@ class Watch:
         if epoch == self.epoch and voter in self.members and voter != self.hub:
             (self._votes.add if lost else self._votes.discard)(voter)
 
-    def on_witness(self, region: str) -> list[WatchEffect]:
+    def on_report_dead(self, region: str) -> list[WatchEffect]:
         """Somebody has seen that ``region`` is dead and will not come back."""
         self._dead.add(region)
         if self.region == self.hub:

@@ -1,4 +1,4 @@
-"""The averager's books of loose blocks: what has come of whose update, and what it is added to.
+"""The averager's books of lossy blocks: what has come of whose update, and what it is added to.
 
 A region's update is complete when its reliable part is here. Loose blocks that are here as well are
 taken in with it; those that come later are added to the region's next update. Missing ones count as
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from geo_ray.codecs.base import Coded, LossyBlocks, wrong
-from geo_ray.codecs.common.dgt_blocks import loose_bytes, unpack_loose
+from geo_ray.codecs.common.dgt_blocks import lossy_bytes, unpack_lossy
 from geo_ray.codecs.common.dgt_report import LossyReport, pack_ranks
 from geo_ray.codecs.dgt import Dgt, DgtHeader
 from geo_ray.strategies.base import Update
@@ -34,7 +34,7 @@ Block = tuple[int, bytes]
 
 @dataclass(slots=True)
 class LossyCounts:
-    """What became of loose blocks that arrived.
+    """What became of lossy blocks that arrived.
 
     Attributes:
         on_time: taken in with their own update.
@@ -102,7 +102,7 @@ class LossyReceiver:
         ids: Sequence[int],
         blocks: Sequence[bytes | memoryview],
     ) -> int:
-        """Some loose blocks of an update have arrived, in any order, perhaps once more.
+        """Some lossy blocks of an update have arrived, in any order, perhaps once more.
 
         Args:
             epoch: of the sender.
@@ -122,7 +122,7 @@ class LossyReceiver:
             self.counts.too_late += len(ids)
             return 0
         before = len(page.waiting)
-        size = loose_bytes(self.codec.loose_values, self.codec.elements)
+        size = lossy_bytes(self.codec.loose_values, self.codec.elements)
         for rank, (block, data) in enumerate(zip(ids, blocks, strict=True), first_rank):
             if rank >= page.limit or not 0 <= block < self.blocks or len(data) != size:
                 self.counts.refused += 1
@@ -133,7 +133,7 @@ class LossyReceiver:
         return len(page.waiting) - before
 
     def begin(self, update: Update) -> int:
-        """The reliable part of an update is here, which is to wait for loose blocks.
+        """The reliable part of an update is here, which is to wait for lossy blocks.
 
         Returns:
             How many of them have not come yet.
@@ -142,15 +142,15 @@ class LossyReceiver:
             FrameError: if the update makes no sense.
         """
         coded = update.coded
-        if coded is None or coded.loose is not None or self._is_old(update):
+        if coded is None or coded.lossy is not None or self._is_old(update):
             return 0
         self._open(update.epoch, update.seq)
         self._begun = (update.epoch, update.seq)
         page = self._pages.setdefault(update.seq, _Page(self.blocks))
-        return DgtHeader(coded).loose - len(page.waiting)
+        return DgtHeader(coded).lossy - len(page.waiting)
 
     def complete(self, update: Update) -> Update:
-        """The update as a vector: its reliable part, and whatever loose blocks are here.
+        """The update as a vector: its reliable part, and whatever lossy blocks are here.
 
         One that was completed before comes back as it is, for the averager to recognise.
 
@@ -222,19 +222,19 @@ class LossyReceiver:
         if coded.kind != self.codec.kind or coded.num != self.num:
             raise wrong(coded.kind, f"{coded.num} elements, {self.num} were expected")
         head = DgtHeader(coded)
-        if head.elements != self.codec.elements or head.loose_format != self.codec.loose_values:
+        if head.elements != self.codec.elements or head.lossy_format != self.codec.loose_values:
             raise wrong(coded.kind, "other blocks than were agreed on")
-        page = _Page(head.loose, is_complete=True)
-        if coded.loose is not None:  # of this very region: nothing can be lost on the way
+        page = _Page(head.lossy, is_complete=True)
+        if coded.lossy is not None:  # of this very region: nothing can be lost on the way
             payload_P = self.codec.decode(coded)
-            page.taken = set(range(coded.loose.ids_L.numel()))
+            page.taken = set(range(coded.lossy.ids_L.numel()))
             return payload_P, page
         early = self._pages.get(update.seq)
         if early is not None:
             page.waiting = {r: b for r, b in early.waiting.items() if r < page.limit}
         found = page.take()
-        loose = _as_loose(found) if found else None
-        payload_P = self.codec.decode(Coded(coded.kind, coded.num, coded.data_B, loose))
+        lossy = _as_lossy(found) if found else None
+        payload_P = self.codec.decode(Coded(coded.kind, coded.num, coded.data_B, lossy))
         self.counts.on_time += len(found)
         return payload_P, page
 
@@ -266,16 +266,16 @@ class LossyReceiver:
 
     def _vector(self, found: dict[int, Block], delay: int) -> Tensor:
         """Late blocks as a vector (P,)."""
-        elements, loose = self.codec.elements, _as_loose(found)
-        values_LE = unpack_loose(self.codec.loose_values, loose.blocks_LK, elements)
+        elements, lossy = self.codec.elements, _as_lossy(found)
+        values_LE = unpack_lossy(self.codec.loose_values, lossy.blocks_LK, elements)
         if self.codec.late_scaled:
             values_LE = values_LE / (delay + 1)
         total_P = torch.zeros(self.blocks * elements)
-        total_P.view(-1, elements).index_add_(0, loose.ids_L.to(torch.int64), values_LE)
+        total_P.view(-1, elements).index_add_(0, lossy.ids_L.to(torch.int64), values_LE)
         return total_P[: self.num]
 
 
-def _as_loose(found: dict[int, Block]) -> LossyBlocks:
+def _as_lossy(found: dict[int, Block]) -> LossyBlocks:
     ids = torch.tensor([block for block, _ in found.values()], dtype=torch.int32)
     data = np.frombuffer(b"".join(data for _, data in found.values()), dtype=np.uint8)
     return LossyBlocks(ids, torch.from_numpy(data.copy()).view(len(found), -1))

@@ -1,11 +1,11 @@
-"""The sender's books of loose blocks: which are neither taken in nor owed again yet. Pure.
+"""The sender's books of lossy blocks: which are neither taken in nor owed again yet. Pure.
 
-With ``late: put_back`` every loose block is settled once, in one of three ways: the averager
+With ``late: put_back`` every lossy block is settled once, in one of three ways: the averager
 reports that it was taken in; it never left, because the next update came first; or the averager has
 closed the books without it. The last two are put back and go with the next vector. With
 ``late: merge`` there are no books: what does not arrive is lost.
 
-Shape legend: L = loose blocks of one update.
+Shape legend: L = lossy blocks of one update.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class LossySender:
 
     def sent(self, seq: int, coded: Coded | None) -> None:
         """Update ``seq`` is on its way as ``coded``."""
-        if coded is not None and coded.loose is not None and self.codec.late == "put_back":
-            count = coded.loose.ids_L.numel()
+        if coded is not None and coded.lossy is not None and self.codec.late == "put_back":
+            count = coded.lossy.ids_L.numel()
             self._sent[seq] = _Sent(coded, torch.ones(count, dtype=torch.bool))
 
     def newest(self) -> int | None:
@@ -83,7 +83,7 @@ class LossySender:
         return self._close([before for before in self._sent if before < seq])
 
     def take_all(self) -> list[Coded]:
-        """Close all books, because the next update tells the averager to forget loose blocks.
+        """Close all books, because the next update tells the averager to forget lossy blocks.
 
         Returns:
             What is to be put back.

@@ -49,7 +49,7 @@ class RegionWire:
     _version: int = 0
     _open: Update | None = None
     _owed_before_P: Tensor | None = None
-    _loose: LossySender | None = None
+    _lossy: LossySender | None = None
 
     def __post_init__(self) -> None:
         stream = f"{self.plan.seed}/up/{self.region}"
@@ -58,14 +58,14 @@ class RegionWire:
         if len(self._cuts) > 1:
             self._parts = [Encoder(self.plan.up, f"{stream}/{i}") for i in range(len(self._cuts))]
         if isinstance(self.plan.up, Dgt):
-            self._loose = LossySender(self.plan.up)
+            self._lossy = LossySender(self.plan.up)
 
     def encode(self, update: Update) -> Update:
         """The update as it goes on its way; once per update, in their order."""
         plan, payload_P = self.plan, update.payload_P
         encoder = self._encoder_of(update.fragment)
-        if self._loose is not None:
-            self._before(update, self._loose)
+        if self._lossy is not None:
+            self._before(update, self._lossy)
         if plan.sends == "model" and not plan.in_rounds:
             owed_P = encoder.residual_P
             self._owed_before_P = None if owed_P is None else owed_P.clone()
@@ -84,8 +84,8 @@ class RegionWire:
         if reference_P is not None:
             payload_P = payload_P - reference_P.to(payload_P.device)
         encoded = encoder.encode(payload_P, update.seq)
-        if self._loose is not None:
-            self._loose.sent(update.seq, encoded.coded)
+        if self._lossy is not None:
+            self._lossy.sent(update.seq, encoded.coded)
         if encoded.coded is None:
             whole_P = self._whole(encoded.sent_P, against)
             self._open = replace(update, payload_P=whole_P)
@@ -119,21 +119,21 @@ class RegionWire:
             reply = replace(reply, payload_P=payload_P, coded=None, against=None)
         if self.plan.keeps_reference:
             self._reference_P, self._version = payload_P, reply.version
-        if self._loose is not None:
-            self._put_back_all(self._loose.settle(reply.seq, reply.loose))
+        if self._lossy is not None:
+            self._put_back_all(self._lossy.settle(reply.seq, reply.lossy))
             if reply.reliable is not None:
-                self._loose.codec.tell_share(self._encoder.memory, reply.reliable)
+                self._lossy.codec.tell_share(self._encoder.memory, reply.reliable)
         self._open = self._owed_before_P = None
         return reply
 
     def flowing(self) -> int | None:
-        """The newest update whose loose blocks may still be on their way; None if there is none."""
-        return None if self._loose is None else self._loose.newest()
+        """The newest update whose lossy blocks may still be on their way; None if there is none."""
+        return None if self._lossy is None else self._lossy.newest()
 
     def unsent(self, seq: int, first_rank: int) -> None:
         """Loose blocks of update ``seq`` from ``first_rank`` on never left: they are owed again."""
-        if self._loose is not None:
-            self._put_back_all(self._loose.unsent(seq, first_rank))
+        if self._lossy is not None:
+            self._put_back_all(self._lossy.unsent(seq, first_rank))
 
     def dropped(self, seq: int) -> Update:
         """Take back the open update, which nobody took in: its content is owed again.
@@ -149,8 +149,8 @@ class RegionWire:
             raise InvariantError(f"update {seq} of '{self.region}' was dropped, but is not open")
         if self.plan.in_rounds:
             raise InvariantError(f"update {seq} of '{self.region}' was dropped from a round")
-        if self._loose is not None:
-            self._loose.forget(seq)
+        if self._lossy is not None:
+            self._lossy.forget(seq)
         if self.plan.sends == "model":  # the model itself is sent again, debts are as before
             self._encoder.residual_P = self._owed_before_P
         elif update.coded is None:
@@ -172,10 +172,10 @@ class RegionWire:
     def tensors(self) -> dict[str, Tensor]:
         """Copies of what a checkpoint needs."""
         found = self._encoder.export()
-        if self._loose is not None:
+        if self._lossy is not None:
             # Whoever resumes from it begins with new books: what is not settled is owed again.
             owing = replace(self._encoder)
-            for part in self._loose.open():
+            for part in self._lossy.open():
                 owing.put_back(open_coded(self.plan.up, part, self.num_params))
             found = owing.export()
         for i, part_encoder in enumerate(self._parts):
@@ -221,12 +221,12 @@ class RegionWire:
             )
         return self._reference_P.to(vector_P.device) + vector_P
 
-    def _before(self, update: Update, loose: LossySender) -> None:
+    def _before(self, update: Update, lossy: LossySender) -> None:
         """What differential transmission needs to know before it codes an update."""
         if update.loss is not None:
-            loose.codec.observe(self._encoder.memory, update.loss)
-        if update.final:  # the averager forgets loose blocks with it
-            self._put_back_all(loose.take_all())
+            lossy.codec.observe(self._encoder.memory, update.loss)
+        if update.final:  # the averager forgets lossy blocks with it
+            self._put_back_all(lossy.take_all())
 
     def _put_back_all(self, parts: Sequence[Coded]) -> None:
         for part in parts:

@@ -24,7 +24,7 @@ class Assignment:
         done: leave, after the evaluation if there is one.
         parts: rows and weights of a coded gradient, if that is what to push; the worker's own
             among them.
-        judged: not the live parameters are to be evaluated, but those that the averager knows.
+        eval_params: not the live parameters are to be evaluated, but those that the averager knows.
     """
 
     worker: int
@@ -32,7 +32,7 @@ class Assignment:
     span: Span | None
     evaluate: bool = False
     done: bool = False
-    judged: bool = False
+    eval_params: bool = False
     parts: tuple[CodedShare, ...] = ()
 
 

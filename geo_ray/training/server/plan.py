@@ -27,7 +27,7 @@ class ServerPlan:
         alone: no other region waits for this one, so it may stand still when it is exhausted.
         batches_per_push: batches that a worker takes for one push.
         stragglers: what to do about workers that are late.
-        judges_outer: not the live parameters are evaluated, but those that the averager knows.
+        evaluates_outer: not the live parameters are evaluated, but those that the averager knows.
         noise_every: steps between measurements of gradient noise; None for the usual number.
         tells_norms: updates are gradients as they are, whose norms the averager wants to know.
     """
@@ -44,7 +44,7 @@ class ServerPlan:
     alone: bool = False
     batches_per_push: int = 1
     stragglers: BackupWorkers | GradientCoding | None = None
-    judges_outer: bool = False
+    evaluates_outer: bool = False
     batch_sizes: tuple[int, ...] | None = None
     tells_norms: bool = False
     noise_every: int | None = None

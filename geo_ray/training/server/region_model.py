@@ -25,8 +25,8 @@ class ShardPort(Protocol):
     ) -> float | None:
         """See `Shard.apply`."""
 
-    def speak(self) -> Outgoing | Wait | None:
-        """See `Shard.speak`."""
+    def outgoing(self) -> Outgoing | Wait | None:
+        """See `Shard.outgoing`."""
 
     def finish(self) -> Outgoing | None:
         """See `Shard.finish`."""
@@ -68,9 +68,9 @@ class RegionModel:
         known = [mean_sq for mean_sq in found if mean_sq is not None]
         return sum(known) if len(known) == len(found) else None
 
-    def speak(self) -> Outgoing | Wait | None:
+    def outgoing(self) -> Outgoing | Wait | None:
         """What the region says after a step, its payload joined to (P,)."""
-        return self._join([shard.speak() for shard in self._shards])
+        return self._join([shard.outgoing() for shard in self._shards])
 
     def finish(self) -> Outgoing | None:
         """The last word, joined to (P,)."""

@@ -202,7 +202,7 @@ class Server:
         """The one thing to do next, or None if the region must wait for an event."""
         if self.phase == "must_speak" and not self.link_busy:
             self.phase = "training"
-            return self._finish() if self._stopped else self._speak()
+            return self._finish() if self._stopped else self._outgoing()
         if self.phase != "training":
             return None
         if self.version >= self._total_steps:
@@ -235,7 +235,7 @@ class Server:
         done = StepDone.of(self.version, samples, reports.values(), noise)
         self.loss = self.loss if done.loss is None else done.loss
         self.compute_s += done.compute_s
-        return [done, *self._speak()]
+        return [done, *self._outgoing()]
 
     def _apply(
         self, contributions: Sequence[Contribution], reports: Mapping[int, StepReport]
@@ -255,10 +255,10 @@ class Server:
                 self._late.setdefault(worker, span)
         return samples
 
-    def _speak(self) -> list[Effect]:
+    def _outgoing(self) -> list[Effect]:
         if self._stopped:  # all regions' next word is their last one, or rounds would not match
             return []
-        out = self.model.speak()
+        out = self.model.outgoing()
         if isinstance(out, Wait):
             self.phase = "must_speak"
             return []
@@ -320,7 +320,7 @@ class Server:
                     self.version,
                     spans[worker],
                     evaluate,
-                    judged=evaluate and self.plan.judges_outer,
+                    eval_params=evaluate and self.plan.evaluates_outer,
                     parts=self._rule.parts_of(worker, spans),
                 )
             )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from geo_ray.errors import CheckpointCorruptError, InvariantError
 from geo_ray.strategies.base import Outgoing, RegionState, Reply, Strategy, Wait
-from geo_ray.strategies.traits import judged
+from geo_ray.strategies.traits import eval_params
 from geo_ray.training.compute.flat import square_norm
 from geo_ray.training.compute.optimizers import AdamW, InnerOptimizer, Momentum, Sgd
 
@@ -71,9 +71,9 @@ class Shard:
         return self.state.params_P
 
     @property
-    def judged_S(self) -> Tensor:
+    def eval_params_S(self) -> Tensor:
         """The parameters that an evaluation is about, fp32 (S,); often the live ones."""
-        name = None if self._alone else judged(self._strategy)
+        name = None if self._alone else eval_params(self._strategy)
         return self.params_S if name is None else self.state.memory.get(name, self.params_S)
 
     def put(self, worker: int, grad_S: Tensor) -> None:
@@ -116,7 +116,7 @@ class Shard:
             self._strategy.on_gradient(state, grad_S)
         return mean_sq
 
-    def speak(self) -> Outgoing | Wait | None:
+    def outgoing(self) -> Outgoing | Wait | None:
         """Ask the strategy, after a step, whether to say something now."""
         return None if self._alone else self._sent(self._strategy.after_step(self.state))
 

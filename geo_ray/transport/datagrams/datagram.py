@@ -12,7 +12,7 @@ The body is a few blocks of one update:
     number of each block 4 | blocks
 
 Integers are big-endian. `sent` is the sender's clock in microseconds, for the time that a datagram
-took compared with others. Ranks count the update's loose blocks in the order of their sending.
+took compared with others. Ranks count the update's lossy blocks in the order of their sending.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sends an update's loose blocks to one peer: in order, paced, and only while nothing else is due.
+"""Sends an update's lossy blocks to one peer: in order, paced, and only while nothing else is due.
 
 A thread per peer. It waits until the reliable part is acknowledged, then spends what the link has
 left over (`geo_ray.transport.datagrams.pacing`). The next update stops it at once; what has not
@@ -22,7 +22,7 @@ _NAP_S: Final = 0.002  # shortest sleep of the pacing
 
 @dataclass(frozen=True, slots=True)
 class LossyLoad:
-    """The loose blocks of an update.
+    """The lossy blocks of an update.
 
     Attributes:
         epoch: of the sender.
@@ -55,7 +55,7 @@ class SenderCounts:
     Attributes:
         datagrams: how many.
         bytes_out: their bytes.
-        blocks: loose blocks in them.
+        blocks: lossy blocks in them.
         unsent: blocks that an update left behind.
     """
 

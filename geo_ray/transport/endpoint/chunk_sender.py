@@ -29,7 +29,7 @@ class ChunkSender:
 
     Args:
         connection: what it belongs to.
-        desk: the session.
+        session_side: the session.
         write: hands what a stream holds to the kernel; survives a stream's failure.
 
     Attributes:
@@ -38,11 +38,11 @@ class ChunkSender:
     """
 
     def __init__(
-        self, connection: Connection, desk: SessionSide, write: Callable[[Stream], None]
+        self, connection: Connection, session_side: SessionSide, write: Callable[[Stream], None]
     ) -> None:
         self.late_s = 1.0
         self._connection = connection
-        self._desk = desk
+        self._session_side = session_side
         self._write = write
 
     def run(self, control: Stream, streams: Sequence[Stream], now_s: float) -> None:
@@ -53,7 +53,7 @@ class ChunkSender:
             streams: data streams that take chunks.
             now_s: the time.
         """
-        desk, flow = self._desk, self._desk.flow
+        session_side, flow = self._session_side, self._session_side.flow
         size_bytes = flow.chunk_bytes(len(streams))
         lanes = _CONTROL_LANE if streams else ALL_LANES
         while control.has_room() and (chunk := self._next(lanes, size_bytes, now_s)) is not None:
@@ -61,7 +61,7 @@ class ChunkSender:
         ready = [stream for stream in streams if stream.has_room()]
         while ready:
             for stream in list(ready):
-                if not flow.may_send(desk.in_flight_bytes()):
+                if not flow.may_send(session_side.in_flight_bytes()):
                     return
                 chunk = self._next(DATA_LANES, size_bytes, now_s)
                 if chunk is None:
@@ -82,8 +82,8 @@ class ChunkSender:
         if len(flat) % 3:
             raise FrameError("an acknowledgement is cut short")
         keys = list(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
-        before_bytes = self._desk.in_flight_bytes()
-        acked = self._desk.acknowledged(self._connection, keys, delivered)
+        before_bytes = self._session_side.in_flight_bytes()
+        acked = self._session_side.acknowledged(self._connection, keys, delivered)
         for stream in streams:
             for key in keys:
                 if stream.chunks.pop(key, None) is not None:
@@ -95,15 +95,17 @@ class ChunkSender:
                 took_s = max(_LATE_MIN_S, _LATE_FACTOR * (now_s - chunk.sent_s))
                 self.late_s += _BLEND * (took_s - self.late_s)
         size_bytes = sum(chunk.size_bytes for chunk in acked)
-        self._desk.flow.on_acked(now_s, size_bytes, before_bytes)
+        self._session_side.flow.on_acked(now_s, size_bytes, before_bytes)
 
     def _next(self, lanes: range, size_bytes: int, now_s: float) -> Chunk | None:
-        return self._desk.next_chunk(self._connection, lanes, size_bytes, now_s)
+        return self._session_side.next_chunk(self._connection, lanes, size_bytes, now_s)
 
     def _late(self, stream: Stream, holders: list[Stream], now_s: float) -> Chunk | None:
         """Nothing new is to be sent: help out with what has been under way for too long."""
         before_s = now_s - self.late_s
-        chunk = self._desk.straggler(self._connection, before_s, _TIMES_SENT, now_s, stream.chunks)
+        chunk = self._session_side.straggler(
+            self._connection, before_s, _TIMES_SENT, now_s, stream.chunks
+        )
         if chunk is not None:
             for holder in holders:  # see `Chunk.frame`
                 if chunk.key in holder.chunks and not holder.is_idle:

@@ -39,7 +39,7 @@ class Connection:
 
     Args:
         peer: the other region.
-        desk: the session.
+        session_side: the session.
         control: the stream that the handshake was made on.
         dialed: whether this side dialed it, and hence dials the data streams.
         config: limits and deadlines.
@@ -58,7 +58,7 @@ class Connection:
     def __init__(
         self,
         peer: str,
-        desk: SessionSide,
+        session_side: SessionSide,
         control: Stream,
         *,
         dialed: bool,
@@ -72,13 +72,15 @@ class Connection:
         self.heartbeat = Heartbeat(config.heartbeat_s)
         self.owes = True
         self._peer = peer
-        self._desk = desk
+        self._session_side = session_side
         self._control = control
         self._config = config
         self._clock = clock
         self._dial_stream = dial_stream
-        self._intake = ChunkReceiver(desk, natural(control.greeting.hello, "epoch"))
-        self._pump = ChunkSender(self, desk, partial(self._guard, work=Stream.write))
+        self._chunk_receiver = ChunkReceiver(session_side, natural(control.greeting.hello, "epoch"))
+        self._chunk_sender = ChunkSender(
+            self, session_side, partial(self._guard, work=Stream.write)
+        )
         self._data: list[Stream] = []
         self._past: list[tuple[dict[str, int], dict[str, int]]] = []  # counts of closed streams
         self._last_number = 0
@@ -127,7 +129,7 @@ class Connection:
             self._dialing -= 1
         if error is not None:
             self._redial_at_s = self._clock.now_s() + _REDIAL_S
-            self._desk.note_error(error)
+            self._session_side.note_error(error)
 
     def end(self, cause: Exception | str) -> None:
         """Let the loop end; the first cause counts."""
@@ -193,23 +195,23 @@ class Connection:
         self._ask_kernel(now_s)
         if not self._finishing:
             self._tend_streams(now_s)
-            for frame in self.heartbeat.frames(now_s, self._desk.flow.ping_every_s()):
+            for frame in self.heartbeat.frames(now_s, self._session_side.flow.ping_every_s()):
                 self._control.put(frame, TRANSPORT)
-        self._intake.acknowledge(self._control)
+        self._chunk_receiver.acknowledge(self._control)
         self._guard(self._control, Stream.write)
         if not self._finishing:
-            self._pump.run(self._control, self._live(), now_s)
+            self._chunk_sender.run(self._control, self._live(), now_s)
         for stream in [self._control, *self._data]:
             self._guard(stream, self._flush)
         self._settle(now_s)
 
     def _patience_s(self) -> float:
-        now_s, flow = self._clock.now_s(), self._desk.flow
+        now_s, flow = self._clock.now_s(), self._session_side.flow
         until_s = min(now_s + _LONGEST_WAIT_S, self.heartbeat.due_s(flow.ping_every_s()))
-        if self._desk.in_flight_bytes():
-            until_s = min(until_s, now_s + self._pump.late_s / 2)
+        if self._session_side.in_flight_bytes():
+            until_s = min(until_s, now_s + self._chunk_sender.late_s / 2)
         wait_s = max(0.0, until_s - now_s)
-        has_chunk = self._desk.has_chunk(ALL_LANES)
+        has_chunk = self._session_side.has_chunk(ALL_LANES)
         for stream in [self._control, *self._data]:
             wait_s = min(wait_s, stream.ready_in_s(has_chunk=has_chunk))
         return wait_s
@@ -217,15 +219,18 @@ class Connection:
     def _settle(self, now_s: float) -> None:
         """All is done that can be done now."""
         streams = [self._control, *self._data]
-        owed, self.owes = self.owes, self._intake.owes or not all(each.is_idle for each in streams)
+        owed, self.owes = (
+            self.owes,
+            self._chunk_receiver.owes or not all(each.is_idle for each in streams),
+        )
         if owed and not self.owes:
-            self._desk.settled()
+            self._session_side.settled()
         if self._finishing and not self.owes and not self._finished:
             self._finished = True
             for stream in streams:
                 stream.finish_sending()
-        in_flight_bytes, flow = self._desk.in_flight_bytes(), self._desk.flow
-        has_chunk = self._desk.has_chunk(DATA_LANES)
+        in_flight_bytes, flow = self._session_side.in_flight_bytes(), self._session_side.flow
+        has_chunk = self._session_side.has_chunk(DATA_LANES)
         flow.look(
             now_s,
             len(self._data),
@@ -258,7 +263,7 @@ class Connection:
         self._asked_s = now_s
         counts = [stream.segments_since() for stream in [self._control, *self._data]]
         sent, lost = (sum(column) for column in zip(*counts, strict=True))
-        self._desk.flow.on_segments(now_s, sent, lost)
+        self._session_side.flow.on_segments(now_s, sent, lost)
 
     # ------------------------------------------------------------------ streams
 
@@ -266,7 +271,7 @@ class Connection:
         config = self._config
         meta_bytes = max(config.max_meta_bytes, ACK_META_BYTES)
         limits = FrameLimits(meta_bytes, config.max_payload_bytes, not stream.is_tls)
-        stream.open(limits, partial(self._intake.place, stream))
+        stream.open(limits, partial(self._chunk_receiver.place, stream))
         self._selector.register(stream.sock, selectors.EVENT_READ, stream)
 
     def _take_attached(self) -> None:
@@ -277,7 +282,7 @@ class Connection:
             self._data.append(stream)
             self._open(stream)
         for stream in self._data:
-            stream.limit_unsent(self._desk.flow.unsent_bytes(len(self._data)))
+            stream.limit_unsent(self._session_side.flow.unsent_bytes(len(self._data)))
 
     def _live(self) -> list[Stream]:
         return [stream for stream in self._data if not stream.is_draining]
@@ -288,17 +293,17 @@ class Connection:
             return
         self._data.remove(stream)
         self._selector.unregister(stream.sock)
-        self._intake.forget(stream)
+        self._chunk_receiver.forget(stream)
         stream.close()
         self._past.append((stream.sent, stream.received))
         if error is not None:
-            self._desk.give_back(self, list(stream.chunks.values()))
-            self._desk.note_error(error)
+            self._session_side.give_back(self, list(stream.chunks.values()))
+            self._session_side.note_error(error)
             self._redial_at_s = self._clock.now_s() + _REDIAL_S
 
     def _tend_streams(self, now_s: float) -> None:
         """Have as many data streams as the side that wants more thinks best."""
-        mine = self._desk.flow.streams
+        mine = self._session_side.flow.streams
         if not self.dialed:
             if mine != self._told_wish:
                 self._told_wish = mine
@@ -342,7 +347,7 @@ class Connection:
     def _read(self, stream: Stream) -> None:
         for frame, wire_bytes in stream.read(self._on_bytes):
             if frame.kind is FrameKind.CHUNK:
-                self._intake.take(stream, frame, wire_bytes)
+                self._chunk_receiver.take(stream, frame, wire_bytes)
             elif stream is self._control:
                 self._take_control(frame)
             elif frame.kind is FrameKind.BYE:
@@ -358,11 +363,11 @@ class Connection:
         self._has_met = True
         now_s = self._clock.now_s()
         if frame.kind is FrameKind.ACK:
-            self._pump.take_acks(frame.meta, [self._control, *self._data], now_s)
+            self._chunk_sender.take_acks(frame.meta, [self._control, *self._data], now_s)
         elif frame.kind is FrameKind.PING:
             self.heartbeat.ping(frame.meta)
         elif frame.kind is FrameKind.PONG:
-            self._desk.flow.on_rtt(now_s, self.heartbeat.pong(frame.meta, now_s))
+            self._session_side.flow.on_rtt(now_s, self.heartbeat.pong(frame.meta, now_s))
         elif frame.kind is FrameKind.STREAMS:
             self._wish = natural(frame.meta, "want")
         else:
@@ -381,7 +386,7 @@ class Connection:
             self._attached.clear()
         self._selector.close()
         for stream in streams:
-            self._intake.forget(stream)
+            self._chunk_receiver.forget(stream)
             stream.close()
         self._is_awake = True
         self._waker.close()

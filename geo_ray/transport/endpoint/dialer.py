@@ -32,7 +32,7 @@ class Dialer:
     """Dials and accepts for an endpoint.
 
     Args:
-        meeting: makes streams of sockets.
+        connector: makes streams of sockets.
         config: pauses and bounds.
         clock: for connections.
         workers: threads.
@@ -42,14 +42,14 @@ class Dialer:
 
     def __init__(
         self,
-        meeting: Connector,
+        connector: Connector,
         config: TransportConfig,
         clock: Clock,
         workers: Workers,
         session: Callable[[str], Session],
         address: Callable[[str], Address],
     ) -> None:
-        self._meeting = meeting
+        self._connector = connector
         self._config = config
         self._clock = clock
         self._workers = workers
@@ -71,7 +71,7 @@ class Dialer:
         failures = 0
         while session.wait_disconnected():
             try:
-                control = self._meeting.dial(session, self._address(session.peer), 0, "")
+                control = self._connector.dial(session, self._address(session.peer), 0, "")
                 connection = self._adopt(session, control, dialed=True)
             except (TransportError, OSError) as error:
                 failures += 1
@@ -113,7 +113,7 @@ class Dialer:
         link_id = connection.greeting.link_id
         try:
             address = self._address(session.peer)
-            _attach(connection, self._meeting.dial(session, address, number, link_id))
+            _attach(connection, self._connector.dial(session, address, number, link_id))
         except (TransportError, OSError) as error:
             failure = error
         connection.dial_ended(failure)
@@ -138,7 +138,7 @@ class Dialer:
 
     def _receive(self, sock: socket.socket, source: str) -> None:
         try:
-            welcomed = self._welcome(self._meeting.receive(sock))
+            welcomed = self._welcome(self._connector.receive(sock))
         except (TransportError, OSError) as error:
             self._quiet.warning(type(error).__name__, f"refused {source}: {error}")
             return

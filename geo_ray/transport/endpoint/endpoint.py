@@ -79,7 +79,7 @@ class Endpoint:
             region: Shaper(model, self._clock, start_s) for region, model in (shaping or {}).items()
         }
         self._callbacks = Callbacks(on_message, on_peer or (lambda *_: None))
-        self._meeting = Connector(
+        self._connector = Connector(
             identity,
             secrets.token_hex(8),
             self._config,
@@ -95,8 +95,8 @@ class Endpoint:
         self._closing = False
         self._closed = False
         self._workers = Workers()
-        self._linker = Dialer(
-            self._meeting, self._config, self._clock, self._workers, self._session, self._address
+        self._dialer = Dialer(
+            self._connector, self._config, self._clock, self._workers, self._session, self._address
         )
 
     # ------------------------------------------------------------------ links
@@ -119,7 +119,7 @@ class Endpoint:
                 raise TransportError("the endpoint listens already", fix="Use `advertised`.")
             listener = sockets.listen(host, port, self._config.socket_buffer_bytes)
             self._listener = listener
-            self._workers.start("wan-accept", lambda: self._linker.accept(listener))
+            self._workers.start("wan-accept", lambda: self._dialer.accept(listener))
         return sockets.address_of(listener)
 
     @property
@@ -155,7 +155,7 @@ class Endpoint:
             is_new = peer not in self._addresses
             self._addresses[peer] = address
             if is_new and not self._closed:
-                self._workers.start(f"wan-{peer}", lambda: self._linker.keep_connected(session))
+                self._workers.start(f"wan-{peer}", lambda: self._dialer.keep_connected(session))
 
     def wait_connected(self, peers: Iterable[str], timeout_s: float) -> None:
         """Wait until all of ``peers`` are connected.
@@ -238,8 +238,8 @@ class Endpoint:
             self._closed = True
             sessions = list(self._sessions.values())
             self._changed.notify_all()
-        self._linker.close()
-        self._meeting.close()
+        self._dialer.close()
+        self._connector.close()
         if self._listener is not None:
             sockets.hang_up(self._listener)
         for session in sessions:

@@ -229,7 +229,7 @@ def test_bytes_that_make_no_sense_are_refused() -> None:
     loose = loose_of(coded)
     wrong = [
         flipped(coded, 0, 9),  # format of values
-        flipped(coded, 8, 9),  # format of loose blocks
+        flipped(coded, 8, 9),  # format of lossy blocks
         flipped(coded, 16, 0),  # no elements
         flipped(coded, 16, 1),  # other elements than the bytes have
         flipped(coded, 24, 3),  # more reliable blocks than marked

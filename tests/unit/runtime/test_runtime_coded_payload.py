@@ -34,7 +34,7 @@ def over_the_wire(meta: Meta) -> Meta:
 def trip(message: Update | Reply) -> Any:
     payload = bytes(exchange.payload_bytes(message))
     assert len(payload) == message.size_bytes + (
-        0 if message.coded is None or message.coded.loose is None else 4 * 3
+        0 if message.coded is None or message.coded.lossy is None else 4 * 3
     )
     if isinstance(message, Update):
         return exchange.read_update(over_the_wire(exchange.update_meta(message)), payload)
@@ -43,13 +43,13 @@ def trip(message: Update | Reply) -> Any:
 
 def same_coded(a: Coded, b: Coded) -> bool:
     assert (a.kind, a.num) == (b.kind, b.num) and torch.equal(a.data_B, b.data_B)
-    if a.loose is None or b.loose is None:
-        return a.loose is b.loose
-    ids = torch.equal(a.loose.ids_L, b.loose.ids_L) and a.loose.ids_L.dtype == b.loose.ids_L.dtype
-    return ids and torch.equal(a.loose.blocks_LK, b.loose.blocks_LK) and a.loose.bands == 2
+    if a.lossy is None or b.lossy is None:
+        return a.lossy is b.lossy
+    ids = torch.equal(a.lossy.ids_L, b.lossy.ids_L) and a.lossy.ids_L.dtype == b.lossy.ids_L.dtype
+    return ids and torch.equal(a.lossy.blocks_LK, b.lossy.blocks_LK) and a.lossy.bands == 2
 
 
-@pytest.mark.parametrize("coded", [TIGHT, PARTS], ids=["data", "data and loose blocks"])
+@pytest.mark.parametrize("coded", [TIGHT, PARTS], ids=["data", "data and lossy blocks"])
 @pytest.mark.parametrize("against", [None, 0, 5])
 def test_a_coded_payload_survives_the_trip(coded: Coded, against: int | None) -> None:
     update = replace(UPDATE, coded=coded, against=against)
@@ -84,9 +84,9 @@ def test_loose_blocks_of_differential_transmission() -> None:
 
 def test_all_blocks_lost() -> None:
     none = LossyBlocks(LOOSE.ids_L[:0], LOOSE.blocks_LK[:0], 2)
-    update = replace(UPDATE, coded=replace(PARTS, loose=none))
+    update = replace(UPDATE, coded=replace(PARTS, lossy=none))
     found = exchange.read_update(exchange.update_meta(update), exchange.payload_bytes(update))
-    assert found.coded.loose.blocks_LK.shape == (0, 5)
+    assert found.coded.lossy.blocks_LK.shape == (0, 5)
 
 
 @pytest.mark.parametrize(

@@ -9,35 +9,37 @@ from geo_ray.runtime.actors.event_buffer import EventBuffer
 
 
 def test_events_carry_region_and_time_and_come_in_order() -> None:
-    journal = EventBuffer("eu", time.time() - 100.0)
-    journal.add("step", step=1)
-    journal.add("step", step=2)
-    first, second = journal.take()
+    event_buffer = EventBuffer("eu", time.time() - 100.0)
+    event_buffer.add("step", step=1)
+    event_buffer.add("step", step=2)
+    first, second = event_buffer.take()
     assert first == {"kind": "step", "t_s": first["t_s"], "region": "eu", "step": 1}
-    assert 100.0 <= first["t_s"] <= second["t_s"] <= journal.now_s()
+    assert 100.0 <= first["t_s"] <= second["t_s"] <= event_buffer.now_s()
 
 
 def test_events_are_taken_once_and_in_small_lots() -> None:
-    journal = EventBuffer("eu", time.time())
+    event_buffer = EventBuffer("eu", time.time())
     for number in range(7):
-        journal.add("step", step=number)
-    lots = [journal.take(limit=3) for _ in range(4)]
+        event_buffer.add("step", step=number)
+    lots = [event_buffer.take(limit=3) for _ in range(4)]
     assert [[event["step"] for event in lot] for lot in lots] == [[0, 1, 2], [3, 4, 5], [6], []]
 
 
 def test_no_event_is_lost_between_threads() -> None:
-    journal = EventBuffer("eu", time.time())
+    event_buffer = EventBuffer("eu", time.time())
     taken: list[int] = []
     done = threading.Event()
 
     def read() -> None:
         while not done.is_set():
-            taken.extend(event["n"] for event in journal.take(limit=10))
+            taken.extend(event["n"] for event in event_buffer.take(limit=10))
 
     reader = threading.Thread(target=read)
     reader.start()
     writers = [
-        threading.Thread(target=lambda k=k: [journal.add("x", n=k * 500 + i) for i in range(500)])
+        threading.Thread(
+            target=lambda k=k: [event_buffer.add("x", n=k * 500 + i) for i in range(500)]
+        )
         for k in range(4)
     ]
     for writer in writers:
@@ -46,5 +48,5 @@ def test_no_event_is_lost_between_threads() -> None:
         writer.join()
     done.set()
     reader.join()
-    taken.extend(event["n"] for event in journal.take(limit=10_000))
+    taken.extend(event["n"] for event in event_buffer.take(limit=10_000))
     assert sorted(taken) == list(range(2000))

@@ -94,7 +94,7 @@ def test_the_keeper_is_killed(tmp_path: Path) -> None:
     kept = SupervisedProcesses(tmp_path)
     kept.start("c", [sys.executable, "-c", "import time; time.sleep(300)"], {})
     assert eventually(lambda: kept.poll() is None and "c" in kept.pids)
-    kept._keeper.kill()
+    kept._supervisor.kill()
     assert eventually(lambda: gone(kept.pids["c"]))
     with pytest.raises(ClusterStartError, match="keeper of the local cluster ended"):
         kept.poll()

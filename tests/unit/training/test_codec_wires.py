@@ -100,11 +100,11 @@ def test_a_model_goes_in_full_first_then_as_a_difference() -> None:
 
 def test_a_lossless_codec_is_given_the_model_itself() -> None:
     """A difference would be rounded: the bits would not be those without a codec."""
-    pair, plain = Pair(Sma(), Exact(), Exact()), Pair(Sma())
-    for each in (pair, plain):
+    pair, as_fp32 = Pair(Sma(), Exact(), Exact()), Pair(Sma())
+    for each in (pair, as_fp32):
         each.round((0.1, 1e8, 3.0), (0.7, 1.0, 1.0))
         each.round((0.3, 1e-8, 3.0), (0.7, 1.0, 1.0))
-    for mine, yours in zip(pair.merged["a"], plain.merged["a"], strict=True):
+    for mine, yours in zip(pair.merged["a"], as_fp32.merged["a"], strict=True):
         assert torch.equal(mine, yours)
     assert pair.say("a", 1.0, 1.0, 1.0).against is None
 
@@ -377,10 +377,10 @@ def test_blocks_that_were_lost_on_the_way_are_owed_again() -> None:
     pair = Pair(Bsp(), codec, num=num)
     values = [float(i + 1) for i in range(num)]
     update = pair.say("a", *values)
-    loose = update.coded.loose
-    assert loose.ids_L.numel() == 3
+    lossy = update.coded.lossy
+    assert lossy.ids_L.numel() == 3
     arrived = codec.subset(update.coded, torch.tensor([1]))
-    here = replace(update, coded=replace(update.coded, loose=arrived.loose))
+    here = replace(update, coded=replace(update.coded, lossy=arrived.lossy))
     pair.ends["a"].put_back(codec.subset(update.coded, torch.tensor([0, 2])))
     taken_P = pair.state.wire.decode(here, num).payload_P
     assert int((taken_P == 0).sum()) == 4

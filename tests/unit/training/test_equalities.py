@@ -266,7 +266,7 @@ def test_ama_of_one_moment_is_sma_with_equal_weights():
                 0.1 * grad_of(name, Span(t * BATCH, BATCH), shard.state.params_P)
             )
             shard.state.since_send = 1
-            out = shard.speak()
+            out = shard.outgoing()
             updates.append(Update(name, 1, t + 1, t, BATCH, out.payload_P))
         mean_P = weighted_mean(updates, "uniform")
         for update in updates:  # so that the averager knows both of this moment

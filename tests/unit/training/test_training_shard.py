@@ -66,7 +66,7 @@ def test_only_the_newest_two_copies_are_kept():
 
 def test_a_copy_is_of_its_moment():
     shard = stepped(make(optimizer=Momentum(), strategy=Ama(interval=1)))
-    shard.speak()
+    shard.outgoing()
     shard.snapshot(1)
     expected = shard.export()
     stepped(shard)
@@ -79,7 +79,7 @@ def test_a_copy_is_of_its_moment():
 @pytest.mark.parametrize("name", ["params", "optimizer/momentum_buffer"])
 def test_state_that_does_not_fit_is_refused(name):
     shard = stepped(make(optimizer=Momentum(), strategy=Ama(interval=1)))
-    shard.speak()
+    shard.outgoing()
     tensors, counters = shard.export()
     for wrong in (torch.ones(1), torch.ones(5)):
         with pytest.raises(CheckpointCorruptError, match=name.rpartition("/")[2]):

@@ -27,7 +27,7 @@ class Replica:
         self.owed_P = torch.zeros(16)
         self.seq = 0
 
-    def speak(self, random: Random, final: bool = False) -> Update:
+    def outgoing(self, random: Random, final: bool = False) -> Update:
         change_P = torch.tensor([random.gauss(0, 1) for _ in range(16)])
         self.params_P -= change_P
         self.seq += 1
@@ -65,7 +65,7 @@ def run(seed: int, combine: str, sums: bool, drops: bool) -> dict[str, Replica]:
     for _ in range(12):
         order = coins.sample(NAMES, len(NAMES))
         cut = coins.randint(0, len(NAMES))
-        updates = [replicas[name].speak(random) for name in order]
+        updates = [replicas[name].outgoing(random) for name in order]
         straight, summed = updates[:cut], updates[cut:]
         giving_up = coins.random() < 0.3
         replies = []
@@ -81,7 +81,7 @@ def run(seed: int, combine: str, sums: bool, drops: bool) -> dict[str, Replica]:
         assert sorted(r.to for r in replies) == sorted(order)
         for reply in replies:
             replicas[reply.to].merge(reply)
-    finals = [replicas[name].speak(random, final=True) for name in NAMES]
+    finals = [replicas[name].outgoing(random, final=True) for name in NAMES]
     for reply in [reply for update in finals for reply in state.on_update(update)]:
         replicas[reply.to].merge(reply)
     assert state.state.version == 13 * len(NAMES) or drops
@@ -110,8 +110,8 @@ def test_what_is_given_up_comes_later_and_nothing_is_lost(seed: int, combine: st
 def test_equal_answers_are_one_tensor() -> None:
     state, random = hub_of("sum"), Random(0)
     replicas = {name: Replica(name) for name in NAMES}
-    state.on_update(replicas["d"].speak(random))
-    parts = [replicas[name].speak(random) for name in "abc"]
+    state.on_update(replicas["d"].outgoing(random))
+    parts = [replicas[name].outgoing(random) for name in "abc"]
     replies = state.on_sum(headers(parts), total_of(parts))
     assert replies is not None
     assert all(reply.own and reply.payload_P is replies[0].payload_P for reply in replies)
@@ -119,7 +119,7 @@ def test_equal_answers_are_one_tensor() -> None:
 
 def test_a_sum_with_a_part_that_is_known_changes_nothing() -> None:
     state, random = hub_of("sum"), Random(0)
-    parts = [Replica(name).speak(random) for name in "ab"]
+    parts = [Replica(name).outgoing(random) for name in "ab"]
     state.on_update(parts[0])
     before = {k: v.clone() for k, v in state.state.memory.items()}
     assert state.on_sum(headers(parts), total_of(parts)) is None
@@ -130,7 +130,7 @@ def test_a_sum_with_a_part_that_is_known_changes_nothing() -> None:
 
 def test_a_part_of_a_sum_that_comes_again_gets_its_answer_again() -> None:
     state, random = hub_of("mean"), Random(0)
-    parts = [Replica(name).speak(random) for name in "ab"]
+    parts = [Replica(name).outgoing(random) for name in "ab"]
     (first, _) = state.on_sum(headers(parts), total_of(parts)) or []
     assert state.on_update(parts[0]) == [first]
 
@@ -139,20 +139,20 @@ def test_during_a_checkpoint_a_sum_with_a_region_that_was_told_is_refused() -> N
     state, random = hub_of("sum"), Random(0)
     replicas = {name: Replica(name) for name in NAMES}
     state.request_checkpoint(1, halt=False)
-    replicas["a"].merge(state.on_update(replicas["a"].speak(random))[0])
-    parts = [replicas[name].speak(random) for name in "ab"]
+    replicas["a"].merge(state.on_update(replicas["a"].outgoing(random))[0])
+    parts = [replicas[name].outgoing(random) for name in "ab"]
     assert state.on_sum(headers(parts), total_of(parts)) is None
-    fresh = [parts[1], replicas["c"].speak(random)]
+    fresh = [parts[1], replicas["c"].outgoing(random)]
     replies = state.on_sum(headers(fresh), total_of(fresh))
     assert replies is not None and [r.checkpoint for r in replies] == [1, 1]
     assert state.on_skip("b", 1, 2) == []  # it has its answer, too
-    (last, skipped) = state.on_update(replicas["d"].speak(random))
+    (last, skipped) = state.on_update(replicas["d"].outgoing(random))
     assert last.checkpoint == 1 and (skipped.to, skipped.dropped) == ("b", True)
 
 
 def test_bad_sums_are_refused() -> None:
     state, random = hub_of("sum"), Random(0)
-    parts = [Replica(name).speak(random) for name in "ab"]
+    parts = [Replica(name).outgoing(random) for name in "ab"]
     with pytest.raises(NonFiniteError):
         state.on_sum(headers(parts), torch.full((16,), float("nan")))
     with pytest.raises(InvariantError, match="parameters"):
@@ -166,11 +166,11 @@ def test_who_leaves_is_not_waited_for() -> None:
     state, random = hub_of("sum", "abc"), Random(0)
     replicas = {name: Replica(name) for name in "abc"}
     for name in "ab":
-        assert state.on_update(replicas[name].speak(random, final=True)) == []
+        assert state.on_update(replicas[name].outgoing(random, final=True)) == []
     replies = state.leave("c")
     assert sorted(r.to for r in replies) == ["a", "b"] and all(r.final for r in replies)
     for reply in replies:
         replicas[reply.to].merge(reply)
     torch.testing.assert_close(replicas["a"].params_P, replicas["b"].params_P)
     with pytest.raises(InvariantError, match="no member"):
-        state.on_update(replicas["c"].speak(random))
+        state.on_update(replicas["c"].outgoing(random))

@@ -160,10 +160,10 @@ def test_acknowledged_lanes_that_do_not_exist_are_no_news(bench: Bench) -> None:
 
 def test_the_longest_acknowledgement_is_taken_whatever_metas_are(bench: Bench) -> None:
     stream, far = bench.stream()
-    intake = ChunkReceiver(bench.session, 1)
-    intake._acks += [2, 2**63, 2**63] * 1000
-    intake.acknowledge(stream)
-    assert stream.write() and not intake.owes
+    chunk_receiver = ChunkReceiver(bench.session, 1)
+    chunk_receiver._acks += [2, 2**63, 2**63] * 1000
+    chunk_receiver.acknowledge(stream)
+    assert stream.write() and not chunk_receiver.owes
     reader = FrameReader(KEY, FrameLimits(ACK_META_BYTES, 0), lambda *_: memoryview(b""))
     frames: list[Frame] = []
     while len(frames) < 2:
