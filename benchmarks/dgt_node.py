@@ -87,7 +87,7 @@ class Region:
         bound = self.endpoint.listen(order["host"], order["port"])
         ends = PathEnds(self.endpoint, bound, start_s, shaping, self.bridge.refuse)
         self.road = road_for(experiment.codec.up, num_params, ends)
-        self.bridge.use_loose(self.road)
+        self.bridge.use_lossy(self.road)
         hello_lan: Meta = {"peer": f"{name}/lead", "role": "lead"}
         self.bridge_lan = LanServer("127.0.0.1", key, self.bridge.handle)
         uplink = LanClient(self.bridge_lan.address, key, hello_lan)

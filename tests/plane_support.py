@@ -157,15 +157,17 @@ class Plane:
         self.merged: dict[int, dict[str, list[str]]] = {}
         members = AveragerState(self.names)
         wire = AveragerWire(self.setup.wire)
-        self.state = Averager(Watched(self), NUM_PARAMS, members, wire=wire, enough=self.setup.rows)
+        self.averager = Averager(
+            Watched(self), NUM_PARAMS, members, wire=wire, enough=self.setup.rows
+        )
         whole = [save for save in self.saves.values() if self.complete(save)]
         self.regions = {name: self._region(name) for name in self.names}
         if whole:
-            self.state.restore(*whole[-1].state)
+            self.averager.restore(*whole[-1].state)
             for name, (control, tensors, shards) in whole[-1].regions.items():
                 server = self.regions[name].server
                 server.restore(control, tensors)
-                self.regions[name].behind = self.state.state.version - server.hub_version
+                self.regions[name].behind = self.averager.state.version - server.hub_version
                 for shard, state in zip(self.regions[name].shards, shards, strict=True):
                     shard.restore(*state)
 
@@ -231,7 +233,7 @@ class Plane:
     def deliver_update(self, at: int) -> None:
         update = self.updates.pop(at)
         self.old.append(update)
-        self._return(self.state.on_update(update))
+        self._return(self.averager.on_update(update))
 
     def drop(self, at: int) -> None:
         """A sender takes back what it has not sent yet."""
@@ -242,11 +244,11 @@ class Plane:
 
     def repeat(self, update: Update) -> None:
         """A message arrives once more: it changes nothing, and its answer may be given again."""
-        before = self.state.export()
+        before = self.averager.export()
         waiting = [u for u in self.updates if u is not update]
         first = len(waiting) == len(self.updates) and update in self.old
-        replies = self.state.on_update(update)
-        after = self.state.export()
+        replies = self.averager.on_update(update)
+        after = self.averager.export()
         assert first and after[1] == before[1]
         assert all(torch.equal(v, after[0][k]) for k, v in before[0].items())
         assert len(replies) <= 1
@@ -261,9 +263,9 @@ class Plane:
 
     def _return(self, replies: list[Reply]) -> None:
         self.replies += replies
-        for snapshot in self.state.snapshots:
+        for snapshot in self.averager.snapshots:
             self.saves[snapshot.id].state = (snapshot.tensors, snapshot.control)
-        self.state.snapshots.clear()
+        self.averager.snapshots.clear()
 
     def deliver_reply(self, at: int) -> None:
         reply = self.replies.pop(at)
@@ -284,7 +286,7 @@ class Plane:
 
     def request_checkpoint(self, *, halt: bool) -> bool:
         checkpoint, self.next_save = self.next_save, self.next_save + 1
-        began = self.state.request_checkpoint(checkpoint, halt=halt)
+        began = self.averager.request_checkpoint(checkpoint, halt=halt)
         if began:
             self.saves[checkpoint] = Saved()
             self.halts += [checkpoint] if halt else []
@@ -292,7 +294,7 @@ class Plane:
 
     def request_stop(self) -> None:
         self.stopped = True
-        self.state.request_stop()
+        self.averager.request_stop()
 
     # ---------------------------------------------------------------- effects
 

@@ -44,7 +44,7 @@ from geo_ray.codecs.common.buffers import (
 )
 from geo_ray.codecs.common.dgt_blocks import (
     FORMATS,
-    LARGEST_LOOSE_BYTES,
+    LARGEST_LOSSY_BYTES,
     BlockFormat,
     cut,
     lossy_bytes,
@@ -109,10 +109,10 @@ class Dgt(StrictModel):
     @model_validator(mode="after")
     def _fits(self) -> Dgt:
         size_bytes = lossy_bytes(self.loose_values, self.elements)
-        if size_bytes > LARGEST_LOOSE_BYTES:
+        if size_bytes > LARGEST_LOSSY_BYTES:
             raise ValueError(
                 f"block_bytes {self.block_bytes} makes lossy blocks of {size_bytes} bytes; a "
-                f"datagram holds {LARGEST_LOOSE_BYTES}: use smaller blocks or a shorter format"
+                f"datagram holds {LARGEST_LOSSY_BYTES}: use smaller blocks or a shorter format"
             )
         if self.late_scaled and self.late == "put_back":
             raise ValueError("late_scaled goes with `late: merge`: nothing may be lost in part")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 from pydantic import BaseModel, ConfigDict
 
 
@@ -14,3 +16,15 @@ class StrictModel(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+def __getattr__(name: str) -> type[StrictModel]:
+    """`Model`, which `StrictModel` was called before, for tasks that were written then."""
+    if name != "Model":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(
+        "geo_ray.config.base.Model is geo_ray.Options now: `from geo_ray import Options`",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return StrictModel

@@ -64,7 +64,7 @@ def worker_steps(strategy: Strategy) -> int:
 
 def eval_params(strategy: Strategy) -> str | None:
     """Which memory of a region is evaluated in place of its parameters."""
-    name = getattr(strategy, "judged", None)
+    name = getattr(strategy, "eval_params", None)
     return None if name is None else str(name)
 
 

@@ -49,7 +49,7 @@ def about(plane: Plane, event, name: str) -> bool:
 def declare_dead(plane: Plane, name: str) -> None:
     plane.updates = [u for u in plane.updates if u.region != name]
     plane.replies = [r for r in plane.replies if r.to != name]
-    plane._return(plane.hub.leave(name))
+    plane._return(plane.averager.leave(name))
     for key in plane.taken:  # a round that this completes is handed in once more
         plane.taken[key] = min(1, plane.taken[key])
     del plane.regions[name]

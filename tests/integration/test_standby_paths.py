@@ -77,10 +77,10 @@ def test_a_standby_changes_nothing_as_long_as_nobody_is_lost(
         world.check_books()
         shadow = world.sites[STANDBY].bridge._standby._node.shadow
         hub = world.averager
-        eventually(lambda: shadow.averager.state.version == hub.hub.version, "the last entry")
+        eventually(lambda: shadow.averager.state.version == hub.state.version, "the last entry")
         assert shadow.averager._last == hub._last
-        assert shadow.averager.state.memory.keys() == hub.hub.memory.keys()
-        for name, tensor in hub.hub.memory.items():
+        assert shadow.averager.state.memory.keys() == hub.state.memory.keys()
+        for name, tensor in hub.state.memory.items():
             assert torch.equal(tensor, shadow.averager.state.memory[name])
     if rounds:
         plain = experiment_of(**(asked.model_dump(mode="json") | {"averager": {"region": HUB}}))

@@ -20,7 +20,7 @@ def sections(kind: str = "bsp", link: dict | None = None, **codec) -> dict:
     }
 
 
-def loose_of(run: Run):
+def lossy_of(run: Run):
     lossy = run.world._lossy
     assert lossy is not None
     return lossy.books["b"].counts
@@ -37,7 +37,7 @@ def test_regions_end_equal_whatever_was_lost(simulated, kind: str, loss: float) 
     run = simulated(**sections(kind, {"loss": loss}))
     a_P, b_P = ends(run)
     assert torch.allclose(a_P, b_P, rtol=0, atol=1e-5)
-    assert loose_of(run).late > 0
+    assert lossy_of(run).late > 0
 
 
 def test_rounds_take_as_long_as_their_reliable_part(simulated) -> None:
@@ -66,13 +66,13 @@ def test_what_does_not_fit_between_updates_is_sent_again(simulated) -> None:
     wide = {"task": {"use": "digits", "options": {"width": 32}}}
     slow = simulated(**(sections(rate_mbps=0.02) | wide))
     free = simulated(**(sections() | wide))
-    assert loose_of(slow).too_late == 0
-    assert 0 < loose_of(slow).late < 0.7 * loose_of(free).late
+    assert lossy_of(slow).too_late == 0
+    assert 0 < lossy_of(slow).late < 0.7 * lossy_of(free).late
 
 
 def test_loss_shows_in_the_books_and_not_in_the_time(simulated) -> None:
     clean, lossy = simulated(**sections()), simulated(**sections(link={"loss": 0.3}))
-    assert loose_of(lossy).late < 0.85 * loose_of(clean).late
+    assert lossy_of(lossy).late < 0.85 * lossy_of(clean).late
 
 
 def test_dropped_at_the_sender_nothing_flows(simulated) -> None:
@@ -82,10 +82,10 @@ def test_dropped_at_the_sender_nothing_flows(simulated) -> None:
 
 def test_grace_lets_blocks_be_on_time(simulated) -> None:
     run = simulated(**sections(grace_s=10.0))
-    count = loose_of(run)
+    count = lossy_of(run)
     assert count.on_time > 0 and count.late == 0
     ended = simulated(**sections(link={"loss": 0.5}, grace_s=0.2))
-    assert loose_of(ended).on_time > 0
+    assert lossy_of(ended).on_time > 0
 
 
 def test_the_share_follows_the_loss(simulated) -> None:

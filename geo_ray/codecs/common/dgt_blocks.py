@@ -21,7 +21,7 @@ from torch import Tensor
 BlockFormat = Literal["fp32", "fp16", "int4"]
 FORMATS: Final[tuple[BlockFormat, ...]] = ("fp32", "fp16", "int4")
 
-LARGEST_LOOSE_BYTES: Final = 1300
+LARGEST_LOSSY_BYTES: Final = 1300
 """What a lossy block may have, so that a datagram of 1400 bytes holds it."""
 
 _LEVELS = 7  # int4: -7 to 7 around code 8

@@ -9,7 +9,7 @@ import torch
 from pydantic import ValidationError
 
 from geo_ray.codecs.base import Coded, LossyBlocks
-from geo_ray.codecs.common.dgt_blocks import LARGEST_LOOSE_BYTES, pack_loose, unpack_loose
+from geo_ray.codecs.common.dgt_blocks import LARGEST_LOSSY_BYTES, pack_lossy, unpack_lossy
 from geo_ray.codecs.dgt import Dgt, DgtHeader, band_of, reliable_count
 from geo_ray.errors import FrameError
 from geo_ray.transport.datagrams.datagram import blocks_per_datagram
@@ -25,15 +25,15 @@ def small(**options: object) -> Dgt:
     return Dgt.model_validate({"block_bytes": 8, **options})
 
 
-def loose_of(coded: Coded) -> LossyBlocks:
-    assert coded.loose is not None
-    return coded.loose
+def lossy_of(coded: Coded) -> LossyBlocks:
+    assert coded.lossy is not None
+    return coded.lossy
 
 
 def test_the_strongest_blocks_are_reliable_and_the_others_follow_by_rank() -> None:
     coded = small(share=0.4).encode(vector(3, 1, 5, 2, 4), {}, 0)
     assert DgtHeader(coded).ids_R.tolist() == [2, 4]
-    assert loose_of(coded).ids_L.tolist() == [0, 3, 1]
+    assert lossy_of(coded).ids_L.tolist() == [0, 3, 1]
 
 
 def test_a_contribution_remembers_with_weight_alpha() -> None:
@@ -60,9 +60,9 @@ def test_the_last_block_is_measured_without_its_filling() -> None:
 def test_zeros_are_not_sent() -> None:
     coded = small(share=0.5).encode(vector(0, 3, 0, 1), {}, 0)
     assert DgtHeader(coded).ids_R.tolist() == [1]
-    assert loose_of(coded).ids_L.tolist() == [3]
+    assert lossy_of(coded).ids_L.tolist() == [3]
     nothing = small().encode(torch.zeros(7), {}, 0)
-    assert nothing.loose is None and DgtHeader(nothing).ids_R.numel() == 0
+    assert nothing.lossy is None and DgtHeader(nothing).ids_R.numel() == 0
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_bands_are_equally_long_ranges_of_rank(loose: int, bands: int, want: lis
 
 
 def test_there_are_no_more_bands_than_loose_blocks() -> None:
-    assert loose_of(small(bands=7, share=0.5).encode(vector(3, 2, 1, 0.5), {}, 0)).bands == 2
+    assert lossy_of(small(bands=7, share=0.5).encode(vector(3, 2, 1, 0.5), {}, 0)).bands == 2
 
 
 def test_random_order_is_the_seeds_and_ignores_strength() -> None:
@@ -132,19 +132,19 @@ def test_all_reliable_is_the_vector_itself() -> None:
     x_P = torch.randn(1001)
     for codec in (small(loose="reliable"), small(share=1.0)):
         coded = codec.encode(x_P, {}, 0)
-        assert coded.loose is None and torch.equal(codec.decode(coded), x_P)
+        assert coded.lossy is None and torch.equal(codec.decode(coded), x_P)
 
 
 @pytest.mark.parametrize("form", ["fp32", "fp16", "int4"])
 @pytest.mark.parametrize("elements", [1, 2, 7, 320])
-def test_loose_formats_read_back_for_odd_lengths_and_the_largest_value(
+def test_lossy_formats_read_back_for_odd_lengths_and_the_largest_value(
     form: str, elements: int
 ) -> None:
     grid_LE = torch.randn(5, elements)
     grid_LE[0] = 0.0
     grid_LE[1, -1] = 1e4
     grid_LE[2, 0] = -1e-30
-    back_LE = unpack_loose(form, pack_loose(form, grid_LE), elements)  # type: ignore[arg-type]
+    back_LE = unpack_lossy(form, pack_lossy(form, grid_LE), elements)  # type: ignore[arg-type]
     top_L1 = grid_LE.abs().amax(dim=1, keepdim=True)
     share = {"fp32": 0.0, "fp16": 2.0**-11, "int4": 1 / 14 + 1e-6}[form]
     assert back_LE.shape == grid_LE.shape
@@ -155,9 +155,9 @@ def test_loose_formats_read_back_for_odd_lengths_and_the_largest_value(
 
 def test_four_bits_hold_every_level_in_its_place() -> None:
     grid_LE = torch.tensor([[*range(-7, 8)]], dtype=torch.float32)
-    packed_LK = pack_loose("int4", grid_LE)
+    packed_LK = pack_lossy("int4", grid_LE)
     assert packed_LK.shape == (1, 4 + 8)
-    assert torch.equal(unpack_loose("int4", packed_LK, 15), grid_LE)
+    assert torch.equal(unpack_lossy("int4", packed_LK, 15), grid_LE)
 
 
 @pytest.mark.parametrize("values", ["fp32", "fp16"])
@@ -165,7 +165,7 @@ def test_reliable_values_in_both_formats(values: str) -> None:
     x_P = torch.randn(999) * 1e6  # beyond what a half can hold
     codec = Dgt.model_validate({"block_bytes": 64, "share": 0.5, "values": values})
     coded = codec.encode(x_P, {}, 0)
-    back_P = codec.decode(replace(coded, loose=None))
+    back_P = codec.decode(replace(coded, lossy=None))
     sent = back_P != 0
     assert int(sent.sum()) >= 480
     assert torch.allclose(back_P[sent], x_P[sent], rtol=1e-3 if values == "fp16" else 0)
@@ -174,10 +174,10 @@ def test_reliable_values_in_both_formats(values: str) -> None:
 def test_any_part_of_the_loose_blocks_decodes_and_the_parts_add_up() -> None:
     x_P, codec = torch.randn(101), small(share=0.3)
     coded = codec.encode(x_P, {}, 0)
-    count = loose_of(coded).ids_L.numel()
+    count = lossy_of(coded).ids_L.numel()
     odd = torch.arange(1, count, 2)
     even = torch.arange(0, count, 2)
-    reliable_P = codec.decode(replace(coded, loose=None))
+    reliable_P = codec.decode(replace(coded, lossy=None))
     parts_P = sum(codec.decode(codec.subset(coded, places)) for places in (odd, even))
     assert torch.equal(reliable_P + parts_P, x_P)
     assert torch.equal(codec.decode(coded), x_P)
@@ -186,12 +186,12 @@ def test_any_part_of_the_loose_blocks_decodes_and_the_parts_add_up() -> None:
 @pytest.mark.parametrize("form", ["fp32", "fp16", "int4"])
 def test_bytes_may_lie_anywhere_in_memory_and_be_few(form: str) -> None:
     grid_LE = torch.randn(3, 5)
-    packed_LK = pack_loose(form, grid_LE)  # type: ignore[arg-type]
+    packed_LK = pack_lossy(form, grid_LE)  # type: ignore[arg-type]
     moved_B = torch.cat([torch.zeros(1, dtype=torch.uint8), packed_LK.flatten()])[1:]
     moved_LK = moved_B.view(packed_LK.shape)
-    want_LE = unpack_loose(form, packed_LK, 5)  # type: ignore[arg-type]
+    want_LE = unpack_lossy(form, packed_LK, 5)  # type: ignore[arg-type]
     for rows in (3, 1, 0):
-        back_LE = unpack_loose(form, moved_LK[:rows], 5)  # type: ignore[arg-type]
+        back_LE = unpack_lossy(form, moved_LK[:rows], 5)  # type: ignore[arg-type]
         assert torch.equal(back_LE, want_LE[:rows])
 
 
@@ -199,7 +199,7 @@ def test_a_block_must_fit_a_datagram() -> None:
     with pytest.raises(ValidationError, match="smaller blocks or a shorter format"):
         Dgt(block_bytes=1304)
     assert Dgt(block_bytes=4 * 2592, loose_values="int4").elements == 2592
-    assert blocks_per_datagram(LARGEST_LOOSE_BYTES) == 1
+    assert blocks_per_datagram(LARGEST_LOSSY_BYTES) == 1
 
 
 def test_scaled_merging_does_not_go_with_putting_back() -> None:
@@ -219,14 +219,14 @@ def flipped(coded: Coded, place: int, value: int) -> Coded:
     return replace(coded, data_B=data_B)
 
 
-def bad_loose(coded: Coded, **changes: torch.Tensor) -> Coded:
-    return replace(coded, loose=replace(loose_of(coded), **changes))
+def bad_lossy(coded: Coded, **changes: torch.Tensor) -> Coded:
+    return replace(coded, lossy=replace(lossy_of(coded), **changes))
 
 
 def test_bytes_that_make_no_sense_are_refused() -> None:
     codec = small(share=0.5)
     coded = codec.encode(vector(4, 3, 2, 1), {}, 0)
-    loose = loose_of(coded)
+    lossy = lossy_of(coded)
     wrong = [
         flipped(coded, 0, 9),  # format of values
         flipped(coded, 8, 9),  # format of lossy blocks
@@ -239,12 +239,12 @@ def test_bytes_that_make_no_sense_are_refused() -> None:
         replace(coded, data_B=coded.data_B[:-1]),
         replace(coded, data_B=torch.cat([coded.data_B, coded.data_B])),
         replace(coded, num=-1),
-        bad_loose(coded, ids_L=torch.tensor([2, 2], dtype=torch.int32)),
-        bad_loose(coded, ids_L=torch.tensor([0, 2], dtype=torch.int32)),  # 0 is reliable
-        bad_loose(coded, ids_L=torch.tensor([2, 4], dtype=torch.int32)),
-        bad_loose(coded, ids_L=torch.tensor([-1, 2], dtype=torch.int32)),
-        bad_loose(coded, blocks_LK=loose.blocks_LK[:, :-1]),
-        bad_loose(coded, blocks_LK=loose.blocks_LK[:1]),
+        bad_lossy(coded, ids_L=torch.tensor([2, 2], dtype=torch.int32)),
+        bad_lossy(coded, ids_L=torch.tensor([0, 2], dtype=torch.int32)),  # 0 is reliable
+        bad_lossy(coded, ids_L=torch.tensor([2, 4], dtype=torch.int32)),
+        bad_lossy(coded, ids_L=torch.tensor([-1, 2], dtype=torch.int32)),
+        bad_lossy(coded, blocks_LK=lossy.blocks_LK[:, :-1]),
+        bad_lossy(coded, blocks_LK=lossy.blocks_LK[:1]),
     ]
     for broken in wrong:
         with pytest.raises(FrameError):

@@ -159,7 +159,7 @@ def near(a_P: Tensor, b_P: Tensor, atol: float = 1e-6) -> bool:
 def test_one_region_is_plain_training_whatever_the_strategy(strategy):
     plane = Plane(strategy(), Sgd(lr=0.1), {"a": 1}, 5).run()
     assert plane.digests()["a"] == digest(_plain_by_layer(Sgd(lr=0.1), 5))
-    assert plane.state.state.version == 0
+    assert plane.averager.state.version == 0
 
 
 @pytest.mark.parametrize(
