@@ -15,13 +15,6 @@ from pathlib import Path
 
 from torch import Tensor
 
-from geo_ray.checkpoint.files import (
-    Failpoint,
-    no_failpoint,
-    sync_directory,
-    unwritable,
-    write_whole,
-)
 from geo_ray.checkpoint.manifest import (
     MANIFEST_FILE,
     MAX_MANIFEST_BYTES,
@@ -37,6 +30,13 @@ from geo_ray.errors import (
     CheckpointMissingError,
     ConfigError,
     RunDirectoryError,
+)
+from geo_ray.util.atomic_file import (
+    Failpoint,
+    no_failpoint,
+    save_chunks,
+    sync_directory,
+    unwritable,
 )
 
 MIN_KEEP = 2
@@ -144,7 +144,7 @@ class CheckpointStore:
         data = encode_manifest(manifest)
         half = len(data) // 2
         chunks = [data[:half], data[half:]]
-        write_whole(path / MANIFEST_FILE, chunks, "manifest", self._failpoint)
+        save_chunks(path / MANIFEST_FILE, chunks, lambda step: self._failpoint(f"manifest.{step}"))
         self._open.discard(id)
         self._retain()
         return Checkpoint(path, manifest)

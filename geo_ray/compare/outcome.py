@@ -11,12 +11,12 @@ from pydantic import Field, ValidationError
 from geo_ray.config.base import StrictModel
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import digest
-from geo_ray.errors import RunDirectoryError
 from geo_ray.observe.events.log import EVENTS_FILE, read_events
 from geo_ray.observe.events.sent import SentUntil
 from geo_ray.observe.metrics.counters import Link
 from geo_ray.observe.metrics.summary import Summary
 from geo_ray.observe.metrics.totals import RunTotals
+from geo_ray.util.atomic_file import save_text, unwritable
 
 OUTCOME_FILE = "outcome.json"
 
@@ -129,14 +129,11 @@ def save_outcome(outcome: Outcome, directory: Path) -> None:
     Raises:
         RunDirectoryError: it cannot be written.
     """
-    path = directory / OUTCOME_FILE
-    part = path.with_suffix(".part")
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        part.write_text(outcome.model_dump_json() + "\n", encoding="utf-8")
-        part.replace(path)
     except OSError as error:
-        raise RunDirectoryError(f"cannot write {path}: {error.strerror}") from error
+        raise unwritable(directory, error) from error
+    save_text(directory / OUTCOME_FILE, outcome.model_dump_json() + "\n")
 
 
 def load_outcome(directory: Path, experiment: Experiment) -> Outcome | None:

@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 from geo_ray.config.base import StrictModel
 from geo_ray.errors import RunDirectoryError
 from geo_ray.observe.text import duration_text, number_text
+from geo_ray.util.atomic_file import save_text
 
 COST_FILE: Final = "cost.json"
 TOTAL: Final = "total"
@@ -51,14 +52,7 @@ def save_cost(cost: Cost, run_dir: Path) -> Path:
     Raises:
         RunDirectoryError: the file cannot be written.
     """
-    path = run_dir / COST_FILE
-    part = path.with_suffix(".json.part")
-    try:
-        part.write_text(cost.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        raise RunDirectoryError(f"cannot write {path}: {error.strerror}") from error
-    return path
+    return save_text(run_dir / COST_FILE, cost.model_dump_json(indent=2) + "\n")
 
 
 def load_cost(run_dir: Path) -> Cost | None:

@@ -26,6 +26,7 @@ from geo_ray.observe.text import (
     number_text,
     saving_text,
 )
+from geo_ray.util.atomic_file import save_text
 
 SUMMARY_FILE = "summary.json"
 
@@ -175,14 +176,7 @@ def save_summary(summary: Summary, run_dir: Path) -> Path:
     Raises:
         RunDirectoryError: the file cannot be written.
     """
-    path = run_dir / SUMMARY_FILE
-    part = path.with_suffix(".json.part")
-    try:
-        part.write_text(json.dumps(summary.model_dump(), indent=2) + "\n", encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        raise RunDirectoryError(f"cannot write {path}: {error.strerror}") from error
-    return path
+    return save_text(run_dir / SUMMARY_FILE, json.dumps(summary.model_dump(), indent=2) + "\n")
 
 
 def load_summary(run_dir: Path) -> Summary | None:
