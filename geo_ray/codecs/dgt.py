@@ -14,7 +14,7 @@ lossy blocks L, exponent of the values' scale; a bit per block, whether it is re
 values in the order of the blocks. Loose blocks: see `geo_ray.codecs.common.dgt_blocks`.
 
 When: slow links and models with many more bytes than seconds of computing, whose changes add up
-(`asgd`, `asgd_ga`, `bsp`). What becomes of lossy blocks: docs/dgt.md.
+(`asgd`, `asgd_ga`, `bsp`). What becomes of lossy blocks: docs/codecs.md.
 
 Source: DGT (Zhou et al., FGCS 121, 2021), reconstructed from its abstract and its released code.
 Blocks of the whole vector instead of single tensors, the way back of what did not arrive, and

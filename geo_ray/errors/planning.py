@@ -16,7 +16,7 @@ class PriceBookError(PlanError):
     """A file of prices cannot be used."""
 
     code = "PRICES_INVALID"
-    advice = "Correct what is named; docs/prices.md describes the file."
+    advice = "Correct what is named; docs/planning.md describes the file."
 
 
 class PriceUnknownError(PlanError):
@@ -30,7 +30,7 @@ class CurrencyError(PlanError):
     """A price is in a currency without an exchange rate."""
 
     code = "CURRENCY_UNKNOWN"
-    advice = "Add a dated exchange rate to your file of prices; docs/prices.md shows one."
+    advice = "Add a dated exchange rate to your file of prices; docs/planning.md shows one."
 
 
 class PlanInfeasibleError(PlanError):

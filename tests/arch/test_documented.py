@@ -159,3 +159,47 @@ def test_no_file_names_a_directory_of_somebodys_machine() -> None:
         if b"\0" not in data[:1024]:
             found += [f"{name}: {match.decode()}" for match in private.findall(data)]
     assert not found
+
+
+# ------------------------------------------------------------------ links and paths in documents
+
+
+def pages() -> list[Path]:
+    return [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors that headings get: lower case, without punctuation, dashes for blanks."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    titles = re.findall(r"^#+ (.+)$", text, flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def broken_links(page: Path) -> list[str]:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    found = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        other = (page.parent / name).resolve() if name else page
+        missing = anchor and other.suffix == ".md" and other.exists()
+        if not other.exists() or (missing and anchor not in anchors_of(other)):
+            found.append(f"{page.relative_to(ROOT)}: {target}")
+    return found
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    assert not [link for page in pages() for link in broken_links(page)]
+
+
+def test_files_that_documents_name_exist() -> None:
+    """Dated results are of their day and may name what has moved since."""
+    gone = []
+    for page in pages():
+        if re.match(r"\d{4}-", page.name):
+            continue
+        for name in re.findall(r"`((?:[\w.]+/)+[\w.]+\.py)`", page.read_text()):
+            if not ((ROOT / name).exists() or (ROOT / "geo_ray" / name).exists()):
+                gone.append(f"{page.relative_to(ROOT)}: {name}")
+    assert not gone
