@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shlex
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
+import click
 from rich.console import Console
 
 from geo_ray.errors import GeoRayError
@@ -34,6 +36,14 @@ def name_run(error: GeoRayError, run_dir: Path) -> GeoRayError:
     """The same error with the run's directory in its advice, ready to be copied and typed."""
     resume = f"--resume {shlex.quote(str(_short(run_dir)))}"
     return type(error)(error.message, fix=error.fix.replace("--resume RUN", resume))
+
+
+def show_failure(run_dir: Path) -> None:
+    """Write the report of a run that an error has ended, if anything happened in it."""
+    if not (run_dir / EVENTS_FILE).exists():
+        return
+    with suppress(GeoRayError):  # the run's own error matters more
+        click.echo(f"report   {_short(write_report(run_dir))}", err=True)
 
 
 def forget_unused(run_dir: Path) -> None:

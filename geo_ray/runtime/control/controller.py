@@ -27,7 +27,7 @@ from geo_ray.job.recorder import Recorder
 from geo_ray.runtime.actors.parts import shard_part_name
 from geo_ray.runtime.control.actor_group import ActorGroup, GroupWorker, collect, reason_of
 from geo_ray.runtime.control.link_notes import LinkNotes
-from geo_ray.runtime.control.policy import HALT_DEADLINE_S, Limits, RunPolicy
+from geo_ray.runtime.control.policy import HALT_DEADLINE_S, RunLimits, RunPolicy
 from geo_ray.runtime.control.saver import Saver
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class Controller:
 
     def __post_init__(self) -> None:
         train, checkpoint = self.experiment.train, self.experiment.checkpoint
-        limits = Limits(train.max_worker_restarts, train.max_refused_steps, checkpoint.every_s)
+        limits = RunLimits(train.max_worker_restarts, train.max_refused_steps, checkpoint.every_s)
         self.policy = RunPolicy(limits, time.monotonic())
 
     def run(self) -> None:

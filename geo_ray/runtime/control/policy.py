@@ -40,7 +40,7 @@ class Save:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RunLimits:
     """What the configuration allows.
 
     Attributes:
@@ -62,7 +62,7 @@ class RunPolicy:
         now_s: the present time.
     """
 
-    def __init__(self, limits: Limits, now_s: float) -> None:
+    def __init__(self, limits: RunLimits, now_s: float) -> None:
         self._limits = limits
         self._restarts = 0
         self._failed_saves = 0

@@ -17,14 +17,14 @@ from geo_ray.errors import (
 from geo_ray.runtime.control.policy import (
     HALT_DEADLINE_S,
     MAX_FAILED_SAVES,
-    Limits,
+    RunLimits,
     RunPolicy,
     Save,
 )
 
 
 def policy(restarts: int = 1, every_s: float | None = 10.0) -> RunPolicy:
-    return RunPolicy(Limits(restarts, 5, every_s), now_s=100.0)
+    return RunPolicy(RunLimits(restarts, 5, every_s), now_s=100.0)
 
 
 # ------------------------------------------------------------------ workers
