@@ -10,7 +10,7 @@ from types import ModuleType
 
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PINS = ROOT / "requirements"
 
 

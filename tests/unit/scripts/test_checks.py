@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+SCRIPTS = Path(__file__).parents[3] / "scripts"
 WAIT_FOR = "wait() { while [ ! -e $1 ]; do sleep 0.05; done; }; "
 
 Lanes = Sequence[dict[str, str]]
