@@ -160,7 +160,7 @@ def everything(slow: bool) -> list[list[Lane]]:
         "tests/contract/test_transport*.py",
         "tests/chaos/test_transport*.py",
         "tests/integration/test_*_in_process.py",
-        "tests/integration/test_*_roads.py",
+        "tests/integration/test_*_paths.py",
         "tests/integration/test_lab_[cln]*.py",
         "tests/integration/test_overlay_rounds.py",
         "tests/integration/test_udp_channel.py",
