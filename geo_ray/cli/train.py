@@ -58,6 +58,7 @@ def train(
         if plan_file is not None:
             if config is not None or overrides:
                 raise click.UsageError("a run that is resumed with a plan has its own CONFIG")
+            _check_resumable(run, experiment, experiment)
             experiment = rundir.follow(run, experiment, load_plan(plan_file))
         elif config is not None or overrides:
             source = config or run.path / rundir.CONFIG_FILE
@@ -66,8 +67,23 @@ def train(
                 overrides = following(config, overrides, followed)
             wanted, _ = load_experiment(source, overrides)
             rundir.check_drift(experiment, wanted, allow=allow_drift)
+            _check_resumable(run, experiment, wanted)
+            rundir.adopt(run, wanted)
             experiment = wanted
+        else:
+            _check_resumable(run, experiment, experiment)
     _run(experiment, run, began_unix_s, resume=resume_dir is not None, plain=plain)
+
+
+def _check_resumable(run, saved, wanted) -> None:  # type: ignore[no-untyped-def]
+    from geo_ray.cli.ending import name_run
+    from geo_ray.errors import GeoRayError
+    from geo_ray.job.resumption import check_resumable
+
+    try:
+        check_resumable(run, saved, wanted)
+    except GeoRayError as error:
+        raise name_run(error, run.path) from error
 
 
 def _run(  # type: ignore[no-untyped-def]

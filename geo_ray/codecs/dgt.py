@@ -111,11 +111,11 @@ class Dgt(StrictModel):
         size_bytes = lossy_bytes(self.loose_values, self.elements)
         if size_bytes > LARGEST_LOSSY_BYTES:
             raise ValueError(
-                f"block_bytes {self.block_bytes} makes lossy blocks of {size_bytes} bytes; a "
+                f"block_bytes: it makes lossy blocks of {size_bytes} bytes; a "
                 f"datagram holds {LARGEST_LOSSY_BYTES}: use smaller blocks or a shorter format"
             )
         if self.late_scaled and self.late == "put_back":
-            raise ValueError("late_scaled goes with `late: merge`: nothing may be lost in part")
+            raise ValueError("late_scaled: it goes with `late: merge`; nothing may be lost in part")
         return self
 
     @property

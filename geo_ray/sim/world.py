@@ -284,7 +284,9 @@ class World:
         if self.regions[name].server.exhausted:
             raise NonFiniteError(
                 f"region '{name}' refused {self._experiment.train.max_refused_steps} steps in a "
-                "row: no finite loss and gradient"
+                "row: no finite loss and gradient",
+                fix="Simulate with a lower `optimizer.lr`, or clip gradients: "
+                "`--set train.clip_norm=1.0`.",
             )
 
     def _on_evaluated(self, name: str, step: int, stats: Stats, rows: int, final: bool) -> None:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from geo_ray.data.arrow_guard import refuse_arrow_extensions
 from geo_ray.data.files.find import InputFile
-from geo_ray.data.files.piece import Borrowed, Piece, flat_columns
+from geo_ray.data.files.piece import Borrowed, FilePiece, flat_columns
 from geo_ray.data.parquet_guard import refuse_extensions_in
 from geo_ray.errors import SchemaMismatchError, ShardCorruptError
 
@@ -22,7 +22,7 @@ _BATCH_BYTES = 16 << 20  # about as much at a time, if rows are long
 
 def parquet_pieces(
     file: BinaryIO, found: InputFile, wanted: Collection[str] | None
-) -> Iterator[Piece]:
+) -> Iterator[FilePiece]:
     """Read a Parquet file piece by piece; see `geo_ray.data.files.csv_file.csv_pieces`.
 
     Raises:
@@ -47,7 +47,7 @@ def parquet_pieces(
 
 def arrow_pieces(
     file: BinaryIO, found: InputFile, wanted: Collection[str] | None
-) -> Iterator[Piece]:
+) -> Iterator[FilePiece]:
     """Read an Arrow file or stream piece by piece; see `parquet_pieces`."""
     is_stream = refuse_arrow_extensions(file, found.path)
     file.seek(0)
@@ -77,18 +77,18 @@ def _rows_at_a_time(metadata: pq.FileMetaData) -> int:
 
 def _slices(
     batch: pa.RecordBatch, names: tuple[str, ...], wanted: Collection[str] | None, fraction: float
-) -> Iterator[Piece]:
+) -> Iterator[FilePiece]:
     for begin in range(0, batch.num_rows, _ROWS):
         yield _piece(batch.slice(begin, _ROWS), names, wanted, fraction)
 
 
 def _piece(
     batch: pa.RecordBatch, names: tuple[str, ...], wanted: Collection[str] | None, fraction: float
-) -> Piece:
+) -> FilePiece:
     batch.validate(full=True)  # Arrow trusts its files otherwise, also that their text is UTF-8
     columns = flat_columns(batch)
     chosen = {n: array for n, array in columns.items() if wanted is None or n in wanted}
-    return Piece(names, chosen, batch.num_rows, fraction)
+    return FilePiece(names, chosen, batch.num_rows, fraction)
 
 
 def _names(schema: pa.Schema, path: str) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ import pyarrow.csv as pa_csv
 
 from geo_ray.data.files.find import InputFile
 from geo_ray.data.files.options import ReadOptions
-from geo_ray.data.files.piece import Borrowed, Piece, fraction_read
+from geo_ray.data.files.piece import Borrowed, FilePiece, fraction_read
 from geo_ray.errors import SchemaMismatchError, ShardCorruptError
 
 BLOCK_BYTES = 8 << 20
@@ -33,7 +33,7 @@ _OTHER_DELIMITERS = {";": "';'", "\t": "tab", "|": "'|'", ",": "','"}
 
 def csv_pieces(
     file: BinaryIO, found: InputFile, options: ReadOptions, wanted: Collection[str] | None
-) -> Iterator[Piece]:
+) -> Iterator[FilePiece]:
     """Read a CSV file block by block.
 
     Args:
@@ -111,7 +111,7 @@ def _blocks(
     options: ReadOptions,
     raw_names: Sequence[str],
     wanted: Collection[str] | None,
-) -> Iterator[Piece]:
+) -> Iterator[FilePiece]:
     names = tuple(name.strip() for name in raw_names)
     chosen = [raw for raw in raw_names if wanted is None or raw.strip() in wanted]
     bad: list[Any] = []
@@ -150,7 +150,7 @@ def _blocks(
                     name: pc.replace_substring_regex(array, _DECIMAL_COMMA, r"\1.\2")
                     for name, array in columns.items()
                 }
-            yield Piece(names, columns, batch.num_rows, fraction_read(file))
+            yield FilePiece(names, columns, batch.num_rows, fraction_read(file))
     if last is not None and "\n" in last and not _ends_quoted(file, found, last):
         raise SchemaMismatchError(
             f"{found.path}: a quote that is not closed takes in what follows it: {last[:60]!r}",

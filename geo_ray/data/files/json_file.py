@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from geo_ray.data.files.find import InputFile
 from geo_ray.data.files.options import ReadOptions
-from geo_ray.data.files.piece import Borrowed, Piece, fraction_read
+from geo_ray.data.files.piece import Borrowed, FilePiece, fraction_read
 from geo_ray.data.values import arrow_of
 from geo_ray.errors import SchemaMismatchError, ShardCorruptError
 
@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 def json_pieces(
     file: BinaryIO, found: InputFile, options: ReadOptions, wanted: Collection[str] | None
-) -> Iterator[Piece]:
+) -> Iterator[FilePiece]:
     """Read a file of JSON lines piece by piece; see `geo_ray.data.files.csv_file.csv_pieces`.
 
     A key that a line lacks has no value there.
@@ -115,8 +115,8 @@ def _flat(row: Row) -> Row:
     return flat
 
 
-def _piece(rows: list[Row], wanted: Collection[str] | None, fraction: float) -> Piece:
+def _piece(rows: list[Row], wanted: Collection[str] | None, fraction: float) -> FilePiece:
     names = tuple(dict.fromkeys(name for row in rows for name in row))
     chosen = [name for name in names if wanted is None or name in wanted]
     columns = {name: arrow_of([row.get(name) for row in rows]) for name in chosen}
-    return Piece(names, columns, len(rows), fraction, sparse=True)
+    return FilePiece(names, columns, len(rows), fraction, sparse=True)

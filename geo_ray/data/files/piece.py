@@ -12,7 +12,7 @@ import pyarrow as pa
 
 
 @dataclass(frozen=True)
-class Piece:
+class FilePiece:
     """Consecutive rows of one file.
 
     Attributes:

@@ -11,7 +11,7 @@ from geo_ray.data.files.csv_file import csv_pieces
 from geo_ray.data.files.find import InputFile, InputFiles
 from geo_ray.data.files.json_file import json_pieces
 from geo_ray.data.files.options import ReadOptions
-from geo_ray.data.files.piece import Piece
+from geo_ray.data.files.piece import FilePiece
 from geo_ray.errors import SchemaMismatchError, ShardCorruptError
 
 Unreadable = SchemaMismatchError | ShardCorruptError
@@ -31,7 +31,7 @@ class Batch:
 
     path: str
     first_row: int
-    piece: Piece
+    piece: FilePiece
     files_done: float
 
 
@@ -66,7 +66,7 @@ def read_rows(
 
 def _pieces(
     file: BinaryIO, entry: InputFile, options: ReadOptions, wanted: Collection[str] | None
-) -> Iterator[Piece]:
+) -> Iterator[FilePiece]:
     match entry.format:
         case "csv":
             return csv_pieces(file, entry, options, wanted)

@@ -21,7 +21,7 @@ _NULL_WORDS = 3
 
 
 @dataclass(frozen=True)
-class Advice:
+class ColumnAdvice:
     """What to do about a column.
 
     Attributes:
@@ -34,7 +34,7 @@ class Advice:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ColumnFacts:
     """What a column has where it is wrong.
 
     Attributes:
@@ -92,7 +92,9 @@ def in_words(kind: Kind, example: Any, wanted: ColumnType) -> str:
             return f"has values that are no numbers, no text and no times, {has}"
 
 
-def advise(kind: Kind, source: Source, wanted: ColumnType, seen: Seen, csv: bool) -> Advice:
+def advise(
+    kind: Kind, source: Source, wanted: ColumnType, seen: ColumnFacts, csv: bool
+) -> ColumnAdvice:
     """A treatment that mends it.
 
     Args:
@@ -109,54 +111,60 @@ def advise(kind: Kind, source: Source, wanted: ColumnType, seen: Seen, csv: bool
             return _of_text(seen, wanted, csv)
         case "infinite":
             drop = {} if source.missing != "refuse" else {"missing": "drop_row"}
-            return Advice({"infinite": "missing", **drop}, "or infinite: keep")
+            return ColumnAdvice({"infinite": "missing", **drop}, "or infinite: keep")
         case "inexact":
-            return Advice({"vocabulary": {"hash": 1024}}, "if it is an identifier, leave it out")
+            return ColumnAdvice(
+                {"vocabulary": {"hash": 1024}}, "if it is an identifier, leave it out"
+            )
         case "fraction":
             floats = "float32" if wanted.length is None else f"float32[{wanted.length}]"
-            return Advice({}, f'the task could have "{floats}" for it')
+            return ColumnAdvice({}, f'the task could have "{floats}" for it')
         case "range":
             wider = "int64 or float64" if wanted.dtype.kind in "iu" else "float64"
-            return Advice({}, f"the task could have {wider} for it, or scale it: standard")
+            return ColumnAdvice({}, f"the task could have {wider} for it, or scale it: standard")
         case "unknown":
             words = flow(sorted(seen.words)[:_FEW_WORDS])
-            return Advice({}, f"add {words} to the vocabulary, or write other: bucket there")
+            return ColumnAdvice({}, f"add {words} to the vocabulary, or write other: bucket there")
         case "is_list":
             count = len(seen.example) if isinstance(seen.example, list) else 2
-            return Advice({"length": count}, f'the task\'s column must then have "[{count}]" too')
+            return ColumnAdvice(
+                {"length": count}, f'the task\'s column must then have "[{count}]" too'
+            )
         case "is_single":
             part = f"{{column: {flow(source.column)}}}"
-            return Advice(
+            return ColumnAdvice(
                 {},
                 f"join {wanted.length} columns: [{part}, {{column: ANOTHER}}, ...], or have "
                 f'"{wanted.scalar}" instead of "{wanted}" in the task',
             )
         case _:
-            return Advice({}, "leave the column out, or write it as numbers or text")
+            return ColumnAdvice({}, "leave the column out, or write it as numbers or text")
 
 
-def _of_missing(source: Source, wanted: ColumnType) -> Advice:
+def _of_missing(source: Source, wanted: ColumnType) -> ColumnAdvice:
     if source.vocabulary is not None:
         if source.vocabulary.hash is None and source.vocabulary.other == "bucket":
-            return Advice({"missing": "other"}, "or missing: drop_row")
-        return Advice({"missing": "drop_row"}, "or missing: {fill: WORD}")
+            return ColumnAdvice({"missing": "other"}, "or missing: drop_row")
+        return ColumnAdvice({"missing": "drop_row"}, "or missing: {fill: WORD}")
     if wanted.dtype.kind == "f":
-        return Advice({"missing": "drop_row"}, "or missing: {fill: 0}, or missing: mean (--stats)")
-    return Advice({"missing": "drop_row"}, "or missing: {fill: 0}")
+        return ColumnAdvice(
+            {"missing": "drop_row"}, "or missing: {fill: 0}, or missing: mean (--stats)"
+        )
+    return ColumnAdvice({"missing": "drop_row"}, "or missing: {fill: 0}")
 
 
-def _of_text(seen: Seen, wanted: ColumnType, csv: bool) -> Advice:
+def _of_text(seen: ColumnFacts, wanted: ColumnType, csv: bool) -> ColumnAdvice:
     text = str(seen.example).strip()
     if parse_time(text) is not None:
-        return Advice({"cast": "time"})
+        return ColumnAdvice({"cast": "time"})
     if csv and _DECIMAL_COMMA.fullmatch(text):
-        return Advice({}, "add the option --decimal , if the comma is a decimal mark")
+        return ColumnAdvice({}, "add the option --decimal , if the comma is a decimal mark")
     if csv and not seen.whole and len(seen.words) <= _NULL_WORDS:
         options = " ".join(f"--null {shlex.quote(word)}" for word in sorted(seen.words))
-        return Advice({}, f"add {options} if that means that there is no value")
+        return ColumnAdvice({}, f"add {options} if that means that there is no value")
     if seen.whole and len(seen.words) <= _FEW_WORDS:
-        return Advice(
+        return ColumnAdvice(
             {"vocabulary": {"values": sorted(seen.words)}}, "or vocabulary: {file: WORDS.txt}"
         )
     hashed = {"vocabulary": {"hash": 64}}
-    return Advice(hashed, "or vocabulary: {file: WORDS.txt}, or {counted: 10} (with --stats)")
+    return ColumnAdvice(hashed, "or vocabulary: {file: WORDS.txt}, or {counted: 10} (with --stats)")

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from geo_ray.data.columns import ColumnType, parse_types
-from geo_ray.data.prepare.advice import Seen
+from geo_ray.data.prepare.advice import ColumnFacts
 from geo_ray.data.prepare.config import Preparation, Source
 from geo_ray.data.prepare.findings import Findings, Spot
 from geo_ray.data.prepare.number_part import fit_dtype, number_part
@@ -224,9 +224,9 @@ def _note(
         return
     array = arrays.get(source.column)
     if array is None:
-        seen = Seen(None)
+        seen = ColumnFacts(None)
     else:
         words = to_words(array.take(pa.array(rows))) if wrong.kind in ("text", "unknown") else None
         whole = len(rows) >= len(array) - array.null_count
-        seen = Seen(array[int(rows[0])].as_py(), words.words if words else (), whole)
+        seen = ColumnFacts(array[int(rows[0])].as_py(), words.words if words else (), whole)
     findings.add(name, source, wrong.kind, len(rows), spot.at(int(rows[0])), seen)

@@ -8,7 +8,7 @@ from typing import Any
 
 from geo_ray.data.columns import ColumnType
 from geo_ray.data.nearby import listed, nearest
-from geo_ray.data.prepare.advice import MOST_WORDS, Advice, Seen, advise, in_words
+from geo_ray.data.prepare.advice import MOST_WORDS, ColumnAdvice, ColumnFacts, advise, in_words
 from geo_ray.data.prepare.config import Source
 from geo_ray.data.prepare.part import Kind
 from geo_ray.data.prepare.yaml_line import flow, source_text
@@ -67,7 +67,7 @@ class Findings:
         return bool(self._found or self._unreadable)
 
     def add(
-        self, name: str, source: Source, kind: Kind, rows: int, first: Spot, seen: Seen
+        self, name: str, source: Source, kind: Kind, rows: int, first: Spot, seen: ColumnFacts
     ) -> None:
         """Note rows that a source of the task's column ``name`` cannot take."""
         key = (name, source.column)
@@ -134,7 +134,7 @@ class Findings:
             advice = advise(kind, source, wanted, _seen(record), self._null_option)
             if kind == "absent":
                 close = nearest(column, set(record.first.names))
-                advice = Advice({"column": close}) if close else _others(record, wanted)
+                advice = ColumnAdvice({"column": close}) if close else _others(record, wanted)
             changes |= advice.changes
             if advice.remark:
                 remarks.append(advice.remark)
@@ -147,8 +147,8 @@ class Findings:
         return lines, bool(changes) or any("column:" in remark for remark in remarks)
 
 
-def _seen(record: _Record) -> Seen:
-    return Seen(record.example, tuple(record.words), record.whole)
+def _seen(record: _Record) -> ColumnFacts:
+    return ColumnFacts(record.example, tuple(record.words), record.whole)
 
 
 def _places(kind: Kind, record: _Record) -> str:
@@ -163,7 +163,7 @@ def _places(kind: Kind, record: _Record) -> str:
     return f" ({rows}, first in {first}{also})"
 
 
-def _others(record: _Record, wanted: ColumnType) -> Advice:
+def _others(record: _Record, wanted: ColumnType) -> ColumnAdvice:
     names = record.first.names
     remark = f"the files have {listed(names) if names else 'no columns'}"
     if wanted.length is not None and names:
@@ -171,7 +171,7 @@ def _others(record: _Record, wanted: ColumnType) -> Advice:
         remark += f"; join some of them: [{some}, ...]"
     else:
         remark += "; name the right one: {column: NAME}"
-    return Advice({}, remark)
+    return ColumnAdvice({}, remark)
 
 
 def _fix(helped: bool, prepared: bool, draft: str) -> str:
