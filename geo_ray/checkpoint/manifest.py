@@ -7,7 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
-from geo_ray.config.annotations import Words
+from geo_ray.config.annotations import MessageWords
 from geo_ray.config.base import StrictModel
 from geo_ray.config.canonical import canonical_json, sha256_hex
 from geo_ray.config.json_file import complaints
@@ -18,11 +18,13 @@ MAX_MANIFEST_BYTES = 16_000_000
 PartName = Annotated[
     str,
     Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"),
-    Words("up to 128 letters, digits, dots, dashes and underscores, a letter or digit first"),
+    MessageWords(
+        "up to 128 letters, digits, dots, dashes and underscores, a letter or digit first"
+    ),
 ]
 PART_SUFFIX = ".safetensors"
 MANIFEST_FILE = "manifest.json"
-_Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$"), Words("64 hexadecimal digits")]
+_Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$"), MessageWords("64 hexadecimal digits")]
 
 
 class PartInfo(StrictModel):

@@ -8,12 +8,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from geo_ray.config.annotations import Words
+from geo_ray.config.annotations import MessageWords
 from geo_ray.config.base import StrictModel
 from geo_ray.errors import CurrencyError
 
 CurrencyCode = Annotated[
-    str, Field(pattern=r"^[A-Z]{3}$"), Words("three capital letters, such as EUR")
+    str, Field(pattern=r"^[A-Z]{3}$"), MessageWords("three capital letters, such as EUR")
 ]
 """A currency by its ISO 4217 code."""
 

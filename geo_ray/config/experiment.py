@@ -122,7 +122,9 @@ class Experiment(StrictModel):
     name: Name = Field(description="name of the run and of its directory")
     seed: int = Field(0, ge=0, description="seed of model, data order and emulation")
     device: Annotated[
-        str, Field(pattern=r"^(cpu|cuda(:\d+)?)$"), MessageWords("cpu, cuda, or cuda:N for the GPU N")
+        str,
+        Field(pattern=r"^(cpu|cuda(:\d+)?)$"),
+        MessageWords("cpu, cuda, or cuda:N for the GPU N"),
     ] = Field("cpu", description="where workers compute")
     task: TaskConfig
     data: DataConfig

@@ -17,7 +17,7 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class WordColumn:
     """What was read.
 
     Attributes:
@@ -29,7 +29,7 @@ class Vocabulary:
     codes: Ints
 
 
-def to_words(array: pa.Array) -> Vocabulary | None:
+def to_words(array: pa.Array) -> WordColumn | None:
     """Read a column of single values.
 
     Whole numbers are the same word whether a file has them as integers or floats. Text is taken
@@ -48,14 +48,14 @@ def to_words(array: pa.Array) -> Vocabulary | None:
     if types.is_nested(kind) or types.is_fixed_size_binary(kind):
         return None
     if types.is_null(kind):
-        return Vocabulary((), np.full(len(array), -1, np.int64))
+        return WordColumn((), np.full(len(array), -1, np.int64))
     encoded = array.dictionary_encode()
     raw = [_word(value) for value in encoded.dictionary.to_pylist()]
     words = tuple(dict.fromkeys(word for word in raw if word is not None))
     index = {word: number for number, word in enumerate(words)}
     code_W = np.array([-1 if word is None else index[word] for word in raw] + [-1], np.int64)
     codes = encoded.indices.cast(pa.int64()).fill_null(len(raw)).to_numpy(zero_copy_only=False)
-    return Vocabulary(words, code_W[codes])
+    return WordColumn(words, code_W[codes])
 
 
 def _word(value: Any) -> str | None:
