@@ -78,7 +78,6 @@ class Controller:
     _failed_saves: int = 0
     _saved_s: float = field(default_factory=time.monotonic)
     _wan_s: float = 0.0
-    _hub_epoch: int = 1
 
     def run(self) -> None:
         """Watch until all workers are home and all they did is written down.
@@ -184,7 +183,7 @@ class Controller:
             if not isinstance(failure, GeoRayError) or region in lost:
                 continue
             # Its bridge is gone, or it was cut off for so long that the others went on without it.
-            cut_off = isinstance(failure, LinkDownError) or self.actors.hub != region
+            cut_off = isinstance(failure, LinkDownError) or self.actors.home.region != region
             if not (cut_off and self.actors.can_lose(region)):
                 raise failure
             lost[region] = failure.message
@@ -203,17 +202,15 @@ class Controller:
         self.actors.lose(region)
         for done in self.evals.forget(region):
             self._note_eval(done, time.time() - self.origin_unix_s)
-        self._ask(self.actors.bridges[self.actors.hub].report_dead.remote(region))
+        self._ask(self.actors.bridges[self.actors.home.region].report_dead.remote(region))
 
     def _follow_hub(self, answers: Answers) -> None:
         """The averager may have moved by itself; what was asked of it is asked again."""
         for (role, _), answer in answers.items():
-            status = answer["status"] if role == "bridge" else {}
-            if status.get("hub_epoch", 1) <= self._hub_epoch or status["hub"] not in (
-                self.actors.bridges
-            ):
+            home = answer["status"]["home"] if role == "bridge" else self.actors.home
+            if home.epoch <= self.actors.home.epoch or home.region not in self.actors.bridges:
                 continue
-            self._hub_epoch, self.actors.hub = status["hub_epoch"], status["hub"]
+            self.actors.home = home
             self.saver.abandon()  # the old averager's part of it will not come
             if self._stopping is not None:
                 self._ask_hub(lambda hub: hub.request_stop.remote())
@@ -352,9 +349,9 @@ class Controller:
     def _ask_hub(self, ask: Callable[[Any], Any]) -> Any:
         """Ask the averager; None if it is lost and will be replaced."""
         try:
-            return self._ask(ask(self.actors.bridges[self.actors.hub]))
+            return self._ask(ask(self.actors.bridges[self.actors.home.region]))
         except RegionLostError:
-            if not self.actors.can_lose(self.actors.hub):
+            if not self.actors.can_lose(self.actors.home.region):
                 raise
             return None  # the next poll finds out, too
 
