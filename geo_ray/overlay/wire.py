@@ -71,11 +71,9 @@ def read_part(message: Message) -> SegmentPart:
 
 def word_message(word: Word) -> Message:
     """A word on its way."""
-    meta: Meta = {"word": type(word).__name__}
     if isinstance(word, SegmentAck):
-        meta["count"] = word.count
-        return Message(WORD, meta, b"", "control", CONTROL)
-    meta["rnd"] = word.rnd
+        return Message(WORD, {"word": "Ack", "count": word.count}, b"", "control", CONTROL)
+    meta: Meta = {"word": type(word).__name__, "rnd": word.rnd}
     if isinstance(word, Ready | Commit):
         meta |= {_ABOUT + name: value for name, value in word.about.items()}
     if isinstance(word, Orders | Sent | Commit):

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from geo_ray.clock import SystemClock
 from geo_ray.config.experiment import Experiment, RegionConfig
 from geo_ray.data.manifest import Manifest
 from geo_ray.errors import GeoRayError
@@ -26,23 +25,20 @@ from geo_ray.job.build import (
 )
 from geo_ray.job.codec_shapes import with_shapes
 from geo_ray.job.data import open_readers, prepare_manifest
-from geo_ray.runtime.actors.bridge import Bridge
+from geo_ray.runtime.actors.bridge import Bridge, open_bridge
 from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.actors.layout import shared_bytes
 from geo_ray.runtime.actors.primary_shard import PrimaryPorts, PrimaryShard
 from geo_ray.runtime.actors.remote_shard import RemoteShard
 from geo_ray.runtime.actors.shard_server import ShardServer
 from geo_ray.runtime.actors.worker_loop import ShardLink, WorkerLoop, buffers_for, slices_of
-from geo_ray.runtime.paths.build import attach_roads, dials
-from geo_ray.runtime.paths.differential import DifferentialPath, PathEnds, road_for
-from geo_ray.runtime.paths.overlay_attach import attach_overlay
+from geo_ray.runtime.paths.build import PathSetting, dials
 from geo_ray.strategies.traits import fragments_of
 from geo_ray.tasks.load import load_task
 from geo_ray.training.averager.averager import Averager
 from geo_ray.training.compute.flat import digest
 from geo_ray.training.server.region_model import RegionModel
 from geo_ray.training.server.server import Server
-from geo_ray.transport.emulation.link_model import build_links
 from geo_ray.transport.endpoint.endpoint import Endpoint
 from geo_ray.transport.lan.client import LanClient
 from geo_ray.transport.lan.server import LanServer
@@ -108,34 +104,17 @@ class Site:
         self.clients: list[LanClient] = []
         self.endpoint: Endpoint | None = None
         self.bridge: Bridge | None = None
-        self.road: DifferentialPath | None = None
         if world.averager is not None:
-            own = world.averager if name == experiment.averager_region else None
-            hub, parts = experiment.averager_region, str(world.parts)
-            self.bridge = Bridge(name, hub, own, self.event_buffer, parts, timeout_s)
-            identity = EndpointIdentity("test-run", name, 1, KEY)
-            models = build_links(experiment.links(), experiment.seed)
-            shaping = {dst: model for (src, dst), model in models.items() if src == name}
-            start_s, on_message = SystemClock().now_s(), self.bridge.on_message
-            self.endpoint = Endpoint(
-                identity, on_message, experiment.transport, shaping, run_start_s=start_s
-            )
-            self.bridge.use(self.endpoint)
-            bound = self.endpoint.listen()
-            ends = PathEnds(self.endpoint, bound, start_s, shaping, self.bridge.refuse)
-            self.road = road_for(experiment.codec.up, world.params_P.numel(), ends)
-            self.bridge.use_lossy(self.road)
-            num = world.params_P.numel()
-            attach_overlay(experiment, num, world.parts.parent, self.bridge, self.endpoint)
-            attach_roads(
+            setting = PathSetting(
                 experiment,
-                name,
-                self.bridge,
-                self.endpoint,
+                world.params_P.numel(),
                 self._averager(),
                 self.event_buffer,
-                num,
+                str(world.parts),
+                timeout_s,
             )
+            self.bridge = open_bridge(EndpointIdentity("test-run", name, 1, KEY), setting)
+            self.endpoint = self.bridge.endpoint
         self.shards = [
             build_shard(experiment, self.region, i, world.params_P) for i in range(shards)
         ]
@@ -282,18 +261,12 @@ class InProcess:
             build_averager(experiment, self.params_P.numel()) if many else None
         )
         self.sites = {region.name: Site(region, self) for region in experiment.regions}
-        hub = experiment.averager_region
-        for name, site in self.sites.items():
-            if site.endpoint is not None and name != hub:
-                home = self.sites[hub].endpoint
-                assert home is not None
-                site.endpoint.connect(hub, home.advertised)
-                if site.road is not None:
-                    site.road.connect(hub, home.advertised)
-        for name, peer in dials(experiment) if many else []:
-            dialler, dialled = self.sites[name].endpoint, self.sites[peer].endpoint
-            assert dialler is not None and dialled is not None
-            dialler.connect(peer, dialled.advertised)
+        home = experiment.averager_region
+        pairs = [(name, home) for name in self.sites if name != home]
+        for name, peer in pairs + dials(experiment) if many else []:
+            dialer, dialed = self.sites[name].bridge, self.sites[peer].bridge
+            assert dialer is not None and dialed is not None
+            dialer.connect(peer, dialed.endpoint.advertised)
 
     def run(self, *, shared: bool = True) -> list[str]:
         """Train to the end, undisturbed; the regions' digests in order."""

@@ -39,7 +39,7 @@ from geo_ray.training.averager.standby import (
     LogAck,
     LogAppend,
     NewAverager,
-    Word,
+    StandbyMessage,
 )
 from geo_ray.transfers.requests import UploadRequest as Transfer
 from geo_ray.transport.wire.frames import view_of
@@ -52,7 +52,7 @@ Finder = Callable[[int, int], Update | None]
 """``find(epoch, seq)``: an update of this region that is still in its hands."""
 
 
-def word_message(to: str, word: Word, log_lane: int, *, bare: bool) -> Message:
+def word_message(to: str, word: StandbyMessage, log_lane: int, *, bare: bool) -> Message:
     """A word for region ``to`` as a message.
 
     Args:
@@ -91,7 +91,7 @@ def word_message(to: str, word: Word, log_lane: int, *, bare: bool) -> Message:
     raise FrameError(f"there is no message for {word!r:.100}")
 
 
-def read_word(peer: str, message: Message, find: Finder) -> Word:
+def read_word(peer: str, message: Message, find: Finder) -> StandbyMessage:
     """The inverse of `word_message`.
 
     Args:
