@@ -21,10 +21,9 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.data.manifest import load_manifest
 from geo_ray.job.build import (
     build_averager,
+    build_server,
     build_shard,
     initial_parameters,
-    region_wire,
-    server_plan,
     use_one_thread,
 )
 from geo_ray.job.data import open_readers
@@ -37,8 +36,6 @@ from geo_ray.runtime.actors.worker_loop import ShardLink, WorkerLoop, buffers_fo
 from geo_ray.runtime.paths.differential import PathEnds, road_for
 from geo_ray.tasks.load import load_task
 from geo_ray.training.compute.worker import Worker
-from geo_ray.training.server.region_model import RegionModel
-from geo_ray.training.server.server import Server
 from geo_ray.transport.emulation.link_model import build_links
 from geo_ray.transport.endpoint.endpoint import Endpoint
 from geo_ray.transport.lan.client import LanClient
@@ -92,9 +89,7 @@ class Region:
         self.bridge_lan = LanServer("127.0.0.1", key, self.bridge.handle)
         uplink = LanClient(self.bridge_lan.address, key, hello_lan)
         shard = build_shard(experiment, region, 0, params_P)
-        wire = region_wire(experiment, name, num_params)
-        model = RegionModel([shard], num_params)
-        self.server = Server(server_plan(experiment, region), model, wire=wire)
+        self.server = build_server(experiment, region, [shard], num_params)
         self.lead = PrimaryShard(
             self.server, shard, PrimaryPorts(uplink, []), self.event_buffer, os.devnull, timeout_s
         )

@@ -37,8 +37,8 @@ from geo_ray.runtime.actors.worker_loop import ShardLink, buffers_for
 from geo_ray.runtime.messages.exchange import read_answer, report_meta
 from geo_ray.strategies.asgd import Asgd
 from geo_ray.training.compute.optimizers import InnerOptimizer, Sgd
+from geo_ray.training.exchange.wire_plan import WirePlan
 from geo_ray.training.server.plan import ServerPlan
-from geo_ray.training.server.region_model import RegionModel
 from geo_ray.training.server.server import Server
 from geo_ray.training.server.shard import Shard
 from geo_ray.transport.config import LanConfig
@@ -209,7 +209,7 @@ def build_lead(params_P: Tensor) -> PrimaryShard:
     """A region of one worker that is alone, as `PrimaryActor` builds it."""
     shard = Shard(params_P, Sgd(lr=0.1), Asgd(), alone=True)
     plan = ServerPlan("here", num_workers=1, batch_size=1, steps=NEVER)
-    server = Server(plan, RegionModel([shard], params_P.numel()))
+    server = Server.over([shard], params_P.numel(), plan, WirePlan())
     event_buffer = EventBuffer("here", time.time())
     return PrimaryShard(
         server, shard, PrimaryPorts(None, ()), event_buffer, str(Path.cwd()), TIMEOUT_S

@@ -18,11 +18,10 @@ from geo_ray.data.manifest import Manifest
 from geo_ray.errors import GeoRayError
 from geo_ray.job.build import (
     build_averager,
+    build_server,
     build_shard,
     build_worker,
     initial_parameters,
-    region_wire,
-    server_plan,
 )
 from geo_ray.job.codec_shapes import with_shapes
 from geo_ray.job.data import open_readers, prepare_manifest
@@ -36,12 +35,9 @@ from geo_ray.runtime.actors.worker_loop import ShardLink, WorkerLoop, buffers_fo
 from geo_ray.runtime.paths.build import attach_roads, dials
 from geo_ray.runtime.paths.differential import DifferentialPath, PathEnds, road_for
 from geo_ray.runtime.paths.overlay_attach import attach_overlay
-from geo_ray.strategies.traits import fragments_of
 from geo_ray.tasks.load import load_task
 from geo_ray.training.averager.averager import Averager
 from geo_ray.training.compute.flat import digest
-from geo_ray.training.server.region_model import RegionModel
-from geo_ray.training.server.server import Server
 from geo_ray.transport.emulation.link_model import build_links
 from geo_ray.transport.endpoint.endpoint import Endpoint
 from geo_ray.transport.lan.client import LanClient
@@ -101,7 +97,7 @@ class Site:
     world: InProcess
 
     def __post_init__(self) -> None:
-        world, name, shards = self.world, self.region.name, self.region.ps_shards
+        world, name, count = self.world, self.region.name, self.region.ps_shards
         experiment, timeout_s = world.experiment, world.timeout_s
         self.event_buffer = EventBuffer(name, time.time())
         self.servers: list[LanServer] = []
@@ -137,30 +133,29 @@ class Site:
                 num,
             )
         self.shards = [
-            build_shard(experiment, self.region, i, world.params_P) for i in range(shards)
+            build_shard(experiment, self.region, i, world.params_P) for i in range(count)
         ]
         hello = {"peer": f"{name}/lead", "role": "lead"}
-        followers = [
+        others = [
             ShardServer(shard, name, i, str(world.parts))
             for i, shard in enumerate(self.shards)
             if i
         ]
-        slots = [self._serve(follower.handle) for follower in followers]
-        links = [self._dial(slot.address, hello) for slot in slots]
+        slots = [self._serve(other.handle) for other in others]
+        remotes = [RemoteShard(self._dial(slot.address, hello), timeout_s) for slot in slots]
         uplink = None
         if self.bridge is not None:
             self.bridge_lan = self._serve(self.bridge.handle)
             uplink = self._dial(self.bridge_lan.address, hello)
-        model = RegionModel(
-            [self.shards[0], *[RemoteShard(link, timeout_s) for link in links]],
-            world.params_P.numel(),
-            fragments_of(experiment.strategy),
-        )
-        wire = region_wire(experiment, name, world.params_P.numel())
-        self.server = Server(server_plan(experiment, self.region), model, wire=wire)
-        ports = PrimaryPorts(uplink, links)
+        shards = [self.shards[0], *remotes]
+        self.server = build_server(experiment, self.region, shards, world.params_P.numel())
         self.lead = PrimaryShard(
-            self.server, self.shards[0], ports, self.event_buffer, str(world.parts), timeout_s
+            self.server,
+            self.shards[0],
+            PrimaryPorts(uplink, remotes),
+            self.event_buffer,
+            str(world.parts),
+            timeout_s,
         )
         lan = self._serve(self.lead.handle, self.lead.on_close)
         self.addresses = [lan.address, *[slot.address for slot in slots]]

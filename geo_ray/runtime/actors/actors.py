@@ -9,69 +9,30 @@ from pathlib import Path
 from typing import Any
 
 import ray
-import torch
 
-from geo_ray.checkpoint.manifest import PartInfo
-from geo_ray.checkpoint.parts import write_part
 from geo_ray.clock import SystemClock
-from geo_ray.job.build import (
-    build_averager,
-    build_shard,
-    initial_parameters,
-    region_wire,
-    server_plan,
-    use_one_thread,
-)
+from geo_ray.job.build import build_averager, use_one_thread
 from geo_ray.runtime.actors.bridge import Bridge
 from geo_ray.runtime.actors.deadlines import step_timeout_s
 from geo_ray.runtime.actors.event_buffer import EventBuffer
-from geo_ray.runtime.actors.parts import AVERAGER_PART, off_wire, shard_part_name
-from geo_ray.runtime.actors.primary_shard import PrimaryPorts, PrimaryShard
-from geo_ray.runtime.actors.remote_shard import RemoteShard
-from geo_ray.runtime.actors.shard_server import ShardServer
+from geo_ray.runtime.actors.parts import AVERAGER_PART
 from geo_ray.runtime.actors.spec import RunSpec
 from geo_ray.runtime.paths.build import attach_roads, averager_lives_in
 from geo_ray.runtime.paths.differential import DifferentialPath, PathEnds, road_for
 from geo_ray.runtime.paths.overlay_attach import attach_overlay
-from geo_ray.strategies.traits import fragments_of
-from geo_ray.tasks.load import load_task
 from geo_ray.training.averager.averager import Averager
-from geo_ray.training.compute.flat import digest
-from geo_ray.training.server.region_model import RegionModel, ShardPort
-from geo_ray.training.server.server import Server
-from geo_ray.training.server.shard import Shard
 from geo_ray.transport.emulation.link_model import build_links
 from geo_ray.transport.endpoint.endpoint import Endpoint
-from geo_ray.transport.lan.client import LanClient
 from geo_ray.transport.lan.server import LanServer
 from geo_ray.transport.security.cert_store import files_of
 from geo_ray.transport.security.tls import TlsBytes, TlsFiles
 from geo_ray.transport.wire.message import EndpointIdentity
-from geo_ray.transport.wire.meta import Meta
 
 Address = tuple[str, int]
 
 
 def _host() -> str:
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
-
-
-def _load_shard(spec: RunSpec, region: str, index: int) -> tuple[Shard, dict[str, Any]]:
-    """A shard at the start of the run, or as the checkpoint has it; and what else its part holds.
-
-    That is the plain values, and under ``"wire"`` the tensors of the exchange.
-    """
-    use_one_thread()
-    spec.check_run_directory(region)
-    experiment = spec.experiment
-    task = load_task(experiment.task, spec.here)
-    params_P = initial_parameters(task, experiment.seed)
-    shard = build_shard(experiment, spec.region(region), index, params_P)
-    if spec.resume is None:
-        return shard, {}
-    tensors, meta = spec.resume.read(shard_part_name(region, index))
-    shard.restore(tensors, meta["counters"])  # type: ignore[arg-type]
-    return shard, meta | {"wire": off_wire(tensors)}  # type: ignore[arg-type]
 
 
 class BridgeActor:
@@ -181,122 +142,3 @@ class BridgeActor:
         self._bridge.close()
         self._lan.close()
         self._endpoint.close(1.0)
-
-
-class PrimaryActor:
-    """The lead of a region's parameter server.
-
-    Args:
-        spec: the run.
-        region: this region.
-    """
-
-    def __init__(self, spec: RunSpec, region: str) -> None:
-        self._spec = spec
-        self._region = region
-        self._lead: PrimaryShard | None = None
-        self._remotes: list[RemoteShard] = []
-        self._clients: list[LanClient] = []
-
-    def ready(self) -> None:
-        """Load the shard."""
-        self._shard, self._restored = _load_shard(self._spec, self._region, 0)
-
-    def start(
-        self, origin_unix_s: float, bridge: Address | None, followers: list[Address]
-    ) -> Address:
-        """Connect to the region's other parts and begin to serve workers, on the run's clock.
-
-        Returns:
-            Where workers connect.
-        """
-        spec, experiment = self._spec, self._spec.experiment
-        timeout_s = step_timeout_s(experiment.train, spec.num_params)
-        self._event_buffer = EventBuffer(self._region, origin_unix_s)
-        hello: Meta = {"peer": f"{self._region}/lead", "role": "lead"}
-        follower_clients = [LanClient(a, spec.key, hello) for a in followers]
-        bridge_client = None if bridge is None else LanClient(bridge, spec.key, hello)
-        self._clients = [*follower_clients, *([bridge_client] if bridge_client else [])]
-        self._remotes = [RemoteShard(client, timeout_s) for client in follower_clients]
-        shards: list[ShardPort] = [self._shard, *self._remotes]
-        server = Server(
-            server_plan(experiment, spec.region(self._region), spec.epoch),
-            RegionModel(shards, spec.num_params, fragments_of(experiment.strategy)),
-            wire=region_wire(experiment, self._region, spec.num_params),
-        )
-        if self._restored:
-            server.restore(self._restored["control"], self._restored["wire"])
-        ports = PrimaryPorts(bridge_client, follower_clients)
-        self._lead = PrimaryShard(
-            server, self._shard, ports, self._event_buffer, spec.parts_dir, timeout_s
-        )
-        self._lan = LanServer(_host(), spec.key, self._lead.handle, on_close=self._lead.on_close)
-        return self._lan.address
-
-    def poll(self) -> dict[str, Any]:
-        """State and new events."""
-        if self._lead is None:
-            return {"status": {"phase": "starting"}, "events": []}
-        return {"status": self._lead.status(), "events": self._event_buffer.take()}
-
-    def stop(self) -> None:
-        """Finish after the present step; for a region that is alone."""
-        if self._lead is not None:
-            self._lead.stop()
-
-    def checkpoint_now(self, checkpoint: int, halt: bool) -> bool:
-        """Save; for a region that is alone. False if it has ended."""
-        return self._lead is not None and self._lead.checkpoint_now(checkpoint, halt=halt)
-
-    def write_model(self, directory: str) -> tuple[PartInfo, str]:
-        """Write the region's parameters as one vector; for the end of the run.
-
-        Returns:
-            The file's fingerprint, and the digest of the parameters.
-        """
-        slices = [self._shard.params_S, *[remote.params() for remote in self._remotes]]
-        params_P = torch.cat(slices)
-        part = write_part(Path(directory), f"model-{self._region}", {"params": params_P}, {})
-        return part, digest(params_P)
-
-    def close(self) -> None:
-        """Close all sockets."""
-        for client in self._clients:
-            client.close()
-        if self._lead is not None:
-            self._lead.close()
-            self._lan.close()
-
-
-class ShardServerActor:
-    """One more shard of a region's parameter server.
-
-    Args:
-        spec: the run.
-        region: this region.
-        index: number of the shard, 1 or more.
-    """
-
-    def __init__(self, spec: RunSpec, region: str, index: int) -> None:
-        self._spec = spec
-        self._region = region
-        self._index = index
-
-    def ready(self) -> None:
-        """Load the shard and listen."""
-        spec = self._spec
-        shard, _ = _load_shard(spec, self._region, self._index)
-        follower = ShardServer(shard, self._region, self._index, spec.parts_dir)
-        self._lan = LanServer(_host(), spec.key, follower.handle)
-
-    def poll(self) -> dict[str, Any]:
-        """A sign of life; the lead tells what happens."""
-        return {"status": {}, "events": []}
-
-    def address(self) -> Address:
-        """Where workers and the lead connect."""
-        return self._lan.address
-
-    def close(self) -> None:
-        """Close all sockets."""
-        self._lan.close()

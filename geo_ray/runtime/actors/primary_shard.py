@@ -1,4 +1,4 @@
-"""The lead of a region's parameter server over sockets: carries out what `Server` decides.
+"""The primary shard of a region over sockets: carries out what `Server` decides.
 
 Workers push over the LAN and block until their answer; one thread speaks to the bridge. The state
 machine is guarded by one lock, which nobody holds while waiting for the network.
@@ -25,14 +25,12 @@ from geo_ray.errors import (
 )
 from geo_ray.runtime.actors.deadlines import exchange_s
 from geo_ray.runtime.actors.event_buffer import EventBuffer
-from geo_ray.runtime.actors.layout import shared_gradient, shared_parameters
-from geo_ray.runtime.actors.parts import on_wire, write_shard_part
-from geo_ray.runtime.actors.shard_server import give
+from geo_ray.runtime.actors.layout import parameters_for, pushed_gradient
+from geo_ray.runtime.actors.parts import ShardParts
+from geo_ray.runtime.actors.remote_shard import RemoteShard
 from geo_ray.runtime.messages import fields
 from geo_ray.runtime.messages.exchange import (
     answer_meta,
-    as_bytes,
-    as_tensor,
     payload_bytes,
     read_dropped,
     read_reply,
@@ -53,24 +51,24 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PrimaryPorts:
-    """What the lead speaks to.
+    """What the primary shard sends to.
 
     Attributes:
         bridge: the region's bridge; None if the region is alone.
-        followers: the region's other shards, in order.
+        others: the region's other shards, in order.
     """
 
     bridge: LanClient | None
-    followers: Sequence[LanClient]
+    others: Sequence[RemoteShard]
 
 
 class PrimaryShard:
     """Serves a region's workers and its exchanges.
 
     Args:
-        server: the state machine, over this shard and the followers'.
-        shard: the lead's own shard.
-        ports: bridge and followers.
+        server: the state machine, over this shard and the others.
+        shard: this shard.
+        ports: the bridge and the other shards.
         event_buffer: takes events for the controller.
         parts_dir: where parts of checkpoints go.
         step_timeout_s: longest wait of a worker for its answer, and of a request to the bridge.
@@ -89,7 +87,7 @@ class PrimaryShard:
         self._shard = shard
         self._ports = ports
         self._event_buffer = event_buffer
-        self._parts_dir = parts_dir
+        self._parts = ShardParts(shard, server.plan.region, 0, parts_dir)
         self._timeout_s = step_timeout_s
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -164,14 +162,16 @@ class PrimaryShard:
         if operation in {"pull", "judged"}:
             with self._changed:
                 shard = self._shard
-                return give(conn, shard.params_S if operation == "pull" else shard.eval_params_S)
+                found_S = shard.params_S if operation == "pull" else shard.eval_params_S
+                return {}, parameters_for(conn, found_S)
         with self._changed:
             if operation == "join":
                 self._answers.pop(worker, None)
                 effects = self.server.join(worker)
             else:
                 self._admit(conn, worker)
-                self._shard.put(worker, self._gradient(conn, payload))
+                grad_S = pushed_gradient(conn, payload, self._shard.params_S.numel())
+                self._shard.put(worker, grad_S)
                 effects = self.server.push(worker, read_report(meta))
             snapshots = self._carry_out(effects)
         self._write(snapshots)
@@ -197,12 +197,6 @@ class PrimaryShard:
             self._epochs[worker] = epoch
             self._changed.notify_all()  # who waits in the name of the old one must not take answers
 
-    def _gradient(self, conn: LanConnection, payload: memoryview | None) -> Any:
-        count = self._shard.params_S.numel()
-        if conn.shared is None:
-            return as_tensor(payload, count)
-        return shared_gradient(conn.shared, count)
-
     def _await_answer(
         self, conn: LanConnection, worker: int, payload: memoryview | None
     ) -> tuple[Meta, memoryview | None]:
@@ -222,16 +216,8 @@ class PrimaryShard:
                 self._changed.wait(left_s)
                 self._admit(conn, worker)
             answer = self._answers.pop(worker)
-            params_S = self._shard.params_S
-            if conn.shared is None:
-                if payload is None:
-                    return answer_meta(answer), as_bytes(params_S.clone())
-                # The gradient is used by now: its buffer takes the parameters, and no new pages.
-                as_tensor(payload, params_S.numel()).copy_(params_S)
-                return answer_meta(answer), payload
-            count = params_S.numel()
-            shared_parameters(conn.shared, count).copy_(params_S)
-            return answer_meta(answer), None
+            # The gradient is used by now: its buffer takes the parameters, and no new pages.
+            return answer_meta(answer), parameters_for(conn, self._shard.params_S, room=payload)
 
     # -------------------------------------------------------------- effects
 
@@ -281,13 +267,8 @@ class PrimaryShard:
             self._event_buffer.add("parts", id=snapshot.id, step=step, parts=parts)
 
     def _write_parts(self, snapshot: Snapshot) -> list[PartInfo]:
-        region = self.server.plan.region
-        tensors, counters = self._shard.take_snapshot(snapshot.id)
-        state = ({**tensors, **on_wire(snapshot.tensors)}, counters)
-        own = write_shard_part(self._parts_dir, snapshot.id, region, 0, state, snapshot.control)
-        request: Meta = {"op": "write_part", "id": snapshot.id}
-        answers = [f.request(request, timeout_s=self._timeout_s) for f in self._ports.followers]
-        others = [PartInfo.model_validate(meta) for meta, _ in answers]
+        own = self._parts.write(snapshot.id, snapshot)
+        others = [shard.ask(ShardParts.write, snapshot.id) for shard in self._ports.others]
         return [own, *others]
 
     # -------------------------------------------------------------- exchanges
@@ -322,8 +303,7 @@ class PrimaryShard:
                 self._event_buffer.add("update_dropped", seq=update.seq, bytes_out=0)
             else:
                 self._log_exchange(send, update, reply, began_s)
-            # A dropped one is put back first, by the server.
-            decoded = reply if reply.dropped else self.server.wire.decode(reply)
+            decoded = self.server.wire.decode(reply)
             took_s = self._event_buffer.now_s() - began_s
             effects = partial(self.server.on_reply, decoded, took_s)
         with self._changed:
@@ -331,7 +311,7 @@ class PrimaryShard:
         self._write(snapshots)
 
     def _recall(self) -> None:
-        """Loose blocks of the last update that have not left yet go with the next one."""
+        """Lossy blocks of the last update that have not left yet go with the next one."""
         wire, bridge = self.server.wire, self._ports.bridge
         if bridge is None or wire.flowing() is None:
             return
@@ -344,7 +324,7 @@ class PrimaryShard:
         """Carry an update to the averager; its reply, or None if it was dropped on the way."""
         bridge = self._ports.bridge
         if bridge is None:
-            raise InvariantError(f"region '{self.server.plan.region}' is alone, but would speak")
+            raise InvariantError(f"region '{self.server.plan.region}' is alone, but would send")
         meta, payload = bridge.request(
             {"op": "update", **update_meta(update)},
             payload_bytes(update),

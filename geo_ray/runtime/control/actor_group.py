@@ -9,7 +9,8 @@ from typing import Any
 import ray
 
 from geo_ray.errors import GeoRayError, RegionLostError
-from geo_ray.runtime.actors.actors import Address, BridgeActor, PrimaryActor, ShardServerActor
+from geo_ray.runtime.actors.actors import Address, BridgeActor
+from geo_ray.runtime.actors.server_actors import PrimaryActor, ShardServerActor
 from geo_ray.runtime.actors.spec import RunSpec
 from geo_ray.runtime.actors.worker_actor import WorkerActor
 from geo_ray.runtime.cluster.placement import PlacedRegion

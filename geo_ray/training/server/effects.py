@@ -1,4 +1,4 @@
-"""What the lead of a region's parameter server wants done, for its shell to carry out."""
+"""What a region's parameter server wants done, for its shell to carry out."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class SendUpdate:
-    """Encode an update (`Server.wire`), then give it to the bridge.
+    """Encode an update (`Server.wire`), then hand it to the bridge.
 
     `blocking` says whether the region stands still for it.
     """

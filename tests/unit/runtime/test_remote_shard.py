@@ -1,4 +1,4 @@
-"""A follower behind its port does what a shard does: the words between them carry all of it."""
+"""A shard behind its port does what a shard does: the messages between them carry all of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BOTH = [Contribution(0, 24), Contribution(1, 8)]
 
 
 class Wire:
-    """A connection whose headers go through bytes, and whose far end is a follower."""
+    """A connection whose headers go through bytes, and whose far end is a shard server."""
 
     def __init__(self, follower: ShardServer) -> None:
         self._follower = follower
@@ -51,8 +51,8 @@ def test_the_norm_of_a_mean_is_the_sum_of_its_slices() -> None:
 
 def test_nothing_is_measured_unless_asked_for() -> None:
     far = remote(held := shard(2))
-    assert far.apply(BOTH) is None
-    assert torch.equal(far.params(), held.params_S)
+    assert far.ask(Shard.apply, BOTH, False) is None
+    assert torch.equal(far.ask(Shard.live_params), held.params_S)
     assert torch.equal(held.params_S, torch.full((2,), -2.0))
 
 
