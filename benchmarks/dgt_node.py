@@ -30,9 +30,9 @@ from geo_ray.job.data import open_readers
 from geo_ray.runtime.actors.bridge import Bridge
 from geo_ray.runtime.actors.deadlines import step_timeout_s
 from geo_ray.runtime.actors.event_buffer import EventBuffer
-from geo_ray.runtime.actors.layout import shared_bytes
-from geo_ray.runtime.actors.primary_shard import PrimaryPorts, PrimaryShard
-from geo_ray.runtime.actors.worker_loop import ShardLink, WorkerLoop, buffers_for
+from geo_ray.runtime.actors.parts import HeldShard
+from geo_ray.runtime.actors.primary_shard import PrimaryShard
+from geo_ray.runtime.actors.worker_loop import WorkerLoop, dial_shards, links_over
 from geo_ray.runtime.paths.differential import PathEnds, road_for
 from geo_ray.tasks.load import load_task
 from geo_ray.training.compute.worker import Worker
@@ -91,20 +91,23 @@ class Region:
         shard = build_shard(experiment, region, 0, params_P)
         self.server = build_server(experiment, region, [shard], num_params)
         self.lead = PrimaryShard(
-            self.server, shard, PrimaryPorts(uplink, []), self.event_buffer, os.devnull, timeout_s
+            self.server,
+            HeldShard(shard, name, 0, os.devnull),
+            [],
+            uplink,
+            self.event_buffer,
+            timeout_s,
         )
         self.lan = LanServer("127.0.0.1", key, self.lead.handle, on_close=self.lead.on_close)
         hello_worker: Meta = {"peer": f"{name}/0", "role": "worker", "worker": 0, "epoch": 1}
-        client = LanClient(
-            self.lan.address, key, hello_worker, shared_bytes=shared_bytes(num_params)
-        )
-        self.clients = [uplink, client]
-        flat_P, grad_P = buffers_for([client], num_params)
+        clients = dial_shards([self.lan.address], key, hello_worker, num_params)
+        self.clients = [uplink, *clients]
+        flat_P, grad_P, links = links_over(clients, num_params, timeout_s)
         worker = Worker(task, flat_P, grad_P, region=name, seed=experiment.seed)
         train, heldout = open_readers(experiment, load_manifest(order["manifest"]), name)
         self.loop = WorkerLoop(
             worker,
-            [ShardLink(client, flat_P, grad_P, timeout_s)],
+            links,
             train,
             heldout,
             rank=0,

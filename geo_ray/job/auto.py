@@ -17,7 +17,7 @@ from pydantic import Field
 
 from geo_ray.config.base import StrictModel
 from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_text, load_tree, read_text
+from geo_ray.config.load import load_text, read_text
 from geo_ray.config.overrides import apply_overrides
 from geo_ray.config.yaml_text import parse_yaml
 from geo_ray.errors import ConfigError
@@ -74,10 +74,9 @@ def load_experiment(path: Path, overrides: Sequence[str]) -> tuple[Experiment, A
     text = read_text(path)
     tree = apply_overrides(parse_yaml(text, str(path)), overrides).value
     strategy = tree.get("strategy") if isinstance(tree, dict) else None
-    if not (isinstance(tree, dict) and isinstance(strategy, dict)):
-        return load_tree(path, overrides, Experiment), None
-    if strategy.get("kind") != "auto":
-        return load_tree(path, overrides, Experiment), None
+    is_auto = isinstance(strategy, dict) and strategy.get("kind") == "auto"
+    if not (isinstance(tree, dict) and is_auto):
+        return load_text(text, overrides, Experiment, str(path)), None
     wanted = load_text(json.dumps(strategy), [], AutoConfig, f"{path}: strategy")
     taken = [key for key in ("codec",) if tree.get(key)]
     if taken:
@@ -86,10 +85,10 @@ def load_experiment(path: Path, overrides: Sequence[str]) -> tuple[Experiment, A
             fix="Leave out `codec`, or name a strategy.",
         )
     plain = [*overrides, "strategy={kind: bsp}"]
-    situation = measure(load_tree(path, plain, Experiment), wanted, path.parent)
+    situation = measure(load_text(text, plain, Experiment, str(path)), wanted, path.parent)
     choice = advise(situation)
     chosen = [f"{key}={json.dumps(value)}" for key, value in sections(choice).items() if value]
-    experiment = load_tree(path, [*overrides, *chosen], Experiment)
+    experiment = load_text(text, [*overrides, *chosen], Experiment, str(path))
     return experiment, Advice(choice, explain(choice, situation))
 
 

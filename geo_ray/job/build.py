@@ -86,15 +86,7 @@ def build_server(
     num_params: int,
     epoch: int = 1,
 ) -> Server:
-    """The parameter server of ``region`` over its shards, wherever they live.
-
-    Args:
-        experiment: the run.
-        region: which region.
-        shards: in the order of their slices.
-        num_params: size of the model.
-        epoch: incarnation of the run.
-    """
+    """The parameter server of ``region`` over its shards in order, wherever they live."""
     plan = _server_plan(experiment, region, epoch)
     return Server.over(shards, num_params, plan, wire_plan(experiment))
 

@@ -31,26 +31,16 @@ def shared_parameters(shared: memoryview, count: int) -> Tensor:
 
 
 def pushed_gradient(conn: LanConnection, payload: memoryview | None, count: int) -> Tensor:
-    """The gradient that a worker pushed, fp32 (count,).
-
-    Raises:
-        FrameError: if it has another size.
-    """
+    """The gradient that a worker pushed, fp32 (count,); `FrameError` if it has another size."""
     return as_tensor(payload, count) if conn.shared is None else shared_gradient(conn.shared, count)
 
 
 def parameters_for(
     conn: LanConnection, params_S: Tensor, room: memoryview | None = None
 ) -> memoryview | None:
-    """Copy a slice's parameters, fp32 (S,), for a worker.
+    """A copy of a slice's parameters, fp32 (S,), for the answer; None if it is in shared memory.
 
-    Args:
-        conn: the worker's connection.
-        params_S: the live parameters.
-        room: a buffer of their size that is not in use any more; None allocates one.
-
-    Returns:
-        What the answer must carry; None if they lie in shared memory.
+    ``room`` is a buffer of that size that is not in use any more; None allocates one.
     """
     if conn.shared is not None:
         shared_parameters(conn.shared, params_S.numel()).copy_(params_S)

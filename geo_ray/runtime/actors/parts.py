@@ -32,13 +32,13 @@ def shard_part_name(region: str, index: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class ShardParts:
-    """Writes the parts of one shard.
+class HeldShard:
+    """A shard in the process that holds it.
 
     Attributes:
         shard: the shard.
         region: its region.
-        index: its number in the region.
+        index: its number in the region; 0 is the primary one.
         parts_dir: where parts of checkpoints go.
     """
 
@@ -47,16 +47,19 @@ class ShardParts:
     index: int
     parts_dir: str
 
-    def write(self, checkpoint: int, snapshot: Snapshot | None = None) -> PartInfo:
+    def write_part(self, checkpoint: int) -> PartInfo:
         """Write the copy that the shard took for ``checkpoint``.
-
-        Args:
-            checkpoint: its number.
-            snapshot: the region's control state, which the primary shard's part also holds.
 
         Raises:
             RunDirectoryError: if it cannot be written.
         """
+        return self._write(checkpoint, None)
+
+    def write_primary_part(self, snapshot: Snapshot) -> PartInfo:
+        """The same with the region's control state, which is in the primary shard's part."""
+        return self._write(snapshot.id, snapshot)
+
+    def _write(self, checkpoint: int, snapshot: Snapshot | None) -> PartInfo:
         tensors, counters = self.shard.take_snapshot(checkpoint)
         meta: dict[str, Any] = {"counters": dict(counters)}
         if snapshot is not None:

@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -26,7 +25,7 @@ from geo_ray.errors import (
 from geo_ray.runtime.actors.deadlines import exchange_s
 from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.actors.layout import parameters_for, pushed_gradient
-from geo_ray.runtime.actors.parts import ShardParts
+from geo_ray.runtime.actors.parts import HeldShard
 from geo_ray.runtime.actors.remote_shard import RemoteShard
 from geo_ray.runtime.messages import fields
 from geo_ray.runtime.messages.exchange import (
@@ -41,7 +40,6 @@ from geo_ray.runtime.messages.exchange import (
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.training.server.effects import Assignment, Effect, SendUpdate, Snapshot, StepDone
 from geo_ray.training.server.server import Server
-from geo_ray.training.server.shard import Shard
 from geo_ray.transport.lan.client import LanClient
 from geo_ray.transport.lan.server import LanConnection
 from geo_ray.transport.wire.meta import Meta
@@ -49,45 +47,33 @@ from geo_ray.transport.wire.meta import Meta
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class PrimaryPorts:
-    """What the primary shard sends to.
-
-    Attributes:
-        bridge: the region's bridge; None if the region is alone.
-        others: the region's other shards, in order.
-    """
-
-    bridge: LanClient | None
-    others: Sequence[RemoteShard]
-
-
 class PrimaryShard:
     """Serves a region's workers and its exchanges.
 
     Args:
         server: the state machine, over this shard and the others.
-        shard: this shard.
-        ports: the bridge and the other shards.
+        held: this shard.
+        others: the region's other shards, in order.
+        bridge: the region's bridge; None if the region is alone.
         event_buffer: takes events for the controller.
-        parts_dir: where parts of checkpoints go.
         step_timeout_s: longest wait of a worker for its answer, and of a request to the bridge.
     """
 
     def __init__(
         self,
         server: Server,
-        shard: Shard,
-        ports: PrimaryPorts,
+        held: HeldShard,
+        others: Sequence[RemoteShard],
+        bridge: LanClient | None,
         event_buffer: EventBuffer,
-        parts_dir: str,
         step_timeout_s: float,
     ) -> None:
         self.server = server
-        self._shard = shard
-        self._ports = ports
+        self._held = held
+        self._shard = held.shard
+        self._others = others
+        self._bridge = bridge
         self._event_buffer = event_buffer
-        self._parts = ShardParts(shard, server.plan.region, 0, parts_dir)
         self._timeout_s = step_timeout_s
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -240,16 +226,7 @@ class PrimaryShard:
 
     def _log_step(self, done: StepDone) -> None:
         now_s = self._event_buffer.now_s()
-        self._event_buffer.add(
-            "step",
-            step=done.step,
-            samples=done.samples,
-            loss=done.loss,
-            compute_s=done.compute_s,
-            # Since the step before: what was not compute was waiting, for workers or the WAN.
-            wait_s=max(0.0, now_s - self._applied_s - done.compute_s),
-            start_s=self._began_s,
-        )
+        self._event_buffer.add("step", **done.event(self._began_s, self._applied_s, now_s))
         self._applied_s = now_s
         for cause in done.refused:
             self._event_buffer.add("step_refused", step=done.step, cause=cause)
@@ -267,8 +244,8 @@ class PrimaryShard:
             self._event_buffer.add("parts", id=snapshot.id, step=step, parts=parts)
 
     def _write_parts(self, snapshot: Snapshot) -> list[PartInfo]:
-        own = self._parts.write(snapshot.id, snapshot)
-        others = [shard.ask(ShardParts.write, snapshot.id) for shard in self._ports.others]
+        own = self._held.write_primary_part(snapshot)
+        others = [other.ask(HeldShard.write_part, snapshot.id) for other in self._others]
         return [own, *others]
 
     # -------------------------------------------------------------- exchanges
@@ -302,7 +279,8 @@ class PrimaryShard:
             if reply.dropped:
                 self._event_buffer.add("update_dropped", seq=update.seq, bytes_out=0)
             else:
-                self._log_exchange(send, update, reply, began_s)
+                before = 4 * send.update.payload_P.numel()
+                self._event_buffer.add("exchange", **send.event(update, reply, began_s, before))
             decoded = self.server.wire.decode(reply)
             took_s = self._event_buffer.now_s() - began_s
             effects = partial(self.server.on_reply, decoded, took_s)
@@ -312,7 +290,7 @@ class PrimaryShard:
 
     def _recall(self) -> None:
         """Lossy blocks of the last update that have not left yet go with the next one."""
-        wire, bridge = self.server.wire, self._ports.bridge
+        wire, bridge = self.server.wire, self._bridge
         if bridge is None or wire.flowing() is None:
             return
         meta, _ = bridge.request({"op": "recall"}, timeout_s=exchange_s(self._timeout_s))
@@ -322,7 +300,7 @@ class PrimaryShard:
 
     def _ask(self, update: Update) -> Reply | None:
         """Carry an update to the averager; its reply, or None if it was dropped on the way."""
-        bridge = self._ports.bridge
+        bridge = self._bridge
         if bridge is None:
             raise InvariantError(f"region '{self.server.plan.region}' is alone, but would send")
         meta, payload = bridge.request(
@@ -331,20 +309,6 @@ class PrimaryShard:
             timeout_s=exchange_s(self._timeout_s),
         )
         return read_reply(meta, payload) if read_dropped(meta) is None else None
-
-    def _log_exchange(self, send: SendUpdate, update: Update, reply: Reply, began_s: float) -> None:
-        self._event_buffer.add(
-            "exchange",
-            seq=reply.seq,
-            start_s=began_s,
-            bytes_out=update.size_bytes,
-            bytes_in=reply.size_bytes,
-            bytes_before=4 * send.update.payload_P.numel(),
-            blocking=send.blocking,
-            held_s=reply.held_s,
-            staleness=max(0, reply.version - update.base_version - 1),
-            round=reply.version,
-        )
 
 
 def _typed(error: Exception) -> GeoRayError:

@@ -16,14 +16,13 @@ from geo_ray.errors import InvariantError
 from geo_ray.job.build import build_server, build_shard, initial_parameters, use_one_thread
 from geo_ray.runtime.actors.deadlines import step_timeout_s
 from geo_ray.runtime.actors.event_buffer import EventBuffer
-from geo_ray.runtime.actors.parts import shard_part_name, wire_tensors
-from geo_ray.runtime.actors.primary_shard import PrimaryPorts, PrimaryShard
+from geo_ray.runtime.actors.parts import HeldShard, shard_part_name, wire_tensors
+from geo_ray.runtime.actors.primary_shard import PrimaryShard
 from geo_ray.runtime.actors.remote_shard import RemoteShard
 from geo_ray.runtime.actors.shard_server import ShardServer
 from geo_ray.runtime.actors.spec import RunSpec
 from geo_ray.tasks.load import load_task
 from geo_ray.training.compute.flat import digest
-from geo_ray.training.server.shard import Shard
 from geo_ray.transport.lan.client import LanClient
 from geo_ray.transport.lan.server import LanServer
 from geo_ray.transport.wire.meta import Meta
@@ -34,7 +33,7 @@ def _host() -> str:
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
-def _load_shard(spec: RunSpec, region: str, index: int) -> tuple[Shard, dict[str, Any]]:
+def _load_shard(spec: RunSpec, region: str, index: int) -> tuple[HeldShard, dict[str, Any]]:
     """A shard at the start of the run, or as the checkpoint has it; and what else its part holds.
 
     That is the plain values, and under ``"wire"`` the tensors of the exchange.
@@ -45,11 +44,12 @@ def _load_shard(spec: RunSpec, region: str, index: int) -> tuple[Shard, dict[str
     task = load_task(experiment.task, spec.here)
     params_P = initial_parameters(task, experiment.seed)
     shard = build_shard(experiment, spec.region(region), index, params_P)
+    held = HeldShard(shard, region, index, spec.parts_dir)
     if spec.resume is None:
-        return shard, {}
+        return held, {}
     tensors, meta = spec.resume.read(shard_part_name(region, index))
     shard.restore(tensors, meta["counters"])  # type: ignore[arg-type]
-    return shard, meta | {"wire": wire_tensors(tensors)}  # type: ignore[arg-type]
+    return held, meta | {"wire": wire_tensors(tensors)}  # type: ignore[arg-type]
 
 
 class PrimaryActor:
@@ -68,7 +68,7 @@ class PrimaryActor:
 
     def ready(self) -> None:
         """Load the shard."""
-        self._shard, self._restored = _load_shard(self._spec, self._region, 0)
+        self._held, self._restored = _load_shard(self._spec, self._region, 0)
 
     def start(self, origin_unix_s: float, bridge: Address | None, others: list[Address]) -> Address:
         """Connect to the region's other parts and begin to serve workers, on the run's clock.
@@ -88,15 +88,15 @@ class PrimaryActor:
         server = build_server(
             experiment,
             spec.region(self._region),
-            [self._shard, *remotes],
+            [self._held.shard, *remotes],
             spec.num_params,
             spec.epoch,
         )
         if self._restored:
             server.restore(self._restored["control"], self._restored["wire"])
-        ports = PrimaryPorts(None if bridge is None else self._dial(bridge), remotes)
+        uplink = None if bridge is None else self._dial(bridge)
         self._primary = PrimaryShard(
-            server, self._shard, ports, self._event_buffer, spec.parts_dir, timeout_s
+            server, self._held, remotes, uplink, self._event_buffer, timeout_s
         )
         handle, on_close = self._primary.handle, self._primary.on_close
         self._lan = LanServer(_host(), spec.key, handle, on_close=on_close)
@@ -163,10 +163,8 @@ class ShardServerActor:
 
     def ready(self) -> None:
         """Load the shard and listen."""
-        spec = self._spec
-        shard, _ = _load_shard(spec, self._region, self._index)
-        server = ShardServer(shard, self._region, self._index, spec.parts_dir)
-        self._lan = LanServer(_host(), spec.key, server.handle)
+        held, _ = _load_shard(self._spec, self._region, self._index)
+        self._lan = LanServer(_host(), self._spec.key, ShardServer(held).handle)
 
     def poll(self) -> dict[str, Any]:
         """A sign of life; the primary shard reports what happens."""

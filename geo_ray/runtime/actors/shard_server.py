@@ -6,10 +6,9 @@ import threading
 
 from geo_ray.errors import InvariantError
 from geo_ray.runtime.actors.layout import parameters_for, pushed_gradient
-from geo_ray.runtime.actors.parts import ShardParts
-from geo_ray.runtime.actors.shard_operations import OPERATIONS, Packed
+from geo_ray.runtime.actors.parts import HeldShard
+from geo_ray.runtime.actors.remote_shard import OPERATIONS, Packed
 from geo_ray.runtime.messages import fields
-from geo_ray.training.server.shard import Shard
 from geo_ray.transport.lan.server import LanConnection
 from geo_ray.transport.wire.meta import Meta
 
@@ -20,22 +19,17 @@ class ShardServer:
     """Serves workers (push and pull of a slice) and the primary shard (`OPERATIONS`).
 
     Args:
-        shard: the slice.
-        region: its region.
-        index: its number, 1 or more.
-        parts_dir: where parts of checkpoints go.
+        held: the slice.
     """
 
-    def __init__(self, shard: Shard, region: str, index: int, parts_dir: str) -> None:
-        self._shard = shard
-        self._region = region
-        self._parts = ShardParts(shard, region, index, parts_dir)
+    def __init__(self, held: HeldShard) -> None:
+        self._held = held
         self._lock = threading.Lock()
 
     def handle(self, conn: LanConnection, meta: Meta, payload: memoryview | None) -> Packed:
         """One request; none of them blocks for long."""
         with self._lock:
-            shard, name = self._shard, fields.text(meta, "op")
+            shard, region, name = self._held.shard, self._held.region, fields.text(meta, "op")
             if name == "put":
                 grad_S = pushed_gradient(conn, payload, shard.params_S.numel())
                 shard.put(fields.count(conn.hello, "worker"), grad_S)
@@ -45,10 +39,10 @@ class ShardServer:
             if name == "judged":
                 return {}, parameters_for(conn, shard.eval_params_S)
             if conn.hello.get("role") != "lead":
-                raise InvariantError(f"'{name}' is for the primary shard of '{self._region}'")
+                raise InvariantError(f"'{name}' is for the primary shard of '{region}'")
             operation = _BY_NAME.get(name)
             if operation is None:
-                raise InvariantError(f"unknown operation '{name}' for a shard of '{self._region}'")
-            holder = self._parts if operation.run is ShardParts.write else shard
-            arguments = operation.request.read(meta, payload)
-            return operation.result.write(operation.run(holder, *arguments))
+                raise InvariantError(f"unknown operation '{name}' for a shard of '{region}'")
+            owner = self._held if operation.run is HeldShard.write_part else shard
+            (_, read), (write, _) = operation.request, operation.result
+            return write(operation.run(owner, *read(meta, payload)))

@@ -96,14 +96,7 @@ class Server:
     def over(
         cls, shards: Sequence[ShardPort], num_params: int, plan: ServerPlan, codecs: WirePlan
     ) -> Server:
-        """The server of a region.
-
-        Args:
-            shards: in the order of their slices, wherever they live.
-            num_params: P.
-            plan: what to do.
-            codecs: how payloads are coded.
-        """
+        """The server of a region of ``num_params`` parameters over its shards in order."""
         model = RegionModel(shards, num_params, codecs.fragments)
         return cls(plan, model, RegionWire(codecs, plan.region, num_params))
 

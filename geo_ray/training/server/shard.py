@@ -79,15 +79,7 @@ class Shard:
         *,
         alone: bool = False,
     ) -> Self:
-        """The shard of a slice, with its own copy of it.
-
-        Args:
-            params_P: the whole model, fp32 (P,).
-            piece: where the slice begins and ends.
-            optimizer: as above.
-            strategy: as above.
-            alone: as above.
-        """
+        """The shard of the slice of ``params_P``, fp32 (P,), between two places; copies it."""
         fragments = fragments_in(params_P.numel(), fragments_of(strategy), piece)
         params_S = params_P[slice(*piece)].clone()
         return cls(params_S, optimizer, strategy, alone=alone, fragments=fragments)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from geo_ray.errors import FrameError
+from geo_ray.runtime.actors.parts import HeldShard
 from geo_ray.runtime.actors.remote_shard import RemoteShard
 from geo_ray.runtime.actors.shard_server import ShardServer
 from geo_ray.strategies.sma import Sma
@@ -41,7 +42,7 @@ def shard(size: int) -> Shard:
 
 
 def remote(held: Shard) -> RemoteShard:
-    return RemoteShard(Wire(ShardServer(held, "eu", 1, "")), timeout_s=1.0)
+    return RemoteShard(Wire(ShardServer(HeldShard(held, "eu", 1, ""))), timeout_s=1.0)
 
 
 def test_the_norm_of_a_mean_is_the_sum_of_its_slices() -> None:
@@ -57,6 +58,6 @@ def test_nothing_is_measured_unless_asked_for() -> None:
 
 
 def test_a_lead_says_whether_to_measure() -> None:
-    follower = ShardServer(shard(2), "eu", 1, "")
+    follower = ShardServer(HeldShard(shard(2), "eu", 1, ""))
     with pytest.raises(FrameError, match="measure"):
         follower.handle(LEAD, {"op": "apply", "workers": [0], "samples": [8]}, None)
