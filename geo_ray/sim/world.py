@@ -241,15 +241,12 @@ class World:
         self._scheduler.at(arrival_s, lambda: self._on_reply(reply))
 
     def _on_reply(self, reply: Reply) -> None:
-        began_s, send = self._open.pop(reply.to)
+        (began_s, send), now_s = self._open.pop(reply.to), self._scheduler.now_s
         if reply.dropped:
-            dropped = {"region": reply.to, "seq": reply.seq, "bytes_out": 0}
-            self._emit("update_dropped", self._scheduler.now_s, **dropped)
-            self.regions[reply.to].on_reply(reply, self._scheduler.now_s - began_s)
-            return
-        now_s = self._scheduler.now_s
-        event = send.event(send.update, reply, began_s, 4 * self._num_params)
-        self._emit("exchange", now_s, region=reply.to, **event)
+            self._emit("update_dropped", now_s, region=reply.to, seq=reply.seq, bytes_out=0)
+        else:
+            event = send.event(send.update, reply, began_s, 4 * self._num_params)
+            self._emit("exchange", now_s, region=reply.to, **event)
         self.regions[reply.to].on_reply(reply, now_s - began_s)
 
     def _on_step(self, name: str, done: StepDone, began_s: float) -> None:

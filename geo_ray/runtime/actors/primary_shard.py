@@ -1,6 +1,6 @@
 """The primary shard of a region over sockets: carries out what `Server` decides.
 
-Workers push over the LAN and block until their answer; one thread speaks to the bridge. The state
+Workers push over the LAN and block until their answer; one thread sends to the bridge. The state
 machine is guarded by one lock, which nobody holds while waiting for the network.
 """
 
@@ -75,8 +75,7 @@ class PrimaryShard:
         self._bridge = bridge
         self._event_buffer = event_buffer
         self._timeout_s = step_timeout_s
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._changed = threading.Condition(threading.Lock())
         self._answers: dict[int, Assignment] = {}
         self._epochs: dict[int, int] = {}
         self._sends: SimpleQueue[SendUpdate | None] = SimpleQueue()
@@ -90,7 +89,7 @@ class PrimaryShard:
 
     def status(self) -> dict[str, Any]:
         """What the region is doing: plain values."""
-        with self._lock:
+        with self._changed:
             return {
                 "version": self.server.version,
                 "phase": self.server.phase,
@@ -254,7 +253,7 @@ class PrimaryShard:
         while (send := self._sends.get()) is not None:
             try:
                 self._exchange_one(send)
-            except Exception as error:  # whatever it is: the workers must hear of it
+            except Exception as error:  # whatever it is: the workers must get it
                 log.warning("exchange of %s failed", self.server.plan.region, exc_info=error)
                 with self._changed:
                     self._failure = _typed(error)

@@ -26,11 +26,11 @@ BOTH = [Contribution(0, 24), Contribution(1, 8)]
 class Wire:
     """A connection whose headers go through bytes, and whose far end is a shard server."""
 
-    def __init__(self, follower: ShardServer) -> None:
-        self._follower = follower
+    def __init__(self, server: ShardServer) -> None:
+        self._server = server
 
     def request(self, meta: Meta, payload: Any = None, **_: Any) -> tuple[Meta, Any]:
-        answer, back = self._follower.handle(LEAD, decode_meta(encode_meta(meta)), payload)
+        answer, back = self._server.handle(LEAD, decode_meta(encode_meta(meta)), payload)
         return decode_meta(encode_meta(answer)), back
 
 
@@ -57,7 +57,7 @@ def test_nothing_is_measured_unless_asked_for() -> None:
     assert torch.equal(held.params_S, torch.full((2,), -2.0))
 
 
-def test_a_lead_says_whether_to_measure() -> None:
-    follower = ShardServer(HeldShard(shard(2), "eu", 1, ""))
+def test_a_request_to_apply_must_tell_whether_to_measure() -> None:
+    server = ShardServer(HeldShard(shard(2), "eu", 1, ""))
     with pytest.raises(FrameError, match="measure"):
-        follower.handle(LEAD, {"op": "apply", "workers": [0], "samples": [8]}, None)
+        server.handle(LEAD, {"op": "apply", "workers": [0], "samples": [8]}, None)

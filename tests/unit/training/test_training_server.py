@@ -1,4 +1,4 @@
-"""The lead of a parameter server, driven one event at a time."""
+"""The parameter server of a region, driven one event at a time."""
 
 from __future__ import annotations
 
@@ -300,7 +300,7 @@ def test_the_last_word_is_said_again_after_a_checkpoint():
     assert server.phase == "done"
 
 
-def test_a_restored_region_speaks_first_if_it_had_to():
+def test_a_restored_region_sends_first_if_it_had_to():
     strategy = AsgdGa(interval=1, wait="when_busy")
     server, shard = make(strategy, workers=1, steps=9)
     server.join(0)
@@ -337,7 +337,7 @@ def test_a_dropped_update_sets_a_region_that_waits_free():
     assert torch.equal(again.payload_P, torch.full((NUM_PARAMS,), 2.0))
 
 
-def test_a_region_that_had_to_speak_does_so_after_a_drop():
+def test_a_region_that_had_to_send_does_so_after_a_drop():
     server, shard = make(AsgdGa(interval=1, wait="when_busy", combine="sum"), workers=1)
     server.join(0)
     first = carry(server, push(server, shard, 0))
@@ -346,7 +346,7 @@ def test_a_region_that_had_to_speak_does_so_after_a_drop():
     assert torch.equal(second.payload_P, torch.full((NUM_PARAMS,), 4.0))
 
 
-def test_a_last_word_that_was_dropped_is_said_again():
+def test_a_final_update_that_was_dropped_is_sent_again():
     server, shard = make(AsgdGa(interval=100, combine="sum"), workers=1, steps=1)
     server.join(0)
     last = carry(server, push(server, shard, 0))
