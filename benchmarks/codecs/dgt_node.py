@@ -20,24 +20,25 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.data.manifest import load_manifest
 from geo_ray.job.build import (
     build_averager,
+    build_server,
     build_shard,
     initial_parameters,
-    region_wire,
-    server_plan,
     use_one_thread,
 )
 from geo_ray.job.data import open_readers
 from geo_ray.runtime.actors.bridge import open_bridge
 from geo_ray.runtime.actors.deadlines import step_timeout_s
 from geo_ray.runtime.actors.event_buffer import EventBuffer
-from geo_ray.runtime.actors.layout import shared_bytes
-from geo_ray.runtime.actors.primary_shard import PrimaryPorts, PrimaryShard
-from geo_ray.runtime.actors.worker_loop import ShardLink, WorkerLoop, buffers_for
+from geo_ray.runtime.actors.parts import HeldShard
+from geo_ray.runtime.actors.primary_shard import PrimaryShard
+from geo_ray.runtime.actors.worker_loop import (
+    WorkerLoop,
+    dial_shards,
+    links_over,
+)
 from geo_ray.runtime.paths.build import PathSetting
 from geo_ray.tasks.load import load_task
 from geo_ray.training.compute.worker import Worker
-from geo_ray.training.server.region_model import RegionModel
-from geo_ray.training.server.server import Server
 from geo_ray.transport.lan.client import LanClient
 from geo_ray.transport.lan.server import LanServer
 from geo_ray.transport.security.tls import TlsBytes
@@ -81,24 +82,25 @@ class Region:
         self.bridge_lan = LanServer("127.0.0.1", key, self.bridge.handle)
         uplink = LanClient(self.bridge_lan.address, key, hello_lan)
         shard = build_shard(experiment, region, 0, params_P)
-        wire = region_wire(experiment, name, num_params)
-        model = RegionModel([shard], num_params)
-        self.server = Server(server_plan(experiment, region), model, wire=wire)
+        self.server = build_server(experiment, region, [shard], num_params)
         self.lead = PrimaryShard(
-            self.server, shard, PrimaryPorts(uplink, []), self.event_buffer, os.devnull, timeout_s
+            self.server,
+            HeldShard(shard, name, 0, os.devnull),
+            [],
+            uplink,
+            self.event_buffer,
+            timeout_s,
         )
         self.lan = LanServer("127.0.0.1", key, self.lead.handle, on_close=self.lead.on_close)
         hello_worker: Meta = {"peer": f"{name}/0", "role": "worker", "worker": 0, "epoch": 1}
-        client = LanClient(
-            self.lan.address, key, hello_worker, shared_bytes=shared_bytes(num_params)
-        )
-        self.clients = [uplink, client]
-        flat_P, grad_P = buffers_for([client], num_params)
+        clients = dial_shards([self.lan.address], key, hello_worker, num_params)
+        self.clients = [uplink, *clients]
+        flat_P, grad_P, links = links_over(clients, num_params, timeout_s)
         worker = Worker(task, flat_P, grad_P, region=name, seed=experiment.seed)
         train, heldout = open_readers(experiment, load_manifest(order["manifest"]), name)
         self.loop = WorkerLoop(
             worker,
-            [ShardLink(client, flat_P, grad_P, timeout_s)],
+            links,
             train,
             heldout,
             rank=0,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from geo_ray.config.auto import AutoConfig
 from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import checked, load_tree, read_text
+from geo_ray.config.load import checked, load_text, read_text
 from geo_ray.config.overrides import apply_overrides
 from geo_ray.config.yaml_text import parse_yaml
 from geo_ray.errors import ConfigError
@@ -60,7 +60,7 @@ def load_experiment(path: Path, overrides: Sequence[str]) -> tuple[Experiment, A
     keys = tree.value if isinstance(tree.value, dict) else {}
     strategy = keys.get("strategy")
     if not isinstance(strategy, dict) or strategy.get("kind") != "auto":
-        return load_tree(path, overrides, Experiment), None
+        return load_text(text, overrides, Experiment, str(path)), None
     wanted = checked(tree, AutoConfig, str(path), "strategy")
     if keys.get("codec"):
         raise ConfigError(
@@ -68,10 +68,10 @@ def load_experiment(path: Path, overrides: Sequence[str]) -> tuple[Experiment, A
             fix="Leave out `codec`, or name a strategy.",
         )
     plain = [*overrides, "strategy={kind: bsp}"]
-    situation = measure(load_tree(path, plain, Experiment), wanted, path.parent)
+    situation = measure(load_text(text, plain, Experiment, str(path)), wanted, path.parent)
     choice = advise(situation)
     chosen = [f"{key}={json.dumps(value)}" for key, value in sections(choice).items() if value]
-    experiment = load_tree(path, [*overrides, *chosen], Experiment)
+    experiment = load_text(text, [*overrides, *chosen], Experiment, str(path))
     return experiment, Advice(choice, explain(choice, situation))
 
 

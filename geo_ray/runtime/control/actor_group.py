@@ -11,8 +11,8 @@ import ray
 
 from geo_ray.clock import Clock, SystemClock
 from geo_ray.errors import GeoRayError, RegionLostError
-from geo_ray.runtime.actors.actors import Address, PrimaryActor, ShardServerActor
 from geo_ray.runtime.actors.bridge_actor import BridgeActor
+from geo_ray.runtime.actors.server_actors import PrimaryActor, ShardServerActor
 from geo_ray.runtime.actors.spec import RunSpec
 from geo_ray.runtime.actors.worker_actor import WorkerActor
 from geo_ray.runtime.cluster.placement import PlacedRegion
@@ -20,6 +20,7 @@ from geo_ray.runtime.paths import build
 from geo_ray.training.averager.home import AveragerHome
 from geo_ray.transport.security.certs import issue_for_run
 from geo_ray.transport.security.tls import TlsBytes
+from geo_ray.transport.wire.sockets import Address
 
 Handle = Any  # a Ray actor handle; Ray gives it no useful type
 Ref = Any
