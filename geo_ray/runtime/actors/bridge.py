@@ -24,7 +24,6 @@ from geo_ray.errors import (
 from geo_ray.runtime.actors.alarm import Alarm
 from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.actors.parts import write_hub_part
-from geo_ray.runtime.messages import fields
 from geo_ray.runtime.messages.exchange import (
     dropped_meta,
     payload_bytes,
@@ -44,6 +43,7 @@ from geo_ray.training.averager.averager import Averager, AveragerSnapshot
 from geo_ray.training.averager.log import LogOutcome, Op, Skip, TakeIn, TakeSum, Wake, carry_out
 from geo_ray.transport.endpoint.endpoint import Endpoint
 from geo_ray.transport.lan.server import LanConnection
+from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.frames import view_of
 from geo_ray.transport.wire.message import Message
 from geo_ray.transport.wire.meta import Meta

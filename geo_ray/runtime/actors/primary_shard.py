@@ -28,7 +28,6 @@ from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.actors.layout import shared_gradient, shared_parameters
 from geo_ray.runtime.actors.parts import on_wire, write_shard_part
 from geo_ray.runtime.actors.shard_server import give
-from geo_ray.runtime.messages import fields
 from geo_ray.runtime.messages.exchange import (
     answer_meta,
     as_bytes,
@@ -46,6 +45,7 @@ from geo_ray.training.server.server import Server
 from geo_ray.training.server.shard import Shard
 from geo_ray.transport.lan.client import LanClient
 from geo_ray.transport.lan.server import LanConnection
+from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.meta import Meta
 
 log = logging.getLogger(__name__)

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from geo_ray.errors import InvariantError
-from geo_ray.runtime.messages import fields
 from geo_ray.runtime.messages.exchange import as_bytes, as_tensor, contributions_meta, reply_meta
 from geo_ray.strategies.base import Outgoing, Reply, Wait
 from geo_ray.training.server.shard import Contribution
 from geo_ray.transport.lan.client import LanClient
+from geo_ray.transport.wire import fields
 
 
 class RemoteShard:

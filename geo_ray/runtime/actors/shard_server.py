@@ -9,11 +9,11 @@ from torch import Tensor
 from geo_ray.errors import InvariantError
 from geo_ray.runtime.actors.layout import shared_gradient, shared_parameters
 from geo_ray.runtime.actors.parts import write_shard_part
-from geo_ray.runtime.messages import fields
 from geo_ray.runtime.messages.exchange import as_bytes, as_tensor, read_contributions, read_reply
 from geo_ray.strategies.base import Outgoing, Wait
 from geo_ray.training.server.shard import Shard
 from geo_ray.transport.lan.server import LanConnection
+from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.meta import Meta
 
 Result = tuple[Meta, memoryview | None]

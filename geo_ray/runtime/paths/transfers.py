@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from geo_ray.errors import LinkDownError
-from geo_ray.runtime.messages import fields
 from geo_ray.runtime.messages.exchange import (
     as_bytes,
     as_tensor,
@@ -39,6 +38,7 @@ from geo_ray.runtime.paths.upload_coordinator import Say, UploadCoordinator
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.transfers.config import TransfersConfig
 from geo_ray.transfers.requests import UploadRequest
+from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.frames import view_of
 from geo_ray.transport.wire.message import CONTROL, Message
 from geo_ray.transport.wire.meta import Meta
@@ -234,23 +234,12 @@ class TransfersPath:
     def _on_bundle(self, meta: Meta, message: Message) -> None:
         """One answer for all who were in a sum; what is in it is their business."""
         payload_P = as_tensor(view_of(message.payload))
-        for to, seq in read_bundle(meta):
-            reply = Reply(
-                to,
-                seq,
-                fields.count(meta, "version"),
-                0,
-                payload_P,
-                stop=fields.flag(meta, "stop"),
-                checkpoint=fields.optional_count(meta, "checkpoint"),
-                halt=fields.flag(meta, "halt"),
-                own=True,
-            )
-            if to == self._region:
+        for reply in read_bundle(meta, payload_P):
+            if reply.to == self._region:
                 self._give(reply)
             else:
                 body = as_bytes(payload_P)
-                self._try(to, Message("bundled", reply_meta(reply), body, "reply"))
+                self._try(reply.to, Message("bundled", reply_meta(reply), body, "reply"))
 
     # ------------------------------------------------------------------ small things
 

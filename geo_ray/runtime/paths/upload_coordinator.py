@@ -17,7 +17,6 @@ from typing import Final, Protocol
 from torch import Tensor
 
 from geo_ray.errors import GeoRayError, LinkDownError
-from geo_ray.runtime.messages import fields
 from geo_ray.runtime.messages.exchange import as_bytes, as_tensor
 from geo_ray.runtime.messages.transfers import (
     ask_of,
@@ -32,6 +31,7 @@ from geo_ray.strategies.base import Reply, Update
 from geo_ray.transfers.config import TransfersConfig
 from geo_ray.transfers.helpers import HelperScheduler
 from geo_ray.transfers.requests import Decision, Dissolve, Drop, Gather, Grant, Take, UploadRequest
+from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.frames import view_of
 from geo_ray.transport.wire.message import CONTROL, DATA, Message
 from geo_ray.transport.wire.meta import Meta

@@ -179,10 +179,10 @@ def test_only_equal_answers_are_bundled() -> None:
     payload_P = torch.ones(2)
     alike = [Reply(to, seq, 9, 0, payload_P, own=True) for to, seq in (("a", 3), ("b", 4))]
     assert can_bundle(alike)
-    assert read_bundle(bundle_meta(alike)) == [("a", 3), ("b", 4)]
+    assert read_bundle(bundle_meta(alike), payload_P) == tuple(alike)
     other = Reply("c", 1, 9, 0, torch.ones(2), own=True)
     marked = Reply("c", 1, 9, 0, payload_P, own=True, checkpoint=1)
     assert not can_bundle([*alike, other])
     assert not can_bundle([*alike, marked])
     with pytest.raises(FrameError):
-        read_bundle(bundle_meta(alike) | {"seqs": [1]})
+        read_bundle(bundle_meta(alike) | {"seqs": [1]}, payload_P)
