@@ -8,8 +8,9 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
+from geo_ray.runtime.messages.exchange import UPDATE
 from geo_ray.strategies.base import Reply, Update
-from geo_ray.transfers.requests import UploadRequest
+from geo_ray.transfers.requests import Gather, UploadRequest
 from geo_ray.transport.wire.fields import Kind, below, count, flag, number, optional_count
 from geo_ray.transport.wire.meta import Meta
 from geo_ray.transport.wire.record import Field, Known, Record, Rows
@@ -23,6 +24,20 @@ class Asked(NamedTuple):
 
     ask: UploadRequest
     sent: bool
+
+
+class Summed(NamedTuple):
+    """A helper's sum: its number, and the updates that make it, in their order."""
+
+    group: int
+    parts: tuple[UploadRequest, ...]
+
+
+class GroupPart(NamedTuple):
+    """An update for a helper to sum, with the number of the sum."""
+
+    group: int
+    update: Update
 
 
 _SIZE: Final = Field("size_bytes", below(MOST_BYTES + 1))
@@ -46,6 +61,9 @@ _COMMON: Final = ("version", "stop", "checkpoint", "halt", "payload_P")
 _BUNDLED: Final = Record(Reply, "to=tos seq=seqs", *map(Known, _COMMON), num_samples=0, own=True)
 ASK: Final = Record(Asked, Field("ask", _REQUEST), "sent")
 PARTS: Final = Rows(_PART, _SIZE, least=1, most=MOST_PARTS, distinct="regions")
+SUM: Final = Record(Summed, "group", Field("parts", PARTS))
+GATHER: Final = Record(Gather, "group helper", Field("asks", PARTS))
+GROUP_PART: Final = Record(GroupPart, "group", Field("update", UPDATE))
 BUNDLE: Final = Rows(
     _BUNDLED,
     Field("version", count),
@@ -56,7 +74,6 @@ BUNDLE: Final = Rows(
     most=MOST_PARTS,
 )
 
-parts_meta, read_parts = PARTS.write, PARTS.read
 bundle_meta = BUNDLE.write
 
 

@@ -23,16 +23,17 @@ from geo_ray.runtime.messages.exchange import (
     as_tensor,
     payload_bytes,
     read_reply,
-    read_update,
     reply_meta,
-    update_meta,
 )
 from geo_ray.runtime.messages.transfers import (
+    GATHER,
+    GROUP_PART,
+    SUM,
+    GroupPart,
+    Summed,
     ask_meta,
     ask_of,
-    parts_meta,
     read_bundle,
-    read_parts,
 )
 from geo_ray.runtime.paths.upload_coordinator import Say, UploadCoordinator
 from geo_ray.strategies.base import Reply, Update
@@ -172,20 +173,19 @@ class TransfersPath:
 
     def _on_gather(self, meta: Meta, message: Message) -> None:
         """The own update goes into a sum; perhaps it is summed here."""
-        group, helper = fields.count(meta, "group"), fields.text(meta, "helper")
-        asks = read_parts(meta)
-        own = next((ask for ask in asks if ask.region == self._region), None)
+        gather = GATHER.read(meta)
+        own = next((ask for ask in gather.asks if ask.region == self._region), None)
         with self._lock:
             pending = None if own is None else self._pending.get(own.seq)
             if pending is None or pending.shipped or pending.update.coded is not None:
                 return
-            pending.helper = helper
-        if helper == self._region:
-            self._join(group, pending.update, asks)
+            pending.helper = gather.helper
+        if gather.helper == self._region:
+            self._join(gather.group, pending.update, gather.asks)
             return
         update = pending.update
-        part: Meta = {"group": group, **update_meta(update)}
-        self._try(helper, Message("transfer_part", part, payload_bytes(update), "update"))
+        part = GROUP_PART.write(GroupPart(gather.group, update))
+        self._try(gather.helper, Message("transfer_part", part, payload_bytes(update), "update"))
 
     def _on_bundled(self, peer: str, message: Message) -> None:
         reply = read_reply(message.meta, view_of(message.payload))
@@ -197,9 +197,9 @@ class TransfersPath:
     # ------------------------------------------------------------------ as a helper
 
     def _on_part(self, peer: str, message: Message) -> None:
-        update = read_update(message.meta, view_of(message.payload))
+        group, update = GROUP_PART.read(message.meta, view_of(message.payload))
         if update.region == peer and update.coded is None:
-            self._join(fields.count(message.meta, "group"), update)
+            self._join(group, update)
 
     def _join(self, group: int, update: Update, asks: tuple[UploadRequest, ...] = ()) -> None:
         """One more part is here; it may come before the word that this is a group."""
@@ -220,7 +220,7 @@ class TransfersPath:
                 total_P.add_(part.payload_P)
             found.total_P = total_P
             found.arrived.clear()
-        meta: Meta = {"group": group, **parts_meta(found.asks)}
+        meta = SUM.write(Summed(group, found.asks))
         self._try(self._hub(), Message("ask_sum", meta, b"", "control", CONTROL))
 
     def _on_grant_sum(self, meta: Meta, message: Message) -> None:
@@ -228,7 +228,7 @@ class TransfersPath:
         with self._lock:
             found = self._groups.get(group)
         if found is not None and found.total_P is not None:
-            parts: Meta = {"group": group, **parts_meta(found.asks)}
+            parts = SUM.write(Summed(group, found.asks))
             self._say(self._hub(), Message("sum", parts, as_bytes(found.total_P), "update"))
 
     def _on_bundle(self, meta: Meta, message: Message) -> None:

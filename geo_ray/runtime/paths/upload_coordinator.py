@@ -19,19 +19,18 @@ from torch import Tensor
 from geo_ray.errors import GeoRayError, LinkDownError
 from geo_ray.runtime.messages.exchange import as_bytes, as_tensor
 from geo_ray.runtime.messages.transfers import (
+    GATHER,
+    SUM,
     ask_of,
     bundle_meta,
     can_bundle,
     headers_of,
-    parts_meta,
     read_ask,
-    read_parts,
 )
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.transfers.config import TransfersConfig
 from geo_ray.transfers.helpers import HelperScheduler
 from geo_ray.transfers.requests import Decision, Dissolve, Drop, Gather, Grant, Take, UploadRequest
-from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.frames import view_of
 from geo_ray.transport.wire.message import CONTROL, DATA, Message
 from geo_ray.transport.wire.meta import Meta
@@ -159,9 +158,8 @@ class UploadCoordinator:
 
     @staticmethod
     def _read_sum(peer: str, meta: Meta) -> UploadRequest:
-        parts = read_parts(meta)
+        group, parts = SUM.read(meta)
         oldest = min(part.base_version for part in parts)
-        group = fields.count(meta, "group")
         return UploadRequest(peer, 0, group, parts[0].size_bytes, oldest, parts=parts)
 
     # ------------------------------------------------------------------ decisions
@@ -180,10 +178,9 @@ class UploadCoordinator:
                 case Grant(ask):
                     kind = "grant_sum" if ask.parts else "grant"
                     self._tell(ask.region, kind, {"seq": ask.seq})
-                case Gather(group, helper, asks):
-                    meta: Meta = {"group": group, "helper": helper, **parts_meta(asks)}
-                    for ask in asks:
-                        self._tell(ask.region, "gather", meta)
+                case Gather():
+                    for ask in decision.asks:
+                        self._tell(ask.region, "gather", GATHER.write(decision))
                 case Dissolve(group):
                     self._forget(group)
         self._start_timer()
