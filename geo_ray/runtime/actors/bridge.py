@@ -12,7 +12,6 @@ from typing import Any
 
 from geo_ray.clock import SystemClock
 from geo_ray.errors import InvariantError
-from geo_ray.runtime.messages import fields
 from geo_ray.runtime.messages.exchange import (
     dropped_meta,
     payload_bytes,
@@ -26,6 +25,7 @@ from geo_ray.transport.emulation.link_model import build_links
 from geo_ray.transport.endpoint.endpoint import Endpoint
 from geo_ray.transport.lan.server import LanConnection
 from geo_ray.transport.security.tls import TlsSource
+from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.message import EndpointIdentity, Message
 from geo_ray.transport.wire.meta import Meta
 from geo_ray.transport.wire.sockets import Address

@@ -27,7 +27,6 @@ from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.actors.layout import parameters_for, pushed_gradient
 from geo_ray.runtime.actors.parts import HeldShard
 from geo_ray.runtime.actors.remote_shard import RemoteShard
-from geo_ray.runtime.messages import fields
 from geo_ray.runtime.messages.exchange import (
     answer_meta,
     payload_bytes,
@@ -42,6 +41,7 @@ from geo_ray.training.server.effects import Assignment, Effect, SendUpdate, Snap
 from geo_ray.training.server.server import Server
 from geo_ray.transport.lan.client import LanClient
 from geo_ray.transport.lan.server import LanConnection
+from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.meta import Meta
 
 log = logging.getLogger(__name__)

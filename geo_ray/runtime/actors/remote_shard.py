@@ -16,7 +16,6 @@ from torch import Tensor
 from geo_ray.checkpoint.manifest import PartInfo
 from geo_ray.errors import InvariantError
 from geo_ray.runtime.actors.parts import HeldShard
-from geo_ray.runtime.messages import fields
 from geo_ray.runtime.messages.exchange import (
     as_bytes,
     as_tensor,
@@ -28,6 +27,7 @@ from geo_ray.runtime.messages.exchange import (
 from geo_ray.strategies.base import Outgoing, Reply, Wait
 from geo_ray.training.server.shard import Contribution, Shard
 from geo_ray.transport.lan.client import LanClient
+from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.meta import Meta
 
 As = TypeVarTuple("As")

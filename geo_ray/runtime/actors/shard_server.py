@@ -8,8 +8,8 @@ from geo_ray.errors import InvariantError
 from geo_ray.runtime.actors.layout import parameters_for, pushed_gradient
 from geo_ray.runtime.actors.parts import HeldShard
 from geo_ray.runtime.actors.remote_shard import OPERATIONS, Packed
-from geo_ray.runtime.messages import fields
 from geo_ray.transport.lan.server import LanConnection
+from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.meta import Meta
 
 _BY_NAME = {operation.name: operation for operation in OPERATIONS}

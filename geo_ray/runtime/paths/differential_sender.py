@@ -9,7 +9,6 @@ from typing import Final
 from geo_ray.clock import Clock
 from geo_ray.codecs.dgt import Dgt
 from geo_ray.errors import DeadlineExceededError, LinkDownError
-from geo_ray.runtime.messages import fields
 from geo_ray.runtime.paths.differential_messages import notify
 from geo_ray.strategies.base import Update
 from geo_ray.transport.datagrams.datagram import Secret
@@ -19,6 +18,7 @@ from geo_ray.transport.datagrams.udp_sender import LossyLoad, UdpSender
 from geo_ray.transport.emulation.datagram_shaper import DatagramShaper
 from geo_ray.transport.emulation.link_model import LinkModel
 from geo_ray.transport.endpoint.endpoint import Endpoint
+from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.message import Message
 from geo_ray.transport.wire.sockets import Address
 

@@ -20,28 +20,29 @@ import torch
 from torch import Tensor
 
 from geo_ray.errors import LinkDownError
-from geo_ray.runtime.messages import fields
 from geo_ray.runtime.messages.exchange import (
     as_bytes,
     as_tensor,
     payload_bytes,
     read_reply,
-    read_update,
     reply_meta,
-    update_meta,
 )
 from geo_ray.runtime.messages.transfers import (
+    GATHER,
+    GROUP_PART,
+    SUM,
+    GroupPart,
+    Summed,
     ask_meta,
     ask_of,
-    parts_meta,
     read_bundle,
-    read_parts,
 )
 from geo_ray.runtime.paths.base import Route, Routes, StagedPath
 from geo_ray.runtime.paths.upload_coordinator import UploadCoordinator
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.transfers.config import TransfersConfig
 from geo_ray.transfers.requests import UploadRequest
+from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.frames import view_of
 from geo_ray.transport.wire.message import CONTROL, Message
 from geo_ray.transport.wire.meta import Meta
@@ -188,20 +189,19 @@ class TransfersStage:
 
     def _on_gather(self, meta: Meta, message: Message) -> None:
         """The own update goes into a sum; perhaps it is summed here."""
-        group, helper = fields.count(meta, "group"), fields.text(meta, "helper")
-        asks = read_parts(meta)
-        own = next((ask for ask in asks if ask.region == self._region), None)
+        gather = GATHER.read(meta)
+        own = next((ask for ask in gather.asks if ask.region == self._region), None)
         with self._lock:
             pending = None if own is None else self._pending.get(own.seq)
             if pending is None or pending.shipped or pending.update.coded is not None:
                 return
-            pending.helper = helper
-        if helper == self._region:
-            self._join(group, pending.update, asks)
+            pending.helper = gather.helper
+        if gather.helper == self._region:
+            self._join(gather.group, pending.update, gather.asks)
             return
         update = pending.update
-        part: Meta = {"group": group, **update_meta(update)}
-        self._try(helper, Message("transfer_part", part, payload_bytes(update), "update"))
+        part = GROUP_PART.write(GroupPart(gather.group, update))
+        self._try(gather.helper, Message("transfer_part", part, payload_bytes(update), "update"))
 
     def _on_bundled(self, peer: str, message: Message) -> None:
         reply = read_reply(message.meta, view_of(message.payload))
@@ -213,9 +213,9 @@ class TransfersStage:
     # ------------------------------------------------------------------ as a helper
 
     def _on_part(self, peer: str, message: Message) -> None:
-        update = read_update(message.meta, view_of(message.payload))
+        group, update = GROUP_PART.read(message.meta, view_of(message.payload))
         if update.region == peer and update.coded is None:
-            self._join(fields.count(message.meta, "group"), update)
+            self._join(group, update)
 
     def _join(self, group: int, update: Update, asks: tuple[UploadRequest, ...] = ()) -> None:
         """One more part is here; it may come before the message that this is a group."""
@@ -236,7 +236,7 @@ class TransfersStage:
                 total_P.add_(part.payload_P)
             found.total_P = total_P
             found.arrived.clear()
-        meta: Meta = {"group": group, **parts_meta(found.asks)}
+        meta = SUM.write(Summed(group, found.asks))
         self._try(self._path.home.region, Message("ask_sum", meta, b"", "control", CONTROL))
 
     def _on_grant_sum(self, meta: Meta, message: Message) -> None:
@@ -244,29 +244,18 @@ class TransfersStage:
         with self._lock:
             found = self._groups.get(group)
         if found is not None and found.total_P is not None:
-            parts: Meta = {"group": group, **parts_meta(found.asks)}
+            parts = SUM.write(Summed(group, found.asks))
             self._send_home(Message("sum", parts, as_bytes(found.total_P), "update"))
 
     def _on_bundle(self, meta: Meta, message: Message) -> None:
         """One answer for all who were in a sum; what is in it is their business."""
         payload_P = as_tensor(view_of(message.payload))
-        for to, seq in read_bundle(meta):
-            reply = Reply(
-                to,
-                seq,
-                fields.count(meta, "version"),
-                0,
-                payload_P,
-                stop=fields.flag(meta, "stop"),
-                checkpoint=fields.optional_count(meta, "checkpoint"),
-                halt=fields.flag(meta, "halt"),
-                own=True,
-            )
-            if to == self._region:
+        for reply in read_bundle(meta, payload_P):
+            if reply.to == self._region:
                 self._path.give(reply)
             else:
                 body = as_bytes(payload_P)
-                self._try(to, Message("bundled", reply_meta(reply), body, "reply"))
+                self._try(reply.to, Message("bundled", reply_meta(reply), body, "reply"))
 
     # ------------------------------------------------------------------ small things
 

@@ -17,16 +17,15 @@ from typing import Final
 from torch import Tensor
 
 from geo_ray.errors import GeoRayError, LinkDownError
-from geo_ray.runtime.messages import fields
 from geo_ray.runtime.messages.exchange import as_bytes, as_tensor
 from geo_ray.runtime.messages.transfers import (
+    GATHER,
+    SUM,
     ask_of,
     bundle_meta,
     can_bundle,
     headers_of,
-    parts_meta,
     read_ask,
-    read_parts,
 )
 from geo_ray.runtime.paths.base import StagedPath
 from geo_ray.strategies.base import Update
@@ -137,9 +136,8 @@ class UploadCoordinator:
 
     @staticmethod
     def _read_sum(peer: str, meta: Meta) -> UploadRequest:
-        parts = read_parts(meta)
+        group, parts = SUM.read(meta)
         oldest = min(part.base_version for part in parts)
-        group = fields.count(meta, "group")
         return UploadRequest(peer, 0, group, parts[0].size_bytes, oldest, parts=parts)
 
     # ------------------------------------------------------------------ decisions
@@ -158,10 +156,9 @@ class UploadCoordinator:
                 case Grant(ask):
                     kind = "grant_sum" if ask.parts else "grant"
                     self._tell(ask.region, kind, {"seq": ask.seq})
-                case Gather(group, helper, asks):
-                    meta: Meta = {"group": group, "helper": helper, **parts_meta(asks)}
-                    for ask in asks:
-                        self._tell(ask.region, "gather", meta)
+                case Gather():
+                    for ask in decision.asks:
+                        self._tell(ask.region, "gather", GATHER.write(decision))
                 case Dissolve(group):
                     self._forget(group)
         self._start_timer()
