@@ -60,11 +60,11 @@ def compare(
     """
     from rich.console import Console
 
-    from geo_ray.compare.page import result_table, write_page
-    from geo_ray.compare.run import ComparisonPlan, default_jobs
-    from geo_ray.compare.run import compare as run_all
-    from geo_ray.compare.save import save_comparison
-    from geo_ray.compare.variants import parse_variant
+    from geo_ray.comparison.page import result_table, write_page
+    from geo_ray.comparison.run import ComparisonPlan, default_jobs
+    from geo_ray.comparison.run import compare as run_all
+    from geo_ray.comparison.save import save_comparison
+    from geo_ray.comparison.variants import parse_variant
     from geo_ray.config.experiment import Experiment
     from geo_ray.config.load import load_tree
     from geo_ray.errors import RunDirectoryError
@@ -112,7 +112,7 @@ def compare(
 
 def _train(base_dir: Path, experiment, directory: Path):  # type: ignore[no-untyped-def]
     """One real run; its outcome."""
-    from geo_ray.compare.outcome import outcome_of
+    from geo_ray.comparison.outcome import outcome_of
     from geo_ray.job import rundir
     from geo_ray.runtime.control.train import Reporting
     from geo_ray.runtime.control.train import train as run_to_end

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from geo_ray import __version__
 from geo_ray.errors import GeoRayError, InterruptedRunError
+from geo_ray.version import __version__
 
 BEGAN_UNIX_S = time.time()
 """When the user's command began, as near as Python can tell."""

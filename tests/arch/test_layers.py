@@ -11,7 +11,7 @@ import pytest
 
 # From the bottom up. Packages on one line are siblings and do not import each other.
 LAYERS = [
-    {"types", "errors", "clock"},
+    {"types", "errors", "clock", "version"},
     {"util"},
     {"config", "observe"},
     {"codecs", "strategies"},
@@ -22,7 +22,8 @@ LAYERS = [
     {"config.experiment", "config.emulate"},
     {"job"},
     {"runtime", "sim"},
-    {"tuning", "lab", "compare"},
+    {"tuning", "lab", "comparison"},
+    {"api"},
     {"cli"},
 ]
 SIBLINGS_ALLOWED = {

@@ -11,17 +11,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from geo_ray.compare.board import Row, best_rate, goal_of, ordered, row_of
-from geo_ray.compare.outcome import (
+from geo_ray.comparison.board import Row, best_rate, goal_of, ordered, row_of
+from geo_ray.comparison.outcome import (
     Outcome,
     failed_outcome,
     load_outcome,
     outcome_of,
     save_outcome,
 )
-from geo_ray.compare.price import priced
-from geo_ray.compare.variants import Case, Variant, experiment_of
+from geo_ray.comparison.price import priced
+from geo_ray.comparison.variants import Case, Variant, experiment_of
 from geo_ray.config.experiment import Experiment
+from geo_ray.config.source import ConfigSource
 from geo_ray.errors import NonFiniteError
 from geo_ray.job import rundir
 from geo_ray.planning.model.bill import Bill
@@ -36,7 +37,7 @@ class ComparisonPlan:
     """What is compared, and how.
 
     Attributes:
-        config: the workload's file.
+        config: the workload.
         common: changes to all runs, as for ``--set``.
         variants: ways to do it.
         rates: factors on the learning rate that each variant may choose from.
@@ -47,7 +48,7 @@ class ComparisonPlan:
         bill: prices; None without any.
     """
 
-    config: Path
+    config: ConfigSource
     common: tuple[str, ...]
     variants: tuple[Variant, ...]
     rates: tuple[float, ...]
