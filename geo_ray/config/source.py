@@ -21,14 +21,15 @@ class ConfigText:
     Attributes:
         text: YAML.
         parent: where relative paths in it start.
+        name: what messages call it.
     """
 
     text: str
     parent: Path
+    name: str = "the configuration given"
 
     def __str__(self) -> str:
-        """Its name in messages."""
-        return "the configuration given"
+        return self.name
 
 
 ConfigSource: TypeAlias = Path | ConfigText
