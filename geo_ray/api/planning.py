@@ -37,12 +37,14 @@ class PlanResult:
     """What would run where, how long it takes and what it costs.
 
     Attributes:
+        name: of the configuration.
         plan: the decision, with every term of time and money.
         front: plans that nothing beats in both; empty unless asked for.
         reason: why this one.
         changed: for a run that follows a plan: whether another one pays.
     """
 
+    name: str
     plan: Plan
     front: tuple[Plan, ...]
     reason: str
@@ -172,7 +174,7 @@ def plan(
         experiment = load_tree(source, override_items(overrides), Experiment)
         sources = (inputs or PlanInputs()).sources()
         made = make_plan(experiment, source.parent, policy, sources, with_front=front)
-    return PlanResult(made.plan, tuple(made.front), made.plan.reason)
+    return PlanResult(experiment.name, made.plan, tuple(made.front), made.plan.reason)
 
 
 def replan(
@@ -201,7 +203,7 @@ def replan(
         path = run.path if isinstance(run, Run) else Path(run)
         sources = (inputs or PlanInputs()).sources()
         decision = decide(experiment, source.parent, path, sources)
-    return PlanResult(decision.plan, (), decision.reason, decision.changed)
+    return PlanResult(experiment.name, decision.plan, (), decision.reason, decision.changed)
 
 
 @dataclass(frozen=True, repr=False)
