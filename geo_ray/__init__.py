@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from geo_ray.api.planning import replan as replan
     from geo_ray.api.run import Run as Run
     from geo_ray.api.run import open_run as open_run
+    from geo_ray.api.starters import init_project as init_project
     from geo_ray.api.training import simulate as simulate
     from geo_ray.api.training import train as train
     from geo_ray.config.base import StrictModel
@@ -53,6 +54,7 @@ _WHERE = {
     "replan": "api.planning",
     "Run": "api.run",
     "open_run": "api.run",
+    "init_project": "api.starters",
     "simulate": "api.training",
     "train": "api.training",
     "Options": "config.base:StrictModel",
