@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -17,6 +16,7 @@ from geo_ray.config.canonical import JSONValue, canonical_json, sha256_hex
 from geo_ray.config.describe import describe
 from geo_ray.config.explain import dotted, explain
 from geo_ray.config.overrides import apply_overrides
+from geo_ray.config.source import ConfigSource, ConfigText
 from geo_ray.config.yaml_text import KeyPath, YamlTree, parse_yaml, write_yaml
 from geo_ray.errors import ConfigError
 
@@ -39,11 +39,13 @@ MAX_FILE_BYTES = 1_000_000
 _ABSENT = object()
 
 
-def load_tree(path: Path, overrides: Sequence[str], root: type[T], advice: str | None = None) -> T:
+def load_tree(
+    path: ConfigSource, overrides: Sequence[str], root: type[T], advice: str | None = None
+) -> T:
     """Read a configuration file.
 
     Args:
-        path: a YAML file of at most `MAX_FILE_BYTES`.
+        path: a YAML file of at most `MAX_FILE_BYTES`, or what `source.text_of` made.
         overrides: ``key.key=value`` each, applied in order (see `apply_overrides`).
         root: the class of the whole tree.
         advice: where its keys are described; None if `geo-ray config schema` does.
@@ -54,12 +56,14 @@ def load_tree(path: Path, overrides: Sequence[str], root: type[T], advice: str |
     return load_text(read_text(path), overrides, root, str(path), advice)
 
 
-def read_text(path: Path) -> str:
-    """The text of a configuration file.
+def read_text(path: ConfigSource) -> str:
+    """The text of a configuration.
 
     Raises:
         ConfigError: it cannot be read, or is larger than `MAX_FILE_BYTES`.
     """
+    if isinstance(path, ConfigText):
+        return path.text
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)

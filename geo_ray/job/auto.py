@@ -16,6 +16,7 @@ from geo_ray.config.auto import AutoConfig
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import checked, load_text, read_text
 from geo_ray.config.overrides import apply_overrides
+from geo_ray.config.source import ConfigSource
 from geo_ray.config.yaml_text import parse_yaml
 from geo_ray.errors import ConfigError
 from geo_ray.job.build import initial_parameters, use_one_thread
@@ -42,11 +43,13 @@ class Advice:
     reason: str
 
 
-def load_experiment(path: Path, overrides: Sequence[str]) -> tuple[Experiment, Advice | None]:
+def load_experiment(
+    path: ConfigSource, overrides: Sequence[str]
+) -> tuple[Experiment, Advice | None]:
     """Read a configuration; complete it if its strategy is ``auto``.
 
     Args:
-        path: a YAML file.
+        path: a YAML file, or what `source.text_of` made.
         overrides: as for ``--set``.
 
     Returns:

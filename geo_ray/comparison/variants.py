@@ -16,6 +16,7 @@ from typing import Any, Final
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_tree
 from geo_ray.config.nearest import nearest
+from geo_ray.config.source import ConfigSource
 from geo_ray.errors import ConfigError
 from geo_ray.strategies.registry import STRATEGIES
 from geo_ray.strategies.traits import rate_key
@@ -104,7 +105,7 @@ def _overrides(key: str, value: str) -> list[str]:
     return [f"strategy.{key}={value}" if own else f"{key}={value}"]
 
 
-def experiment_of(case: Case, config: Path, common: Sequence[str], out: Path) -> Experiment:
+def experiment_of(case: Case, config: ConfigSource, common: Sequence[str], out: Path) -> Experiment:
     """The configuration of one run.
 
     Args:
