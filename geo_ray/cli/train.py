@@ -54,7 +54,7 @@ def train(
         reason = advice.reason if advice else None
         run = rundir.create(experiment, config.parent, reason, plan)
     else:
-        run, experiment = rundir.reopen(resume_dir)
+        run, experiment = rundir.reopen(resume_dir, allow_drift=allow_drift)
         if plan_file is not None:
             if config is not None or overrides:
                 raise click.UsageError("a run that is resumed with a plan has its own CONFIG")
@@ -64,7 +64,12 @@ def train(
             followed = rundir.followed_plan(run)
             if config is not None and followed is not None:
                 overrides = following(config, overrides, followed)
-            wanted, _ = load_experiment(source, overrides)
+            wanted, _ = load_experiment(
+                source,
+                overrides,
+                base_dir=None if config else run.base_dir,
+                allow_drift=allow_drift,
+            )
             rundir.check_drift(experiment, wanted, allow=allow_drift)
             experiment = wanted
     _run(experiment, run, began_unix_s, resume=resume_dir is not None, plain=plain)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Final, Self
 
 from pydantic import Field, model_validator
@@ -52,6 +53,16 @@ class RegionConfig(StrictModel):
 def with_copies(regions: tuple[RegionConfig, ...]) -> tuple[RegionConfig, ...]:
     """Write ``copies`` out, so that every other part sees a list of sites."""
     return tuple(one for region in regions for one in _copies(region))
+
+
+def check_device(device: str, regions: Sequence[RegionConfig]) -> None:
+    """Refuse a device that no worker would be given.
+
+    Raises:
+        ValueError: naming the key.
+    """
+    if device != "cpu" and any(region.gpus_per_worker == 0 for region in regions):
+        raise ValueError("device: cuda needs regions.*.gpus_per_worker above 0")
 
 
 def _copies(region: RegionConfig) -> list[RegionConfig]:

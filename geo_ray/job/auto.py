@@ -58,12 +58,20 @@ class Advice:
     reason: str
 
 
-def load_experiment(path: Path, overrides: Sequence[str]) -> tuple[Experiment, Advice | None]:
+def load_experiment(
+    path: Path,
+    overrides: Sequence[str],
+    *,
+    base_dir: Path | None = None,
+    allow_drift: bool = False,
+) -> tuple[Experiment, Advice | None]:
     """Read a configuration; complete it if its strategy is ``auto``.
 
     Args:
         path: a YAML file.
         overrides: as for ``--set``.
+        base_dir: where relative paths start; default: the file's directory.
+        allow_drift: as for `load_tree`.
 
     Returns:
         The experiment, and the advice if there was any to give.
@@ -74,10 +82,12 @@ def load_experiment(path: Path, overrides: Sequence[str]) -> tuple[Experiment, A
     text = read_text(path)
     tree = apply_overrides(parse_yaml(text, str(path)), overrides).value
     strategy = tree.get("strategy") if isinstance(tree, dict) else None
-    if not (isinstance(tree, dict) and isinstance(strategy, dict)):
-        return load_tree(path, overrides, Experiment), None
-    if strategy.get("kind") != "auto":
-        return load_tree(path, overrides, Experiment), None
+    if (
+        not (isinstance(tree, dict) and isinstance(strategy, dict))
+        or strategy.get("kind") != "auto"
+    ):
+        known = load_tree(path, overrides, Experiment, base_dir=base_dir, allow_drift=allow_drift)
+        return known, None
     wanted = load_text(json.dumps(strategy), [], AutoConfig, f"{path}: strategy")
     taken = [key for key in ("codec",) if tree.get(key)]
     if taken:

@@ -17,7 +17,6 @@ from geo_ray.job.data import open_readers
 from geo_ray.sim.gradients import Gradients
 from geo_ray.sim.scheduler import Scheduler
 from geo_ray.strategies.base import Reply
-from geo_ray.strategies.traits import fragments_of
 from geo_ray.tasks.base import Columns, Stats, Task
 from geo_ray.training.compute.coded_step import coded_step
 from geo_ray.training.compute.flat import split_sizes
@@ -95,7 +94,7 @@ class SimRegion:
         num_params = params_P.numel()
         self.server = Server(
             server_plan(experiment, region),
-            RegionModel(self._shards, num_params, fragments_of(experiment.strategy)),
+            RegionModel(self._shards, num_params, experiment.strategy.traits.exchange.fragments),
             wire=region_wire(experiment, region.name, num_params),
         )
         self._train, self._heldout = open_readers(experiment, manifest, region.name)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from geo_ray.strategies.base import AveragerState, Outgoing, Reply, Strategy, Update, Wait
 from geo_ray.strategies.registry import STRATEGIES, AnyStrategy
-from geo_ray.strategies.traits import Holding, fragments_of, has_equal_steps, needs_whole_model
+from geo_ray.strategies.traits import Traits
 from geo_ray.training.averager.averager import Averager
 from geo_ray.training.compute.flat import digest, fragments_in, split_sizes
 from geo_ray.training.compute.optimizers import AdamW, Momentum, Sgd
@@ -135,7 +135,7 @@ class Fleet:
     """Two regions step in turn; who does not wait gets its answer two steps later."""
 
     def __init__(self, strategy, optimizer=OPTIMIZERS[0], num_shards=1, spoil=False) -> None:
-        start_P = start()
+        start_P, parts = start(), strategy.traits.exchange.fragments
         slices = split_sizes(NUM_PARAMS, num_shards)
         self.regions = {
             name: Region(
@@ -145,12 +145,14 @@ class Fleet:
                         start_P[i:j].clone(),
                         optimizer,
                         strategy,
-                        fragments=fragments_in(NUM_PARAMS, fragments_of(strategy), (i, j)),
+                        fragments=fragments_in(
+                            NUM_PARAMS, strategy.traits.exchange.fragments, (i, j)
+                        ),
                     )
                     for i, j in slices
                 ],
                 samples,
-                fragments=fragments_of(strategy),
+                fragments=parts,
             )
             for name, samples in (("a", 16), ("b", 8))
         }
@@ -174,7 +176,7 @@ class Fleet:
             assert not isinstance(out, Wait)
             if out is not None:
                 self.send(region, out)
-        if not isinstance(self.state.strategy, Holding):
+        if self.state.strategy.traits.averager.on_release is None:
             assert not any(region.waiting for region in self.regions.values())
 
     def apply(self, region: Region, grad_P: Tensor | None) -> None:
@@ -253,7 +255,7 @@ class Fleet:
 def test_a_strategy_is_a_frozen_configuration(kind):
     cls = STRATEGIES[kind]
     assert type(build(kind, {})) is cls and cls().kind == kind
-    assert isinstance(cls.in_rounds, bool)
+    assert isinstance(cls().traits, Traits)
     with pytest.raises(ValidationError, match="frozen"):
         cls().kind = "other"
     with pytest.raises(ValidationError, match="nonsense"):
@@ -278,7 +280,7 @@ def test_the_end_leaves_all_regions_equal(kind, options, optimizer):
 @pytest.mark.parametrize(("kind", "options"), CASES)
 def test_regions_that_end_at_other_times_are_equal_too(kind, options):
     strategy = build(kind, options)
-    if strategy.in_rounds or not has_equal_steps(strategy):
+    if strategy.traits.in_rounds or strategy.traits.region.ends_together:
         return  # regions end together: Experiment refuses anything else
     fleet = Fleet(strategy)
     grads = gradients()
@@ -350,7 +352,7 @@ def test_a_refused_gradient_is_none_and_not_one_of_zero(weights):
 @pytest.mark.parametrize("after", [1, 4, 5])
 def test_a_restored_fleet_goes_on_with_the_same_bits(kind, options, optimizer, after):
     strategy = build(kind, options)
-    shards = 1 if needs_whole_model(strategy) else 2
+    shards = 1 if strategy.traits.region.whole_model else 2
     fleet = Fleet(strategy, optimizer, shards).run(gradients(), range(after))
     fleet.settle()
     again = Fleet(strategy, optimizer, shards).run(gradients(seed=9), range(2))  # of no use
@@ -382,7 +384,7 @@ def test_restoring_a_shard_forgets_its_own_optimizer():
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.kind)
 def test_shards_give_the_bits_of_one(kind, options, optimizer):
     results = set()
-    if needs_whole_model(build(kind, options)):
+    if build(kind, options).traits.region.whole_model:
         return  # Experiment refuses several shards
     for num_shards in (1, 2, 3):
         fleet = Fleet(build(kind, options), optimizer, num_shards).run(gradients())

@@ -36,7 +36,6 @@ from geo_ray.runtime.actors.worker_loop import ShardLink, WorkerLoop, buffers_fo
 from geo_ray.runtime.paths.build import attach_roads, dials
 from geo_ray.runtime.paths.differential import DifferentialPath, PathEnds, road_for
 from geo_ray.runtime.paths.overlay_attach import attach_overlay
-from geo_ray.strategies.traits import fragments_of
 from geo_ray.tasks.load import load_task
 from geo_ray.training.averager.averager import Averager
 from geo_ray.training.compute.flat import digest
@@ -154,7 +153,7 @@ class Site:
         model = RegionModel(
             [self.shards[0], *[RemoteShard(link, timeout_s) for link in links]],
             world.params_P.numel(),
-            fragments_of(experiment.strategy),
+            experiment.strategy.traits.exchange.fragments,
         )
         wire = region_wire(experiment, name, world.params_P.numel())
         self.server = Server(server_plan(experiment, self.region), model, wire=wire)

@@ -33,7 +33,6 @@ from geo_ray.runtime.actors.spec import RunSpec
 from geo_ray.runtime.paths.build import attach_roads, averager_lives_in
 from geo_ray.runtime.paths.differential import DifferentialPath, PathEnds, road_for
 from geo_ray.runtime.paths.overlay_attach import attach_overlay
-from geo_ray.strategies.traits import fragments_of
 from geo_ray.tasks.load import load_task
 from geo_ray.training.averager.averager import Averager
 from geo_ray.training.compute.flat import digest
@@ -221,7 +220,7 @@ class PrimaryActor:
         shards: list[ShardPort] = [self._shard, *self._remotes]
         server = Server(
             server_plan(experiment, spec.region(self._region), spec.epoch),
-            RegionModel(shards, spec.num_params, fragments_of(experiment.strategy)),
+            RegionModel(shards, spec.num_params, experiment.strategy.traits.exchange.fragments),
             wire=region_wire(experiment, self._region, spec.num_params),
         )
         if self._restored:

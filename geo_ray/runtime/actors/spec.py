@@ -8,6 +8,7 @@ from pathlib import Path
 from geo_ray.checkpoint.manifest import PartInfo
 from geo_ray.checkpoint.parts import read_part
 from geo_ray.config.experiment import Experiment
+from geo_ray.config.own import context
 from geo_ray.config.region import RegionConfig
 from geo_ray.errors import CheckpointCorruptError, RunDirectoryError
 from geo_ray.job.rundir import CONFIG_FILE
@@ -72,7 +73,7 @@ class RunSpec:
     @property
     def experiment(self) -> Experiment:
         """The configuration as a tree."""
-        return Experiment.model_validate_json(self.experiment_json)
+        return Experiment.model_validate_json(self.experiment_json, context=context(self.here))
 
     @property
     def here(self) -> Path:

@@ -88,7 +88,7 @@ def standby_node(
         codec = plan.up if isinstance(message, Update) else plan.down
         return open_coded(codec, message.coded, num_params)
 
-    keeps = config.max_divergence > 0 and experiment.strategy.sends == "change"
+    keeps = config.max_divergence > 0 and experiment.strategy.traits.sends == "change"
     watch = Watch(
         region,
         tuple(sorted(experiment.region_names)),

@@ -134,4 +134,5 @@ class DifferentialPath:
 
 def road_for(codec: Codec | None, num_params: int, ends: PathEnds) -> DifferentialPath | None:
     """The road that updates' codec needs; None if it needs none."""
-    return DifferentialPath(codec, num_params, ends) if isinstance(codec, Dgt) else None
+    differential = None if codec is None else codec.traits.differential
+    return None if differential is None else DifferentialPath(differential, num_params, ends)

@@ -19,7 +19,6 @@ from geo_ray.runtime.messages.exchange import (
 )
 from geo_ray.runtime.paths.overlay import OverlayPath, OverlaySetting
 from geo_ray.strategies.base import Reply, Strategy, Update
-from geo_ray.strategies.common.collective import answers_with_mean, weight_of
 from geo_ray.transport.endpoint.endpoint import Endpoint
 from geo_ray.transport.wire.message import Message
 from geo_ray.transport.wire.meta import Meta
@@ -61,11 +60,14 @@ class OverlayRounds:
         timeout_s: float,
     ) -> None:
         self._region = setting.region
-        self._strategy = strategy
+        mean = strategy.traits.averager.round_mean
+        if mean is None:
+            raise InvariantError(f"an overlay cannot sum the rounds of {strategy}")
+        self._mean = mean
         self._port = port
         self._timeout_s = timeout_s
         self._road = OverlayPath(setting, None if port is None else self._commit)
-        if self._road.fused and not answers_with_mean(strategy):
+        if self._road.fused and not mean.is_answer:
             raise InvariantError(f"an overlay without a root cannot carry {strategy}")
 
     def use(self, endpoint: Endpoint) -> None:
@@ -83,7 +85,7 @@ class OverlayRounds:
             GeoRayError: the round was refused, not over in time, or the bridge closes.
         """
         own_P = update.payload_P.detach().contiguous().cpu().numpy()
-        weight = weight_of(self._strategy, update.num_samples)
+        weight = self._mean.weight_of(update.num_samples)
         done = self._road.exchange(own_P, weight, update_meta(update), self._timeout_s)
         reply = read_reply(done.about, as_bytes(torch.from_numpy(done.result_P)))
         if reply.to != self._region or reply.seq != update.seq:

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from geo_ray.errors import CheckpointCorruptError, InvariantError
 from geo_ray.strategies.base import Outgoing, RegionState, Reply, Strategy, Wait
-from geo_ray.strategies.traits import eval_params
 from geo_ray.training.compute.flat import square_norm
 from geo_ray.training.compute.optimizers import AdamW, InnerOptimizer, Momentum, Sgd
 
@@ -73,7 +72,7 @@ class Shard:
     @property
     def eval_params_S(self) -> Tensor:
         """The parameters that an evaluation is about, fp32 (S,); often the live ones."""
-        name = None if self._alone else eval_params(self._strategy)
+        name = None if self._alone else self._strategy.traits.region.eval_params
         return self.params_S if name is None else self.state.memory.get(name, self.params_S)
 
     def put(self, worker: int, grad_S: Tensor) -> None:
