@@ -64,12 +64,16 @@ class ExchangeTraits:
     fragments: int = 1
     interval: int | None = None
 
-    def count(self, steps: int) -> int:
-        """Exchanges within so many steps and after the last, if nothing is late.
+    def within(self, steps: int) -> int:
+        """Exchanges within so many steps, if nothing is late.
 
         It may be off by one where `every` is not whole.
         """
-        within = int(steps / self.every + _EPS)
+        return int(steps / self.every + _EPS)
+
+    def count(self, steps: int) -> int:
+        """The same, and the one after the last step."""
+        within = self.within(steps)
         is_rest = steps > within * self.every + _EPS
         return within + (self.last == "always" or (self.last == "rest" and is_rest))
 
