@@ -95,7 +95,7 @@ def compare(
     plan = ComparisonPlan(
         config=config,
         common=overrides,
-        variants=tuple(parse_variant(text) for text in strategies.split(",")),
+        variants=tuple(parse_variant(text, config.parent) for text in strategies.split(",")),
         rates=_numbers(rates),
         seeds=tuple(range(seeds)),
         out=directory,

@@ -54,7 +54,7 @@ def train(
         reason = advice.reason if advice else None
         run = new_run(experiment, config.parent, reason, plan)
     else:
-        run, experiment = rundir.reopen(resume_dir)
+        run, experiment = rundir.reopen(resume_dir, allow_drift=allow_drift)
         if plan_file is not None:
             if config is not None or overrides:
                 raise click.UsageError("a run that is resumed with a plan has its own CONFIG")
@@ -65,7 +65,12 @@ def train(
             followed = rundir.followed_plan(run)
             if config is not None and followed is not None:
                 overrides = following(config, overrides, followed)
-            wanted, _ = load_experiment(source, overrides)
+            wanted, _ = load_experiment(
+                source,
+                overrides,
+                base_dir=None if config else run.base_dir,
+                allow_drift=allow_drift,
+            )
             rundir.check_drift(experiment, wanted, allow=allow_drift)
             _check_resumable(run, experiment, wanted)
             rundir.adopt(run, wanted)

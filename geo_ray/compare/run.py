@@ -22,6 +22,7 @@ from geo_ray.compare.outcome import (
 from geo_ray.compare.price import priced
 from geo_ray.compare.variants import Case, Variant, experiment_of
 from geo_ray.config.experiment import Experiment
+from geo_ray.config.own import context
 from geo_ray.errors import NonFiniteError
 from geo_ray.job import rundir
 from geo_ray.planning.model.bill import Bill
@@ -133,7 +134,7 @@ def _simulated(plan: ComparisonPlan, cases: Sequence[Case]) -> Iterator[Outcome]
         experiment = experiment_of(case, plan.config, plan.common, directory)
         known = load_outcome(directory, experiment)
         if known is None:
-            todo.append((case, experiment, directory, plan.config.parent))
+            todo.append((case, experiment.model_dump_json(), directory, plan.config.parent))
         else:
             yield known
     if not todo:
@@ -152,8 +153,9 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _simulate(todo: tuple[Case, Experiment, Path, Path]) -> Outcome:
-    case, experiment, directory, base_dir = todo
+def _simulate(todo: tuple[Case, str, Path, Path]) -> Outcome:
+    case, text, directory, base_dir = todo
+    experiment = Experiment.model_validate_json(text, context=context(base_dir))
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     label, rate = case.variant.label, case.rate

@@ -22,7 +22,7 @@ LAYERS = [
     {"config.experiment", "config.emulate"},
     {"job"},
     {"runtime", "sim"},
-    {"tuning", "lab", "compare"},
+    {"tuning", "lab", "compare", "contract"},
     {"cli"},
 ]
 SIBLINGS_ALLOWED = {
