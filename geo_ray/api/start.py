@@ -97,7 +97,7 @@ def resumed_run(
         CheckpointMissingError: nothing would come of it; the run is finished, or never saved.
         ConfigError, PlanError: as for `new_run`.
     """
-    run, experiment = rundir.reopen(path)
+    run, experiment = rundir.reopen(path, allow_drift=allow_drift)
     if plan is not None:
         if config is not None or overrides:
             raise ConfigError(
@@ -112,7 +112,12 @@ def resumed_run(
         if config is not None and followed is not None:
             overrides = _following(config, overrides, followed)
         source = run.path / rundir.CONFIG_FILE if config is None else config
-        wanted, _ = load_experiment(source, overrides)
+        wanted, _ = load_experiment(
+            source,
+            overrides,
+            base_dir=run.base_dir if config is None else None,
+            allow_drift=allow_drift,
+        )
         rundir.check_drift(experiment, wanted, allow=allow_drift)
     check_resumable(run, experiment, wanted)
     if wanted != experiment:

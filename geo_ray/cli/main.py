@@ -23,6 +23,7 @@ _VERBS = {
     "profile": ("geo_ray.cli.profile", "profile"),
     "plan": ("geo_ray.cli.plan", "plan"),
     "config": ("geo_ray.cli.config", "config"),
+    "check": ("geo_ray.cli.check", "check"),
     "data": ("geo_ray.cli.data", "data"),
     "probe": ("geo_ray.cli.probe", "probe"),
     "certs": ("geo_ray.cli.certs", "certs"),

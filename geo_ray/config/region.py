@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Final, Self
 
 from pydantic import Field, model_validator
 
 from geo_ray.config.annotations import MessageWords
 from geo_ray.config.base import StrictModel
-from geo_ray.config.nearest import nearest
+from geo_ray.util.nearest import nearest
 
 Name = Annotated[
     str,
@@ -64,6 +64,16 @@ class RegionConfig(StrictModel):
 def with_copies(regions: tuple[RegionConfig, ...]) -> tuple[RegionConfig, ...]:
     """Write ``copies`` out, so that every other part sees a list of sites."""
     return tuple(one for region in regions for one in _copies(region))
+
+
+def check_device(device: str, regions: Sequence[RegionConfig]) -> None:
+    """Refuse a device that no worker would be given.
+
+    Raises:
+        ValueError: naming the key.
+    """
+    if device != "cpu" and any(region.gpus_per_worker == 0 for region in regions):
+        raise ValueError("device: cuda needs gpus_per_worker above 0 in every region")
 
 
 def _copies(region: RegionConfig) -> list[RegionConfig]:

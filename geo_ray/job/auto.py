@@ -14,7 +14,7 @@ from pathlib import Path
 
 from geo_ray.config.auto import AutoConfig
 from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import checked, load_text, read_text
+from geo_ray.config.load import checked, load_text, load_tree, read_text
 from geo_ray.config.overrides import apply_overrides
 from geo_ray.config.source import ConfigSource
 from geo_ray.config.yaml_text import parse_yaml
@@ -44,13 +44,19 @@ class Advice:
 
 
 def load_experiment(
-    path: ConfigSource, overrides: Sequence[str]
+    path: ConfigSource,
+    overrides: Sequence[str],
+    *,
+    base_dir: Path | None = None,
+    allow_drift: bool = False,
 ) -> tuple[Experiment, Advice | None]:
     """Read a configuration; complete it if its strategy is ``auto``.
 
     Args:
         path: a YAML file, or what `source.text_of` made.
         overrides: as for ``--set``.
+        base_dir: where relative paths start; default: the file's directory.
+        allow_drift: as for `load_tree`.
 
     Returns:
         The experiment, and the advice if there was any to give.
@@ -63,7 +69,8 @@ def load_experiment(
     keys = tree.value if isinstance(tree.value, dict) else {}
     strategy = keys.get("strategy")
     if not isinstance(strategy, dict) or strategy.get("kind") != "auto":
-        return load_text(text, overrides, Experiment, str(path)), None
+        known = load_tree(path, overrides, Experiment, base_dir=base_dir, allow_drift=allow_drift)
+        return known, None
     wanted = checked(tree, AutoConfig, str(path), "strategy")
     if keys.get("codec"):
         raise ConfigError(

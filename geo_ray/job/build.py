@@ -11,7 +11,6 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.config.region import RegionConfig
 from geo_ray.job.evals import EvalBoard
 from geo_ray.strategies.base import AveragerState
-from geo_ray.strategies.traits import averages_gradients, eval_params, fragments_of
 from geo_ray.tasks.base import Task
 from geo_ray.tasks.guard import checked_model
 from geo_ray.training.averager.averager import Averager
@@ -40,7 +39,7 @@ def initial_parameters(task: Task, seed: int) -> Tensor:
 
 def _server_plan(experiment: Experiment, region: RegionConfig, epoch: int) -> ServerPlan:
     """What the parameter server of ``region`` is to do."""
-    train = experiment.train
+    train, traits = experiment.train, experiment.strategy.traits
     return ServerPlan(
         region=region.name,
         num_workers=region.workers,
@@ -55,12 +54,12 @@ def _server_plan(experiment: Experiment, region: RegionConfig, epoch: int) -> Se
         alone=len(experiment.regions) == 1,
         batches_per_push=max(1, experiment.worker_steps),
         stragglers=train.stragglers,
-        evaluates_outer=train.evaluate == "outer" and eval_params(experiment.strategy) is not None,
+        evaluates_outer=train.evaluate == "outer" and traits.region.eval_params is not None,
         noise_every=train.noise_every,
         # What a codec loses would be missing in the mean, and look like noise.
         tells_norms=train.mode == "sync"
-        and averages_gradients(experiment.strategy)
-        and (experiment.codec.up is None or experiment.codec.up.lossless),
+        and traits.averager.mean_gradient
+        and (experiment.codec.up is None or not experiment.codec.up.traits.lossy),
     )
 
 
@@ -124,10 +123,14 @@ def build_averager(experiment: Experiment, num_params: int) -> Averager:
 
 def wire_plan(experiment: Experiment) -> WirePlan:
     """How payloads are coded, for both ends of every exchange."""
-    codec, strategy = experiment.codec, experiment.strategy
-    fragments = fragments_of(strategy)
+    codec, traits = experiment.codec, experiment.strategy.traits
     return WirePlan(
-        codec.up, codec.down, strategy.sends, strategy.in_rounds, experiment.seed, fragments
+        codec.up,
+        codec.down,
+        traits.sends,
+        traits.in_rounds,
+        experiment.seed,
+        traits.exchange.fragments,
     )
 
 

@@ -49,7 +49,7 @@ def build_policy(
     """The policy of a run.
 
     Args:
-        config: kind and options; fits the regions, see `regions_fit`.
+        config: kind and options; fits the regions, see `check_overlay`.
         regions: names, sorted.
         home: number of the region that hosts the averager.
         grid: of the vector.

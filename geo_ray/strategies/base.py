@@ -14,19 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from geo_ray.codecs.base import Coded
 from geo_ray.codecs.common.dgt_report import LossyReport
-
-Weights = Literal["uniform", "samples"]
-"""How regions are weighted in a mean: ``uniform`` is 1/M, ``samples`` is S_i / sum S."""
-
-Sends = Literal["change", "model"]
-"""What payloads are; codecs make differences of models small, and changes as they are."""
+from geo_ray.strategies.traits import Sends as Sends
+from geo_ray.strategies.traits import Traits
+from geo_ray.strategies.traits import Weights as Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +198,7 @@ class AveragerState:
         fragments: where each part of the model lies, as (start, stop).
         stopping: whether every answer from now on tells its region to finish.
         now_s: time of the present event by the averager's clock.
-        wake_s: when the strategy wants to be woken (`on_wake`); None: not at all.
+        wake_s: when the strategy wants to be woken (`AveragerTraits.on_wake`); None: not at all.
     """
 
     members: tuple[str, ...]
@@ -229,17 +226,15 @@ class AveragerState:
 
 
 class Strategy(Protocol):
-    """The methods of a strategy. All are pure in the sense of the module's docstring.
+    """The methods of a strategy. All are pure in the sense of the module's docstring."""
 
-    Attributes:
-        in_rounds: whether nobody is answered before every region has spoken, so that all regions
-            must take the same number of steps.
-        sends: ``change`` if payloads, of updates and replies alike, are what parameters change by,
-            so that a part that comes later is a part of the sum; ``model`` if they are parameters.
-    """
+    @property
+    def kind(self) -> str:
+        """The strategy's name in configurations, messages and reports."""
 
-    in_rounds: ClassVar[bool]
-    sends: ClassVar[Sends]
+    @property
+    def traits(self) -> Traits:
+        """All that others must know of the strategy."""
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """Take in one combined gradient of the region's workers.

@@ -13,8 +13,8 @@ from torch import nn
 
 from geo_ray.errors import GeoRayError, NonFiniteError, TaskOutputError
 from geo_ray.tasks.base import Batch, Stats, Task
-from geo_ray.tasks.blame import place, source_of, summary
 from geo_ray.tasks.seeding import seeded
+from geo_ray.util.blame import place, source_of, summary
 
 
 def checked_loss(task: Task, model: nn.Module, batch: Batch) -> torch.Tensor:

@@ -49,6 +49,9 @@ def exchanges(world: InProcess) -> list[dict[str, Any]]:
     ]
 
 
+WITHOUT_ROUNDS = [kind for kind, each in STRATEGIES.items() if not each().traits.in_rounds]
+
+
 @pytest.mark.parametrize("codec", [*CODECS, POWER], ids=lambda codec: codec["kind"])
 @pytest.mark.parametrize("kind", ["bsp", "sma"])
 def test_sockets_and_simulator_give_the_same_bits(tmp_path: Path, kind: str, codec: Any) -> None:
@@ -72,7 +75,11 @@ def test_sockets_and_simulator_give_the_same_bits(tmp_path: Path, kind: str, cod
 @pytest.mark.parametrize(
     ("kind", "codec"),
     [(kind, codec) for kind in PLAIN for codec in CODECS[1:]]
-    + [(kind, TOPK) for kind, s in STRATEGIES.items() if not s.in_rounds and kind not in PLAIN],
+    + [
+        (kind, TOPK)
+        for kind, s in STRATEGIES.items()
+        if not s().traits.in_rounds and kind not in PLAIN
+    ],
     ids=lambda value: value if isinstance(value, str) else value["kind"],
 )
 def test_asynchronous_regions_end_equal(tmp_path: Path, kind: str, codec: Any) -> None:

@@ -7,7 +7,7 @@ which steps of which region have reached it, and how often.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import torch
@@ -50,12 +50,12 @@ class Counted:
 
     def __init__(self, inner, num_params: int) -> None:
         self.inner = inner
-        self.in_rounds, self.sends = inner.in_rounds, inner.sends
-        self.combine = getattr(inner, "combine", None)
+        told = replace(inner.traits.averager, on_release=None, on_wake=None)
+        self.traits = replace(inner.traits, averager=told)
         self.taken_P = torch.zeros(num_params)
 
     def on_update(self, state: AveragerState, update: Update) -> list[Reply]:
-        if self.sends == "change":
+        if self.traits.sends == "change":
             self.taken_P += update.payload_P
         return self.inner.on_update(state, update)
 
@@ -170,7 +170,7 @@ class World:
 
     def _node(self, name: str) -> StandbyNode:
         first, standby = self.names[:2]
-        keeps = self.setup.strategy.sends == "change"
+        keeps = self.setup.strategy.traits.sends == "change"
         node = StandbyNode(
             name,
             Caller(lambda message: message.payload_P, keeps),
@@ -286,7 +286,7 @@ class World:
         first, standby = (self.nodes[name] for name in self.names[:2])
         if first.primary is not None and first.region not in self.dead:
             assert first.primary.ahead <= self.setup.bound
-            if standby.shadow is not None and self.setup.strategy.sends == "change":
+            if standby.shadow is not None and self.setup.strategy.traits.sends == "change":
                 self._check_distance(first, standby)
         if self._is_exact:
             for name in self.survivors():
@@ -304,8 +304,8 @@ class World:
 
     @property
     def _is_exact(self) -> bool:
-        strategy = self.setup.strategy
-        return strategy.sends == "change" and getattr(strategy, "combine", None) == "sum"
+        traits = self.setup.strategy.traits
+        return traits.sends == "change" and traits.averager.adds_up == "sum"
 
     def check_end(self) -> None:
         alive = self.survivors()
@@ -313,7 +313,7 @@ class World:
         for name in alive:
             params_P = self.regions[name].state.params_P
             torch.testing.assert_close(params_P, first_P)
-            if self.setup.strategy.sends == "model" or self.setup.strategy.in_rounds:
+            if self.setup.strategy.traits.sends == "model" or self.setup.strategy.traits.in_rounds:
                 assert torch.equal(params_P, first_P)
         if not self._is_exact:
             return

@@ -35,7 +35,7 @@ def setups(draw: st.DrawFn) -> Setup:
         regions=draw(st.integers(2, 4)),
         steps=draw(st.integers(1, 6)),
         bound=0.0 if rounds else draw(st.sampled_from([0.0, 0.0, 1.0, 2.5, 100.0])),
-        skips=strategy.sends == "change" and not rounds and draw(st.booleans()),
+        skips=strategy.traits.sends == "change" and not rounds and draw(st.booleans()),
         checkpoints=draw(st.booleans()),
     )
 
@@ -134,7 +134,7 @@ def test_a_final_update_that_only_the_lost_averager_took_for_an_ordinary_one(
 )
 def test_every_point_of_one_run(strategy, bound: float) -> None:
     """The averager's region dies after n events, for every n of a run."""
-    if strategy.in_rounds and bound:
+    if strategy.traits.in_rounds and bound:
         pytest.skip("rounds are always replicated first")
     events = 0
     while True:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from geo_ray.config.experiment import TrainConfig
+from geo_ray.training.config import TrainConfig
 
 _SLACK_S: Final = 5.0
 _LEAST_S: Final = 300.0

@@ -9,6 +9,7 @@ from pathlib import Path
 from geo_ray.checkpoint.manifest import PartInfo
 from geo_ray.checkpoint.parts import read_part
 from geo_ray.config.experiment import Experiment
+from geo_ray.config.own import context
 from geo_ray.config.region import RegionConfig
 from geo_ray.errors import CheckpointCorruptError, RunDirectoryError
 from geo_ray.job.rundir import CONFIG_FILE
@@ -73,7 +74,7 @@ class RunSpec:
     @property
     def experiment(self) -> Experiment:
         """The configuration as a tree; read once in a process."""
-        return _experiment(self.experiment_json)
+        return _experiment(self.experiment_json, self.here)
 
     @property
     def here(self) -> Path:
@@ -102,5 +103,5 @@ class RunSpec:
 
 
 @lru_cache(maxsize=1)
-def _experiment(text: str) -> Experiment:
-    return Experiment.model_validate_json(text)
+def _experiment(text: str, base_dir: Path) -> Experiment:
+    return Experiment.model_validate_json(text, context=context(base_dir))

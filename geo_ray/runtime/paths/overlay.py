@@ -24,7 +24,6 @@ from geo_ray.runtime.paths.base import Routes, UpdateStage, joined
 from geo_ray.runtime.paths.local_averager import AveragerOutput, LocalAverager
 from geo_ray.runtime.paths.overlay_vectors import OverlaySetting, OverlayVectors
 from geo_ray.strategies.base import Reply, Strategy, Update
-from geo_ray.strategies.common.collective import answers_with_mean, weight_of
 from geo_ray.training.averager.averager import Averager
 from geo_ray.training.averager.home import AveragerHome
 from geo_ray.transport.endpoint.endpoint import Endpoint
@@ -59,7 +58,10 @@ class OverlayPath:
         timeout_s: float,
     ) -> None:
         self._region = setting.region
-        self._strategy = strategy
+        mean = strategy.traits.averager.round_mean
+        if mean is None:
+            raise InvariantError(f"an overlay cannot sum the rounds of {strategy}")
+        self._mean = mean
         self._local: LocalAverager | None = None
         if averager is not None:
             self._local = LocalAverager(averager, output, self._unasked)
@@ -69,7 +71,7 @@ class OverlayPath:
         self.stage = UpdateStage()
         commit = None if self._local is None else self._commit
         self.vectors = OverlayVectors(setting, commit, endpoint)
-        if self.vectors.fused and not answers_with_mean(strategy):
+        if self.vectors.fused and not mean.is_answer:
             self.vectors.close()
             raise InvariantError(f"an overlay without a root cannot carry {strategy}")
 
@@ -78,7 +80,7 @@ class OverlayPath:
     def exchange(self, update: Update) -> Reply:
         """See `UpdatePath`; takes part in a round."""
         own_P = update.payload_P.detach().contiguous().cpu().numpy()
-        weight = weight_of(self._strategy, update.num_samples)
+        weight = self._mean.weight_of(update.num_samples)
         done = self.vectors.exchange(own_P, weight, update_meta(update), self._timeout_s)
         reply = read_reply(done.about, as_bytes(torch.from_numpy(done.result_P)))
         if reply.to != self._region or reply.seq != update.seq:

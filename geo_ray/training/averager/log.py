@@ -135,7 +135,7 @@ def distance(averager: Averager, op: Op) -> float:
         case TakeSum(_, total_P):
             return _norm(total_P)
         case TakeIn(update):
-            if update.final or averager.strategy.in_rounds:
+            if update.final or averager.strategy.traits.in_rounds:
                 return math.inf
             return _update_distance(averager, update)
         case _:
@@ -144,7 +144,7 @@ def distance(averager: Averager, op: Op) -> float:
 
 def _update_distance(averager: Averager, update: Update) -> float:
     vector_P = update.payload_P
-    if averager.strategy.sends == "model":
+    if averager.strategy.traits.sends == "model":
         before_P = averager.state.memory.get(f"model/{update.region}")
         if before_P is None or update.coded is not None or vector_P.shape != before_P.shape:
             return math.inf

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from geo_ray.errors import CheckpointCorruptError, InvariantError
 from geo_ray.strategies.base import Outgoing, RegionState, Reply, Strategy, Wait
-from geo_ray.strategies.traits import eval_params, fragments_of
 from geo_ray.training.compute.flat import fragments_in, square_norm
 from geo_ray.training.compute.optimizers import AdamW, InnerOptimizer, Momentum, Sgd
 
@@ -80,7 +79,7 @@ class Shard:
         alone: bool = False,
     ) -> Self:
         """The shard of the slice of ``params_P``, fp32 (P,), between two places; copies it."""
-        fragments = fragments_in(params_P.numel(), fragments_of(strategy), piece)
+        fragments = fragments_in(params_P.numel(), strategy.traits.exchange.fragments, piece)
         params_S = params_P[slice(*piece)].clone()
         return cls(params_S, optimizer, strategy, alone=alone, fragments=fragments)
 
@@ -92,7 +91,7 @@ class Shard:
     @property
     def eval_params_S(self) -> Tensor:
         """The parameters that an evaluation is about, fp32 (S,); often the live ones."""
-        name = None if self._alone else eval_params(self._strategy)
+        name = None if self._alone else self._strategy.traits.region.eval_params
         return self.params_S if name is None else self.state.memory.get(name, self.params_S)
 
     def put(self, worker: int, grad_S: Tensor) -> None:

@@ -143,5 +143,7 @@ def test_the_command_line() -> None:
 def test_editors_know_auto_too() -> None:
     written = json.loads(schema("--json").output)["properties"]["strategy"]
     kinds, auto = written["anyOf"]
-    assert set(kinds["discriminator"]["mapping"]) == set(STRATEGIES)
+    built_in, own = kinds["oneOf"]
+    assert set(built_in["discriminator"]["mapping"]) == set(STRATEGIES)
+    assert "$ref" in own or own["required"] == ["use"]
     assert auto["properties"]["kind"]["const"] == "auto"

@@ -155,7 +155,7 @@ def test_a_file_that_raises_names_the_line(source: str, parts: list[str], tmp_pa
     modules = set(sys.modules)
     text = str(refused(write(tmp_path, source), tmp_path))
     assert all(part in text for part in parts), text
-    assert not any(name.startswith("geo_ray_task_") for name in set(sys.modules) - modules)
+    assert not any(name.startswith("geo_ray_user_") for name in set(sys.modules) - modules)
 
 
 def test_an_interrupt_is_not_taken_for_a_bad_file(tmp_path: Path) -> None:

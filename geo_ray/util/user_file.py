@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from geo_ray.errors import TaskLoadError
-from geo_ray.tasks.blame import import_advice, place, summary
+from geo_ray.errors import GeoRayError, TaskLoadError
+from geo_ray.util.blame import import_advice, place, summary
 
 
 class _Source(importlib.abc.SourceLoader):
@@ -27,29 +27,36 @@ class _Source(importlib.abc.SourceLoader):
         return self._source
 
 
-def import_file(path: Path) -> ModuleType:
+def import_file(
+    path: Path, what: str = "task", error_class: type[GeoRayError] = TaskLoadError
+) -> ModuleType:
     """Import the file under a module name made of its path and content.
 
     The same content of the same file is run once per process; an edited file is a new module.
 
+    Args:
+        path: the file.
+        what: it is for, in messages.
+        error_class: of the errors.
+
     Raises:
-        TaskLoadError: the file cannot be read or raises; names the file and the line.
+        GeoRayError: the file cannot be read or raises; names the file and the line.
     """
     path = path.absolute()
     try:
         source = path.read_bytes()
     except OSError as error:
-        raise TaskLoadError(
-            f"task file {path} cannot be read: {error.strerror}",
+        raise error_class(
+            f"{what} file {path} cannot be read: {error.strerror}",
             fix="Correct the path; a relative one starts at the configuration file's directory.",
         ) from error
-    name = "geo_ray_task_" + hashlib.sha256(str(path).encode() + b"\0" + source).hexdigest()[:16]
+    name = "geo_ray_user_" + hashlib.sha256(str(path).encode() + b"\0" + source).hexdigest()[:16]
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path, loader=_Source(path, source))
     if spec is None or spec.loader is None:
-        raise TaskLoadError(
-            f"task file {path} cannot be loaded as a Python module",
+        raise error_class(
+            f"{what} file {path} cannot be loaded as a Python module",
             fix="Name a file that ends in .py.",
         )
     module = importlib.util.module_from_spec(spec)
@@ -61,7 +68,7 @@ def import_file(path: Path) -> ModuleType:
         sys.modules.pop(name, None)
         if not isinstance(error, Exception | SystemExit):
             raise
-        raise TaskLoadError(
+        raise error_class(
             f"{place(error, path)} failed while it was imported: {summary(error)}",
             fix=import_advice(error),
         ) from error
