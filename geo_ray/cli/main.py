@@ -24,7 +24,7 @@ _VERBS = {
     "plan": ("geo_ray.cli.plan", "plan"),
     "config": ("geo_ray.cli.config", "config"),
     "check": ("geo_ray.cli.check", "check"),
-    "data": ("geo_ray.cli.data", "data"),
+    "data": ("geo_ray.cli.data.group", "data"),
     "probe": ("geo_ray.cli.probe", "probe"),
     "certs": ("geo_ray.cli.certs", "certs"),
     "report": ("geo_ray.cli.report", "report"),

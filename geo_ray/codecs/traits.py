@@ -8,11 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
-
-if TYPE_CHECKING:
-    from geo_ray.codecs.base import Codec
-    from geo_ray.codecs.dgt import Dgt
+from typing import Any, Final, Literal
 
 Sends = Literal["change", "model"]
 """What a strategy's payloads are; codecs make differences of models small, and changes as they
@@ -53,5 +49,6 @@ class CodecTraits:
     up_only: bool = False
     suits_answers: bool = True
     expected_loss: float | None = None
-    differential: Dgt | None = None
-    with_shapes: Callable[[Sequence[tuple[int, ...]]], Codec] | None = None
+    # Typed where they are read: naming codecs here would make a circle of imports.
+    differential: Any = None
+    with_shapes: Callable[[Sequence[tuple[int, ...]]], Any] | None = None

@@ -31,7 +31,7 @@ from geo_ray.training.averager.caller import Caller
 from geo_ray.training.averager.home import AveragerHome
 from geo_ray.training.averager.replication import ReplicatedAverager, ShadowAverager
 from geo_ray.training.averager.standby import StandbyNode
-from geo_ray.training.averager.takeover import Watch
+from geo_ray.training.averager.takeover import LivenessWatch
 from geo_ray.transport.endpoint.endpoint import Endpoint
 from geo_ray.transport.links.table import load_links
 
@@ -178,7 +178,7 @@ def _standby_node(setting: PathSetting, region: str) -> StandbyNode:
 
     keeps = config.max_divergence > 0 and experiment.strategy.traits.sends == "change"
     members = tuple(sorted(experiment.region_names))
-    watch = Watch(region, members, home, config.standby, config.takeover_s, config.rejoin_s)
+    watch = LivenessWatch(region, members, home, config.standby, config.takeover_s, config.rejoin_s)
     primary, shadow = None, None
     if averager is not None and region == home.region:
         primary = ReplicatedAverager(averager, config.max_divergence)
