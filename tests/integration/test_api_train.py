@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from pathlib import Path
@@ -19,7 +20,9 @@ from geo_ray import errors
 @pytest.mark.usefixtures("connected")
 def test_train_interrupt_and_resume_in_a_connected_process(tmp_path: Path) -> None:
     """A notebook's life: a run is interrupted, resumed, and its model taken."""
-    experiment = experiment_of(tmp_path)
+    train = {"steps": 30, "eval_every": 10, "step_timeout_s": 60}
+    slow = {"link": {"rate_mbps": 100, "delay_s": 0.01}, "step_s": 0.1}
+    experiment = experiment_of(tmp_path, train=train, emulate=slow)
     handler = signal.getsignal(signal.SIGINT)
     interrupted = []
 
@@ -40,8 +43,8 @@ def test_train_interrupt_and_resume_in_a_connected_process(tmp_path: Path) -> No
     saved = stopped.model(checkpoint.manifest.id)
 
     run = geo_ray.train(resume=stopped)
-    assert run.path == stopped.path and run.summary.steps == 8
-    assert run.metrics("loss").num_rows == 2 * 8
+    assert run.path == stopped.path and run.summary.steps == 30
+    assert run.metrics("loss").num_rows == 2 * 30
     assert run.report_path.exists() and ray.is_initialized()
     final = run.model()
     assert any(
@@ -74,3 +77,18 @@ def test_training_in_a_thread_installs_no_handlers(tmp_path: Path) -> None:
     thread.start()
     thread.join()
     assert found[0].finished and set(seen) == {handler}
+
+
+@pytest.mark.usefixtures("connected")
+def test_the_pages_example_of_training_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = next(f for f in geo_ray.init_project(".") if f.name == "quickstart.yaml")
+    config.write_text(config.read_text() + "cluster: {kind: existing}\n")
+    text = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
+    (block,) = re.findall(r"^```python\n(run = geo_ray\.train.*?)^```", text, flags=re.M | re.S)
+    names: dict[str, object] = {"geo_ray": geo_ray}
+    exec(compile(block, "docs/python.md", "exec"), names)
+    assert names["again"] == names["run"]
+    assert "Event(kind='run_finished'" in capsys.readouterr().out
