@@ -55,6 +55,14 @@ def test_words_come_back_as_they_were(word: Word) -> None:
     assert read_word(message, sender=1, me=me, num_regions=3) == word
 
 
+def test_names_on_the_wire_are_not_those_of_classes() -> None:
+    told = {word_message(word).meta["word"] for word in WORDS}
+    assert told == {
+        *("Ready", "Orders", "Ack", "Sent", "Whole"),
+        *("Stuck", "Starved", "Fetch", "Want", "Commit"),
+    }
+
+
 @pytest.mark.parametrize(("phase", "traffic"), [(SUM, "update"), (RESULT, "reply")])
 def test_parts_come_back_as_they_were_and_are_accounted(phase: int, traffic: str) -> None:
     part = replace(PARTS, phase=phase)
