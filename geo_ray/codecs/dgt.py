@@ -14,7 +14,7 @@ lossy blocks L, exponent of the values' scale; a bit per block, whether it is re
 values in the order of the blocks. Loose blocks: see `geo_ray.codecs.common.dgt_blocks`.
 
 When: slow links and models with many more bytes than seconds of computing, whose changes add up
-(`asgd`, `asgd_ga`, `bsp`). What becomes of lossy blocks: docs/dgt.md.
+(`asgd`, `asgd_ga`, `bsp`). What becomes of lossy blocks: docs/codecs.md.
 
 Source: DGT (Zhou et al., FGCS 121, 2021), reconstructed from its abstract and its released code.
 Blocks of the whole vector instead of single tensors, the way back of what did not arrive, and
@@ -111,11 +111,11 @@ class Dgt(StrictModel):
         size_bytes = lossy_bytes(self.loose_values, self.elements)
         if size_bytes > LARGEST_LOSSY_BYTES:
             raise ValueError(
-                f"block_bytes {self.block_bytes} makes lossy blocks of {size_bytes} bytes; a "
+                f"block_bytes: it makes lossy blocks of {size_bytes} bytes; a "
                 f"datagram holds {LARGEST_LOSSY_BYTES}: use smaller blocks or a shorter format"
             )
         if self.late_scaled and self.late == "put_back":
-            raise ValueError("late_scaled goes with `late: merge`: nothing may be lost in part")
+            raise ValueError("late_scaled: it goes with `late: merge`; nothing may be lost in part")
         return self
 
     @property

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_tree
+from geo_ray.config.nearest import nearest
 from geo_ray.errors import ConfigError
 from geo_ray.strategies.registry import STRATEGIES
 from geo_ray.strategies.traits import rate_key
@@ -64,8 +65,10 @@ def parse_variant(text: str) -> Variant:
     """
     kind, *parts = text.strip().split(":")
     if kind not in STRATEGIES:
+        near = nearest(kind, STRATEGIES)
+        hint = f"; did you mean {near}?" if near else ""
         raise ConfigError(
-            f"--strategies {text}: there is no strategy '{kind}'",
+            f"--strategies {text}: there is no strategy '{kind}'{hint}",
             fix=f"Choose among {', '.join(STRATEGIES)}.",
         )
     overrides = [f"strategy={{kind: {kind}}}", *_default_kinds(kind, parts)]

@@ -8,10 +8,12 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from geo_ray.codecs.config import CodecConfig
+from geo_ray.config.annotations import MessageWords
+from geo_ray.config.auto import OR_AUTO
 from geo_ray.config.base import StrictModel
 from geo_ray.config.cluster import ClusterConfig, LocalClusterConfig
 from geo_ray.config.emulate import EmulateConfig
-from geo_ray.config.region import NAME, RegionConfig, with_copies
+from geo_ray.config.region import Name, RegionConfig, no_such_region, with_copies
 from geo_ray.data.split import IidSplit, SplitConfig
 from geo_ray.observe.metrics.summary import Target
 from geo_ray.overlay.config import AnyOverlay, StarOverlay, regions_fit
@@ -117,13 +119,17 @@ class RunConfig(StrictModel):
 class Experiment(StrictModel):
     """Everything that decides what a run does. The same file trains, simulates and resumes."""
 
-    name: str = Field(pattern=NAME, description="name of the run and of its directory")
+    name: Name = Field(description="name of the run and of its directory")
     seed: int = Field(0, ge=0, description="seed of model, data order and emulation")
-    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="where workers compute")
+    device: Annotated[
+        str,
+        Field(pattern=r"^(cpu|cuda(:\d+)?)$"),
+        MessageWords("cpu, cuda, or cuda:N for the GPU N"),
+    ] = Field("cpu", description="where workers compute")
     task: TaskConfig
     data: DataConfig
     regions: Annotated[tuple[RegionConfig, ...], AfterValidator(with_copies)] = Field(min_length=1)
-    strategy: AnyStrategy
+    strategy: Annotated[AnyStrategy, OR_AUTO]
     codec: CodecConfig = CodecConfig()
     optimizer: OptimizerConfig
     train: TrainConfig
@@ -143,10 +149,10 @@ class Experiment(StrictModel):
         names = [region.name for region in self.regions]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"regions: {twice} appear more than once")
+            raise ValueError(f"regions: {', '.join(twice)} is there more than once")
         for where, name in self._mentions():
             if name not in names:
-                raise ValueError(f"{where}: there is no region '{name}'; regions are {names}")
+                raise ValueError(no_such_region(where, name, names))
         if self.emulate is not None:
             self.emulate.check({region.name: region.workers for region in self.regions})
         self._check_overlay()
@@ -156,14 +162,14 @@ class Experiment(StrictModel):
         self.codec.check(self.strategy, f"strategy '{self.strategy.kind}'")
         if self.strategy.kind == "sparseloco" and self.codec.up is None and len(names) > 1:
             raise ValueError(
-                "strategy 'sparseloco' is `diloco` without its codec: give codec.up, say "
+                "codec.up: strategy 'sparseloco' is `diloco` without its codec: give one, say "
                 "{kind: chunked_topk}"
             )
         cut = [region.name for region in self.regions if region.ps_shards > 1]
         if needs_whole_model(self.strategy) and cut:
             raise ValueError(
-                f"strategy '{self.strategy.kind}' needs a model in one piece: set ps_shards 1 in "
-                f"regions {cut}"
+                f"regions: strategy '{self.strategy.kind}' needs a model in one piece: set "
+                f"ps_shards: 1 in {', '.join(cut)}"
             )
         if self.train.stragglers is not None:
             workers = {region.name: region.workers for region in self.regions}
@@ -175,16 +181,15 @@ class Experiment(StrictModel):
                 f"train.count: each region ends at its own time, but '{self.strategy.kind}' gives "
                 "them unequal numbers of steps and needs all of them: use together"
             )
-        if self.train.mode == "async" and self.strategy.in_rounds and len(names) > 1:
-            workers = {region.name: region.workers for region in self.regions}
-            if len(set(workers.values())) > 1:
-                raise ValueError(
-                    f"train.mode: async gives regions with unequal workers {workers} unequal "
-                    f"numbers of steps, but strategy '{self.strategy.kind}' works in rounds of "
-                    "all regions; use equal workers, mode sync, or asgd, asgd_ga or ama"
-                )
+        unequal = len({region.workers for region in self.regions}) > 1
+        if self.train.mode == "async" and self.strategy.in_rounds and unequal:
+            raise ValueError(
+                "train.mode: async gives regions with unequal workers unequal numbers of steps, "
+                f"but strategy '{self.strategy.kind}' works in rounds of all regions; use equal "
+                "workers, mode sync, or asgd, asgd_ga or ama"
+            )
         if self.device != "cpu" and any(r.gpus_per_worker == 0 for r in self.regions):
-            raise ValueError("device: cuda needs regions.*.gpus_per_worker above 0")
+            raise ValueError("device: cuda needs gpus_per_worker above 0 in every region")
         return self
 
     def _check_overlay(self) -> None:
@@ -217,14 +222,22 @@ class Experiment(StrictModel):
         averager = self.averager
         if averager.standby is None:
             if averager.max_divergence:
-                raise ValueError("averager.max_divergence says how far a standby may be behind")
+                raise ValueError(
+                    "averager.max_divergence: it says how far a standby may be behind, and there "
+                    "is none: give averager.standby, or leave it at 0"
+                )
             return
         if averager.standby == self.averager_region:
-            raise ValueError(f"averager.standby: {averager.standby} hosts the averager itself")
+            raise ValueError(
+                f"averager.standby: {averager.standby} hosts the averager itself: name another "
+                "region"
+            )
         if self.overlay.kind != "star":
-            raise ValueError(f"averager.standby needs overlay star, not {self.overlay.kind}")
+            raise ValueError(f"averager.standby: it needs overlay star, not {self.overlay.kind}")
         if self.codec.up is not None and self.codec.up.kind == "dgt":
-            raise ValueError("averager.standby: what dgt loses on the way would differ there")
+            raise ValueError(
+                "averager.standby: what dgt loses on the way would differ there: use another codec"
+            )
         if keeps_time(self.strategy):
             raise ValueError(
                 f"averager.standby: '{self.strategy.kind}' goes by the averager's clock, which a "
@@ -251,22 +264,26 @@ class Experiment(StrictModel):
                 "update whatever the order: use an overlay"
             )
         if self.codec.up is not None and self.codec.up.kind == "dgt":
-            raise ValueError("transfers: dgt has its own order of sending")
+            raise ValueError(
+                "transfers: codec dgt has its own order of sending: leave one of the two out"
+            )
         if has_bound(strategy):
             raise ValueError(
-                "transfers: leave out strategy.staleness.bound, transfers.max_staleness bounds "
-                "the age of updates"
+                "strategy.staleness.bound: leave it out, transfers.max_staleness bounds the age of "
+                "updates"
             )
         adds_up = hasattr(strategy, "combine")
         if transfers.max_staleness is not None and not adds_up:
             raise ValueError(
                 f"transfers.max_staleness: what '{strategy.kind}' sends counts from the last "
-                "answer, so that one that is dropped must not be added to the next"
+                "answer, so that one that is dropped must not be added to the next: leave it out"
             )
         if not transfers.aggregate:
             return
         if not adds_up:
-            raise ValueError(f"transfers.aggregate: updates of '{strategy.kind}' do not add up")
+            raise ValueError(
+                f"transfers.aggregate: updates of '{strategy.kind}' do not add up: leave it out"
+            )
         if coded:
             raise ValueError("transfers.aggregate: coded updates do not add up; leave codecs out")
         if self.averager.standby is not None:

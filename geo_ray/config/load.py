@@ -22,6 +22,7 @@ from geo_ray.errors import ConfigError
 
 __all__ = [
     "MAX_FILE_BYTES",
+    "checked",
     "describe",
     "diff",
     "digest",
@@ -38,18 +39,19 @@ MAX_FILE_BYTES = 1_000_000
 _ABSENT = object()
 
 
-def load_tree(path: Path, overrides: Sequence[str], root: type[T]) -> T:
+def load_tree(path: Path, overrides: Sequence[str], root: type[T], advice: str | None = None) -> T:
     """Read a configuration file.
 
     Args:
         path: a YAML file of at most `MAX_FILE_BYTES`.
         overrides: ``key.key=value`` each, applied in order (see `apply_overrides`).
         root: the class of the whole tree.
+        advice: where its keys are described; None if `geo-ray config schema` does.
 
     Raises:
         ConfigError: naming the file and every key that is wrong; nothing else escapes.
     """
-    return load_text(read_text(path), overrides, root, str(path))
+    return load_text(read_text(path), overrides, root, str(path), advice)
 
 
 def read_text(path: Path) -> str:
@@ -63,29 +65,59 @@ def read_text(path: Path) -> str:
             data = file.read(MAX_FILE_BYTES + 1)
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 text: {error}") from error
+        fix = "Save the file as UTF-8."
+        raise ConfigError(f"{path}: not UTF-8 text: {error}", fix=fix) from error
     except (OSError, ValueError) as error:
         fix = "Name a YAML file that exists and can be read."
         raise ConfigError(f"{path}: cannot be read: {error}", fix=fix) from error
     if len(data) > MAX_FILE_BYTES:
-        raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes")
+        fix = "Name a configuration; data and tables have files of their own."
+        raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes", fix=fix)
     return text
 
 
-def load_text(text: str, overrides: Sequence[str], root: type[T], source: str) -> T:
+def load_text(
+    text: str, overrides: Sequence[str], root: type[T], source: str, advice: str | None = None
+) -> T:
     """Read a configuration from text; ``source`` is its name in messages. See `load_tree`."""
     tree = parse_yaml(text, source)
     if tree.value is None:
         tree = YamlTree({}, tree.origins)
     if not isinstance(tree.value, dict):
-        raise ConfigError(f"{source}: the file must be a mapping of keys to values")
-    tree = apply_overrides(tree, overrides)
+        raise ConfigError(
+            f"{source}: the file must be a mapping of keys to values",
+            fix="Write `key: value` on each line; configs/quickstart.yaml is a whole file.",
+        )
+    return checked(apply_overrides(tree, overrides), root, source, advice=advice)
+
+
+def checked(
+    tree: YamlTree,
+    root: type[T],
+    source: str,
+    section: str | None = None,
+    advice: str | None = None,
+) -> T:
+    """Validate a tree, or one section of it.
+
+    Args:
+        tree: as `parse_yaml` gives it.
+        root: the class of the tree or of the section.
+        source: its name in messages.
+        section: the key of the section; None for the whole tree.
+        advice: as for `load_tree`.
+
+    Raises:
+        ConfigError: naming every key that is wrong.
+    """
+    under: KeyPath = () if section is None else (section,)
+    value = tree.value.get(section) if section and isinstance(tree.value, dict) else tree.value
     try:
-        return root.model_validate_json(json.dumps(tree.value, allow_nan=False))
+        return root.model_validate_json(json.dumps(value, allow_nan=False))
     except ValidationError as error:
-        lines = explain(error, root, tree.origins)
+        lines = explain(error, root, tree.origins, under)
         count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
-        raise ConfigError("\n    ".join([f"{source}: {count}:", *lines])) from error
+        raise ConfigError("\n    ".join([f"{source}: {count}:", *lines]), fix=advice) from error
 
 
 def digest(model: BaseModel) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from geo_ray.config.experiment import Experiment
+from geo_ray.config.explain import explain
 from geo_ray.errors import ProfileError
 from geo_ray.job.profile_points import WARM_UP
 from geo_ray.planning.profile import Profile
@@ -114,7 +115,7 @@ def experiment_of(corner: Corner, experiment: Experiment, steps: int, run_dir: s
     except ValidationError as error:
         raise ProfileError(
             f"{corner.workers} workers with {corner.rows} rows cannot be measured: "
-            f"{error.errors()[0]['msg']}",
+            f"{'; '.join(explain(error, Experiment, {}))}",
             fix="Choose other --workers and --batch-sizes.",
         ) from None
 

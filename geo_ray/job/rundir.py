@@ -78,7 +78,10 @@ def create(
             break
         except FileExistsError as error:
             if not path.is_dir():
-                raise RunDirectoryError(f"{path} is in the way: {error.strerror}") from error
+                raise RunDirectoryError(
+                    f"{path} is in the way: {error.strerror}",
+                    fix="Move it away, or choose another `name` or `run.dir`.",
+                ) from error
             number += 1
         except OSError as error:
             raise RunDirectoryError(f"cannot make {path}: {error.strerror}") from error
@@ -111,7 +114,7 @@ def follow(run: RunDirectory, experiment: Experiment, plan: Plan) -> Experiment:
     own = plan.model_copy(update={"base_steps": steps, "steps": steps, "lr_gain": 1.0})
     changed = load_tree(run.path / CONFIG_FILE, changes_of(own, experiment), Experiment)
     check_model(plan, changed, run.base_dir)
-    _write(run.path / CONFIG_FILE, dump_yaml(changed))
+    adopt(run, changed)
     _write(run.path / FOLLOWED_FILE, plan.model_dump_json(indent=2) + "\n")
     return changed
 
@@ -146,6 +149,15 @@ def reopen(path: Path) -> tuple[RunDirectory, Experiment]:
             fix="Name a directory that `geo-ray train` made, such as runs/quickstart.",
         ) from error
     return RunDirectory(path, base_dir), load_tree(path / CONFIG_FILE, [], Experiment)
+
+
+def adopt(run: RunDirectory, experiment: Experiment) -> None:
+    """Let a run go by another configuration, in this resumption and in those that follow.
+
+    Raises:
+        RunDirectoryError: the directory cannot be written.
+    """
+    _write(run.path / CONFIG_FILE, dump_yaml(experiment))
 
 
 def check_drift(saved: Experiment, wanted: Experiment, *, allow: bool) -> None:

@@ -135,6 +135,6 @@ def regions_fit(config: AnyOverlay, regions: Sequence[str]) -> None:
         named = sorted(name for group in config.groups for name in group)
         if named != sorted(regions):
             raise ValueError(
-                f"overlay.groups must name every region once: has {named}, regions are "
-                f"{sorted(regions)}"
+                f"overlay.groups: they must name every region once; they have {', '.join(named)}, "
+                f"regions are {', '.join(sorted(regions))}"
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import json
 from collections.abc import Iterable, Mapping
@@ -13,9 +12,12 @@ from typing import TypeAlias, cast
 from pydantic import Field, ValidationError
 
 from geo_ray.config.base import StrictModel
+from geo_ray.config.describe import paragraph
+from geo_ray.config.explain import explain
+from geo_ray.config.nearest import nearest
 from geo_ray.errors import GeoRayError, TaskLoadError
 from geo_ray.tasks.base import Task
-from geo_ray.tasks.blame import place, source_of, summary
+from geo_ray.tasks.blame import import_advice, place, source_of, summary
 from geo_ray.tasks.check import check_task
 from geo_ray.tasks.user_file import import_file
 
@@ -60,7 +62,10 @@ def load_task(cfg: TaskConfig, base_dir: Path) -> Task:
         raise
     except Exception as error:
         where = place(error, source_of(kind) or Path(cfg.use))
-        raise TaskLoadError(f"task {cfg.use} cannot be built: {where}: {summary(error)}") from error
+        raise TaskLoadError(
+            f"task {cfg.use} cannot be built: {where}: {summary(error)}",
+            fix="Mend the named line; a task is built as CLASS(options), with its own `Options`.",
+        ) from error
     check_task(task, cfg.use)
     return cast(Task, task)
 
@@ -73,7 +78,7 @@ def _find_class(use: str, base_dir: Path) -> type:
                 f"task {use!r} names a file but no class", fix=f"Write {use}:Class."
             )
         raise TaskLoadError(
-            f"there is no built-in task {use!r}{_nearest(use, BUILT_IN)}",
+            f"there is no built-in task {use!r}{_or_meant(use, BUILT_IN)}",
             fix="Name a built-in task, package.module:Class, or path/to/file.py:Class.",
         )
     is_file = where.endswith(".py")
@@ -82,7 +87,12 @@ def _find_class(use: str, base_dir: Path) -> type:
     if not isinstance(found, type):
         state = "is no class" if hasattr(module, attribute) else "does not exist"
         classes = _classes_of(module)
-        raise TaskLoadError(f"{attribute!r} of {where} {state}{_nearest(attribute, classes)}")
+        raise TaskLoadError(
+            f"{attribute!r} of {where} {state}{_or_meant(attribute, classes)}",
+            fix=f"Name a class that is there, as in `task: {{use: {where}:{classes[0]}}}`."
+            if classes
+            else f"Define a class in {where}; docs/tasks.md says what it needs.",
+        )
     return found
 
 
@@ -99,7 +109,9 @@ def _import_module(name: str, use: str) -> ModuleType:
                 f"task {use!r}: there is no module {error.name!r}",
                 fix="Install the package here and on every node, or name a .py file.",
             ) from error
-        raise TaskLoadError(f"task {use!r}: importing {name} failed: {summary(error)}") from error
+        raise TaskLoadError(
+            f"task {use!r}: importing {name} failed: {summary(error)}", fix=import_advice(error)
+        ) from error
 
 
 def _build_options(kind: type, cfg: TaskConfig) -> StrictModel:
@@ -109,20 +121,24 @@ def _build_options(kind: type, cfg: TaskConfig) -> StrictModel:
             f"task {cfg.use} has no nested class Options derived from geo_ray.config.base.Model",
             fix="Add `class Options(Model): ...` to the task; it may have no fields.",
         )
-    unknown = [key for key in cfg.options if key not in options.model_fields]
-    if unknown:
-        hint = _nearest(unknown[0], options.model_fields) or "; it takes no options"
-        raise TaskLoadError(f"task {cfg.use} has no option {unknown[0]!r}{hint}")
     try:
         # Through JSON, as the rest of the configuration: strict, but a path may be text.
         return options.model_validate_json(json.dumps(cfg.options))
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"]) or "options"
+        wrong = explain(error, options, {}, ("task", "options"))
+        count = "1 wrong option" if len(wrong) == 1 else f"{len(wrong)} wrong options"
         raise TaskLoadError(
-            f"option {key!r} of task {cfg.use}: {first['msg']} (found {first['input']!r})",
-            fix="Correct the option; docs/tasks.md lists those of the built-in tasks.",
+            "\n    ".join([f"task {cfg.use}: {count}:", *wrong]),
+            fix=_options_text(cfg.use, options),
         ) from error
+
+
+def _options_text(use: str, options: type[StrictModel]) -> str:
+    fields = options.model_fields
+    if not fields:
+        return f"Leave them out: {use} takes no options."
+    lines = [line for name, info in fields.items() for line in paragraph(name, info)]
+    return "\n    ".join([f"{use} takes these options:", *lines])
 
 
 def _classes_of(module: ModuleType) -> list[str]:
@@ -131,9 +147,9 @@ def _classes_of(module: ModuleType) -> list[str]:
     return [name for name in own if not name.startswith("_")]
 
 
-def _nearest(word: str, valid: Iterable[str]) -> str:
+def _or_meant(word: str, valid: Iterable[str]) -> str:
     choices = sorted(valid)
     if not choices:
         return ""
-    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; there is: {', '.join(choices)}"
+    near = nearest(word, choices, least=0.5)
+    return f"; did you mean {near!r}?" if near else f"; there is: {', '.join(choices)}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from geo_ray.errors import TaskLoadError
-from geo_ray.tasks.blame import place, summary
+from geo_ray.tasks.blame import import_advice, place, summary
 
 
 class _Source(importlib.abc.SourceLoader):
@@ -48,7 +48,10 @@ def import_file(path: Path) -> ModuleType:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path, loader=_Source(path, source))
     if spec is None or spec.loader is None:
-        raise TaskLoadError(f"task file {path} cannot be loaded as a Python module")
+        raise TaskLoadError(
+            f"task file {path} cannot be loaded as a Python module",
+            fix="Name a file that ends in .py.",
+        )
     module = importlib.util.module_from_spec(spec)
     # Registered before it runs: dataclasses and pydantic resolve annotations through sys.modules.
     sys.modules[name] = module
@@ -59,6 +62,7 @@ def import_file(path: Path) -> ModuleType:
         if not isinstance(error, Exception | SystemExit):
             raise
         raise TaskLoadError(
-            f"{place(error, path)} failed while it was imported: {summary(error)}"
+            f"{place(error, path)} failed while it was imported: {summary(error)}",
+            fix=import_advice(error),
         ) from error
     return module

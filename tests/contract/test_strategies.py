@@ -17,7 +17,7 @@ from geo_ray.strategies.base import AveragerState, Outgoing, Reply, Strategy, Up
 from geo_ray.strategies.registry import STRATEGIES, AnyStrategy
 from geo_ray.strategies.traits import Holding, fragments_of, has_equal_steps, needs_whole_model
 from geo_ray.training.averager.averager import Averager
-from geo_ray.training.compute.flat import digest, fragments_in, split_sizes
+from geo_ray.training.compute.flat import digest, split_sizes
 from geo_ray.training.compute.optimizers import AdamW, Momentum, Sgd
 from geo_ray.training.server.region_model import RegionModel
 from geo_ray.training.server.shard import Contribution, Shard
@@ -140,15 +140,7 @@ class Fleet:
         self.regions = {
             name: Region(
                 name,
-                [
-                    Shard(
-                        start_P[i:j].clone(),
-                        optimizer,
-                        strategy,
-                        fragments=fragments_in(NUM_PARAMS, fragments_of(strategy), (i, j)),
-                    )
-                    for i, j in slices
-                ],
+                [Shard.cut(start_P, piece, optimizer, strategy) for piece in slices],
                 samples,
                 fragments=fragments_of(strategy),
             )

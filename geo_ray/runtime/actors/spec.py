@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from geo_ray.checkpoint.manifest import PartInfo
@@ -71,8 +72,8 @@ class RunSpec:
 
     @property
     def experiment(self) -> Experiment:
-        """The configuration as a tree."""
-        return Experiment.model_validate_json(self.experiment_json)
+        """The configuration as a tree; read once in a process."""
+        return _experiment(self.experiment_json)
 
     @property
     def here(self) -> Path:
@@ -98,3 +99,8 @@ class RunSpec:
                 f"a node of region '{region}' does not see {run}",
                 fix="Set `run.dir` to a directory that all nodes of the run share.",
             )
+
+
+@lru_cache(maxsize=1)
+def _experiment(text: str) -> Experiment:
+    return Experiment.model_validate_json(text)

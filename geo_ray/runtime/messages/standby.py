@@ -36,7 +36,7 @@ from geo_ray.training.averager.standby import (
     LogAck,
     LogAppend,
     NewAverager,
-    Word,
+    StandbyMessage,
 )
 from geo_ray.transfers.requests import UploadRequest
 from geo_ray.transport.wire.frames import Buffer, view_of
@@ -105,7 +105,7 @@ _KIND_OF: Final = {shape.of: kind for kind, shape in _SHAPES.items()}
 KINDS: Final = tuple(_SHAPES)
 
 
-def word_message(to: str, word: Word, log_lane: int, *, bare: bool) -> Message:
+def word_message(to: str, word: StandbyMessage, log_lane: int, *, bare: bool) -> Message:
     """A message for region ``to``.
 
     Args:
@@ -130,7 +130,7 @@ def word_message(to: str, word: Word, log_lane: int, *, bare: bool) -> Message:
     return Message(kind, shape.record.write(word), payload, shape.traffic, lane)
 
 
-def read_word(peer: str, message: Message, find: Finder) -> Word:
+def read_word(peer: str, message: Message, find: Finder) -> StandbyMessage:
     """The inverse of `word_message`.
 
     Args:
@@ -145,7 +145,7 @@ def read_word(peer: str, message: Message, find: Finder) -> Word:
     if shape is None:
         raise FrameError(f"'{message.kind}' is no message of an averager that may move")
     payload = view_of(message.payload)
-    word: Word = shape.record.read(message.meta, payload, region=peer)
+    word: StandbyMessage = shape.record.read(message.meta, payload, region=peer)
     if isinstance(word, LogAppend):
         op = _incoming(word.entry.op, payload, find)
         word = replace(word, entry=replace(word.entry, op=op))

@@ -106,12 +106,15 @@ class RegionWire:
     def decode(self, reply: Reply) -> Reply:
         """The reply with its payload as a vector; from now on that is the reference.
 
-        A reply that was decoded already stays as it is.
+        If it says that the update was dropped, that is owed again first.
 
         Raises:
             FrameError: if the coded payload makes no sense.
-            InvariantError: if it is a difference from something that is not here.
+            InvariantError: if it is a difference from something that is not here, or if another
+                update is open than one that was dropped.
         """
+        if reply.dropped:
+            self.dropped(reply.seq)
         payload_P = reply.payload_P
         if reply.coded is not None:
             vector_P = open_coded(self.plan.down, reply.coded, self._num_of(reply.fragment))

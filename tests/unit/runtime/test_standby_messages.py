@@ -31,7 +31,7 @@ from geo_ray.training.averager.standby import (
     LogAck,
     LogAppend,
     NewAverager,
-    Word,
+    StandbyMessage,
 )
 from geo_ray.transfers.requests import UploadRequest as Transfer
 from geo_ray.transport.wire.message import BACKGROUND, CONTROL, DATA, Message
@@ -40,7 +40,7 @@ UPDATE = Update("a", 2, 7, 5, 32, torch.tensor([1.0, -2.0]), final=True)
 REPLY = Reply("a", 7, 9, 32, torch.tensor([0.5, 3.0]), checkpoint=4, dropped=True)
 PART = Update("b", 1, 3, 5, 0, torch.empty(0))
 
-WORDS: list[Word] = [
+WORDS: list[StandbyMessage] = [
     AveragerRequest(TakeIn(UPDATE), again=True),
     AveragerRequest(Skip("a", 2, 7), again=True),
     AveragerAnswer(3, REPLY, 11, 10),
@@ -75,7 +75,7 @@ def nowhere(epoch: int, seq: int) -> None:
 
 
 @pytest.mark.parametrize("word", WORDS, ids=lambda word: type(word).__name__)
-def test_every_word_comes_out_as_it_went_in(word: Word) -> None:
+def test_every_word_comes_out_as_it_went_in(word: StandbyMessage) -> None:
     message = word_message("c", word, BACKGROUND, bare=True)
     assert message.kind in KINDS
     assert same(read_word("a", message, nowhere), word)
