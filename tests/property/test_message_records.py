@@ -251,12 +251,13 @@ CASES = {
     "standby": Case(
         STANDBY,
         *messages(
-            lambda v: standby.word_message("us", v, BACKGROUND, bare=True),
-            lambda m: standby.read_word("eu", m, nowhere),
+            lambda v: standby.standby_message("us", v, BACKGROUND, bare=True),
+            lambda m: standby.read_standby("eu", m, nowhere),
         ),
     ),
     "overlay": Case(
-        OVERLAY, *messages(wire.word_message, lambda m: wire.read_word(m, 1, 2, num_regions=3))
+        OVERLAY,
+        *messages(wire.control_message, lambda m: wire.read_control(m, 1, 2, num_regions=3)),
     ),
     "part": Case(PART, *messages(wire.part_message, wire.read_part)),
 }
