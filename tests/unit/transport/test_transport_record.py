@@ -10,7 +10,7 @@ import pytest
 from geo_ray.errors import FrameError
 from geo_ray.transport.wire.fields import amount, below, count, text
 from geo_ray.transport.wire.meta import Meta
-from geo_ray.transport.wire.record import Counts, Field, Known, OneOf, Only, Record, Rows
+from geo_ray.transport.wire.record import CountList, Field, Known, OneOf, Only, Record, Rows
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def test_one_of_several_records_is_named_by_its_tag() -> None:
 
 
 def test_counts_have_a_name_each() -> None:
-    pair = Counts("first", "last")
+    pair = CountList("first", "last")
     assert pair.read(pair.write((3, 4))) == (3, 4)
     with refused("no field 'last'"):
         pair.read({"first": 3})
