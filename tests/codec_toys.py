@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from geo_ray.codecs.base import Coded, wrong
+from geo_ray.codecs.traits import CodecTraits
 
 
 def _pack(kind: str, num: int, *parts: Tensor) -> Coded:
@@ -25,8 +26,7 @@ def _floats(coded: Coded, skip_bytes: int, num: int) -> Tensor:
 class Exact:
     """Loses nothing."""
 
-    lossless: ClassVar[bool] = True
-    feeds_back: ClassVar[bool] = False
+    traits: ClassVar[CodecTraits] = CodecTraits(lossy=False, bits_per_value=32)
     kind: str = "exact"
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
@@ -40,8 +40,7 @@ class Exact:
 class TopOne:
     """Sends the largest element alone: most is owed."""
 
-    lossless: ClassVar[bool] = False
-    feeds_back: ClassVar[bool] = False
+    traits: ClassVar[CodecTraits] = CodecTraits(lossy=True, bits_per_value=32)
     kind: str = "top_one"
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
@@ -62,8 +61,7 @@ class TopOne:
 class Dice:
     """Rounds up or down by chance: the seed decides the bits."""
 
-    lossless: ClassVar[bool] = False
-    feeds_back: ClassVar[bool] = False
+    traits: ClassVar[CodecTraits] = CodecTraits(lossy=True, bits_per_value=32)
     kind: str = "dice"
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
@@ -78,8 +76,7 @@ class Dice:
 class Habit:
     """Sends a part of the sum of all vectors so far: its memory decides the bits."""
 
-    lossless: ClassVar[bool] = False
-    feeds_back: ClassVar[bool] = False
+    traits: ClassVar[CodecTraits] = CodecTraits(lossy=True, bits_per_value=32)
     kind: str = "habit"
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:

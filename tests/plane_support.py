@@ -14,23 +14,19 @@ from torch import Tensor
 
 from geo_ray.codecs.base import Codec
 from geo_ray.strategies.base import AveragerState, Reply, Update
-from geo_ray.strategies.traits import Holding, fragments_of, has_equal_steps
 from geo_ray.training.averager.averager import Averager
-from geo_ray.training.compute.flat import digest, fragments_in, split_sizes
+from geo_ray.training.compute.flat import digest, split_sizes
 from geo_ray.training.compute.optimizers import Momentum, Sgd
 from geo_ray.training.exchange.averager_wire import AveragerWire
-from geo_ray.training.exchange.region_wire import RegionWire
 from geo_ray.training.exchange.wire_plan import WirePlan
 from geo_ray.training.server.effects import Assignment, SendUpdate, Snapshot, StepDone
 from geo_ray.training.server.plan import ServerPlan
-from geo_ray.training.server.region_model import RegionModel
 from geo_ray.training.server.server import Server
 from geo_ray.training.server.shard import Shard
 from geo_ray.types import Span, StepReport
 
 NUM_PARAMS = 5
 BATCH = 4
-OVERLAPPING = {"nbsync", "one_step_delay", "diloco_eager", "diloco_streaming"}
 
 
 @dataclass(frozen=True)
@@ -49,16 +45,16 @@ class Setup:
 
     @property
     def wire(self) -> WirePlan:
-        rounds, sends = self.strategy.in_rounds, self.strategy.sends
-        fragments = fragments_of(self.strategy)
-        return WirePlan(self.up, self.down, sends, rounds, fragments=fragments)
+        traits = self.strategy.traits
+        fragments = traits.exchange.fragments
+        return WirePlan(self.up, self.down, traits.sends, traits.in_rounds, fragments=fragments)
 
     @property
     def rows(self) -> int | None:
         """After which all end together; None if each ends after its steps."""
         per_step = 1 if self.mode == "sync" else max(self.workers.values())
         rows = self.steps * per_step * BATCH * sum(self.workers.values())
-        return None if has_equal_steps(self.strategy) else rows
+        return rows if self.strategy.traits.region.ends_together else None
 
 
 class Watched:
@@ -71,10 +67,11 @@ class Watched:
         self.on_gradient = inner.on_gradient
         self.after_step = inner.after_step
         self.on_finish = inner.on_finish
-        self.fragments = fragments_of(inner)
-        self._trains_on = inner.kind in OVERLAPPING
-        if isinstance(inner, Holding):
-            self.on_release = self._on_release
+        self._trains_on = inner.traits.exchange.stands_still != "always"
+        told = inner.traits.averager
+        if told.on_release is not None:
+            told = replace(told, on_release=self._on_release)
+        self.traits = replace(inner.traits, averager=told)
 
     def on_reply(self, region, reply: Reply) -> None:
         self._plane.setup.strategy.on_reply(region, reply)
@@ -90,7 +87,7 @@ class Watched:
         self._plane.taken[update.region, update.epoch, update.seq] += 1
         self._plane.order.append(update.region)
         self._note(replies)
-        if self._plane.setup.strategy.in_rounds:
+        if self._plane.setup.strategy.traits.in_rounds:
             assert {r.to for r in replies} in (set(), set(state.members))
             assert state.version == before + bool(replies)
         return replies
@@ -167,21 +164,15 @@ class Plane:
             for name, (control, tensors, shards) in whole[-1].regions.items():
                 server = self.regions[name].server
                 server.restore(control, tensors)
-                self.regions[name].behind = self.averager.state.version - server.hub_version
+                self.regions[name].behind = self.averager.state.version - server.averager_version
                 for shard, state in zip(self.regions[name].shards, shards, strict=True):
                     shard.restore(*state)
 
     def _region(self, name: str) -> Region:
         start_P = torch.linspace(-1, 1, NUM_PARAMS)
-        parts = fragments_of(self.setup.strategy)
         shards = [
-            Shard(
-                start_P[i:j].clone(),
-                self.setup.optimizer,
-                Watched(self, name),
-                fragments=fragments_in(NUM_PARAMS, parts, (i, j)),
-            )
-            for i, j in split_sizes(NUM_PARAMS, self.setup.num_shards)
+            Shard.cut(start_P, piece, self.setup.optimizer, Watched(self, name))
+            for piece in split_sizes(NUM_PARAMS, self.setup.num_shards)
         ]
         plan = ServerPlan(
             name,
@@ -191,8 +182,7 @@ class Plane:
             self.setup.mode,
             epoch=self.epoch,
         )
-        wire = RegionWire(self.setup.wire, name, NUM_PARAMS)
-        return Region(Server(plan, RegionModel(shards, NUM_PARAMS, parts), wire=wire), shards)
+        return Region(Server.over(shards, NUM_PARAMS, plan, self.setup.wire), shards)
 
     def complete(self, save: Saved) -> bool:
         return save.state is not None and len(save.regions) == len(self.names)
@@ -273,14 +263,15 @@ class Plane:
         assert region.sent is not None and region.sent.seq == reply.seq
         staleness = max(0, reply.version - region.sent.base_version - 1)
         others = [n for n in self.order[region.last_answered :] if n != reply.to]
-        if self.setup.strategy.in_rounds:
+        if self.setup.strategy.traits.in_rounds:
             assert staleness == 0
         elif self.setup.strategy.kind in {"asgd", "asgd_ga", "ama"}:  # one version per update
             assert staleness <= len(others) + region.behind
         region.behind = 0
         region.last_answered = self.answered[reply.to, reply.seq]
         region.sent = None
-        self._take(reply.to, region.server.on_reply(reply))
+        decoded = region.server.wire.decode(reply)
+        self._take(reply.to, region.server.on_reply(decoded))
 
     # ---------------------------------------------------------------- controller
 
@@ -330,7 +321,7 @@ class Plane:
             open_now = [u for u in self.updates if u.region == name]
             assert len(open_now) + len(self._under_way(name)) <= 1
             assert region.server.link_busy == (region.sent is not None)
-        if self.setup.strategy.in_rounds:
+        if self.setup.strategy.traits.in_rounds:
             for version, by_region in self.merged.items():
                 assert len({tuple(d) for d in by_region.values()}) == 1, f"round {version}"
 

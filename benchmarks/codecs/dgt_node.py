@@ -16,31 +16,29 @@ from typing import Any
 
 import torch
 
-from geo_ray.clock import SystemClock
 from geo_ray.config.experiment import Experiment
 from geo_ray.data.manifest import load_manifest
 from geo_ray.job.build import (
     build_averager,
+    build_server,
     build_shard,
     initial_parameters,
-    region_wire,
-    server_plan,
     use_one_thread,
 )
 from geo_ray.job.data import open_readers
-from geo_ray.runtime.actors.bridge import Bridge
+from geo_ray.runtime.actors.bridge import open_bridge
 from geo_ray.runtime.actors.deadlines import step_timeout_s
 from geo_ray.runtime.actors.event_buffer import EventBuffer
-from geo_ray.runtime.actors.layout import shared_bytes
-from geo_ray.runtime.actors.primary_shard import PrimaryPorts, PrimaryShard
-from geo_ray.runtime.actors.worker_loop import ShardLink, WorkerLoop, buffers_for
-from geo_ray.runtime.paths.differential import PathEnds, road_for
+from geo_ray.runtime.actors.parts import HeldShard
+from geo_ray.runtime.actors.primary_shard import PrimaryShard
+from geo_ray.runtime.actors.worker_loop import (
+    WorkerLoop,
+    dial_shards,
+    links_over,
+)
+from geo_ray.runtime.paths.build import PathSetting
 from geo_ray.tasks.load import load_task
 from geo_ray.training.compute.worker import Worker
-from geo_ray.training.server.region_model import RegionModel
-from geo_ray.training.server.server import Server
-from geo_ray.transport.emulation.link_model import build_links
-from geo_ray.transport.endpoint.endpoint import Endpoint
 from geo_ray.transport.lan.client import LanClient
 from geo_ray.transport.lan.server import LanServer
 from geo_ray.transport.security.tls import TlsBytes
@@ -70,46 +68,39 @@ class Region:
         (region,) = [r for r in experiment.regions if r.name == name]
         self.event_buffer = EventBuffer(name, order["origin_unix_s"])
         own = build_averager(experiment, num_params) if name == self.hub else None
-        self.bridge = Bridge(name, self.hub, own, self.event_buffer, os.devnull, timeout_s)
-        models = build_links(experiment.links(), experiment.seed)
-        shaping = {dst: model for (src, dst), model in models.items() if src == name}
-        start_s = SystemClock().now_s()
+        setting = PathSetting(experiment, num_params, own, self.event_buffer, os.devnull, timeout_s)
         certificate = hello["certificate"]
-        self.endpoint = Endpoint(
+        self.bridge = open_bridge(
             EndpointIdentity(order["run"], name, 1, key),
-            self.bridge.on_message,
-            experiment.transport,
-            shaping,
-            run_start_s=start_s,
-            certificate=certificate and TlsBytes(*map(base64.b64decode, certificate)),
+            setting,
+            order["host"],
+            order["port"],
+            certificate and TlsBytes(*map(base64.b64decode, certificate)),
         )
-        self.bridge.use(self.endpoint)
-        bound = self.endpoint.listen(order["host"], order["port"])
-        ends = PathEnds(self.endpoint, bound, start_s, shaping, self.bridge.refuse)
-        self.road = road_for(experiment.codec.up, num_params, ends)
-        self.bridge.use_lossy(self.road)
+        self.endpoint = self.bridge.endpoint
         hello_lan: Meta = {"peer": f"{name}/lead", "role": "lead"}
         self.bridge_lan = LanServer("127.0.0.1", key, self.bridge.handle)
         uplink = LanClient(self.bridge_lan.address, key, hello_lan)
         shard = build_shard(experiment, region, 0, params_P)
-        wire = region_wire(experiment, name, num_params)
-        model = RegionModel([shard], num_params)
-        self.server = Server(server_plan(experiment, region), model, wire=wire)
+        self.server = build_server(experiment, region, [shard], num_params)
         self.lead = PrimaryShard(
-            self.server, shard, PrimaryPorts(uplink, []), self.event_buffer, os.devnull, timeout_s
+            self.server,
+            HeldShard(shard, name, 0, os.devnull),
+            [],
+            uplink,
+            self.event_buffer,
+            timeout_s,
         )
         self.lan = LanServer("127.0.0.1", key, self.lead.handle, on_close=self.lead.on_close)
         hello_worker: Meta = {"peer": f"{name}/0", "role": "worker", "worker": 0, "epoch": 1}
-        client = LanClient(
-            self.lan.address, key, hello_worker, shared_bytes=shared_bytes(num_params)
-        )
-        self.clients = [uplink, client]
-        flat_P, grad_P = buffers_for([client], num_params)
+        clients = dial_shards([self.lan.address], key, hello_worker, num_params)
+        self.clients = [uplink, *clients]
+        flat_P, grad_P, links = links_over(clients, num_params, timeout_s)
         worker = Worker(task, flat_P, grad_P, region=name, seed=experiment.seed)
         train, heldout = open_readers(experiment, load_manifest(order["manifest"]), name)
         self.loop = WorkerLoop(
             worker,
-            [ShardLink(client, flat_P, grad_P, timeout_s)],
+            links,
             train,
             heldout,
             rank=0,
@@ -122,9 +113,7 @@ class Region:
         """Connect to the averager's region."""
         if self.name != self.hub:
             place = (str(address[0]), int(address[1]))
-            self.endpoint.connect(self.hub, place)
-            if self.road is not None:
-                self.road.connect(self.hub, place)
+            self.bridge.connect(self.hub, place)
             self.endpoint.wait_connected([self.hub], WAIT_S)
         return {}
 

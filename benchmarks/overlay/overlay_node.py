@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from geo_ray.overlay.config import AnyOverlay
-from geo_ray.runtime.paths.overlay import Commit, OverlayPath, OverlaySetting
+from geo_ray.runtime.paths.overlay_vectors import Commit, OverlaySetting, OverlayVectors
 from geo_ray.transport.emulation.link_model import LinkModel
 from geo_ray.transport.endpoint.endpoint import Endpoint, EndpointIdentity, TransportConfig
 
@@ -30,7 +30,7 @@ def keep_mean(about: Any, mean_P: Any) -> Any:
 
 
 class Node:
-    """An endpoint and a road that take part in rounds of random vectors.
+    """An endpoint and a path that take part in rounds of random vectors.
 
     Args:
         hello: region, regions, hub, overlay, num_params, transport, key, port.
@@ -45,14 +45,14 @@ class Node:
             self.region, hello["regions"], hello["hub"], overlay, hello["num_params"]
         )
         commit: Commit | None = keep_mean if self.region == hello["hub"] else None
-        self.road = OverlayPath(setting, commit)
-        routes = self.road.routes()
         self.endpoint = Endpoint(
             EndpointIdentity("bench", self.region, 1, base64.b64decode(hello["key"])),
-            lambda peer, message: routes[message.kind](peer, message),
+            lambda peer, message: self.routes[message.kind](peer, message),
             TransportConfig.model_validate_json(json.dumps(hello["transport"])),
             shaping,
         )
+        self.path = OverlayVectors(setting, commit, self.endpoint)
+        self.routes = self.path.routes()
         seed = sorted(hello["regions"]).index(self.region)
         self.own_P = np.random.default_rng(seed).normal(size=hello["num_params"])
         self.own_P = self.own_P.astype(np.float32)
@@ -69,14 +69,13 @@ class Node:
             if peer < self.region:
                 self.endpoint.connect(peer, tuple(addresses[peer]))
         self.endpoint.wait_connected(self.peers, 60.0)
-        self.road.use(self.endpoint)
         return {}
 
     def round(self, at_s: float) -> dict[str, Any]:
         """Contribute at a time of the machine's monotonic clock; when the result was here."""
         before_s = cpu_s()
         time.sleep(max(0.0, at_s - time.monotonic()))
-        done = self.road.exchange(self.own_P, 1.0, {}, WAIT_S)
+        done = self.path.exchange(self.own_P, 1.0, {}, WAIT_S)
         done_s = time.monotonic()
         return {
             "done_s": done_s,
@@ -85,12 +84,12 @@ class Node:
         }
 
     def status(self) -> dict[str, Any]:
-        """The road's counters, and the endpoint's."""
-        return dict(self.road.status()) | {"links": self.endpoint.stats()}
+        """The path's counters, and the endpoint's."""
+        return dict(self.path.status()) | {"links": self.endpoint.stats()}
 
     def stop(self) -> dict[str, Any]:
         """End."""
-        self.road.close()
+        self.path.close()
         self.endpoint.close(1.0)
         return {}
 

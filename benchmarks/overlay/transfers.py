@@ -29,15 +29,15 @@ import torch
 from benchmarks.common import support
 from benchmarks.network_models.bottleneck import Bottleneck, Site
 from geo_ray.config.experiment import Experiment
-from geo_ray.runtime.actors.bridge import Bridge
+from geo_ray.runtime.actors.bridge import Bridge, open_bridge
 from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.messages.exchange import payload_bytes, update_meta
-from geo_ray.runtime.paths.build import attach_roads, dials
+from geo_ray.runtime.paths.build import PathSetting, dials
+from geo_ray.runtime.paths.direct import DirectPath
 from geo_ray.strategies.base import AveragerState, Update
 from geo_ray.training.averager.averager import Averager
 from geo_ray.training.averager.log import LogOutcome, Op
 from geo_ray.transfers.config import TransfersConfig
-from geo_ray.transport.emulation.link_model import build_links
 from geo_ray.transport.endpoint.endpoint import Endpoint, EndpointIdentity
 
 HUB, KEY, LIMIT_MBPS = "hub", bytes(32), 100.0
@@ -189,17 +189,11 @@ class Bridges:
             at_home = name in (names[0], experiment.averager.standby)
             members = AveragerState(tuple(sorted(names)))
             averager = Averager(experiment.strategy, num_params, members) if at_home else None
-            home = averager if name == names[0] else None
-            event_buffer = EventBuffer(name, time.time())
-            bridge = Bridge(name, names[0], home, event_buffer, parts, 120.0)
-            models = build_links(experiment.links(), 0)
-            shaping = {dst: model for (src, dst), model in models.items() if src == name}
-            identity = EndpointIdentity("transfers", name, 1, KEY)
-            endpoint = Endpoint(identity, bridge.on_message, experiment.transport, shaping)
-            bridge.use(endpoint)
-            endpoint.listen()
-            attach_roads(experiment, name, bridge, endpoint, averager, event_buffer, num_params)
-            self.bridges[name], self.endpoints[name] = bridge, endpoint
+            setting = PathSetting(
+                experiment, num_params, averager, EventBuffer(name, time.time()), parts, 120.0
+            )
+            bridge = open_bridge(EndpointIdentity("transfers", name, 1, KEY), setting)
+            self.bridges[name], self.endpoints[name] = bridge, bridge.endpoint
         self._note(self.bridges[names[0]])
         address = self.endpoints[names[0]].advertised
         if relay_mbps is not None:
@@ -215,7 +209,10 @@ class Bridges:
 
     def _note(self, bridge: Bridge) -> None:
         """Write down when the averager there took what in."""
-        carry_out = bridge._do
+        local = bridge.path._local if isinstance(bridge.path, DirectPath) else None
+        if local is None:
+            return  # it has a standby; nobody asks then
+        carry_out = local.carry_out
 
         def noting(op: Op) -> LogOutcome:
             outcome = carry_out(op)
@@ -223,7 +220,7 @@ class Bridges:
             self.taken_s |= {(reply.to, reply.seq): now_s for reply in outcome.replies}
             return outcome
 
-        bridge._do = noting  # type: ignore[method-assign]
+        local.carry_out = noting  # type: ignore[method-assign]
 
     def exchange(self, name: str, seq: int) -> float:
         """One update of a region, to its answer; when it was ready."""
@@ -307,7 +304,7 @@ def pause_s(takeover_s: float, *, seen: bool) -> float:
         closing = threading.Thread(target=bridges.endpoints[HUB].close, args=(0.0,))
         closing.start()  # closing takes its time, dying does not
         if seen:
-            bridges.bridges["standby"].report_dead(HUB)
+            bridges.bridges["standby"].path.report_dead(HUB)
         for _ in range(40):
             enough.acquire()
         stop.set()

@@ -32,13 +32,14 @@ from torch import Tensor
 from benchmarks.common import support
 from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.actors.layout import shared_bytes
-from geo_ray.runtime.actors.primary_shard import PrimaryPorts, PrimaryShard
-from geo_ray.runtime.actors.worker_loop import ShardLink, buffers_for
+from geo_ray.runtime.actors.parts import HeldShard
+from geo_ray.runtime.actors.primary_shard import PrimaryShard
+from geo_ray.runtime.actors.worker_loop import links_over
 from geo_ray.runtime.messages.exchange import read_answer, report_meta
 from geo_ray.strategies.asgd import Asgd
 from geo_ray.training.compute.optimizers import InnerOptimizer, Sgd
+from geo_ray.training.exchange.wire_plan import WirePlan
 from geo_ray.training.server.plan import ServerPlan
-from geo_ray.training.server.region_model import RegionModel
 from geo_ray.training.server.server import Server
 from geo_ray.training.server.shard import Shard
 from geo_ray.transport.config import LanConfig
@@ -143,9 +144,8 @@ class Worker:
             address, key, hello, shared_bytes=shared_bytes(num_params), config=config
         )
         assert (client.shared is not None) == config.shared_memory
-        params_P, grad_P = buffers_for([client], num_params)
+        _, grad_P, (self._link,) = links_over([client], num_params, TIMEOUT_S)
         grad_P.fill_(1e-6)
-        self._link = ShardLink(client, params_P, grad_P, TIMEOUT_S)
         self._answer = read_answer(0, self._link.exchange({"op": "join"}, push=False))
 
     def exchange(self, apply: bool) -> None:
@@ -209,11 +209,10 @@ def build_lead(params_P: Tensor) -> PrimaryShard:
     """A region of one worker that is alone, as `PrimaryActor` builds it."""
     shard = Shard(params_P, Sgd(lr=0.1), Asgd(), alone=True)
     plan = ServerPlan("here", num_workers=1, batch_size=1, steps=NEVER)
-    server = Server(plan, RegionModel([shard], params_P.numel()))
+    server = Server.over([shard], params_P.numel(), plan, WirePlan())
     event_buffer = EventBuffer("here", time.time())
-    return PrimaryShard(
-        server, shard, PrimaryPorts(None, ()), event_buffer, str(Path.cwd()), TIMEOUT_S
-    )
+    held = HeldShard(shard, "here", 0, str(Path.cwd()))
+    return PrimaryShard(server, held, (), None, event_buffer, TIMEOUT_S)
 
 
 def figures_of(size_mb: int, times_s: dict[str, list[float]]) -> list[support.Figure]:

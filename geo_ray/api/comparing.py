@@ -143,7 +143,7 @@ def compare(
     source = source_of(config, base_dir)
     changes = override_items(overrides)
     texts = strategies.split(",") if isinstance(strategies, str) else strategies
-    variants = tuple(parse_variant(text) for text in texts)
+    variants = tuple(parse_variant(text, source.parent) for text in texts)
     if not variants:
         raise ConfigError("compare: no strategies", fix="Name one at least, such as 'sma'.")
     experiment = load_tree(source, changes, Experiment)

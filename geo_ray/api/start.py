@@ -14,6 +14,7 @@ from geo_ray.errors import ConfigError
 from geo_ray.job import rundir
 from geo_ray.job.auto import load_experiment
 from geo_ray.job.follow_plan import changes_of, check_model, emulation_of
+from geo_ray.job.resumption import check_resumable
 from geo_ray.job.rundir import RunDirectory
 from geo_ray.planning.plan import Plan
 
@@ -93,25 +94,35 @@ def resumed_run(
     Raises:
         RunDirectoryError: there is no run.
         ConfigDriftError: the configuration differs.
+        CheckpointMissingError: nothing would come of it; the run is finished, or never saved.
         ConfigError, PlanError: as for `new_run`.
     """
-    run, experiment = rundir.reopen(path)
+    run, experiment = rundir.reopen(path, allow_drift=allow_drift)
     if plan is not None:
         if config is not None or overrides:
             raise ConfigError(
                 "a run that is resumed with a plan has its own configuration",
                 fix="Leave out the configuration and the overrides, or the plan.",
             )
+        check_resumable(run, experiment, experiment)
         return ReadyRun(run, rundir.follow(run, experiment, plan))
+    wanted = experiment
     if config is not None or overrides:
         followed = rundir.followed_plan(run)
         if config is not None and followed is not None:
             overrides = _following(config, overrides, followed)
         source = run.path / rundir.CONFIG_FILE if config is None else config
-        wanted, _ = load_experiment(source, overrides)
+        wanted, _ = load_experiment(
+            source,
+            overrides,
+            base_dir=run.base_dir if config is None else None,
+            allow_drift=allow_drift,
+        )
         rundir.check_drift(experiment, wanted, allow=allow_drift)
-        experiment = wanted
-    return ReadyRun(run, experiment)
+    check_resumable(run, experiment, wanted)
+    if wanted != experiment:
+        rundir.adopt(run, wanted)
+    return ReadyRun(run, wanted)
 
 
 def _following(config: ConfigSource, overrides: tuple[str, ...], plan: Plan) -> tuple[str, ...]:

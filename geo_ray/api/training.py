@@ -14,6 +14,7 @@ from geo_ray.api.planning import FollowedPlan, plan_to_follow
 from geo_ray.api.run import Run
 from geo_ray.api.start import new_run, resumed_run
 from geo_ray.api.watch import OnEvent, RunWatch, ShowProgress
+from geo_ray.checkpoint.store import CheckpointStore
 from geo_ray.config.source import override_items
 from geo_ray.errors import ConfigError, GeoRayError
 from geo_ray.job.rundir import RunDirectory
@@ -67,7 +68,10 @@ def train(
     with own_threads_kept():
         if resume is not None:
             path = resume.path if isinstance(resume, Run) else Path(resume)
-            ready = resumed_run(path, source, changes, followed, allow_drift=allow_drift)
+            try:
+                ready = resumed_run(path, source, changes, followed, allow_drift=allow_drift)
+            except GeoRayError as error:
+                raise name_run(error, path) from error
         elif source is not None:
             ready = new_run(source, changes, followed, watch.tell)
         else:
@@ -131,16 +135,24 @@ def _tidied(run: RunDirectory, watch: RunWatch, *, is_new: bool) -> Iterator[Non
         if (run.path / EVENTS_FILE).exists():
             with suppress(GeoRayError):  # the run's own error matters more
                 watch.tell(f"report   {short_path(write_report(run.path))}")
-        raise _naming(error, run.path) from error
+        raise name_run(error, run.path) from error
     finally:
         if is_new and not any((run.path / name).exists() for name in (EVENTS_FILE, "logs")):
             shutil.rmtree(run.path, ignore_errors=True)  # its name is free again
 
 
-def _naming(error: GeoRayError, run_dir: Path) -> GeoRayError:
-    """The same error with the run's directory in its advice, ready to be copied and typed."""
+def name_run(error: GeoRayError, run_dir: Path) -> GeoRayError:
+    """The same error with the run's directory in its advice, ready to be copied and typed.
+
+    A run that has no checkpoint yet cannot be resumed: then the advice is to start again.
+    """
+    fix = error.fix
+    if "--resume RUN" in fix and not CheckpointStore(run_dir / "checkpoints").ids():
+        fix = fix.replace("--resume RUN --allow-drift", "CONFIG").replace("--resume RUN", "CONFIG")
+        fix = fix.replace("Resume with", "Start again with")
+        fix = fix.replace("; nothing committed is lost", "") + " No checkpoint was saved."
     resume = f"--resume {shlex.quote(str(short_path(run_dir)))}"
-    return type(error)(error.message, fix=error.fix.replace("--resume RUN", resume))
+    return type(error)(error.message, fix=fix.replace("--resume RUN", resume))
 
 
 def short_path(path: Path) -> Path:

@@ -87,7 +87,10 @@ class CheckpointStore:
 
     def __init__(self, root: Path, keep: int = 3, failpoint: Failpoint = no_failpoint) -> None:
         if keep < MIN_KEEP:
-            raise ConfigError(f"keep is {keep}; at least {MIN_KEEP} checkpoints must be kept")
+            raise ConfigError(
+                f"keep is {keep}; at least {MIN_KEEP} checkpoints must be kept",
+                fix=f"Set checkpoint.keep to {MIN_KEEP} or more.",
+            )
         self._root = root
         self._keep = keep
         self._failpoint = failpoint
@@ -225,7 +228,10 @@ class CheckpointStore:
         try:
             names = [path.name for path in self._root.iterdir()] if self._root.is_dir() else []
         except OSError as error:
-            raise RunDirectoryError(f"{self._root}: cannot be read: {error.strerror}") from error
+            raise RunDirectoryError(
+                f"{self._root}: cannot be read: {error.strerror}",
+                fix="Check the permissions of the directory.",
+            ) from error
         found = [int(match[1]) for name in names if (match := _DIRECTORY.match(name))]
         return sorted(id for id in found if self._path(id).is_dir())
 

@@ -2,8 +2,8 @@
 
 A codec is a frozen configuration with two pure methods. What it must remember from call to call
 (the last basis of PowerSGD, say) lies in the `memory` that the caller keeps and checkpoints. Error
-feedback is not its business unless it says so: `geo_ray.codecs.common.feedback` adds what the last
-encoding lost to the next vector, for every codec alike.
+feedback is not its business unless its traits say so: `geo_ray.codecs.common.feedback` adds what
+the last encoding lost to the next vector, for every codec alike.
 
 Shape legend: P = elements of the vector; B = bytes; L = lossy blocks; K = bytes of one block.
 """
@@ -11,10 +11,11 @@ Shape legend: P = elements of the vector; B = bytes; L = lossy blocks; K = bytes
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
+from geo_ray.codecs.traits import CodecTraits
 from geo_ray.errors import FrameError
 
 
@@ -57,19 +58,15 @@ class Coded:
 
 
 class Codec(Protocol):
-    """The methods of a codec; pure in the sense of the module's docstring.
-
-    Attributes:
-        lossless: whether decoding gives back the very bits.
-        feeds_back: whether the codec keeps what it did not send in its own memory.
-    """
-
-    lossless: ClassVar[bool]
-    feeds_back: ClassVar[bool]
+    """The methods of a codec; pure in the sense of the module's docstring."""
 
     @property
     def kind(self) -> str:
         """The codec's name in configurations and on the wire."""
+
+    @property
+    def traits(self) -> CodecTraits:
+        """All that others must know of the codec."""
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
         """Make a fp32 vector (P,) on any device small; ``x_P`` stays as it is.

@@ -13,13 +13,14 @@ Source: the number format; nothing of ours.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from geo_ray.codecs.base import Coded
 from geo_ray.codecs.common.buffers import Reader, as_fp32, check_num, empty_cpu, piece_of, split
+from geo_ray.codecs.traits import CodecTraits
 from geo_ray.config.base import StrictModel
 
 _MAX = torch.finfo(torch.bfloat16).max
@@ -28,10 +29,12 @@ _MAX = torch.finfo(torch.bfloat16).max
 class Bf16(StrictModel):
     """Configuration and rule of `bf16`."""
 
-    lossless: ClassVar[bool] = False
-    feeds_back: ClassVar[bool] = False
-
     kind: Literal["bf16"] = "bf16"
+
+    @property
+    def traits(self) -> CodecTraits:
+        """See `geo_ray.codecs.traits`."""
+        return CodecTraits(lossy=True, bits_per_value=16)
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
         """Round to nearest, within the finite range."""

@@ -15,12 +15,12 @@ back what was refused, add what `decode` gives to the next vector.
 
 Source: GeoMX's Bi-Sparse (read in its code), which follows Deep Gradient Compression. It sends the
 first ratio * P elements in order of position that reach a sampled threshold; here they are exactly
-the largest, found with a sampled threshold too (`picks`), and positions are whole numbers.
+the largest, found with a sampled threshold too (`topk_selection`), and positions are whole numbers.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -28,21 +28,32 @@ from torch import Tensor
 
 from geo_ray.codecs.base import Coded
 from geo_ray.codecs.common.buffers import as_fp32, piece_of, split
-from geo_ray.codecs.common.sparse import Values, read_sparse, write_sparse
+from geo_ray.codecs.common.sparse import Values, read_sparse, sparse_bits, write_sparse
 from geo_ray.codecs.common.topk_selection import count_of, largest_positions
+from geo_ray.codecs.traits import CodecTraits
 from geo_ray.config.base import StrictModel
 
 
 class BiSparse(StrictModel):
     """Configuration and rule of `bisparse`."""
 
-    lossless: ClassVar[bool] = False
-    feeds_back: ClassVar[bool] = True
-
     kind: Literal["bisparse"] = "bisparse"
     ratio: float = Field(0.01, gt=0.0, le=1.0, description="share of the elements that is sent")
     momentum: float = Field(0.9, ge=0.0, lt=1.0, description="0 is plain error feedback")
     values: Values = Field("fp32", description="number format of what is sent")
+
+    @property
+    def traits(self) -> CodecTraits:
+        """See `geo_ray.codecs.traits`."""
+        return CodecTraits(
+            lossy=True,
+            bits_per_value=sparse_bits(self.ratio, self.values),
+            sends=("change",),
+            rounds_only=True,
+            feeds_back=True,
+            up_only=True,
+            suits_answers=False,
+        )
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
         """Accumulate into ``memory["u"]`` and ``memory["v"]``, and send the largest of v."""

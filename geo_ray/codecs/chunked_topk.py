@@ -22,7 +22,7 @@ Shape legend: P = elements of the vector; C = chunks; K = picks of a chunk; W = 
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -42,6 +42,7 @@ from geo_ray.codecs.common.chunk_bins import (
 )
 from geo_ray.codecs.common.chunk_selection import CHUNK, chunk_picks
 from geo_ray.codecs.common.halves import halve, widen
+from geo_ray.codecs.traits import CodecTraits
 from geo_ray.config.base import StrictModel
 
 _MIN_KEEP, _MAX_KEEP, _KEEP_STEP = 4, 1024, 4
@@ -49,9 +50,6 @@ _MIN_KEEP, _MAX_KEEP, _KEEP_STEP = 4, 1024, 4
 
 class ChunkedTopK(StrictModel):
     """Configuration and rule of `chunked_topk`."""
-
-    lossless: ClassVar[bool] = False
-    feeds_back: ClassVar[bool] = False
 
     kind: Literal["chunked_topk"] = "chunked_topk"
     keep: int = Field(
@@ -61,6 +59,16 @@ class ChunkedTopK(StrictModel):
         multiple_of=_KEEP_STEP,
         description="how many of 4096 elements are sent",
     )
+
+    @property
+    def traits(self) -> CodecTraits:
+        """See `geo_ray.codecs.traits`."""
+        return CodecTraits(
+            lossy=True,
+            bits_per_value=(14 * self.keep + 64) / CHUNK,
+            suits_answers=False,
+            expected_loss=0.015,
+        )
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
         """Pick, bin, pack."""

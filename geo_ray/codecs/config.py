@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from geo_ray.codecs.bisparse import BiSparse
-from geo_ray.codecs.dgt import Dgt
+from geo_ray.codecs.base import Codec
 from geo_ray.codecs.registry import AnyCodec
 from geo_ray.config.base import StrictModel
 from geo_ray.strategies.base import Strategy
-
-_UP_ONLY = ("bisparse", "dgt")
 
 
 class CodecConfig(StrictModel):
@@ -19,46 +16,44 @@ class CodecConfig(StrictModel):
     up: AnyCodec | None = Field(None, description="updates, from a region to the averager")
     down: AnyCodec | None = Field(None, description="replies, from the averager to a region")
 
-    def check(self, strategy: Strategy, name: str) -> None:
-        """Refuse codecs that make no sense with a strategy.
+    def check(self, strategy: Strategy, num_regions: int) -> None:
+        """Refuse codecs that make no sense with a strategy, or a strategy without its codec.
 
         Args:
             strategy: the run's.
-            name: what the configuration calls it.
+            num_regions: of the run.
 
         Raises:
             ValueError: naming the key.
         """
-        if self.down is not None and self.down.kind in _UP_ONLY:
+        if self.down is not None and self.down.traits.up_only:
             raise ValueError(f"codec.down: {self.down.kind} is for codec.up only")
-        if isinstance(self.up, BiSparse) and (strategy.sends != "change" or not strategy.in_rounds):
-            raise ValueError(
-                f"codec.up: bisparse accumulates gradients that all regions apply together, as bsp "
-                f"does; {name} sends something else: use topk"
-            )
-        if isinstance(self.up, Dgt):
-            _check_dgt(self.up, strategy, name)
         for direction, codec in (("up", self.up), ("down", self.down)):
-            if codec is not None and codec.feeds_back and _must_add_up(strategy):
-                raise ValueError(
-                    f"codec.{direction}: with {codec.kind} nobody knows what was lost, so the "
-                    f"regions of {name} would not end with the same model: use randomk or topk"
-                )
+            if codec is not None:
+                _check_codec(f"codec.{direction}", codec, strategy)
+        needed = strategy.traits.region.needs_codec
+        if needed is not None and self.up is None and num_regions > 1:
+            raise ValueError(
+                f"codec.up: strategy '{strategy.kind}' makes no sense without a codec: give one, "
+                f"say {{kind: {needed}}}"
+            )
 
 
-def _check_dgt(codec: Dgt, strategy: Strategy, name: str) -> None:
-    if strategy.sends != "change":
+def _check_codec(key: str, codec: Codec, strategy: Strategy) -> None:
+    """Refuse one codec."""
+    own, traits, name = codec.traits, strategy.traits, f"strategy '{strategy.kind}'"
+    if traits.sends not in own.sends or (own.rounds_only and not traits.in_rounds):
+        wanted = " or ".join(f"{sends}s" for sends in own.sends)
+        together = " that all regions apply together, as with bsp" if own.rounds_only else ""
         raise ValueError(
-            f"codec.up: dgt lets a part of a change come later; {name} sends models: use asgd, "
-            "asgd_ga or bsp"
+            f"{key}: {codec.kind} is for {wanted}{together}; {name} sends {traits.sends}s"
+            f"{'' if traits.in_rounds else ' that come one by one'}: use topk, or another strategy"
         )
-    if codec.late == "merge" and _must_add_up(strategy):
+    # Each region applies its own changes at home, so others must get all of them.
+    must_add_up = traits.sends == "change" and not traits.in_rounds
+    if must_add_up and (own.feeds_back or own.forgets):
+        other = "an option that sends it again" if own.forgets else "randomk or topk"
         raise ValueError(
-            f"codec.up: with dgt and `late: merge` nobody knows what was lost, so the regions of "
-            f"{name} would not end with the same model: use `late: put_back`"
+            f"{key}: with {codec.kind} as configured nobody knows what was lost, so the regions "
+            f"of {name} would not end with the same model: use {other}"
         )
-
-
-def _must_add_up(strategy: Strategy) -> bool:
-    """Whether each region applies its own changes at home, so that others must get all of them."""
-    return strategy.sends == "change" and not strategy.in_rounds

@@ -26,7 +26,7 @@ lossy blocks; B = bytes.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -55,6 +55,7 @@ from geo_ray.codecs.common.dgt_blocks import (
     unpack_lossy,
 )
 from geo_ray.codecs.common.halves import halve, widen
+from geo_ray.codecs.traits import CodecTraits
 from geo_ray.config.base import StrictModel
 
 _HEADER = 6
@@ -66,9 +67,6 @@ _SMOOTH = 0.8  # weight of the loss so far; a batch's loss jumps
 
 class Dgt(StrictModel):
     """Configuration and rule of `dgt`."""
-
-    lossless: ClassVar[bool] = False
-    feeds_back: ClassVar[bool] = False
 
     kind: Literal["dgt"] = "dgt"
     block_bytes: int = Field(
@@ -111,17 +109,34 @@ class Dgt(StrictModel):
         size_bytes = lossy_bytes(self.loose_values, self.elements)
         if size_bytes > LARGEST_LOSSY_BYTES:
             raise ValueError(
-                f"block_bytes {self.block_bytes} makes lossy blocks of {size_bytes} bytes; a "
+                f"block_bytes: it makes lossy blocks of {size_bytes} bytes; a "
                 f"datagram holds {LARGEST_LOSSY_BYTES}: use smaller blocks or a shorter format"
             )
         if self.late_scaled and self.late == "put_back":
-            raise ValueError("late_scaled goes with `late: merge`: nothing may be lost in part")
+            raise ValueError("late_scaled: it goes with `late: merge`; nothing may be lost in part")
         return self
 
     @property
     def elements(self) -> int:
         """E, the elements of a block."""
         return self.block_bytes // 4
+
+    @property
+    def traits(self) -> CodecTraits:
+        """See `geo_ray.codecs.traits`."""
+        reliable = 32 if self.values == "fp32" else 16
+        lossy = 8 * lossy_bytes(self.loose_values, self.elements) / self.elements
+        share = 1.0 if self.loose == "reliable" else self.share
+        bits = share * reliable + (1 - share) * lossy * (self.loose != "drop")
+        return CodecTraits(
+            lossy=True,
+            bits_per_value=bits,
+            sends=("change",),
+            forgets=self.late == "merge",
+            up_only=True,
+            suits_answers=False,
+            differential=self,
+        )
 
     def observe(self, memory: dict[str, Tensor], loss: float) -> None:
         """Tell the training loss before the next `encode`; it is what `adaptive` goes by."""

@@ -12,7 +12,7 @@ Source: GeoMX casts to fp16 on the wire; the scale is ours.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from torch import Tensor
 from geo_ray.codecs.base import Coded
 from geo_ray.codecs.common.buffers import Reader, as_fp32, check_num, empty_cpu, header
 from geo_ray.codecs.common.halves import halve, widen
+from geo_ray.codecs.traits import CodecTraits
 from geo_ray.config.base import StrictModel
 
 _HEADER_BYTES = 8
@@ -28,10 +29,12 @@ _HEADER_BYTES = 8
 class Fp16(StrictModel):
     """Configuration and rule of `fp16`."""
 
-    lossless: ClassVar[bool] = False
-    feeds_back: ClassVar[bool] = False
-
     kind: Literal["fp16"] = "fp16"
+
+    @property
+    def traits(self) -> CodecTraits:
+        """See `geo_ray.codecs.traits`."""
+        return CodecTraits(lossy=True, bits_per_value=16, expected_loss=0.0002)
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
         """Scale and round to nearest."""

@@ -7,23 +7,26 @@ with the model.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from geo_ray.codecs.base import Coded
 from geo_ray.codecs.common.buffers import Reader, as_fp32, check_num, empty_cpu
+from geo_ray.codecs.traits import FP32_BITS, CodecTraits
 from geo_ray.config.base import StrictModel
 
 
 class Identity(StrictModel):
     """Configuration and rule of `identity`."""
 
-    lossless: ClassVar[bool] = True
-    feeds_back: ClassVar[bool] = False
-
     kind: Literal["identity"] = "identity"
+
+    @property
+    def traits(self) -> CodecTraits:
+        """See `geo_ray.codecs.traits`."""
+        return CodecTraits(lossy=False, bits_per_value=FP32_BITS)
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
         """Copy the bits."""

@@ -16,7 +16,7 @@ this integer code is the common one.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -35,6 +35,7 @@ from geo_ray.codecs.common.blocks import (
     rows_of,
 )
 from geo_ray.codecs.common.buffers import Reader, as_fp32, check_num, empty_cpu, header
+from geo_ray.codecs.traits import FP32_BITS, CodecTraits
 from geo_ray.config.base import StrictModel
 
 _TOP = 7
@@ -45,9 +46,6 @@ _HEADER_BYTES = 8
 class Int4(StrictModel):
     """Configuration and rule of `int4`."""
 
-    lossless: ClassVar[bool] = False
-    feeds_back: ClassVar[bool] = False
-
     kind: Literal["int4"] = "int4"
     block: int = Field(
         64,
@@ -56,6 +54,13 @@ class Int4(StrictModel):
         multiple_of=2,
         description="elements that share a scale",
     )
+
+    @property
+    def traits(self) -> CodecTraits:
+        """See `geo_ray.codecs.traits`."""
+        return CodecTraits(
+            lossy=True, bits_per_value=4 + FP32_BITS / self.block, expected_loss=0.003
+        )
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
         """Divide by the block's scale, round to nearest, pack."""

@@ -14,7 +14,7 @@ from the formula.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -33,6 +33,7 @@ from geo_ray.codecs.common.blocks import (
     rows_of,
 )
 from geo_ray.codecs.common.buffers import Reader, as_fp32, check_num, empty_cpu, header
+from geo_ray.codecs.traits import FP32_BITS, CodecTraits
 from geo_ray.config.base import StrictModel
 
 _TOP = 127
@@ -42,11 +43,15 @@ _HEADER_BYTES = 8
 class Int8(StrictModel):
     """Configuration and rule of `int8`."""
 
-    lossless: ClassVar[bool] = False
-    feeds_back: ClassVar[bool] = False
-
     kind: Literal["int8"] = "int8"
     block: int = Field(256, ge=MIN_BLOCK, le=MAX_BLOCK, description="elements that share a scale")
+
+    @property
+    def traits(self) -> CodecTraits:
+        """See `geo_ray.codecs.traits`."""
+        return CodecTraits(
+            lossy=True, bits_per_value=8 + FP32_BITS / self.block, expected_loss=0.001
+        )
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
         """Divide by the block's scale and round to nearest."""

@@ -16,7 +16,7 @@ ours. GeoMX's positions are fp32 numbers, exact up to 2^24 only; these are whole
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -34,16 +34,19 @@ from geo_ray.codecs.common.buffers import (
     split,
 )
 from geo_ray.codecs.common.sparse import read_sparse_parts, sparse_parts
+from geo_ray.codecs.traits import FP32_BITS, CodecTraits
 from geo_ray.config.base import StrictModel
 
 
 class NonZeros(StrictModel):
     """Configuration and rule of `nonzeros`."""
 
-    lossless: ClassVar[bool] = True
-    feeds_back: ClassVar[bool] = False
-
     kind: Literal["nonzeros"] = "nonzeros"
+
+    @property
+    def traits(self) -> CodecTraits:
+        """See `geo_ray.codecs.traits`."""
+        return CodecTraits(lossy=False, bits_per_value=FP32_BITS)
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
         """Find what is not zero, and send it with positions."""

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field, PositiveInt
@@ -38,23 +38,31 @@ from geo_ray.codecs.base import Coded, wrong
 from geo_ray.codecs.common.buffers import Reader, aligned, as_fp32, check_num, header, joined
 from geo_ray.codecs.common.halves import exponent_of, largest
 from geo_ray.codecs.common.matrices import MatrixPart, parts_of
+from geo_ray.codecs.traits import FP32_BITS, CodecTraits
 from geo_ray.config.base import StrictModel
 
 _MAX_RANK = 64
+_USUAL = 10**6  # elements of a model whose size is not known
 _SAFE = 2.0**40  # products of numbers up to here, and down to its inverse, stay normal in fp32
 
 
 class PowerSgd(StrictModel):
     """Configuration and rule of `powersgd`."""
 
-    lossless: ClassVar[bool] = False
-    feeds_back: ClassVar[bool] = False
-
     kind: Literal["powersgd"] = "powersgd"
     rank: int = Field(4, ge=1, le=_MAX_RANK, description="columns of the thin matrices")
     shapes: tuple[tuple[PositiveInt, ...], ...] = Field(
         (), description="shapes of the model's tensors in the order of the vector"
     )
+
+    @property
+    def traits(self) -> CodecTraits:
+        """See `geo_ray.codecs.traits`."""
+        num = sum(map(math.prod, self.shapes)) or _USUAL
+        sent = sum(part.sent for part in parts_of(num, self.shapes, self.rank))
+        return CodecTraits(
+            lossy=True, bits_per_value=FP32_BITS * sent / num, with_shapes=self._with_shapes
+        )
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
         """One step of power iteration per matrix; ``memory["q0"]`` and so on are its starts.
@@ -73,6 +81,12 @@ class PowerSgd(StrictModel):
         for number, (part, x_N) in enumerate(zip(parts, _cut(x_P, parts), strict=True)):
             sent += _factors(x_N, part, memory, f"q{number}", seed) if part.rank else [x_N]
         return Coded(self.kind, x_P.numel(), joined(*sent))
+
+    def _with_shapes(self, shapes: Sequence[tuple[int, ...]]) -> PowerSgd:
+        given, needed = (sum(map(math.prod, each)) for each in (self.shapes, shapes))
+        if self.shapes and given != needed:
+            raise ValueError(f"shapes have {given} elements, the model has {needed}")
+        return self.model_copy(update={"shapes": self.shapes or tuple(shapes)})
 
     def decode(self, coded: Coded) -> Tensor:
         """Multiply the thin matrices."""

@@ -21,7 +21,7 @@ Shape legend: P = elements of the vector; K = drawn ones.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -31,8 +31,9 @@ from torch import Tensor
 
 from geo_ray.codecs.base import Coded, wrong
 from geo_ray.codecs.common.buffers import Reader, as_fp32, check_num, header, joined, zeros
-from geo_ray.codecs.common.sparse import Values, read_values, write_values
+from geo_ray.codecs.common.sparse import BITS, Values, read_values, write_values
 from geo_ray.codecs.common.topk_selection import count_of
+from geo_ray.codecs.traits import CodecTraits
 from geo_ray.config.base import StrictModel
 
 _MASK = (1 << 63) - 1
@@ -41,12 +42,14 @@ _MASK = (1 << 63) - 1
 class RandomK(StrictModel):
     """Configuration and rule of `randomk`."""
 
-    lossless: ClassVar[bool] = False
-    feeds_back: ClassVar[bool] = False
-
     kind: Literal["randomk"] = "randomk"
     ratio: float = Field(0.01, gt=0.0, le=1.0, description="share of the elements that is sent")
     values: Values = Field("fp32", description="number format of what is sent")
+
+    @property
+    def traits(self) -> CodecTraits:
+        """See `geo_ray.codecs.traits`."""
+        return CodecTraits(lossy=True, bits_per_value=self.ratio * BITS[self.values])
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
         """Draw and send."""
@@ -60,12 +63,17 @@ class RandomK(StrictModel):
 class UnbiasedRandomK(StrictModel):
     """Configuration and rule of `randomk_unbiased`."""
 
-    lossless: ClassVar[bool] = False
-    feeds_back: ClassVar[bool] = True  # nothing is owed: the expectation is the vector
-
     kind: Literal["randomk_unbiased"] = "randomk_unbiased"
     ratio: float = Field(0.01, gt=0.0, le=1.0, description="share of the elements that is sent")
     values: Values = Field("fp32", description="number format of what is sent")
+
+    @property
+    def traits(self) -> CodecTraits:
+        """See `geo_ray.codecs.traits`."""
+        # Nothing is owed: the expectation is the vector.
+        return CodecTraits(
+            lossy=True, bits_per_value=self.ratio * BITS[self.values], feeds_back=True
+        )
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
         """Draw and send."""

@@ -1,11 +1,10 @@
-"""All codecs by name. A new one is a file in this package and a line in each of the two lists."""
+"""All codecs by name. A new one is a file in this package and a line in one list."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Final
 
-from pydantic import Field
-
+from geo_ray.codecs.base import Codec
 from geo_ray.codecs.bf16 import Bf16
 from geo_ray.codecs.bisparse import BiSparse
 from geo_ray.codecs.chunked_topk import ChunkedTopK
@@ -18,46 +17,61 @@ from geo_ray.codecs.nonzeros import NonZeros
 from geo_ray.codecs.powersgd import PowerSgd
 from geo_ray.codecs.randomk import RandomK, UnbiasedRandomK
 from geo_ray.codecs.topk import TopK
-from geo_ray.errors import FrameError
+from geo_ray.codecs.traits import CodecTraits
+from geo_ray.config.own import OwnLoader, section_type
+from geo_ray.errors import ConfigError, FrameError
+from geo_ray.util.user_class import UserClass
 
-OneCodec = (
-    Identity
-    | Fp16
-    | Bf16
-    | Int8
-    | Int4
-    | TopK
-    | ChunkedTopK
-    | RandomK
-    | UnbiasedRandomK
-    | PowerSgd
-    | BiSparse
-    | NonZeros
-    | Dgt
+CLASSES: Final[tuple[type[Codec], ...]] = (
+    Identity,
+    Fp16,
+    Bf16,
+    Int8,
+    Int4,
+    TopK,
+    ChunkedTopK,
+    RandomK,
+    UnbiasedRandomK,
+    PowerSgd,
+    BiSparse,
+    NonZeros,
+    Dgt,
 )
-"""The class of any codec."""
+"""All codecs of the library."""
 
-AnyCodec = Annotated[OneCodec, Field(discriminator="kind")]
-"""A codec's section of a configuration: ``kind`` chooses the class."""
+CODECS: Final[dict[str, type[Codec]]] = {each().kind: each for each in CLASSES}
+"""The same by name."""
 
-CODECS: dict[str, type[OneCodec]] = {
-    "identity": Identity,
-    "fp16": Fp16,
-    "bf16": Bf16,
-    "int8": Int8,
-    "int4": Int4,
-    "topk": TopK,
-    "chunked_topk": ChunkedTopK,
-    "randomk": RandomK,
-    "randomk_unbiased": UnbiasedRandomK,
-    "powersgd": PowerSgd,
-    "bisparse": BiSparse,
-    "nonzeros": NonZeros,
-    "dgt": Dgt,
-}
+LOAD: Final = OwnLoader(
+    UserClass("codec", ConfigError, "examples/own_codec.py"),
+    Codec,
+    lambda c: (c.kind, c.traits),
+    CodecTraits,
+    CODECS,
+)
+"""Makes a codec of the user's from its section."""
+
+if TYPE_CHECKING:
+    AnyCodec = Codec  # all that anybody may know of it
+else:
+    AnyCodec = section_type(CLASSES, LOAD)
+    """A codec's section of a configuration: ``kind`` or ``use`` chooses the class."""
 
 
-def codec_of(kind: str) -> OneCodec:
+def sections_of(kind: str | None) -> dict[str, dict[str, str]]:
+    """The ``codec`` section with one codec both ways, or up alone if it does not suit answers.
+
+    Args:
+        kind: a codec of the library; None for none.
+    """
+    if kind is None:
+        return {}
+    section = {"kind": kind}
+    both = CODECS[kind]().traits.suits_answers
+    return {"up": section, "down": section} if both else {"up": section}
+
+
+def codec_of(kind: str) -> Codec:
     """A codec with its default options, by the name that came with a payload.
 
     What a decoder must know of the sender's options is in the bytes, so this decodes whatever the

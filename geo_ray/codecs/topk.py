@@ -13,27 +13,30 @@ Source: top-k sparsification as in Deep Gradient Compression (Lin et al., 2018);
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
 
 from geo_ray.codecs.base import Coded
 from geo_ray.codecs.common.buffers import as_fp32
-from geo_ray.codecs.common.sparse import Values, read_sparse, write_sparse
+from geo_ray.codecs.common.sparse import Values, read_sparse, sparse_bits, write_sparse
 from geo_ray.codecs.common.topk_selection import count_of, largest_positions
+from geo_ray.codecs.traits import CodecTraits
 from geo_ray.config.base import StrictModel
 
 
 class TopK(StrictModel):
     """Configuration and rule of `topk`."""
 
-    lossless: ClassVar[bool] = False
-    feeds_back: ClassVar[bool] = False
-
     kind: Literal["topk"] = "topk"
     ratio: float = Field(0.01, gt=0.0, le=1.0, description="share of the elements that is sent")
     values: Values = Field("fp32", description="number format of what is sent")
+
+    @property
+    def traits(self) -> CodecTraits:
+        """See `geo_ray.codecs.traits`."""
+        return CodecTraits(lossy=True, bits_per_value=sparse_bits(self.ratio, self.values))
 
     def encode(self, x_P: Tensor, memory: dict[str, Tensor], seed: int) -> Coded:
         """Pick, and send with positions."""

@@ -21,6 +21,7 @@ from typing import Self
 
 from geo_ray.comparison.outcome import Outcome, failed_outcome, outcome_of, save_outcome
 from geo_ray.config.experiment import Experiment
+from geo_ray.config.own import context
 from geo_ray.errors import GeoRayError, NonFiniteError, RunError, from_code
 from geo_ray.job import rundir
 from geo_ray.sim.run import simulate
@@ -71,7 +72,8 @@ def run_case(case: SimulatedCase) -> Outcome:
     Raises:
         GeoRayError: as for `simulate_all`.
     """
-    experiment = Experiment.model_validate_json(case.experiment_json)
+    where = context(Path(case.base_dir))
+    experiment = Experiment.model_validate_json(case.experiment_json, context=where)
     directory = Path(case.directory)
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)

@@ -8,19 +8,19 @@ where it can be both, and ``up`` and ``down`` that of one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
+from geo_ray.codecs.registry import CODECS, sections_of
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_tree
 from geo_ray.config.source import ConfigSource
 from geo_ray.errors import ConfigError
-from geo_ray.strategies.registry import STRATEGIES
-from geo_ray.strategies.traits import rate_key
-
-_UP_ONLY: Final = ("bisparse", "dgt", "chunked_topk")
+from geo_ray.strategies.registry import STRATEGIES, default_section
+from geo_ray.util.nearest import nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +57,28 @@ class Case:
         return f"{safe}_x{self.rate:g}_s{self.seed}"
 
 
-def parse_variant(text: str) -> Variant:
-    """Read ``KIND:KEY=VALUE:...``.
+def parse_variant(text: str, base_dir: Path = Path()) -> Variant:
+    """Read ``KIND:KEY=VALUE:...``, or ``FILE.py:CLASS:KEY=VALUE:...`` for a strategy of the user's.
+
+    Args:
+        text: as the user wrote it.
+        base_dir: where a relative path starts.
 
     Raises:
         ConfigError: there is no such strategy, or a part is no ``KEY=VALUE``.
     """
     kind, *parts = text.strip().split(":")
+    section = {"kind": kind}
     if kind not in STRATEGIES:
-        raise ConfigError(
-            f"--strategies {text}: there is no strategy '{kind}'",
-            fix=f"Choose among {', '.join(STRATEGIES)}.",
-        )
-    overrides = [f"strategy={{kind: {kind}}}", *_default_kinds(kind, parts)]
+        if not parts or "=" in parts[0]:
+            near = nearest(kind, STRATEGIES)
+            hint = f"; did you mean {near}?" if near else ""
+            raise ConfigError(
+                f"--strategies {text}: there is no strategy '{kind}'{hint}",
+                fix=f"Choose among {', '.join(STRATEGIES)}; or name your own, FILE.py:CLASS.",
+            )
+        section = {"use": f"{kind}:{parts.pop(0)}"}
+    overrides = [f"strategy={json.dumps(section)}", *_default_kinds(section, parts, base_dir)]
     for part in parts:
         key, equals, value = part.partition("=")
         if not equals or not key:
@@ -81,22 +90,19 @@ def parse_variant(text: str) -> Variant:
     return Variant(text.strip(), tuple(overrides))
 
 
-def _default_kinds(strategy: str, parts: Sequence[str]) -> list[str]:
+def _default_kinds(section: Mapping[str, str], parts: Sequence[str], base_dir: Path) -> list[str]:
     """Sections of the strategy of which single keys are given are still of their default kind."""
-    found = {}
-    for name in [part.split(".")[0] for part in parts if "." in part.partition("=")[0]]:
-        field = STRATEGIES[strategy].model_fields.get(name)
-        kind = getattr(field.default, "kind", None) if field is not None else None
-        if kind is not None:
-            found[name] = f"strategy.{name}={{kind: {kind}}}"
-    return list(found.values())
+    defaults = default_section(section, base_dir)
+    names = [part.split(".")[0] for part in parts if "." in part.partition("=")[0]]
+    kinds = {name: inner["kind"] for name in names if "kind" in (inner := defaults.get(name, {}))}
+    return [f"strategy.{name}={{kind: {kind}}}" for name, kind in kinds.items()]
 
 
 def _overrides(key: str, value: str) -> list[str]:
     if key in ("codec", "up", "down"):
-        ways = ("up", "down") if key == "codec" else (key,)
-        if key == "codec" and value in _UP_ONLY:
-            ways = ("up",)
+        ways: tuple[str, ...] = ("up", "down") if key == "codec" else (key,)
+        if key == "codec" and value in CODECS:
+            ways = tuple(sections_of(value))
         return [f"codec.{way}={{kind: {value}}}" for way in ways]
     own = key.split(".")[0] not in Experiment.model_fields
     return [f"strategy.{key}={value}" if own else f"{key}={value}"]
@@ -125,7 +131,7 @@ def experiment_of(case: Case, config: ConfigSource, common: Sequence[str], out: 
     experiment = load_tree(config, overrides, Experiment)
     if case.rate == 1.0:
         return experiment
-    section, _, last = rate_key(experiment.strategy).rpartition(".")
+    section, _, last = experiment.strategy.traits.region.rate_key.rpartition(".")
     holder: Any = experiment
     for name in section.split("."):
         holder = getattr(holder, name)

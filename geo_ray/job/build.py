@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -9,18 +11,18 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.config.region import RegionConfig
 from geo_ray.job.evals import EvalBoard
 from geo_ray.strategies.base import AveragerState
-from geo_ray.strategies.traits import averages_gradients, eval_params, fragments_of
 from geo_ray.tasks.base import Task
 from geo_ray.tasks.guard import checked_model
 from geo_ray.training.averager.averager import Averager
-from geo_ray.training.compute.flat import check_module, fragments_in, read_parameters, split_sizes
+from geo_ray.training.compute.flat import check_module, read_parameters, split_sizes
 from geo_ray.training.compute.local_steps import LocalSteps
 from geo_ray.training.compute.optimizers import lasting
 from geo_ray.training.compute.worker import Worker
 from geo_ray.training.exchange.averager_wire import AveragerWire
-from geo_ray.training.exchange.region_wire import RegionWire
 from geo_ray.training.exchange.wire_plan import WirePlan
 from geo_ray.training.server.plan import ServerPlan
+from geo_ray.training.server.region_model import ShardPort
+from geo_ray.training.server.server import Server
 from geo_ray.training.server.shard import Shard
 
 
@@ -35,9 +37,9 @@ def initial_parameters(task: Task, seed: int) -> Tensor:
     return read_parameters(module)
 
 
-def server_plan(experiment: Experiment, region: RegionConfig, epoch: int = 1) -> ServerPlan:
-    """What the lead of ``region`` is to do."""
-    train = experiment.train
+def _server_plan(experiment: Experiment, region: RegionConfig, epoch: int) -> ServerPlan:
+    """What the parameter server of ``region`` is to do."""
+    train, traits = experiment.train, experiment.strategy.traits
     return ServerPlan(
         region=region.name,
         num_workers=region.workers,
@@ -52,12 +54,12 @@ def server_plan(experiment: Experiment, region: RegionConfig, epoch: int = 1) ->
         alone=len(experiment.regions) == 1,
         batches_per_push=max(1, experiment.worker_steps),
         stragglers=train.stragglers,
-        evaluates_outer=train.evaluate == "outer" and eval_params(experiment.strategy) is not None,
+        evaluates_outer=train.evaluate == "outer" and traits.region.eval_params is not None,
         noise_every=train.noise_every,
         # What a codec loses would be missing in the mean, and look like noise.
         tells_norms=train.mode == "sync"
-        and averages_gradients(experiment.strategy)
-        and (experiment.codec.up is None or experiment.codec.up.lossless),
+        and traits.averager.mean_gradient
+        and (experiment.codec.up is None or not experiment.codec.up.traits.lossy),
     )
 
 
@@ -65,17 +67,27 @@ def build_shard(
     experiment: Experiment, region: RegionConfig, index: int, params_P: Tensor
 ) -> Shard:
     """Shard ``index`` of ``region``, holding its own copy of its slice of ``params_P``."""
-    num_params = params_P.numel()
-    start, stop = piece = split_sizes(num_params, region.ps_shards)[index]
     train = experiment.train
     steps = train.steps * (region.workers if train.mode == "async" else 1)
-    return Shard(
-        params_P[start:stop].clone(),
+    return Shard.cut(
+        params_P,
+        split_sizes(params_P.numel(), region.ps_shards)[index],
         lasting(experiment.optimizer, steps),
         experiment.strategy,
         alone=len(experiment.regions) == 1,
-        fragments=fragments_in(num_params, fragments_of(experiment.strategy), piece),
     )
+
+
+def build_server(
+    experiment: Experiment,
+    region: RegionConfig,
+    shards: Sequence[ShardPort],
+    num_params: int,
+    epoch: int = 1,
+) -> Server:
+    """The parameter server of ``region`` over its shards in order, wherever they live."""
+    plan = _server_plan(experiment, region, epoch)
+    return Server.over(shards, num_params, plan, wire_plan(experiment))
 
 
 def build_worker(
@@ -111,16 +123,15 @@ def build_averager(experiment: Experiment, num_params: int) -> Averager:
 
 def wire_plan(experiment: Experiment) -> WirePlan:
     """How payloads are coded, for both ends of every exchange."""
-    codec, strategy = experiment.codec, experiment.strategy
-    fragments = fragments_of(strategy)
+    codec, traits = experiment.codec, experiment.strategy.traits
     return WirePlan(
-        codec.up, codec.down, strategy.sends, strategy.in_rounds, experiment.seed, fragments
+        codec.up,
+        codec.down,
+        traits.sends,
+        traits.in_rounds,
+        experiment.seed,
+        traits.exchange.fragments,
     )
-
-
-def region_wire(experiment: Experiment, region: str, num_params: int) -> RegionWire:
-    """The end of ``region``."""
-    return RegionWire(wire_plan(experiment), region, num_params)
 
 
 def build_evals(experiment: Experiment, task: Task) -> EvalBoard:

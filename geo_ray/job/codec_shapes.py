@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
-from geo_ray.codecs.powersgd import PowerSgd
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import ConfigError
 from geo_ray.tasks.base import Task
@@ -19,17 +16,21 @@ def with_shapes(experiment: Experiment, task: Task) -> Experiment:
         ConfigError: if a codec was given shapes of another model.
     """
     both = {"up": experiment.codec.up, "down": experiment.codec.down}
-    found = {name: codec for name, codec in both.items() if isinstance(codec, PowerSgd)}
-    if not found:
+    told = {
+        direction: codec.traits.with_shapes
+        for direction, codec in both.items()
+        if codec is not None and codec.traits.with_shapes is not None
+    }
+    if not told:
         return experiment
     shapes = parameter_shapes(checked_model(task, experiment.seed))
     filled = {}
-    for direction, codec in found.items():
-        given, needed = (sum(map(math.prod, s)) for s in (codec.shapes, shapes))
-        if codec.shapes and given != needed:
+    for direction, with_shapes_of in told.items():
+        try:
+            filled[direction] = with_shapes_of(shapes)
+        except ValueError as error:
             raise ConfigError(
-                f"codec.{direction}.shapes have {given} elements, the model has {needed}",
+                f"codec.{direction}.{error}",
                 fix="Leave `shapes` out: they are taken from the model.",
-            )
-        filled[direction] = codec.model_copy(update={"shapes": codec.shapes or shapes})
+            ) from error
     return experiment.model_copy(update={"codec": experiment.codec.model_copy(update=filled)})

@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 
+from geo_ray.codecs.registry import sections_of
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import OtherModelError, PlanError
 from geo_ray.job.build import initial_parameters
@@ -95,13 +96,9 @@ def changes_of(plan: Plan, experiment: Experiment, *, exchanges: bool = True) ->
         changes.append(f"optimizer.lr={optimizer.lr * factor!r}")
     if not exchanges:
         return changes
-    if getattr(experiment.strategy, "interval", None) is not None:
+    if experiment.strategy.traits.exchange.interval is not None:
         changes.append(f"strategy.interval={plan.interval}")
     up = experiment.codec.up
     if plan.codec != (None if up is None else up.kind):
-        both = {"kind": plan.codec}
-        codec = {} if plan.codec is None else {"up": both}
-        if plan.codec not in (None, "chunked_topk"):
-            codec["down"] = both
-        changes.append(f"codec={json.dumps(codec)}")
+        changes.append(f"codec={json.dumps(sections_of(plan.codec))}")
     return changes

@@ -23,9 +23,6 @@ from geo_ray.planning.search.ways import Limits
 from geo_ray.planning.tradeoffs import BITS_PER_PARAM
 from geo_ray.transport.links.table import LinkTable
 
-WAITING: Final = ("bsp", "sma", "diloco", "fedavg", "fedssgd", "esync", "hfa", "sparseloco", "demo")
-"""Strategies whose regions stand still for an exchange; all others train on."""
-
 _INTERVALS: Final = tuple(2**n for n in range(10))
 _MONTH_H: Final = 730.0
 
@@ -63,7 +60,7 @@ def request_of(
         rows_per_step=sum(r.rows_per_step(experiment.data.batch_size) for r in experiment.regions),
         rows={name: plan.regions[name].rows or rows[name] for name in names},
         num_params=num_params,
-        overlaps=experiment.strategy.kind not in WAITING,
+        overlaps=experiment.strategy.traits.exchange.stands_still != "always",
         startup_s=start.fixed_s,
         worker_start_s=start.worker_s,
         evaluations_s=_evaluations_s(experiment, profile),
@@ -125,8 +122,9 @@ def section_of(experiment: Experiment) -> PlanConfig:
     unknown = [name for name in plan.regions if name not in experiment.region_names]
     if missing or unknown:
         raise ConfigError(
-            f"plan.regions: {', '.join(missing + unknown)}: "
-            + ("not there" if missing else "no region of the run")
+            f"plan.regions: they are not those of the run; {', '.join(missing + unknown)} is in "
+            "one only",
+            fix=f"Say there what could be rented in {', '.join(experiment.region_names)}.",
         )
     return plan
 
@@ -244,11 +242,11 @@ def _egress(
 
 
 def _intervals(experiment: Experiment, plan: PlanConfig) -> list[int]:
-    present = getattr(experiment.strategy, "interval", None)
+    present = experiment.strategy.traits.exchange.interval
     if present is None:
         return [1]
     choices = _INTERVALS if plan.intervals is None else plan.intervals
-    return list(dict.fromkeys([int(present), *choices] if plan.intervals is None else choices))
+    return list(dict.fromkeys([present, *choices] if plan.intervals is None else choices))
 
 
 def _codecs(experiment: Experiment, plan: PlanConfig) -> list[str | None]:
@@ -256,7 +254,10 @@ def _codecs(experiment: Experiment, plan: PlanConfig) -> list[str | None]:
         unknown = [codec for codec in plan.codecs if codec not in BITS_PER_PARAM]
         if unknown:
             known = ", ".join(str(codec) for codec in BITS_PER_PARAM)
-            raise ConfigError(f"plan.codecs: {unknown[0]} is not one of {known}")
+            raise ConfigError(
+                f"plan.codecs: it is not known how small {unknown[0]} makes an update",
+                fix=f"Choose among {known}.",
+            )
         return list(plan.codecs)
     up = experiment.codec.up
     present = up.kind if up is not None and up.kind in BITS_PER_PARAM else None

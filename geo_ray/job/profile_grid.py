@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from geo_ray.codecs.registry import sections_of
 from geo_ray.config.experiment import Experiment
+from geo_ray.config.explain import explain
+from geo_ray.config.own import context
 from geo_ray.errors import ProfileError
 from geo_ray.job.profile_points import WARM_UP
 from geo_ray.planning.profile import Profile
@@ -70,7 +74,9 @@ def missing(
     return found
 
 
-def experiment_of(corner: Corner, experiment: Experiment, steps: int, run_dir: str) -> Experiment:
+def experiment_of(
+    corner: Corner, experiment: Experiment, steps: int, run_dir: str, base_dir: Path
+) -> Experiment:
     """The configuration of a short run.
 
     Args:
@@ -78,6 +84,7 @@ def experiment_of(corner: Corner, experiment: Experiment, steps: int, run_dir: s
         experiment: what is profiled.
         steps: that count.
         run_dir: where the run leaves its files.
+        base_dir: where relative paths of the configuration start.
 
     Raises:
         ProfileError: the strategy does not work with so few workers or rows.
@@ -100,24 +107,22 @@ def experiment_of(corner: Corner, experiment: Experiment, steps: int, run_dir: s
         "count": None,
         "noise_every": 1,
     }
-    both = None if corner.codec is None else {"kind": corner.codec}
-    is_wide = corner.codec in (None, "chunked_topk")
-    tree["codec"] = {"up": both, "down": None if is_wide else both}
+    tree["codec"] = sections_of(corner.codec)
     often = {**tree, "strategy": {**tree["strategy"], "interval": max(1, steps // 4)}}
     if tree["strategy"].get("interval", 0) > steps // 4:
         try:
-            return _validated(often)
+            return _validated(often, base_dir)
         except ValidationError:
             pass  # the interval has to fit other knobs: then exchanges are as rare as they are
     try:
-        return _validated(tree)
+        return _validated(tree, base_dir)
     except ValidationError as error:
         raise ProfileError(
             f"{corner.workers} workers with {corner.rows} rows cannot be measured: "
-            f"{error.errors()[0]['msg']}",
+            f"{'; '.join(explain(error, Experiment, {}))}",
             fix="Choose other --workers and --batch-sizes.",
         ) from None
 
 
-def _validated(tree: Mapping[str, Any]) -> Experiment:
-    return Experiment.model_validate_json(json.dumps(tree))
+def _validated(tree: Mapping[str, Any], base_dir: Path) -> Experiment:
+    return Experiment.model_validate_json(json.dumps(tree), context=context(base_dir))

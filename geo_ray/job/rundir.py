@@ -78,7 +78,10 @@ def create(
             break
         except FileExistsError as error:
             if not path.is_dir():
-                raise RunDirectoryError(f"{path} is in the way: {error.strerror}") from error
+                raise RunDirectoryError(
+                    f"{path} is in the way: {error.strerror}",
+                    fix="Move it away, or choose another `name` or `run.dir`.",
+                ) from error
             number += 1
         except OSError as error:
             raise RunDirectoryError(f"cannot make {path}: {error.strerror}") from error
@@ -109,9 +112,11 @@ def follow(run: RunDirectory, experiment: Experiment, plan: Plan) -> Experiment:
     """
     steps = experiment.train.steps * max(1, experiment.worker_steps)
     own = plan.model_copy(update={"base_steps": steps, "steps": steps, "lr_gain": 1.0})
-    changed = load_tree(run.path / CONFIG_FILE, changes_of(own, experiment), Experiment)
+    changed = load_tree(
+        run.path / CONFIG_FILE, changes_of(own, experiment), Experiment, base_dir=run.base_dir
+    )
     check_model(plan, changed, run.base_dir)
-    _write(run.path / CONFIG_FILE, dump_yaml(changed))
+    adopt(run, changed)
     _write(run.path / FOLLOWED_FILE, plan.model_dump_json(indent=2) + "\n")
     return changed
 
@@ -126,8 +131,12 @@ def followed_plan(run: RunDirectory) -> Plan | None:
     return load_plan(path) if path.exists() else None
 
 
-def reopen(path: Path) -> tuple[RunDirectory, Experiment]:
+def reopen(path: Path, *, allow_drift: bool = False) -> tuple[RunDirectory, Experiment]:
     """Open the directory of an earlier run.
+
+    Args:
+        path: the directory.
+        allow_drift: also if a file with the user's strategy or codec has changed since.
 
     Returns:
         Its paths, and its configuration.
@@ -135,6 +144,7 @@ def reopen(path: Path) -> tuple[RunDirectory, Experiment]:
     Raises:
         RunDirectoryError: if ``path`` is no run directory.
         ConfigError: if its configuration cannot be read.
+        ConfigDriftError: if a file with the user's strategy or codec has changed since.
     """
     path = path.absolute()
     try:
@@ -145,7 +155,18 @@ def reopen(path: Path) -> tuple[RunDirectory, Experiment]:
             f"{path} is no run directory: {PLAN_FILE} cannot be read ({error})",
             fix="Name a directory that `geo-ray train` made, such as runs/quickstart.",
         ) from error
-    return RunDirectory(path, base_dir), load_tree(path / CONFIG_FILE, [], Experiment)
+    file = path / CONFIG_FILE
+    experiment = load_tree(file, [], Experiment, base_dir=base_dir, allow_drift=allow_drift)
+    return RunDirectory(path, base_dir), experiment
+
+
+def adopt(run: RunDirectory, experiment: Experiment) -> None:
+    """Let a run go by another configuration, in this resumption and in those that follow.
+
+    Raises:
+        RunDirectoryError: the directory cannot be written.
+    """
+    _write(run.path / CONFIG_FILE, dump_yaml(experiment))
 
 
 def check_drift(saved: Experiment, wanted: Experiment, *, allow: bool) -> None:
@@ -162,11 +183,11 @@ def check_drift(saved: Experiment, wanted: Experiment, *, allow: bool) -> None:
 
 def plan_of(experiment: Experiment, base_dir: Path) -> dict[str, object]:
     """What runs where, as plain values for ``plan.json``."""
+    chosen = experiment.model_dump(include={"strategy", "codec"})
     return {
         "base_dir": str(base_dir),
         "averager_region": experiment.averager_region,
-        "strategy": experiment.strategy.model_dump(),
-        "codec": experiment.codec.model_dump(),
+        **chosen,
         "regions": [
             {
                 "name": region.name,

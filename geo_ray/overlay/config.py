@@ -7,7 +7,9 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
+from geo_ray.codecs.config import CodecConfig
 from geo_ray.config.base import StrictModel
+from geo_ray.strategies.base import Strategy
 
 
 class TransferOptions(StrictModel):
@@ -121,20 +123,51 @@ AnyOverlay = Annotated[StarOverlay | PeerOverlay, Field(discriminator="kind")]
 MAX_REGIONS: Final = 60  # sets of regions must fit into a 64-bit field
 
 
-def regions_fit(config: AnyOverlay, regions: Sequence[str]) -> None:
-    """Refuse an overlay that does not fit the regions.
+def check_overlay(
+    config: AnyOverlay, regions: Sequence[str], strategy: Strategy, codec: CodecConfig
+) -> None:
+    """Refuse an overlay that does not fit the rest: only plain sums pass through other regions.
+
+    Args:
+        config: the overlay.
+        regions: names of all of them.
+        strategy: the run's.
+        codec: the run's codecs.
 
     Raises:
-        ValueError: too many regions, or groups that are not a partition of them; names the key.
+        ValueError: naming the key.
     """
     if isinstance(config, StarOverlay):
         return
+    mean = strategy.traits.averager.round_mean
+    if mean is None:
+        raise ValueError(
+            f"overlay.kind: {config.kind} sums the updates of a round on the way; strategy "
+            f"'{strategy.kind}' is not made of such rounds: use bsp or sma, or overlay star"
+        )
+    if isinstance(config, RingOverlay | NetstormOverlay) and not mean.is_answer:
+        raise ValueError(
+            f"overlay.kind: {config.kind} hands the mean itself out; strategy '{strategy.kind}' "
+            "answers with something else: use tsengine"
+        )
+    for direction, each in (("up", codec.up), ("down", codec.down)):
+        if each is not None:
+            raise ValueError(
+                f"overlay.kind: {config.kind} adds updates up on the way, which what "
+                f"codec.{direction}: {each.kind} makes of them does not allow: leave the codec "
+                "out, or use overlay star"
+            )
+    _check_regions(config, regions)
+
+
+def _check_regions(config: PeerOverlay, regions: Sequence[str]) -> None:
+    """Refuse too many regions, or groups that are not a partition of them."""
     if len(regions) > MAX_REGIONS:
         raise ValueError(f"overlay.kind: {config.kind} takes at most {MAX_REGIONS} regions")
     if isinstance(config, RackOverlay) and config.groups is not None:
         named = sorted(name for group in config.groups for name in group)
         if named != sorted(regions):
             raise ValueError(
-                f"overlay.groups must name every region once: has {named}, regions are "
-                f"{sorted(regions)}"
+                f"overlay.groups: they must name every region once; they have {', '.join(named)}, "
+                f"regions are {', '.join(sorted(regions))}"
             )

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from geo_ray.codecs.registry import CODECS, sections_of
 from geo_ray.errors import ConfigError
 from geo_ray.planning.tradeoffs import (
     BITS_PER_PARAM,
@@ -24,9 +25,12 @@ from geo_ray.planning.tradeoffs import (
     LOSS_OF_DELAY,
     loss_of_interval,
 )
+from geo_ray.strategies.registry import STRATEGIES
+from geo_ray.strategies.traits import Traits
 from geo_ray.transport.links.table import LinkTable
 
 Family = Literal["bsp", "diloco", "one_step_delay", "async_local_sgd"]
+_FAMILIES: Final[tuple[Family, ...]] = ("diloco", "one_step_delay", "async_local_sgd")
 _INTERVALS: Final = tuple(2**n for n in range(10))
 _AS_GOOD: Final = 0.97  # of the best share: then the smaller loss decides
 _SMALL_INTERVAL: Final = 16  # below that outer momentum overshoots
@@ -80,7 +84,10 @@ def advise(situation: Situation) -> Choice:
         LinkUnknownError: a link was not measured.
     """
     if len(situation.step_s) < 2:
-        raise ConfigError("strategy auto: with one region there is nothing to synchronise")
+        raise ConfigError(
+            "strategy auto: with one region there is nothing to synchronise",
+            fix="Set `strategy: {kind: bsp}`.",
+        )
     found = list(candidates(situation))
     affordable = [c for c in found if c.loss <= situation.loss_budget] or [
         min(found, key=lambda c: c.loss)
@@ -92,25 +99,40 @@ def advise(situation: Situation) -> Choice:
 
 def candidates(situation: Situation) -> Iterator[Choice]:
     """Every family with every interval and codec."""
-    slowest_s = max(situation.step_s.values())
-    rate = sum(1 / step_s for step_s in situation.step_s.values())
-    evenness = len(situation.step_s) / slowest_s / rate  # of rounds: all wait for the slowest
     for codec in BITS_PER_PARAM:
         transfer_s = transfer_time_s(situation, codec)
         for steps in _INTERVALS:
-            loss = loss_of_interval(steps) + LOSS_BY_CODEC[codec]
-            busy = steps * slowest_s / (steps * slowest_s + transfer_s)
-            yield Choice(
-                "bsp" if steps == 1 else "diloco", steps, codec, evenness * busy, transfer_s, loss
-            )
-            if steps == 1 or codec == "chunked_topk":
-                continue
-            hidden = min(1.0, steps * slowest_s / transfer_s)
-            delayed = loss + LOSS_OF_DELAY
-            yield Choice("one_step_delay", steps, codec, evenness * hidden, transfer_s, delayed)
-            own = sum(steps / (steps * s + transfer_s) for s in situation.step_s.values()) / rate
-            alone = loss + LOSS_OF_ASYNCHRONY
-            yield Choice("async_local_sgd", steps, codec, own, transfer_s, alone)
+            for family in ("bsp",) if steps == 1 else _FAMILIES:
+                traits = STRATEGIES[family]().traits
+                waits_for_all = traits.in_rounds and traits.exchange.stands_still == "always"
+                if not (waits_for_all or _suits_answers(codec)):
+                    continue
+                loss = loss_of_interval(steps) + LOSS_BY_CODEC[codec] + _loss_of(traits)
+                share = _compute_share(situation, traits, steps, transfer_s)
+                yield Choice(family, steps, codec, share, transfer_s, loss)
+
+
+def _compute_share(situation: Situation, traits: Traits, steps: int, transfer_s: float) -> float:
+    """Share of the regions' time that is computing, with so many steps per exchange."""
+    slowest_s = max(situation.step_s.values())
+    rate = sum(1 / step_s for step_s in situation.step_s.values())
+    if not traits.in_rounds:
+        return sum(steps / (steps * s + transfer_s) for s in situation.step_s.values()) / rate
+    evenness = len(situation.step_s) / slowest_s / rate  # of rounds: all wait for the slowest
+    if traits.exchange.stands_still == "always":
+        return evenness * steps * slowest_s / (steps * slowest_s + transfer_s)
+    return evenness * min(1.0, steps * slowest_s / transfer_s)
+
+
+def _loss_of(traits: Traits) -> float:
+    """Of how the strategy merges answers."""
+    if not traits.in_rounds:
+        return LOSS_OF_ASYNCHRONY
+    return 0.0 if traits.exchange.stands_still == "always" else LOSS_OF_DELAY
+
+
+def _suits_answers(codec: str | None) -> bool:
+    return codec is None or CODECS[codec]().traits.suits_answers
 
 
 def transfer_time_s(situation: Situation, codec: str | None) -> float:
@@ -139,12 +161,7 @@ def sections(choice: Choice) -> dict[str, dict[str, object]]:
         strategy["outer"] = {"kind": "sgd", "lr": 1.0}
     if choice.family == "one_step_delay":
         strategy["merge"] = "correct"
-    codec: dict[str, object] = {}
-    if choice.codec is not None:
-        codec["up"] = {"kind": choice.codec}
-        if choice.codec != "chunked_topk":
-            codec["down"] = {"kind": choice.codec}
-    return {"strategy": strategy, "codec": codec}
+    return {"strategy": strategy, "codec": {**sections_of(choice.codec)}}
 
 
 def explain(choice: Choice, situation: Situation) -> str:
@@ -160,7 +177,7 @@ def explain(choice: Choice, situation: Situation) -> str:
         f"{choice.compute_share:.0%} of the regions' time computing, at {choice.loss:.1%} of loss "
         f"where {situation.loss_budget:.1%} is allowed."
     )
-    if choice.family == "async_local_sgd":
+    if not STRATEGIES[choice.family]().traits.in_rounds:
         text += (
             f" Regions do not wait for each other, since the slowest takes "
             f"{slowest_s / fastest_s:.1f} times as long as the fastest."

@@ -14,24 +14,29 @@ import math
 from itertools import pairwise
 from typing import Final
 
+from geo_ray.codecs.registry import CODECS
+from geo_ray.codecs.traits import FP32_BITS
+
 LOSS_BY_INTERVAL: Final = ((1, 0.0), (25, 0.01), (100, 0.025), (500, 0.05))
 """(H, relative loss against H = 1), ascending."""
 
-BITS_PER_PARAM: Final = {
-    None: (32.0, 32.0),
-    "fp16": (16.0, 16.0),
-    "int8": (8.01, 8.01),
-    "int4": (4.25, 4.25),
-    "chunked_topk": (0.25, 32.0),
+_PROPOSED: Final = {
+    kind: traits
+    for kind, traits in ((kind, each().traits) for kind, each in CODECS.items())
+    if traits.expected_loss is not None
+}
+
+BITS_PER_PARAM: Final[dict[str | None, tuple[float, float]]] = {None: (FP32_BITS, FP32_BITS)} | {
+    kind: (
+        traits.bits_per_value,
+        traits.bits_per_value if traits.suits_answers else FP32_BITS,
+    )
+    for kind, traits in _PROPOSED.items()
 }
 """Codec -> bits per parameter up and down; one that is for updates only sends answers whole."""
 
-LOSS_BY_CODEC: Final = {
-    None: 0.0,
-    "fp16": 0.0002,
-    "int8": 0.001,
-    "int4": 0.003,
-    "chunked_topk": 0.015,
+LOSS_BY_CODEC: Final[dict[str | None, float]] = {None: 0.0} | {
+    kind: traits.expected_loss or 0.0 for kind, traits in _PROPOSED.items()
 }
 """Codec -> relative loss, with error feedback."""
 

@@ -17,7 +17,7 @@ the averager, and merges differences rather than overwriting.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -28,7 +28,6 @@ from geo_ray.strategies.base import (
     Outgoing,
     RegionState,
     Reply,
-    Sends,
     Update,
     Wait,
     answer_all,
@@ -36,18 +35,28 @@ from geo_ray.strategies.base import (
 )
 from geo_ray.strategies.common import staleness
 from geo_ray.strategies.common.staleness import Staleness
+from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, Traits
 
 
 class Ama(StrictModel):
     """Configuration and rule of `ama`."""
 
-    in_rounds: ClassVar[bool] = False
-    sends: ClassVar[Sends] = "model"
-
     kind: Literal["ama"] = "ama"
     interval: int = Field(8, ge=1, description="local steps between two snapshots")
     alpha: float = Field(1.0, gt=0, le=1, description="how far to move towards the mean")
     staleness: Staleness = Staleness()
+
+    @property
+    def traits(self) -> Traits:
+        """See `geo_ray.strategies.traits`."""
+        return Traits(
+            in_rounds=False,
+            sends="model",
+            exchange=ExchangeTraits(
+                stands_still="never", every=self.interval, last="always", interval=self.interval
+            ),
+            averager=AveragerTraits(bound=self.staleness.bound, on_release=self.on_release),
+        )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """A local optimizer step."""

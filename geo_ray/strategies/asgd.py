@@ -15,29 +15,41 @@ messages drained, all replicas agree to rounding.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
 
 from geo_ray.config.base import StrictModel
-from geo_ray.strategies.base import AveragerState, Outgoing, RegionState, Reply, Sends, Update, Wait
+from geo_ray.strategies.base import AveragerState, Outgoing, RegionState, Reply, Update, Wait
 from geo_ray.strategies.common import additive, staleness
 from geo_ray.strategies.common.staleness import Staleness
+from geo_ray.strategies.traits import AveragerTraits, Combine, ExchangeTraits, Traits
 
 
 class Asgd(StrictModel):
     """Configuration and rule of `asgd`."""
 
-    in_rounds: ClassVar[bool] = False
-    sends: ClassVar[Sends] = "change"
-
     kind: Literal["asgd"] = "asgd"
     wait: Literal["always", "when_busy"] = Field(
         "always", description="stand still for every transfer, or overlap one with one step"
     )
-    combine: additive.Combine = Field("mean", description="total weight of a gradient: 1/M or 1")
+    combine: Combine = Field("mean", description="total weight of a gradient: 1/M or 1")
     staleness: Staleness = Staleness()
+
+    @property
+    def traits(self) -> Traits:
+        """See `geo_ray.strategies.traits`."""
+        return Traits(
+            in_rounds=False,
+            sends="change",
+            exchange=ExchangeTraits(
+                stands_still=additive.STANDS_STILL[self.wait], every=1, last="always"
+            ),
+            averager=AveragerTraits(
+                adds_up=self.combine, bound=self.staleness.bound, on_release=self.on_release
+            ),
+        )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """A local optimizer step."""

@@ -23,28 +23,43 @@ SGD it is the same, and momentum or AdamW do not take a sum of gradients for one
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
 
 from geo_ray.config.base import StrictModel
-from geo_ray.strategies.base import AveragerState, Outgoing, RegionState, Reply, Sends, Update, Wait
+from geo_ray.strategies.base import AveragerState, Outgoing, RegionState, Reply, Update, Wait
 from geo_ray.strategies.common import additive, staleness
 from geo_ray.strategies.common.staleness import Staleness
+from geo_ray.strategies.traits import AveragerTraits, Combine, ExchangeTraits, Traits
 
 
 class AsgdGa(StrictModel):
     """Configuration and rule of `asgd_ga`."""
 
-    in_rounds: ClassVar[bool] = False
-    sends: ClassVar[Sends] = "change"
-
     kind: Literal["asgd_ga"] = "asgd_ga"
     interval: int = Field(8, ge=1, description="local steps between two messages")
     wait: additive.WaitRule = Field("never", description="what to do when a message is due")
-    combine: additive.Combine = Field("mean", description="total weight of a gradient: 1/M or 1")
+    combine: Combine = Field("mean", description="total weight of a gradient: 1/M or 1")
     staleness: Staleness = Staleness()
+
+    @property
+    def traits(self) -> Traits:
+        """See `geo_ray.strategies.traits`."""
+        return Traits(
+            in_rounds=False,
+            sends="change",
+            exchange=ExchangeTraits(
+                stands_still=additive.STANDS_STILL[self.wait],
+                every=self.interval,
+                last="always",
+                interval=self.interval,
+            ),
+            averager=AveragerTraits(
+                adds_up=self.combine, bound=self.staleness.bound, on_release=self.on_release
+            ),
+        )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """A local optimizer step."""

@@ -20,7 +20,7 @@ Weights by samples and the bound are ours.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -31,21 +31,17 @@ from geo_ray.strategies.base import (
     Outgoing,
     RegionState,
     Reply,
-    Sends,
     Update,
     Weights,
 )
 from geo_ray.strategies.common import local, published, speeds, staleness
 from geo_ray.strategies.common.delayed_nesterov import DelayedNesterov
 from geo_ray.strategies.common.staleness import Staleness
+from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
 
 
 class AsyncLocalSgd(StrictModel):
     """Configuration and rule of `async_local_sgd`."""
-
-    in_rounds: ClassVar[bool] = False
-    sends: ClassVar[Sends] = "change"
-    eval_params: ClassVar[str] = local.ANCHOR
 
     kind: Literal["async_local_sgd"] = "async_local_sgd"
     interval: int = Field(32, ge=1, description="local steps of the fastest region (H)")
@@ -53,6 +49,19 @@ class AsyncLocalSgd(StrictModel):
     weights: Weights = Field("samples", description="weight of an update: alike, or by its samples")
     outer: DelayedNesterov = DelayedNesterov()
     staleness: Staleness = Staleness()
+
+    @property
+    def traits(self) -> Traits:
+        """See `geo_ray.strategies.traits`."""
+        return Traits(
+            in_rounds=False,
+            sends="change",
+            exchange=ExchangeTraits(
+                stands_still="always", every=self.interval, last="always", interval=self.interval
+            ),
+            region=RegionTraits(eval_params=local.ANCHOR),
+            averager=AveragerTraits(bound=self.staleness.bound, on_release=self.on_release),
+        )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """A local optimizer step."""

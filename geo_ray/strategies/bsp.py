@@ -14,7 +14,7 @@ weights ``q_i`` are explicit here.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -26,28 +26,33 @@ from geo_ray.strategies.base import (
     Outgoing,
     RegionState,
     Reply,
-    Sends,
     Update,
     Wait,
     Weights,
     answer_all,
     weighted_mean,
 )
+from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RoundMean, Traits
 
 
 class Bsp(StrictModel):
     """Configuration and rule of `bsp`."""
 
-    in_rounds: ClassVar[bool] = True
-    sends: ClassVar[Sends] = "change"
-
     kind: Literal["bsp"] = "bsp"
     weights: Weights = Field("samples", description="weight of a region: 1/M or by its samples")
 
     @property
-    def mean_gradient(self) -> bool:
-        """Whether the answer is the mean by rows; see `geo_ray.strategies.traits`."""
-        return self.weights == "samples"
+    def traits(self) -> Traits:
+        """See `geo_ray.strategies.traits`."""
+        return Traits(
+            in_rounds=True,
+            sends="change",
+            exchange=ExchangeTraits(stands_still="always", every=1, last="never"),
+            averager=AveragerTraits(
+                round_mean=RoundMean(weights=self.weights, is_answer=True, skips_refused=True),
+                mean_gradient=self.weights == "samples",
+            ),
+        )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """Keep the gradient; it is applied only as part of the mean."""

@@ -20,28 +20,25 @@ optimizer has it. MXNet keeps one earlier version for all, this keeps one per re
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from geo_ray.config.base import StrictModel
-from geo_ray.strategies.base import AveragerState, Outgoing, RegionState, Reply, Sends, Update
+from geo_ray.strategies.base import AveragerState, Outgoing, RegionState, Reply, Update
 from geo_ray.strategies.common import local, published, staleness
 from geo_ray.strategies.common.gradient_sum import add_gradient, take_mean
 from geo_ray.strategies.common.outer import OuterConfig, OuterSgd, outer_change
 from geo_ray.strategies.common.staleness import Staleness
+from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
 
 _SQUARE = "square"
 
 
 class DcAsgd(StrictModel):
     """Configuration and rule of `dc_asgd`."""
-
-    in_rounds: ClassVar[bool] = False
-    sends: ClassVar[Sends] = "change"
-    rate_key: ClassVar[str] = "strategy.outer.lr"
 
     kind: Literal["dc_asgd"] = "dc_asgd"
     interval: int = Field(1, ge=1, description="gradients at one point per message")
@@ -50,6 +47,19 @@ class DcAsgd(StrictModel):
     decay: float = Field(0.95, ge=0, lt=1, description="adaptive: of the mean square")
     outer: OuterConfig = Field(OuterSgd(lr=0.1), description="steps with each gradient")
     staleness: Staleness = Staleness()
+
+    @property
+    def traits(self) -> Traits:
+        """See `geo_ray.strategies.traits`."""
+        return Traits(
+            in_rounds=False,
+            sends="change",
+            exchange=ExchangeTraits(
+                stands_still="always", every=self.interval, last="always", interval=self.interval
+            ),
+            region=RegionTraits(rate_key="strategy.outer.lr"),
+            averager=AveragerTraits(bound=self.staleness.bound, on_release=self.on_release),
+        )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """Add it up; parameters change only by answers."""

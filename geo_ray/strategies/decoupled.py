@@ -22,25 +22,22 @@ Fragments are contiguous here, and `rda` is per fragment, not per tensor.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from geo_ray.config.base import StrictModel
-from geo_ray.strategies.base import AveragerState, Outgoing, RegionState, Reply, Sends, Update
+from geo_ray.strategies.base import AveragerState, Outgoing, RegionState, Reply, Update
 from geo_ray.strategies.common import local, published
 from geo_ray.strategies.common.directions import combined
 from geo_ray.strategies.common.outer import OuterConfig, OuterNesterov, outer_change
+from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
 
 
 class Decoupled(StrictModel):
     """Configuration and rule of `decoupled`."""
-
-    in_rounds: ClassVar[bool] = False
-    sends: ClassVar[Sends] = "change"
-    eval_params: ClassVar[str] = local.ANCHOR
 
     kind: Literal["decoupled"] = "decoupled"
     interval: int = Field(24, ge=1, description="local steps between two reports of a fragment (H)")
@@ -51,13 +48,34 @@ class Decoupled(StrictModel):
     alpha: float = Field(0.0, ge=0, lt=1, description="share of the local fragment that is kept")
     outer: OuterConfig = Field(OuterNesterov(), description="what is made of the mean change")
 
+    @property
+    def traits(self) -> Traits:
+        """See `geo_ray.strategies.traits`."""
+        return Traits(
+            in_rounds=False,
+            sends="change",
+            exchange=ExchangeTraits(
+                stands_still="never",
+                every=self._steps_apart,
+                last="always",
+                fragments=self.fragments,
+                interval=self.interval,
+            ),
+            region=RegionTraits(eval_params=local.ANCHOR),
+            averager=AveragerTraits(on_release=self.on_release, on_wake=self.on_wake),
+        )
+
+    @property
+    def _steps_apart(self) -> int:
+        return max(1, self.interval // self.fragments)
+
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """A local optimizer step."""
         local.step(region, grad_P)
 
     def after_step(self, region: RegionState) -> Outgoing | None:
         """Every H/F steps report the next fragment, if the link is free; never wait."""
-        if region.link_busy or region.since_send < max(1, self.interval // self.fragments):
+        if region.link_busy or region.since_send < self._steps_apart:
             return None
         number = int(region.numbers.get("next", 0.0))
         region.numbers["next"] = float((number + 1) % self.fragments)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -33,12 +33,12 @@ from geo_ray.strategies.base import (
     Outgoing,
     RegionState,
     Reply,
-    Sends,
     Update,
     Weights,
     answer_all,
     weighted_mean,
 )
+from geo_ray.strategies.traits import ExchangeTraits, RegionTraits, Traits
 
 _MOMENTUM, _REFUSED = "momentum", "refused"
 
@@ -46,15 +46,21 @@ _MOMENTUM, _REFUSED = "momentum", "refused"
 class DeMo(StrictModel):
     """Configuration and rule of `demo`."""
 
-    in_rounds: ClassVar[bool] = True
-    sends: ClassVar[Sends] = "change"
-    whole_model: ClassVar[bool] = True
-
     kind: Literal["demo"] = "demo"
     beta: float = Field(0.999, ge=0, lt=1, description="share of the momentum that is kept")
     chunk: int = Field(64, ge=2, le=4096, description="elements of a chunk")
     top: int = Field(8, ge=1, description="components of a chunk that are sent")
     weights: Weights = Field("samples", description="weight of a region: 1/M or by its samples")
+
+    @property
+    def traits(self) -> Traits:
+        """See `geo_ray.strategies.traits`."""
+        return Traits(
+            in_rounds=True,
+            sends="change",
+            exchange=ExchangeTraits(stands_still="always", every=1, last="never"),
+            region=RegionTraits(whole_model=True),
+        )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """Into the momentum; parameters change only by answers."""

@@ -18,7 +18,7 @@ Source: DiLoCo (arXiv 2311.08105), reconstructed.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -29,21 +29,23 @@ from geo_ray.strategies.base import (
     Outgoing,
     RegionState,
     Reply,
-    Sends,
     Update,
     Weights,
 )
 from geo_ray.strategies.common import local
 from geo_ray.strategies.common.outer import OuterConfig, OuterNesterov, outer_round
 from geo_ray.strategies.common.paced import paced_interval
+from geo_ray.strategies.traits import (
+    AveragerTraits,
+    ExchangeTraits,
+    RegionTraits,
+    RoundMean,
+    Traits,
+)
 
 
 class DiLoCo(StrictModel):
     """Configuration and rule of `diloco`."""
-
-    in_rounds: ClassVar[bool] = True
-    sends: ClassVar[Sends] = "change"
-    eval_params: ClassVar[str] = local.ANCHOR
 
     kind: Literal["diloco"] = "diloco"
     interval: int = Field(32, ge=1, description="local steps between two exchanges (H)")
@@ -52,6 +54,21 @@ class DiLoCo(StrictModel):
         None, gt=0, lt=1, description="let H follow the link, so that this share is computing"
     )
     outer: OuterConfig = Field(OuterNesterov(), description="what is made of the mean change")
+
+    @property
+    def traits(self) -> Traits:
+        """See `geo_ray.strategies.traits`."""
+        # A pace of its own goes by every update's measurements.
+        mean = RoundMean(weights=self.weights) if self.compute_share is None else None
+        return Traits(
+            in_rounds=True,
+            sends="change",
+            exchange=ExchangeTraits(
+                stands_still="always", every=self.interval, last="rest", interval=self.interval
+            ),
+            region=RegionTraits(eval_params=local.ANCHOR),
+            averager=AveragerTraits(round_mean=mean),
+        )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """A local optimizer step."""

@@ -20,7 +20,7 @@ start, from which the last exchange is counted.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -31,7 +31,6 @@ from geo_ray.strategies.base import (
     Outgoing,
     RegionState,
     Reply,
-    Sends,
     Update,
     Wait,
     Weights,
@@ -40,6 +39,7 @@ from geo_ray.strategies.base import (
 )
 from geo_ray.strategies.common import local
 from geo_ray.strategies.common.outer import OuterConfig, OuterNesterov, outer_change
+from geo_ray.strategies.traits import ExchangeTraits, RegionTraits, Traits
 
 _START, _OWN, _MEAN = "start", "own", "mean"
 _SHARE, _LAST = "share", "last"
@@ -48,14 +48,22 @@ _SHARE, _LAST = "share", "last"
 class DiLoCoEager(StrictModel):
     """Configuration and rule of `diloco_eager`."""
 
-    in_rounds: ClassVar[bool] = True
-    sends: ClassVar[Sends] = "change"
-    eval_params: ClassVar[str] = local.ANCHOR
-
     kind: Literal["diloco_eager"] = "diloco_eager"
     interval: int = Field(32, ge=1, description="local steps between two exchanges (H)")
     weights: Weights = Field("samples", description="weight of a region: 1/M or by its samples")
     outer: OuterConfig = Field(OuterNesterov(), description="what is made of the mean change")
+
+    @property
+    def traits(self) -> Traits:
+        """See `geo_ray.strategies.traits`."""
+        return Traits(
+            in_rounds=True,
+            sends="change",
+            exchange=ExchangeTraits(
+                stands_still="when_late", every=self.interval, last="always", interval=self.interval
+            ),
+            region=RegionTraits(eval_params=local.ANCHOR),
+        )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """A local optimizer step."""

@@ -22,7 +22,7 @@ is ours.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -33,23 +33,19 @@ from geo_ray.strategies.base import (
     Outgoing,
     RegionState,
     Reply,
-    Sends,
     Update,
     Wait,
     Weights,
 )
 from geo_ray.strategies.common import local
 from geo_ray.strategies.common.outer import OuterConfig, OuterNesterov, OuterSgd, outer_round
+from geo_ray.strategies.traits import ExchangeTraits, RegionTraits, Traits
 
 _PENDING, _NEXT, _SENT = "pending", "next", "sent"
 
 
 class DiLoCoStreaming(StrictModel):
     """Configuration and rule of `diloco_streaming`."""
-
-    in_rounds: ClassVar[bool] = True
-    sends: ClassVar[Sends] = "change"
-    eval_params: ClassVar[str] = local.ANCHOR
 
     kind: Literal["diloco_streaming"] = "diloco_streaming"
     interval: int = Field(32, ge=1, description="local steps between two syncs of a fragment (H)")
@@ -64,11 +60,26 @@ class DiLoCoStreaming(StrictModel):
     def _fits(self) -> Self:
         if self.tau >= self.interval / self.fragments:
             raise ValueError(
-                f"tau {self.tau} must be below interval / fragments = "
-                f"{self.interval / self.fragments:g}: the answer about a fragment must be merged "
-                "before the next is sent"
+                f"tau: it must be below interval / fragments = {self.interval / self.fragments:g}, "
+                "since the answer about a fragment must be merged before the next is sent"
             )
         return self
+
+    @property
+    def traits(self) -> Traits:
+        """See `geo_ray.strategies.traits`."""
+        return Traits(
+            in_rounds=True,
+            sends="change",
+            exchange=ExchangeTraits(
+                stands_still="when_late",
+                every=self.interval / self.fragments,
+                last="always",
+                fragments=self.fragments,
+                interval=self.interval,
+            ),
+            region=RegionTraits(eval_params=local.ANCHOR),
+        )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """A local optimizer step."""

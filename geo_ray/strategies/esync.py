@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar, Final, Literal
+from typing import Final, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -38,12 +38,12 @@ from geo_ray.strategies.base import (
     Outgoing,
     RegionState,
     Reply,
-    Sends,
     Update,
     Weights,
 )
 from geo_ray.strategies.common import local
 from geo_ray.strategies.common.outer import OuterConfig, OuterSgd, outer_round
+from geo_ray.strategies.traits import ExchangeTraits, RegionTraits, Traits
 
 _ROUNDING: Final = 1e-9  # of a whole number of steps that just fits
 
@@ -51,16 +51,21 @@ _ROUNDING: Final = 1e-9  # of a whole number of steps that just fits
 class ESync(StrictModel):
     """Configuration and rule of `esync`."""
 
-    in_rounds: ClassVar[bool] = True
-    sends: ClassVar[Sends] = "change"
-    equal_steps: ClassVar[bool] = False
-    eval_params: ClassVar[str] = local.ANCHOR
-
     kind: Literal["esync"] = "esync"
     slowest_steps: int = Field(1, ge=1, description="local steps of the slowest site in a round")
     max_steps: int = Field(1000, ge=1, description="most local steps of any site in a round")
     weights: Weights = Field("uniform", description="weight of a site: alike, or by its samples")
     outer: OuterConfig = Field(OuterSgd(), description="what is made of the mean change")
+
+    @property
+    def traits(self) -> Traits:
+        """See `geo_ray.strategies.traits`."""
+        return Traits(
+            in_rounds=True,
+            sends="change",
+            exchange=ExchangeTraits(stands_still="always", every=self.slowest_steps, last="rest"),
+            region=RegionTraits(ends_together=True, eval_params=local.ANCHOR),
+        )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """A local optimizer step."""

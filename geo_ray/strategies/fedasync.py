@@ -16,7 +16,7 @@ Source: FedAsync (arXiv 1903.03934), reconstructed.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -27,20 +27,16 @@ from geo_ray.strategies.base import (
     Outgoing,
     RegionState,
     Reply,
-    Sends,
     Update,
     Weights,
 )
 from geo_ray.strategies.common import local, published, speeds, staleness
 from geo_ray.strategies.common.staleness import Staleness
+from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
 
 
 class FedAsync(StrictModel):
     """Configuration and rule of `fedasync`."""
-
-    in_rounds: ClassVar[bool] = False
-    sends: ClassVar[Sends] = "change"
-    eval_params: ClassVar[str] = local.ANCHOR
 
     kind: Literal["fedasync"] = "fedasync"
     interval: int = Field(8, ge=1, description="local steps between two exchanges")
@@ -48,6 +44,19 @@ class FedAsync(StrictModel):
     alpha: float = Field(0.6, gt=0, le=1, description="share of a fresh model in the global one")
     weights: Weights = Field("uniform", description="weight of an update: alike, or by its samples")
     staleness: Staleness = Staleness(weight="poly")
+
+    @property
+    def traits(self) -> Traits:
+        """See `geo_ray.strategies.traits`."""
+        return Traits(
+            in_rounds=False,
+            sends="change",
+            exchange=ExchangeTraits(
+                stands_still="always", every=self.interval, last="always", interval=self.interval
+            ),
+            region=RegionTraits(eval_params=local.ANCHOR),
+            averager=AveragerTraits(bound=self.staleness.bound, on_release=self.on_release),
+        )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """A local optimizer step."""

@@ -23,7 +23,7 @@ a matter of codecs here.
 
 from __future__ import annotations
 
-from typing import ClassVar, Final, Literal
+from typing import Final, Literal
 
 import torch
 from pydantic import Field
@@ -35,12 +35,12 @@ from geo_ray.strategies.base import (
     Outgoing,
     RegionState,
     Reply,
-    Sends,
     Update,
     Weights,
     shares_of,
 )
 from geo_ray.strategies.common import local, published, speeds
+from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
 
 _TIERED: Final = "tiered"  # the version at which tiers were made
 
@@ -48,16 +48,24 @@ _TIERED: Final = "tiered"  # the version at which tiers were made
 class FedAt(StrictModel):
     """Configuration and rule of `fedat`."""
 
-    in_rounds: ClassVar[bool] = False
-    sends: ClassVar[Sends] = "change"
-    equal_steps: ClassVar[bool] = False
-    eval_params: ClassVar[str] = local.ANCHOR
-
     kind: Literal["fedat"] = "fedat"
     interval: int = Field(8, ge=1, description="local steps per round")
     tiers: int = Field(5, ge=1, description="classes of speed; at most one per site")
     retier_every: int = Field(100, ge=1, description="versions until sites are sorted anew")
     weights: Weights = Field("samples", description="weight of a site within its tier")
+
+    @property
+    def traits(self) -> Traits:
+        """See `geo_ray.strategies.traits`."""
+        return Traits(
+            in_rounds=False,
+            sends="change",
+            exchange=ExchangeTraits(
+                stands_still="always", every=self.interval, last="always", interval=self.interval
+            ),
+            region=RegionTraits(ends_together=True, eval_params=local.ANCHOR),
+            averager=AveragerTraits(on_release=self.on_release),
+        )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """A local optimizer step."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 import random
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -33,24 +33,19 @@ from geo_ray.strategies.base import (
     Outgoing,
     RegionState,
     Reply,
-    Sends,
     Update,
     Weights,
     weighted_mean,
 )
 from geo_ray.strategies.common import local, published, speeds
 from geo_ray.strategies.common.outer import OuterConfig, OuterSgd, outer_change
+from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
 
 _CHOSEN = "chosen/"
 
 
 class FedAvg(StrictModel):
     """Configuration and rule of `fedavg`."""
-
-    in_rounds: ClassVar[bool] = False
-    sends: ClassVar[Sends] = "change"
-    equal_steps: ClassVar[bool] = False
-    eval_params: ClassVar[str] = local.ANCHOR
 
     kind: Literal["fedavg"] = "fedavg"
     interval: int = Field(8, ge=1, description="local steps per round")
@@ -59,6 +54,19 @@ class FedAvg(StrictModel):
     weights: Weights = Field("samples", description="weight of a site: alike, or by its samples")
     outer: OuterConfig = Field(OuterSgd(), description="what is made of the mean change")
     seed: int = Field(0, ge=0, description="of the draw of sites")
+
+    @property
+    def traits(self) -> Traits:
+        """See `geo_ray.strategies.traits`."""
+        return Traits(
+            in_rounds=False,
+            sends="change",
+            exchange=ExchangeTraits(
+                stands_still="always", every=self.interval, last="always", interval=self.interval
+            ),
+            region=RegionTraits(ends_together=True, eval_params=local.ANCHOR),
+            averager=AveragerTraits(on_release=self.on_release),
+        )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """A local optimizer step."""

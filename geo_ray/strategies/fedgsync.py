@@ -24,25 +24,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from geo_ray.config.base import StrictModel
-from geo_ray.strategies.base import AveragerState, Outgoing, RegionState, Reply, Sends, Update
+from geo_ray.strategies.base import AveragerState, Outgoing, RegionState, Reply, Update
 from geo_ray.strategies.common import grouping, local, published, speeds
 from geo_ray.strategies.common.outer import OuterConfig, OuterSgd, outer_change
+from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
 
 
 class FedGSync(StrictModel):
     """Configuration and rule of `fedgsync`."""
-
-    in_rounds: ClassVar[bool] = False
-    sends: ClassVar[Sends] = "change"
-    equal_steps: ClassVar[bool] = False
-    eval_params: ClassVar[str] = local.ANCHOR
 
     kind: Literal["fedgsync"] = "fedgsync"
     interval: int = Field(8, ge=1, description="local steps per round")
@@ -56,6 +52,19 @@ class FedGSync(StrictModel):
     share_extra: float = Field(0.2, gt=0, le=1, description="dgt: reliable, other sites")
     outer: OuterConfig = Field(OuterSgd(), description="what is made of the mean change")
     seed: int = Field(0, ge=0, description="of sketches and K-means")
+
+    @property
+    def traits(self) -> Traits:
+        """See `geo_ray.strategies.traits`."""
+        return Traits(
+            in_rounds=False,
+            sends="change",
+            exchange=ExchangeTraits(
+                stands_still="always", every=self.interval, last="always", interval=self.interval
+            ),
+            region=RegionTraits(ends_together=True, eval_params=local.ANCHOR),
+            averager=AveragerTraits(on_release=self.on_release, on_wake=self.on_wake),
+        )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """A local optimizer step."""

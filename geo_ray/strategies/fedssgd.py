@@ -15,7 +15,7 @@ reconstructed from the name.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -26,24 +26,30 @@ from geo_ray.strategies.base import (
     Outgoing,
     RegionState,
     Reply,
-    Sends,
     Update,
     Weights,
     answer_all,
     weighted_mean,
 )
 from geo_ray.strategies.common.gradient_sum import add_gradient, take_mean
+from geo_ray.strategies.traits import ExchangeTraits, Traits
 
 
 class FedSsgd(StrictModel):
     """Configuration and rule of `fedssgd`."""
 
-    in_rounds: ClassVar[bool] = True
-    sends: ClassVar[Sends] = "change"
-
     kind: Literal["fedssgd"] = "fedssgd"
     accumulate: int = Field(1, ge=1, description="gradients of a site per round")
     weights: Weights = Field("samples", description="weight of a site: alike, or by its samples")
+
+    @property
+    def traits(self) -> Traits:
+        """See `geo_ray.strategies.traits`."""
+        return Traits(
+            in_rounds=True,
+            sends="change",
+            exchange=ExchangeTraits(stands_still="always", every=self.accumulate, last="rest"),
+        )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """Add it up; the parameters stay."""

@@ -23,28 +23,40 @@ changes go from server to server; here through the averager.
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
 
 from geo_ray.config.base import StrictModel
-from geo_ray.strategies.base import AveragerState, Outgoing, RegionState, Reply, Sends, Update
+from geo_ray.strategies.base import AveragerState, Outgoing, RegionState, Reply, Update
 from geo_ray.strategies.common import additive, staleness
 from geo_ray.strategies.common.staleness import Staleness
+from geo_ray.strategies.traits import AveragerTraits, Combine, ExchangeTraits, Traits
 
 
 class Gaia(StrictModel):
     """Configuration and rule of `gaia`."""
 
-    in_rounds: ClassVar[bool] = False
-    sends: ClassVar[Sends] = "change"
-
     kind: Literal["gaia"] = "gaia"
     interval: int = Field(1, ge=1, description="local steps between two messages, or more if busy")
     threshold: float = Field(0.01, ge=0, description="relative change that matters at step 1")
-    combine: additive.Combine = Field("mean", description="total weight of a gradient: 1/M or 1")
+    combine: Combine = Field("mean", description="total weight of a gradient: 1/M or 1")
     staleness: Staleness = Staleness(bound=8)
+
+    @property
+    def traits(self) -> Traits:
+        """See `geo_ray.strategies.traits`."""
+        return Traits(
+            in_rounds=False,
+            sends="change",
+            exchange=ExchangeTraits(
+                stands_still="never", every=self.interval, last="always", interval=self.interval
+            ),
+            averager=AveragerTraits(
+                adds_up=self.combine, bound=self.staleness.bound, on_release=self.on_release
+            ),
+        )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """A local optimizer step."""

@@ -22,7 +22,7 @@ global 0.15 and 0.5 with N 2, alpha 0.25. Released code multiplies the rate by N
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -33,23 +33,19 @@ from geo_ray.strategies.base import (
     Outgoing,
     RegionState,
     Reply,
-    Sends,
     Update,
     Weights,
 )
 from geo_ray.strategies.common import local, published, speeds, staleness
 from geo_ray.strategies.common.delayed_nesterov import DelayedNesterov
 from geo_ray.strategies.common.staleness import Staleness
+from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
 
 _GLOBAL, _SENT = "global", "sent"
 
 
 class Halos(StrictModel):
     """Configuration and rule of `halos`."""
-
-    in_rounds: ClassVar[bool] = False
-    sends: ClassVar[Sends] = "change"
-    eval_params: ClassVar[str] = _GLOBAL
 
     kind: Literal["halos"] = "halos"
     local_steps: int = Field(8, ge=1, description="local steps of a worker per push (H)")
@@ -65,9 +61,17 @@ class Halos(StrictModel):
     staleness: Staleness = Staleness()
 
     @property
-    def worker_steps(self) -> int:
-        """Workers push what their own optimizer changed."""
-        return self.local_steps
+    def traits(self) -> Traits:
+        """See `geo_ray.strategies.traits`."""
+        return Traits(
+            in_rounds=False,
+            sends="change",
+            exchange=ExchangeTraits(
+                stands_still="never", every=self.interval, last="always", interval=self.interval
+            ),
+            region=RegionTraits(worker_steps=self.local_steps, eval_params=_GLOBAL),
+            averager=AveragerTraits(bound=self.staleness.bound, on_release=self.on_release),
+        )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """Apply a push; it is what parameters change by, and no gradient."""

@@ -18,7 +18,7 @@ and released code. The outer optimizer and weights by samples are ours.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -29,20 +29,22 @@ from geo_ray.strategies.base import (
     Outgoing,
     RegionState,
     Reply,
-    Sends,
     Update,
     Weights,
 )
 from geo_ray.strategies.common import local
 from geo_ray.strategies.common.outer import OuterConfig, OuterSgd, outer_round
+from geo_ray.strategies.traits import (
+    AveragerTraits,
+    ExchangeTraits,
+    RegionTraits,
+    RoundMean,
+    Traits,
+)
 
 
 class Hfa(StrictModel):
     """Configuration and rule of `hfa`."""
-
-    in_rounds: ClassVar[bool] = True
-    sends: ClassVar[Sends] = "change"
-    eval_params: ClassVar[str] = local.ANCHOR
 
     kind: Literal["hfa"] = "hfa"
     k1: int = Field(4, ge=1, description="local steps of a worker between two averages in a region")
@@ -51,9 +53,15 @@ class Hfa(StrictModel):
     outer: OuterConfig = Field(OuterSgd(), description="what is made of the regions' mean change")
 
     @property
-    def worker_steps(self) -> int:
-        """Workers push what k1 steps of their own optimizer changed."""
-        return self.k1
+    def traits(self) -> Traits:
+        """See `geo_ray.strategies.traits`."""
+        return Traits(
+            in_rounds=True,
+            sends="change",
+            exchange=ExchangeTraits(stands_still="always", every=self.k2, last="rest"),
+            region=RegionTraits(worker_steps=self.k1, eval_params=local.ANCHOR),
+            averager=AveragerTraits(round_mean=RoundMean(weights=self.weights)),
+        )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """Take the workers' mean change; it is what parameters change by, and no gradient."""

@@ -23,7 +23,7 @@ weights and the outer optimizer are ours.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -34,28 +34,33 @@ from geo_ray.strategies.base import (
     Outgoing,
     RegionState,
     Reply,
-    Sends,
     Update,
     Wait,
     Weights,
 )
 from geo_ray.strategies.common import local, overlap
 from geo_ray.strategies.common.outer import OuterConfig, OuterSgd, outer_round
+from geo_ray.strategies.traits import ExchangeTraits, RegionTraits, Traits
 
 
 class NbSync(StrictModel):
     """Configuration and rule of `nbsync`."""
-
-    in_rounds: ClassVar[bool] = True
-    sends: ClassVar[Sends] = "change"
-    equal_steps: ClassVar[bool] = False
-    eval_params: ClassVar[str] = local.ANCHOR
 
     kind: Literal["nbsync"] = "nbsync"
     max_local_steps: int = Field(150, ge=1, description="most local steps of a site in a round")
     merge: overlap.Merge = Field("overwrite", description="what becomes of the site's own progress")
     weights: Weights = Field("uniform", description="weight of a site: alike, or by its samples")
     outer: OuterConfig = Field(OuterSgd(), description="what is made of the mean change")
+
+    @property
+    def traits(self) -> Traits:
+        """See `geo_ray.strategies.traits`."""
+        return Traits(
+            in_rounds=True,
+            sends="change",
+            exchange=ExchangeTraits(stands_still="when_late", every=1, last="always"),
+            region=RegionTraits(ends_together=True, eval_params=local.ANCHOR),
+        )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """A local optimizer step."""

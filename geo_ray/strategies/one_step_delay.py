@@ -15,7 +15,7 @@ Source: the asynchronous DiLoCo of PCCL's examples and DiLoCoX (arXiv 2506.21263
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -26,21 +26,17 @@ from geo_ray.strategies.base import (
     Outgoing,
     RegionState,
     Reply,
-    Sends,
     Update,
     Wait,
     Weights,
 )
 from geo_ray.strategies.common import local, overlap
 from geo_ray.strategies.common.outer import OuterConfig, OuterNesterov, outer_round
+from geo_ray.strategies.traits import ExchangeTraits, RegionTraits, Traits
 
 
 class OneStepDelay(StrictModel):
     """Configuration and rule of `one_step_delay`."""
-
-    in_rounds: ClassVar[bool] = True
-    sends: ClassVar[Sends] = "change"
-    eval_params: ClassVar[str] = local.ANCHOR
 
     kind: Literal["one_step_delay"] = "one_step_delay"
     interval: int = Field(32, ge=1, description="local steps between two exchanges (H)")
@@ -49,6 +45,18 @@ class OneStepDelay(StrictModel):
     outer: OuterConfig = Field(
         OuterNesterov(momentum=0.5), description="what is made of the mean change"
     )
+
+    @property
+    def traits(self) -> Traits:
+        """See `geo_ray.strategies.traits`."""
+        return Traits(
+            in_rounds=True,
+            sends="change",
+            exchange=ExchangeTraits(
+                stands_still="when_late", every=self.interval, last="always", interval=self.interval
+            ),
+            region=RegionTraits(eval_params=local.ANCHOR),
+        )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """A local optimizer step."""

@@ -1,15 +1,20 @@
-"""All strategies by name. A new one is a file in this package and a line in each of two lists."""
+"""All strategies by name. A new one is a file in this package and a line in one list."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import Field
+from pydantic import TypeAdapter
 
+from geo_ray.config.own import OwnLoader, context, section_type
+from geo_ray.errors import ConfigError
 from geo_ray.strategies.ama import Ama
 from geo_ray.strategies.asgd import Asgd
 from geo_ray.strategies.asgd_ga import AsgdGa
 from geo_ray.strategies.async_local_sgd import AsyncLocalSgd
+from geo_ray.strategies.base import Strategy
 from geo_ray.strategies.bsp import Bsp
 from geo_ray.strategies.dc_asgd import DcAsgd
 from geo_ray.strategies.decoupled import Decoupled
@@ -30,61 +35,67 @@ from geo_ray.strategies.nbsync import NbSync
 from geo_ray.strategies.one_step_delay import OneStepDelay
 from geo_ray.strategies.sma import Sma
 from geo_ray.strategies.sparseloco import SparseLoCo
+from geo_ray.strategies.traits import Traits
+from geo_ray.util.user_class import UserClass
 
-OneStrategy = (
-    Bsp
-    | Asgd
-    | AsgdGa
-    | Ama
-    | Sma
-    | FedAvg
-    | FedSsgd
-    | ESync
-    | Hfa
-    | NbSync
-    | DiLoCo
-    | DiLoCoStreaming
-    | DiLoCoEager
-    | OneStepDelay
-    | Decoupled
-    | FedAsync
-    | FedAt
-    | FedGSync
-    | AsyncLocalSgd
-    | Halos
-    | DcAsgd
-    | Gaia
-    | SparseLoCo
-    | DeMo
+CLASSES: Final[tuple[type[Strategy], ...]] = (
+    Bsp,
+    Asgd,
+    AsgdGa,
+    Ama,
+    Sma,
+    FedAvg,
+    FedSsgd,
+    ESync,
+    Hfa,
+    NbSync,
+    DiLoCo,
+    DiLoCoStreaming,
+    DiLoCoEager,
+    OneStepDelay,
+    Decoupled,
+    FedAsync,
+    FedAt,
+    FedGSync,
+    AsyncLocalSgd,
+    Halos,
+    DcAsgd,
+    Gaia,
+    SparseLoCo,
+    DeMo,
 )
-"""The class of any strategy."""
+"""All strategies of the library."""
 
-AnyStrategy = Annotated[OneStrategy, Field(discriminator="kind")]
-"""The ``strategy`` section of a configuration: ``kind`` chooses the class."""
+STRATEGIES: Final[dict[str, type[Strategy]]] = {each().kind: each for each in CLASSES}
+"""The same by name."""
 
-STRATEGIES: dict[str, type[OneStrategy]] = {
-    "bsp": Bsp,
-    "asgd": Asgd,
-    "asgd_ga": AsgdGa,
-    "ama": Ama,
-    "sma": Sma,
-    "fedavg": FedAvg,
-    "fedssgd": FedSsgd,
-    "esync": ESync,
-    "hfa": Hfa,
-    "nbsync": NbSync,
-    "diloco": DiLoCo,
-    "diloco_streaming": DiLoCoStreaming,
-    "diloco_eager": DiLoCoEager,
-    "one_step_delay": OneStepDelay,
-    "decoupled": Decoupled,
-    "fedasync": FedAsync,
-    "fedat": FedAt,
-    "fedgsync": FedGSync,
-    "async_local_sgd": AsyncLocalSgd,
-    "halos": Halos,
-    "dc_asgd": DcAsgd,
-    "gaia": Gaia,
-    "sparseloco": SparseLoCo,
-    "demo": DeMo,
-}
+LOAD: Final = OwnLoader(
+    UserClass("strategy", ConfigError, "examples/own_strategy.py"),
+    Strategy,
+    lambda s: (s.kind, s.traits),
+    Traits,
+    STRATEGIES,
+)
+"""Makes a strategy of the user's from its section."""
+
+if TYPE_CHECKING:
+    AnyStrategy = Strategy  # all that anybody may know of it
+else:
+    AnyStrategy = section_type(CLASSES, LOAD)
+    """The ``strategy`` section of a configuration: ``kind`` or ``use`` chooses the class."""
+
+
+def default_section(section: Mapping[str, object], base_dir: Path) -> dict[str, Any]:
+    """A ``strategy`` section with all defaults written out, as plain values.
+
+    Args:
+        section: with ``kind`` or ``use``.
+        base_dir: where relative paths start.
+
+    Raises:
+        ConfigError: the user's class cannot be used.
+    """
+    adapter: TypeAdapter[Any] = TypeAdapter(AnyStrategy)
+    found = adapter.validate_python(section, context=context(base_dir))
+    plain: dict[str, Any] = adapter.dump_python(found, mode="json")
+    return plain

@@ -16,7 +16,7 @@ With ``interval`` 1 and plain SGD it equals synchronous data parallelism.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -27,24 +27,33 @@ from geo_ray.strategies.base import (
     Outgoing,
     RegionState,
     Reply,
-    Sends,
     Update,
     Wait,
     Weights,
     answer_all,
     weighted_mean,
 )
+from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RoundMean, Traits
 
 
 class Sma(StrictModel):
     """Configuration and rule of `sma`."""
 
-    in_rounds: ClassVar[bool] = True
-    sends: ClassVar[Sends] = "model"
-
     kind: Literal["sma"] = "sma"
     interval: int = Field(8, ge=1, description="local steps between two averages")
     weights: Weights = Field("samples", description="weight of a region: 1/M or by its samples")
+
+    @property
+    def traits(self) -> Traits:
+        """See `geo_ray.strategies.traits`."""
+        return Traits(
+            in_rounds=True,
+            sends="model",
+            exchange=ExchangeTraits(
+                stands_still="always", every=self.interval, last="rest", interval=self.interval
+            ),
+            averager=AveragerTraits(round_mean=RoundMean(weights=self.weights, is_answer=True)),
+        )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """A local optimizer step."""

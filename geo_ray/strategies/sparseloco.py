@@ -18,7 +18,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -30,7 +30,6 @@ from geo_ray.strategies.base import (
     Outgoing,
     RegionState,
     Reply,
-    Sends,
     Update,
     Weights,
     answer_all,
@@ -38,20 +37,29 @@ from geo_ray.strategies.base import (
 )
 from geo_ray.strategies.common import local
 from geo_ray.strategies.common.outer import OuterConfig, OuterSgd, outer_change
+from geo_ray.strategies.traits import ExchangeTraits, RegionTraits, Traits
 
 
 class SparseLoCo(StrictModel):
     """Configuration and rule of `sparseloco`."""
-
-    in_rounds: ClassVar[bool] = True
-    sends: ClassVar[Sends] = "change"
-    eval_params: ClassVar[str] = local.ANCHOR
 
     kind: Literal["sparseloco"] = "sparseloco"
     interval: int = Field(32, ge=1, description="local steps between two exchanges (H)")
     clip: bool = Field(True, description="cut changes down to the median norm of the regions'")
     weights: Weights = Field("uniform", description="weight of a region: 1/M or by its samples")
     outer: OuterConfig = Field(OuterSgd(), description="what is made of the mean change")
+
+    @property
+    def traits(self) -> Traits:
+        """See `geo_ray.strategies.traits`."""
+        return Traits(
+            in_rounds=True,
+            sends="change",
+            exchange=ExchangeTraits(
+                stands_still="always", every=self.interval, last="rest", interval=self.interval
+            ),
+            region=RegionTraits(eval_params=local.ANCHOR, needs_codec="chunked_topk"),
+        )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
         """A local optimizer step."""

@@ -1,93 +1,193 @@
-"""What a strategy may say of itself beyond its protocol, and what holds if it is silent.
+"""What a strategy says of itself, in one record that it must give: `Strategy.traits`.
 
-==================  =======  ====================================================================
-``fragments``       1        parts of the model that it sends one at a time
-``equal_steps``     True     whether regions may end after so many steps each; if not, the run ends
-                             when they have seen enough rows together
-``worker_steps``    0        local steps of each worker's own optimizer between two pushes; what a
-                             worker pushes then is its change, not a gradient. 0: gradients
-``eval_params``     None     the tensor of `RegionState.memory` that is evaluated, if not the
-                             region's parameters: those that the averager knows
-``whole_model``     False    whether a region's model must not be cut into shards
-``rate_key``        -        where the configuration has the learning rate that it trains with;
-                             ``optimizer.lr`` if it does not say
-``mean_gradient``   False    whether every update is the gradient of one step, of the same model in
-                             all regions, and every answer their mean by rows
-``staleness``       -        `geo_ray.strategies.common.staleness.Staleness`, of asynchronous
-strategies
-``on_release``      -        answer everybody who waits, with what is there
-``on_wake``         -        do what is due: the time that it asked for (`HubState.wake_s`) has come
-==================  =======  ====================================================================
+Everything that depends on which strategy a run has reads it here: the runtime, the simulator, the
+planner, the overlays and the checks of a configuration. So a strategy that is not part of this
+library has the same rights as one that is.
+
+Values may depend on the strategy's options. What a record says is checked against short runs of
+every strategy (`geo_ray.contract`).
 """
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal
 
-from geo_ray.strategies.base import AveragerState, Reply, Strategy
+from geo_ray.strategies.state import AveragerState, Reply
+
+Weights = Literal["uniform", "samples"]
+"""How regions are weighted in a mean: ``uniform`` is 1/M, ``samples`` is S_i / sum S."""
+
+Sends = Literal["change", "model"]
+"""What payloads are; codecs make differences of models small, and changes as they are."""
+
+Combine = Literal["sum", "mean"]
+"""How much a change counts in every region: 1, or 1/M."""
+
+StandsStill = Literal["always", "when_late", "never"]
+"""Whether a region stands still for an exchange: for every one, only if the answer is not there
+when the next exchange (or the merge) is due, or never."""
+
+LastExchange = Literal["always", "rest", "never"]
+"""Whether there is an exchange after the last step: always, if steps were taken since the last one,
+or never."""
+
+_NEXT_TO_NOTHING: Final = 2.0**-40  # counts only if no region has rows: then all are alike
+_EPS: Final = 1e-9  # of a whole number of exchanges
+_FP32_BYTES: Final = 4
 
 
-@runtime_checkable
-class Holding(Protocol):
-    """A strategy that may leave some regions without an answer while it answers others."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeTraits:
+    """How often a region speaks with the averager, how much, and whether it waits.
 
-    def on_release(self, averager: AveragerState) -> list[Reply]:
-        """Close what is open with those who are in it, and answer everybody who waits.
+    A *step* is one of the region's parameter server: one combined gradient of its workers, or one
+    combined change where workers take local steps of their own (`RegionTraits.worker_steps`).
 
-        Called when a region has left, and, after every update, while a checkpoint is open or the
-        run ends: a checkpoint holds whoever has its answer until all have theirs.
+    Attributes:
+        stands_still: see `StandsStill`. It is about the link and the other regions alike: whoever
+            waits for an answer waits for whatever holds it up.
+        every: steps from one exchange to the next where nothing is late. With a slow link, or if
+            the averager asks for it, there may be more. Not whole if it is rounded from exchange
+            to exchange.
+        fragments: parts of the model that are sent one at a time; an exchange is of one of them.
+        last: see `LastExchange`. The last exchange is of the whole model.
+        interval: value of the option ``interval``, if there is one: steps in which the whole model
+            is exchanged once. The planner may choose another. None: there is no such option.
+    """
+
+    stands_still: StandsStill
+    every: float
+    last: LastExchange
+    fragments: int = 1
+    interval: int | None = None
+
+    def within(self, steps: int) -> int:
+        """Exchanges within so many steps, if nothing is late.
+
+        It may be off by one where `every` is not whole.
         """
+        return int(steps / self.every + _EPS)
+
+    def count(self, steps: int) -> int:
+        """The same, and the one after the last step."""
+        within = self.within(steps)
+        is_rest = steps > within * self.every + _EPS
+        return within + (self.last == "always" or (self.last == "rest" and is_rest))
+
+    def payload_bytes(self, num_params: int) -> float:
+        """Bytes of an exchange's payload each way without a codec: its mean over the fragments.
+
+        Answers are as long as updates.
+
+        Args:
+            num_params: of the model.
+        """
+        return _FP32_BYTES * num_params / self.fragments
 
 
-@runtime_checkable
-class Timed(Protocol):
-    """A strategy that goes by the averager's clock."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionTraits:
+    """What a strategy needs of a region.
 
-    def on_wake(self, averager: AveragerState) -> list[Reply]:
-        """The time `AveragerState.wake_s` that it asked for has come, and is cleared."""
+    Attributes:
+        worker_steps: local steps of each worker's own optimizer between two pushes; what a worker
+            pushes then is its change, not a gradient. 0: workers push gradients.
+        ends_together: whether the run ends for all regions at once, when they have seen enough rows
+            together, because they take unequal numbers of steps between rounds. If not, each region
+            ends after the same number of steps of its own.
+        whole_model: whether a region's model must not be cut into shards.
+        eval_params: the tensor of `RegionState.memory` that is evaluated (those parameters that the
+            averager knows); None: the region's own parameters.
+        rate_key: where the configuration has the learning rate that the strategy trains with.
+        needs_codec: kind of a codec for updates without which the strategy makes no sense; None:
+            it needs none.
+    """
 
-
-def fragments_of(strategy: Strategy) -> int:
-    """Parts of the model that are sent one at a time."""
-    return int(getattr(strategy, "fragments", 1))
-
-
-def has_equal_steps(strategy: Strategy) -> bool:
-    """Whether each region may end after a number of steps of its own."""
-    return bool(getattr(strategy, "equal_steps", True))
-
-
-def worker_steps(strategy: Strategy) -> int:
-    """Local steps of each worker between two pushes; 0 if it pushes gradients."""
-    return int(getattr(strategy, "worker_steps", 0))
-
-
-def eval_params(strategy: Strategy) -> str | None:
-    """Which memory of a region is evaluated in place of its parameters."""
-    name = getattr(strategy, "eval_params", None)
-    return None if name is None else str(name)
+    worker_steps: int = 0
+    ends_together: bool = False
+    whole_model: bool = False
+    eval_params: str | None = None
+    rate_key: str = "optimizer.lr"
+    needs_codec: str | None = None
 
 
-def keeps_time(strategy: Strategy) -> bool:
-    """Whether it asks the averager's clock to wake it."""
-    return isinstance(strategy, Timed)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundMean:
+    """A round of which nothing is wanted but a weighted mean of its updates.
+
+    Where bridges sum updates before the averager sees them, it is handed that mean in the name of
+    every region. The strategy's answer must come to the same, as the mean of equal vectors is that
+    vector.
+
+    Attributes:
+        weights: of the regions.
+        is_answer: whether the answer is the mean itself, so that it may go out from anywhere.
+        skips_refused: whether an update without rows has no weight in a uniform mean either: a
+            refused gradient is none, and not a gradient of zero.
+    """
+
+    weights: Weights
+    is_answer: bool = False
+    skips_refused: bool = False
+
+    def weight_of(self, num_samples: int) -> float:
+        """The weight of one region's update.
+
+        Args:
+            num_samples: rows behind it.
+        """
+        if num_samples == 0 and (self.skips_refused or self.weights == "samples"):
+            return _NEXT_TO_NOTHING
+        return float(num_samples) if self.weights == "samples" else 1.0
 
 
-def has_bound(strategy: Strategy) -> bool:
-    """Whether a region may have to wait for the slowest although no round does."""
-    return getattr(getattr(strategy, "staleness", None), "bound", None) is not None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AveragerTraits:
+    """What a strategy does in the averager.
+
+    Attributes:
+        round_mean: how its rounds can be summed on the way; None: they cannot.
+        adds_up: that updates add up, and how: the averager's side is that of
+            `geo_ray.strategies.common.additive`, which can take in a sum of updates, and one that
+            was given up with the next. None: each update must come by itself.
+        mean_gradient: whether every update is the gradient of one step, of the same model in all
+            regions, and every answer their mean by rows.
+        bound: exchanges that a region may be ahead of the slowest, although there are no rounds;
+            None: as many as it likes.
+        on_release: closes what is open with those who are in it, and answers everybody who waits.
+            Called when a region has left, and, after every update, while a checkpoint is open or
+            the run ends: a checkpoint holds whoever has its answer until all have theirs. Needed
+            by every strategy that may leave some regions without an answer while it answers
+            others. None: it never does.
+        on_wake: does what is due now that the time that it asked for (`AveragerState.wake_s`) has
+            come, and is cleared. None: the strategy does not go by the averager's clock.
+    """
+
+    round_mean: RoundMean | None = None
+    adds_up: Combine | None = None
+    mean_gradient: bool = False
+    bound: int | None = None
+    on_release: Callable[[AveragerState], list[Reply]] | None = None
+    on_wake: Callable[[AveragerState], list[Reply]] | None = None
 
 
-def needs_whole_model(strategy: Strategy) -> bool:
-    """Whether a region's parameter server must be one shard."""
-    return bool(getattr(strategy, "whole_model", False))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """See the module's docstring.
 
+    Attributes:
+        in_rounds: whether nobody is answered before every region has spoken.
+        sends: ``change`` if payloads, of updates and replies alike, are what parameters change by,
+            so that a part that comes later is a part of the sum; ``model`` if they are parameters.
+        exchange: how often, how much, and whether regions wait.
+        region: what a region must be like.
+        averager: what the averager may do.
+    """
 
-def averages_gradients(strategy: Strategy) -> bool:
-    """Whether regions send gradients of the same model and get their mean by rows."""
-    return bool(getattr(strategy, "mean_gradient", False))
-
-
-def rate_key(strategy: Strategy) -> str:
-    """Where the configuration has the learning rate that a strategy trains with."""
-    return str(getattr(strategy, "rate_key", "optimizer.lr"))
+    in_rounds: bool
+    sends: Sends
+    exchange: ExchangeTraits
+    region: RegionTraits = RegionTraits()
+    averager: AveragerTraits = AveragerTraits()

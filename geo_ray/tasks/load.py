@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
-from typing import TypeAlias, cast
+from typing import Final, TypeAlias, cast
 
 from pydantic import Field, ValidationError
 
 from geo_ray.config.base import StrictModel
+from geo_ray.config.describe import paragraph
+from geo_ray.config.explain import explain
 from geo_ray.errors import GeoRayError, TaskLoadError
 from geo_ray.tasks.base import Task
-from geo_ray.tasks.blame import place, source_of, summary
 from geo_ray.tasks.check import check_task
-from geo_ray.tasks.user_file import import_file
+from geo_ray.util.blame import place, source_of, summary
+from geo_ray.util.user_class import UserClass, find_class
 
 Scalar: TypeAlias = str | int | float | bool | None
 
@@ -28,6 +27,9 @@ BUILT_IN: Mapping[str, str] = {
     "images": "geo_ray.tasks.images:Images",
 }
 """Short names of the built-in tasks."""
+
+
+_TASK: Final = UserClass("task", TaskLoadError, "docs/tasks.md")
 
 
 class TaskConfig(StrictModel):
@@ -52,7 +54,7 @@ def load_task(cfg: TaskConfig, base_dir: Path) -> Task:
     Raises:
         TaskLoadError: names the file, attribute or option, and the nearest valid one.
     """
-    kind = _find_class(cfg.use, base_dir)
+    kind = find_class(cfg.use, base_dir, _TASK, BUILT_IN)
     options = _build_options(kind, cfg)
     try:
         task = kind(options)
@@ -60,46 +62,12 @@ def load_task(cfg: TaskConfig, base_dir: Path) -> Task:
         raise
     except Exception as error:
         where = place(error, source_of(kind) or Path(cfg.use))
-        raise TaskLoadError(f"task {cfg.use} cannot be built: {where}: {summary(error)}") from error
+        raise TaskLoadError(
+            f"task {cfg.use} cannot be built: {where}: {summary(error)}",
+            fix="Mend the named line; a task is built as CLASS(options), with its own `Options`.",
+        ) from error
     check_task(task, cfg.use)
     return cast(Task, task)
-
-
-def _find_class(use: str, base_dir: Path) -> type:
-    where, colon, attribute = BUILT_IN.get(use, use).rpartition(":")
-    if not colon:
-        if use.endswith(".py"):
-            raise TaskLoadError(
-                f"task {use!r} names a file but no class", fix=f"Write {use}:Class."
-            )
-        raise TaskLoadError(
-            f"there is no built-in task {use!r}{_nearest(use, BUILT_IN)}",
-            fix="Name a built-in task, package.module:Class, or path/to/file.py:Class.",
-        )
-    is_file = where.endswith(".py")
-    module = import_file(base_dir / where) if is_file else _import_module(where, use)
-    found = getattr(module, attribute, None)
-    if not isinstance(found, type):
-        state = "is no class" if hasattr(module, attribute) else "does not exist"
-        classes = _classes_of(module)
-        raise TaskLoadError(f"{attribute!r} of {where} {state}{_nearest(attribute, classes)}")
-    return found
-
-
-def _import_module(name: str, use: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except (Exception, SystemExit) as error:
-        if (
-            isinstance(error, ModuleNotFoundError)
-            and error.name
-            and f"{name}.".startswith(f"{error.name}.")
-        ):
-            raise TaskLoadError(
-                f"task {use!r}: there is no module {error.name!r}",
-                fix="Install the package here and on every node, or name a .py file.",
-            ) from error
-        raise TaskLoadError(f"task {use!r}: importing {name} failed: {summary(error)}") from error
 
 
 def _build_options(kind: type, cfg: TaskConfig) -> StrictModel:
@@ -109,31 +77,21 @@ def _build_options(kind: type, cfg: TaskConfig) -> StrictModel:
             f"task {cfg.use} has no nested class Options derived from geo_ray.config.base.Model",
             fix="Add `class Options(Model): ...` to the task; it may have no fields.",
         )
-    unknown = [key for key in cfg.options if key not in options.model_fields]
-    if unknown:
-        hint = _nearest(unknown[0], options.model_fields) or "; it takes no options"
-        raise TaskLoadError(f"task {cfg.use} has no option {unknown[0]!r}{hint}")
     try:
         # Through JSON, as the rest of the configuration: strict, but a path may be text.
         return options.model_validate_json(json.dumps(cfg.options))
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"]) or "options"
+        wrong = explain(error, options, {}, ("task", "options"))
+        count = "1 wrong option" if len(wrong) == 1 else f"{len(wrong)} wrong options"
         raise TaskLoadError(
-            f"option {key!r} of task {cfg.use}: {first['msg']} (found {first['input']!r})",
-            fix="Correct the option; docs/tasks.md lists those of the built-in tasks.",
+            "\n    ".join([f"task {cfg.use}: {count}:", *wrong]),
+            fix=_options_text(cfg.use, options),
         ) from error
 
 
-def _classes_of(module: ModuleType) -> list[str]:
-    own = (name for name, value in vars(module).items() if isinstance(value, type)
-           and value.__module__ == module.__name__)  # fmt: skip
-    return [name for name in own if not name.startswith("_")]
-
-
-def _nearest(word: str, valid: Iterable[str]) -> str:
-    choices = sorted(valid)
-    if not choices:
-        return ""
-    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; there is: {', '.join(choices)}"
+def _options_text(use: str, options: type[StrictModel]) -> str:
+    fields = options.model_fields
+    if not fields:
+        return f"Leave them out: {use} takes no options."
+    lines = [line for name, info in fields.items() for line in paragraph(name, info)]
+    return "\n    ".join([f"{use} takes these options:", *lines])

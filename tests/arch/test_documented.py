@@ -12,23 +12,15 @@ import click
 import pytest
 
 from geo_ray import errors
+from geo_ray.errors.base import every_class
+from geo_ray.errors.page import page
 from geo_ray.job.auto import load_experiment
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted(path.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.yaml"))
 
 
-def error_classes() -> list[type[errors.GeoRayError]]:
-    found, waiting = [], [errors.GeoRayError]
-    while waiting:
-        kind = waiting.pop(0)
-        found.append(kind)
-        waiting.extend(kind.__subclasses__())
-    return [kind for kind in found if inside(kind.__module__, errors.__name__)]
-
-
-def inside(module: str, package: str) -> bool:
-    return module == package or module.startswith(package + ".")
+ERRORS = every_class()
 
 
 # ------------------------------------------------------------------ docstrings
@@ -63,27 +55,44 @@ def test_everything_public_has_a_docstring(library: list[Any]) -> None:
 # ------------------------------------------------------------------ errors
 
 
-def error_sections() -> dict[str, str]:
-    text = (ROOT / "docs" / "errors.md").read_text()
-    parts = re.split(r"^## (.+)$", text, flags=re.M)[1:]
-    assert len(set(parts[::2])) == len(parts[::2]), "a section is there twice"
-    return dict(zip(parts[::2], parts[1::2], strict=True))
-
-
 def test_codes_are_unique() -> None:
-    codes = [kind.code for kind in error_classes()]
+    codes = [kind.code for kind in ERRORS]
     assert sorted(set(codes)) == sorted(codes)
 
 
-def test_every_code_has_a_section_and_no_section_is_stale() -> None:
-    assert set(error_sections()) == {kind.code for kind in error_classes()}
+def test_every_class_is_exported_and_comes_from_the_tree() -> None:
+    for kind in ERRORS:
+        assert vars(errors)[kind.__name__] is kind
+        assert kind.__module__.startswith("geo_ray.errors.")
 
 
-@pytest.mark.parametrize("kind", error_classes(), ids=lambda kind: kind.code)
-def test_sections_say_exit_code_causes_and_remedy(kind: type[errors.GeoRayError]) -> None:
-    section = error_sections()[kind.code]
-    for line in (f"Exit code: {kind.exit_code}.", "**Meaning.**", "**Causes.**", "**Mend.**"):
-        assert line in section
+@pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.code)
+def test_every_class_says_itself_what_its_section_needs(kind: type[errors.GeoRayError]) -> None:
+    own = vars(kind)
+    assert {"code", "causes", "__doc__"} <= set(own)
+    assert kind.__subclasses__() or "advice" in own, "only a family may leave its advice out"
+    assert kind is errors.GeoRayError or kind.chapter
+    for text in (kind.__doc__ or "", kind.causes, kind.advice, own.get("more", "x.")):
+        assert text.rstrip()[-1] in ".!?`", text
+
+
+def test_the_page_of_errors_is_what_the_classes_say() -> None:
+    """If this fails: ``python -m geo_ray.errors.page docs/errors.md``."""
+    assert (ROOT / "docs" / "errors.md").read_text(encoding="utf-8") == page()
+
+
+def test_the_page_has_a_section_for_every_code() -> None:
+    assert re.findall(r"^## (.+)$", page(), flags=re.M) == [
+        *[errors.GeoRayError.code],
+        *[kind.code for kind in sorted(ERRORS[1:], key=chapter_first)],
+    ]
+    for kind in ERRORS:
+        assert f"## {kind.code}\n\nExit code: {kind.exit_code}. Class: `{kind.__name__}`" in page()
+
+
+def chapter_first(kind: type[errors.GeoRayError]) -> int:
+    (root,) = [one for one in errors.GeoRayError.__subclasses__() if issubclass(kind, one)]
+    return root.exit_code
 
 
 # ------------------------------------------------------------------ configs and commands
@@ -95,9 +104,47 @@ def test_every_config_loads(path: Path) -> None:
     load_experiment(ROOT / path, [])
 
 
-def quoted_commands() -> dict[str, set[str]]:
+def text_of(node: ast.expr) -> str:
+    """The words of a string, with X for what is put in; several strings of a choice as lines."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=parts):
+            return "".join(text_of(p) if isinstance(p, ast.Constant) else "X" for p in parts)
+        case ast.IfExp(body=one, orelse=other):
+            return f"{text_of(one)}\n{text_of(other)}"
+        case _:
+            return ""
+
+
+def fixes(library: list[Any]) -> dict[str, str]:
+    """What single errors advise, by place."""
+    return {
+        f"{file.name}:{keyword.value.lineno}": text
+        for file in library
+        for node in ast.walk(file.tree)
+        if isinstance(node, ast.Call)
+        for keyword in node.keywords
+        if keyword.arg == "fix" and (text := text_of(keyword.value))
+    }
+
+
+def test_fixes_are_sentences_and_name_files_that_exist(library: list[Any]) -> None:
+    found = fixes(library)
+    assert len(found) > 150
+    texts = found | {kind.code: f"{kind.advice} {kind.more}" for kind in ERRORS}
+    for place, text in texts.items():
+        for name in re.findall(r"\b(?:docs|configs)/[\w/]+\.\w+", text):
+            assert (ROOT / name).exists(), f"{place}: {name}"
+    for place, text in found.items():
+        first, last = text.lstrip()[0], text.rstrip()[-1]
+        assert first.isupper() or first in "`X", f"{place}: {text}"
+        assert last in ".:?X", f"{place}: {text}"
+
+
+def quoted_commands(library: list[Any]) -> dict[str, set[str]]:
     """Commands in code spans and code blocks of the docs and in the advice of errors."""
-    texts = {kind.code: kind.advice for kind in error_classes()}
+    texts = {kind.code: f"{kind.advice} {kind.more}" for kind in ERRORS} | fixes(library)
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         if path.exists():
             texts[str(path.relative_to(ROOT))] = path.read_text()
@@ -124,12 +171,12 @@ def complaint(command: click.Command, line: str) -> str:
     return f"no option {unknown[0]}" if unknown else ""
 
 
-def test_every_quoted_command_exists() -> None:
+def test_every_quoted_command_exists(library: list[Any]) -> None:
     from geo_ray.cli.main import root
 
     wrong = [
         f"geo-ray {line} ({', '.join(sorted(sources))}): {problem}"
-        for line, sources in quoted_commands().items()
+        for line, sources in quoted_commands(library).items()
         if (problem := complaint(root, line))
     ]
     assert not wrong
@@ -196,10 +243,10 @@ def test_links_between_documents_lead_somewhere() -> None:
 def test_files_that_documents_name_exist() -> None:
     """Dated results are of their day and may name what has moved since."""
     gone = []
-    for page in pages():
-        if re.match(r"\d{4}-", page.name):
+    for document in pages():
+        if re.match(r"\d{4}-", document.name):
             continue
-        for name in re.findall(r"`((?:[\w.]+/)+[\w.]+\.py)`", page.read_text()):
+        for name in re.findall(r"`((?:[\w.]+/)+[\w.]+\.py)`", document.read_text()):
             if not ((ROOT / name).exists() or (ROOT / "geo_ray" / name).exists()):
-                gone.append(f"{page.relative_to(ROOT)}: {name}")
+                gone.append(f"{document.relative_to(ROOT)}: {name}")
     assert not gone

@@ -27,7 +27,7 @@ LAYERS = [
     {"config.experiment", "config.emulate"},
     {"job"},
     {"runtime", "sim"},
-    {"tuning", "lab", "comparison"},
+    {"tuning", "lab", "comparison", "contract"},
     {"api"},
     {"cli"},
 ]

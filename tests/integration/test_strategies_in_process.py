@@ -13,7 +13,6 @@ from region_support import InProcess, experiment_of
 from geo_ray.config.experiment import Experiment
 from geo_ray.sim.world import World
 from geo_ray.strategies.registry import STRATEGIES
-from geo_ray.strategies.traits import has_equal_steps, needs_whole_model
 from geo_ray.training.compute.flat import digest
 
 REGIONS = [{"name": "us-east", "workers": 2}, {"name": "eu-west", "ps_shards": 2}]
@@ -38,7 +37,7 @@ def of_kind(kind: str, **changes: Any) -> Experiment:
     cut = [region | {"ps_shards": 1} for region in REGIONS]
     sections = {
         "strategy": {"kind": kind} | OPTIONS.get(kind, {"interval": 2}),
-        "regions": cut if needs_whole_model(STRATEGIES[kind]()) else REGIONS,
+        "regions": cut if STRATEGIES[kind]().traits.region.whole_model else REGIONS,
         "train": TRAIN,
         "emulate": {"step_s": 0.01},
     }
@@ -60,7 +59,8 @@ def test_regions_train_over_sockets_and_end_equal(tmp_path: Path, kind: str) -> 
         torch.testing.assert_close(*params, rtol=1e-4, atol=1e-5)
         assert not torch.equal(params[0], world.params_P)
         assert applied >= config.rows
-        if not (strategy.in_rounds and has_equal_steps(strategy)):
+        traits = strategy.traits
+        if not traits.in_rounds or traits.region.ends_together:
             return  # what comes first depends on the time
         assert len(set(digests)) == 1
         simulated = World(config, world.task, world.manifest, ignore).run()

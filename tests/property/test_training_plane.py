@@ -16,7 +16,6 @@ from plane_support import Plane, Setup
 from geo_ray.strategies.common.staleness import Staleness
 from geo_ray.strategies.decoupled import Decoupled
 from geo_ray.strategies.registry import STRATEGIES
-from geo_ray.strategies.traits import needs_whole_model
 from geo_ray.training.compute.optimizers import Momentum, Sgd
 
 SEEDS = st.integers(0, 2**32)
@@ -48,7 +47,7 @@ def setups(draw: st.DrawFn) -> Setup:
         options["weights"] = draw(st.sampled_from(["samples", "uniform"]))
     mode = draw(st.sampled_from(["sync", "async"]))
     names = ["a", "b", "c"][: draw(st.integers(2, 3))]
-    if mode == "async" and cls.in_rounds:  # others are refused by Experiment
+    if mode == "async" and cls().traits.in_rounds:  # others are refused by Experiment
         workers = dict.fromkeys(names, draw(st.integers(1, 3)))
     else:
         workers = {name: draw(st.integers(1, 3)) for name in names}
@@ -59,7 +58,7 @@ def setups(draw: st.DrawFn) -> Setup:
         mode,
         steps=draw(st.integers(1, 5)),
         refusals=draw(SELDOM),
-        num_shards=1 if needs_whole_model(cls()) else draw(st.integers(1, 2)),
+        num_shards=1 if cls().traits.region.whole_model else draw(st.integers(1, 2)),
         up=draw(st.sampled_from(TOYS)),
         down=draw(st.sampled_from(TOYS)),
     )
@@ -67,7 +66,7 @@ def setups(draw: st.DrawFn) -> Setup:
 
 def can_drop(strategy) -> bool:
     """Whether a change that is not taken in may go with the next; Experiment refuses others."""
-    return hasattr(strategy, "combine") or strategy.kind == "ama"
+    return strategy.traits.averager.adds_up is not None or strategy.kind == "ama"
 
 
 class TrainingPlane(RuleBasedStateMachine):
@@ -177,7 +176,7 @@ class TrainingPlane(RuleBasedStateMachine):
         plane.drain()
         plane.check()
         params = [region.params_P for region in plane.regions.values()]
-        exact = setup.strategy.in_rounds or setup.strategy.sends == "model"
+        exact = setup.strategy.traits.in_rounds or setup.strategy.traits.sends == "model"
         for other_P in params[1:]:
             assert (
                 torch.equal(params[0], other_P)
@@ -189,7 +188,7 @@ class TrainingPlane(RuleBasedStateMachine):
             per_step = 1 if setup.mode == "sync" else setup.workers[name]
             if not plane.stopped and setup.rows is None:
                 assert server.version == setup.steps * per_step
-        rounds = setup.strategy.in_rounds and setup.rows is None
+        rounds = setup.strategy.traits.in_rounds and setup.rows is None
         if rounds and setup.mode == "sync" and not plane.stopped:
             undisturbed = Plane(setup)
             undisturbed.drain()

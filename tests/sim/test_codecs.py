@@ -64,7 +64,8 @@ def test_all_regions_end_with_one_model(simulated, kind, codec):
     sections["codec"] = both_ways(codec)
     run = simulated(**sections)
     a_P, b_P = run.result.params_P.values()
-    if not STRATEGIES[kind].in_rounds and STRATEGIES[kind].sends == "change":
+    traits = STRATEGIES[kind]().traits
+    if not traits.in_rounds and traits.sends == "change":
         assert torch.allclose(a_P, b_P, rtol=0, atol=1e-5)
     else:
         assert torch.equal(a_P, b_P)

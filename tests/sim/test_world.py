@@ -10,7 +10,6 @@ from geo_ray.observe.metrics.summary import Target
 from geo_ray.sim.network import FRAME_BYTES
 from geo_ray.sim.world import LAN_S
 from geo_ray.strategies.registry import STRATEGIES
-from geo_ray.strategies.traits import has_equal_steps
 
 STEP_S, DELAY_S, RATE_MBPS = 0.5, 0.03, 10
 NO_EVAL = BASE["train"]
@@ -148,7 +147,7 @@ def test_a_target_stops_all_regions_early(simulated, kind):
     assert "accuracy" in stop["cause"]
     last = {name: run.of("step", name)[-1]["step"] for name in "ab"}
     assert max(last.values()) < 100
-    if STRATEGIES[kind].in_rounds and has_equal_steps(STRATEGIES[kind]()):
+    if STRATEGIES[kind]().traits.in_rounds and not STRATEGIES[kind]().traits.region.ends_together:
         assert last["a"] == last["b"]
     finals = [e for e in run.of("eval") if e["final"]]
     assert {e["region"] for e in finals} == {"a", "b", None}
@@ -186,7 +185,7 @@ def test_shards_of_the_server_give_the_same_bits(simulated, kind):
 @pytest.mark.parametrize("kind", STRATEGIES)
 def test_workers_that_do_not_wait_for_each_other(simulated, kind):
     strategy = STRATEGIES[kind]()
-    workers = 2 if strategy.in_rounds else 3
+    workers = 2 if strategy.traits.in_rounds else 3
     sections = of_kind(
         kind,
         regions=[{"name": "a", "workers": 2}, {"name": "b", "workers": workers}],
@@ -194,7 +193,7 @@ def test_workers_that_do_not_wait_for_each_other(simulated, kind):
     )
     run = simulated(**sections)
     pushes = {name: len(run.of("step", name)) for name in "ab"}
-    if has_equal_steps(strategy):
+    if not strategy.traits.region.ends_together:
         assert pushes == {"a": 12, "b": 6 * workers}
     else:
         assert 6 * (2 + workers) <= sum(pushes.values()) < 12 * (2 + workers)

@@ -1,8 +1,8 @@
 """Error feedback: what an encoding has lost is added to the next vector.
 
 One `Encoder` is the sending end of one stream of vectors. Its books balance: the sum of what was
-handed in is the sum of what the receiver decodes, plus the residual. A codec that says that it
-`feeds_back` keeps its own books in its memory; a lossless one has none to keep.
+handed in is the sum of what the receiver decodes, plus the residual. A codec whose traits say that
+it `feeds_back` keeps its own books in its memory; a lossless one has none to keep.
 
 What was sent, but never taken in (refused, dropped, lost), is put back and goes with the next
 vector. That holds without a codec, too.
@@ -75,12 +75,12 @@ class Encoder:
         # In place: new memory for a large model costs more than the sum.
         vector_P = payload_P if owed_P is None else owed_P.add_(payload_P)
         coded = codec.encode(vector_P, self.memory, seed_of(self.stream, number))
-        if codec.lossless:
+        if not codec.traits.lossy:
             return Encoded(coded, vector_P)
         sent_P = codec.decode(coded).to(vector_P.device)
         if not all_finite(sent_P):
             return Encoded(None, vector_P)
-        if not codec.feeds_back:
+        if not codec.traits.feeds_back:
             self.residual_P = payload_P - sent_P if owed_P is None else owed_P.sub_(sent_P)
         return Encoded(coded, sent_P)
 

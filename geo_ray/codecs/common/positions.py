@@ -13,6 +13,8 @@ Shape legend: P = elements of the vector; K = positions; G = gap words.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -22,12 +24,24 @@ from geo_ray.codecs.base import wrong
 from geo_ray.codecs.common.buffers import Reader, header, joined
 
 _ALL, _BITMAP, _SHORT, _LONG, _PLAIN = range(5)
+_PLAIN_BITS = 32
 _WORDS: dict[int, tuple[torch.dtype, type[np.unsignedinteger]]] = {
     _SHORT: (torch.uint8, np.uint8),
     _LONG: (torch.uint16, np.uint16),
 }
 
 Ints = NDArray[np.int64]
+
+
+def bits_per_position(share: float) -> float:
+    """About what a position takes where a share of all elements, in (0, 1], is there."""
+    if share >= 1:
+        return 0.0
+    gaps = [
+        8 * dtype.itemsize / -math.expm1(-share * np.iinfo(word).max)
+        for dtype, word in _WORDS.values()
+    ]
+    return min(1 / share, _PLAIN_BITS, *gaps)
 
 
 def write_positions(at_K: Tensor | None, num: int) -> Tensor:

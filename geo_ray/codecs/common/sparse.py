@@ -8,7 +8,8 @@ Shape legend: P = elements of the vector; K = those that are sent.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Final, Literal
 
 import torch
 from torch import Tensor
@@ -16,10 +17,17 @@ from torch import Tensor
 from geo_ray.codecs.base import Coded, wrong
 from geo_ray.codecs.common.buffers import Reader, check_num, empty_cpu, header, joined, zeros
 from geo_ray.codecs.common.halves import halve, widen
-from geo_ray.codecs.common.positions import read_positions, write_positions
+from geo_ray.codecs.common.positions import bits_per_position, read_positions, write_positions
 
 Values = Literal["fp32", "fp16"]
 _FORMATS = {"fp32": 0, "fp16": 1}
+BITS: Final[Mapping[Values, int]] = {"fp32": 32, "fp16": 16}
+"""Of a value."""
+
+
+def sparse_bits(share: float, values: Values) -> float:
+    """About what an element of a long vector takes, if so many of them are sent."""
+    return share * (BITS[values] + bits_per_position(share))
 
 
 def write_sparse(kind: str, x_P: Tensor, at_K: Tensor | None, values: Values) -> Coded:

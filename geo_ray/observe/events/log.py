@@ -234,4 +234,5 @@ def _write_all(fd: int, line: bytes) -> None:
 
 
 def _cannot(verb: str, path: Path, error: OSError) -> RunDirectoryError:
-    return RunDirectoryError(f"cannot {verb} {path}: {error.strerror or error}")
+    fix = "Check the permissions of the file." if verb == "read" else None
+    return RunDirectoryError(f"cannot {verb} {path}: {error.strerror or error}", fix=fix)

@@ -8,6 +8,7 @@ from typing import Final, Literal
 from pydantic import Field, ValidationError
 
 from geo_ray.config.base import StrictModel
+from geo_ray.config.json_file import complaints
 from geo_ray.errors import RunDirectoryError
 from geo_ray.observe.text import duration_text, number_text
 from geo_ray.util.atomic_file import save_text
@@ -63,11 +64,21 @@ def load_cost(run_dir: Path) -> Cost | None:
     """
     path = run_dir / COST_FILE
     try:
-        return Cost.model_validate_json(path.read_bytes())
+        data = path.read_bytes()
     except FileNotFoundError:
         return None
-    except (OSError, ValidationError) as error:
-        raise RunDirectoryError(f"cannot read {path}: {error}") from error
+    except OSError as error:
+        raise RunDirectoryError(
+            f"cannot read {path}: {error.strerror or error}",
+            fix="Check the permissions of the file.",
+        ) from error
+    try:
+        return Cost.model_validate_json(data)
+    except ValidationError as error:
+        raise RunDirectoryError(
+            f"cannot read {path}: {complaints(error, Cost, data)}",
+            fix="Remove the file if it was edited; the run's other files are enough for a report.",
+        ) from error
 
 
 def value_text(value: float | None, unit: Unit) -> str:

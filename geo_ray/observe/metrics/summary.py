@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from geo_ray.config.base import StrictModel
+from geo_ray.config.json_file import complaints
 from geo_ray.errors import RunDirectoryError
 from geo_ray.observe.events.schema import Event
 from geo_ray.observe.metrics.noise import newest_noise
@@ -128,7 +129,10 @@ class Summing:
         """
         totals = self._totals
         if totals.started is None:
-            raise RunDirectoryError("the events have no run_started: nothing to sum up")
+            raise RunDirectoryError(
+                "the events have no run_started: nothing to sum up",
+                fix="Look at what the command that started the run printed.",
+            )
         return Summary(
             strategy=totals.started["strategy"],
             seed=totals.started["seed"],
@@ -187,11 +191,21 @@ def load_summary(run_dir: Path) -> Summary | None:
     """
     path = run_dir / SUMMARY_FILE
     try:
-        return Summary.model_validate_json(path.read_bytes())
+        data = path.read_bytes()
     except FileNotFoundError:
         return None
-    except (OSError, ValidationError) as error:
-        raise RunDirectoryError(f"cannot read {path}: {error}") from error
+    except OSError as error:
+        raise RunDirectoryError(
+            f"cannot read {path}: {error.strerror or error}",
+            fix="Check the permissions of the file.",
+        ) from error
+    try:
+        return Summary.model_validate_json(data)
+    except ValidationError as error:
+        raise RunDirectoryError(
+            f"cannot read {path}: {complaints(error, Summary, data)}",
+            fix="Remove the file if it was edited; the run's other files are enough for a report.",
+        ) from error
 
 
 def final_table(summary: Summary, totals: RunTotals) -> Table:

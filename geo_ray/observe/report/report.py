@@ -184,7 +184,9 @@ def _config(run_dir: Path) -> str:
     except FileNotFoundError:
         return section("Configuration", f'<p class="none">the run has no {LOCK_FILE}</p>')
     except OSError as error:
-        raise RunDirectoryError(f"cannot read {path}: {error.strerror}") from error
+        raise RunDirectoryError(
+            f"cannot read {path}: {error.strerror}", fix="Check the permissions of the file."
+        ) from error
     folded = f"<details><summary>{LOCK_FILE}</summary><pre>{escape(text)}</pre></details>"
     made = f'<p class="sub">made by geo_ray {escape(__version__)}</p>'
     return section("Configuration", folded + made)

@@ -182,7 +182,10 @@ class LocalCluster:
         if self._config.port:
             return self._config.port if _answers(_HEAD_IP, self._config.port) else None
         for path in self._home(_HEAD).glob("session_2*/gcs_server_port_*"):
-            text = path.read_text().strip()
+            try:
+                text = path.read_text().strip()
+            except FileNotFoundError:  # Ray writes the port beside it and renames that file
+                continue
             if text.isdigit():
                 return int(text)
         return None
@@ -231,7 +234,10 @@ def _check_platform(base: Path, num_regions: int) -> None:
             fix="Run in a Linux container, or use `geo-ray simulate`, which needs no cluster.",
         )
     if num_regions > _MAX_REGIONS:
-        raise ClusterStartError(f"the local cluster holds at most {_MAX_REGIONS} regions")
+        raise ClusterStartError(
+            f"the local cluster holds at most {_MAX_REGIONS} regions",
+            fix="Put several sites into one region's nodes with `at`, or name an existing cluster.",
+        )
     if len(str(base) + _BELOW_BASE) > _MAX_SOCKET_PATH:
         raise ClusterStartError(
             f"cluster.temp_dir is too long for sockets: {base}",

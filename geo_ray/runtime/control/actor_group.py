@@ -11,13 +11,16 @@ import ray
 
 from geo_ray.clock import Clock, SystemClock
 from geo_ray.errors import GeoRayError, RegionLostError
-from geo_ray.runtime.actors.actors import Address, BridgeActor, PrimaryActor, ShardServerActor
+from geo_ray.runtime.actors.bridge_actor import BridgeActor
+from geo_ray.runtime.actors.server_actors import PrimaryActor, ShardServerActor
 from geo_ray.runtime.actors.spec import RunSpec
 from geo_ray.runtime.actors.worker_actor import WorkerActor
 from geo_ray.runtime.cluster.placement import PlacedRegion
 from geo_ray.runtime.paths import build
+from geo_ray.training.averager.home import AveragerHome
 from geo_ray.transport.security.certs import issue_for_run
 from geo_ray.transport.security.tls import TlsBytes
+from geo_ray.transport.wire.sockets import Address
 
 Handle = Any  # a Ray actor handle; Ray gives it no useful type
 Ref = Any
@@ -67,7 +70,7 @@ class ActorGroup:
         followers: by region, in order.
         workers: by region and rank.
         shard_addresses: where workers connect, by region, lead first.
-        hub: the region that hosts the averager at present.
+        home: where the averager lives at present, as far as is known.
     """
 
     spec: RunSpec
@@ -77,10 +80,10 @@ class ActorGroup:
     followers: dict[str, list[Handle]] = field(default_factory=dict)
     workers: dict[tuple[str, int], GroupWorker] = field(default_factory=dict)
     shard_addresses: dict[str, list[Address]] = field(default_factory=dict)
-    hub: str = field(init=False)
+    home: AveragerHome = field(init=False)
 
     def __post_init__(self) -> None:
-        self.hub = self.spec.experiment.averager_region
+        self.home = AveragerHome(self.spec.experiment.averager_region)
 
     def servers(self) -> dict[tuple[str, str], Handle]:
         """Every actor that is not replaced when it dies, by (role, region)."""
@@ -188,8 +191,8 @@ class ActorGroup:
         for handle in gone:
             kill(handle)
         standby = self.spec.experiment.averager.standby
-        if region == self.hub and standby is not None:
-            self.hub = standby
+        if region == self.home.region and standby is not None:
+            self.home = AveragerHome(standby, self.home.epoch)  # it tells its own epoch soon
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Let actors close their sockets, then end them; never raises."""

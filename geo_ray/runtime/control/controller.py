@@ -68,7 +68,6 @@ class Controller:
     interrupted: threading.Event = field(default_factory=threading.Event)
     policy: RunPolicy = field(init=False)
     _wan_s: float = 0.0
-    _hub_epoch: int = 1
 
     def __post_init__(self) -> None:
         train, checkpoint = self.experiment.train, self.experiment.checkpoint
@@ -165,7 +164,7 @@ class Controller:
             if isinstance(failure := answer["status"].get("failure"), GeoRayError)
         }
         spare = {region for _, region in refs if self.actors.can_lose(region)}
-        gone = self.policy.regions_lost(lost, failures, self.actors.hub, spare)
+        gone = self.policy.regions_lost(lost, failures, self.actors.home.region, spare)
         for region, cause in gone.items():
             self._go_on_without(region, cause)
         return {key: answer for key, answer in answers.items() if key[1] not in gone}
@@ -179,27 +178,25 @@ class Controller:
         self.actors.lose(region)
         for done in self.evals.forget(region):
             self._note_eval(done, time.time() - self.origin_unix_s)
-        self._ask(self.actors.bridges[self.actors.hub].report_dead.remote(region))
+        self._ask(self.actors.bridges[self.actors.home.region].report_dead.remote(region))
 
-    def _follow_hub(self, answers: Answers) -> None:
+    def _follow_averager(self, answers: Answers) -> None:
         """The averager may have moved by itself; what was asked of it is asked again."""
         for (role, _), answer in answers.items():
-            status = answer["status"] if role == "bridge" else {}
-            if status.get("hub_epoch", 1) <= self._hub_epoch or status["hub"] not in (
-                self.actors.bridges
-            ):
+            home = answer["status"]["home"] if role == "bridge" else self.actors.home
+            if home.epoch <= self.actors.home.epoch or home.region not in self.actors.bridges:
                 continue
-            self._hub_epoch, self.actors.hub = status["hub_epoch"], status["hub"]
+            self.actors.home = home
             self.saver.abandon()  # the old averager's part of it will not come
             if self.policy.stopping is not None:
-                self._ask_hub(lambda hub: hub.request_stop.remote())
+                self._ask_averager(lambda bridge: bridge.request_stop.remote())
 
     def _handle_all(self, answers: Answers) -> int:
         """Take in what was told; gives the number of events."""
         events = [event for answer in answers.values() for event in answer["events"]]
         for event in sorted(events, key=lambda e: float(e["t_s"])):
             self._handle(dict(event))
-        self._follow_hub(answers)
+        self._follow_averager(answers)
         exhausted = [r for (_, r), a in answers.items() if a["status"].get("exhausted")]
         why = self.policy.exhausted(exhausted[0], time.monotonic()) if exhausted else None
         if why is not None:
@@ -262,7 +259,9 @@ class Controller:
             self._save_failed(error)
             return
         if self.actors.bridges:
-            begun = self._ask_hub(lambda hub: hub.request_checkpoint.remote(checkpoint, halt))
+            begun = self._ask_averager(
+                lambda bridge: bridge.request_checkpoint.remote(checkpoint, halt)
+            )
         else:
             lead = next(iter(self.actors.leads.values()))
             begun = self._ask(lead.checkpoint_now.remote(checkpoint, halt))
@@ -291,7 +290,7 @@ class Controller:
             return
         self._emit("stop_requested", cause=cause)
         if self.actors.bridges:
-            self._ask_hub(lambda hub: hub.request_stop.remote())
+            self._ask_averager(lambda bridge: bridge.request_stop.remote())
         else:
             self._ask(next(iter(self.actors.leads.values())).stop.remote())
 
@@ -300,12 +299,12 @@ class Controller:
     def _ask(self, call: Any) -> Any:
         return collect({0: call}, _POLL_TIMEOUT_S)[0]
 
-    def _ask_hub(self, ask: Callable[[Any], Any]) -> Any:
+    def _ask_averager(self, ask: Callable[[Any], Any]) -> Any:
         """Ask the averager; None if it is lost and will be replaced."""
         try:
-            return self._ask(ask(self.actors.bridges[self.actors.hub]))
+            return self._ask(ask(self.actors.bridges[self.actors.home.region]))
         except RegionLostError:
-            if not self.actors.can_lose(self.actors.hub):
+            if not self.actors.can_lose(self.actors.home.region):
                 raise
             return None  # the next poll finds out, too
 

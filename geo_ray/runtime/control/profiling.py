@@ -70,7 +70,7 @@ def measure(
         ordered = sorted(corners, key=lambda corner: -corner.workers)
         for number, corner in enumerate(ordered, 1):
             what = f"{number}/{len(corners)} {corner.workers} workers, {corner.rows} rows"
-            short = experiment_of(corner, experiment, steps, str(place))
+            short = experiment_of(corner, experiment, steps, str(place), base_dir)
             run = rundir.create(short, base_dir)
             told = Reporting(
                 lambda text, what=what: reporting.status(f"{what}: {text}"),  # type: ignore[misc]

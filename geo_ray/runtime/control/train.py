@@ -202,7 +202,7 @@ def _finish(
         {r: lead.write_model.remote(str(run.path)) for r, lead in actors.leads.items()},
         _START_TIMEOUT_S,
     )
-    part, model_digest = written[actors.hub]
+    part, model_digest = written[actors.home.region]
     tensors, _ = read_part(run.path, part)
     for info, _ in written.values():
         (run.path / info.file).unlink()

@@ -11,17 +11,23 @@ With ``combine: mean`` the own change must count 1/M at home too. The averager a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 from torch import Tensor
 
 from geo_ray.strategies.base import AveragerState, Outgoing, RegionState, Reply, Update, Wait
+from geo_ray.strategies.traits import Combine, StandsStill
 
 WaitRule = Literal["always", "when_busy", "never"]
-Combine = Literal["sum", "mean"]
+STANDS_STILL: Final[Mapping[WaitRule, StandsStill]] = {
+    "always": "always",
+    "when_busy": "when_late",
+    "never": "never",
+}
+"""What a rule is called in a strategy's traits."""
 
 
 def step(region: RegionState, grad_P: Tensor | None) -> None:

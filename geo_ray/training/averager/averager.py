@@ -26,7 +26,6 @@ from geo_ray.codecs.common.feedback import all_finite
 from geo_ray.errors import InvariantError, NonFiniteError
 from geo_ray.strategies.base import AveragerState, Reply, Strategy, Update
 from geo_ray.strategies.common import additive
-from geo_ray.strategies.traits import Holding, Timed, fragments_of
 from geo_ray.training.averager.averager_noise import AveragerNoise
 from geo_ray.training.compute.flat import fragment_cuts
 from geo_ray.training.exchange.averager_wire import AveragerWire
@@ -82,7 +81,7 @@ class Averager:
     _request: _Request | None = None
 
     def __post_init__(self) -> None:
-        fragments = fragments_of(self.strategy)
+        fragments = self.strategy.traits.exchange.fragments
         self.state.fragments = tuple(fragment_cuts(self.num_params, fragments))
 
     @property
@@ -93,9 +92,8 @@ class Averager:
     def on_wake(self) -> list[Reply]:
         """The time that the strategy asked for (`AveragerState.wake_s`) has come."""
         self.state.wake_s = None
-        if not isinstance(self.strategy, Timed):
-            return []
-        return self._publish(self.strategy.on_wake(self.state))
+        on_wake = self.strategy.traits.averager.on_wake
+        return [] if on_wake is None else self._publish(on_wake(self.state))
 
     def on_update(self, update: Update) -> list[Reply]:
         """Take in one update.
@@ -146,7 +144,7 @@ class Averager:
             InvariantError: if it has the wrong size or the strategy has no use for sums.
             NonFiniteError: if it has NaN or infinity; the state is unchanged.
         """
-        combine = getattr(self.strategy, "combine", None)
+        combine = self.strategy.traits.averager.adds_up
         if combine is None:
             raise InvariantError(f"strategy {self.strategy} cannot take in a sum of updates")
         told = set() if self._request is None else self._request.told
@@ -321,9 +319,8 @@ class Averager:
 
     def _release_waiting(self) -> list[Reply]:
         """Nobody waits for others any more, if the strategy lets some wait."""
-        if not isinstance(self.strategy, Holding):
-            return []
-        return self._publish(self.strategy.on_release(self.state))
+        on_release = self.strategy.traits.averager.on_release
+        return [] if on_release is None else self._publish(on_release(self.state))
 
     def _publish(self, answers: list[Reply]) -> list[Reply]:
         replies = [self._mark(reply) for reply in self.wire.encode(answers)]

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from geo_ray.strategies.base import AveragerState, Reply, Strategy, Update
-from geo_ray.strategies.traits import averages_gradients
 from geo_ray.training.compute.flat import square_norm
 from geo_ray.training.compute.noise import NoiseMeter, NoiseReading
 
@@ -29,7 +28,7 @@ class AveragerNoise:
 
     def measured(self, strategy: Strategy, averager: AveragerState, update: Update) -> list[Update]:
         """The whole round that ``update`` completes, if all of it was measured; else nothing."""
-        if update.grad_sq is None or not averages_gradients(strategy):
+        if update.grad_sq is None or not strategy.traits.averager.mean_gradient:
             return []
         there = {**averager.waiting, update.region: update}
         found = [there[name] for name in averager.members if name in there]

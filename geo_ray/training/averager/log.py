@@ -129,13 +129,13 @@ def distance(averager: Averager, op: Op) -> float:
 
     For strategies that send changes that is the sum of all changes that were taken in. For those
     that send models it is the newest models. It is infinite where no part may be missing: rounds,
-    which commit in every region or in none, and last words.
+    which commit in every region or in none, and final updates.
     """
     match op:
         case TakeSum(_, total_P):
             return _norm(total_P)
         case TakeIn(update):
-            if update.final or averager.strategy.in_rounds:
+            if update.final or averager.strategy.traits.in_rounds:
                 return math.inf
             return _update_distance(averager, update)
         case _:
@@ -144,7 +144,7 @@ def distance(averager: Averager, op: Op) -> float:
 
 def _update_distance(averager: Averager, update: Update) -> float:
     vector_P = update.payload_P
-    if averager.strategy.sends == "model":
+    if averager.strategy.traits.sends == "model":
         before_P = averager.state.memory.get(f"model/{update.region}")
         if before_P is None or update.coded is not None or vector_P.shape != before_P.shape:
             return math.inf

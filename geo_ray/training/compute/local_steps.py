@@ -1,6 +1,6 @@
 """A worker that trains some steps by itself before it pushes: what it pushes is its change.
 
-For strategies with `worker_steps` (see `geo_ray.strategies.traits`). The optimizer is the worker's
+For strategies with `RegionTraits.worker_steps`. The optimizer is the worker's
 own; its state never travels, lives as long as the worker, and is in no checkpoint: a replacement,
 or a resumed run, begins with a fresh one.
 

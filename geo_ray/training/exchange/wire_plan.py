@@ -55,7 +55,7 @@ class WirePlan:
     @staticmethod
     def is_lossy(codec: Codec | None) -> bool:
         """Whether ``codec`` does not give back the very bits."""
-        return codec is not None and not codec.lossless
+        return codec is not None and codec.traits.lossy
 
     def export(self) -> dict[str, object]:
         """The codecs as plain values, for a checkpoint."""

@@ -1,24 +1,27 @@
 """One shard of a region's parameter server: a slice of the model, its optimizer and its strategy.
 
 Every shard of a region carries out the same operations in the same order, each on its slice, so S
-shards give the same bits as one. The order is the lead's (`geo_ray.training.server.server`).
+shards give the same bits as one. `geo_ray.training.server.server` sets the order.
 
 Shape legend: S = parameters in this shard's slice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self, TypeVar, TypeVarTuple
 
 import torch
 from torch import Tensor
 
 from geo_ray.errors import CheckpointCorruptError, InvariantError
 from geo_ray.strategies.base import Outgoing, RegionState, Reply, Strategy, Wait
-from geo_ray.strategies.traits import eval_params
-from geo_ray.training.compute.flat import square_norm
+from geo_ray.training.compute.flat import fragments_in, square_norm
 from geo_ray.training.compute.optimizers import AdamW, InnerOptimizer, Momentum, Sgd
+
+As = TypeVarTuple("As")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class Shard:
         params_S: fp32 (S,), changed in place from now on.
         optimizer: the inner optimizer's configuration.
         strategy: the rule between regions.
-        alone: whether this is the only region, so that there is nobody to speak to.
+        alone: whether this is the only region, so that there is nobody to send to.
         fragments: where the model's fragments lie in the slice.
     """
 
@@ -65,6 +68,21 @@ class Shard:
         whole = ((0, params_S.numel()),)
         self.state = RegionState(params_S, self._optimizer.apply, fragments=fragments or whole)
 
+    @classmethod
+    def cut(
+        cls,
+        params_P: Tensor,
+        piece: tuple[int, int],
+        optimizer: Sgd | Momentum | AdamW,
+        strategy: Strategy,
+        *,
+        alone: bool = False,
+    ) -> Self:
+        """The shard of the slice of ``params_P``, fp32 (P,), between two places; copies it."""
+        fragments = fragments_in(params_P.numel(), strategy.traits.exchange.fragments, piece)
+        params_S = params_P[slice(*piece)].clone()
+        return cls(params_S, optimizer, strategy, alone=alone, fragments=fragments)
+
     @property
     def params_S(self) -> Tensor:
         """The live parameters of the slice, fp32 (S,)."""
@@ -73,7 +91,7 @@ class Shard:
     @property
     def eval_params_S(self) -> Tensor:
         """The parameters that an evaluation is about, fp32 (S,); often the live ones."""
-        name = None if self._alone else eval_params(self._strategy)
+        name = None if self._alone else self._strategy.traits.region.eval_params
         return self.params_S if name is None else self.state.memory.get(name, self.params_S)
 
     def put(self, worker: int, grad_S: Tensor) -> None:
@@ -89,9 +107,11 @@ class Shard:
             )
         self._grads[worker] = grad_S
 
-    def apply(
-        self, contributions: Sequence[Contribution], *, measure: bool = False
-    ) -> float | None:
+    def ask(self, operation: Callable[[Shard, *As], R], *arguments: *As) -> R:
+        """Carry out one of the methods below; see `geo_ray.training.server.region_model`."""
+        return operation(self, *arguments)
+
+    def apply(self, contributions: Sequence[Contribution], measure: bool = False) -> float | None:
         """Take in one step: the sample-weighted mean of the named workers' gradients.
 
         Args:
@@ -117,11 +137,11 @@ class Shard:
         return mean_sq
 
     def outgoing(self) -> Outgoing | Wait | None:
-        """Ask the strategy, after a step, whether to say something now."""
+        """Ask the strategy, after a step, whether to send something now."""
         return None if self._alone else self._sent(self._strategy.after_step(self.state))
 
     def finish(self) -> Outgoing | None:
-        """The strategy's last word after the last step."""
+        """The strategy's final update after the last step."""
         if self._alone:
             return None
         out = self._sent(self._strategy.on_finish(self.state))
@@ -136,6 +156,10 @@ class Shard:
     def dropped(self) -> None:
         """The last message was not taken in and gets no answer: the link is free again."""
         self.state.link_busy = False
+
+    def live_params(self) -> Tensor:
+        """`params_S`, for who asks for it."""
+        return self.params_S
 
     def snapshot(self, checkpoint: int) -> None:
         """Keep a copy of the present state until `take_snapshot`; the newest two at most."""

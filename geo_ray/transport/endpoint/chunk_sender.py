@@ -9,7 +9,8 @@ from geo_ray.errors import FrameError
 from geo_ray.transport.endpoint.outbox import Chunk
 from geo_ray.transport.endpoint.session_side import SessionSide
 from geo_ray.transport.endpoint.stream import Stream
-from geo_ray.transport.wire.message import BACKGROUND, CONTROL, DATA, RESEND, numbers
+from geo_ray.transport.wire.fields import counts
+from geo_ray.transport.wire.message import BACKGROUND, CONTROL, DATA, RESEND
 from geo_ray.transport.wire.meta import Meta
 
 ALL_LANES: Final = range(CONTROL, BACKGROUND + 1)
@@ -73,7 +74,7 @@ class ChunkSender:
         Raises:
             FrameError: the acknowledgement makes no sense.
         """
-        flat, delivered = numbers(meta, "chunks"), numbers(meta, "delivered")
+        flat, delivered = counts(meta, "chunks"), counts(meta, "delivered")
         if len(flat) % 3:
             raise FrameError("an acknowledgement is cut short")
         keys = list(zip(flat[::3], flat[1::3], flat[2::3], strict=True))

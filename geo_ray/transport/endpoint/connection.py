@@ -22,9 +22,10 @@ from geo_ray.transport.endpoint.chunk_sender import ALL_LANES, DATA_LANES, Chunk
 from geo_ray.transport.endpoint.heartbeat import Heartbeat
 from geo_ray.transport.endpoint.session_side import SessionSide
 from geo_ray.transport.endpoint.stream import Stream
+from geo_ray.transport.wire.fields import count
 from geo_ray.transport.wire.frames import Frame, FrameKind, FrameLimits
 from geo_ray.transport.wire.handshake import Greeting
-from geo_ray.transport.wire.message import TRANSPORT, natural
+from geo_ray.transport.wire.message import TRANSPORT
 
 _LONGEST_WAIT_S: Final = 0.5
 _ASK_KERNEL_S: Final = 1.0
@@ -77,7 +78,7 @@ class Connection:
         self._config = config
         self._clock = clock
         self._dial_stream = dial_stream
-        self._chunk_receiver = ChunkReceiver(session, natural(control.greeting.hello, "epoch"))
+        self._chunk_receiver = ChunkReceiver(session, count(control.greeting.hello, "epoch"))
         self._chunk_sender = ChunkSender(
             self.greeting.link_id, session, partial(self._guard, work=Stream.write)
         )
@@ -369,7 +370,7 @@ class Connection:
         elif frame.kind is FrameKind.PONG:
             self._session.flow.on_rtt(now_s, self.heartbeat.pong(frame.meta, now_s))
         elif frame.kind is FrameKind.STREAMS:
-            self._wish = natural(frame.meta, "want")
+            self._wish = count(frame.meta, "want")
         else:
             raise FrameError(f"a {frame.kind.name} frame within a connection")
 

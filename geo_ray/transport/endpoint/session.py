@@ -17,6 +17,7 @@ from geo_ray.transport.endpoint.incarnation import Incarnation
 from geo_ray.transport.endpoint.outbox import Chunk, Key, Outbox
 from geo_ray.transport.endpoint.traffic_counters import TrafficCounters
 from geo_ray.transport.flow.control import FlowControl
+from geo_ray.transport.wire.fields import count, counts
 from geo_ray.transport.wire.frames import check_sendable, view_of
 from geo_ray.transport.wire.message import (
     LANES,
@@ -25,8 +26,6 @@ from geo_ray.transport.wire.message import (
     PeerStats,
     Piece,
     check_message,
-    natural,
-    numbers,
     to_meta,
 )
 from geo_ray.transport.wire.meta import Meta
@@ -177,7 +176,7 @@ class Session:
         """
         with self._changed:
             is_same = self._incarnation.is_same(hello)
-            if natural(hello, "stream"):
+            if count(hello, "stream"):
                 self._connection_of(hello)
                 return {}
             return {"delivered": [*self.inbox.delivered]} if is_same else self.nothing_delivered()
@@ -211,7 +210,7 @@ class Session:
             LinkDownError: the session is closed.
         """
         hello = connection.greeting.hello
-        delivered = numbers(connection.greeting.ready, "delivered")
+        delivered = counts(connection.greeting.ready, "delivered")
         with self._changed:
             if self._closed:
                 raise LinkDownError(f"the link to region {self.peer} is closed")
@@ -223,7 +222,7 @@ class Session:
             self._outbox.rewind(delivered)
             if old is not None:
                 # Told here: the old connection's thread may only get there after the new one's.
-                self.inbox.tell_peer(natural(old.greeting.hello, "epoch"), is_up=False)
+                self.inbox.tell_peer(count(old.greeting.hello, "epoch"), is_up=False)
                 old.end("replaced by a newer connection")
             self._connection = connection
             self.inbox.tell_peer(self._incarnation.epoch, is_up=True)

@@ -40,7 +40,7 @@ def situation(mbps=100.0, rtt_s=0.06, num_params=1_000_000, budget=0.05, **step_
 
 def test_a_transfer_is_bytes_both_ways_and_a_round_trip():
     assert transfer_time_s(situation(), None) == pytest.approx(2 * 32 / 100 + 0.06)
-    assert transfer_time_s(situation(), "int4") == pytest.approx(2 * 4.25 / 100 + 0.06)
+    assert transfer_time_s(situation(), "int4") == pytest.approx(2 * 4.5 / 100 + 0.06)
 
 
 def test_a_link_that_costs_nothing_needs_no_strategy():

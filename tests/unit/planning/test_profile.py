@@ -132,7 +132,7 @@ def test_extremes_and_grid():
 
 
 def test_a_corner_is_the_same_job_but_shorter():
-    short = experiment_of(Corner(1, 4, "int8"), trial(), 20, "/nowhere")
+    short = experiment_of(Corner(1, 4, "int8"), trial(), 20, "/nowhere", Path())
     assert [region.workers for region in short.regions] == [1, 1]
     assert (short.data.batch_size, short.train.steps, short.strategy.interval) == (4, 23, 5)
     assert short.codec.up.kind == short.codec.down.kind == "int8"
@@ -142,7 +142,7 @@ def test_a_corner_is_the_same_job_but_shorter():
 
 def test_an_interval_that_other_knobs_need_stays():
     strategy = "strategy={kind: diloco_streaming, interval: 40, fragments: 8, tau: 4}"
-    assert experiment_of(Corner(1, 4), trial(strategy), 20, "/x").strategy.interval == 40
+    assert experiment_of(Corner(1, 4), trial(strategy), 20, "/x", Path()).strategy.interval == 40
 
 
 def test_known_corners_are_not_measured_again():

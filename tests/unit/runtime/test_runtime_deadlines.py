@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from geo_ray.config.experiment import TrainConfig
 from geo_ray.runtime.actors.deadlines import answer_s, exchange_s, step_timeout_s
+from geo_ray.training.config import TrainConfig
 
 
 def test_who_knows_more_gives_up_first() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from geo_ray.codecs.base import Coded
 from geo_ray.codecs.dgt import Dgt
+from geo_ray.codecs.traits import CodecTraits
 from geo_ray.errors import (
     ConfigDriftError,
     FrameError,
@@ -36,7 +37,7 @@ class Pair:
     """An averager over two regions, and the regions' ends."""
 
     def __init__(self, strategy, up=None, down=None, num=NUM) -> None:
-        self.plan = WirePlan(up, down, strategy.sends, strategy.in_rounds)
+        self.plan = WirePlan(up, down, strategy.traits.sends, strategy.traits.in_rounds)
         self.state = Averager(
             strategy, num, AveragerState(("a", "b")), wire=AveragerWire(self.plan)
         )
@@ -211,7 +212,7 @@ def test_what_is_not_finite_goes_as_it_is_and_changes_no_debts() -> None:
 def test_what_a_codec_cannot_hold_goes_as_it_is() -> None:
     @dataclass(frozen=True)
     class Overflows(Exact):
-        lossless: ClassVar[bool] = False
+        traits: ClassVar[CodecTraits] = CodecTraits(lossy=True, bits_per_value=32)
 
         def decode(self, coded: Coded) -> Tensor:
             x_P = super().decode(coded)
@@ -219,7 +220,7 @@ def test_what_a_codec_cannot_hold_goes_as_it_is() -> None:
 
     for strategy in (AsgdGa(combine="sum"), Sma()):
         pair = Pair(strategy, Overflows())
-        if strategy.in_rounds:
+        if strategy.traits.in_rounds:
             pair.round((1.0, 2.0, 3.0), (1.0, 2.0, 3.0))
         update = pair.say("a", 1.0, 200.0, 2.0)
         assert update.coded is None
@@ -303,11 +304,11 @@ def test_an_averager_without_the_reference_says_so_and_is_told_in_full(strategy)
     assert (whole.seq, whole.coded, whole.against) == (update.seq, None, None)
     assert torch.equal(whole.payload_P, expected_P)
     replies = pair.send(whole)
-    if strategy.in_rounds:
+    if strategy.traits.in_rounds:
         replies = pair.send(pair.ends["b"].in_full(pair.say("b", 2.5, 2.0, 3.0)))
     assert all(reply.coded is None for reply in replies)  # it has no reference for them either
     pair.send(pair.say("a", 2.5, 2.0, 3.5))  # and from then on as ever
-    (reply, *_) = pair.send(pair.say("b", 2.5, 2.0, 3.5)) if strategy.in_rounds else [None]
+    (reply, *_) = pair.send(pair.say("b", 2.5, 2.0, 3.5)) if strategy.traits.in_rounds else [None]
     assert reply is None or reply.against is not None
 
 

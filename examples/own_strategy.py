@@ -1,0 +1,68 @@
+"""A strategy of one's own."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from geo_ray.config.base import StrictModel
+from geo_ray.strategies.base import (
+    AveragerState,
+    Outgoing,
+    RegionState,
+    Reply,
+    Update,
+    answer_all,
+    weighted_mean,
+)
+from geo_ray.strategies.traits import ExchangeTraits, Traits
+
+
+class Halfway(StrictModel):
+    """Every few steps each region moves halfway to the mean; the last exchange goes all the way."""
+
+    kind: Literal["halfway"] = "halfway"
+    interval: int = Field(4, ge=1, description="local steps between two exchanges")
+    share: float = Field(0.5, gt=0, le=1, description="how far to move towards the mean")
+
+    @property
+    def traits(self) -> Traits:
+        """What the rest of geo_ray must know."""
+        return Traits(
+            in_rounds=True,
+            sends="model",
+            exchange=ExchangeTraits(
+                stands_still="always", every=self.interval, last="always", interval=self.interval
+            ),
+        )
+
+    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
+        """A local optimizer step."""
+        if grad_P is not None:
+            region.apply_gradient(grad_P)
+
+    def after_step(self, region: RegionState) -> Outgoing | None:
+        """Send the model when it is time, and wait."""
+        if region.since_send < self.interval:
+            return None
+        return Outgoing(region.params_P.clone(), wait=True)
+
+    def on_reply(self, region: RegionState, reply: Reply) -> None:
+        """Move towards the mean."""
+        if reply.final:
+            region.params_P.copy_(reply.payload_P)
+        else:
+            region.params_P.lerp_(reply.payload_P, self.share)
+
+    def on_finish(self, region: RegionState) -> Outgoing | None:
+        """Always one last exchange: regions are not equal."""
+        return Outgoing(region.params_P.clone(), wait=True)
+
+    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
+        """Answer all with the mean."""
+        updates = averager.gather(update)
+        if updates is None:
+            return []
+        return answer_all(averager, updates, weighted_mean(updates, "uniform"))

@@ -1,0 +1,211 @@
+"""A section of the configuration that names a class of the user's: ``use``, and its own options.
+
+The class is a pydantic model as those of this library are: its fields are its options, strictly
+checked. ``use`` is `path/to/file.py:Class`, relative to the configuration's directory, or
+`package.module:Class`. The digest of the file becomes a part of the section, ``sha256``; so the
+configuration of a run tells with which content it was made, every process of the run checks that
+it has the same, and a run is not resumed with another one unnoticed.
+
+Whoever reads a configuration says where relative paths start with pydantic's validation context:
+see `context`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Union
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    SerializationInfo,
+    Tag,
+    ValidationInfo,
+    WrapSerializer,
+    WrapValidator,
+    create_model,
+)
+
+from geo_ray.config.base import StrictModel
+from geo_ray.errors import ConfigDriftError, ConfigError
+from geo_ray.util.blame import place, source_of, summary
+from geo_ray.util.user_class import UserClass, find_class, or_meant, source_digest
+
+_USE, _DIGEST = "use", "sha256"
+_BASE_DIR, _ALLOW_DRIFT = "base_dir", "allow_drift"
+_BY_KIND: Final = "kind"
+_BY_USE: Final = "OwnClass"  # the name of the class, by which messages find it
+
+
+class OwnClass(StrictModel):
+    """The section as it is written: all other keys are options of the class."""
+
+    model_config = ConfigDict(extra="allow")
+
+    use: str = Field(description="`path/to/file.py:Class` or `package.module:Class`")
+    sha256: str | None = Field(
+        None, description="digest of the file; filled in, and compared if it is given"
+    )
+
+
+def context(base_dir: Path, *, allow_drift: bool = False) -> dict[str, Any]:
+    """The validation context for reading a configuration.
+
+    Args:
+        base_dir: where relative paths start.
+        allow_drift: take a class although its file has another digest than the section says.
+    """
+    return {_BASE_DIR: base_dir, _ALLOW_DRIFT: allow_drift}
+
+
+def section_type(classes: Sequence[type], load: OwnLoader) -> Any:
+    """The type of a section whose ``kind`` or ``use`` chooses the class.
+
+    Args:
+        classes: of the library, each with a literal ``kind``.
+        load: makes objects of the user's classes.
+    """
+    any_of_them: Any = Union[tuple(classes)]  # noqa: UP007
+    built_in: Any = Annotated[any_of_them, Field(discriminator="kind")]
+    own: Any = Annotated[OwnClass, WrapValidator(load), WrapSerializer(_dumped)]
+    return Annotated[
+        Annotated[built_in, Tag(_BY_KIND)] | Annotated[own, Tag(_BY_USE)],
+        Discriminator(_which),
+    ]
+
+
+def _which(value: Any) -> str:
+    """The tag of a section, or of the object that it has become: by ``kind`` or by ``use``."""
+    keys = type(value).model_fields if isinstance(value, BaseModel) else value
+    return _BY_USE if isinstance(keys, Mapping) and _USE in keys else _BY_KIND
+
+
+def _dumped(value: BaseModel, _: Any, info: SerializationInfo) -> Any:
+    """The section again, as pydantic's wrap serializers are called."""
+    return value.model_dump(mode="json" if info.mode == "json" else "python")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnLoader:
+    """Makes objects of sections, as pydantic's wrap validators are called.
+
+    Attributes:
+        wanted: strategy or codec.
+        protocol: what the class must have: every public member of it.
+        look: gives an object's name and its traits.
+        traits_class: of these.
+        taken: names that the library's own classes have.
+    """
+
+    wanted: UserClass
+    protocol: type
+    look: Callable[[Any], tuple[object, object]]
+    traits_class: type
+    taken: Collection[str]
+
+    def __call__(self, value: Any, _: Any, info: ValidationInfo) -> Any:
+        """The object.
+
+        Raises:
+            ValueError: an option is wrong; names it.
+            ConfigError: the class cannot be found, or lacks something.
+            ConfigDriftError: the file is not the one that the section was made with.
+        """
+        if isinstance(value, StrictModel) and not isinstance(value, OwnClass):
+            return value
+        section = OwnClass.model_validate(value)
+        place_of = info.context or context(Path())
+        base_dir = place_of[_BASE_DIR]
+        kind = self.find(section.use, base_dir)
+        digest = source_digest(kind, section.use, base_dir)
+        if section.sha256 not in (None, digest) and not place_of[_ALLOW_DRIFT]:
+            raise ConfigDriftError(
+                f"{self.wanted.what} {section.use}: the file is not the one that the "
+                "configuration was made with",
+                fix="Restore the file here and on every node; or resume with the present one: "
+                "geo-ray train --resume RUN --allow-drift.",
+            )
+        named = _named(kind, section.use, digest)
+        options = dict(section.model_extra or {})
+        unknown = [key for key in options if key not in kind.model_fields]
+        if unknown:
+            hint = or_meant(unknown[0], kind.model_fields) or "; it takes no options"
+            raise ValueError(f"{section.use} has no option {unknown[0]!r}{hint}")
+        # Through JSON, as the rest of the configuration: strict, but a list may be a tuple.
+        found = named.model_validate_json(json.dumps(options))
+        self._check_object(found, kind, section.use)
+        return found
+
+    def find(self, use: str, base_dir: Path) -> type[StrictModel]:
+        """The class itself, checked for what can be seen without an object.
+
+        Raises:
+            ConfigError: it cannot be found, or lacks something.
+        """
+        name = f"{self.wanted.what} {use}"
+        kind = find_class(use, base_dir, self.wanted)
+        if not issubclass(kind, StrictModel):
+            raise ConfigError(
+                f"{name} is no class of options",
+                fix="Derive it from geo_ray.config.base.StrictModel; its fields are its options.",
+            )
+        members = dict(inspect.getmembers_static(kind)) | kind.model_fields
+        asked = {k: v for k, v in vars(self.protocol).items() if not k.startswith("_")}
+        missing = [key for key in asked if key not in members]
+        if missing:
+            raise ConfigError(
+                f"{name} lacks {', '.join(missing)}",
+                fix=f"{self.wanted.page} shows what it must have.",
+            )
+        for key, method in asked.items():
+            if inspect.isfunction(method):
+                _check_signature(name, key, method, members[key])
+        hidden = [key for key in (_USE, _DIGEST) if key in kind.model_fields]
+        if hidden:
+            raise ConfigError(f"{name}: its option {hidden[0]!r} has the name of another key")
+        return kind
+
+    def _check_object(self, found: StrictModel, kind: type, use: str) -> None:
+        try:
+            name, traits = self.look(found)
+        except Exception as error:
+            where = place(error, source_of(kind) or Path(use))
+            raise ConfigError(f"{self.wanted.what} {use}: {where}: {summary(error)}") from error
+        if not isinstance(traits, self.traits_class):
+            raise ConfigError(
+                f"{self.wanted.what} {use}: `traits` gives {type(traits).__name__}, not "
+                f"{self.traits_class.__module__}.{self.traits_class.__name__}"
+            )
+        if not isinstance(name, str) or not name or name in self.taken:
+            raise ConfigError(
+                f"{self.wanted.what} {use}: `kind` is {name!r}; it must be a name that no "
+                f"{self.wanted.what} of the library has"
+            )
+
+
+@functools.cache
+def _named(kind: type[StrictModel], use: str, digest: str) -> type[StrictModel]:
+    """The same class, of which objects know where they come from."""
+    fields: dict[str, Any] = {
+        _USE: (Literal[use], use),
+        _DIGEST: (Literal[digest], digest),
+    }
+    return create_model(kind.__name__, __base__=kind, __module__=kind.__module__, **fields)
+
+
+def _check_signature(name: str, method: str, wanted: Callable[..., Any], found: object) -> None:
+    arguments = list(inspect.signature(wanted).parameters)
+    text = f"{method}({', '.join(arguments[1:])})"
+    if not inspect.isfunction(found):
+        raise ConfigError(f"{name}: {method} is no method; {text} is wanted")
+    try:
+        inspect.signature(found).bind(*arguments)
+    except TypeError as error:
+        raise ConfigError(f"{name}: {method} cannot be called as {text}: {error}") from error

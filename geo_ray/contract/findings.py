@@ -1,0 +1,86 @@
+"""Checks, and what they found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from geo_ray.config.base import StrictModel
+from geo_ray.util.blame import place, source_of, summary
+
+T = TypeVar("T")
+
+Checks = Mapping[str, Callable[[T], None]]
+"""By the promise that they are about; a check raises `BrokenPromiseError`, or whatever the object
+raises, if it is not kept."""
+
+
+class BrokenPromiseError(AssertionError):
+    """A promise is not kept; the message says how that showed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check found.
+
+    Attributes:
+        promise: what it is about.
+        why: how it showed that the promise is not kept; None if it is.
+    """
+
+    promise: str
+    why: str | None
+
+
+def expect(kept: bool, why: str) -> None:
+    """Go on only if something is as promised.
+
+    Raises:
+        BrokenPromiseError: it is not.
+    """
+    if not kept:
+        raise BrokenPromiseError(why)
+
+
+def check_options(subject: object) -> None:
+    """Options cannot be changed, and unknown ones are refused.
+
+    Raises:
+        BrokenPromiseError: it is otherwise.
+    """
+    if not isinstance(subject, StrictModel):
+        raise BrokenPromiseError("it is no StrictModel")
+    expect(bool(type(subject).model_config.get("frozen")), "its options can be changed")
+    try:
+        type(subject).model_validate({**subject.model_dump(), "no_such_option": 1})
+    except ValidationError:
+        return
+    raise BrokenPromiseError("it takes an option that it does not have")
+
+
+def run_checks(checks: Checks[T], subject: T) -> list[Finding]:
+    """Put an object to all checks.
+
+    Args:
+        checks: of its kind.
+        subject: a strategy or a codec.
+
+    Returns:
+        A finding per check, in their order.
+    """
+    found = []
+    for promise, check in checks.items():
+        why = None
+        try:
+            check(subject)
+        except BrokenPromiseError as error:
+            why = str(error)
+        except Exception as error:
+            path = next(filter(None, map(source_of, type(subject).__mro__)), None)
+            where = "" if path is None else f"{place(error, path)}: "
+            why = f"{where}{summary(error)}"
+        found.append(Finding(promise, why))
+    return found

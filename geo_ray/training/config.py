@@ -1,0 +1,77 @@
+"""The ``train`` section of a configuration: how long and how carefully to train."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import Field
+
+from geo_ray.config.base import StrictModel
+from geo_ray.observe.metrics.summary import Target
+from geo_ray.strategies.base import Strategy
+from geo_ray.training.server.stragglers import StragglersConfig, check_stragglers
+
+
+class TrainConfig(StrictModel):
+    """How long and how carefully to train."""
+
+    steps: int = Field(ge=1, description="steps of every region (async: pushes per worker)")
+    count: Literal["each", "together"] | None = Field(
+        None,
+        description="whether each region takes `steps`, or all together as many rows as that were; "
+        "default: each, but together where regions take unequal numbers of steps between rounds",
+    )
+    mode: Literal["sync", "async"] = Field(
+        "sync", description="inside a region: combine one gradient per worker, or apply each alone"
+    )
+    eval_every: int = Field(50, ge=0, description="steps between evaluations; 0: only at the end")
+    eval_batch_size: int = Field(256, ge=1, description="rows per evaluation batch")
+    evaluate: Literal["outer", "live"] = Field(
+        "outer", description="the model that all regions agree on, or each region's own, mid-round"
+    )
+    clip_norm: float | None = Field(None, gt=0, description="largest norm of a worker's gradient")
+    target: Target | None = Field(None, description="stop early when this is reached")
+    stragglers: StragglersConfig | None = Field(
+        None, description="do not wait for late workers of a region: spares, or coded gradients"
+    )
+    max_refused_steps: int = Field(3, ge=1, description="refused steps in a row that end the run")
+    max_worker_restarts: int = Field(10, ge=0, description="replacements of workers in all")
+    noise_every: int | None = Field(
+        None, ge=1, description="steps between measurements of gradient noise; null: 16"
+    )
+    step_timeout_s: float | None = Field(
+        None,
+        gt=0,
+        description="longest wait for one answer; null: 300 s, and the model both ways at 4 Mbit/s",
+    )
+
+    def check(self, strategy: Strategy, workers: Mapping[str, int], *, even: bool) -> None:
+        """Refuse what does not go with the regions and their strategy.
+
+        Args:
+            strategy: the run's.
+            workers: by region.
+            even: whether all workers of a region have batches of one size.
+
+        Raises:
+            ValueError: naming the key.
+        """
+        if self.stragglers is not None:
+            check_stragglers(self.stragglers, workers, self.mode)
+            if not even:
+                raise ValueError("train.stragglers: spares and codes need batches of equal size")
+        traits = strategy.traits
+        if len(workers) == 1:
+            return
+        if self.count == "each" and traits.region.ends_together:
+            raise ValueError(
+                f"train.count: each region ends at its own time, but '{strategy.kind}' gives "
+                "them unequal numbers of steps and needs all of them: use together"
+            )
+        if self.mode == "async" and traits.in_rounds and len(set(workers.values())) > 1:
+            raise ValueError(
+                "train.mode: async gives regions with unequal workers unequal numbers of steps, "
+                f"but strategy '{strategy.kind}' works in rounds of all regions; use equal "
+                "workers, mode sync, or a strategy without rounds such as asgd_ga"
+            )
