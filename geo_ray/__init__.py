@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from geo_ray.api.comparing import compare as compare
     from geo_ray.api.inputs import config_schema as config_schema
     from geo_ray.api.inputs import load_config as load_config
+    from geo_ray.api.inspect import DataCheck as DataCheck
+    from geo_ray.api.inspect import ProbeResult as ProbeResult
+    from geo_ray.api.inspect import check_data as check_data
+    from geo_ray.api.inspect import merge_data as merge_data
+    from geo_ray.api.inspect import prices as prices
+    from geo_ray.api.inspect import probe as probe
+    from geo_ray.api.inspect import report as report
     from geo_ray.api.planning import PlanInputs as PlanInputs
     from geo_ray.api.planning import PlanResult as PlanResult
     from geo_ray.api.planning import ProfileGrid as ProfileGrid
@@ -24,13 +31,6 @@ if TYPE_CHECKING:
     from geo_ray.api.planning import plan as plan
     from geo_ray.api.planning import profile as profile
     from geo_ray.api.planning import replan as replan
-    from geo_ray.api.reports import DataCheck as DataCheck
-    from geo_ray.api.reports import ProbeResult as ProbeResult
-    from geo_ray.api.reports import check_data as check_data
-    from geo_ray.api.reports import merge_data as merge_data
-    from geo_ray.api.reports import prices as prices
-    from geo_ray.api.reports import probe as probe
-    from geo_ray.api.reports import report as report
     from geo_ray.api.run import Run as Run
     from geo_ray.api.run import open_run as open_run
     from geo_ray.api.starters import init_project as init_project
@@ -54,13 +54,13 @@ _WHERE = {
     "compare": "api.comparing",
     "config_schema": "api.inputs",
     "load_config": "api.inputs",
-    "DataCheck": "api.reports",
-    "ProbeResult": "api.reports",
-    "check_data": "api.reports",
-    "merge_data": "api.reports",
-    "prices": "api.reports",
-    "probe": "api.reports",
-    "report": "api.reports",
+    "DataCheck": "api.inspect",
+    "ProbeResult": "api.inspect",
+    "check_data": "api.inspect",
+    "merge_data": "api.inspect",
+    "prices": "api.inspect",
+    "probe": "api.inspect",
+    "report": "api.inspect",
     "PlanInputs": "api.planning",
     "PlanResult": "api.planning",
     "ProfileGrid": "api.planning",
