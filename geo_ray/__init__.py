@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from geo_ray.api.comparing import compare as compare
     from geo_ray.api.inputs import config_schema as config_schema
     from geo_ray.api.inputs import load_config as load_config
+    from geo_ray.api.inspect import DataCheck as DataCheck
+    from geo_ray.api.inspect import ProbeResult as ProbeResult
+    from geo_ray.api.inspect import check_data as check_data
+    from geo_ray.api.inspect import merge_data as merge_data
+    from geo_ray.api.inspect import prices as prices
+    from geo_ray.api.inspect import probe as probe
+    from geo_ray.api.inspect import report as report
     from geo_ray.api.planning import PlanInputs as PlanInputs
     from geo_ray.api.planning import PlanResult as PlanResult
     from geo_ray.api.planning import ProfileGrid as ProfileGrid
@@ -33,10 +40,12 @@ if TYPE_CHECKING:
     from geo_ray.config.experiment import Experiment as Experiment
     from geo_ray.errors import GeoRayError as GeoRayError
     from geo_ray.errors import InterruptedRunError as InterruptedRunError
+    from geo_ray.lab.lab import Lab as Lab
     from geo_ray.observe.events.schema import Event as Event
     from geo_ray.observe.metrics.summary import Summary as Summary
     from geo_ray.tasks.base import Dataset as Dataset
     from geo_ray.tasks.base import Task as Task
+    from geo_ray.transport.probe.plan import ProbePlan as ProbePlan
 
     Options = StrictModel
 
@@ -45,6 +54,13 @@ _WHERE = {
     "compare": "api.comparing",
     "config_schema": "api.inputs",
     "load_config": "api.inputs",
+    "DataCheck": "api.inspect",
+    "ProbeResult": "api.inspect",
+    "check_data": "api.inspect",
+    "merge_data": "api.inspect",
+    "prices": "api.inspect",
+    "probe": "api.inspect",
+    "report": "api.inspect",
     "PlanInputs": "api.planning",
     "PlanResult": "api.planning",
     "ProfileGrid": "api.planning",
@@ -61,6 +77,8 @@ _WHERE = {
     "Experiment": "config.experiment",
     "GeoRayError": "errors",
     "InterruptedRunError": "errors",
+    "Lab": "lab.lab",
+    "ProbePlan": "transport.probe.plan",
     "Event": "observe.events.schema",
     "Summary": "observe.metrics.summary",
     "Dataset": "tasks.base",

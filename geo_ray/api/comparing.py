@@ -12,7 +12,7 @@ from geo_ray.api.html import html_view
 from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
 from geo_ray.api.planning import FollowedPlan, plan_to_follow
 from geo_ray.api.tables import Table, table_of
-from geo_ray.api.watch import ShowProgress, Watch
+from geo_ray.api.watch import RunWatch, ShowProgress
 from geo_ray.comparison.board import Row, Spread
 from geo_ray.comparison.outcome import Outcome, outcome_of
 from geo_ray.comparison.page import write_page
@@ -171,14 +171,16 @@ def compare(
         bill=bill,
     )
     with own_threads_kept():
-        comparison = compare_all(wanted, _teller(Watch(progress)), partial(_train, source.parent))
+        comparison = compare_all(
+            wanted, _teller(RunWatch(progress)), partial(_train, source.parent)
+        )
     save_comparison(comparison, directory / "compare.json")
     title = f"{experiment.name}: {','.join(texts)}"
     page = write_page(comparison, title, directory / "compare.html")
     return ComparisonResult(comparison, directory, page)
 
 
-def _teller(watch: Watch) -> Tell:
+def _teller(watch: RunWatch) -> Tell:
     """What says which run has ended, and how long the rest will take."""
     began_s = time.monotonic()
 

@@ -14,7 +14,7 @@ from geo_ray.api.html import html_view
 from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
 from geo_ray.api.run import Run
 from geo_ray.api.tables import Table, table_of
-from geo_ray.api.watch import OnEvent, ShowProgress, Watch
+from geo_ray.api.watch import OnEvent, RunWatch, ShowProgress
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_tree
 from geo_ray.config.source import override_items
@@ -292,7 +292,7 @@ def profile(
     """
     began_unix_s = time.time() if began_unix_s is None else began_unix_s
     grid = grid or ProfileGrid()
-    watch = Watch(progress, on_event)
+    watch = RunWatch(progress, on_event)
     with own_threads_kept():
         source = source_of(config, base_dir)
         experiment = load_tree(source, override_items(overrides), Experiment)

@@ -13,7 +13,7 @@ from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, so
 from geo_ray.api.planning import FollowedPlan, plan_to_follow
 from geo_ray.api.run import Run
 from geo_ray.api.start import new_run, resumed_run
-from geo_ray.api.watch import OnEvent, ShowProgress, Watch
+from geo_ray.api.watch import OnEvent, RunWatch, ShowProgress
 from geo_ray.checkpoint.store import CheckpointStore
 from geo_ray.config.source import override_items
 from geo_ray.errors import ConfigError, GeoRayError
@@ -61,7 +61,7 @@ def train(
         GeoRayError: whatever else ends the run early; the class says what.
     """
     began_unix_s = time.time() if began_unix_s is None else began_unix_s
-    watch = Watch(progress, on_event)
+    watch = RunWatch(progress, on_event)
     followed = None if plan is None else plan_to_follow(plan)
     changes = override_items(overrides)
     source = None if config is None else source_of(config, base_dir)
@@ -111,7 +111,7 @@ def simulate(
     Raises:
         GeoRayError: whatever is wrong with configuration, task or data.
     """
-    watch = Watch(progress, on_event)
+    watch = RunWatch(progress, on_event)
     followed = None if plan is None else plan_to_follow(plan)
     with own_threads_kept():
         source = source_of(config, base_dir)
@@ -127,7 +127,7 @@ def _ended(run: Run) -> Run:
 
 
 @contextmanager
-def _tidied(run: RunDirectory, watch: Watch, *, is_new: bool) -> Iterator[None]:
+def _tidied(run: RunDirectory, watch: RunWatch, *, is_new: bool) -> Iterator[None]:
     """Leave a report of a run that fails, and no directory of one that did not begin."""
     try:
         yield

@@ -34,7 +34,7 @@ class Watched:
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class RunWatch:
     """What the caller asked for.
 
     Attributes:
@@ -52,7 +52,7 @@ class Watch:
 
     @contextmanager
     def over(self, experiment: Experiment) -> Iterator[Watched]:
-        """Watch one run of ``experiment``."""
+        """RunWatch one run of ``experiment``."""
         sinks = () if self.on_event is None else (self.on_event,)
         if not self.progress:
             yield Watched(_nothing, _nobody, sinks)
