@@ -22,8 +22,8 @@ ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 SCRIPT = """
 import subprocess, sys, time
 from geo_ray.lab.lab import Lab
-from geo_ray.lab.topology import RegionConfig, Topology
-with Lab(Topology(regions=(RegionConfig(name="A"), RegionConfig(name="B")))) as lab:
+from geo_ray.lab.topology import LabRegionConfig, Topology
+with Lab(Topology(regions=(LabRegionConfig(name="A"), LabRegionConfig(name="B")))) as lab:
     # a grandchild in a session of its own, as a daemon would be
     lab.popen("A", ["sh", "-c", "setsid sleep 600 & echo $!; wait"])
     print(lab.lab_id, flush=True)
