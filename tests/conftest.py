@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from geo_ray.runtime.cluster.connect import ConnectedCluster
     from geo_ray.runtime.cluster.local import LocalCluster
 
-# Models of networks that benchmarks and tests share, and the library does not need.
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+# `benchmarks`: models of networks that tests use too, and the library does not need.
+sys.path.append(str(Path(__file__).parents[1]))
 
 # An example may take as long as it does: on a busy machine durations say nothing about the code.
 settings.register_profile(

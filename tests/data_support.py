@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -63,6 +64,10 @@ class RecordingStore:
     def read(self, path: str) -> bytes:
         self.calls.append(("read", path))
         return self._store.read(path)
+
+    def open(self, path: str) -> BinaryIO:
+        self.calls.append(("open", path))
+        return self._store.open(path)
 
     def write(self, path: str, data: bytes) -> None:
         self.calls.append(("write", path))

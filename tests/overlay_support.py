@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from network_models.overlay_model import Lines, OverlayModel
 from numpy.typing import NDArray
 
+from benchmarks.network_models.overlay_model import Lines, OverlayModel
 from geo_ray.overlay.build import build_policy, links_of
 from geo_ray.overlay.config import (
     AnyOverlay,

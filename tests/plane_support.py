@@ -15,14 +15,12 @@ from torch import Tensor
 from geo_ray.codecs.base import Codec
 from geo_ray.strategies.base import AveragerState, Reply, Update
 from geo_ray.training.averager.averager import Averager
-from geo_ray.training.compute.flat import digest, fragments_in, split_sizes
+from geo_ray.training.compute.flat import digest, split_sizes
 from geo_ray.training.compute.optimizers import Momentum, Sgd
 from geo_ray.training.exchange.averager_wire import AveragerWire
-from geo_ray.training.exchange.region_wire import RegionWire
 from geo_ray.training.exchange.wire_plan import WirePlan
 from geo_ray.training.server.effects import Assignment, SendUpdate, Snapshot, StepDone
 from geo_ray.training.server.plan import ServerPlan
-from geo_ray.training.server.region_model import RegionModel
 from geo_ray.training.server.server import Server
 from geo_ray.training.server.shard import Shard
 from geo_ray.types import Span, StepReport
@@ -166,21 +164,15 @@ class Plane:
             for name, (control, tensors, shards) in whole[-1].regions.items():
                 server = self.regions[name].server
                 server.restore(control, tensors)
-                self.regions[name].behind = self.averager.state.version - server.hub_version
+                self.regions[name].behind = self.averager.state.version - server.averager_version
                 for shard, state in zip(self.regions[name].shards, shards, strict=True):
                     shard.restore(*state)
 
     def _region(self, name: str) -> Region:
         start_P = torch.linspace(-1, 1, NUM_PARAMS)
-        parts = self.setup.strategy.traits.exchange.fragments
         shards = [
-            Shard(
-                start_P[i:j].clone(),
-                self.setup.optimizer,
-                Watched(self, name),
-                fragments=fragments_in(NUM_PARAMS, parts, (i, j)),
-            )
-            for i, j in split_sizes(NUM_PARAMS, self.setup.num_shards)
+            Shard.cut(start_P, piece, self.setup.optimizer, Watched(self, name))
+            for piece in split_sizes(NUM_PARAMS, self.setup.num_shards)
         ]
         plan = ServerPlan(
             name,
@@ -190,8 +182,7 @@ class Plane:
             self.setup.mode,
             epoch=self.epoch,
         )
-        wire = RegionWire(self.setup.wire, name, NUM_PARAMS)
-        return Region(Server(plan, RegionModel(shards, NUM_PARAMS, parts), wire=wire), shards)
+        return Region(Server.over(shards, NUM_PARAMS, plan, self.setup.wire), shards)
 
     def complete(self, save: Saved) -> bool:
         return save.state is not None and len(save.regions) == len(self.names)
@@ -279,7 +270,8 @@ class Plane:
         region.behind = 0
         region.last_answered = self.answered[reply.to, reply.seq]
         region.sent = None
-        self._take(reply.to, region.server.on_reply(reply))
+        decoded = region.server.wire.decode(reply)
+        self._take(reply.to, region.server.on_reply(decoded))
 
     # ---------------------------------------------------------------- controller
 

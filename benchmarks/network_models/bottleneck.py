@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 
-from network_models.shared_links import Flows
-
+from benchmarks.network_models.shared_links import Flows
 from geo_ray.sim.scheduler import Scheduler
 from geo_ray.transfers.config import TransfersConfig
 from geo_ray.transfers.helpers import HelperScheduler

@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import json
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
+from geo_ray.config.annotations import MessageWords
 from geo_ray.config.base import StrictModel
 from geo_ray.config.canonical import canonical_json, sha256_hex
+from geo_ray.config.json_file import complaints
 from geo_ray.errors import CheckpointCorruptError, CheckpointError
 
 FORMAT_VERSION = 1
 MAX_MANIFEST_BYTES = 16_000_000
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
+PartName = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"),
+    MessageWords(
+        "up to 128 letters, digits, dots, dashes and underscores, a letter or digit first"
+    ),
+]
 PART_SUFFIX = ".safetensors"
 MANIFEST_FILE = "manifest.json"
-_SHA256 = r"^[0-9a-f]{64}$"
+_Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$"), MessageWords("64 hexadecimal digits")]
 
 
 class PartInfo(StrictModel):
     """One part, as its writer reports it."""
 
-    name: str = Field(pattern=NAME_PATTERN, description="unique in the checkpoint")
+    name: PartName = Field(description="unique in the checkpoint")
     file: str = Field(description="name of the file in the checkpoint's directory")
     bytes: int = Field(ge=0, description="size of the file")
-    sha256: str = Field(pattern=_SHA256, description="of the whole file, hex")
+    sha256: _Sha256 = Field(description="of the whole file, hex")
 
     @model_validator(mode="after")
     def _file_is_in_the_directory(self) -> Self:
@@ -41,7 +49,7 @@ class CheckpointManifest(StrictModel):
     id: int = Field(ge=0, lt=10**18, description="counts the saves of a run; a larger id is newer")
     step: int = Field(ge=0, description="region steps done at the cut")
     created: str = Field(max_length=64, description="time of the commit, ISO 8601, for people")
-    config_digest: str = Field(pattern=_SHA256, description="of the run's configuration")
+    config_digest: _Sha256 = Field(description="of the run's configuration")
     parts: tuple[PartInfo, ...] = Field(description="every part, each in its own file")
     extra: dict[str, JsonValue] = Field(default_factory=dict, description="JSON of the run's own")
 
@@ -108,4 +116,5 @@ def decode_manifest(data: bytes) -> CheckpointManifest:
     try:
         return CheckpointManifest.model_validate_json(canonical_json(body))
     except ValidationError as error:
-        raise CheckpointCorruptError(f"the manifest is not valid: {error}") from error
+        wrong = complaints(error, CheckpointManifest, canonical_json(body))
+        raise CheckpointCorruptError(f"the manifest is not valid: {wrong}") from error

@@ -12,11 +12,11 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from geo_ray.checkpoint.files import Failpoint, no_failpoint, write_whole
 from geo_ray.checkpoint.header import check_header, encode_header
 from geo_ray.checkpoint.manifest import MANIFEST_FILE, PART_SUFFIX, PartInfo
 from geo_ray.config.canonical import JSONObject, canonical_json
 from geo_ray.errors import CheckpointCorruptError, CheckpointError
+from geo_ray.util.atomic_file import Failpoint, no_failpoint, save_chunks
 
 _FORMAT = "geo_ray part 1"
 _BLOCK_BYTES = 1 << 22
@@ -66,7 +66,7 @@ def write_part(
             num_bytes += chunk.nbytes
             yield chunk
 
-    write_whole(directory / file, chunks(), "part", failpoint)
+    save_chunks(directory / file, chunks(), lambda step: failpoint(f"part.{step}"))
     return PartInfo(name=name, file=file, bytes=num_bytes, sha256=digest.hexdigest())
 
 

@@ -15,13 +15,6 @@ from pathlib import Path
 
 from torch import Tensor
 
-from geo_ray.checkpoint.files import (
-    Failpoint,
-    no_failpoint,
-    sync_directory,
-    unwritable,
-    write_whole,
-)
 from geo_ray.checkpoint.manifest import (
     MANIFEST_FILE,
     MAX_MANIFEST_BYTES,
@@ -37,6 +30,13 @@ from geo_ray.errors import (
     CheckpointMissingError,
     ConfigError,
     RunDirectoryError,
+)
+from geo_ray.util.atomic_file import (
+    Failpoint,
+    no_failpoint,
+    save_chunks,
+    sync_directory,
+    unwritable,
 )
 
 MIN_KEEP = 2
@@ -87,7 +87,10 @@ class CheckpointStore:
 
     def __init__(self, root: Path, keep: int = 3, failpoint: Failpoint = no_failpoint) -> None:
         if keep < MIN_KEEP:
-            raise ConfigError(f"keep is {keep}; at least {MIN_KEEP} checkpoints must be kept")
+            raise ConfigError(
+                f"keep is {keep}; at least {MIN_KEEP} checkpoints must be kept",
+                fix=f"Set checkpoint.keep to {MIN_KEEP} or more.",
+            )
         self._root = root
         self._keep = keep
         self._failpoint = failpoint
@@ -144,7 +147,7 @@ class CheckpointStore:
         data = encode_manifest(manifest)
         half = len(data) // 2
         chunks = [data[:half], data[half:]]
-        write_whole(path / MANIFEST_FILE, chunks, "manifest", self._failpoint)
+        save_chunks(path / MANIFEST_FILE, chunks, lambda step: self._failpoint(f"manifest.{step}"))
         self._open.discard(id)
         self._retain()
         return Checkpoint(path, manifest)
@@ -225,7 +228,10 @@ class CheckpointStore:
         try:
             names = [path.name for path in self._root.iterdir()] if self._root.is_dir() else []
         except OSError as error:
-            raise RunDirectoryError(f"{self._root}: cannot be read: {error.strerror}") from error
+            raise RunDirectoryError(
+                f"{self._root}: cannot be read: {error.strerror}",
+                fix="Check the permissions of the directory.",
+            ) from error
         found = [int(match[1]) for name in names if (match := _DIRECTORY.match(name))]
         return sorted(id for id in found if self._path(id).is_dir())
 

@@ -29,10 +29,21 @@ def show(file: Path, overrides: tuple[str, ...]) -> None:
 
 
 @config.command()
+@click.argument("key", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print the JSON Schema, for editors.")
-def schema(as_json: bool) -> None:
-    """List every key with its type, default and meaning."""
+def schema(key: str | None, as_json: bool) -> None:
+    """List every key with its type, default and meaning; with KEY, only that and what is below.
+
+    KEY is written as for --set, with or without the kind of a section: `train.steps`,
+    `strategy.diloco`, `strategy.diloco.interval`, `strategy.interval`.
+    """
     from geo_ray.config.experiment import Experiment
     from geo_ray.config.load import describe, json_schema
+    from geo_ray.config.subtree import describe_key
 
-    click.echo(json.dumps(json_schema(Experiment), indent=2) if as_json else describe(Experiment))
+    if as_json:
+        if key is not None:
+            raise click.UsageError("--json prints the whole schema: leave KEY out")
+        click.echo(json.dumps(json_schema(Experiment), indent=2))
+    else:
+        click.echo(describe(Experiment) if key is None else describe_key(Experiment, key))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import shlex
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
+import click
 from rich.console import Console
 
+from geo_ray.checkpoint.store import CheckpointStore
 from geo_ray.errors import GeoRayError
 from geo_ray.observe.events.log import EVENTS_FILE
 from geo_ray.observe.metrics.cost import cost_line, load_cost
@@ -31,9 +34,25 @@ def show_end(summary: Summary, run_dir: Path) -> None:
 
 
 def name_run(error: GeoRayError, run_dir: Path) -> GeoRayError:
-    """The same error with the run's directory in its advice, ready to be copied and typed."""
+    """The same error with the run's directory in its advice, ready to be copied and typed.
+
+    A run that has no checkpoint yet cannot be resumed: then the advice is to start again.
+    """
+    fix = error.fix
+    if "--resume RUN" in fix and not CheckpointStore(run_dir / "checkpoints").ids():
+        fix = fix.replace("--resume RUN --allow-drift", "CONFIG").replace("--resume RUN", "CONFIG")
+        fix = fix.replace("Resume with", "Start again with")
+        fix = fix.replace("; nothing committed is lost", "") + " No checkpoint was saved."
     resume = f"--resume {shlex.quote(str(_short(run_dir)))}"
-    return type(error)(error.message, fix=error.fix.replace("--resume RUN", resume))
+    return type(error)(error.message, fix=fix.replace("--resume RUN", resume))
+
+
+def show_failure(run_dir: Path) -> None:
+    """Write the report of a run that an error has ended, if anything happened in it."""
+    if not (run_dir / EVENTS_FILE).exists():
+        return
+    with suppress(GeoRayError):  # the run's own error matters more
+        click.echo(f"report   {_short(write_report(run_dir))}", err=True)
 
 
 def forget_unused(run_dir: Path) -> None:

@@ -1,4 +1,4 @@
-"""The option ``--plan`` of commands that run a configuration."""
+"""What commands that run a configuration share: the option ``--plan``, and a new directory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from geo_ray.config.experiment import Experiment
+    from geo_ray.job.rundir import RunDirectory
     from geo_ray.planning.plan import Plan
 
 plan_option = click.option(
@@ -62,3 +64,30 @@ def following(config: Path, overrides: tuple[str, ...], plan: Plan) -> tuple[str
     changes = changes_of(plan, experiment)
     check_model(plan, experiment, config.parent)
     return (*overrides, *changes)
+
+
+def new_run(
+    experiment: Experiment, base_dir: Path, reason: str | None, plan: Plan | None
+) -> RunDirectory:
+    """Make the directory of a new run; says so if that has another name than the run.
+
+    Args:
+        experiment: the run.
+        base_dir: where relative paths of its configuration start.
+        reason: why `auto` chose what it chose, if it did.
+        plan: what the run follows, if it does.
+
+    Raises:
+        RunDirectoryError: it cannot be written.
+    """
+    from geo_ray.job import rundir
+
+    run = rundir.create(experiment, base_dir, reason, plan)
+    if run.path.name != experiment.name:
+        taken = run.path.parent / experiment.name
+        click.echo(
+            f"this run is {run.path.name}, as {taken} is there already; --resume {taken} goes on "
+            "with that one, --set name=NAME chooses another name",
+            err=True,
+        )
+    return run

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from geo_ray.cli.follow import plan_option, planned
+from geo_ray.cli.follow import new_run, plan_option, planned
 
 
 @click.command()
@@ -22,8 +22,8 @@ def simulate(config: Path, overrides: tuple[str, ...], plan_file: Path | None, p
     """
     from rich.console import Console
 
-    from geo_ray.cli.ending import show_end
-    from geo_ray.job import rundir
+    from geo_ray.cli.ending import show_end, show_failure
+    from geo_ray.errors import GeoRayError
     from geo_ray.job.auto import load_experiment
     from geo_ray.observe.progress import Progress
     from geo_ray.sim.run import simulate as run_to_end
@@ -32,7 +32,7 @@ def simulate(config: Path, overrides: tuple[str, ...], plan_file: Path | None, p
     experiment, advice = load_experiment(config, overrides)
     if advice is not None:
         click.echo(advice.reason, err=True)
-    run = rundir.create(experiment, config.parent, advice.reason if advice else None, plan)
+    run = new_run(experiment, config.parent, advice.reason if advice else None, plan)
     most = max(r.workers for r in experiment.regions) if experiment.train.mode == "async" else 1
     began_s = time.perf_counter()
     with Progress(
@@ -41,7 +41,11 @@ def simulate(config: Path, overrides: tuple[str, ...], plan_file: Path | None, p
         Console(stderr=True),
         True if plain else None,
     ) as progress:
-        summary = run_to_end(experiment, run, progress.status, [progress.feed])
+        try:
+            summary = run_to_end(experiment, run, progress.status, [progress.feed])
+        except GeoRayError:
+            show_failure(run.path)
+            raise
         progress.status("")
     real_s = time.perf_counter() - began_s
     show_end(summary, run.path)

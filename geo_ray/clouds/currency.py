@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import date
+from typing import Annotated
 
 from pydantic import Field
 
+from geo_ray.config.annotations import MessageWords
 from geo_ray.config.base import StrictModel
 from geo_ray.errors import CurrencyError
+
+CurrencyCode = Annotated[
+    str, Field(pattern=r"^[A-Z]{3}$"), MessageWords("three capital letters, such as EUR")
+]
+"""A currency by its ISO 4217 code."""
 
 
 class ExchangeRate(StrictModel):
     """What one unit of a currency is worth."""
 
-    currency: str = Field(pattern=r"^[A-Z]{3}$", description="ISO 4217")
+    currency: CurrencyCode = Field(description="ISO 4217")
     usd: float = Field(gt=0, description="US dollars per unit")
     on: date = Field(description="day of the rate")
     source: str = Field(min_length=1, description="whose rate it is")

@@ -10,6 +10,7 @@ from typing import Final, Literal, Self
 
 from pydantic import AwareDatetime, Field, model_validator
 
+from geo_ray.clouds.currency import CurrencyCode
 from geo_ray.clouds.tiers import AgeTier, VolumeTier, check_age_tiers, check_volume_tiers
 from geo_ray.config.base import StrictModel
 
@@ -43,7 +44,7 @@ class PriceRecord(StrictModel):
     lowest: float | None = Field(
         None, gt=0, description="if the zones differ: the cheapest; `amount` is the dearest"
     )
-    currency: str = Field(pattern=r"^[A-Z]{3}$", description="ISO 4217")
+    currency: CurrencyCode = Field(description="ISO 4217")
     unit: Unit
     age_tiers: tuple[AgeTier, ...] = Field((), description="what older instances pay")
     volume_tiers: tuple[VolumeTier, ...] = Field((), description="what more of it in a month costs")
@@ -55,13 +56,14 @@ class PriceRecord(StrictModel):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.unit not in UNITS[self.item]:
-            raise ValueError(f"{self.item} is not priced per {self.unit}")
+            units = " or ".join(UNITS[self.item])
+            raise ValueError(f"unit: {self.item} is not priced per {self.unit}, but per {units}")
         if (self.type is None) != (self.item == "egress"):
-            raise ValueError("an instance and a disk have a type, egress has none")
+            raise ValueError("type: an instance and a disk have a type, egress has none")
         if (self.to is None) == (self.item == "egress"):
-            raise ValueError("egress has a destination, nothing else has")
+            raise ValueError("to: egress has a destination, nothing else has")
         if self.lowest is not None and self.lowest > self.amount:
-            raise ValueError(f"lowest {self.lowest:g} is above the amount {self.amount:g}")
+            raise ValueError(f"lowest: it is above the amount {self.amount:g}")
         check_age_tiers(self.age_tiers)
         check_volume_tiers(self.volume_tiers)
         return self

@@ -16,6 +16,7 @@ from geo_ray.clouds.currency import ExchangeRate, usd_per_unit
 from geo_ray.clouds.price import ANYWHERE, INTERNET, UNITS, Market, PriceRecord
 from geo_ray.clouds.tiers import GB_PER_MBPS_MONTH, billed_hours, volume_cost
 from geo_ray.config.base import StrictModel
+from geo_ray.config.json_file import complaints
 from geo_ray.config.yaml_text import parse_yaml
 from geo_ray.errors import ConfigError, PriceBookError, PriceUnknownError
 
@@ -168,8 +169,13 @@ def shipped_book() -> PriceBook:
     return book
 
 
-def parse_book(data: bytes | str, name: str) -> PriceBook:
+def parse_book(data: bytes | str, name: str, written: bytes | None = None) -> PriceBook:
     """A book from JSON.
+
+    Args:
+        data: the book.
+        name: what it is called in messages.
+        written: the file that the JSON was made of, if it was YAML.
 
     Raises:
         PriceBookError: it is not valid; names what is wrong.
@@ -177,11 +183,8 @@ def parse_book(data: bytes | str, name: str) -> PriceBook:
     try:
         return PriceBook.model_validate_json(data)
     except ValidationError as error:
-        wrong = [
-            f"{'.'.join(map(str, item['loc'])) or 'file'}: {item['msg']}"
-            for item in error.errors(include_url=False, include_input=False)[:5]
-        ]
-        raise PriceBookError(f"prices {name} are not valid: {'; '.join(wrong)}") from None
+        wrong = complaints(error, PriceBook, data if written is None else written)
+        raise PriceBookError(f"prices {name} are not valid: {wrong}") from None
 
 
 def load_book(path: Path) -> PriceBook:
@@ -194,7 +197,10 @@ def load_book(path: Path) -> PriceBook:
         with path.open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
     except OSError as error:
-        raise PriceBookError(f"prices {path} cannot be read: {error.strerror or error}") from None
+        raise PriceBookError(
+            f"prices {path} cannot be read: {error.strerror or error}",
+            fix="Name a file of prices that exists and can be read.",
+        ) from None
     if len(data) > _MOST_BYTES:
         raise PriceBookError(f"prices {path} are larger than {_MOST_BYTES} bytes")
     if path.suffix not in YAML_SUFFIXES:
@@ -203,8 +209,9 @@ def load_book(path: Path) -> PriceBook:
         tree = parse_yaml(data.decode("utf-8-sig"), str(path)).value
     except (ConfigError, UnicodeDecodeError) as error:
         text = error.message if isinstance(error, ConfigError) else f"{path}: not UTF-8 text"
-        raise PriceBookError(f"prices {text}") from None
-    return parse_book(json.dumps({} if tree is None else tree), str(path))
+        fix = error.fix if isinstance(error, ConfigError) else "Save the file as UTF-8."
+        raise PriceBookError(f"prices {text}", fix=fix) from None
+    return parse_book(json.dumps({} if tree is None else tree), str(path), data)
 
 
 def dump_book(book: PriceBook) -> bytes:

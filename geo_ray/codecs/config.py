@@ -7,7 +7,7 @@ from pydantic import Field
 from geo_ray.codecs.base import Codec
 from geo_ray.codecs.registry import AnyCodec
 from geo_ray.config.base import StrictModel
-from geo_ray.strategies.base import Strategy
+from geo_ray.strategies.protocol import Strategy
 
 
 class CodecConfig(StrictModel):
@@ -34,8 +34,8 @@ class CodecConfig(StrictModel):
         needed = strategy.traits.region.needs_codec
         if needed is not None and self.up is None and num_regions > 1:
             raise ValueError(
-                f"strategy '{strategy.kind}' makes no sense without a codec: give codec.up, say "
-                f"{{kind: {needed}}}"
+                f"codec.up: strategy '{strategy.kind}' makes no sense without a codec: give one, "
+                f"say {{kind: {needed}}}"
             )
 
 

@@ -14,7 +14,7 @@ lossy blocks L, exponent of the values' scale; a bit per block, whether it is re
 values in the order of the blocks. Loose blocks: see `geo_ray.codecs.common.dgt_blocks`.
 
 When: slow links and models with many more bytes than seconds of computing, whose changes add up
-(`asgd`, `asgd_ga`, `bsp`). What becomes of lossy blocks: docs/dgt.md.
+(`asgd`, `asgd_ga`, `bsp`). What becomes of lossy blocks: docs/codecs.md.
 
 Source: DGT (Zhou et al., FGCS 121, 2021), reconstructed from its abstract and its released code.
 Blocks of the whole vector instead of single tensors, the way back of what did not arrive, and
@@ -32,7 +32,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from geo_ray.codecs.base import Coded, LossyBlocks, wrong
+from geo_ray.codecs.base import Codec, Coded, LossyBlocks, wrong
 from geo_ray.codecs.common.buffers import (
     Reader,
     as_fp32,
@@ -109,11 +109,11 @@ class Dgt(StrictModel):
         size_bytes = lossy_bytes(self.loose_values, self.elements)
         if size_bytes > LARGEST_LOSSY_BYTES:
             raise ValueError(
-                f"block_bytes {self.block_bytes} makes lossy blocks of {size_bytes} bytes; a "
+                f"block_bytes: it makes lossy blocks of {size_bytes} bytes; a "
                 f"datagram holds {LARGEST_LOSSY_BYTES}: use smaller blocks or a shorter format"
             )
         if self.late_scaled and self.late == "put_back":
-            raise ValueError("late_scaled goes with `late: merge`: nothing may be lost in part")
+            raise ValueError("late_scaled: it goes with `late: merge`; nothing may be lost in part")
         return self
 
     @property
@@ -135,7 +135,7 @@ class Dgt(StrictModel):
             forgets=self.late == "merge",
             up_only=True,
             suits_answers=False,
-            differential=self,
+            differential=True,
         )
 
     def observe(self, memory: dict[str, Tensor], loss: float) -> None:
@@ -233,6 +233,11 @@ class Dgt(StrictModel):
         formats = FORMATS.index(self.values), FORMATS.index(self.loose_values)
         counts = self.elements, ids_R.numel(), lossy, exponent
         return joined(header(*formats, *counts), pack_bits(ids_R, len(grid_NE)), values_RE)
+
+
+def differential(codec: Codec | None) -> Dgt | None:
+    """The codec of updates, if parts of them may get lost on the way."""
+    return codec if isinstance(codec, Dgt) else None
 
 
 class DgtHeader:

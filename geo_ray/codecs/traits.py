@@ -8,11 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
-
-if TYPE_CHECKING:
-    from geo_ray.codecs.base import Codec
-    from geo_ray.codecs.dgt import Dgt
+from typing import Final, Literal
 
 Sends = Literal["change", "model"]
 """What a strategy's payloads are; codecs make differences of models small, and changes as they
@@ -38,10 +34,11 @@ class CodecTraits:
         suits_answers: whether a codec that is given for both ways is taken for answers, too.
         expected_loss: relative loss of training that it is expected to cost with error feedback;
             None: not known, so that the planner does not propose it.
-        differential: the codec itself, if parts of what it encodes may get lost on the way.
-        with_shapes: the same codec, told the shapes of the model's tensors in the order of the
-            vector; raises ValueError if they are not those that it was told before. None: it has
-            no use for them.
+        differential: whether parts of what it encodes may get lost on the way; so it is with `dgt`
+            alone.
+        with_shapes: gives the same codec, told the shapes of the model's tensors in their order;
+            raises ValueError if they are not those that it was told before. None: it has no use
+            for them.
     """
 
     lossy: bool
@@ -53,5 +50,5 @@ class CodecTraits:
     up_only: bool = False
     suits_answers: bool = True
     expected_loss: float | None = None
-    differential: Dgt | None = None
-    with_shapes: Callable[[Sequence[tuple[int, ...]]], Codec] | None = None
+    differential: bool = False
+    with_shapes: Callable[[Sequence[tuple[int, ...]]], object] | None = None

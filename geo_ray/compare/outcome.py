@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 from pydantic import Field, ValidationError
 
 from geo_ray.config.base import StrictModel
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import digest
-from geo_ray.errors import RunDirectoryError
 from geo_ray.observe.events.log import EVENTS_FILE, read_events
+from geo_ray.observe.events.schema import Event
 from geo_ray.observe.events.sent import SentUntil
 from geo_ray.observe.metrics.counters import Link
 from geo_ray.observe.metrics.summary import Summary
 from geo_ray.observe.metrics.totals import RunTotals
+from geo_ray.observe.report.series import Floats, last_of_each
+from geo_ray.util.atomic_file import save_text, unwritable
 
 OUTCOME_FILE = "outcome.json"
 
@@ -26,7 +29,8 @@ class Point(StrictModel):
 
     t_s: float = Field(description="seconds since the start of the run; virtual if simulated")
     samples: int = Field(description="training samples of all regions until then")
-    wan_bytes: int = Field(description="payload bytes between regions until then")
+    step: int | None = Field(None, description="of the regions; null in files of older releases")
+    wan_bytes: int = Field(description="bytes between regions until then, all classes")
     metrics: dict[str, float | None] = Field(description="the task's metrics")
 
 
@@ -56,8 +60,9 @@ def outcome_of(
     label: str, rate: float, experiment: Experiment, summary: Summary, run_dir: Path
 ) -> Outcome:
     """Read a finished run's events."""
-    totals, points = RunTotals(), []
-    samples = sent_bytes = 0
+    totals, evals = RunTotals(), list[tuple[Event, int]]()
+    wan: list[tuple[float, float]] = [(0.0, 0.0)]  # when, bytes of all links by then
+    samples = 0
     to_target = None
     target = experiment.train.target
     reached_s = summary.time_to_target_s
@@ -67,13 +72,10 @@ def outcome_of(
         sent.feed(event)
         if event.kind == "step":
             samples += event["samples"]
-        elif event.kind == "exchange":
-            sent_bytes += event["bytes_out"] + event["bytes_in"]
+        elif event.kind == "wan":
+            wan.append((event.t_s, sum(totals.wan.by_class().values())))
         elif event.kind == "eval" and event["region"] is None:
-            metrics = dict(event["metrics"])
-            points.append(
-                Point(t_s=event.t_s, samples=samples, wan_bytes=sent_bytes, metrics=metrics)
-            )
+            evals.append((event, samples))
             if target is not None and to_target is None and target.reached(event):
                 to_target = samples
     busy_s = sum(region.compute_s for region in totals.regions.values())
@@ -92,7 +94,22 @@ def outcome_of(
         idle_share=idle_s / (busy_s + idle_s) if busy_s + idle_s else 0.0,
         usd=None,
         eval=summary.eval,
-        points=tuple(points),
+        points=_points(evals, np.array(wan)),
+    )
+
+
+def _points(evals: Sequence[tuple[Event, int]], wan_N2: Floats) -> tuple[Point, ...]:
+    """Evaluations with the samples and, between counts in proportion, the bytes by their time."""
+    wan_s, wan_bytes = last_of_each(wan_N2[:, 0], wan_N2[:, 1])
+    return tuple(
+        Point(
+            t_s=event.t_s,
+            samples=samples,
+            step=event["step"],
+            wan_bytes=round(float(np.interp(event.t_s, wan_s, wan_bytes))),
+            metrics=dict(event["metrics"]),
+        )
+        for event, samples in evals
     )
 
 
@@ -129,14 +146,11 @@ def save_outcome(outcome: Outcome, directory: Path) -> None:
     Raises:
         RunDirectoryError: it cannot be written.
     """
-    path = directory / OUTCOME_FILE
-    part = path.with_suffix(".part")
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        part.write_text(outcome.model_dump_json() + "\n", encoding="utf-8")
-        part.replace(path)
     except OSError as error:
-        raise RunDirectoryError(f"cannot write {path}: {error.strerror}") from error
+        raise unwritable(directory, error) from error
+    save_text(directory / OUTCOME_FILE, outcome.model_dump_json() + "\n")
 
 
 def load_outcome(directory: Path, experiment: Experiment) -> Outcome | None:

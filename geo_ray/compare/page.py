@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from html import escape
 from pathlib import Path
 
@@ -14,10 +14,11 @@ from rich.table import Table
 from geo_ray.compare.board import Row, Spread
 from geo_ray.compare.outcome import Outcome, Point
 from geo_ray.compare.run import Comparison
-from geo_ray.observe.report.charts import Curve, curves_chart
+from geo_ray.observe.report.charts import Curve
 from geo_ray.observe.report.page import html_page, write_html
 from geo_ray.observe.report.sections import section
 from geo_ray.observe.report.sections import table as html_table
+from geo_ray.observe.report.views import AXES, SAMPLES, STEPS, TIME, WAN, switched, view
 from geo_ray.observe.text import bytes_text, duration_text, number_text
 
 _HEADINGS = (
@@ -34,11 +35,13 @@ _HEADINGS = (
     "USD",
 )
 _ON_PAGE_ONLY = ("samples to it", "run", "rounds")
-_AXES: tuple[tuple[str, str, Callable[[Point], float]], ...] = (
-    ("over time", "time", lambda point: point.t_s),
-    ("over samples", "samples of all regions", lambda point: float(point.samples)),
-    ("over bytes", "MB between regions", lambda point: point.wan_bytes / 1e6),
-)
+_RANGED = ("to target", "samples to it", "run", "rounds", "WAN", "idle", "final", "USD")
+_PLACES: Mapping[str, Callable[[Point], float]] = {
+    TIME: lambda point: point.t_s,
+    STEPS: lambda point: float("nan") if point.step is None else float(point.step),
+    SAMPLES: lambda point: float(point.samples),
+    WAN: lambda point: float(point.wan_bytes),
+}
 
 
 def cells(row: Row) -> list[str]:
@@ -60,14 +63,18 @@ def cells(row: Row) -> list[str]:
 
 def result_table(comparison: Comparison) -> Table:
     """The table for the terminal, best first; the page has more columns."""
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    priced = any(row.usd.median == row.usd.median for row in comparison.rows)
-    hidden = _ON_PAGE_ONLY if priced else (*_ON_PAGE_ONLY, "USD")
-    shown = [place for place, heading in enumerate(_HEADINGS) if heading not in hidden]
-    for heading in (_HEADINGS[place] for place in shown):
-        name = f"{heading} {comparison.metric}" if heading == "final" else heading
+    table = Table(
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        caption=plain(_failures_text(comparison)) or None,
+        caption_justify="left",
+    )
+    shown = [place for place in _shown(comparison) if _HEADINGS[place] not in _ON_PAGE_ONLY]
+    for place in shown:
+        left = _HEADINGS[place] == "strategy"
         table.add_column(
-            name, justify="left" if heading == "strategy" else "right", overflow="fold"
+            _heading(place, comparison), justify="left" if left else "right", overflow="fold"
         )
     for row in comparison.rows:
         texts = cells(row)
@@ -76,35 +83,91 @@ def result_table(comparison: Comparison) -> Table:
 
 
 def write_page(comparison: Comparison, title: str, path: Path) -> Path:
-    """One self-contained HTML page: the table, curves, and how learning rates were chosen.
+    """One self-contained HTML page: the table, curves, failures, and how rates were chosen.
 
     Raises:
         RunDirectoryError: it cannot be written.
     """
-    rows = [[escape(cell) for cell in cells(row)] for row in comparison.rows]
-    headings = [*_HEADINGS[:-2], f"final {comparison.metric}", "USD"]
-    charts = "".join(
-        curves_chart(
-            f"{comparison.metric} {how}",
-            _curves(comparison, where),
-            x_label=axis,
-            x_time=axis == "time",
-        )
-        for how, axis, where in _AXES
-    )
-    note = "Medians over seeds, with the least and the largest; best first. Learning rates are \
-factors on the configured one, chosen for each strategy by the same runs. USD are until the target \
-where it was reached, else of the whole run, without the start."
+    note = "Medians over seeds, below them the least and the largest; best first. Learning rates \
+are factors on the configured one, chosen for each strategy by the same runs. USD are until the \
+target where it was reached, else of the whole run, without the start."
+    metric = comparison.metric or "no metric"
+    known = [point for outcome in comparison.outcomes for point in outcome.points]
+    axes = [axis for axis in AXES if any(_PLACES[axis](point) > 0 for point in known)] or [TIME]
+    charts = "".join(view(axis, metric, _curves(comparison, axis)) for axis in axes)
+    lines = "A line per run; the first seed of a strategy is named."
     body = (
-        section("Result", html_table(headings, rows), note)
-        + section("Curves", charts, "A line per run; the first seed of a strategy is named.")
+        section("Result", _result(comparison), note)
+        + _failures(comparison)
+        + switched(axes, section("Curves", charts, lines))
         + section("Learning rates that were tried", _tuning(comparison))
     )
     body = f"<header><h1>{escape(title)}</h1></header>{body}"
     return write_html(html_page(title, body), path)
 
 
-def _curves(comparison: Comparison, where: Callable[[Point], float]) -> list[Curve]:
+def _shown(comparison: Comparison) -> list[int]:
+    """The places of the columns in which there is something to see."""
+    priced = any(row.usd.median == row.usd.median for row in comparison.rows)
+    return [place for place, name in enumerate(_HEADINGS) if priced or name != "USD"]
+
+
+def _heading(place: int, comparison: Comparison) -> str:
+    name = _HEADINGS[place]
+    return f"{name} {comparison.metric}" if name == "final" else name
+
+
+def _result(comparison: Comparison) -> str:
+    shown = _shown(comparison)
+    rows = []
+    for row in comparison.rows:
+        texts = cells(row)
+        rows.append([_cell(place, texts[place]) for place in shown])
+    return html_table([_heading(place, comparison) for place in shown], rows)
+
+
+def _cell(place: int, text: str) -> str:
+    """A cell whose range is on a line of its own, so that the table stays narrow."""
+    if _HEADINGS[place] in _RANGED and text.endswith(")"):
+        middle, _, around = text[:-1].partition(" (")
+        return f'{escape(middle)}<br><span class="range">{escape(around)}</span>'
+    if _HEADINGS[place] == "strategy":
+        return escape(text).replace(":", ":<wbr>")
+    return escape(text)
+
+
+def _failures(comparison: Comparison) -> str:
+    failed = _failed(comparison)
+    if not failed:
+        return ""
+    rows = [
+        [
+            escape(run.label),
+            f"x{run.rate:g}",
+            str(run.seed),
+            escape(run.failed or "").replace("\n", "<br>"),
+        ]
+        for run in failed
+    ]
+    note = "They have no part in the medians, and count as runs that did not reach the target."
+    table = html_table(["strategy", "rate", "seed", "how it ended"], rows, left=4)
+    return section("Runs that failed", table, note)
+
+
+def _failures_text(comparison: Comparison) -> str:
+    failed = _failed(comparison)
+    if not failed:
+        return ""
+    reason = (failed[0].failed or "").splitlines()[0]
+    return f"{len(failed)} of {len(comparison.outcomes)} runs failed; {failed[0].label}: {reason}"
+
+
+def _failed(comparison: Comparison) -> list[Outcome]:
+    return [outcome for outcome in comparison.outcomes if outcome.failed is not None]
+
+
+def _curves(comparison: Comparison, axis: str) -> list[Curve]:
+    where = _PLACES[axis]
     places = {row.label: number for number, row in enumerate(comparison.rows)}
     named: set[str] = set()
     curves = []
@@ -127,15 +190,18 @@ def _tuning(comparison: Comparison) -> str:
     if not comparison.tuning:
         return "<p>One rate only: the configured one.</p>"
     rows = [
-        [escape(text) for text in _tuning_cells(outcome, comparison.metric)]
+        _tuning_cells(outcome, comparison.metric)
         for outcome in sorted(comparison.tuning, key=lambda o: (o.label, o.rate))
     ]
     return html_table(["strategy", "rate", "to target", "final"], rows)
 
 
-def _tuning_cells(outcome: Outcome, metric: str | None) -> Sequence[str]:
-    final = outcome.failed or number_text(outcome.eval.get(metric) if metric else None)
-    return [outcome.label, f"x{outcome.rate:g}", duration_text(outcome.time_to_target_s), final]
+def _tuning_cells(outcome: Outcome, metric: str | None) -> list[str]:
+    final = escape(number_text(outcome.eval.get(metric) if metric else None))
+    if outcome.failed is not None:
+        final = f'<span class="range">{escape(outcome.failed.splitlines()[0])}</span>'
+    to_target = escape(duration_text(outcome.time_to_target_s))
+    return [escape(outcome.label), f"x{outcome.rate:g}", to_target, final]
 
 
 def _text(values: Spread, text: Callable[[float], str]) -> str:

@@ -22,7 +22,7 @@ from geo_ray.compare.outcome import (
 from geo_ray.compare.price import priced
 from geo_ray.compare.variants import Case, Variant, experiment_of
 from geo_ray.config.experiment import Experiment
-from geo_ray.config.own import context
+from geo_ray.config.own import Where
 from geo_ray.errors import NonFiniteError
 from geo_ray.job import rundir
 from geo_ray.planning.model.bill import Bill
@@ -155,7 +155,7 @@ def _ignore_interrupts() -> None:
 
 def _simulate(todo: tuple[Case, str, Path, Path]) -> Outcome:
     case, text, directory, base_dir = todo
-    experiment = Experiment.model_validate_json(text, context=context(base_dir))
+    experiment = Experiment.model_validate_json(text, context=Where(base_dir))
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     label, rate = case.variant.label, case.rate

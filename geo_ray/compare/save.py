@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from geo_ray.compare.run import Comparison
-from geo_ray.errors import RunDirectoryError
 from geo_ray.observe.events.schema import finite
+from geo_ray.util.atomic_file import save_text
 
 
 def save_comparison(comparison: Comparison, path: Path) -> None:
@@ -23,9 +23,4 @@ def save_comparison(comparison: Comparison, path: Path) -> None:
         "runs": [outcome.model_dump() for outcome in comparison.outcomes],
         "tuning": [outcome.model_dump() for outcome in comparison.tuning],
     }
-    part = path.with_suffix(".part")
-    try:
-        part.write_text(json.dumps(finite(content), indent=1) + "\n", encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        raise RunDirectoryError(f"cannot write {path}: {error.strerror}") from error
+    save_text(path, json.dumps(finite(content), indent=1) + "\n")

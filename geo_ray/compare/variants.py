@@ -17,6 +17,7 @@ from typing import Any
 from geo_ray.codecs.registry import CODECS, sections_of
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_tree
+from geo_ray.config.nearest import nearest
 from geo_ray.errors import ConfigError
 from geo_ray.strategies.registry import STRATEGIES, default_section
 
@@ -69,8 +70,10 @@ def parse_variant(text: str, base_dir: Path = Path()) -> Variant:
     section = {"kind": kind}
     if kind not in STRATEGIES:
         if not parts or "=" in parts[0]:
+            near = nearest(kind, STRATEGIES)
+            hint = f"; did you mean {near}?" if near else ""
             raise ConfigError(
-                f"--strategies {text}: there is no strategy '{kind}'",
+                f"--strategies {text}: there is no strategy '{kind}'{hint}",
                 fix=f"Choose among {', '.join(STRATEGIES)}; or name your own, FILE.py:CLASS.",
             )
         section = {"use": f"{kind}:{parts.pop(0)}"}

@@ -4,65 +4,152 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, GetJsonSchemaHandler
 from pydantic.fields import FieldInfo
 
 Annotation: TypeAlias = Any  # a type as written: int, tuple[X, ...], A | B, Annotated[...]
 
 
-def alternatives(annotation: Annotation) -> list[Annotation]:
+@dataclass(frozen=True, slots=True)
+class MessageWords:
+    """Beside the pattern of a text: what the pattern asks for, in words.
+
+    Attributes:
+        text: goes on from "expected".
+    """
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Also:
+    """Beside the type of a section: another kind, which is replaced before the tree is validated.
+
+    Attributes:
+        model: what the user writes.
+        why_not: why a command that does not replace it refuses it.
+    """
+
+    model: type[BaseModel]
+    why_not: str
+
+    def __get_pydantic_json_schema__(
+        self, schema: Any, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """For editors it is a kind like the others."""
+        written: dict[str, Any] = handler(schema)
+        return {"anyOf": [written, self.model.model_json_schema()]}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What may stand somewhere.
+
+    Attributes:
+        type: as written.
+        rules: what else is asked of a value: limits, patterns, `MessageWords`, `Also`.
+    """
+
+    type: Annotation
+    rules: tuple[Any, ...] = ()
+
+    @classmethod
+    def of(cls, info: FieldInfo) -> Place:
+        """The place of a field."""
+        return cls(info.annotation, tuple(info.metadata))
+
+    @property
+    def model(self) -> type[BaseModel] | None:
+        """The class of a section, else None."""
+        is_model = isinstance(self.type, type) and issubclass(self.type, BaseModel)
+        return self.type if is_model else None
+
+    @property
+    def words(self) -> tuple[object, ...]:
+        """All values of a Literal, else none."""
+        origin: Any = get_origin(self.type)
+        return get_args(self.type) if origin is Literal else ()
+
+    @property
+    def is_union(self) -> bool:
+        """Whether it is one of several types, or null."""
+        origin: Any = get_origin(self.type)
+        return origin in (Union, types.UnionType)
+
+
+def opened(place: Place) -> Place:
+    """The place without ``Annotated`` and names around its type; their rules are its own."""
+    if hasattr(place.type, "__value__"):  # a named alias, typing.TypeAliasType from Python 3.12
+        return opened(replace(place, type=place.type.__value__))
+    origin: Any = get_origin(place.type)
+    if origin is not Annotated:
+        return place
+    inner, *marks = get_args(place.type)
+    rules = [mark.metadata if isinstance(mark, FieldInfo) else [mark] for mark in marks]
+    own = [rule for several in rules for rule in several]
+    return opened(Place(inner, (*place.rules, *own)))
+
+
+def alternatives(place: Place) -> list[Place]:
     """List what a union may be; a type that is no union is its own only alternative.
 
-    ``Annotated`` and named aliases are opened, ``None`` is left out.
+    ``None`` is left out; what is `Also` accepted comes last.
     """
-    if hasattr(annotation, "__value__"):  # a named alias, typing.TypeAliasType from Python 3.12
-        return alternatives(annotation.__value__)
-    origin: Any = get_origin(annotation)
-    if origin is Annotated:
-        return alternatives(get_args(annotation)[0])
-    if origin in (Union, types.UnionType):
-        return [one for part in get_args(annotation) for one in alternatives(part)]
-    return [] if annotation is types.NoneType else [annotation]
+    place = opened(place)
+    also = [Place(rule.model) for rule in place.rules if isinstance(rule, Also)]
+    rules = tuple(rule for rule in place.rules if not isinstance(rule, Also))
+    if place.is_union:
+        parts = [Place(part, rules) for part in get_args(place.type)]
+        return [one for part in parts for one in alternatives(part)] + also
+    return ([] if place.type is types.NoneType else [replace(place, rules=rules)]) + also
 
 
-def as_model(annotation: Annotation) -> type[BaseModel] | None:
-    """Return ``annotation`` if it is a model class."""
-    is_model = isinstance(annotation, type) and issubclass(annotation, BaseModel)
-    return annotation if is_model else None
+def is_optional(place: Place) -> bool:
+    """Whether null may stand there."""
+    place = opened(place)
+    if place.is_union:
+        return any(is_optional(Place(part)) for part in get_args(place.type))
+    return place.type is types.NoneType
 
 
-def item_types(annotation: Annotation) -> tuple[str, list[Annotation]]:
-    """Return ``("mapping" | "list" | "", types of the items)`` of a container type."""
-    origin: Any = get_origin(annotation)
-    args = get_args(annotation)
+def item_places(place: Place) -> tuple[str, list[Place]]:
+    """Return ``("mapping" | "list" | "items" | "", places of the items)`` of a container.
+
+    A list has any number of items of one kind; "items" are as many as there are places.
+    """
+    origin: Any = get_origin(place.type)
+    args = get_args(place.type)
     if not isinstance(origin, type) or not args:
         return "", []
     if issubclass(origin, Mapping):
-        return "mapping", [args[1]]
+        return "mapping", [Place(args[1])]
     if issubclass(origin, (list, tuple, set, frozenset)) or origin.__name__ == "Sequence":
-        return "list", [arg for arg in args if arg is not Ellipsis]
+        is_fixed = issubclass(origin, tuple) and Ellipsis not in args
+        return ("items" if is_fixed else "list"), [Place(a) for a in args if a is not Ellipsis]
     return "", []
-
-
-def has_tag(annotation: Annotation, tag: object) -> bool:
-    """Say whether a model is the alternative that a union's error calls ``tag``."""
-    model = as_model(annotation)
-    if model is None:
-        return False
-    return model.__name__ == tag or tag in model_tags(model).values()
 
 
 def model_tags(model: type[BaseModel]) -> dict[str, str]:
     """Return the fields that may hold one word only, such as ``{"kind": "diloco"}``."""
-    tags = {}
-    for name, info in model.model_fields.items():
-        origin: Any = get_origin(info.annotation)
-        words = get_args(info.annotation) if origin is Literal else ()
-        if len(words) == 1 and isinstance(words[0], str):
-            tags[name] = words[0]
-    return tags
+    found = {name: Place.of(info).words for name, info in model.model_fields.items()}
+    return {
+        name: words[0]
+        for name, words in found.items()
+        if len(words) == 1 and isinstance(words[0], str)
+    }
+
+
+def kinds_of(place: Place) -> tuple[str, list[str]]:
+    """The key that tells the kinds of a section apart, and its words; empty if there are none."""
+    options = [option.model for option in alternatives(place)]
+    kinds = [None if model is None else model_tags(model) for model in options]
+    # A section without any such word is told apart by its other keys.
+    tags = [tag for tag in kinds if tag]
+    shared = set.intersection(*map(set, tags)) if None not in kinds and len(tags) > 1 else set()
+    return next(((key, [tag[key] for tag in tags]) for key in sorted(shared)), ("", []))
 
 
 def every_field(
@@ -75,25 +162,28 @@ def every_field(
     """
     for name, info in model.model_fields.items():
         yield f"{prefix}{name}", info
-        for inner, path in _models_under(info.annotation, f"{prefix}{name}"):
+        for inner, path in models_under(Place.of(info), f"{prefix}{name}"):
             if inner not in (*above, model):
                 yield from every_field(inner, f"{path}.", (*above, model))
 
 
-def _models_under(annotation: Annotation, path: str) -> Iterator[tuple[type[BaseModel], str]]:
-    options = alternatives(annotation)
+def models_under(place: Place, path: str) -> Iterator[tuple[type[BaseModel], str]]:
+    """Yield the sections that may stand at a place or in its items, with their paths."""
+    options = alternatives(place)
+    has_kinds = bool(kinds_of(place)[0])
     for option in options:
-        model = as_model(option)
+        model = option.model
         if model is not None:
             tags = ", ".join(f"{key}={tag}" for key, tag in model_tags(model).items())
-            yield model, path + (f"({tags or model.__name__})" if len(options) > 1 else "")
+            name = tags or ("" if has_kinds else model.__name__)
+            yield model, path + (f"({name})" if name and len(options) > 1 else "")
             continue
-        kind, items = item_types(option)
+        kind, items = item_places(option)
         for item in items:
-            yield from _models_under(item, f"{path}.{'<name>' if kind == 'mapping' else '<n>'}")
+            yield from models_under(item, f"{path}.{'<name>' if kind == 'mapping' else '<n>'}")
 
 
-def step(places: list[Annotation], segment: str | int) -> tuple[list[Annotation], bool]:
+def step(places: list[Place], segment: str | int) -> tuple[list[Place], bool]:
     """Go one segment of an error's location further.
 
     Returns:
@@ -101,18 +191,28 @@ def step(places: list[Annotation], segment: str | int) -> tuple[list[Annotation]
     """
     options = [one for place in places for one in alternatives(place)]
     if len(options) > 1:
-        chosen = [one for one in options if has_tag(one, segment)]
+        chosen = [one for one in options if _has_tag(one, segment)]
         return chosen or options, False
-    found: list[Annotation] = []
+    return below(options, segment), True
+
+
+def below(options: list[Place], key: str | int) -> list[Place]:
+    """What may stand at a key of any of the options."""
+    found: list[Place] = []
     for option in options:
-        model = as_model(option)
-        if model is not None:
-            if segment in model.model_fields:
-                found.append(model.model_fields[str(segment)].annotation)
+        if option.model is not None:
+            if key in option.model.model_fields:
+                found.append(Place.of(option.model.model_fields[str(key)]))
             continue
-        kind, items = item_types(option)
-        if kind == "list" and isinstance(segment, int) and len(items) > 1:
-            found.append(items[min(segment, len(items) - 1)])
-        else:
-            found.extend(items)
-    return found, True
+        kind, items = item_places(option)
+        if kind == "items":
+            found += [items[min(key, len(items) - 1)]] if isinstance(key, int) else []
+        elif kind == "mapping" or isinstance(key, int):
+            found += items
+    return found
+
+
+def _has_tag(place: Place, tag: object) -> bool:
+    """Say whether a model is the alternative that a union's error calls ``tag``."""
+    model = place.model
+    return model is not None and (model.__name__ == tag or tag in model_tags(model).values())

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import json
-import types
-from typing import Any, Literal, Union, get_args, get_origin
+from collections.abc import Iterator
+from typing import Any
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from geo_ray.config.annotations import (
-    Annotation,
+    Place,
     alternatives,
-    as_model,
     every_field,
-    item_types,
+    is_optional,
+    item_places,
+    opened,
 )
+from geo_ray.config.words import limits_of, words_of
 
-_LIMITS = {
+_SIGNS = {
     "gt": ">",
     "ge": ">=",
     "lt": "<",
     "le": "<=",
+    "multiple_of": "a multiple of",
     "min_length": "length >=",
     "max_length": "length <=",
 }
@@ -29,42 +32,46 @@ _LIMITS = {
 
 def describe(root: type[BaseModel]) -> str:
     """Return a paragraph per key: path (see `every_field`), type, limits, default, description."""
-    lines = []
-    for path, info in every_field(root):
-        lines.append(f"{path}: {_type_text(info.annotation)}{_limits(info)}{_default(info)}")
-        if info.description:
-            lines.append(f"    {' '.join(info.description.split())}")
-    return "\n".join(lines)
+    return "\n".join(line for path, info in every_field(root) for line in paragraph(path, info))
 
 
-def _type_text(annotation: Annotation) -> str:
-    origin: Any = get_origin(annotation)
-    if origin is Literal:
-        return " | ".join(json.dumps(word) for word in get_args(annotation))
-    options = alternatives(annotation)
-    if options != [annotation]:
-        words = [_type_text(option) for option in options]
-        return " | ".join(dict.fromkeys([*words, *(["null"] if _optional(annotation) else [])]))
-    kind, items = item_types(annotation)
+def paragraph(path: str, info: FieldInfo) -> Iterator[str]:
+    """The lines about one key."""
+    yield f"{path}: {facts_of(info)}"
+    if info.description:
+        yield f"    {' '.join(info.description.split())}"
+
+
+def facts_of(info: FieldInfo) -> str:
+    """Type, limits and default of a key."""
+    place = Place.of(info)
+    return f"{type_text(place)}{_limits(place)}{_default(info)}"
+
+
+def type_text(place: Place) -> str:
+    """The type of a key: ``int``, ``list of float (> 0)``, ``"sum" | "mean"``, ``section``."""
+    options = alternatives(place)
+    texts = [_one_type(option) for option in options] + (["null"] if is_optional(place) else [])
+    return " | ".join(dict.fromkeys(texts))
+
+
+def _one_type(place: Place) -> str:
+    if place.words:
+        return " | ".join(json.dumps(word) for word in place.words)
+    if place.model is not None:
+        return "section"
+    kind, items = item_places(place)
     if kind:
-        inner = " | ".join(dict.fromkeys(_type_text(item) for item in items))
-        return f"{kind} of {inner}"
-    return "section" if as_model(annotation) else getattr(annotation, "__name__", str(annotation))
+        inner = [type_text(item) + _limits(opened(item)) for item in items]
+        shown = ", ".join(inner) if kind == "items" else " | ".join(dict.fromkeys(inner))
+        return f"{'mapping' if kind == 'mapping' else 'list'} of {shown}"
+    return getattr(place.type, "__name__", str(place.type))
 
 
-def _optional(annotation: Annotation) -> bool:
-    origin: Any = get_origin(annotation)
-    return origin in (Union, types.UnionType) and types.NoneType in get_args(annotation)
-
-
-def _limits(info: FieldInfo) -> str:
-    limits = [
-        f"{sign} {getattr(rule, name)}"
-        for rule in info.metadata
-        for name, sign in _LIMITS.items()
-        if getattr(rule, name, None) is not None
-    ]
-    return f" ({', '.join(limits)})" if limits else ""
+def _limits(place: Place) -> str:
+    limits = [f"{_SIGNS[name]} {limit}" for name, limit in limits_of(place).items()]
+    words = words_of(place)
+    return f" ({', '.join([*limits, *([words] if words else [])])})" if limits or words else ""
 
 
 def _default(info: FieldInfo) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from geo_ray.config.base import StrictModel
+from geo_ray.config.region import no_such_region
 from geo_ray.transport.emulation.link_model import LinkSpec
 
 
@@ -56,19 +57,22 @@ class EmulateConfig(StrictModel):
         pairs = [(link.src, link.dst) for link in self.links]
         for i, (src, dst) in enumerate(pairs):
             for end, name in (("src", src), ("dst", dst)):
-                _known(f"emulate.links.{i}.{end}", name, workers)
+                _check_known(f"emulate.links.{i}.{end}", name, workers)
             if src == dst:
-                raise ValueError(f"emulate.links.{i}: a link leads to another region, not to {src}")
+                raise ValueError(
+                    f"emulate.links.{i}: a link leads to another region, not to itself"
+                )
             if (src, dst) in pairs[:i]:
                 raise ValueError(f"emulate.links.{i}: {src} to {dst} is given more than once")
         for name in self.step_s_by_region:
-            _known("emulate.step_s_by_region", name, workers)
+            _check_known(f'emulate.step_s_by_region."{name}"', name, workers)
         for name, speeds in self.rows_per_s_by_region.items():
-            _known("emulate.rows_per_s_by_region", name, workers)
+            where = f'emulate.rows_per_s_by_region."{name}"'
+            _check_known(where, name, workers)
             if len(speeds) not in (1, workers[name]):
                 raise ValueError(
-                    f"emulate.rows_per_s_by_region.{name} has {len(speeds)} speeds for "
-                    f"{workers[name]} workers: give one for all, or one each"
+                    f"{where}: {len(speeds)} speeds for {workers[name]} workers: give one for "
+                    "all, or one each"
                 )
 
     def paces(self, region: str) -> bool:
@@ -91,6 +95,6 @@ class EmulateConfig(StrictModel):
         return self.stalls.factor if random.Random(key).random() < self.stalls.share else 1.0
 
 
-def _known(where: str, name: str, workers: Mapping[str, int]) -> None:
+def _check_known(where: str, name: str, workers: Mapping[str, int]) -> None:
     if name not in workers:
-        raise ValueError(f"{where}: there is no region '{name}'; regions are {list(workers)}")
+        raise ValueError(no_such_region(where, name, workers))

@@ -9,10 +9,12 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from geo_ray.codecs.config import CodecConfig
+from geo_ray.config.annotations import MessageWords
+from geo_ray.config.auto import OR_AUTO
 from geo_ray.config.base import StrictModel
 from geo_ray.config.cluster import ClusterConfig, LocalClusterConfig
 from geo_ray.config.emulate import EmulateConfig
-from geo_ray.config.region import NAME, RegionConfig, check_device, with_copies
+from geo_ray.config.region import Name, RegionConfig, check_device, no_such_region, with_copies
 from geo_ray.data.split import IidSplit, SplitConfig
 from geo_ray.overlay.config import AnyOverlay, StarOverlay, check_overlay
 from geo_ray.planning.config import PlanConfig
@@ -65,13 +67,17 @@ class RunConfig(StrictModel):
 class Experiment(StrictModel):
     """Everything that decides what a run does. The same file trains, simulates and resumes."""
 
-    name: str = Field(pattern=NAME, description="name of the run and of its directory")
+    name: Name = Field(description="name of the run and of its directory")
     seed: int = Field(0, ge=0, description="seed of model, data order and emulation")
-    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="where workers compute")
+    device: Annotated[
+        str,
+        Field(pattern=r"^(cpu|cuda(:\d+)?)$"),
+        MessageWords("cpu, cuda, or cuda:N for the GPU N"),
+    ] = Field("cpu", description="where workers compute")
     task: TaskConfig
     data: DataConfig
     regions: Annotated[tuple[RegionConfig, ...], AfterValidator(with_copies)] = Field(min_length=1)
-    strategy: AnyStrategy
+    strategy: Annotated[AnyStrategy, OR_AUTO]
     codec: CodecConfig = CodecConfig()
     optimizer: OptimizerConfig
     train: TrainConfig
@@ -91,10 +97,10 @@ class Experiment(StrictModel):
         names = [region.name for region in self.regions]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"regions: {twice} appear more than once")
+            raise ValueError(f"regions: {', '.join(twice)} is there more than once")
         for where, name in self._mentions():
             if name not in names:
-                raise ValueError(f"{where}: there is no region '{name}'; regions are {names}")
+                raise ValueError(no_such_region(where, name, names))
         self._check_sections({region.name: region.workers for region in self.regions})
         return self
 

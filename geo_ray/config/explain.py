@@ -2,23 +2,49 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 
-from geo_ray.config.annotations import Annotation, alternatives, as_model, every_field, step
+from geo_ray.config.annotations import Also, Place, alternatives, below, every_field, kinds_of, step
+from geo_ray.config.canonical import JSONValue
+from geo_ray.config.nearest import nearest
+from geo_ray.config.words import accepts, listed, meant
 from geo_ray.config.yaml_text import KeyPath
 
-_SECRET = re.compile(r"secret|passw|passphrase|token|credential|access_key|private_key", re.I)
-_MAX_SHOWN = 60
+_SECRET: Final = re.compile(
+    r"secret|passw|passphrase|token|credential|access_key|private_key", re.I
+)
+_NAMED_KEY: Final = re.compile(r"([\w\-.\"]+): (.+)", re.S)
+_SEGMENT: Final = re.compile(r'"([^"]*)"|([^".]+)')
+_MAX_SHOWN: Final = 60
+_MAX_KEYS: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Where an error is.
+
+    Attributes:
+        path: the key.
+        holders: what holds the key.
+        places: what may stand at the key.
+    """
+
+    path: KeyPath
+    holders: list[Place]
+    places: list[Place]
 
 
 def explain(
-    error: ValidationError, root: type[BaseModel], origins: Mapping[KeyPath, str]
+    error: ValidationError,
+    root: type[BaseModel],
+    origins: Mapping[KeyPath, str],
+    under: KeyPath = (),
 ) -> list[str]:
     """Return one line per wrong key, in the order of the keys.
 
@@ -26,20 +52,16 @@ def explain(
         error: what ``root`` said about the tree.
         root: the class of the tree, asked for valid keys.
         origins: where the values came from ("line 7", "--set").
+        under: where the tree hangs in the one that the origins are of.
     """
     problems: dict[KeyPath, list[str]] = {}
-    given: dict[KeyPath, str] = {}
     for item in error.errors(include_url=False):
-        path, places = _locate(item["loc"], root)
-        if item["type"] == "union_tag_invalid":
-            path = (*path, str(item["ctx"]["discriminator"]).strip("'"))
-        given.setdefault(path, _given(item, path))
-        expected = _expected(item, places, root)
-        if expected not in problems.setdefault(path, []):
-            problems[path].append(expected)
+        path, text = _problem(item, _locate(item["loc"], root), root)
+        if text not in problems.setdefault(path, []):
+            problems[path].append(text)
     return [
-        f"{dotted(path)}{_origin(path, origins)}: {given[path]}{' or '.join(problems[path])}"
-        for path in problems
+        f"{dotted((*under, *path))}{_origin((*under, *path), origins)}: {'; '.join(texts)}"
+        for path, texts in problems.items()
     ]
 
 
@@ -50,73 +72,142 @@ def dotted(path: Sequence[str | int]) -> str:
     return ".".join(f'"{key}"' if re.search(r'[.="]', str(key)) else str(key) for key in path)
 
 
-def _locate(loc: tuple[str | int, ...], root: type[BaseModel]) -> tuple[KeyPath, list[Annotation]]:
-    """Drop from ``loc`` what are no keys; also return the types of what holds the last key."""
+def _locate(loc: tuple[str | int, ...], root: type[BaseModel]) -> _Found:
+    """Drop from ``loc`` what are no keys: tags of unions, marks of keys."""
     path: list[str | int] = []
-    places: list[Annotation] = [root]
-    holders: list[Annotation] = [root]
+    holders = at = places = [Place(root)]
     for segment in loc:
-        following, is_key = step(places, segment)
         if segment == "[key]":
             continue
+        following, is_key = step(places, segment)
         if is_key:
             path.append(segment)
-            holders = places
+            holders, at = places, following
         places = following
-    return tuple(path), holders
+    return _Found(tuple(path), holders, at)
 
 
-def _given(item: Any, path: KeyPath) -> str:
-    if item["type"] in ("missing", "extra_forbidden", "union_tag_not_found"):
+def _problem(item: Any, found: _Found, root: type[BaseModel]) -> tuple[KeyPath, str]:
+    kind, ctx, path = item["type"], item.get("ctx", {}), found.path
+    if kind == "missing":
+        return path, f"missing; a value is required: {_accepted(found.places)}"
+    if kind == "extra_forbidden":
+        hint = _nearest_key(str(item["loc"][-1]), _valid_keys(found.holders), root)
+        return path, f"unknown key; {hint}"
+    if kind == "union_tag_invalid":
+        return _wrong_kind(str(ctx["tag"]), found)
+    if kind == "union_tag_not_found":
+        key, words = kinds_of(found.places[0])
+        return path, f"the key {key} is missing; it is {listed(words)}"
+    if kind in ("value_error", "assertion_error"):
+        return _broken_rule(str(ctx["error"]), item["input"], found, root)
+    if kind == "json_invalid":
+        return path, f"not valid JSON: {ctx['error']}"
+    return path, f"{_got(item['input'], path)}expected {_accepted(found.places)}" + _or_meant(
+        item["input"], found
+    )
+
+
+def _accepted(places: list[Place]) -> str:
+    return " or ".join(dict.fromkeys(accepts(place) for place in places)) or "nothing here"
+
+
+def _or_meant(value: JSONValue, found: _Found) -> str:
+    if _is_secret(found.path):
         return ""
-    if item["type"] == "union_tag_invalid":
-        return f"got {_short(item['ctx']['tag'])}, "
-    if any(_SECRET.search(str(key)) for key in path):
+    near = next((near for place in found.places if (near := meant(value, place))), None)
+    return f"; did you mean {near}?" if near else ""
+
+
+def _wrong_kind(tag: str, found: _Found) -> tuple[KeyPath, str]:
+    key, words = kinds_of(found.places[0])
+    path = (*found.path, key)
+    replaced = [rule for place in found.places for rule in place.rules if isinstance(rule, Also)]
+    if replaced and tag in words:  # one that stands in a file but not in a tree
+        others = [word for word in words if word != tag]
+        return path, f"got {_short(tag)}, {replaced[0].why_not}; expected {listed(others)}"
+    near = nearest(tag, words)
+    hint = f"; did you mean {near}?" if near else ""
+    return path, f"got {_short(tag)}, expected {listed(words)}{hint}"
+
+
+def _broken_rule(
+    message: str, value: JSONValue, found: _Found, root: type[BaseModel]
+) -> tuple[KeyPath, str]:
+    """A rule between keys names the key that it is about, from its own section or from the root."""
+    named = _NAMED_KEY.fullmatch(message)
+    if named is None:
+        return found.path, message
+    starts = [found, _Found((), [], [Place(root)])]
+    for start in starts:
+        keys = _keys_of(named[1], start.places)
+        if keys:
+            path = (*start.path, *keys)
+            there = _value_at(value, keys) if start.path == found.path else None
+            is_shown = there is not None and not isinstance(there, (dict, list))
+            return path, f"{_got(there, path) if is_shown else ''}{named[2]}"
+    return found.path, message
+
+
+def _keys_of(text: str, places: list[Place]) -> KeyPath:
+    """The keys that ``text`` names below some places; empty if there are none of these names."""
+    keys: list[str | int] = []
+    for quoted, plain in _SEGMENT.findall(text):
+        word: str | int = quoted or plain
+        options = [one for place in places for one in alternatives(place)]
+        if plain.isdecimal() and not below(options, word):
+            word = int(plain)
+        places = below(options, word)
+        if not places:
+            return ()
+        keys.append(word)
+    return tuple(keys)
+
+
+def _value_at(value: JSONValue, keys: KeyPath) -> JSONValue:
+    for key in keys:
+        if isinstance(value, dict):
+            value = value.get(str(key))
+        elif isinstance(value, list) and isinstance(key, int) and key < len(value):
+            value = value[key]
+        else:
+            return None
+    return value
+
+
+def _got(value: JSONValue, path: KeyPath) -> str:
+    if _is_secret(path):
         return "got a value that is not shown, "
-    return f"got {_short(item['input'])}, "
+    return f"got {_short(value)}, "
+
+
+def _is_secret(path: KeyPath) -> bool:
+    return any(_SECRET.search(str(key)) for key in path)
 
 
 def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    except ValueError:  # Python writes no integers of thousands of digits
+        text = "a number of very many digits"
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
 
 
-def _expected(item: Any, holders: list[Annotation], root: type[BaseModel]) -> str:
-    kind, ctx = item["type"], item.get("ctx", {})
-    if kind == "missing":
-        return "missing; a value is required"
-    if kind == "extra_forbidden":
-        return "unknown key; " + _nearest_key(str(item["loc"][-1]), _valid_keys(holders), root)
-    if kind == "union_tag_invalid":
-        tags = re.findall(r"'([^']*)'", ctx["expected_tags"])
-        return f"expected one of {', '.join(tags)}; {_nearest(str(ctx['tag']), tags)}"
-    if kind == "union_tag_not_found":
-        return f"the key {ctx['discriminator']} is missing; it says which kind this is"
-    message = str(item["msg"])
-    for start, better in (("Input should be ", "expected "), ("Value error, ", "")):
-        message = message.replace(start, better)
-    return message
-
-
-def _valid_keys(holders: list[Annotation]) -> list[str]:
+def _valid_keys(holders: list[Place]) -> list[str]:
     options = [one for holder in holders for one in alternatives(holder)]
-    models = [model for option in options if (model := as_model(option)) is not None]
+    models = [option.model for option in options if option.model is not None]
     return list(dict.fromkeys(name for model in models for name in model.model_fields))
 
 
 def _nearest_key(word: str, valid: Sequence[str], root: type[BaseModel]) -> str:
-    if not difflib.get_close_matches(word.lower(), valid, n=1):
+    near = nearest(word, valid)
+    if near is None:
         others = [path for path, _ in every_field(root) if path.endswith(f".{word}")]
         if others:  # the key of another section, the nearest to the root
-            return f"did you mean {min(others, key=lambda path: path.count('.'))}?"
-    return _nearest(word, valid)
-
-
-def _nearest(word: str, valid: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word.lower(), valid, n=1)
-    if close:
-        return f"did you mean {close[0]}?"
-    shown = ", ".join(valid[:20]) + (", ..." if len(valid) > 20 else "")
+            near = min(others, key=lambda path: path.count("."))
+    if near is not None:
+        return f"did you mean {near}?"
+    shown = ", ".join(valid[:_MAX_KEYS]) + (", ..." if len(valid) > _MAX_KEYS else "")
     return f"valid are: {shown}" if valid else "no key is valid here"
 
 

@@ -1,4 +1,4 @@
-"""Reading one value of a typed tree from a JSON file that somebody may have edited."""
+"""Reading a typed tree from a JSON file that somebody may have edited; what is wrong with one."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from typing import Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from geo_ray.errors import GeoRayError
+from geo_ray.config.explain import explain
+from geo_ray.config.yaml_text import KeyPath, parse_yaml
+from geo_ray.errors import ConfigError, GeoRayError
 
 T = TypeVar("T", bound=BaseModel)
 
 _MOST_BYTES: Final = 16 * 1024 * 1024
 _MOST_COMPLAINTS: Final = 5
+_MOST_BYTES_SEARCHED: Final = 1_000_000
 
 
 def load_json(path: Path, root: type[T], what: str, wrong: Callable[[str], GeoRayError]) -> T:
@@ -37,8 +40,28 @@ def load_json(path: Path, root: type[T], what: str, wrong: Callable[[str], GeoRa
     except OSError as error:
         raise wrong(f"{what} {path} cannot be read: {error.strerror or error}") from None
     except ValidationError as error:
-        keys = [
-            f"{'.'.join(map(str, item['loc'])) or 'file'}: {item['msg']}"
-            for item in error.errors(include_url=False, include_input=False)[:_MOST_COMPLAINTS]
-        ]
-        raise wrong(f"{what} {path} is not valid: {'; '.join(keys)}") from None
+        raise wrong(f"{what} {path} is not valid: {complaints(error, root, data)}") from None
+
+
+def complaints(error: ValidationError, root: type[BaseModel], text: bytes | str) -> str:
+    """The first things that are wrong with a file, on one line.
+
+    Args:
+        error: what ``root`` said about the file.
+        root: the class of the whole tree.
+        text: the file, JSON or YAML.
+    """
+    lines = explain(error, root, _origins(text))
+    more = [f"and {len(lines) - _MOST_COMPLAINTS} more"] if len(lines) > _MOST_COMPLAINTS else []
+    return "; ".join([*lines[:_MOST_COMPLAINTS], *more])
+
+
+def _origins(text: bytes | str) -> dict[KeyPath, str]:
+    """The line of each key; none if the file is too large to look, or not readable at all."""
+    if len(text) > _MOST_BYTES_SEARCHED:
+        return {}
+    try:
+        decoded = text if isinstance(text, str) else text.decode("utf-8-sig")
+        return parse_yaml(decoded, "").origins
+    except (ConfigError, UnicodeDecodeError):
+        return {}

@@ -7,7 +7,7 @@ root class, whose complaints `explain` turns into one `ConfigError` that lists t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,12 +17,13 @@ from geo_ray.config.canonical import JSONValue, canonical_json, sha256_hex
 from geo_ray.config.describe import describe
 from geo_ray.config.explain import dotted, explain
 from geo_ray.config.overrides import apply_overrides
-from geo_ray.config.own import context
+from geo_ray.config.own import Where
 from geo_ray.config.yaml_text import KeyPath, YamlTree, parse_yaml, write_yaml
 from geo_ray.errors import ConfigError
 
 __all__ = [
     "MAX_FILE_BYTES",
+    "checked",
     "describe",
     "diff",
     "digest",
@@ -43,9 +44,8 @@ def load_tree(
     path: Path,
     overrides: Sequence[str],
     root: type[T],
-    *,
-    base_dir: Path | None = None,
-    allow_drift: bool = False,
+    advice: str | None = None,
+    where: Where | None = None,
 ) -> T:
     """Read a configuration file.
 
@@ -53,15 +53,15 @@ def load_tree(
         path: a YAML file of at most `MAX_FILE_BYTES`.
         overrides: ``key.key=value`` each, applied in order (see `apply_overrides`).
         root: the class of the whole tree.
-        base_dir: where relative paths to the user's classes start; default: the file's directory.
-        allow_drift: take them although their files are not those that the file tells of.
+        advice: where its keys are described; None if `geo-ray config schema` does.
+        where: to find classes of the user's; default: from the file's directory.
 
     Raises:
         ConfigError: naming the file and every key that is wrong; nothing else escapes.
         ConfigDriftError: a class of the user's has changed since the file was written.
     """
-    where = context(path.parent if base_dir is None else base_dir, allow_drift=allow_drift)
-    return load_text(read_text(path), overrides, root, str(path), where)
+    where = where or Where(path.parent)
+    return load_text(read_text(path), overrides, root, str(path), advice, where)
 
 
 def read_text(path: Path) -> str:
@@ -75,12 +75,14 @@ def read_text(path: Path) -> str:
             data = file.read(MAX_FILE_BYTES + 1)
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 text: {error}") from error
+        fix = "Save the file as UTF-8."
+        raise ConfigError(f"{path}: not UTF-8 text: {error}", fix=fix) from error
     except (OSError, ValueError) as error:
         fix = "Name a YAML file that exists and can be read."
         raise ConfigError(f"{path}: cannot be read: {error}", fix=fix) from error
     if len(data) > MAX_FILE_BYTES:
-        raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes")
+        fix = "Name a configuration; data and tables have files of their own."
+        raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes", fix=fix)
     return text
 
 
@@ -89,29 +91,50 @@ def load_text(
     overrides: Sequence[str],
     root: type[T],
     source: str,
-    where: Mapping[str, Any] | None = None,
+    advice: str | None = None,
+    where: Where | None = None,
 ) -> T:
-    """Read a configuration from text; see `load_tree`.
-
-    Args:
-        text: YAML.
-        overrides: as for `load_tree`.
-        root: the class of the whole tree.
-        source: name of the text in messages.
-        where: `geo_ray.config.own.context`, if there may be classes of the user's.
-    """
+    """Read a configuration from text; ``source`` is its name in messages. See `load_tree`."""
     tree = parse_yaml(text, source)
     if tree.value is None:
         tree = YamlTree({}, tree.origins)
     if not isinstance(tree.value, dict):
-        raise ConfigError(f"{source}: the file must be a mapping of keys to values")
-    tree = apply_overrides(tree, overrides)
+        raise ConfigError(
+            f"{source}: the file must be a mapping of keys to values",
+            fix="Write `key: value` on each line; configs/quickstart.yaml is a whole file.",
+        )
+    return checked(apply_overrides(tree, overrides), root, source, advice=advice, where=where)
+
+
+def checked(
+    tree: YamlTree,
+    root: type[T],
+    source: str,
+    section: str | None = None,
+    advice: str | None = None,
+    where: Where | None = None,
+) -> T:
+    """Validate a tree, or one section of it.
+
+    Args:
+        tree: as `parse_yaml` gives it.
+        root: the class of the tree or of the section.
+        source: its name in messages.
+        section: the key of the section; None for the whole tree.
+        advice: as for `load_tree`.
+        where: as for `load_tree`; None: from the present directory.
+
+    Raises:
+        ConfigError: naming every key that is wrong.
+    """
+    under: KeyPath = () if section is None else (section,)
+    value = tree.value.get(section) if section and isinstance(tree.value, dict) else tree.value
     try:
-        return root.model_validate_json(json.dumps(tree.value, allow_nan=False), context=where)
+        return root.model_validate_json(json.dumps(value, allow_nan=False), context=where)
     except ValidationError as error:
-        lines = explain(error, root, tree.origins)
+        lines = explain(error, root, tree.origins, under)
         count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
-        raise ConfigError("\n    ".join([f"{source}: {count}:", *lines])) from error
+        raise ConfigError("\n    ".join([f"{source}: {count}:", *lines]), fix=advice) from error
 
 
 def digest(model: BaseModel) -> str:

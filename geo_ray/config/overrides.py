@@ -75,7 +75,12 @@ def _replaced(node: JSONValue, path: KeyPath, new: JSONValue, override: str) -> 
     head, rest = path[0], path[1:]
     if isinstance(node, list):
         if not isinstance(head, int) or head >= len(node):
-            raise ConfigError(f"--set {override}: {head} is no item of a list of {len(node)}")
+            raise ConfigError(
+                f"--set {override}: {head} is no item of a list of {len(node)}",
+                fix=f"Use a number from 0 to {len(node) - 1}, or set the whole list: KEY=[...]."
+                if node
+                else "Set the whole list: KEY=[...].",
+            )
         return [
             _replaced(item, rest, new, override) if position == head else item
             for position, item in enumerate(node)
@@ -83,5 +88,8 @@ def _replaced(node: JSONValue, path: KeyPath, new: JSONValue, override: str) -> 
     if node is None:
         node = {}
     if not isinstance(node, dict):
-        raise ConfigError(f"--set {override}: {head!r} lies inside {node!r}, which has no keys")
+        raise ConfigError(
+            f"--set {override}: {head!r} lies inside {node!r}, which has no keys",
+            fix="Set the key above it, for example --set 'strategy={kind: diloco, interval: 16}'.",
+        )
     return {**node, str(head): _replaced(node.get(str(head)), rest, new, override)}

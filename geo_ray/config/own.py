@@ -7,7 +7,7 @@ configuration of a run tells with which content it was made, every process of th
 it has the same, and a run is not resumed with another one unnoticed.
 
 Whoever reads a configuration says where relative paths start with pydantic's validation context:
-see `context`.
+see `Where`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from pydantic import (
     Field,
     SerializationInfo,
     Tag,
+    ValidationError,
     ValidationInfo,
     WrapSerializer,
     WrapValidator,
@@ -34,12 +35,12 @@ from pydantic import (
 )
 
 from geo_ray.config.base import StrictModel
+from geo_ray.config.explain import explain
 from geo_ray.errors import ConfigDriftError, ConfigError
 from geo_ray.util.blame import place, source_of, summary
-from geo_ray.util.user_class import Wanted, find_class, nearest, source_digest
+from geo_ray.util.user_class import ClassWanted, find_class, source_digest
 
 _USE, _DIGEST = "use", "sha256"
-_BASE_DIR, _ALLOW_DRIFT = "base_dir", "allow_drift"
 _BY_KIND: Final = "kind"
 _BY_USE: Final = "OwnClass"  # the name of the class, by which messages find it
 
@@ -55,14 +56,17 @@ class OwnClass(StrictModel):
     )
 
 
-def context(base_dir: Path, *, allow_drift: bool = False) -> dict[str, Any]:
-    """The validation context for reading a configuration.
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where classes of the user's are found: pydantic's validation context.
 
-    Args:
+    Attributes:
         base_dir: where relative paths start.
         allow_drift: take a class although its file has another digest than the section says.
     """
-    return {_BASE_DIR: base_dir, _ALLOW_DRIFT: allow_drift}
+
+    base_dir: Path = Path()
+    allow_drift: bool = False
 
 
 def section_type(classes: Sequence[type], load: OwnLoader) -> Any:
@@ -104,7 +108,7 @@ class OwnLoader:
         taken: names that the library's own classes have.
     """
 
-    wanted: Wanted
+    wanted: ClassWanted
     protocol: type
     look: Callable[[Any], tuple[object, object]]
     traits_class: type
@@ -121,11 +125,10 @@ class OwnLoader:
         if isinstance(value, StrictModel) and not isinstance(value, OwnClass):
             return value
         section = OwnClass.model_validate(value)
-        place_of = info.context or context(Path())
-        base_dir = place_of[_BASE_DIR]
-        kind = self.find(section.use, base_dir)
-        digest = source_digest(kind, section.use, base_dir)
-        if section.sha256 not in (None, digest) and not place_of[_ALLOW_DRIFT]:
+        where = info.context if isinstance(info.context, Where) else Where()
+        kind = self.find(section.use, where.base_dir)
+        digest = source_digest(kind, section.use, where.base_dir)
+        if section.sha256 not in (None, digest) and not where.allow_drift:
             raise ConfigDriftError(
                 f"{self.wanted.what} {section.use}: the file is not the one that the "
                 "configuration was made with",
@@ -133,13 +136,12 @@ class OwnLoader:
                 "geo-ray train --resume RUN --allow-drift.",
             )
         named = _named(kind, section.use, digest)
-        options = dict(section.model_extra or {})
-        unknown = [key for key in options if key not in kind.model_fields]
-        if unknown:
-            hint = nearest(unknown[0], kind.model_fields) or "; it takes no options"
-            raise ValueError(f"{section.use} has no option {unknown[0]!r}{hint}")
-        # Through JSON, as the rest of the configuration: strict, but a list may be a tuple.
-        found = named.model_validate_json(json.dumps(options))
+        try:
+            # Through JSON, as the rest of the configuration: strict, but a list may be a tuple.
+            found = named.model_validate_json(json.dumps(section.model_extra or {}))
+        except ValidationError as error:
+            lines = "; ".join(explain(error, kind, {}))
+            raise ValueError(f"options of {section.use}: {lines}") from error
         self._check_object(found, kind, section.use)
         return found
 

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Final, Self
 
 from pydantic import Field, model_validator
 
+from geo_ray.config.annotations import MessageWords
 from geo_ray.config.base import StrictModel
+from geo_ray.config.nearest import nearest
 
-NAME: Final = r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$"
+Name = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$"),
+    MessageWords(
+        "1 to 63 letters, digits, dots, dashes and underscores, with a letter or digit at both ends"
+    ),
+]
 """What a region, and a run, may be called."""
+
+_LONGEST: Final = 63
 
 
 class RegionConfig(StrictModel):
     """What runs in one region."""
 
-    name: str = Field(pattern=NAME, description="value of the label ray.io/availability-region")
-    at: str | None = Field(
-        None, pattern=NAME, description="the region whose nodes it uses, if several are in one"
+    name: Name = Field(description="value of the label ray.io/availability-region")
+    at: Name | None = Field(
+        None, description="the region whose nodes it uses, if several are in one"
     )
     copies: int = Field(
         1, ge=1, le=1000, description="so many like this, named NAME-0, NAME-1 and so on"
@@ -36,7 +46,8 @@ class RegionConfig(StrictModel):
     def _one_each(self) -> Self:
         if self.batch_sizes is not None and len(self.batch_sizes) != self.workers:
             raise ValueError(
-                f"batch_sizes has {len(self.batch_sizes)} entries for {self.workers} workers"
+                f"batch_sizes: {len(self.batch_sizes)} entries for {self.workers} workers; give "
+                "one each"
             )
         return self
 
@@ -62,7 +73,7 @@ def check_device(device: str, regions: Sequence[RegionConfig]) -> None:
         ValueError: naming the key.
     """
     if device != "cpu" and any(region.gpus_per_worker == 0 for region in regions):
-        raise ValueError("device: cuda needs regions.*.gpus_per_worker above 0")
+        raise ValueError("device: cuda needs gpus_per_worker above 0 in every region")
 
 
 def _copies(region: RegionConfig) -> list[RegionConfig]:
@@ -70,5 +81,18 @@ def _copies(region: RegionConfig) -> list[RegionConfig]:
     names = [f"{region.name}-{i:0{width}d}" for i in range(region.copies)]
     if region.copies == 1:
         return [region]
+    if len(names[0]) > _LONGEST:
+        raise ValueError(
+            f"copies of '{region.name}' would be called {names[0]} and so on: give it a name of "
+            f"at most {_LONGEST - width - 1} characters"
+        )
     plain = region.model_dump()
     return [RegionConfig(**plain | {"name": name, "copies": 1}) for name in names]
+
+
+def no_such_region(where: str, name: str, regions: Iterable[str]) -> str:
+    """The complaint about a key that names a region that is not there."""
+    known = list(regions)
+    near = nearest(name, known)
+    hint = f"; did you mean {near}?" if near else ""
+    return f"{where}: there is no region '{name}', regions are {', '.join(known)}{hint}"

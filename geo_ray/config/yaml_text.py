@@ -25,6 +25,10 @@ MAX_DEPTH = 32
 MAX_VALUES = 50_000
 MAX_INT_DIGITS = 30
 
+_BROKEN = "Look at the named line and the one before: indentation, brackets, quotes and colons."
+_BROKEN_VALUE = "Close brackets and quotes; put quotes around text that has signs of YAML in it."
+_TOO_MUCH = "Name a configuration; it has fewer values, in shallow sections."
+
 _NULL = re.compile(r"^(?:~|null|Null|NULL|)$")
 _BOOL = re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$")
 _INT = re.compile(r"^[-+]?[0-9]+(?:_[0-9]+)*$")
@@ -53,6 +57,7 @@ def parse_yaml(text: str, source: str, *, flow_only: bool = False) -> YamlTree:
         ConfigError: naming source, line and reason.
     """
     reader = _Reader(source, flow_only)
+    fix = _BROKEN_VALUE if flow_only else _BROKEN
     try:
         events: Iterator[Any] = yaml.parse(text, Loader=yaml.SafeLoader)
         return YamlTree(reader.document(events), reader.origins)
@@ -60,10 +65,10 @@ def parse_yaml(text: str, source: str, *, flow_only: bool = False) -> YamlTree:
         mark = error.problem_mark
         where = f"{source}, line {mark.line + 1}" if mark else source
         detail = " ".join(part for part in (error.context, error.problem) if part)
-        raise ConfigError(f"{where}: not valid YAML: {detail}") from error
+        raise ConfigError(f"{where}: not valid YAML: {detail}", fix=fix) from error
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         # Escapes such as "\UFFFFFFFF" leave the parser as bare ValueErrors.
-        raise ConfigError(f"{source}: not valid YAML: {error}") from error
+        raise ConfigError(f"{source}: not valid YAML: {error}", fix=fix) from error
 
 
 class _Reader:
@@ -82,25 +87,37 @@ class _Reader:
             if isinstance(event, yaml.DocumentStartEvent):
                 num_documents += 1
                 if num_documents > 1:
-                    raise self._refused(event, "a second document (`---`)")
+                    raise self._refused(
+                        event, "a second document (`---`)", "Keep one, and remove the line `---`."
+                    )
                 value = self._value(next(events), events, ())
         return value
 
     def _value(self, event: Any, events: Iterator[Any], path: KeyPath) -> JSONValue:
         self._num_values += 1
         if self._num_values > MAX_VALUES:
-            raise self._refused(event, f"more than {MAX_VALUES} values")
+            raise self._refused(event, f"more than {MAX_VALUES} values", _TOO_MUCH)
         if len(path) > MAX_DEPTH:
-            raise self._refused(event, f"nesting deeper than {MAX_DEPTH}")
+            raise self._refused(event, f"nesting deeper than {MAX_DEPTH}", _TOO_MUCH)
         if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
-            raise self._refused(event, "anchors (&) and aliases (*); write the value out")
+            raise self._refused(
+                event,
+                "anchors (&) and aliases (*)",
+                "Write the value out wherever it is needed, or put text with & or * in quotes.",
+            )
         if event.tag is not None:
-            raise self._refused(event, f"the tag {event.tag[:60]!r}; plain values only")
+            raise self._refused(
+                event,
+                f"the tag {event.tag[:60]!r}; plain values only",
+                "Remove the tag, or put text that begins with ! in quotes.",
+            )
         self.origins[path] = f"line {event.start_mark.line + 1}"
         if isinstance(event, yaml.ScalarEvent):
             return self._scalar(event)
         if self._flow_only and not event.flow_style:
-            raise self._refused(event, "a block; put quotes around text that has a colon or dash")
+            raise self._refused(
+                event, "a block", "Put quotes around text that has a colon or a dash."
+            )
         if isinstance(event, yaml.SequenceStartEvent):
             return self._list(events, path)
         return self._mapping(events, path)
@@ -117,15 +134,21 @@ class _Reader:
             key = self._key(event)
             if key in items:
                 first = self.origins[(*path, key)]
-                raise self._refused(event, f"the key {key!r} twice; the first is in {first}")
+                raise self._refused(
+                    event,
+                    f"the key {key!r} twice; the first is in {first}",
+                    "Remove one of the two, or put what is below both under one of them.",
+                )
             items[key] = self._value(next(events), events, (*path, key))
+            # Where a section or a list begins is the line of its key, not of what it begins with.
+            self.origins[(*path, key)] = f"line {event.start_mark.line + 1}"
         return items
 
     def _key(self, event: Any) -> str:
         if not isinstance(event, yaml.ScalarEvent) or event.tag or event.anchor:
-            raise self._refused(event, "a key that is not plain text")
+            raise self._refused(event, "a key that is not plain text", "Write the key as a word.")
         if event.implicit[0] and not event.value:
-            raise self._refused(event, "an empty key")
+            raise self._refused(event, "an empty key", "Write a word before the colon.")
         return self._unicode(event)
 
     def _scalar(self, event: Any) -> JSONValue:
@@ -138,10 +161,18 @@ class _Reader:
             return text.lower() == "true"
         if _INT.match(text):
             if len(text) > MAX_INT_DIGITS:
-                raise self._refused(event, f"an integer of more than {MAX_INT_DIGITS} digits")
+                raise self._refused(
+                    event,
+                    f"an integer of more than {MAX_INT_DIGITS} digits",
+                    "Write a smaller number, or put it in quotes if it is text.",
+                )
             return int(text)
         if _NOT_FINITE.match(text) or (_FLOAT.match(text) and not math.isfinite(float(text))):
-            raise self._refused(event, f"the number {text[:40]}; it must be finite")
+            raise self._refused(
+                event,
+                f"the number {text[:40]}; it must be finite",
+                "Write a finite number, or null where null means that there is no limit.",
+            )
         return float(text) if _FLOAT.match(text) else text
 
     def _unicode(self, event: Any) -> str:
@@ -149,11 +180,13 @@ class _Reader:
         try:  # JSON writes characters beyond the first plane as two escapes; join them
             return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
         except UnicodeDecodeError:
-            raise self._refused(event, "half a surrogate pair") from None
+            raise self._refused(
+                event, "half a surrogate pair", "Write the character itself, or both halves."
+            ) from None
 
-    def _refused(self, event: Any, what: str) -> ConfigError:
+    def _refused(self, event: Any, what: str, fix: str) -> ConfigError:
         line = event.start_mark.line + 1
-        return ConfigError(f"{self._source}, line {line}: not accepted: {what}")
+        return ConfigError(f"{self._source}, line {line}: not accepted: {what}", fix=fix)
 
 
 class _Dumper(yaml.SafeDumper):

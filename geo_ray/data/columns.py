@@ -65,6 +65,14 @@ class ColumnType:
         """The shape of a column of ``rows`` rows: (N,) or (N, length)."""
         return (rows,) if self.length is None else (rows, self.length)
 
+    @property
+    def in_words(self) -> str:
+        """What a row has, for messages: "one int64 number", "a list of 4 float32 numbers"."""
+        what = "true-or-false value" if self.scalar == "bool" else f"{self.scalar} number"
+        if self.length is None:
+            return f"one {what}"
+        return f"a list of {self.length} {what}{'s' if self.length > 1 else ''}"
+
     def __str__(self) -> str:
         return self.scalar if self.length is None else f"{self.scalar}[{self.length}]"
 
@@ -80,10 +88,20 @@ def parse_types(types: Mapping[str, str]) -> dict[str, ColumnType]:
     return {name: ColumnType.parse(text, name) for name, text in types.items()}
 
 
-def type_of(array: np.ndarray[Any, Any]) -> str:
-    """The type string of an array, also of one that is not allowed (for messages)."""
-    trailing = ",".join(str(size) for size in array.shape[1:])
-    return f"{array.dtype}[{trailing}]" if array.ndim != 1 else str(array.dtype)
+def types_of(columns: Columns) -> dict[str, ColumnType]:
+    """The types of arrays (N,) or (N, length) whose dtypes are all allowed."""
+    return {
+        name: ColumnType(str(array.dtype), array.shape[1] if array.ndim > 1 else None)
+        for name, array in columns.items()
+    }
+
+
+def _row_in_words(array: np.ndarray[Any, Any]) -> str:
+    """What a row of an array has, also of one that is not allowed."""
+    if array.ndim == 1:
+        return f"one {array.dtype} value"
+    shape = " x ".join(str(size) for size in array.shape[1:])
+    return f"a list of {shape} {array.dtype} values" if shape else "no value"
 
 
 def check_columns(columns: Columns, types: Mapping[str, ColumnType], where: str) -> int:
@@ -112,6 +130,7 @@ def check_columns(columns: Columns, types: Mapping[str, ColumnType], where: str)
         array = columns[name]
         if array.dtype != kind.dtype or array.shape != kind.shape(count):
             raise SchemaMismatchError(
-                f"{where}: column {name!r} is {type_of(array)}, declared is {kind}"
+                f"{where}: column {name!r} has {_row_in_words(array)} in each row, declared is "
+                f"{kind.in_words} ({kind})"
             )
     return count

@@ -1,60 +1,123 @@
-"""Take a user's own Parquet files as input of `geo_ray.data.write`."""
+"""Take a user's own files as input of `geo_ray.data.write`."""
 
+# PyArrow ships no complete types.
+# mypy: disable-error-code="attr-defined, name-defined"
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from geo_ray.data.columns import Columns, parse_types
-from geo_ray.data.parquet import decode
-from geo_ray.data.stores.base import open_store
-from geo_ray.errors import ConfigError, ShardEmptyError, ShardMissingError
+from geo_ray.data.columns import Columns, parse_types, types_of
+from geo_ray.data.files.find import InputFiles
+from geo_ray.data.files.rows import Batch, Unreadable, read_rows
+from geo_ray.data.prepare.apply import Counts, Preparer
+from geo_ray.data.prepare.config import Preparation
+from geo_ray.data.prepare.findings import Findings, Spot
+from geo_ray.data.spool import Spool, pick
+from geo_ray.errors import ConfigError, ShardEmptyError
 
-_SUFFIX = ".parquet"
+
+@dataclass(frozen=True)
+class Gathered:
+    """All prepared rows.
+
+    Attributes:
+        columns: column of the task -> array (N,) or (N, length), backed by a file on disk.
+        counts: what preparing did.
+    """
+
+    columns: dict[str, np.ndarray[Any, Any]]
+    counts: Counts
 
 
-def read_parquet_files(
-    uri: str,
-    column_types: Mapping[str, str],
-    on_file: Callable[[int, int], None] | None = None,
-) -> dict[str, np.ndarray[Any, Any]]:
-    """All rows of the ``*.parquet`` files of a store, in the order of their sorted paths.
+@dataclass(frozen=True)
+class Complaint:
+    """How an error about the rows is to be worded.
 
-    Further columns are ignored; see `geo_ray.data.parquet.decode` (lenient) for what is converted.
+    Attributes:
+        prepared: whether the user has a preparation file already.
+        draft: the command that writes a first one.
+    """
+
+    prepared: bool = False
+    draft: str = ""
+
+
+def gather_rows(
+    found: InputFiles,
+    preparation: Preparation,
+    complaint: Complaint | None = None,
+    on_read: Callable[[float, int], None] | None = None,
+) -> Gathered:
+    """Read and prepare all rows of the files; memory holds a batch at a time, disk the result.
+
+    Everything that does not fit is gathered over all files before it is said.
 
     Args:
-        uri: directory or ``s3://`` address.
-        column_types: column -> type of the task.
-        on_file: called with (files read, files in all) after each file, for progress.
-
-    Returns:
-        Name -> array (N,) or (N, length). All of it is in memory at once.
+        found: the files.
+        preparation: a resolved one; see `geo_ray.data.prepare.resolve`.
+        complaint: how errors are worded.
+        on_read: called with (files read, rows of the batch), for progress.
 
     Raises:
-        ShardMissingError: if there is no such file.
-        ShardEmptyError: if there are files but no rows.
-        SchemaMismatchError: naming file and column.
-        ShardCorruptError: naming the file.
-        StoreError: if the store does not answer.
+        SchemaMismatchError: listing all columns and files that do not fit, with what to do.
+        ShardCorruptError: listing the files, if nothing else is wrong.
+        ShardEmptyError: if there are no rows, or none is left.
+        StoreError: if a store does not answer, or the disk is full.
     """
-    types = parse_types(column_types)
-    store = open_store(uri)
-    paths = [path for path in store.list() if path.endswith(_SUFFIX)]
-    if not paths:
-        raise ShardMissingError(
-            f"there is no *{_SUFFIX} file in {store.uri}", fix="Name the folder with your files."
+    complaint = complaint or Complaint()
+    types = parse_types(preparation.types)
+    preparer = Preparer(preparation)
+    is_csv = any(file.format == "csv" for file in found.files)
+    findings, unreadable, counts = Findings(types, is_csv), list[Unreadable](), Counts()
+    names: dict[str, None] = {}
+    spool = Spool(types)
+    try:
+        for batch in read_rows(found, preparer.inputs, unreadable):
+            spot = Spot(batch.path, batch.first_row, batch.piece.names)
+            arrays = _filled(batch, preparer.inputs)
+            prepared = preparer.transform(arrays, findings, spot, batch.piece.rows)
+            if not findings:
+                spool.append(prepared.columns)
+                counts.add(prepared.counts)
+            if on_read is not None:
+                on_read(batch.files_done, batch.piece.rows)
+            names.update(dict.fromkeys(batch.piece.names))
+        for error in unreadable:
+            findings.add_unreadable(error)
+        if names:
+            spot = Spot(f"all files of {found.name}", 1, tuple(names))
+            for name, sources in preparation.columns.items():
+                for source in sources:
+                    if source.column not in names:
+                        findings.add_absent(name, source, spot)
+        findings.raise_any(
+            f"the files in {found.name} do not fit", complaint.prepared, complaint.draft
         )
-    parts: list[dict[str, np.ndarray[Any, Any]]] = []
-    for path in paths:
-        parts.append(decode(store.read(path), types, f"file {path} in {store.uri}", lenient=True))
-        if on_file is not None:
-            on_file(len(parts), len(paths))
-    columns = {name: np.concatenate([part[name] for part in parts]) for name in types}
-    if not len(next(iter(columns.values()))):
-        raise ShardEmptyError(f"the files in {store.uri} have no rows")
-    return columns
+        if not len(spool):
+            left = f"; all {counts.rows} rows were dropped" if counts.rows else ""
+            raise ShardEmptyError(
+                f"the files in {found.name} have no rows{left}",
+                fix="Fill missing values instead of dropping rows."
+                if left
+                else "Name a folder whose files have rows.",
+            )
+        return Gathered(spool.columns(), counts)
+    finally:
+        spool.close()
+
+
+def _filled(batch: Batch, inputs: tuple[str, ...]) -> dict[str, pa.Array]:
+    """The columns; in JSON lines, a key that no line of the batch has is one without values."""
+    arrays = dict(batch.piece.columns)
+    if batch.piece.sparse:
+        for name in inputs:
+            arrays.setdefault(name, pa.nulls(batch.piece.rows))
+    return arrays
 
 
 def hold_out(columns: Columns, fraction: float, seed: int) -> dict[str, Columns]:
@@ -70,6 +133,7 @@ def hold_out(columns: Columns, fraction: float, seed: int) -> dict[str, Columns]
 
     Raises:
         ConfigError: if the fraction is out of range or leaves nothing to train on.
+        StoreError: if the disk is full.
     """
     rows = len(next(iter(columns.values())))
     held = max(1, round(rows * fraction)) if fraction > 0 else 0
@@ -82,6 +146,4 @@ def hold_out(columns: Columns, fraction: float, seed: int) -> dict[str, Columns]
         return {"train": columns}
     order = np.random.default_rng([seed, 3]).permutation(rows)
     cut = {"train": np.sort(order[held:]), "heldout": np.sort(order[:held])}
-    return {
-        part: {n: array[rows_N] for n, array in columns.items()} for part, rows_N in cut.items()
-    }
+    return {part: pick(columns, types_of(columns), rows_N) for part, rows_N in cut.items()}

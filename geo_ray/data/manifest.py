@@ -12,7 +12,9 @@ from pydantic import Field, ValidationError, model_validator
 
 from geo_ray.config.base import StrictModel
 from geo_ray.data.columns import parse_types
-from geo_ray.data.stores.base import open_store, problem_of_path
+from geo_ray.data.nearby import listed, missing_path, nearest
+from geo_ray.data.stores.base import open_store
+from geo_ray.data.stores.paths import problem_of_path
 from geo_ray.data.stores.uri import is_s3, local_path, parse_s3, split
 from geo_ray.errors import ManifestError, SchemaMismatchError, ShardMissingError, StoreError
 
@@ -51,6 +53,19 @@ class DataShard(StrictModel):
         return self
 
 
+class PreparationRef(StrictModel):
+    """The file beside the manifest that says how the rows were made of the user's files."""
+
+    path: str = Field(description="file in the manifest's folder")
+    sha256: str = Field(pattern="^[0-9a-f]{64}$", description="of that file")
+
+    @model_validator(mode="after")
+    def _is_beside(self) -> PreparationRef:
+        if "/" in self.path or problem_of_path(self.path):
+            raise ManifestError(f"preparation {self.path!r} is no file name")
+        return self
+
+
 class Manifest(StrictModel):
     """All shards of one data set, in a fixed order.
 
@@ -63,6 +78,9 @@ class Manifest(StrictModel):
     seed: int = Field(ge=0, description="seed of the split and of the rows' order in the shards")
     stores: dict[str, str] = Field(description="region -> address of its store")
     shards: tuple[DataShard, ...] = Field(description="all shards; their order is part of the data")
+    preparation: PreparationRef | None = Field(
+        default=None, description="how the rows were prepared; none if they were taken as they are"
+    )
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> Manifest:
@@ -88,6 +106,11 @@ class Manifest(StrictModel):
                     f"known are {sorted(self.stores)}"
                 )
         return self
+
+    @property
+    def preparation_sha256(self) -> str | None:
+        """The fingerprint of the preparation, if there is one."""
+        return None if self.preparation is None else self.preparation.sha256
 
     def regions(self) -> tuple[str, ...]:
         """The regions, in the order of `stores`."""
@@ -115,6 +138,13 @@ def _check_version(version: object) -> None:
         )
 
 
+def manifest_file(path_or_uri: str) -> str:
+    """The address of the manifest itself, where a directory that holds one is named."""
+    if not is_s3(path_or_uri) and local_path(path_or_uri).is_dir():
+        return str(local_path(path_or_uri) / MANIFEST_NAME)
+    return path_or_uri
+
+
 def load_manifest(path_or_uri: str) -> Manifest:
     """Read a manifest.
 
@@ -129,14 +159,13 @@ def load_manifest(path_or_uri: str) -> Manifest:
         ManifestError: if it is missing, malformed or contradicts itself.
         StoreError: if its store does not answer.
     """
-    if not is_s3(path_or_uri) and local_path(path_or_uri).is_dir():
-        path_or_uri = str(local_path(path_or_uri) / MANIFEST_NAME)
+    path_or_uri = manifest_file(path_or_uri)
     uri, name = split(path_or_uri)
     try:
         text = open_store(uri).read(name).decode()
         tree = json.loads(text)
     except ShardMissingError:
-        raise ManifestError(f"there is no manifest {path_or_uri}") from None
+        raise _no_manifest(path_or_uri) from None
     except ValueError as error:
         raise ManifestError(f"manifest {path_or_uri} is not JSON: {error}") from None
     if not isinstance(tree, dict):
@@ -167,6 +196,8 @@ def save_manifest(manifest: Manifest, path_or_uri: str) -> None:
         update={"stores": {r: _relative(u, uri) for r, u in manifest.stores.items()}}
     )
     tree = portable.model_dump(mode="json")
+    if manifest.preparation is None:
+        del tree["preparation"]  # as releases before preparations wrote it, and can read it
     open_store(uri).write(name, (json.dumps(tree, indent=1) + "\n").encode())
 
 
@@ -174,7 +205,8 @@ def merge_manifests(manifests: Sequence[Manifest]) -> Manifest:
     """One manifest of several that were written apart, each for its own regions.
 
     Raises:
-        ManifestError: if there are none, they share a region, or differ in task or columns.
+        ManifestError: if there are none, they share a region, or differ in task, columns or
+            preparation.
     """
     if not manifests:
         raise ManifestError("there is nothing to merge")
@@ -186,6 +218,13 @@ def merge_manifests(manifests: Sequence[Manifest]) -> Manifest:
                 f"manifests differ: task {first.task!r} with {first.columns}, "
                 f"task {manifest.task!r} with {manifest.columns}",
                 fix="Merge only manifests that were written for the same task.",
+            )
+        if manifest.preparation_sha256 != first.preparation_sha256:
+            raise ManifestError(
+                f"the rows of {', '.join(manifest.stores)} and those of {', '.join(first.stores)} "
+                "were prepared differently",
+                fix="Shard each region anew with the same preparation file and the same merged "
+                "statistics (`geo-ray data merge-stats`).",
             )
         shared = sorted(set(stores) & set(manifest.stores))
         if shared:
@@ -200,7 +239,31 @@ def merge_manifests(manifests: Sequence[Manifest]) -> Manifest:
         seed=first.seed,
         stores=stores,
         shards=tuple(shard for manifest in manifests for shard in manifest.shards),
+        preparation=first.preparation,
     )
+
+
+def _no_manifest(path_or_uri: str) -> ManifestError:
+    """The manifest is not there; what to do depends on what is."""
+    write = "Write it with `geo-ray data shard`"
+    if is_s3(path_or_uri):
+        return ManifestError(
+            f"there is no manifest {path_or_uri}",
+            fix=f"Name the file itself, s3://BUCKET/PREFIX/{MANIFEST_NAME}. {write} if need be.",
+        )
+    path = local_path(path_or_uri)
+    if not path.parent.is_dir():
+        hint = missing_path(path)
+    else:
+        found = [*path.parent.glob("*.json"), *path.parent.glob(f"*/{MANIFEST_NAME}")]
+        near = [str(p) for p in sorted(found) if not p.name.endswith(".preparation.json")]
+        best = nearest(str(path), near)
+        if (best is not None and path.name != MANIFEST_NAME) or len(near) == 1:
+            hint = f"; did you mean {best or near[0]}?"
+        else:
+            hint = f"; there is {listed(near)}" if near else missing_path(path)
+    fix = f"Correct the path. {write} if there is none yet." if hint else f"{write}."
+    return ManifestError(f"there is no manifest {path}{hint}", fix=fix)
 
 
 def _absolute(uri: str, base_uri: str) -> str:

@@ -59,17 +59,14 @@ def encode(columns: Columns, types: Mapping[str, ColumnType]) -> bytes:
 
 
 def decode(
-    data: bytes, types: Mapping[str, ColumnType], where: str, *, lenient: bool = False
+    data: bytes, types: Mapping[str, ColumnType], where: str
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Read one Parquet file.
+    """Read one Parquet file that `encode` wrote; names and types must be equal.
 
     Args:
         data: the file's bytes.
         types: the columns to read.
         where: the shard or file, for messages.
-        lenient: accept a file that geo_ray did not write: further columns are ignored, lists may be
-            of variable type if each has the declared length, numbers are converted if no integer
-            overflows or loses its fraction. Otherwise names and types must be equal.
 
     Returns:
         Name -> writable array of shape (N,) or (N, length) that the caller owns.
@@ -81,12 +78,7 @@ def decode(
     refuse_extensions(data, where)
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
-        schema = file.schema_arrow
-        if not lenient:
-            _check_exact(schema, types, where)
-        missing = [name for name in types if name not in schema.names]
-        if missing:
-            raise SchemaMismatchError(f"{where}: columns {missing} are missing; has {schema.names}")
+        _check_exact(file.schema_arrow, types, where)
         table = file.read(columns=list(types), use_threads=False)
         return {
             name: _to_numpy(table.column(name), kind, f"{where}: column {name!r}")
@@ -108,14 +100,6 @@ def _check_exact(schema: pa.Schema, types: Mapping[str, ColumnType], where: str)
 def _to_numpy(column: pa.ChunkedArray, kind: ColumnType, where: str) -> np.ndarray[Any, Any]:
     if column.null_count:
         raise SchemaMismatchError(f"{where} has {column.null_count} missing values")
-    wanted = arrow_type(kind)
-    if not column.type.equals(wanted):
-        try:
-            column = column.cast(wanted, safe=True)
-        except pa.ArrowException as error:
-            raise SchemaMismatchError(
-                f"{where} is {column.type} and cannot be read as {kind}: {error}"
-            ) from error
     out = np.empty(kind.shape(len(column)), dtype=kind.dtype)
     at = 0
     for chunk in column.chunks:

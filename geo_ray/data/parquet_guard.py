@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+import io
+from typing import BinaryIO
 
 from geo_ray.errors import SchemaMismatchError, ShardCorruptError
 
@@ -31,7 +33,12 @@ def refuse_extensions(data: bytes, where: str) -> None:
         ShardCorruptError: if this is no whole Parquet file, or it is encrypted.
         SchemaMismatchError: if it declares an Arrow extension type, or hides its schema.
     """
-    footer = _footer(data, where)
+    refuse_extensions_in(io.BytesIO(data), where)
+
+
+def refuse_extensions_in(file: BinaryIO, where: str) -> None:
+    """Check the footer of an open, seekable Parquet file; see `refuse_extensions`."""
+    footer = _footer(file, where)
     if _EXTENSION in footer:
         raise SchemaMismatchError(f"{where}: carries an Arrow extension type", fix=_ADVICE)
     at = footer.find(_KEY)
@@ -44,13 +51,19 @@ def refuse_extensions(data: bytes, where: str) -> None:
         at = footer.find(_KEY, at + len(_KEY))
 
 
-def _footer(data: bytes, where: str) -> bytes:
-    if len(data) < len(_MAGIC) + _TAIL_BYTES or data[:4] != _MAGIC or data[-4:] != _MAGIC:
+def _footer(file: BinaryIO, where: str) -> bytes:
+    file.seek(0)
+    head = file.read(len(_MAGIC))
+    size = file.seek(0, 2)
+    file.seek(max(0, size - _TAIL_BYTES))
+    tail = file.read()
+    if size < len(_MAGIC) + _TAIL_BYTES or head != _MAGIC or tail[-4:] != _MAGIC:
         raise ShardCorruptError(f"{where}: not a whole, unencrypted Parquet file")
-    length = int.from_bytes(data[-_TAIL_BYTES:-4], "little")
-    if length > len(data) - len(_MAGIC) - _TAIL_BYTES:
+    length = int.from_bytes(tail[:4], "little")
+    if length > size - len(_MAGIC) - _TAIL_BYTES:
         raise ShardCorruptError(f"{where}: its Parquet footer is truncated")
-    return data[len(data) - _TAIL_BYTES - length : len(data) - _TAIL_BYTES]
+    file.seek(size - _TAIL_BYTES - length)
+    return file.read(length)
 
 
 def _value_after(footer: bytes, at: int) -> bytes | None:

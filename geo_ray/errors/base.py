@@ -6,16 +6,29 @@ from typing import ClassVar
 
 
 class GeoRayError(Exception):
-    """Root of the tree.
+    """The root of all errors.
 
     Args:
         message: what went wrong, naming the key, shard, region or file.
         fix: what to do about it, if more is known than the class's general advice.
+
+    Attributes:
+        code: the name that stays the same in every release.
+        exit_code: what the process ends with.
+        chapter: heading of its section in `docs/errors.md`.
+        causes: what usually leads to it.
+        advice: what to do about it; shown where the message comes without a fix of its own.
+        more: what else is worth knowing when mending it; in `docs/errors.md` only.
     """
 
     code: ClassVar[str] = "GEO_RAY"
     exit_code: ClassVar[int] = 1
+    chapter: ClassVar[str] = ""
+    causes: ClassVar[str] = (
+        "It is never raised by itself; seeing this code means that a more exact one is missing."
+    )
     advice: ClassVar[str] = "Read the message; the event log of the run has the details."
+    more: ClassVar[str] = "Please report it."
 
     def __init__(self, message: str, *, fix: str | None = None) -> None:
         super().__init__(message)
@@ -30,12 +43,17 @@ class GeoRayError(Exception):
         return (_rebuild, (type(self), self.message, self.fix))
 
 
-def from_code(code: str, message: str, fix: str | None) -> GeoRayError:
-    """The error with this code; the tree's root if this release has no such code."""
+def every_class() -> list[type[GeoRayError]]:
+    """All classes of the tree, parents before their children."""
     kinds: list[type[GeoRayError]] = [GeoRayError]
     for kind in kinds:  # grows while it is walked
         kinds += kind.__subclasses__()
-    found = next((kind for kind in kinds if kind.code == code), GeoRayError)
+    return kinds
+
+
+def from_code(code: str, message: str, fix: str | None) -> GeoRayError:
+    """The error with this code; the tree's root if this release has no such code."""
+    found = next((kind for kind in every_class() if kind.code == code), GeoRayError)
     return found(message, fix=fix)
 
 

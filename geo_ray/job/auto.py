@@ -11,14 +11,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from pydantic import Field
-
-from geo_ray.config.base import StrictModel
+from geo_ray.config.auto import AutoConfig
 from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_text, load_tree, read_text
+from geo_ray.config.load import checked, load_text, read_text
 from geo_ray.config.overrides import apply_overrides
+from geo_ray.config.own import Where
 from geo_ray.config.yaml_text import parse_yaml
 from geo_ray.errors import ConfigError
 from geo_ray.job.build import initial_parameters, use_one_thread
@@ -30,19 +28,6 @@ from geo_ray.transport.links.table import LinkTable, load_links, table_of
 from geo_ray.types import Span
 
 _TRIALS = 5
-
-
-class AutoConfig(StrictModel):
-    """The ``strategy`` section with ``kind: auto``."""
-
-    kind: Literal["auto"] = "auto"
-    loss_budget: float = Field(
-        0.02, gt=0, lt=1, description="relative loss that may be paid for time"
-    )
-    links: str = Field("links.json", description="what `geo-ray probe` measured, if not emulated")
-    step_s: float | None = Field(
-        None, gt=0, description="seconds of a step; null: measured here on the task's own data"
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +44,14 @@ class Advice:
 
 
 def load_experiment(
-    path: Path,
-    overrides: Sequence[str],
-    *,
-    base_dir: Path | None = None,
-    allow_drift: bool = False,
+    path: Path, overrides: Sequence[str], where: Where | None = None
 ) -> tuple[Experiment, Advice | None]:
     """Read a configuration; complete it if its strategy is ``auto``.
 
     Args:
         path: a YAML file.
         overrides: as for ``--set``.
-        base_dir: where relative paths start; default: the file's directory.
-        allow_drift: as for `load_tree`.
+        where: as for `load_tree`.
 
     Returns:
         The experiment, and the advice if there was any to give.
@@ -79,27 +59,25 @@ def load_experiment(
     Raises:
         ConfigError: the file is wrong, or there are no measurements to go by.
     """
-    text = read_text(path)
-    tree = apply_overrides(parse_yaml(text, str(path)), overrides).value
-    strategy = tree.get("strategy") if isinstance(tree, dict) else None
-    if (
-        not (isinstance(tree, dict) and isinstance(strategy, dict))
-        or strategy.get("kind") != "auto"
-    ):
-        known = load_tree(path, overrides, Experiment, base_dir=base_dir, allow_drift=allow_drift)
-        return known, None
-    wanted = load_text(json.dumps(strategy), [], AutoConfig, f"{path}: strategy")
-    taken = [key for key in ("codec",) if tree.get(key)]
-    if taken:
+    text, where = read_text(path), where or Where(path.parent)
+    tree = apply_overrides(parse_yaml(text, str(path)), overrides)
+    keys = tree.value if isinstance(tree.value, dict) else {}
+    strategy = keys.get("strategy")
+    if not isinstance(strategy, dict) or strategy.get("kind") != "auto":
+        return load_text(text, overrides, Experiment, str(path), where=where), None
+    wanted = checked(tree, AutoConfig, str(path), "strategy")
+    if keys.get("codec"):
         raise ConfigError(
             f"{path}: strategy auto chooses the codec too, but `codec` is given",
             fix="Leave out `codec`, or name a strategy.",
         )
     plain = [*overrides, "strategy={kind: bsp}"]
-    situation = measure(load_tree(path, plain, Experiment), wanted, path.parent)
+    situation = measure(
+        load_text(text, plain, Experiment, str(path), where=where), wanted, path.parent
+    )
     choice = advise(situation)
     chosen = [f"{key}={json.dumps(value)}" for key, value in sections(choice).items() if value]
-    experiment = load_tree(path, [*overrides, *chosen], Experiment)
+    experiment = load_text(text, [*overrides, *chosen], Experiment, str(path), where=where)
     return experiment, Advice(choice, explain(choice, situation))
 
 

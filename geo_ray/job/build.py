@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -12,14 +14,15 @@ from geo_ray.strategies.base import AveragerState
 from geo_ray.tasks.base import Task
 from geo_ray.tasks.guard import checked_model
 from geo_ray.training.averager.averager import Averager
-from geo_ray.training.compute.flat import check_module, fragments_in, read_parameters, split_sizes
+from geo_ray.training.compute.flat import check_module, read_parameters, split_sizes
 from geo_ray.training.compute.local_steps import LocalSteps
 from geo_ray.training.compute.optimizers import lasting
 from geo_ray.training.compute.worker import Worker
 from geo_ray.training.exchange.averager_wire import AveragerWire
-from geo_ray.training.exchange.region_wire import RegionWire
 from geo_ray.training.exchange.wire_plan import WirePlan
 from geo_ray.training.server.plan import ServerPlan
+from geo_ray.training.server.region_model import ShardPort
+from geo_ray.training.server.server import Server
 from geo_ray.training.server.shard import Shard
 
 
@@ -34,8 +37,8 @@ def initial_parameters(task: Task, seed: int) -> Tensor:
     return read_parameters(module)
 
 
-def server_plan(experiment: Experiment, region: RegionConfig, epoch: int = 1) -> ServerPlan:
-    """What the lead of ``region`` is to do."""
+def _server_plan(experiment: Experiment, region: RegionConfig, epoch: int) -> ServerPlan:
+    """What the parameter server of ``region`` is to do."""
     train, traits = experiment.train, experiment.strategy.traits
     return ServerPlan(
         region=region.name,
@@ -64,17 +67,27 @@ def build_shard(
     experiment: Experiment, region: RegionConfig, index: int, params_P: Tensor
 ) -> Shard:
     """Shard ``index`` of ``region``, holding its own copy of its slice of ``params_P``."""
-    num_params = params_P.numel()
-    start, stop = piece = split_sizes(num_params, region.ps_shards)[index]
     train = experiment.train
     steps = train.steps * (region.workers if train.mode == "async" else 1)
-    return Shard(
-        params_P[start:stop].clone(),
+    return Shard.cut(
+        params_P,
+        split_sizes(params_P.numel(), region.ps_shards)[index],
         lasting(experiment.optimizer, steps),
         experiment.strategy,
         alone=len(experiment.regions) == 1,
-        fragments=fragments_in(num_params, experiment.strategy.traits.exchange.fragments, piece),
     )
+
+
+def build_server(
+    experiment: Experiment,
+    region: RegionConfig,
+    shards: Sequence[ShardPort],
+    num_params: int,
+    epoch: int = 1,
+) -> Server:
+    """The parameter server of ``region`` over its shards in order, wherever they live."""
+    plan = _server_plan(experiment, region, epoch)
+    return Server.over(shards, num_params, plan, wire_plan(experiment))
 
 
 def build_worker(
@@ -119,11 +132,6 @@ def wire_plan(experiment: Experiment) -> WirePlan:
         experiment.seed,
         traits.exchange.fragments,
     )
-
-
-def region_wire(experiment: Experiment, region: str, num_params: int) -> RegionWire:
-    """The end of ``region``."""
-    return RegionWire(wire_plan(experiment), region, num_params)
 
 
 def build_evals(experiment: Experiment, task: Task) -> EvalBoard:

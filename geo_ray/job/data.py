@@ -77,7 +77,9 @@ def check_manifest(experiment: Experiment, task: Task, manifest: Manifest) -> No
     if dict(manifest.columns) != dict(task.columns):
         raise SchemaMismatchError(
             f"the manifest has columns {dict(manifest.columns)}, task '{experiment.task.use}' "
-            f"wants {dict(task.columns)}"
+            f"wants {dict(task.columns)}",
+            fix="Use the task and the task.options that the data was written for, or write it anew "
+            "with `geo-ray data shard`.",
         )
     for config in experiment.regions:
         region = data_region(config, manifest)
@@ -85,7 +87,11 @@ def check_manifest(experiment: Experiment, task: Task, manifest: Manifest) -> No
             if region not in manifest.stores or not manifest.rows(region, split):
                 raise ShardEmptyError(
                     f"region '{region}' has no {split} rows in the manifest; "
-                    f"it has regions {list(manifest.stores)}"
+                    f"it has regions {list(manifest.stores)}",
+                    fix="Write the data anew, with --heldout above 0."
+                    if region in manifest.stores and split == "heldout"
+                    else "Name the regions as the manifest does, or write this one's data and "
+                    "add it with `geo-ray data merge`.",
                 )
 
 

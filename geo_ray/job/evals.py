@@ -119,7 +119,7 @@ def hits(target: Target | None, done: Evaluation, event: Event) -> bool:
         return False
     if target.metric not in done.metrics:
         raise ConfigError(
-            f"train.target.metric: the task's evaluation has no '{target.metric}'; "
-            f"it has {sorted(done.metrics)}"
+            f"train.target.metric: the task's evaluation has no '{target.metric}'",
+            fix=f"Set train.target.metric to {' or '.join(sorted(done.metrics))}.",
         )
     return target.stop and target.reached(event)

@@ -122,8 +122,9 @@ def section_of(experiment: Experiment) -> PlanConfig:
     unknown = [name for name in plan.regions if name not in experiment.region_names]
     if missing or unknown:
         raise ConfigError(
-            f"plan.regions: {', '.join(missing + unknown)}: "
-            + ("not there" if missing else "no region of the run")
+            f"plan.regions: they are not those of the run; {', '.join(missing + unknown)} is in "
+            "one only",
+            fix=f"Say there what could be rented in {', '.join(experiment.region_names)}.",
         )
     return plan
 
@@ -253,7 +254,10 @@ def _codecs(experiment: Experiment, plan: PlanConfig) -> list[str | None]:
         unknown = [codec for codec in plan.codecs if codec not in BITS_PER_PARAM]
         if unknown:
             known = ", ".join(str(codec) for codec in BITS_PER_PARAM)
-            raise ConfigError(f"plan.codecs: {unknown[0]} is not one of {known}")
+            raise ConfigError(
+                f"plan.codecs: it is not known how small {unknown[0]} makes an update",
+                fix=f"Choose among {known}.",
+            )
         return list(plan.codecs)
     up = experiment.codec.up
     present = up.kind if up is not None and up.kind in BITS_PER_PARAM else None

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 from geo_ray.codecs.registry import sections_of
 from geo_ray.config.experiment import Experiment
-from geo_ray.config.own import context
+from geo_ray.config.explain import explain
+from geo_ray.config.own import Where
 from geo_ray.errors import ProfileError
 from geo_ray.job.profile_points import WARM_UP
 from geo_ray.planning.profile import Profile
@@ -118,10 +119,10 @@ def experiment_of(
     except ValidationError as error:
         raise ProfileError(
             f"{corner.workers} workers with {corner.rows} rows cannot be measured: "
-            f"{error.errors()[0]['msg']}",
+            f"{'; '.join(explain(error, Experiment, {}))}",
             fix="Choose other --workers and --batch-sizes.",
         ) from None
 
 
 def _validated(tree: Mapping[str, Any], base_dir: Path) -> Experiment:
-    return Experiment.model_validate_json(json.dumps(tree), context=context(base_dir))
+    return Experiment.model_validate_json(json.dumps(tree), context=Where(base_dir))

@@ -82,7 +82,9 @@ def first_step_s(events: Sequence[Event]) -> float:
     """
     starts_s = [event.number("start_s") for event in events if event.kind == "step"]
     if not starts_s:
-        raise ProfileError("the short run has taken no step")
+        raise ProfileError(
+            "the short run has taken no step", fix="Give `geo-ray profile` more --steps."
+        )
     return min(starts_s)
 
 

@@ -79,7 +79,7 @@ def machines_of(experiment: Experiment, named: Sequence[str]) -> dict[str, str]:
         if not equals or not kind or region not in experiment.region_names:
             raise ConfigError(
                 f"--machine {word}: not REGION=TYPE with a region of the run",
-                fix=f"Regions are {', '.join(experiment.region_names)}.",
+                fix=f"Write REGION=TYPE; regions are {', '.join(experiment.region_names)}.",
             )
         found[region] = kind
     offers = {} if experiment.plan is None else experiment.plan.regions

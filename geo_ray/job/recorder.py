@@ -41,6 +41,8 @@ class Recorder:
     ) -> Event:
         """Note that a run, or its resumption, begins."""
         up, down = experiment.codec.up, experiment.codec.down
+        each = experiment.train.steps
+        alone = experiment.train.mode == "sync"  # else every worker's steps are the region's
         return self.emit(
             "run_started",
             t_s,
@@ -51,6 +53,7 @@ class Recorder:
             task=experiment.task.use,
             seed=experiment.seed,
             simulated=simulated,
+            steps={r.name: each * (1 if alone else r.workers) for r in experiment.regions},
             codec={"up": up.kind if up else None, "down": down.kind if down else None},
             **more,
         )

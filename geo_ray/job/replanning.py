@@ -131,7 +131,10 @@ def _of_the_rest(
     request = inputs.request
     plans = {region.region: region for region in present.regions}
     if set(plans) != {site.name for site in request.sites}:
-        raise PlanError(f"the run's plan is for regions {', '.join(plans)}, CONFIG has others")
+        raise PlanError(
+            f"the run's plan is for regions {', '.join(plans)}, CONFIG has others",
+            fix="Plan with the configuration of the run: its config.lock.yaml.",
+        )
     links = request.links
     if run_links.exists() and not inputs.emulates_links:
         links = links.with_records(load_links(run_links).links)

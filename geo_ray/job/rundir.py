@@ -8,6 +8,7 @@ from pathlib import Path
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import diff, digest, dump_yaml, load_tree
+from geo_ray.config.own import Where
 from geo_ray.errors import ConfigDriftError, RunDirectoryError
 from geo_ray.job.follow_plan import changes_of, check_model
 from geo_ray.planning.plan import Plan, load_plan
@@ -78,7 +79,10 @@ def create(
             break
         except FileExistsError as error:
             if not path.is_dir():
-                raise RunDirectoryError(f"{path} is in the way: {error.strerror}") from error
+                raise RunDirectoryError(
+                    f"{path} is in the way: {error.strerror}",
+                    fix="Move it away, or choose another `name` or `run.dir`.",
+                ) from error
             number += 1
         except OSError as error:
             raise RunDirectoryError(f"cannot make {path}: {error.strerror}") from error
@@ -110,10 +114,10 @@ def follow(run: RunDirectory, experiment: Experiment, plan: Plan) -> Experiment:
     steps = experiment.train.steps * max(1, experiment.worker_steps)
     own = plan.model_copy(update={"base_steps": steps, "steps": steps, "lr_gain": 1.0})
     changed = load_tree(
-        run.path / CONFIG_FILE, changes_of(own, experiment), Experiment, base_dir=run.base_dir
+        run.path / CONFIG_FILE, changes_of(own, experiment), Experiment, where=Where(run.base_dir)
     )
     check_model(plan, changed, run.base_dir)
-    _write(run.path / CONFIG_FILE, dump_yaml(changed))
+    adopt(run, changed)
     _write(run.path / FOLLOWED_FILE, plan.model_dump_json(indent=2) + "\n")
     return changed
 
@@ -152,9 +156,18 @@ def reopen(path: Path, *, allow_drift: bool = False) -> tuple[RunDirectory, Expe
             f"{path} is no run directory: {PLAN_FILE} cannot be read ({error})",
             fix="Name a directory that `geo-ray train` made, such as runs/quickstart.",
         ) from error
-    file = path / CONFIG_FILE
-    experiment = load_tree(file, [], Experiment, base_dir=base_dir, allow_drift=allow_drift)
+    where = Where(base_dir, allow_drift)
+    experiment = load_tree(path / CONFIG_FILE, [], Experiment, where=where)
     return RunDirectory(path, base_dir), experiment
+
+
+def adopt(run: RunDirectory, experiment: Experiment) -> None:
+    """Let a run go by another configuration, in this resumption and in those that follow.
+
+    Raises:
+        RunDirectoryError: the directory cannot be written.
+    """
+    _write(run.path / CONFIG_FILE, dump_yaml(experiment))
 
 
 def check_drift(saved: Experiment, wanted: Experiment, *, allow: bool) -> None:

@@ -146,7 +146,9 @@ class Lab:
         if self._plan is None:
             raise LabError("the lab is not up", fix="Use `with Lab(...)`.")
         if region not in self.regions:
-            raise ConfigError(f"the lab has no region '{region}', but {', '.join(self.regions)}")
+            raise ConfigError(
+                f"the lab has no region '{region}'", fix=f"Name one of {', '.join(self.regions)}."
+            )
         return self._plan.stations[self.regions.index(region)].namespace
 
     def argv_in(self, region: str, argv: Sequence[str]) -> list[str]:
@@ -189,7 +191,10 @@ class Lab:
         try:
             checked = LinkConfig.model_validate(changes).model_dump(exclude_unset=True)
         except ValidationError as error:
-            raise ConfigError("; ".join(explain(error, LinkConfig, {}))) from error
+            raise ConfigError(
+                "; ".join(explain(error, LinkConfig, {})),
+                fix="Correct what the message names; docs/lab.md lists the keys of a link.",
+            ) from error
         self._client.ask("set", src=src, dst=dst, changes=checked)
 
     def cap(

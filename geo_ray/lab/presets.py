@@ -12,6 +12,7 @@ from geo_ray.lab.topology import Topology
 
 PRESETS: Final = Path(__file__).with_name("presets")
 _SUFFIXES: Final = (".yaml", ".yml")
+_ADVICE = "Correct what the message names; docs/lab.md lists the keys of a lab."
 
 
 def preset_names() -> list[str]:
@@ -30,11 +31,11 @@ def load_topology(source: str | Path, overrides: Sequence[str] = ()) -> Topology
         ConfigError: no such preset or file, or its content is wrong.
     """
     if str(source) in preset_names():
-        return load_tree(PRESETS / f"{source}.yaml", overrides, Topology)
+        return load_tree(PRESETS / f"{source}.yaml", overrides, Topology, _ADVICE)
     path = Path(source)
     if path.suffix not in _SUFFIXES:
         raise ConfigError(
             f"there is no preset '{source}'",
-            fix=f"Presets: {', '.join(preset_names())}. Or name a YAML file.",
+            fix=f"Name one of {', '.join(preset_names())}, or a YAML file.",
         )
-    return load_tree(path, overrides, Topology)
+    return load_tree(path, overrides, Topology, _ADVICE)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import re
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from geo_ray.config.base import StrictModel
+from geo_ray.config.region import Name, no_such_region
 
 CongestionControl = Literal["cubic", "bbr", "reno"]
-_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")  # of a region: a label's value
 _MAX_REGIONS = 64
 
 Mbps = Annotated[float, Field(gt=0, le=100_000)]
@@ -32,9 +31,9 @@ class PointsTrace(StrictModel):
     def _check_times(self) -> PointsTrace:
         times_s = [time_s for time_s, _ in self.points]
         if times_s[0] != 0 or any(a >= b for a, b in itertools.pairwise(times_s)):
-            raise ValueError("the points' times must begin at 0 and ascend")
+            raise ValueError("points: their times must begin at 0 and ascend")
         if self.repeat_s is not None and self.repeat_s <= times_s[-1]:
-            raise ValueError("repeat_s must lie behind the last point")
+            raise ValueError("repeat_s: it must lie behind the last point")
         return self
 
 
@@ -49,7 +48,7 @@ class UniformTrace(StrictModel):
     @model_validator(mode="after")
     def _check_range(self) -> UniformTrace:
         if self.low_mbps > self.high_mbps:
-            raise ValueError("low_mbps is above high_mbps")
+            raise ValueError("low_mbps: it is above high_mbps")
         return self
 
 
@@ -69,7 +68,7 @@ class CapConfig(StrictModel):
 class LabRegionConfig(StrictModel):
     """One region: a network namespace with one address."""
 
-    name: str = Field(description="Letters, digits, '-', '_', '.'; also the Ray label's value.")
+    name: Name = Field(description="Also the value of the Ray label.")
     up: CapConfig | None = Field(
         None, description="Its own line towards the others; null takes the topology's."
     )
@@ -79,12 +78,6 @@ class LabRegionConfig(StrictModel):
     congestion_control: CongestionControl | None = Field(
         None, description="Of its TCP; null takes the topology's."
     )
-
-    @model_validator(mode="after")
-    def _check_name(self) -> LabRegionConfig:
-        if not _NAME.fullmatch(self.name):
-            raise ValueError(f"'{self.name}' cannot be a region's name")
-        return self
 
 
 class LinkConfig(StrictModel):
@@ -148,16 +141,18 @@ class Topology(StrictModel):
     @model_validator(mode="after")
     def _check_names(self) -> Topology:
         names = self.region_names
-        if len(set(names)) != len(names):
-            raise ValueError("two regions have the same name")
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"regions: {', '.join(twice)} is there more than once")
         pairs = [(link.src, link.dst) for link in self.links]
-        if len(set(pairs)) != len(pairs):
-            raise ValueError("a pair has two entries in `links`")
-        for src, dst in pairs:
-            if src not in names or dst not in names:
-                raise ValueError(f"`links` names {src} -> {dst}, but the regions are {names}")
+        for i, (src, dst) in enumerate(pairs):
+            for end, name in (("src", src), ("dst", dst)):
+                if name not in names:
+                    raise ValueError(no_such_region(f"links.{i}.{end}", name, names))
             if src == dst:
-                raise ValueError(f"`links` joins '{src}' with itself")
+                raise ValueError(f"links.{i}.dst: a link leads to another region")
+            if (src, dst) in pairs[:i]:
+                raise ValueError(f"links.{i}: {src} to {dst} is given more than once")
         return self
 
     @property

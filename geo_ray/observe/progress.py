@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
@@ -20,6 +21,9 @@ from geo_ray.observe.text import coarse_text, metrics_text, number_text
 
 REDRAWS_PER_S = 4.0
 PLAIN_LINE_EVERY_S = 2.0
+PLAIN_WAIT_EVERY_S = 5.0
+_LONG_S = 3.0  # a phase of the start-up that takes longer shows its time
+_NAMED = 3  # of those that are awaited
 _HEADINGS = ("region", "step", "loss", "samples/s", "Mb/s out", "in", "stale", "wait", "state")
 _TOLD = (
     "worker_lost",
@@ -29,6 +33,33 @@ _TOLD = (
     "checkpoint",
     "checkpoint_failed",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """What a phase of the start-up waits for.
+
+    Attributes:
+        phase: what it does.
+        since_s: when it began, on the display's clock.
+        done: how many are ready.
+        total: how many there are.
+        names: of those that are not ready.
+    """
+
+    phase: str
+    since_s: float
+    done: int
+    total: int
+    names: tuple[str, ...]
+
+    def text(self, now_s: float) -> str:
+        """Give ``starting workers: 3 of 10 ready, awaiting eu/1, us/0 (12 s)``."""
+        named = ", ".join(self.names[:_NAMED])
+        if len(self.names) > _NAMED:
+            named += f" and {len(self.names) - _NAMED} more"
+        took = coarse_text(now_s - self.since_s)
+        return f"{self.phase}: {self.done} of {self.total} ready, awaiting {named} ({took})"
 
 
 class Progress:
@@ -59,9 +90,10 @@ class Progress:
         self._lock = threading.RLock()
         self._run = RunNow(tuple(regions))
         self._status = ""
+        self._wait: _Wait | None = None
         self._started = False
         self._begun_at_s = self._fed_at_s = self._clock.now_s()
-        self._printed_at_s = self._begun_at_s
+        self._printed_at_s = self._status_at_s = self._begun_at_s
         self._printed_line = ""
         self._unprinted: list[str] = []
         self._spinner = Spinner("dots")
@@ -92,9 +124,31 @@ class Progress:
         with self._lock:
             if text == self._status:
                 return
-            self._status = text
+            self._status, self._wait = text, None
+            self._status_at_s = self._clock.now_s()
             if self._plain and text:
+                self._printed_at_s = self._status_at_s
                 self._say(escape(text))
+        self._print()
+
+    def awaiting(self, phase: str, done: int, total: int, names: Sequence[str]) -> None:
+        """Show what a phase of the start-up waits for; to be called again and again meanwhile.
+
+        Args:
+            phase: what it does, such as ``starting workers``.
+            done: how many are ready; with the last one the phase is over.
+            total: how many there are.
+            names: of those that are not ready.
+        """
+        with self._lock:
+            now_s = self._clock.now_s()
+            before = self._wait
+            since_s = before.since_s if before is not None and before.phase == phase else now_s
+            wait = _Wait(phase, since_s, done, total, tuple(names))
+            self._wait = wait if done < total else None
+            if self._wait and self._plain and now_s - self._printed_at_s >= PLAIN_WAIT_EVERY_S:
+                self._printed_at_s = now_s
+                self._say(escape(wait.text(now_s)))
         self._print()
 
     def feed(self, event: Event) -> None:
@@ -107,7 +161,7 @@ class Progress:
                 self._started, self._begun_at_s = True, now_s
                 self._printed_at_s = now_s
                 self._first_steps.clear()
-                self._status = ""
+                self._status, self._wait = "", None
             elif event.kind == "step":
                 self._first_steps.setdefault(event["region"], event["step"] - 1)
             if event.kind in _TOLD:
@@ -135,8 +189,9 @@ class Progress:
             parts: list[RenderableType] = []
             if self._started:
                 parts += [self._table(), Text(self._overall())]
-            if self._status:
-                self._spinner.update(text=Text(self._status))
+            phase = self._phase()
+            if phase:
+                self._spinner.update(text=Text(phase))
                 parts.append(self._spinner)
             return Group(*parts)
 
@@ -148,6 +203,15 @@ class Progress:
                 for name, region in self._run.regions.items()
             ]
             return " | ".join([self._overall(), *regions])
+
+    def _phase(self) -> str:
+        now_s = self._clock.now_s()
+        if self._wait is not None:
+            return self._wait.text(now_s)
+        took_s = now_s - self._status_at_s
+        if self._status and took_s >= _LONG_S:
+            return f"{self._status} ({coarse_text(took_s)})"
+        return self._status
 
     def _table(self) -> Table:
         gap = 1 if self._console.width < 90 else 2

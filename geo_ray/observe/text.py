@@ -18,6 +18,14 @@ def number_text(value: float | None) -> str:
     return f"{value:.4g}"
 
 
+def count_text(count: float) -> str:
+    """Give a large whole number in few letters: ``250``, ``1,500``, ``25 k``, ``1.5 M``."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(count) >= 10 * size or (unit != "k" and abs(count) >= size):
+            return f"{count / size:,.4g} {unit}"
+    return number_text(count)
+
+
 def bytes_text(count: float) -> str:
     """Give bytes in decimal units: ``812 B``, ``4.1 MB``, ``1.3 GB``."""
     units = ["TB", "GB", "MB", "kB"]
@@ -53,7 +61,7 @@ def metrics_text(metrics: Mapping[str, float | None]) -> str:
 
 def coarse_text(seconds: float) -> str:
     """Give seconds for a display that ticks: ``0 s``, ``42 s``, ``3:07``."""
-    return f"{seconds:.0f} s" if seconds < 59.5 else duration_text(seconds)
+    return f"{seconds:.0f} s" if seconds < 59.5 else duration_text(round(seconds))
 
 
 def codec_text(codec: Mapping[str, str]) -> str:

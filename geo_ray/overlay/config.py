@@ -9,7 +9,7 @@ from pydantic import Field
 
 from geo_ray.codecs.config import CodecConfig
 from geo_ray.config.base import StrictModel
-from geo_ray.strategies.base import Strategy
+from geo_ray.strategies.protocol import Strategy
 
 
 class TransferOptions(StrictModel):
@@ -168,6 +168,6 @@ def _check_regions(config: PeerOverlay, regions: Sequence[str]) -> None:
         named = sorted(name for group in config.groups for name in group)
         if named != sorted(regions):
             raise ValueError(
-                f"overlay.groups must name every region once: has {named}, regions are "
-                f"{sorted(regions)}"
+                f"overlay.groups: they must name every region once; they have {', '.join(named)}, "
+                f"regions are {', '.join(sorted(regions))}"
             )

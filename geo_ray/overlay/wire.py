@@ -1,12 +1,9 @@
-"""Words and parts as messages; whatever arrives is checked before it is used."""
+"""What goes over an overlay as messages; whatever arrives is checked before it is used."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from math import isfinite
-from typing import Final, TypeVar
+from typing import Any, Final
 
-from geo_ray.errors import FrameError
 from geo_ray.overlay.messages import (
     Commit,
     Fetch,
@@ -22,31 +19,83 @@ from geo_ray.overlay.messages import (
     Word,
 )
 from geo_ray.overlay.plan import PROBE, RESULT, SUM, SendOrder
-from geo_ray.transport.wire.frames import view_of
-from geo_ray.transport.wire.message import CONTROL, DATA, Message, natural, text
-from geo_ray.transport.wire.meta import Meta, Scalar
+from geo_ray.transport.wire.fields import amount, below, count, wrong
+from geo_ray.transport.wire.frames import Buffer, view_of
+from geo_ray.transport.wire.message import CONTROL, DATA, Message
+from geo_ray.transport.wire.meta import Meta
+from geo_ray.transport.wire.record import Counts, Field, Known, OneOf, Only, Record, Rows
 
 WORD: Final = "overlay"
 PART: Final = "overlay_part"
 
 _ABOUT: Final = "a."  # begins the names of what a caller added
 _MAX_MASK: Final = 2**62
-T = TypeVar("T")
+
+
+class _About:
+    """The codec of what a caller adds: a header of its own, under names with a prefix."""
+
+    names: tuple[str, ...] = ()
+
+    def write(self, value: Meta) -> Meta:
+        """See `Codec`."""
+        return {_ABOUT + name: item for name, item in value.items()}
+
+    def read(self, meta: Meta, payload: Buffer | None = None, **known: Any) -> Meta:
+        """See `Codec`."""
+        return {n.removeprefix(_ABOUT): v for n, v in meta.items() if n.startswith(_ABOUT)}
+
+
+def _make_order(src: int, dst: int, phase: int, first: int, stop: int, need: int) -> SendOrder:
+    if first >= stop:
+        raise wrong("first", first, f"below 'stop' ({stop})")
+    return SendOrder(src, dst, phase, first, stop, need)
+
+
+def _order_of(src: str) -> Record[SendOrder]:
+    phase, need = Field("phase", below(PROBE + 1)), Field("need", below(_MAX_MASK))
+    return Record(_make_order, Known("src", src), _to("dst"), phase, "first stop", need)
+
+
+def _to(name: str) -> Field:
+    return Field(name, count, limit="num_regions")
+
+
+_ABOUT_IT: Final = Field("about", _About())
+_BUSY: Final = Field("busy_s", amount)
+_PART: Final = Record(
+    SegmentPart,
+    "rnd attempt",
+    Field("phase", below(RESULT + 1)),
+    "index",
+    Field("mask", below(_MAX_MASK)),
+    Field("weight", amount),
+    "wants_ack=ack acked",
+    Known("data"),
+)
+_ONE: Final = Field("send", Only(_order_of("sender")))
+_ALL: Final = Field("sends", Rows(_order_of("me")))
+_WORDS: Final = OneOf[Word](
+    "word",
+    {
+        "Ready": Record(Ready, "rnd", _ABOUT_IT),
+        "Orders": Record(Orders, "rnd attempt", _ALL),
+        "Ack": Record(SegmentAck, "count"),
+        "Sent": Record(Sent, "rnd attempt", _ONE, "size_bytes=bytes", _BUSY, "starved"),
+        "Whole": Record(Whole, "rnd"),
+        "Stuck": Record(Stuck, "rnd", _to("dst")),
+        "Starved": Record(Starved, "rnd"),
+        "Fetch": Record(Fetch, "rnd", _to("source")),
+        "Want": Record(Want, "rnd", Field("ranges", Rows(Counts("first", "stop")))),
+        "Commit": Record(Commit, "rnd", _ABOUT_IT, "attempt"),
+    },
+)
 
 
 def part_message(part: SegmentPart) -> Message:
     """A part on its way; its bytes are not copied."""
-    meta: Meta = {
-        "rnd": part.rnd,
-        "attempt": part.attempt,
-        "phase": part.phase,
-        "index": part.index,
-        "mask": part.mask,
-        "weight": part.weight,
-        "ack": part.wants_ack,
-        "acked": part.acked,
-    }
-    return Message(PART, meta, part.data, "update" if part.phase == SUM else "reply", DATA)
+    traffic = "update" if part.phase == SUM else "reply"
+    return Message(PART, _PART.write(part), part.data, traffic, DATA)
 
 
 def read_part(message: Message) -> SegmentPart:
@@ -55,43 +104,12 @@ def read_part(message: Message) -> SegmentPart:
     Raises:
         FrameError: a field is missing, or of the wrong type or range.
     """
-    meta = message.meta
-    return SegmentPart(
-        rnd=natural(meta, "rnd"),
-        attempt=natural(meta, "attempt"),
-        phase=_below(meta, "phase", RESULT + 1),
-        index=natural(meta, "index"),
-        mask=_below(meta, "mask", _MAX_MASK),
-        weight=_number(meta, "weight"),
-        wants_ack=meta.get("ack") is True,
-        data=view_of(message.payload),
-        acked=natural(meta, "acked"),
-    )
+    return _PART.read(message.meta, data=view_of(message.payload))
 
 
 def word_message(word: Word) -> Message:
     """A word on its way."""
-    meta: Meta = {"word": type(word).__name__}
-    if isinstance(word, SegmentAck):
-        meta["count"] = word.count
-        return Message(WORD, meta, b"", "control", CONTROL)
-    meta["rnd"] = word.rnd
-    if isinstance(word, Ready | Commit):
-        meta |= {_ABOUT + name: value for name, value in word.about.items()}
-    if isinstance(word, Orders | Sent | Commit):
-        meta["attempt"] = word.attempt
-    if isinstance(word, Orders):
-        meta |= _put_sends(word.sends)
-    elif isinstance(word, Sent):
-        meta |= _put_sends((word.send,))
-        meta |= {"bytes": word.size_bytes, "busy_s": word.busy_s, "starved": word.starved}
-    elif isinstance(word, Stuck):
-        meta["dst"] = word.dst
-    elif isinstance(word, Fetch):
-        meta["source"] = word.source
-    elif isinstance(word, Want):
-        meta |= {"first": [a for a, _ in word.ranges], "stop": [b for _, b in word.ranges]}
-    return Message(WORD, meta, b"", "control", CONTROL)
+    return Message(WORD, _WORDS.write(word), b"", "control", CONTROL)
 
 
 def read_word(message: Message, sender: int, me: int, num_regions: int) -> Word:
@@ -106,86 +124,4 @@ def read_word(message: Message, sender: int, me: int, num_regions: int) -> Word:
     Raises:
         FrameError: a field is missing, or of the wrong type or range.
     """
-    meta = message.meta
-    name = text(meta, "word")
-    if name == "Ack":
-        return SegmentAck(natural(meta, "count"))
-    rnd = natural(meta, "rnd")
-    plain: dict[str, Callable[[], Word]] = {
-        "Ready": lambda: Ready(rnd, _about(meta)),
-        "Commit": lambda: Commit(rnd, natural(meta, "attempt"), _about(meta)),
-        "Orders": lambda: Orders(rnd, natural(meta, "attempt"), _sends(meta, me, num_regions)),
-        "Sent": lambda: _sent(meta, rnd, sender, num_regions),
-        "Whole": lambda: Whole(rnd),
-        "Stuck": lambda: Stuck(rnd, _below(meta, "dst", num_regions)),
-        "Starved": lambda: Starved(rnd),
-        "Fetch": lambda: Fetch(rnd, _below(meta, "source", num_regions)),
-        "Want": lambda: Want(rnd, tuple(zip(*_lists(meta, "first", "stop"), strict=True))),
-    }
-    if name not in plain:
-        raise FrameError(f"a bridge says {name!r:.40}, which nobody knows")
-    return plain[name]()
-
-
-def _put_sends(sends: tuple[SendOrder, ...]) -> Meta:
-    return {
-        "dst": [send.dst for send in sends],
-        "phase": [send.phase for send in sends],
-        "first": [send.first for send in sends],
-        "stop": [send.stop for send in sends],
-        "need": [send.need for send in sends],
-    }
-
-
-def _sends(meta: Meta, src: int, num_regions: int) -> tuple[SendOrder, ...]:
-    rows = zip(*_lists(meta, "dst", "phase", "first", "stop", "need"), strict=True)
-    sends = tuple(SendOrder(src, *row) for row in rows)
-    for send in sends:
-        fits = send.dst < num_regions and send.phase <= PROBE and send.first < send.stop
-        if not fits or send.need >= _MAX_MASK:
-            raise FrameError(f"an order makes no sense: {send}")
-    return sends
-
-
-def _sent(meta: Meta, rnd: int, src: int, num_regions: int) -> Sent:
-    sends = _sends(meta, src, num_regions)
-    if len(sends) != 1:
-        raise FrameError(f"a transfer of {len(sends)} orders")
-    attempt, size_bytes = natural(meta, "attempt"), natural(meta, "bytes")
-    busy_s, starved = _number(meta, "busy_s"), meta.get("starved") is True
-    return Sent(rnd, attempt, sends[0], size_bytes, busy_s, starved)
-
-
-def _about(meta: Meta) -> Meta:
-    return {
-        name.removeprefix(_ABOUT): value for name, value in meta.items() if name.startswith(_ABOUT)
-    }
-
-
-def _below(meta: Meta, name: str, limit: int) -> int:
-    value = natural(meta, name)
-    if value >= limit:
-        raise FrameError(f"a frame's {name!r} is {value}, which is not below {limit}")
-    return value
-
-
-def _number(meta: Meta, name: str) -> float:
-    value: Scalar | list[Scalar] = meta.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise FrameError(f"a frame's {name!r} is {value!r:.100} instead of a number")
-    if not isfinite(value) or value < 0:
-        raise FrameError(f"a frame's {name!r} is {value}")
-    return float(value)
-
-
-def _lists(meta: Meta, *names: str) -> list[list[int]]:
-    """Lists of natural numbers, all of one length."""
-    lists = []
-    for name in names:
-        values = meta.get(name)
-        if not isinstance(values, list):
-            raise FrameError(f"a frame's {name!r} is no list")
-        lists.append([natural({name: value}, name) for value in values])
-    if len({len(values) for values in lists}) > 1:
-        raise FrameError(f"lists {names} of unequal lengths")
-    return lists
+    return _WORDS.read(message.meta, sender=sender, me=me, num_regions=num_regions)

@@ -84,7 +84,10 @@ def advise(situation: Situation) -> Choice:
         LinkUnknownError: a link was not measured.
     """
     if len(situation.step_s) < 2:
-        raise ConfigError("strategy auto: with one region there is nothing to synchronise")
+        raise ConfigError(
+            "strategy auto: with one region there is nothing to synchronise",
+            fix="Set `strategy: {kind: bsp}`.",
+        )
     found = list(candidates(situation))
     affordable = [c for c in found if c.loss <= situation.loss_budget] or [
         min(found, key=lambda c: c.loss)

@@ -92,7 +92,9 @@ class PlanConfig(StrictModel):
             types = [machine.type for machine in region.machines]
             twice = sorted({t for t in types if types.count(t) > 1})
             if twice:
-                raise ValueError(f"{name}: {', '.join(twice)} is there more than once")
+                raise ValueError(
+                    f'regions."{name}".machines: {", ".join(twice)} is there more than once'
+                )
             if region.disk is not None and not region.disk_gb:
-                raise ValueError(f"{name}: a disk of 0 GB")
+                raise ValueError(f'regions."{name}".disk_gb: a disk has more than 0 GB')
         return self

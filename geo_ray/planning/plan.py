@@ -107,4 +107,6 @@ def load_plan(path: Path) -> Plan:
     Raises:
         PlanError: there is none, or it is not valid.
     """
-    return load_json(path, Plan, "plan", partial(PlanError, fix="Make one with `geo-ray plan`."))
+    return load_json(
+        path, Plan, "plan", partial(PlanError, fix="Make one with `geo-ray plan --out`.")
+    )

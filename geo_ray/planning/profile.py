@@ -123,4 +123,7 @@ def save_profile(profile: Profile, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, (profile.model_dump_json(indent=2) + "\n").encode())
     except OSError as error:
-        raise RunDirectoryError(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise RunDirectoryError(
+            f"{path}: cannot be written: {error.strerror or error}",
+            fix="Free space, or name another file with --out.",
+        ) from error

@@ -12,7 +12,7 @@ from torch import Tensor
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.region import RegionConfig
 from geo_ray.data.manifest import Manifest
-from geo_ray.job.build import build_shard, build_worker, region_wire, server_plan
+from geo_ray.job.build import build_server, build_shard, build_worker
 from geo_ray.job.data import open_readers
 from geo_ray.sim.gradients import Gradients
 from geo_ray.sim.scheduler import Scheduler
@@ -23,8 +23,6 @@ from geo_ray.training.compute.flat import split_sizes
 from geo_ray.training.compute.local_steps import LocalSteps
 from geo_ray.training.compute.worker import StepResult, Worker
 from geo_ray.training.server.effects import Assignment, Effect, SendUpdate, Snapshot, StepDone
-from geo_ray.training.server.region_model import RegionModel
-from geo_ray.training.server.server import Server
 from geo_ray.types import Span, StepReport
 
 ShardState = tuple[dict[str, Tensor], dict[str, float]]
@@ -39,7 +37,7 @@ class RegionHooks:
         send: an update is on its way to the averager.
         step: a step was applied; with when its computation began.
         evaluated: a worker's statistics: step, sums, rows, whether they are the last.
-        saved: the parts of a checkpoint: of the lead, and of each shard.
+        saved: the parts of a checkpoint: of the server, and of each shard.
     """
 
     send: Callable[[str, SendUpdate], None]
@@ -91,12 +89,7 @@ class SimRegion:
             build_shard(experiment, region, i, params_P) for i in range(region.ps_shards)
         ]
         self._slices = split_sizes(params_P.numel(), region.ps_shards)
-        num_params = params_P.numel()
-        self.server = Server(
-            server_plan(experiment, region),
-            RegionModel(self._shards, num_params, experiment.strategy.traits.exchange.fragments),
-            wire=region_wire(experiment, region.name, num_params),
-        )
+        self.server = build_server(experiment, region, self._shards, params_P.numel())
         self._train, self._heldout = open_readers(experiment, manifest, region.name)
         self._workers = [
             build_worker(
@@ -126,20 +119,20 @@ class SimRegion:
         for rank in range(len(self._workers)):
             self._carry_out(self.server.join(rank))
 
-    def restore(self, lead: Snapshot, shards: list[ShardState]) -> None:
+    def restore(self, saved: Snapshot, shards: list[ShardState]) -> None:
         """Become, before the start, what was saved."""
-        self.server.restore(lead.control, lead.tensors)
+        self.server.restore(saved.control, saved.tensors)
         for shard, state in zip(self._shards, shards, strict=True):
             shard.restore(*state)
 
     def on_reply(self, reply: Reply, took_s: float) -> None:
         """An answer of the averager has arrived, ``took_s`` after the request."""
-        self._carry_out(self.server.on_reply(reply, took_s))
+        self._carry_out(self.server.on_reply(self.server.wire.decode(reply), took_s))
 
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Assignment):
-                self._answer(effect)
+                self._assign(effect)
             elif isinstance(effect, SendUpdate):
                 self._hooks.send(self.name, effect)
             elif isinstance(effect, StepDone):
@@ -148,7 +141,7 @@ class SimRegion:
                 parts = [shard.take_snapshot(effect.id) for shard in self._shards]
                 self._hooks.saved(self.name, effect, parts)
 
-    def _answer(self, answer: Assignment) -> None:
+    def _assign(self, answer: Assignment) -> None:
         params_P = self.params_P  # as of now, whatever happens until it arrives
         eval_params_P = params_P
         if answer.eval_params:

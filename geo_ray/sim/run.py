@@ -13,6 +13,7 @@ from geo_ray.job.recorder import Recorder, Sink
 from geo_ray.job.rundir import RunDirectory, followed_plan
 from geo_ray.observe.events.log import EVENTS_FILE, EventLog
 from geo_ray.observe.metrics.summary import Summary, Summing, save_summary
+from geo_ray.observe.report.ending import failure_noted
 from geo_ray.sim.world import World
 from geo_ray.tasks.load import load_task
 from geo_ray.training.compute.flat import digest
@@ -41,7 +42,7 @@ def simulate(
     task = load_task(experiment.task, run.base_dir)
     manifest, _ = prepare_manifest(experiment, task, run.base_dir, run.data)
     summing = Summing(experiment.train.target)
-    with EventLog(run.path / EVENTS_FILE) as log:
+    with failure_noted(run.path), EventLog(run.path / EVENTS_FILE) as log:
         recorder = Recorder(log, [*sinks, summing.feed])
         world = World(experiment, task, manifest, recorder.emit)
         recorder.started(experiment, run.path.name, 0.0, simulated=True)

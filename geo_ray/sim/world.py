@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from torch import Tensor
 
+from geo_ray.codecs.dgt import differential
 from geo_ray.config.experiment import Experiment
 from geo_ray.data.manifest import Manifest
 from geo_ray.errors import InvariantError, NonFiniteError
@@ -98,11 +98,10 @@ class World:
         self.averager = build_averager(experiment, params_P.numel())
         self._hub = experiment.averager_region
         self._lossy: SimLossy | None = None
-        up = experiment.codec.up
-        differential = None if up is None else up.traits.differential
-        if differential is not None:
+        codec = differential(experiment.codec.up)
+        if codec is not None:
             self._lossy = SimLossy(
-                differential,
+                codec,
                 self._num_params,
                 self._network,
                 self._scheduler,
@@ -243,41 +242,19 @@ class World:
         self._scheduler.at(arrival_s, lambda: self._on_reply(reply))
 
     def _on_reply(self, reply: Reply) -> None:
-        began_s, send = self._open.pop(reply.to)
+        (began_s, send), now_s = self._open.pop(reply.to), self._scheduler.now_s
         if reply.dropped:
-            dropped = {"region": reply.to, "seq": reply.seq, "bytes_out": 0}
-            self._emit("update_dropped", self._scheduler.now_s, **dropped)
-            self.regions[reply.to].on_reply(reply, self._scheduler.now_s - began_s)
-            return
-        self._emit(
-            "exchange",
-            self._scheduler.now_s,
-            region=reply.to,
-            seq=reply.seq,
-            start_s=began_s,
-            bytes_out=send.update.size_bytes,
-            bytes_in=reply.size_bytes,
-            bytes_before=4 * self._num_params,
-            blocking=send.blocking,
-            held_s=reply.held_s,
-            staleness=max(0, reply.version - send.update.base_version - 1),
-            round=reply.version,
-        )
-        self.regions[reply.to].on_reply(reply, self._scheduler.now_s - began_s)
+            self._emit("update_dropped", now_s, region=reply.to, seq=reply.seq, bytes_out=0)
+        else:
+            event = send.event(send.update, reply, began_s, 4 * self._num_params)
+            self._emit("exchange", now_s, region=reply.to, **event)
+        self.regions[reply.to].on_reply(reply, now_s - began_s)
 
     def _on_step(self, name: str, done: StepDone, began_s: float) -> None:
         now_s = self._scheduler.now_s
-        fields: dict[str, Any] = {
-            "region": name,
-            "step": done.step,
-            "samples": done.samples,
-            "loss": done.loss,
-            "compute_s": done.compute_s,
-            "wait_s": max(0.0, now_s - self._applied_s.get(name, 0.0) - done.compute_s),
-            "start_s": began_s,
-        }
+        event = done.event(began_s, self._applied_s.get(name, 0.0), now_s)
         self._applied_s[name] = now_s
-        self._emit("step", now_s, **fields)
+        self._emit("step", now_s, region=name, **event)
         for cause in done.refused:
             self._emit("step_refused", now_s, region=name, step=done.step, cause=cause)
         if done.noise is not None:
@@ -285,7 +262,9 @@ class World:
         if self.regions[name].server.exhausted:
             raise NonFiniteError(
                 f"region '{name}' refused {self._experiment.train.max_refused_steps} steps in a "
-                "row: no finite loss and gradient"
+                "row: no finite loss and gradient",
+                fix="Simulate with a lower `optimizer.lr`, or clip gradients: "
+                "`--set train.clip_norm=1.0`.",
             )
 
     def _on_evaluated(self, name: str, step: int, stats: Stats, rows: int, final: bool) -> None:

@@ -60,9 +60,8 @@ class DiLoCoStreaming(StrictModel):
     def _fits(self) -> Self:
         if self.tau >= self.interval / self.fragments:
             raise ValueError(
-                f"tau {self.tau} must be below interval / fragments = "
-                f"{self.interval / self.fragments:g}: the answer about a fragment must be merged "
-                "before the next is sent"
+                f"tau: it must be below interval / fragments = {self.interval / self.fragments:g}, "
+                "since the answer about a fragment must be merged before the next is sent"
             )
         return self
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from geo_ray.strategies.base import Strategy
+from geo_ray.strategies.protocol import Strategy
 
 
 def check_shards(strategy: Strategy, shards: Mapping[str, int]) -> None:
@@ -20,6 +20,6 @@ def check_shards(strategy: Strategy, shards: Mapping[str, int]) -> None:
     cut = [region for region, count in shards.items() if count > 1]
     if strategy.traits.region.whole_model and cut:
         raise ValueError(
-            f"strategy '{strategy.kind}' needs a model in one piece: set ps_shards 1 in regions "
-            f"{cut}"
+            f"regions: strategy '{strategy.kind}' needs a model in one piece: set ps_shards: 1 in "
+            f"{', '.join(cut)}"
         )

@@ -1,4 +1,4 @@
-"""What a strategy says of itself, in one record that it must give: `Strategy.traits`.
+"""What a strategy says of itself, in one record that it must give, `Strategy.traits`.
 
 Everything that depends on which strategy a run has reads it here: the runtime, the simulator, the
 planner, the overlays and the checks of a configuration. So a strategy that is not part of this
@@ -12,16 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
-if TYPE_CHECKING:
-    from geo_ray.strategies.base import AveragerState, Reply
-
-Weights = Literal["uniform", "samples"]
-"""How regions are weighted in a mean: ``uniform`` is 1/M, ``samples`` is S_i / sum S."""
-
-Sends = Literal["change", "model"]
-"""What payloads are; codecs make differences of models small, and changes as they are."""
+from geo_ray.codecs.traits import Sends
+from geo_ray.strategies.base import AveragerState, Reply, Weights
 
 Combine = Literal["sum", "mean"]
 """How much a change counts in every region: 1, or 1/M."""

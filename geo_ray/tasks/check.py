@@ -17,6 +17,8 @@ METHODS: Mapping[str, tuple[str, ...]] = {
 }
 """The methods that every task has, with their arguments."""
 
+_COLUMNS = 'Write for example columns = {"image": "float32[64]", "label": "int64"}.'
+
 _OPTIONAL: Mapping[str, tuple[str, ...]] = {"dataset": ("seed",)}
 
 
@@ -34,7 +36,10 @@ def check_task(task: object, name: str) -> None:
                if not callable(getattr(task, method, None))]  # fmt: skip
     missing += [attr for attr in ("columns", "label_column") if not hasattr(task, attr)]
     if missing:
-        raise TaskLoadError(f"task {name} lacks {', '.join(missing)}")
+        raise TaskLoadError(
+            f"task {name} lacks {', '.join(missing)}",
+            fix="Define them in the class; docs/tasks.md has an example of each.",
+        )
     for method, arguments in {**METHODS, **_OPTIONAL}.items():
         _check_signature(task, method, arguments, name)
     _check_schema(task, name)
@@ -45,13 +50,17 @@ def _check_signature(task: object, method: str, arguments: tuple[str, ...], name
     if function is None:
         return
     if not callable(function):
-        raise TaskLoadError(f"task {name}: {method} is no method")
+        raise TaskLoadError(
+            f"task {name}: {method} is no method",
+            fix=f"Define {method}({', '.join(arguments)}), or give the attribute another name.",
+        )
     try:
         inspect.signature(function).bind(*arguments)
     except TypeError as error:
         wanted = f"{method}({', '.join(arguments)})"
         raise TaskLoadError(
-            f"task {name}: {method} cannot be called as {wanted}: {error}"
+            f"task {name}: {method} cannot be called as {wanted}: {error}",
+            fix=f"Define it as `def {method}(self, {', '.join(arguments)})`.",
         ) from error
 
 
@@ -60,11 +69,14 @@ def _check_schema(task: object, name: str) -> None:
     if not isinstance(columns, Mapping) or not columns:
         raise TaskLoadError(
             f"task {name}: columns must be a non-empty mapping of column name to type",
-            fix='For example: columns = {"image": "float32[64]", "label": "int64"}.',
+            fix=_COLUMNS,
         )
     for column, text in columns.items():
         if not isinstance(column, str) or not isinstance(text, str):
-            raise TaskLoadError(f"task {name}: columns must map text to text, found {column!r}")
+            raise TaskLoadError(
+                f"task {name}: columns must map text to text, found {column!r}: {text!r}",
+                fix=_COLUMNS,
+            )
         try:
             parse_column_type(text)
         except SchemaMismatchError as error:
@@ -75,10 +87,13 @@ def _check_schema(task: object, name: str) -> None:
         return
     if label not in columns:
         raise TaskLoadError(
-            f"task {name}: label_column {label!r} is none of its columns {sorted(columns)}"
+            f"task {name}: label_column {label!r} is none of its columns {sorted(columns)}",
+            fix="Name one of the columns, or None if the data have no label.",
         )
     kind = parse_column_type(columns[label])
     if kind.dtype.kind not in "iu" or kind.length is not None:
         raise TaskLoadError(
-            f"task {name}: label_column {label!r} must be one integer per row, not {columns[label]}"
+            f"task {name}: label_column {label!r} must be one integer per row, not "
+            f"{columns[label]}",
+            fix="Name a column such as int64, or None if rows are not to be told apart by it.",
         )

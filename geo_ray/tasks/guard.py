@@ -78,10 +78,13 @@ def checked_model(task: Task, seed: int) -> nn.Module:
     with _blamed(task, "model"), seeded(seed):
         model: object = task.model(seed)
     if not isinstance(model, nn.Module):
-        raise TaskOutputError(f"{name}.model returned {type(model).__name__}, not an nn.Module")
+        raise TaskOutputError(
+            f"{name}.model returned {type(model).__name__}, not an nn.Module",
+            fix="Return the module from model(seed).",
+        )
     trained = [(key, p) for key, p in model.named_parameters() if p.requires_grad]
     if not trained:
-        raise TaskOutputError(f"{name}.model has no trainable parameters")
+        raise TaskOutputError(f"{name}.model has no trainable parameters", fix=_NOTHING_TO_TRAIN)
     for key, parameter in trained:
         if parameter.dtype != torch.float32:
             raise TaskOutputError(
@@ -98,6 +101,7 @@ def checked_model(task: Task, seed: int) -> nn.Module:
     return model
 
 
+_NOTHING_TO_TRAIN = "Leave requires_grad of some parameters on."
 _SUMS = 'Return sums over the batch\'s rows, e.g. {"rows": np.array([n], np.float64), ...}.'
 
 

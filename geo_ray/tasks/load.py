@@ -10,11 +10,13 @@ from typing import Final, TypeAlias, cast
 from pydantic import Field, ValidationError
 
 from geo_ray.config.base import StrictModel
+from geo_ray.config.describe import paragraph
+from geo_ray.config.explain import explain
 from geo_ray.errors import GeoRayError, TaskLoadError
 from geo_ray.tasks.base import Task
 from geo_ray.tasks.check import check_task
 from geo_ray.util.blame import place, source_of, summary
-from geo_ray.util.user_class import Wanted, find_class, nearest
+from geo_ray.util.user_class import ClassWanted, find_class
 
 Scalar: TypeAlias = str | int | float | bool | None
 
@@ -27,7 +29,7 @@ BUILT_IN: Mapping[str, str] = {
 """Short names of the built-in tasks."""
 
 
-_TASK: Final = Wanted("task", TaskLoadError)
+_TASK: Final = ClassWanted("task", TaskLoadError)
 
 
 class TaskConfig(StrictModel):
@@ -60,7 +62,10 @@ def load_task(cfg: TaskConfig, base_dir: Path) -> Task:
         raise
     except Exception as error:
         where = place(error, source_of(kind) or Path(cfg.use))
-        raise TaskLoadError(f"task {cfg.use} cannot be built: {where}: {summary(error)}") from error
+        raise TaskLoadError(
+            f"task {cfg.use} cannot be built: {where}: {summary(error)}",
+            fix="Mend the named line; a task is built as CLASS(options), with its own `Options`.",
+        ) from error
     check_task(task, cfg.use)
     return cast(Task, task)
 
@@ -72,17 +77,21 @@ def _build_options(kind: type, cfg: TaskConfig) -> StrictModel:
             f"task {cfg.use} has no nested class Options derived from geo_ray.config.base.Model",
             fix="Add `class Options(Model): ...` to the task; it may have no fields.",
         )
-    unknown = [key for key in cfg.options if key not in options.model_fields]
-    if unknown:
-        hint = nearest(unknown[0], options.model_fields) or "; it takes no options"
-        raise TaskLoadError(f"task {cfg.use} has no option {unknown[0]!r}{hint}")
     try:
         # Through JSON, as the rest of the configuration: strict, but a path may be text.
         return options.model_validate_json(json.dumps(cfg.options))
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"]) or "options"
+        wrong = explain(error, options, {}, ("task", "options"))
+        count = "1 wrong option" if len(wrong) == 1 else f"{len(wrong)} wrong options"
         raise TaskLoadError(
-            f"option {key!r} of task {cfg.use}: {first['msg']} (found {first['input']!r})",
-            fix="Correct the option; docs/tasks.md lists those of the built-in tasks.",
+            "\n    ".join([f"task {cfg.use}: {count}:", *wrong]),
+            fix=_options_text(cfg.use, options),
         ) from error
+
+
+def _options_text(use: str, options: type[StrictModel]) -> str:
+    fields = options.model_fields
+    if not fields:
+        return f"Leave them out: {use} takes no options."
+    lines = [line for name, info in fields.items() for line in paragraph(name, info)]
+    return "\n    ".join([f"{use} takes these options:", *lines])

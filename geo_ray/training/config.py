@@ -9,7 +9,7 @@ from pydantic import Field
 
 from geo_ray.config.base import StrictModel
 from geo_ray.observe.metrics.summary import Target
-from geo_ray.strategies.base import Strategy
+from geo_ray.strategies.protocol import Strategy
 from geo_ray.training.server.stragglers import StragglersConfig, check_stragglers
 
 
@@ -71,8 +71,7 @@ class TrainConfig(StrictModel):
             )
         if self.mode == "async" and traits.in_rounds and len(set(workers.values())) > 1:
             raise ValueError(
-                f"train.mode: async gives regions with unequal workers {dict(workers)} unequal "
-                f"numbers of steps, but strategy '{strategy.kind}' works in rounds of all "
-                "regions; use equal workers, mode sync, or a strategy without rounds such as "
-                "asgd_ga"
+                "train.mode: async gives regions with unequal workers unequal numbers of steps, "
+                f"but strategy '{strategy.kind}' works in rounds of all regions; use equal "
+                "workers, mode sync, or a strategy without rounds such as asgd_ga"
             )

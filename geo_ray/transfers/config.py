@@ -8,7 +8,7 @@ from pydantic import Field
 
 from geo_ray.codecs.config import CodecConfig
 from geo_ray.config.base import StrictModel
-from geo_ray.strategies.base import Strategy
+from geo_ray.strategies.protocol import Strategy
 
 
 class TransfersConfig(StrictModel):
@@ -53,23 +53,28 @@ class TransfersConfig(StrictModel):
                 f"transfers: '{name}' works in rounds, which end with their slowest update "
                 "whatever the order: use an overlay"
             )
-        if codec.up is not None and codec.up.traits.differential is not None:
-            raise ValueError(f"transfers: {codec.up.kind} has its own order of sending")
+        if codec.up is not None and codec.up.traits.differential:
+            raise ValueError(
+                f"transfers: codec {codec.up.kind} has its own order of sending: leave one of the "
+                "two out"
+            )
         if traits.averager.bound is not None:
             raise ValueError(
-                "transfers: leave out strategy.staleness.bound, transfers.max_staleness bounds "
-                "the age of updates"
+                "strategy.staleness.bound: leave it out, transfers.max_staleness bounds the age of "
+                "updates"
             )
         adds_up = traits.averager.adds_up is not None
         if self.max_staleness is not None and not adds_up:
             raise ValueError(
                 f"transfers.max_staleness: what '{name}' sends counts from the last answer, so "
-                "that one that is dropped must not be added to the next"
+                "that one that is dropped must not be added to the next: leave it out"
             )
         if not self.aggregate:
             return
         if not adds_up:
-            raise ValueError(f"transfers.aggregate: updates of '{name}' do not add up")
+            raise ValueError(
+                f"transfers.aggregate: updates of '{name}' do not add up: leave it out"
+            )
         if codec.up is not None or codec.down is not None:
             raise ValueError("transfers.aggregate: coded updates do not add up; leave codecs out")
         if has_standby:

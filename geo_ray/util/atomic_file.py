@@ -1,42 +1,119 @@
-"""A small file that is there whole or not at all, with the mode it needs from its first byte on."""
+"""A file that is there whole or not at all, with the mode it needs from its first byte on."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import secrets
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
+from geo_ray.errors import RunDirectoryError
+
 PRIVATE: Final = 0o600
 PUBLIC: Final = 0o644
+TEMPORARY_SUFFIX: Final = ".tmp"
+
+Failpoint = Callable[[str], None]
+"""Called with the name of each durable step; tests pass one that kills the process."""
+
+
+def no_failpoint(name: str) -> None:
+    """Do nothing, as in production."""
 
 
 def write_atomic(path: Path, data: bytes, mode: int = PUBLIC) -> None:
-    """Write beside ``path``, sync, and rename over it.
+    """Write a small file whole; see `write_chunks`."""
+    write_chunks(path, [data], mode)
+
+
+def save_text(path: Path, text: str) -> Path:
+    """Write a text file of a run whole; give its path.
+
+    Raises:
+        RunDirectoryError: it cannot be written.
+    """
+    return save_chunks(path, [text.encode()])
+
+
+def save_chunks(
+    path: Path, chunks: Iterable[memoryview | bytes], failpoint: Failpoint = no_failpoint
+) -> Path:
+    """Write a file of a run whole, as `write_chunks` does; give its path.
+
+    Raises:
+        RunDirectoryError: it cannot be written.
+    """
+    try:
+        write_chunks(path, chunks, failpoint=failpoint)
+    except OSError as error:
+        raise unwritable(path, error) from error
+    return path
+
+
+def unwritable(path: Path, error: OSError) -> RunDirectoryError:
+    """The error to raise when a file of a run could not be written."""
+    return RunDirectoryError(f"{path}: cannot be written: {error.strerror or error}")
+
+
+def write_chunks(
+    path: Path,
+    chunks: Iterable[memoryview | bytes],
+    mode: int = PUBLIC,
+    failpoint: Failpoint = no_failpoint,
+) -> None:
+    """Write a file so that after any crash ``path`` has its old content or all of the new.
+
+    A temporary file beside it is written, synced and renamed, then the directory is synced.
 
     Args:
         path: the file; its directory exists.
-        data: the content.
+        chunks: the content, single bytes; may be produced while it is written.
         mode: permissions, never wider than that even for a moment.
+        failpoint: called after each step.
 
     Raises:
         OSError: as the system says; the temporary file is gone by then.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(descriptor)
+        _write_synced(temporary, chunks, mode, failpoint)
         temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-    directory = os.open(path.parent, os.O_RDONLY)
+    failpoint("renamed")
+    sync_directory(path.parent)
+    failpoint("directory_synced")
+
+
+def sync_directory(directory: Path) -> None:
+    """Make renames and removals in ``directory`` survive a loss of power.
+
+    Raises:
+        OSError: as the system says.
+    """
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(directory)  # else a loss of power may undo the rename
+        os.fsync(descriptor)
     finally:
-        os.close(directory)
+        os.close(descriptor)
+
+
+def _write_synced(
+    path: Path, chunks: Iterable[memoryview | bytes], mode: int, failpoint: Failpoint
+) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        failpoint("opened")
+        for chunk in chunks:
+            rest = memoryview(chunk)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+            failpoint("chunk_written")
+        os.fsync(descriptor)
+        failpoint("synced")
+    finally:
+        os.close(descriptor)

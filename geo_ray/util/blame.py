@@ -27,6 +27,17 @@ def summary(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}".rstrip(": ")
 
 
+def import_advice(error: BaseException) -> str:
+    """Say what to do about a module that raised while it was imported."""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return f"Install {error.name} here and on every node, or correct the import."
+    if isinstance(error, SyntaxError):
+        return "Correct the named line: it is no Python."
+    if isinstance(error, SystemExit):
+        return 'Put what ends Python under `if __name__ == "__main__":`.'
+    return "Mend the named line; importing the file in a Python shell shows the whole traceback."
+
+
 def source_of(kind: type) -> Path | None:
     """Return the file that defines a class, or None if it has none."""
     try:

@@ -12,12 +12,12 @@ from pathlib import Path
 from types import ModuleType
 
 from geo_ray.errors import GeoRayError
-from geo_ray.util.blame import summary
+from geo_ray.util.blame import import_advice, summary
 from geo_ray.util.user_file import import_file
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ClassWanted:
     """What kind of thing is looked for.
 
     Attributes:
@@ -30,7 +30,7 @@ class Wanted:
 
 
 def find_class(
-    use: str, base_dir: Path, wanted: Wanted, built_in: Mapping[str, str] | None = None
+    use: str, base_dir: Path, wanted: ClassWanted, built_in: Mapping[str, str] | None = None
 ) -> type:
     """Import the module or run the file, and take the class.
 
@@ -41,8 +41,7 @@ def find_class(
         built_in: short names, if the library has such.
 
     Raises:
-        GeoRayError: of `Wanted.error_class`; names the file or attribute, and the nearest valid
-            one.
+        GeoRayError: of `ClassWanted.error_class`; names what is missing, and the nearest valid.
     """
     names = built_in or {}
     where, colon, attribute = names.get(use, use).rpartition(":")
@@ -53,7 +52,7 @@ def find_class(
                 f"{what} {use!r} names a file but no class", fix=f"Write {use}:Class."
             )
         raise wanted.error_class(
-            f"there is no built-in {what} {use!r}{nearest(use, names)}",
+            f"there is no built-in {what} {use!r}{or_meant(use, names)}",
             fix=f"Name a built-in {what}, package.module:Class, or path/to/file.py:Class.",
         )
     if where.endswith(".py"):
@@ -64,7 +63,12 @@ def find_class(
     if not isinstance(found, type):
         state = "is no class" if attribute in vars(module) else "does not exist"
         classes = _classes_of(module)
-        raise wanted.error_class(f"{attribute!r} of {where} {state}{nearest(attribute, classes)}")
+        raise wanted.error_class(
+            f"{attribute!r} of {where} {state}{or_meant(attribute, classes)}",
+            fix=f"Name a class that is there, as in `use: {where}:{classes[0]}`."
+            if classes
+            else f"Define a class in {where}.",
+        )
     return found
 
 
@@ -75,7 +79,7 @@ def source_digest(kind: type, use: str, base_dir: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def nearest(word: str, valid: Iterable[str]) -> str:
+def or_meant(word: str, valid: Iterable[str]) -> str:
     """What is to be said of a word that is not among the valid ones."""
     choices = sorted(valid)
     if not choices:
@@ -84,7 +88,7 @@ def nearest(word: str, valid: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else f"; there is: {', '.join(choices)}"
 
 
-def _import_module(name: str, use: str, wanted: Wanted) -> ModuleType:
+def _import_module(name: str, use: str, wanted: ClassWanted) -> ModuleType:
     what = wanted.what
     try:
         return importlib.import_module(name)
@@ -99,7 +103,7 @@ def _import_module(name: str, use: str, wanted: Wanted) -> ModuleType:
                 fix="Install the package here and on every node, or name a .py file.",
             ) from error
         raise wanted.error_class(
-            f"{what} {use!r}: importing {name} failed: {summary(error)}"
+            f"{what} {use!r}: importing {name} failed: {summary(error)}", fix=import_advice(error)
         ) from error
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from geo_ray.errors import GeoRayError, TaskLoadError
-from geo_ray.util.blame import place, summary
+from geo_ray.util.blame import import_advice, place, summary
 
 
 class _Source(importlib.abc.SourceLoader):
@@ -55,7 +55,10 @@ def import_file(
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path, loader=_Source(path, source))
     if spec is None or spec.loader is None:
-        raise error_class(f"{what} file {path} cannot be loaded as a Python module")
+        raise error_class(
+            f"{what} file {path} cannot be loaded as a Python module",
+            fix="Name a file that ends in .py.",
+        )
     module = importlib.util.module_from_spec(spec)
     # Registered before it runs: dataclasses and pydantic resolve annotations through sys.modules.
     sys.modules[name] = module
@@ -66,6 +69,7 @@ def import_file(
         if not isinstance(error, Exception | SystemExit):
             raise
         raise error_class(
-            f"{place(error, path)} failed while it was imported: {summary(error)}"
+            f"{place(error, path)} failed while it was imported: {summary(error)}",
+            fix=import_advice(error),
         ) from error
     return module

@@ -12,23 +12,15 @@ import click
 import pytest
 
 from geo_ray import errors
+from geo_ray.errors.base import every_class
+from geo_ray.errors.page import page
 from geo_ray.job.auto import load_experiment
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted(path.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.yaml"))
 
 
-def error_classes() -> list[type[errors.GeoRayError]]:
-    found, waiting = [], [errors.GeoRayError]
-    while waiting:
-        kind = waiting.pop(0)
-        found.append(kind)
-        waiting.extend(kind.__subclasses__())
-    return [kind for kind in found if inside(kind.__module__, errors.__name__)]
-
-
-def inside(module: str, package: str) -> bool:
-    return module == package or module.startswith(package + ".")
+ERRORS = every_class()
 
 
 # ------------------------------------------------------------------ docstrings
@@ -63,27 +55,44 @@ def test_everything_public_has_a_docstring(library: list[Any]) -> None:
 # ------------------------------------------------------------------ errors
 
 
-def error_sections() -> dict[str, str]:
-    text = (ROOT / "docs" / "errors.md").read_text()
-    parts = re.split(r"^## (.+)$", text, flags=re.M)[1:]
-    assert len(set(parts[::2])) == len(parts[::2]), "a section is there twice"
-    return dict(zip(parts[::2], parts[1::2], strict=True))
-
-
 def test_codes_are_unique() -> None:
-    codes = [kind.code for kind in error_classes()]
+    codes = [kind.code for kind in ERRORS]
     assert sorted(set(codes)) == sorted(codes)
 
 
-def test_every_code_has_a_section_and_no_section_is_stale() -> None:
-    assert set(error_sections()) == {kind.code for kind in error_classes()}
+def test_every_class_is_exported_and_comes_from_the_tree() -> None:
+    for kind in ERRORS:
+        assert vars(errors)[kind.__name__] is kind
+        assert kind.__module__.startswith("geo_ray.errors.")
 
 
-@pytest.mark.parametrize("kind", error_classes(), ids=lambda kind: kind.code)
-def test_sections_say_exit_code_causes_and_remedy(kind: type[errors.GeoRayError]) -> None:
-    section = error_sections()[kind.code]
-    for line in (f"Exit code: {kind.exit_code}.", "**Meaning.**", "**Causes.**", "**Mend.**"):
-        assert line in section
+@pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.code)
+def test_every_class_says_itself_what_its_section_needs(kind: type[errors.GeoRayError]) -> None:
+    own = vars(kind)
+    assert {"code", "causes", "__doc__"} <= set(own)
+    assert kind.__subclasses__() or "advice" in own, "only a family may leave its advice out"
+    assert kind is errors.GeoRayError or kind.chapter
+    for text in (kind.__doc__ or "", kind.causes, kind.advice, own.get("more", "x.")):
+        assert text.rstrip()[-1] in ".!?`", text
+
+
+def test_the_page_of_errors_is_what_the_classes_say() -> None:
+    """If this fails: ``python -m geo_ray.errors.page docs/errors.md``."""
+    assert (ROOT / "docs" / "errors.md").read_text(encoding="utf-8") == page()
+
+
+def test_the_page_has_a_section_for_every_code() -> None:
+    assert re.findall(r"^## (.+)$", page(), flags=re.M) == [
+        *[errors.GeoRayError.code],
+        *[kind.code for kind in sorted(ERRORS[1:], key=chapter_first)],
+    ]
+    for kind in ERRORS:
+        assert f"## {kind.code}\n\nExit code: {kind.exit_code}. Class: `{kind.__name__}`" in page()
+
+
+def chapter_first(kind: type[errors.GeoRayError]) -> int:
+    (root,) = [one for one in errors.GeoRayError.__subclasses__() if issubclass(kind, one)]
+    return root.exit_code
 
 
 # ------------------------------------------------------------------ configs and commands
@@ -97,7 +106,7 @@ def test_every_config_loads(path: Path) -> None:
 
 def quoted_commands() -> dict[str, set[str]]:
     """Commands in code spans and code blocks of the docs and in the advice of errors."""
-    texts = {kind.code: kind.advice for kind in error_classes()}
+    texts = {kind.code: kind.advice for kind in ERRORS}
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         if path.exists():
             texts[str(path.relative_to(ROOT))] = path.read_text()
@@ -159,3 +168,47 @@ def test_no_file_names_a_directory_of_somebodys_machine() -> None:
         if b"\0" not in data[:1024]:
             found += [f"{name}: {match.decode()}" for match in private.findall(data)]
     assert not found
+
+
+# ------------------------------------------------------------------ links and paths in documents
+
+
+def pages() -> list[Path]:
+    return [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors that headings get: lower case, without punctuation, dashes for blanks."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    titles = re.findall(r"^#+ (.+)$", text, flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def broken_links(page: Path) -> list[str]:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    found = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        other = (page.parent / name).resolve() if name else page
+        missing = anchor and other.suffix == ".md" and other.exists()
+        if not other.exists() or (missing and anchor not in anchors_of(other)):
+            found.append(f"{page.relative_to(ROOT)}: {target}")
+    return found
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    assert not [link for page in pages() for link in broken_links(page)]
+
+
+def test_files_that_documents_name_exist() -> None:
+    """Dated results are of their day and may name what has moved since."""
+    gone = []
+    for document in pages():
+        if re.match(r"\d{4}-", document.name):
+            continue
+        for name in re.findall(r"`((?:[\w.]+/)+[\w.]+\.py)`", document.read_text()):
+            if not ((ROOT / name).exists() or (ROOT / "geo_ray" / name).exists()):
+                gone.append(f"{document.relative_to(ROOT)}: {name}")
+    assert not gone

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import logging
 import socket
 import subprocess
@@ -14,12 +16,18 @@ from pathlib import Path
 
 import boto3
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.s3.models import s3_backends
 from moto.server import ThreadedMotoServer
 
+from geo_ray.data.files.find import find_files
+from geo_ray.data.files.options import ReadOptions
+from geo_ray.data.inputs import gather_rows
 from geo_ray.data.manifest import load_manifest, save_manifest
+from geo_ray.data.prepare.resolve import resolve
 from geo_ray.data.reader import RegionReader
 from geo_ray.data.split import IidSplit
 from geo_ray.data.stores.base import Store, open_store
@@ -80,6 +88,10 @@ def test_what_is_written_is_read(store: Store, data: bytes) -> None:
     store.write("a/b.bin", data)
     assert store.read("a/b.bin") == data
     assert store.exists("a/b.bin")
+    with store.open("a/b.bin") as file:
+        assert file.seek(0, 2) == len(data)
+        file.seek(len(data) // 2)
+        assert file.read() == data[len(data) // 2 :]
 
 
 def test_a_write_replaces(store: Store) -> None:
@@ -95,6 +107,8 @@ def test_what_is_not_there_is_missing(store: Store) -> None:
     assert not store.exists("a")
     with pytest.raises(ShardMissingError, match="a/c"):
         store.read("a/c")
+    with pytest.raises(ShardMissingError, match="a/c"):
+        store.open("a/c")
 
 
 def test_listing_is_sorted_relative_and_by_folder(store: Store) -> None:
@@ -107,7 +121,7 @@ def test_listing_is_sorted_relative_and_by_folder(store: Store) -> None:
 
 @pytest.mark.parametrize("path", ["", "/etc/passwd", "../x", "a/../../x", "a\\b", "a//b", "."])
 def test_paths_that_leave_the_store_are_refused(store: Store, path: str) -> None:
-    for act in (store.read, store.exists, lambda p: store.write(p, b"x")):
+    for act in (store.read, store.open, store.exists, lambda p: store.write(p, b"x")):
         with pytest.raises(StoreError, match="refused"):
             act(path)
     if path:
@@ -148,6 +162,26 @@ def test_a_data_set_lives_in_it(uri: str) -> None:
     assert sorted(found) == columns["x"][:, 0].tolist()
     with pytest.raises(ManifestError, match="other"):
         load_manifest(join(uri, "other.json"))
+
+
+def test_a_users_own_files_are_read_from_it(uri: str) -> None:
+    store = open_store(uri)
+    store.write("raw/b.csv", b"x,y\n3,4\n")
+    store.write("raw/a.csv.gz", gzip.compress(b"x,y\n1,2\n"))
+    store.write("raw/notes.txt", b"")
+    parquet = io.BytesIO()
+    pq.write_table(pa.table({"x": [5.0], "y": [6]}), parquet)
+    store.write("raw/c/d.parquet", parquet.getvalue())
+    preparation = resolve(None, {"x": "float32", "y": "int64"}).preparation
+    for source, options, expected in (
+        ("raw", ReadOptions(format="csv"), [1.0, 3.0]),
+        ("raw/b.csv", ReadOptions(), [3.0]),
+        ("raw/c", ReadOptions(), [5.0]),
+    ):
+        found = find_files(join(uri, source), options)
+        assert gather_rows(found, preparation).columns["x"].tolist() == expected
+    with pytest.raises(ShardMissingError):
+        find_files(join(uri, "nothing"))
 
 
 # ------------------------------------------------------------------ directories

@@ -12,36 +12,33 @@ from typing import Any
 
 import torch
 
-from geo_ray.clock import SystemClock
 from geo_ray.config.experiment import Experiment, RegionConfig
 from geo_ray.data.manifest import Manifest
 from geo_ray.errors import GeoRayError
 from geo_ray.job.build import (
     build_averager,
+    build_server,
     build_shard,
     build_worker,
     initial_parameters,
-    region_wire,
-    server_plan,
 )
 from geo_ray.job.codec_shapes import with_shapes
 from geo_ray.job.data import open_readers, prepare_manifest
-from geo_ray.runtime.actors.bridge import Bridge
+from geo_ray.runtime.actors.bridge import Bridge, open_bridge
 from geo_ray.runtime.actors.event_buffer import EventBuffer
-from geo_ray.runtime.actors.layout import shared_bytes
-from geo_ray.runtime.actors.primary_shard import PrimaryPorts, PrimaryShard
+from geo_ray.runtime.actors.parts import HeldShard
+from geo_ray.runtime.actors.primary_shard import PrimaryShard
 from geo_ray.runtime.actors.remote_shard import RemoteShard
 from geo_ray.runtime.actors.shard_server import ShardServer
-from geo_ray.runtime.actors.worker_loop import ShardLink, WorkerLoop, buffers_for, slices_of
-from geo_ray.runtime.paths.build import attach_roads, dials
-from geo_ray.runtime.paths.differential import DifferentialPath, PathEnds, road_for
-from geo_ray.runtime.paths.overlay_attach import attach_overlay
+from geo_ray.runtime.actors.worker_loop import (
+    WorkerLoop,
+    dial_shards,
+    links_over,
+)
+from geo_ray.runtime.paths.build import PathSetting, dials
 from geo_ray.tasks.load import load_task
 from geo_ray.training.averager.averager import Averager
 from geo_ray.training.compute.flat import digest
-from geo_ray.training.server.region_model import RegionModel
-from geo_ray.training.server.server import Server
-from geo_ray.transport.emulation.link_model import build_links
 from geo_ray.transport.endpoint.endpoint import Endpoint
 from geo_ray.transport.lan.client import LanClient
 from geo_ray.transport.lan.server import LanServer
@@ -94,73 +91,46 @@ class Gate:
 
 @dataclass
 class Site:
-    """One region: bridge, lead, followers; workers are started one by one."""
+    """One region: bridge, primary shard, other shards; workers are started one by one."""
 
     region: RegionConfig
     world: InProcess
 
     def __post_init__(self) -> None:
-        world, name, shards = self.world, self.region.name, self.region.ps_shards
+        world, name, count = self.world, self.region.name, self.region.ps_shards
         experiment, timeout_s = world.experiment, world.timeout_s
         self.event_buffer = EventBuffer(name, time.time())
         self.servers: list[LanServer] = []
         self.clients: list[LanClient] = []
         self.endpoint: Endpoint | None = None
         self.bridge: Bridge | None = None
-        self.road: DifferentialPath | None = None
         if world.averager is not None:
-            own = world.averager if name == experiment.averager_region else None
-            hub, parts = experiment.averager_region, str(world.parts)
-            self.bridge = Bridge(name, hub, own, self.event_buffer, parts, timeout_s)
-            identity = EndpointIdentity("test-run", name, 1, KEY)
-            models = build_links(experiment.links(), experiment.seed)
-            shaping = {dst: model for (src, dst), model in models.items() if src == name}
-            start_s, on_message = SystemClock().now_s(), self.bridge.on_message
-            self.endpoint = Endpoint(
-                identity, on_message, experiment.transport, shaping, run_start_s=start_s
-            )
-            self.bridge.use(self.endpoint)
-            bound = self.endpoint.listen()
-            ends = PathEnds(self.endpoint, bound, start_s, shaping, self.bridge.refuse)
-            self.road = road_for(experiment.codec.up, world.params_P.numel(), ends)
-            self.bridge.use_lossy(self.road)
-            num = world.params_P.numel()
-            attach_overlay(experiment, num, world.parts.parent, self.bridge, self.endpoint)
-            attach_roads(
+            setting = PathSetting(
                 experiment,
-                name,
-                self.bridge,
-                self.endpoint,
+                world.params_P.numel(),
                 self._averager(),
                 self.event_buffer,
-                num,
+                str(world.parts),
+                timeout_s,
             )
+            self.bridge = open_bridge(EndpointIdentity("test-run", name, 1, KEY), setting)
+            self.endpoint = self.bridge.endpoint
         self.shards = [
-            build_shard(experiment, self.region, i, world.params_P) for i in range(shards)
+            build_shard(experiment, self.region, i, world.params_P) for i in range(count)
         ]
         hello = {"peer": f"{name}/lead", "role": "lead"}
-        followers = [
-            ShardServer(shard, name, i, str(world.parts))
-            for i, shard in enumerate(self.shards)
-            if i
+        own, *others = [
+            HeldShard(shard, name, i, str(world.parts)) for i, shard in enumerate(self.shards)
         ]
-        slots = [self._serve(follower.handle) for follower in followers]
-        links = [self._dial(slot.address, hello) for slot in slots]
+        slots = [self._serve(ShardServer(other).handle) for other in others]
+        remotes = [RemoteShard(self._dial(slot.address, hello), timeout_s) for slot in slots]
         uplink = None
         if self.bridge is not None:
             self.bridge_lan = self._serve(self.bridge.handle)
             uplink = self._dial(self.bridge_lan.address, hello)
-        model = RegionModel(
-            [self.shards[0], *[RemoteShard(link, timeout_s) for link in links]],
-            world.params_P.numel(),
-            experiment.strategy.traits.exchange.fragments,
-        )
-        wire = region_wire(experiment, name, world.params_P.numel())
-        self.server = Server(server_plan(experiment, self.region), model, wire=wire)
-        ports = PrimaryPorts(uplink, links)
-        self.lead = PrimaryShard(
-            self.server, self.shards[0], ports, self.event_buffer, str(world.parts), timeout_s
-        )
+        shards = [self.shards[0], *remotes]
+        self.server = build_server(experiment, self.region, shards, world.params_P.numel())
+        self.lead = PrimaryShard(self.server, own, remotes, uplink, self.event_buffer, timeout_s)
         lan = self._serve(self.lead.handle, self.lead.on_close)
         self.addresses = [lan.address, *[slot.address for slot in slots]]
 
@@ -176,8 +146,8 @@ class Site:
         self.servers.append(server)
         return server
 
-    def _dial(self, address: tuple[str, int], hello: Any, **options: Any) -> LanClient:
-        client = LanClient(address, KEY, hello, **options)
+    def _dial(self, address: tuple[str, int], hello: Any) -> LanClient:
+        client = LanClient(address, KEY, hello)
         self.clients.append(client)
         return client
 
@@ -186,31 +156,21 @@ class Site:
         return digest(torch.cat([shard.params_S for shard in self.shards]))
 
     def join(self, rank: int, epoch: int = 1, *, shared: bool = True) -> list[LanClient]:
-        """Connections of one worker to all shards, lead first; nothing is asked yet."""
-        sizes = [shard.params_S.numel() for shard in self.shards]
+        """Connections of one worker to all shards, primary first; nothing is asked yet."""
         hello = {"peer": f"{self.region.name}/{rank}", "role": "worker", "worker": rank}
-        return [
-            self._dial(
-                address,
-                hello | {"epoch": epoch},
-                shared_bytes=shared_bytes(size) if shared else 0,
-            )
-            for address, size in zip(self.addresses, sizes, strict=True)
-        ]
+        num_params = self.world.params_P.numel()
+        clients = dial_shards(
+            self.addresses, KEY, hello | {"epoch": epoch}, num_params, shared=shared
+        )
+        self.clients += clients
+        return clients
 
     def loop(self, rank: int, epoch: int = 1, *, shared: bool = True) -> WorkerLoop:
         world, experiment = self.world, self.world.experiment
         clients = self.join(rank, epoch, shared=shared)
-        params_P, grad_P = buffers_for(clients, world.params_P.numel())
+        params_P, grad_P, links = links_over(clients, world.params_P.numel(), world.timeout_s)
         name = self.region.name
         worker = build_worker(experiment, name, world.task, params_P, grad_P)
-        slices = zip(
-            clients,
-            slices_of(params_P, len(clients)),
-            slices_of(grad_P, len(clients)),
-            strict=True,
-        )
-        links = [ShardLink(c, p_S, g_S, world.timeout_s) for c, p_S, g_S in slices]
         train, heldout = open_readers(experiment, world.manifest, name)
         pace = world.gate and world.gate.pacer(name)
         return WorkerLoop(worker, links, train, heldout, rank=rank, eval_rows=256, step_s=pace)
@@ -281,18 +241,12 @@ class InProcess:
             build_averager(experiment, self.params_P.numel()) if many else None
         )
         self.sites = {region.name: Site(region, self) for region in experiment.regions}
-        hub = experiment.averager_region
-        for name, site in self.sites.items():
-            if site.endpoint is not None and name != hub:
-                home = self.sites[hub].endpoint
-                assert home is not None
-                site.endpoint.connect(hub, home.advertised)
-                if site.road is not None:
-                    site.road.connect(hub, home.advertised)
-        for name, peer in dials(experiment) if many else []:
-            dialler, dialled = self.sites[name].endpoint, self.sites[peer].endpoint
-            assert dialler is not None and dialled is not None
-            dialler.connect(peer, dialled.advertised)
+        home = experiment.averager_region
+        pairs = [(name, home) for name in self.sites if name != home]
+        for name, peer in pairs + dials(experiment) if many else []:
+            dialer, dialed = self.sites[name].bridge, self.sites[peer].bridge
+            assert dialer is not None and dialed is not None
+            dialer.connect(peer, dialed.endpoint.advertised)
 
     def run(self, *, shared: bool = True) -> list[str]:
         """Train to the end, undisturbed; the regions' digests in order."""

@@ -99,12 +99,12 @@ def test_what_is_dropped_on_the_way_comes_later(tmp_path: Path, kind: str, codec
     with InProcess(coded(strategy, codec), tmp_path) as world:
         site = world.sites["eu-west"]
         assert site.bridge is not None and site.endpoint is not None
-        send, bridge, dropped = site.endpoint.send, site.bridge, []
+        send, path, dropped = site.endpoint.send, site.bridge.path, []
 
         def drops_every_second(peer: str, message: Message) -> None:
             if message.kind == "update" and message.meta["seq"] % 2:
                 dropped.append(message.meta["seq"])
-                bridge.drop(message.meta["seq"])
+                path.answers.drop(message.meta["seq"])
             else:
                 send(peer, message)
 
@@ -124,16 +124,17 @@ def test_a_lost_reference_is_noticed_and_training_goes_on(tmp_path: Path, kind: 
     with InProcess(coded({"kind": kind, "interval": 1}, TOPK), tmp_path) as world:
         averager, bridge = world.averager, world.sites["us-east"].bridge
         assert averager is not None and bridge is not None
-        take_in, forgot = bridge._take_in, []
+        path, forgot = bridge.path, []
+        take_in = path._take_in
 
         def forgets_once(update: Update) -> None:
-            with bridge._lock:
+            with path._local._lock:
                 if averager.state.version >= 3 and not forgot:
                     averager.wire = AveragerWire(averager.wire.plan)
                     forgot.append(update.seq)
             take_in(update)
 
-        bridge._take_in = forgets_once  # type: ignore[method-assign]
+        path._take_in = forgets_once  # type: ignore[method-assign]
         digests = world.run()
         assert forgot and len(set(digests)) == 1
         world.check_books()

@@ -34,9 +34,9 @@ def params_of(site: Site) -> torch.Tensor:
 
 
 def counts(world: InProcess) -> dict[str, int]:
-    road = world.sites["us-east"].road
-    assert road is not None
-    return road.sink.counts()
+    bridge = world.sites["us-east"].bridge
+    assert bridge is not None
+    return bridge.status()["loose"]["blocks"]
 
 
 def sent(world: InProcess) -> int:
@@ -80,7 +80,7 @@ def test_all_reliable_is_the_same_training_as_no_codec(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("late", ["put_back", "merge"])
 def test_dropped_at_the_sender_nothing_flows(tmp_path: Path, late: str) -> None:
-    with InProcess(config({"kind": "bsp"}, lossy="drop", late=late), tmp_path) as world:
+    with InProcess(config({"kind": "bsp"}, loose="drop", late=late), tmp_path) as world:
         assert len(set(world.run())) == 1
         assert sent(world) == 0 and counts(world)["late"] == 0
 
@@ -103,7 +103,7 @@ def test_grace_ends(tmp_path: Path) -> None:
 
 def test_quarter_bytes_and_random_order(tmp_path: Path) -> None:
     experiment = config(
-        {"kind": "asgd"}, order="random", values="fp16", lossy_values="int4", block_bytes=68
+        {"kind": "asgd"}, order="random", values="fp16", loose_values="int4", block_bytes=68
     )
     with InProcess(experiment, tmp_path) as world:
         world.run()
@@ -112,7 +112,7 @@ def test_quarter_bytes_and_random_order(tmp_path: Path) -> None:
             assert torch.allclose(first_P, other_P, rtol=0, atol=1e-4)
 
 
-def test_bytes_of_datagrams_are_in_the_books(tmp_path: Path) -> None:
+def test_bytes_of_datagrams_are_counted(tmp_path: Path) -> None:
     gate = Gate(6)
     with InProcess(config({"kind": "asgd"}), tmp_path, gate=gate) as world:
         workers = [site.start(0) for site in world.sites.values()]
@@ -126,8 +126,8 @@ def test_bytes_of_datagrams_are_in_the_books(tmp_path: Path) -> None:
         gate.open()
         for worker in workers:
             worker.result()
-        hub = bridges["us-east"]
-        assert hub is not None
+        home = bridges["us-east"]
+        assert home is not None
         for name in ("eu-west", "ap-south"):
             out = sent_bytes(name)
-            eventually(lambda n=name, b=out: hub.status()["links"][n]["bytes_in"]["loose"] == b)
+            eventually(lambda n=name, b=out: home.status()["links"][n]["bytes_in"]["loose"] == b)

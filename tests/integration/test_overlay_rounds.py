@@ -78,9 +78,9 @@ def test_most_parts_do_not_pass_the_averagers_region(tmp_path: Path) -> None:
         for name, site in world.sites.items():
             links = site.endpoint.stats().values()
             passed[name] = sum(sum(link["bytes_out"].values()) for link in links)
-    hub = world.experiment.averager_region
-    # a star's hub sends half of all bytes; here every region hands on about as much as it gets
-    assert passed[hub] < 0.35 * sum(passed.values())
+    home = world.experiment.averager_region
+    # in a star it sends half of all bytes; here every region hands on about as much as it gets
+    assert passed[home] < 0.35 * sum(passed.values())
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda o: o["kind"])
@@ -115,8 +115,8 @@ def deaf(site: Site, to: str) -> None:
 def test_whoever_waits_for_a_round_is_told_when_a_bridge_closes(tmp_path: Path) -> None:
     with InProcess(experiment(OVERLAYS[3]), tmp_path) as world:
         worker = world.sites["ap-south"].start(0)  # alone: its round cannot end
-        road = world.sites["ap-south"].bridge._overlay._road
-        eventually(lambda: road._node._rounds[1].contributed if road._node._rounds else False)
+        node = world.sites["ap-south"].bridge.path.vectors._node
+        eventually(lambda: node._rounds[1].contributed if node._rounds else False)
         world.sites["ap-south"].bridge.close()
         with pytest.raises(LinkDownError, match="closing"):
             worker.result()
@@ -126,8 +126,8 @@ def test_whoever_waits_for_a_round_is_told_when_a_bridge_closes(tmp_path: Path) 
 def test_links_are_measured_on_the_way(tmp_path: Path) -> None:
     with InProcess(experiment(OVERLAYS[3]), tmp_path) as world:
         world.run()
-        hub = world.sites[world.experiment.averager_region]
-        measured = hub.bridge._overlay._road.links_mbps()
+        home = world.sites[world.experiment.averager_region]
+        measured = home.bridge.path.vectors.links_mbps()
     assert measured and all(mbps > 0 for mbps in measured.values())
 
 
@@ -140,6 +140,6 @@ def test_what_was_measured_before_is_known_from_the_first_round(tmp_path: Path) 
     ]
     save_links(LinkTable(links=tuple(records)), RunDirectory(tmp_path, tmp_path).links)
     with InProcess(experiment(OVERLAYS[3]), tmp_path) as world:
-        hub = world.sites[world.experiment.averager_region]
-        known = hub.bridge._overlay._road.links_mbps()
+        home = world.sites[world.experiment.averager_region]
+        known = home.bridge.path.vectors.links_mbps()
     assert known == {record.pair: record.goodput_mbps for record in records}

@@ -57,15 +57,15 @@ def messages_of(world: InProcess) -> Counter[str]:
 def always_ask(world: InProcess) -> None:
     """Let nobody send before a first grant; otherwise an idle averager is not asked."""
     for site in world.sites.values():
-        site.bridge._transfers._open = False
+        site.bridge.path._stage._open = False
 
 
 def let_sums_be_worth_it(world: InProcess) -> None:
     """As if links had been measured: that to the averager slow, those between others fast."""
     always_ask(world)
-    desk = world.sites["us-east"].bridge._transfers.desk
-    desk.seed({region["name"]: 0.2 for region in MORE})
-    desk._line.into_mbps |= {region["name"]: 1000.0 for region in MORE}
+    uploads = world.sites["us-east"].bridge.path._stage.uploads
+    uploads.seed({region["name"]: 0.2 for region in MORE})
+    uploads._line.into_mbps |= {region["name"]: 1000.0 for region in MORE}
 
 
 def check_all_agree(world: InProcess) -> None:
@@ -114,7 +114,7 @@ def test_no_update_is_staler_than_the_bound_and_what_is_dropped_comes_later(
         check_all_agree(world)
         events = [e for site in world.sites.values() for e in site.event_buffer.take(100_000)]
         taken = [e for e in events if e["kind"] == "exchange"]
-        # The last words are always taken, and all at once.
+        # Final updates are always taken, and all at once.
         last = {site.server.plan.region: site.server.seq for site in world.sites.values()}
         stale = [e["staleness"] for e in taken if e["seq"] < last[e["region"]]]
         assert stale and max(stale) <= 1
@@ -142,12 +142,12 @@ def test_a_checkpoint_with_sums_is_of_one_moment(tmp_path: Path) -> None:
         begun = []
 
         def ask_for_checkpoints() -> None:
-            # Only some: a checkpoint takes last words for ordinary updates, which are said again.
+            # Only some: a checkpoint takes final updates for ordinary ones, which are sent again.
             for number in range(1, 6):
                 if stopped.wait(0.1):
                     return
                 directory_of(world.parts, number).mkdir(parents=True, exist_ok=True)
-                if world.sites["us-east"].bridge.request_checkpoint(number, halt=False):
+                if world.sites["us-east"].bridge.path.request_checkpoint(number, halt=False):
                     begun.append(number)
 
         asker = threading.Thread(target=ask_for_checkpoints)

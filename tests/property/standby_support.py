@@ -16,6 +16,7 @@ from torch import Tensor
 from geo_ray.strategies.base import AveragerState, Outgoing, RegionState, Reply, Update, Wait
 from geo_ray.training.averager.averager import Averager
 from geo_ray.training.averager.caller import Caller
+from geo_ray.training.averager.home import AveragerHome
 from geo_ray.training.averager.log import BeginCheckpoint, Skip
 from geo_ray.training.averager.replication import ReplicatedAverager, ShadowAverager
 from geo_ray.training.averager.standby import (
@@ -61,7 +62,7 @@ class Counted:
 
 @dataclass
 class Region:
-    """A lead without shards: it steps, speaks, merges."""
+    """A primary shard without parameters: it steps, sends, merges."""
 
     name: str
     first: int  # its coordinates begin here
@@ -168,14 +169,14 @@ class World:
         return Averager(strategy, self.num_params, AveragerState(self.names))
 
     def _node(self, name: str) -> StandbyNode:
-        state, standby = self.names[:2]
+        first, standby = self.names[:2]
         keeps = self.setup.strategy.traits.sends == "change"
         node = StandbyNode(
             name,
-            Caller(state, 1, lambda message: message.payload_P, keeps),
-            Watch(name, self.names, state, standby, TAKEOVER_S, REJOIN_S),
+            Caller(lambda message: message.payload_P, keeps),
+            Watch(name, self.names, AveragerHome(first), standby, TAKEOVER_S, REJOIN_S),
         )
-        if name == state:
+        if name == first:
             node.primary = ReplicatedAverager(self._averager(), self.setup.bound)
         if name == standby:
             node.shadow = ShadowAverager(self._averager())
@@ -189,8 +190,8 @@ class World:
     def carry_out(self, name: str, effects) -> None:
         for effect in effects:
             match effect:
-                case SendMessage(to, word):
-                    self.queues.setdefault((name, to), deque()).append(word)
+                case SendMessage(to, message):
+                    self.queues.setdefault((name, to), deque()).append(message)
                 case AnswerOwn(reply):
                     self.regions[name].give(reply)
                 case RefuseOwn():
@@ -205,17 +206,17 @@ class World:
 
     def deliver(self, pair: tuple[str, str]) -> None:
         src, dst = pair
-        word = self.queues[pair].popleft()
+        message = self.queues[pair].popleft()
         node = self.nodes[dst]
-        if isinstance(word, AveragerRequest) and self.setup.skips and node.primary is not None:
-            word = self._maybe_skip(word)
-        self.carry_out(dst, node.on_word(src, word))
+        if isinstance(message, AveragerRequest) and self.setup.skips and node.primary is not None:
+            message = self._maybe_skip(message)
+        self.carry_out(dst, node.on_message(src, message))
 
-    def _maybe_skip(self, word: AveragerRequest) -> AveragerRequest:
+    def _maybe_skip(self, request: AveragerRequest) -> AveragerRequest:
         """Now and then an update is too stale."""
-        if word.again or word.op.update.final or self.random.random() > 0.3:
-            return word
-        update = word.op.update
+        if request.again or request.op.update.final or self.random.random() > 0.3:
+            return request
+        update = request.op.update
         return AveragerRequest(Skip(update.region, update.epoch, update.seq))
 
     # ---------------------------------------------------------------- events
@@ -235,11 +236,11 @@ class World:
                 queue.clear()
             elif src == name:
                 arriving = random.randint(0, len(queue))
-                words = [queue.popleft() for _ in range(arriving)]
+                messages = [queue.popleft() for _ in range(arriving)]
                 queue.clear()
-                for word in words:
+                for message in messages:
                     if dst not in self.dead:
-                        self.carry_out(dst, self.nodes[dst].on_word(src, word))
+                        self.carry_out(dst, self.nodes[dst].on_message(src, message))
 
     def report_dead(self, name: str) -> None:
         for other, node in self.nodes.items():
@@ -248,9 +249,9 @@ class World:
 
     def checkpoint(self) -> None:
         self.checkpoints += 1
-        state = self.nodes[self.names[0]]
-        if state.primary is not None and self.names[0] not in self.dead:
-            self.carry_out(state.region, state.offer(BeginCheckpoint(self.checkpoints, halt=False)))
+        node = self.nodes[self.names[0]]
+        if node.primary is not None and self.names[0] not in self.dead:
+            self.carry_out(node.region, node.offer(BeginCheckpoint(self.checkpoints, halt=False)))
 
     def stepping(self) -> list[str]:
         return [
@@ -282,11 +283,11 @@ class World:
         return [n for n, r in self.regions.items() if n not in self.dead and r.phase != "failed"]
 
     def check(self) -> None:
-        state, standby = (self.nodes[name] for name in self.names[:2])
-        if state.primary is not None and state.region not in self.dead:
-            assert state.primary.ahead <= self.setup.bound
+        first, standby = (self.nodes[name] for name in self.names[:2])
+        if first.primary is not None and first.region not in self.dead:
+            assert first.primary.ahead <= self.setup.bound
             if standby.shadow is not None and self.setup.strategy.traits.sends == "change":
-                self._check_distance(state, standby)
+                self._check_distance(first, standby)
         if self._is_exact:
             for name in self.survivors():
                 params_P = self.regions[name].state.params_P

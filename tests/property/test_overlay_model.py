@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from network_models.overlay_model import Lines
 from overlay_support import KINDS, check_round, model_of, vectors_of
 
+from benchmarks.network_models.overlay_model import Lines
 from geo_ray.overlay.config import AnyOverlay, RackOverlay, TsengineOverlay
 
 overlays = st.one_of(

@@ -84,15 +84,15 @@ def cut_and_heal(
     events=9,
     seen=False,
 )
-def test_the_hub_dies_at_any_point(setup: Setup, seed: int, events: int, seen: bool) -> None:
+def test_the_averager_dies_at_any_point(setup: Setup, seed: int, events: int, seen: bool) -> None:
     random = Random(seed)
     world = World(setup, seed)
     shuffle(world, random, events)
-    hub = world.names[0]
-    world.kill(hub, random)
+    home = world.names[0]
+    world.kill(home, random)
     if seen:
         shuffle(world, random, random.randint(0, 10))
-        world.report_dead(hub)
+        world.report_dead(home)
     shuffle(world, random, random.randint(0, 30))
     world.run_out()
     world.check_end()
@@ -100,26 +100,26 @@ def test_the_hub_dies_at_any_point(setup: Setup, seed: int, events: int, seen: b
     alive = world.survivors()
     assert alive == list(world.names[1:])
     if "took_over" in what:
-        assert {world.nodes[name].hub for name in alive} == {world.names[1]}
+        assert {world.nodes[name].home.region for name in alive} == {world.names[1]}
 
 
 @settings(max_examples=300, deadline=None)
 @given(setups(), st.integers(0, 2**32), st.integers(0, 60), st.data())
 def test_links_are_cut_and_heal(setup: Setup, seed: int, events: int, data: st.DataObject) -> None:
-    hub, *others = "abcdef"[: setup.regions]
-    candidates = [frozenset((hub, other)) for other in others]
+    home, *others = "abcdef"[: setup.regions]
+    candidates = [frozenset((home, other)) for other in others]
     cut = data.draw(st.lists(st.sampled_from(candidates), unique=True, min_size=1))
     ticks = data.draw(st.integers(0, int(TAKEOVER_S + REJOIN_S / 3)))
     world = cut_and_heal(setup, seed, events, cut, ticks)
     assert world.survivors() == list(world.names)  # everybody was waited for
-    epochs = {node.caller.epoch for node in world.nodes.values()}
+    epochs = {node.home.epoch for node in world.nodes.values()}
     assert len(epochs) == 1 and epochs <= {1, 2}
-    hubs = [name for name, node in world.nodes.items() if node.primary is not None]
-    assert hubs == [world.names[max(epochs) - 1]]
+    homes = [name for name, node in world.nodes.items() if node.primary is not None]
+    assert homes == [world.names[max(epochs) - 1]]
 
 
 @pytest.mark.parametrize(("steps", "seed", "events"), [(4, 156691, 26), (3, 78344, 24)])
-def test_a_final_update_that_only_the_lost_hub_took_for_an_ordinary_one(
+def test_a_final_update_that_only_the_lost_averager_took_for_an_ordinary_one(
     steps: int, seed: int, events: int
 ) -> None:
     """For a checkpoint; its answer held more than the standby knew, and a newer one came."""
@@ -133,7 +133,7 @@ def test_a_final_update_that_only_the_lost_hub_took_for_an_ordinary_one(
     "strategy", [AsgdGa(interval=1, combine="sum"), Ama(interval=1), Sma(interval=1)]
 )
 def test_every_point_of_one_run(strategy, bound: float) -> None:
-    """The hub dies after n events, for every n of a run."""
+    """The averager's region dies after n events, for every n of a run."""
     if strategy.traits.in_rounds and bound:
         pytest.skip("rounds are always replicated first")
     events = 0
@@ -151,7 +151,7 @@ def test_every_point_of_one_run(strategy, bound: float) -> None:
     assert events > 30
 
 
-def test_a_hub_that_is_cut_off_for_long_is_not_waited_for() -> None:
+def test_a_home_that_is_cut_off_for_long_is_not_waited_for() -> None:
     world = World(Setup(AsgdGa(interval=1, combine="sum"), 3, 4, 0.0), seed=1)
     shuffle(world, Random(1), 20)
     world.cut |= set(pairs_of(world, "a"))
@@ -165,8 +165,8 @@ def test_a_hub_that_is_cut_off_for_long_is_not_waited_for() -> None:
     assert [event.what for event in world.events if event.what == "left"] == ["left"]
 
 
-def test_only_the_link_between_hub_and_standby_is_cut() -> None:
-    """The hub stays: the others still see it."""
+def test_only_the_link_between_home_and_standby_is_cut() -> None:
+    """The averager stays: the others still see it."""
     world = World(Setup(AsgdGa(interval=1, combine="sum"), 4, 4, 0.0), seed=1)
     world.cut.add(frozenset(("a", "b")))
     for _ in range(60):

@@ -7,9 +7,9 @@ from statistics import mean
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from network_models.bottleneck import Bottleneck, Site
-from network_models.shared_links import Flows
 
+from benchmarks.network_models.bottleneck import Bottleneck, Site
+from benchmarks.network_models.shared_links import Flows
 from geo_ray.sim.scheduler import Scheduler
 from geo_ray.transfers.config import TransfersConfig
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
-from geo_ray.errors import StoreError
+from geo_ray.data.stores.local import LocalStore
+from geo_ray.data.stores.s3 import S3Store
+from geo_ray.data.stores.uri import is_s3, local_path
 
 
 class Store(Protocol):
@@ -21,6 +22,14 @@ class Store(Protocol):
         Raises:
             ShardMissingError: if it is not there.
             StoreError: if the store does not answer or refuses.
+        """
+
+    def open(self, path: str) -> BinaryIO:
+        """The file for reading in pieces, at any position; the caller closes it.
+
+        Raises:
+            ShardMissingError: if it is not there.
+            StoreError: if the store does not answer or refuses, or a copy of it finds no room.
         """
 
     def write(self, path: str, data: bytes) -> None:
@@ -45,36 +54,6 @@ class Store(Protocol):
         """
 
 
-def problem_of_path(path: str) -> str | None:
-    """Why ``path`` is no plain relative path inside a store; None if it is one."""
-    if not path:
-        return "is empty"
-    if path.startswith("/"):
-        return "is absolute"
-    if "\\" in path or any(ord(char) < 32 for char in path):
-        return "has a backslash or a control character"
-    if ".." in PurePosixPath(path).parts:
-        return "leaves its store by '..'"
-    if str(PurePosixPath(path)) != path or path == ".":
-        return "is not in its shortest form"
-    return None
-
-
-def checked_path(path: str, uri: str) -> str:
-    """Return ``path`` if it stays inside the store.
-
-    Raises:
-        StoreError: if it is absolute, has ``..`` or is otherwise not plain.
-    """
-    problem = problem_of_path(path)
-    if problem:
-        raise StoreError(
-            f"path {path!r} {problem}; refused for store {uri}",
-            fix="Use a relative path such as us-east/train-00000.parquet.",
-        )
-    return path
-
-
 def open_store(uri: str) -> Store:
     """Open the store at an address; nothing is contacted yet.
 
@@ -85,12 +64,4 @@ def open_store(uri: str) -> Store:
     Raises:
         StoreError: if the address is not understood or carries credentials.
     """
-    from geo_ray.data.stores.uri import is_s3, local_path
-
-    if is_s3(uri):
-        from geo_ray.data.stores.s3 import S3Store
-
-        return S3Store(uri)
-    from geo_ray.data.stores.local import LocalStore
-
-    return LocalStore(local_path(uri))
+    return S3Store(uri) if is_s3(uri) else LocalStore(local_path(uri))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from typing import BinaryIO
 
-from geo_ray.data.stores.base import checked_path
+from geo_ray.data.stores.paths import checked_path
 from geo_ray.errors import ShardMissingError, StoreError
 
 _TEMPORARY = ".tmp-"
@@ -29,8 +30,16 @@ class LocalStore:
 
     def read(self, path: str) -> bytes:
         """See `Store.read`."""
+        with self.open(path) as file:
+            try:
+                return file.read()
+            except OSError as error:
+                raise StoreError(f"cannot read {path} in store {self.uri}: {error}") from error
+
+    def open(self, path: str) -> BinaryIO:
+        """See `Store.open`."""
         try:
-            return self._file(path).read_bytes()
+            return self._file(path).open("rb")
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             raise ShardMissingError(f"{path} is not in store {self.uri}") from None
         except OSError as error:

@@ -9,17 +9,19 @@ never in an address, an error or a log line.
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import Callable
 from contextlib import closing
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 from urllib.parse import urlsplit
 
-from geo_ray.data.stores.base import checked_path
+from geo_ray.data.stores.paths import checked_path
 from geo_ray.data.stores.uri import S3Address, parse_s3
 from geo_ray.errors import ShardMissingError, StoreError
 
 _log = logging.getLogger(__name__)
 _COS_DOMAIN = ".myqcloud.com"
+_PIECE_BYTES = 1 << 20
 _MISSING = ("NoSuchKey", "404", "NotFound")
 
 T = TypeVar("T")
@@ -69,6 +71,31 @@ class S3Store:
 
         return self._call("read", path, lambda: self._again(get, path))
 
+    def open(self, path: str) -> BinaryIO:
+        """See `Store.open`: a copy on this machine's disk, without a name and gone when closed."""
+        key = self._key(path)
+
+        def get() -> BinaryIO:
+            answer = self._client.get_object(Bucket=self._address.bucket, Key=key)
+            copy = tempfile.TemporaryFile()  # noqa: SIM115  (the caller's to close)
+            try:
+                with closing(answer["Body"]) as body:
+                    for piece in body.iter_chunks(_PIECE_BYTES):
+                        copy.write(piece)
+                copy.seek(0)
+            except BaseException:
+                copy.close()
+                raise
+            return copy
+
+        try:
+            return self._call("read", path, lambda: self._again(get, path))
+        except OSError as error:
+            raise StoreError(
+                f"no room for a copy of {path} of bucket {self._address.bucket!r}: {error}",
+                fix="Free space, or set TMPDIR to a folder on a larger disk.",
+            ) from error
+
     def write(self, path: str, data: bytes) -> None:
         """See `Store.write`: one PUT, which S3 and COS apply atomically."""
         key = self._key(path)
@@ -106,7 +133,7 @@ class S3Store:
         path = checked_path(path, self._uri)
         return f"{self._address.prefix}/{path}" if self._address.prefix else path
 
-    def _again(self, get: Callable[[], bytes], path: str) -> bytes:
+    def _again(self, get: Callable[[], T], path: str) -> T:
         """Repeat a download whose body broke off; boto3 itself repeats only until the headers."""
         from botocore.exceptions import (
             ConnectionClosedError,

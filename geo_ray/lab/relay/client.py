@@ -53,5 +53,8 @@ class RelayClient:
             finally:
                 own.unlink(missing_ok=True)
         if "error" in answer:
-            raise ConfigError(f"the lab's relay refuses '{do}': {answer['error']}")
+            raise ConfigError(
+                f"the lab's relay refuses '{do}': {answer['error']}",
+                fix="Correct what is named; `geo-ray lab status` lists regions and links.",
+            )
         return answer

@@ -18,7 +18,7 @@ STEP = ("step", "samples", "loss", "start_s", "compute_s", "wait_s")
 EXCHANGE = ("start_s", "bytes_out", "bytes_in", "blocking", "staleness")
 
 
-INCIDENTS = ("stop_requested", "checkpoint_failed")
+INCIDENTS = ("stop_requested", "checkpoint_failed", "run_failed")
 
 
 class Columns:
@@ -44,6 +44,18 @@ class Columns:
         return len(next(iter(self._columns.values())))
 
 
+def standing(step_N: Floats) -> NDArray[np.intp]:
+    """Give the indices of the steps that were not done again after a resumption.
+
+    Args:
+        step_N: step numbers in the order in which they were done, float64 (N,).
+    """
+    lowest_after = np.minimum.accumulate(step_N[::-1])[::-1]
+    stands = np.ones(len(step_N), dtype=bool)
+    stands[:-1] = step_N[:-1] < lowest_after[1:]
+    return np.flatnonzero(stands)
+
+
 @dataclass(slots=True)
 class RegionRecord:
     """Columns of one region: its steps (also those done twice), and its exchanges."""
@@ -52,12 +64,8 @@ class RegionRecord:
     exchanges: Columns = field(default_factory=lambda: Columns("t_s", *EXCHANGE))
 
     def standing(self) -> NDArray[np.intp]:
-        """Give the indices of the steps that stand: not done again after a resumption, (N,)."""
-        step = self.steps["step"]
-        lowest_after = np.minimum.accumulate(step[::-1])[::-1]
-        stands = np.ones(len(step), dtype=bool)
-        stands[:-1] = step[:-1] < lowest_after[1:]
-        return np.flatnonzero(stands)
+        """Give the indices of the steps that stand, (N,)."""
+        return standing(self.steps["step"])
 
 
 @dataclass(slots=True)
@@ -67,9 +75,10 @@ class RunRecord:
     Attributes:
         totals: the fold that `Summary` uses, too.
         regions: columns by region.
-        evals: (region or None for all together, metric) -> columns t_s, value.
+        evals: (region or None for all together, metric) -> columns t_s, step, value.
         wan: traffic class -> columns t_s, bytes (cumulative over all links).
-        incidents: the faults, resumptions and requests to stop, in order.
+        wan_total: columns t_s, bytes of all classes (cumulative).
+        incidents: the faults, resumptions, requests to stop and failures, in order.
         checkpoints: the committed ones, in order.
     """
 
@@ -77,6 +86,7 @@ class RunRecord:
     regions: dict[str, RegionRecord] = field(default_factory=dict)
     evals: dict[tuple[str | None, str], Columns] = field(default_factory=dict)
     wan: dict[str, Columns] = field(default_factory=dict)
+    wan_total: Columns = field(default_factory=lambda: Columns("t_s", "bytes"))
     incidents: list[Event] = field(default_factory=list)
     checkpoints: list[Event] = field(default_factory=list)
     _wan_bytes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -99,9 +109,10 @@ class RunRecord:
                 for metric in event["metrics"]:
                     value = event["metrics"][metric]
                     columns = self.evals.setdefault(
-                        (event["region"], metric), Columns("t_s", "value")
+                        (event["region"], metric), Columns("t_s", "step", "value")
                     )
-                    columns.add(event.t_s, float("nan") if value is None else value)
+                    number = float("nan") if value is None else value
+                    columns.add(event.t_s, event["step"], number)
             case "checkpoint":
                 self.checkpoints.append(event)
         self._feed_totals(event)
@@ -110,7 +121,9 @@ class RunRecord:
         self.totals.feed(event)
         if event.kind != "wan":
             return
-        for name, count in self.totals.wan.by_class().items():
+        by_class = self.totals.wan.by_class()
+        self.wan_total.add(event.t_s, sum(by_class.values()))
+        for name, count in by_class.items():
             if count != self._wan_bytes[name]:
                 self._wan_bytes[name] = count
                 self.wan.setdefault(name, Columns("t_s", "bytes")).add(event.t_s, count)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,7 +27,8 @@ class EventLog:
 
     Every event is one `write` to the operating system before `write` returns, so a crash of the
     process loses nothing that was written (a crash of the machine may). An existing file is
-    continued; a torn last line, left by a crash, is cut off first.
+    continued; a torn last line, left by a crash, is cut off first. While the log is open, it is
+    locked, so that readers can tell a run that goes on from one that was killed (`being_written`).
 
     Args:
         path: the file; its directory must exist.
@@ -43,6 +46,8 @@ class EventLog:
         self._fd = -1
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            with suppress(OSError):  # some file systems have no locks; readers are told so
+                fcntl.flock(self._fd, fcntl.LOCK_SH)
             self._size = _whole_lines_bytes(self._fd)
             os.ftruncate(self._fd, self._size)
         except OSError as error:
@@ -130,7 +135,8 @@ def follow(
 ) -> Iterator[Event]:
     """Give the events of a log that is still being written, waiting for more.
 
-    Ends after `run_finished`, or when ``stop()`` is true and everything written was given.
+    Ends after a `run_finished` or `run_failed` that nothing follows, or when ``stop()`` is true and
+    everything written was given.
 
     Args:
         path: the log; it may come into being later.
@@ -145,16 +151,31 @@ def follow(
     offset_bytes, number = 0, 0
     while True:
         last_look = stop()  # asked first: what was written before it turned true is still given
+        ended = False
         for line in _new_lines(path, offset_bytes):
             offset_bytes += len(line)
             number += 1
             event = _parsed(line, path, number)
             yield event
-            if event.kind == "run_finished":
-                return
-        if last_look:
+            ended = event.kind in ("run_finished", "run_failed")
+        if last_look or ended:
             return
         clock.sleep_s(poll_s)
+
+
+def being_written(path: Path) -> bool | None:
+    """Say whether a process has the log open for writing; None if that cannot be known.
+
+    The system takes the lock of a process that was killed, whatever killed it.
+    """
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    return False
 
 
 def last_time_s(path: Path) -> float:
@@ -213,4 +234,5 @@ def _write_all(fd: int, line: bytes) -> None:
 
 
 def _cannot(verb: str, path: Path, error: OSError) -> RunDirectoryError:
-    return RunDirectoryError(f"cannot {verb} {path}: {error.strerror or error}")
+    fix = "Check the permissions of the file." if verb == "read" else None
+    return RunDirectoryError(f"cannot {verb} {path}: {error.strerror or error}", fix=fix)

@@ -171,6 +171,7 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
     "stop_requested": {"cause": _text},
     "wan": {"src": _text, "dst": _text, "bytes_by_class": _table(_whole)},
     "run_finished": {"summary": _table(finite)},
+    "run_failed": {"code": _text, "message": _text, "fix": _text},
 }
 
 FAULT_KINDS = ("worker_lost", "worker_replaced", "step_refused", "region_lost")

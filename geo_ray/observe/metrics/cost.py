@@ -8,8 +8,10 @@ from typing import Final, Literal
 from pydantic import Field, ValidationError
 
 from geo_ray.config.base import StrictModel
+from geo_ray.config.json_file import complaints
 from geo_ray.errors import RunDirectoryError
 from geo_ray.observe.text import duration_text, number_text
+from geo_ray.util.atomic_file import save_text
 
 COST_FILE: Final = "cost.json"
 TOTAL: Final = "total"
@@ -51,14 +53,7 @@ def save_cost(cost: Cost, run_dir: Path) -> Path:
     Raises:
         RunDirectoryError: the file cannot be written.
     """
-    path = run_dir / COST_FILE
-    part = path.with_suffix(".json.part")
-    try:
-        part.write_text(cost.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        raise RunDirectoryError(f"cannot write {path}: {error.strerror}") from error
-    return path
+    return save_text(run_dir / COST_FILE, cost.model_dump_json(indent=2) + "\n")
 
 
 def load_cost(run_dir: Path) -> Cost | None:
@@ -69,11 +64,21 @@ def load_cost(run_dir: Path) -> Cost | None:
     """
     path = run_dir / COST_FILE
     try:
-        return Cost.model_validate_json(path.read_bytes())
+        data = path.read_bytes()
     except FileNotFoundError:
         return None
-    except (OSError, ValidationError) as error:
-        raise RunDirectoryError(f"cannot read {path}: {error}") from error
+    except OSError as error:
+        raise RunDirectoryError(
+            f"cannot read {path}: {error.strerror or error}",
+            fix="Check the permissions of the file.",
+        ) from error
+    try:
+        return Cost.model_validate_json(data)
+    except ValidationError as error:
+        raise RunDirectoryError(
+            f"cannot read {path}: {complaints(error, Cost, data)}",
+            fix="Remove the file if it was edited; the run's other files are enough for a report.",
+        ) from error
 
 
 def value_text(value: float | None, unit: Unit) -> str:

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from geo_ray.config.base import StrictModel
+from geo_ray.config.json_file import complaints
 from geo_ray.errors import RunDirectoryError
 from geo_ray.observe.events.schema import Event
 from geo_ray.observe.metrics.noise import newest_noise
@@ -26,6 +27,7 @@ from geo_ray.observe.text import (
     number_text,
     saving_text,
 )
+from geo_ray.util.atomic_file import save_text
 
 SUMMARY_FILE = "summary.json"
 
@@ -127,7 +129,10 @@ class Summing:
         """
         totals = self._totals
         if totals.started is None:
-            raise RunDirectoryError("the events have no run_started: nothing to sum up")
+            raise RunDirectoryError(
+                "the events have no run_started: nothing to sum up",
+                fix="Look at what the command that started the run printed.",
+            )
         return Summary(
             strategy=totals.started["strategy"],
             seed=totals.started["seed"],
@@ -175,14 +180,7 @@ def save_summary(summary: Summary, run_dir: Path) -> Path:
     Raises:
         RunDirectoryError: the file cannot be written.
     """
-    path = run_dir / SUMMARY_FILE
-    part = path.with_suffix(".json.part")
-    try:
-        part.write_text(json.dumps(summary.model_dump(), indent=2) + "\n", encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        raise RunDirectoryError(f"cannot write {path}: {error.strerror}") from error
-    return path
+    return save_text(run_dir / SUMMARY_FILE, json.dumps(summary.model_dump(), indent=2) + "\n")
 
 
 def load_summary(run_dir: Path) -> Summary | None:
@@ -193,11 +191,21 @@ def load_summary(run_dir: Path) -> Summary | None:
     """
     path = run_dir / SUMMARY_FILE
     try:
-        return Summary.model_validate_json(path.read_bytes())
+        data = path.read_bytes()
     except FileNotFoundError:
         return None
-    except (OSError, ValidationError) as error:
-        raise RunDirectoryError(f"cannot read {path}: {error}") from error
+    except OSError as error:
+        raise RunDirectoryError(
+            f"cannot read {path}: {error.strerror or error}",
+            fix="Check the permissions of the file.",
+        ) from error
+    try:
+        return Summary.model_validate_json(data)
+    except ValidationError as error:
+        raise RunDirectoryError(
+            f"cannot read {path}: {complaints(error, Summary, data)}",
+            fix="Remove the file if it was edited; the run's other files are enough for a report.",
+        ) from error
 
 
 def final_table(summary: Summary, totals: RunTotals) -> Table:

@@ -32,6 +32,7 @@ class RunTotals:
     startup_s: float | None = None  # of all stretches; None if nothing was started
     joined_s: float = 0.0  # from the start of the clock to the first step, of all stretches
     finished: Event | None = None
+    failed: Event | None = None
     regions: dict[str, RegionTotals] = field(default_factory=dict)
     wan: LinkTotals = field(default_factory=LinkTotals)
     rounds: set[int] = field(default_factory=set)
@@ -81,6 +82,8 @@ class RunTotals:
                 self.stop_cause = event["cause"]
             case "run_finished":
                 self.finished = event
+            case "run_failed":
+                self.finished, self.failed = None, event
             case kind if kind in FAULT_KINDS:
                 self.region(event["region"]).faults[kind] += 1
 
@@ -90,7 +93,8 @@ class RunTotals:
             self._began_s = None
 
     def _start(self, event: Event) -> None:
-        self.started, self.finished, self.stop_cause = event, None, None
+        self.started, self.stop_cause = event, None
+        self.finished = self.failed = None
         self._began_s = event.t_s
         self.wan.restart()
         startup_s = event.fields.get("startup_s")

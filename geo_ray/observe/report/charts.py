@@ -10,16 +10,19 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from geo_ray.observe.report.axis import Axis, linear_axis, log_axis, time_axis
-from geo_ray.observe.report.series import thin
+from geo_ray.observe.report.axis import LIMIT, Axis, linear_axis, log_axis, time_axis
+from geo_ray.observe.report.plot import SPAN, frame, stretched
+from geo_ray.observe.report.series import MAX_POINTS, thin
 from geo_ray.observe.text import number_text
 
 Floats = NDArray[np.float64]
 
 COLOURS = 7  # of the palette in style.py
 ALL = -1  # series of what stands for all the others; strong and in the colour of the text
-_WIDTH, _HEIGHT = 560, 290
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 10, 40
+MANY = 12  # more curves than this are drawn thin
+_HEIGHT = 232  # of a drawing of curves, in pixels
+_NARROW_PX = 340  # its width beside another one, or on a narrow page
+_MOST_POINTS = 24_000  # of all curves of a chart; each has at least 60 and at most 1,000
 _DASHES = ("", "6 3", "2 3", "8 3 2 3")
 
 
@@ -48,6 +51,7 @@ def curves_chart(
     *,
     x_label: str,
     x_time: bool = False,
+    x_text: Callable[[float], str] = number_text,
     y_text: Callable[[float], str] = number_text,
     zero: bool = False,
     log: bool = False,
@@ -59,6 +63,7 @@ def curves_chart(
         curves: drawn in this order.
         x_label: what x is; of a time axis, its unit is added.
         x_time: x is in seconds.
+        x_text: what to write at a tick of an x axis that is not time.
         y_text: what to write at a tick of the y axis and behind a curve's name.
         zero: let y begin at zero.
         log: let y be logarithmic if the values are positive and span enough.
@@ -66,34 +71,46 @@ def curves_chart(
     Returns:
         HTML of a figure; of a note if there is nothing to draw.
     """
-    drawn = [(curve, *thin(curve.x, curve.y)) for curve in curves]
-    drawn = [(curve, x, y) for curve, x, y in drawn if len(x)]
+    most = max(60, min(MAX_POINTS, _MOST_POINTS // max(1, len(curves))))
+    drawn = [(curve, *thin(curve.x, curve.y, most)) for curve in curves]
+    drawn = [(curve, x, np.clip(y, -LIMIT, LIMIT)) for curve, x, y in drawn if len(x)]
     if not drawn:
-        return _figure(title, "", '<p class="none">nothing was recorded</p>')
-    x_low = min(float(x[0]) for _, x, _ in drawn)
+        return figure(title, "", '<p class="none">nothing was recorded</p>')
+    x_low = min(0.0, *(float(x[0]) for _, x, _ in drawn))
     x_high = max(float(x[-1]) for _, x, _ in drawn)
-    if x_time or x_low < 0.1 * x_high:
-        x_low = min(0.0, x_low)
     if x_time:
         x_axis, unit = time_axis(x_low, x_high)
         x_label = f"{x_label} ({unit})"
     else:
-        x_axis = linear_axis(x_low, x_high, 6)
+        x_axis = linear_axis(x_low, x_high, 6, x_text)
     y_axis = _y_axis([(curve.faint, y) for curve, _, y in drawn], y_text, zero=zero, log=log)
-    lines = "".join(_polyline(curve, x, y, x_axis, y_axis) for curve, x, y in drawn)
-    inner_w, inner_h = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
-    body = (
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(title)}">'
-        + _grid(x_axis, y_axis, x_label)
-        # An inner svg cuts off what lies outside the range.
-        + f'<svg x="{_LEFT}" y="{_TOP}" width="{inner_w}" height="{inner_h}">{lines}</svg></svg>'
+    faint = [_polyline(curve, x, y, x_axis, y_axis) for curve, x, y in drawn if curve.faint]
+    bold = [_polyline(curve, x, y, x_axis, y_axis) for curve, x, y in drawn if not curve.faint]
+    many = len(bold) > MANY
+    dots = [
+        _dots(curve, x, y, x_axis, y_axis)
+        for curve, x, y in drawn
+        if not curve.faint and (len(x) == 1 or not many or curve.series == ALL)
+    ]
+    lines = stretched("".join(faint), _HEIGHT, cut=True) if faint else ""
+    lines += stretched("".join(bold), _HEIGHT, cut=False)
+    body = frame(
+        title,
+        _HEIGHT,
+        lines + "".join(dots),
+        x_axis=x_axis,
+        x_label=x_label,
+        y_texts=[(_y(y_axis, value), escape(text)) for value, text in y_axis.ticks],
+        least_px=_NARROW_PX,
     )
     legend = [
         (curve.series, f"{curve.label} {y_text(float(y[-1]))}")
         for curve, _, y in drawn
         if curve.label
     ]
-    return _figure(title, _legend(legend), body)
+    legend.sort(key=lambda entry: entry[0] != ALL)
+    inside = _legend(legend) + body
+    return figure(title, "", f'<div class="many">{inside}</div>' if many else inside)
 
 
 def bars_chart(title: str, values: Mapping[str, float], text: Callable[[float], str]) -> str:
@@ -105,7 +122,7 @@ def bars_chart(title: str, values: Mapping[str, float], text: Callable[[float], 
         text: what to write behind a bar.
     """
     if not values:
-        return _figure(title, "", '<p class="none">nothing was recorded</p>')
+        return figure(title, "", '<p class="none">nothing was recorded</p>')
     most = max(values.values()) or 1.0
     rows = "".join(
         f'<tr><th scope="row">{escape(label)}</th><td class="bar"><svg width="100%" height="16">'
@@ -113,7 +130,7 @@ def bars_chart(title: str, values: Mapping[str, float], text: Callable[[float], 
         f' rx="2"/></svg></td><td class="n">{escape(text(value))}</td></tr>'
         for index, (label, value) in enumerate(values.items())
     )
-    return _figure(title, "", f'<table class="bars">{rows}</table>')
+    return figure(title, "", f'<table class="bars">{rows}</table>')
 
 
 def histogram(values_N: Floats, bins: int = 12) -> str:
@@ -130,7 +147,7 @@ def histogram(values_N: Floats, bins: int = 12) -> str:
         edges = np.arange(0, int(high) + 2) - 0.5
         labels = [str(value) for value in range(int(high) + 1)]
     else:
-        edges = np.linspace(low, high if high > low else low + 1, bins + 1)
+        edges = np.linspace(low, high if high > low else low + max(1.0, abs(low)), bins + 1)
         pairs = pairwise(map(float, edges))
         labels = [f"{number_text(a)} to {number_text(b)}" for a, b in pairs]
     counts, _ = np.histogram(values_N, edges)
@@ -159,29 +176,36 @@ def _y_axis(
     faint = [np.percentile(y, [1, 99]) for is_faint, y in values if is_faint]
     every = np.concatenate([*bold, *faint])
     low, high = float(every.min()), float(every.max())
-    if log and low > 0 and high / low > 20:
+    if log and low > 0 and high > 20 * low:
         return log_axis(low / 1.1, high * 1.1)
     return linear_axis(min(0.0, low) if zero else low, high, 5, text, widen=True)
 
 
+def _y(axis: Axis, value: float) -> float:
+    return _HEIGHT * (1 - axis.part(value))
+
+
 def _polyline(curve: Curve, x: Floats, y: Floats, x_axis: Axis, y_axis: Axis) -> str:
-    width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
-    points = [
-        (width * x_axis.part(float(a)), height * (1 - y_axis.part(float(b))))
+    if len(x) < 2:
+        return ""
+    path = " ".join(
+        f"{SPAN * x_axis.part(float(a)):.1f},{_y(y_axis, float(b)):.1f}"
         for a, b in zip(x, y, strict=True)
-    ]
+    )
     kind = f"l{_colour(curve.series)}{' faint' if curve.faint else ''}"
     name = f"<title>{escape(curve.label)}</title>" if curve.label else ""
-    drawn = ""
-    if len(points) > 1:
-        path = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
-        drawn = f'<polyline class="{kind}"{_dash(curve.series)} points="{path}">{name}</polyline>'
-    if len(points) <= 25 and not curve.faint:
-        dot = f"b{_colour(curve.series)}"
-        drawn += "".join(
-            f'<circle class="{dot}" cx="{a:.1f}" cy="{b:.1f}" r="2.5"/>' for a, b in points
-        )
-    return drawn
+    return f'<polyline class="{kind}"{_dash(curve.series)} points="{path}">{name}</polyline>'
+
+
+def _dots(curve: Curve, x: Floats, y: Floats, x_axis: Axis, y_axis: Axis) -> str:
+    """Mark the points of a curve that has few."""
+    if len(x) > 25:
+        return ""
+    return "".join(
+        f'<circle class="b{_colour(curve.series)}" cx="{100 * x_axis.part(float(a)):.2f}%" '
+        f'cy="{_y(y_axis, float(b)):.1f}" r="2.5"/>'
+        for a, b in zip(x, y, strict=True)
+    )
 
 
 def _colour(series: int) -> str:
@@ -193,25 +217,6 @@ def _dash(series: int) -> str:
     return f' stroke-dasharray="{dash}"' if dash else ""
 
 
-def _grid(x_axis: Axis, y_axis: Axis, x_label: str) -> str:
-    width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
-    parts = []
-    for value, text in y_axis.ticks:
-        y = _TOP + height * (1 - y_axis.part(value))
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_LEFT + width}" y1="{y:.1f}" ')
-        parts.append(f'y2="{y:.1f}"/><text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">')
-        parts.append(f"{escape(text)}</text>")
-    for value, text in x_axis.ticks:
-        x = _LEFT + width * x_axis.part(value)
-        parts.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP + height}" ')
-        parts.append(f'y2="{_TOP + height + 4}"/><text x="{x:.1f}" y="{_TOP + height + 17}" ')
-        parts.append(f'text-anchor="middle">{escape(text)}</text>')
-    parts.append(f'<line class="axis" x1="{_LEFT}" x2="{_LEFT + width}" y1="{_TOP + height}" ')
-    parts.append(f'y2="{_TOP + height}"/><text x="{_LEFT + width / 2}" y="{_HEIGHT - 6}" ')
-    parts.append(f'text-anchor="middle" class="label">{escape(x_label)}</text>')
-    return "".join(parts)
-
-
 def _legend(entries: Sequence[tuple[int, str]]) -> str:
     items = "".join(
         f'<li><svg width="22" height="8"><line class="l{_colour(series)}"{_dash(series)} x1="0" '
@@ -221,5 +226,6 @@ def _legend(entries: Sequence[tuple[int, str]]) -> str:
     return f'<ul class="legend">{items}</ul>' if items else ""
 
 
-def _figure(title: str, legend: str, body: str) -> str:
+def figure(title: str, legend: str, body: str) -> str:
+    """Give a figure: its title, then ``legend``, then ``body`` (both HTML)."""
     return f"<figure><figcaption>{escape(title)}</figcaption>{legend}{body}</figure>"

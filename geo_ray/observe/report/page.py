@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from html import escape
 from pathlib import Path
 
-from geo_ray.errors import RunDirectoryError
 from geo_ray.observe.report.style import STYLE
+from geo_ray.util.atomic_file import save_text
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
@@ -34,11 +33,4 @@ def write_html(page: str, path: Path) -> Path:
     Raises:
         RunDirectoryError: it cannot be written.
     """
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        part.write_text(page, encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise RunDirectoryError(f"cannot write {path}: {error.strerror or error}") from error
-    return path
+    return save_text(path, page)

@@ -14,12 +14,13 @@ from geo_ray.observe.metrics.cost import load_cost
 from geo_ray.observe.metrics.noise import newest_noise
 from geo_ray.observe.metrics.summary import Summary, load_summary
 from geo_ray.observe.report.cost_section import cost_section
+from geo_ray.observe.report.curve_sections import curve_sections
+from geo_ray.observe.report.ending import Ending, ending_of
+from geo_ray.observe.report.ending_section import MOST_REGIONS, ending_box, tag
 from geo_ray.observe.report.page import html_page, write_html
 from geo_ray.observe.report.sections import (
-    evals_section,
     exchanges_section,
     incidents_section,
-    loss_section,
     regions_section,
     section,
     wan_section,
@@ -38,29 +39,25 @@ REPORT_FILE = "report.html"
 
 
 def load_record(run_dir: Path) -> RunRecord:
-    """Read what a page is made of: all events of a run, once.
+    """Read what a page is made of: all events of a run, once; of a run that did not begin, none.
 
     Raises:
         RunDirectoryError: ``run_dir`` is no run, or its events cannot be read.
     """
     path = run_dir / EVENTS_FILE
-    if not path.is_file():
+    if path.is_file():
+        return record(read_events(path))
+    if not (run_dir / LOCK_FILE).is_file():
         what = "has no events.jsonl" if run_dir.is_dir() else "is no directory"
         raise RunDirectoryError(
             f"{run_dir} is no run: it {what}",
             fix="Name a directory that `geo-ray train` or `geo-ray simulate` has written.",
         )
-    run = record(read_events(path))
-    if run.totals.started is None:
-        raise RunDirectoryError(
-            f"{path} has no run_started: the run ended before it began",
-            fix="Look at what the command that started it printed.",
-        )
-    return run
+    return record(())
 
 
 def render_report(run_dir: Path, run: RunRecord | None = None) -> str:
-    """Make the page of a run that has finished, was cut off or is still going.
+    """Make the page of a run that has finished, failed, was cut off or is still going.
 
     Args:
         run_dir: directory with `events.jsonl`; `summary.json`, `cost.json` and `config.lock.yaml`
@@ -75,14 +72,20 @@ def render_report(run_dir: Path, run: RunRecord | None = None) -> str:
     """
     run = run or load_record(run_dir)
     started = run.totals.started
-    assert started is not None, "load_record refuses such runs"  # noqa: S101
-    summary = load_summary(run_dir)
+    ending = ending_of(run_dir, run.totals)
+    if started is None:
+        name = run_dir.resolve().name
+        head = f"<header><h1>{escape(name)} {tag(ending)}</h1></header>"
+        return html_page(name, head + ending_box(run_dir, run, ending) + _config(run_dir))
+    # Of a run that was resumed and has not ended, there is the summary of the stretch before.
+    summary = load_summary(run_dir) if ending is Ending.FINISHED else None
     parts = [
-        _header(run, started, summary),
+        _header(run, started, summary, ending),
+        ending_box(run_dir, run, ending),
+        _facts(run, started, summary),
         cost_section(load_cost(run_dir)),
         regions_section(run),
-        loss_section(run),
-        evals_section(run),
+        curve_sections(run),
         section("Timeline", timeline(lanes(run.regions)), _TIMELINE_NOTE),
         wan_section(run),
         exchanges_section(run),
@@ -112,38 +115,36 @@ def write_report(run_dir: Path, out: Path | None = None, run: RunRecord | None =
 _TIMELINE_NOTE = "Upper row of a region: compute and wait. Lower row: exchanges in flight."
 
 
-def _header(run: RunRecord, started: Event, summary: Summary | None) -> str:
-    totals = run.totals
-    name = escape(started["run"])
-    tag = '<span class="tag done">finished</span>'
-    warning = ""
-    if totals.finished is None:
-        tag = '<span class="tag cut">not finished</span>'
-        warning = (
-            '<p class="warn">The event log has no end: the run is still going, or was cut off '
-            f"after {escape(duration_text(totals.elapsed_s))}.</p>"
-        )
-    if totals.stop_cause is not None:
-        tag = '<span class="tag cut">stopped</span>'
-        warning += f'<p class="warn">Asked to stop: {escape(totals.stop_cause)}</p>'
+def _header(run: RunRecord, started: Event, summary: Summary | None, ending: Ending) -> str:
+    stop = run.totals.stop_cause
+    tags = tag(ending, early=stop is not None)
     if started["simulated"]:
-        tag += '<span class="tag">simulated: times are virtual</span>'
-    regions = ", ".join(started["regions"])
-    sub = f"{started['task']}, {started['strategy']}, {regions}"
+        tags += '<span class="tag">simulated: times are virtual</span>'
+    regions = list(started["regions"])
+    named = ", ".join(regions[:MOST_REGIONS])
+    if len(regions) > MOST_REGIONS:
+        named += f" and {len(regions) - MOST_REGIONS} more regions"
     digest = f"configuration <code>{escape(started['digest'])}</code>"
     if summary is not None and summary.digest:
         digest += f", final parameters <code>{escape(summary.digest)}</code>"
+    sub = f"{started['task']}, {started['strategy']}, {named}"
+    asked = f'<p class="warn">Asked to stop: {escape(stop)}</p>' if stop is not None else ""
+    return (
+        f"<header><h1>{escape(started['run'])} {tags}</h1>"
+        f'<p class="sub">{escape(sub)}<br>'
+        f"{digest}</p>{asked}</header>"
+    )
+
+
+def _facts(run: RunRecord, started: Event, summary: Summary | None) -> str:
     facts = "".join(
         f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>"
-        for label, value in _facts(run, started, summary)
+        for label, value in _values(run, started, summary)
     )
-    return (
-        f'<header><h1>{name} {tag}</h1><p class="sub">{escape(sub)}<br>{digest}</p>{warning}'
-        f'<dl class="facts">{facts}</dl></header>'
-    )
+    return f'<dl class="facts">{facts}</dl>'
 
 
-def _facts(run: RunRecord, started: Event, summary: Summary | None) -> list[tuple[str, str]]:
+def _values(run: RunRecord, started: Event, summary: Summary | None) -> list[tuple[str, str]]:
     totals = run.totals
     per_s = totals.samples / totals.elapsed_s if totals.elapsed_s > 0 else 0.0
     facts = [
@@ -183,7 +184,9 @@ def _config(run_dir: Path) -> str:
     except FileNotFoundError:
         return section("Configuration", f'<p class="none">the run has no {LOCK_FILE}</p>')
     except OSError as error:
-        raise RunDirectoryError(f"cannot read {path}: {error.strerror}") from error
+        raise RunDirectoryError(
+            f"cannot read {path}: {error.strerror}", fix="Check the permissions of the file."
+        ) from error
     folded = f"<details><summary>{LOCK_FILE}</summary><pre>{escape(text)}</pre></details>"
     made = f'<p class="sub">made by geo_ray {escape(__version__)}</p>'
     return section("Configuration", folded + made)

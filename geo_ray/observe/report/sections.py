@@ -9,11 +9,13 @@ import numpy as np
 
 from geo_ray.observe.events.columns import RegionRecord, RunRecord
 from geo_ray.observe.events.schema import Event
-from geo_ray.observe.report.charts import ALL, Curve, bars_chart, curves_chart, histogram
-from geo_ray.observe.report.series import Floats, smooth
+from geo_ray.observe.report.charts import Curve, bars_chart, curves_chart, histogram
+from geo_ray.observe.report.series import Floats, last_of_each
 from geo_ray.observe.text import bytes_text, duration_text, number_text
 
-MAX_ROWS = 200  # of a table of single events
+MAX_ROWS = 200  # of a table of single events or links
+TALL_ROWS = 25  # a table of more is scrolled in its own box
+WIDE_COLUMNS = 9  # a table of more has them closer together
 
 
 def section(title: str, body: str, note: str = "") -> str:
@@ -42,8 +44,11 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1)
         + "</tr>"
         for row in rows
     )
+    kind = "scroll tall" if len(rows) > TALL_ROWS else "scroll"
+    if len(headings) > WIDE_COLUMNS:
+        kind += " wide"
     return (
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+        f'<div class="{kind}"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
         "</div>"
     )
 
@@ -73,71 +78,28 @@ def regions_section(run: RunRecord) -> str:
     )
 
 
-def loss_section(run: RunRecord) -> str:
-    """Draw each region's training loss over time and over its samples."""
-    over_time: list[Curve] = []
-    over_samples: list[Curve] = []
-    for index, (name, region) in enumerate(run.regions.items()):
-        steps, stands = region.steps, region.standing()
-        loss = steps["loss"]
-        over_time += _raw_and_smooth(name, steps["t_s"], loss, index)
-        samples = np.cumsum(steps["samples"][stands])
-        over_samples += _raw_and_smooth(name, samples, loss[stands], index)
-    over_time.sort(key=lambda curve: not curve.faint)
-    over_samples.sort(key=lambda curve: not curve.faint)
-    charts = curves_chart("over time", over_time, x_label="time", x_time=True, log=True)
-    charts += curves_chart("over samples", over_samples, x_label="samples of the region", log=True)
-    note = "Bold: moving mean. Faint: every step."
-    return section("Training loss", f'<div class="charts">{charts}</div>', note)
-
-
-def _raw_and_smooth(name: str, x: Floats, loss: Floats, index: int) -> list[Curve]:
-    mean = smooth(loss)
-    bold = Curve(name, x, mean, index)
-    return [bold] if np.array_equal(mean, loss, equal_nan=True) else [_faint(x, loss, index), bold]
-
-
-def _faint(x: Floats, y: Floats, index: int) -> Curve:
-    return Curve("", x, y, index, faint=True)
-
-
-def evals_section(run: RunRecord) -> str:
-    """Draw each evaluation metric over time, of all regions together and of each."""
-    series: list[tuple[str | None, str, int]] = [
-        (name, name, index) for index, name in enumerate(run.regions)
-    ]
-    series.append((None, "all regions", ALL))  # last, so on top
-    charts = ""
-    for metric in dict.fromkeys(metric for _, metric in run.evals):
-        curves = [
-            Curve(label, columns["t_s"], columns["value"], index)
-            for region, label, index in series
-            if (columns := run.evals.get((region, metric))) is not None
-        ]
-        charts += curves_chart(metric, curves, x_label="time", x_time=True)
-    body = f'<div class="charts">{charts}</div>' if charts else _none("nothing was evaluated")
-    return section("Evaluation on held-out rows", body)
-
-
 def wan_section(run: RunRecord) -> str:
     """Draw the bytes between regions: by class in all, over time, and by link."""
     counted = run.totals.wan.by_class()
     by_class = dict(sorted(counted.items(), key=lambda item: -item[1]))
     if not any(by_class.values()):
-        return section("Bytes between regions", _none("no byte was counted"))
+        return section("Bytes between regions", none("no byte was counted"))
     bars = bars_chart("by class", by_class, bytes_text)
     names = list(by_class)
     curves = []
     for name, columns in run.wan.items():
-        t_s, total = columns["t_s"], columns["bytes"]
+        t_s, total = last_of_each(columns["t_s"], columns["bytes"])
         zero = (np.concatenate([[0.0], t_s]), np.concatenate([[0.0], total]))
         curves.append(Curve(name, *zero, names.index(name)))
     lines = curves_chart(
         "so far", curves, x_label="time", x_time=True, y_text=bytes_text, zero=True
     )
-    links = run.totals.wan.by_link()
-    rows = [[escape(src), escape(dst), bytes_text(n)] for (src, dst), n in links.items()]
-    body = f'<div class="charts">{bars}{lines}</div><p></p>'
+    links = sorted(run.totals.wan.by_link().items(), key=lambda item: -item[1])
+    rows = [[escape(src), escape(dst), bytes_text(n)] for (src, dst), n in links[:MAX_ROWS]]
+    note = ""
+    if len(links) > MAX_ROWS:
+        note = f'<p class="note">The {MAX_ROWS} with most of {len(links):,} links.</p>'
+    body = f'<div class="charts">{bars}{lines}</div><p></p>{note}'
     return section("Bytes between regions", body + table(["from", "to", "bytes"], rows, left=2))
 
 
@@ -145,7 +107,7 @@ def exchanges_section(run: RunRecord) -> str:
     """Give a row of statistics on exchanges per region."""
     rows = [_exchange_row(name, region) for name, region in run.regions.items() if region.exchanges]
     if not rows:
-        return section("Exchanges", _none("no update was answered"))
+        return section("Exchanges", none("no update was answered"))
     headings = ["region", "exchanges", "blocking", "mean time", "95th percentile", "bytes out"]
     headings += ["bytes in", "mean staleness", "staleness: how often"]
     note = "Time and bytes are per exchange, from sending an update to merging its answer."
@@ -201,15 +163,18 @@ def incidents_section(run: RunRecord) -> str:
 
 def _listed(title: str, headings: Sequence[str], rows: list[list[str]], left: int) -> str:
     if not rows:
-        return section(title, _none("none"))
+        return section(title, none("none"))
     note = f"The last {MAX_ROWS} of {len(rows):,}." if len(rows) > MAX_ROWS else ""
     return section(title, table(headings, rows[-MAX_ROWS:], left), note)
 
 
 def _details(event: Event) -> str:
+    if event.kind == "run_failed":
+        return f"{event['code']}: {event['message']}"
     names = ("worker", "step", "epoch", "cause")
     return ", ".join(f"{name} {event[name]}" for name in names if name in event.fields)
 
 
-def _none(text: str) -> str:
+def none(text: str) -> str:
+    """Give a note in place of what there is nothing of."""
     return f'<p class="none">{escape(text)}</p>'

@@ -27,12 +27,14 @@ def smooth(y_N: Floats, share: float = 0.03) -> Floats:
         return y_N.copy()
     half = max(4, int(len(y_N) * share / 2))
     good_N = np.isfinite(y_N)
-    sums = np.concatenate([[0.0], np.cumsum(np.where(good_N, y_N, 0.0))])
+    finite_N = np.where(good_N, y_N, 0.0)
+    unit = max(1.0, float(np.abs(finite_N).max()))  # sums of large values stay finite
+    sums = np.concatenate([[0.0], np.cumsum(finite_N / unit)])
     counts = np.concatenate([[0], np.cumsum(good_N)])
     index = np.arange(len(y_N))
     first, last = np.maximum(index - half, 0), np.minimum(index + half + 1, len(y_N))
     with np.errstate(invalid="ignore"):
-        mean: Floats = (sums[last] - sums[first]) / (counts[last] - counts[first])
+        mean: Floats = unit * ((sums[last] - sums[first]) / (counts[last] - counts[first]))
     return mean
 
 
@@ -57,6 +59,17 @@ def thin(x_N: Floats, y_N: Floats, max_points: int = MAX_POINTS) -> tuple[Floats
         keep |= {start + int(np.argmin(y[start:end])), start + int(np.argmax(y[start:end]))}
     chosen = np.array(sorted(keep))
     return x[chosen], y[chosen]
+
+
+def last_of_each(x_N: Floats, y_N: Floats) -> tuple[Floats, Floats]:
+    """Give of all points at one place the last, float64 (M,) each.
+
+    Args:
+        x_N: places in rising order, several points at some, float64 (N,).
+        y_N: values, float64 (N,).
+    """
+    last_N = np.append(np.diff(x_N) > 0, True)[: len(x_N)]
+    return x_N[last_N], y_N[last_N]
 
 
 def coverage(start_N: Floats, end_N: Floats, edges_B: Floats) -> Floats:

@@ -23,6 +23,12 @@ p.warn { background: var(--warn); color: var(--warn-ink); padding: 8px 12px; bor
 .tag { font-size: 12px; font-weight: 600; padding: 2px 8px; border-radius: 10px; color: var(--card);
   background: var(--c0); vertical-align: middle; margin-left: 8px; white-space: nowrap; }
 .tag.cut { background: var(--c1); } .tag.done { background: var(--c2); }
+.ended { background: var(--warn); color: var(--warn-ink); border-left: 4px solid var(--c1);
+  border-radius: 6px; padding: 4px 16px 10px; margin: 12px 0 16px; overflow-wrap: anywhere; }
+.ended.going { border-color: var(--c0); padding-bottom: 4px; } .ended p { margin: 8px 0; }
+.ended p.cause { font-weight: 600; }
+.ended dl { display: grid; grid-template-columns: max-content 1fr; gap: 3px 18px; }
+.ended dt { opacity: 0.8; } .ended dd { margin: 0; }
 .facts { display: grid; grid-template-columns: repeat(auto-fill, minmax(150px, 1fr)); gap: 10px; }
 .facts div { background: var(--card); border: 1px solid var(--rule); border-radius: 6px;
   padding: 8px 12px; overflow-wrap: anywhere; }
@@ -34,12 +40,17 @@ figure { margin: 0 0 14px; background: var(--card); border: 1px solid var(--rule
   border-radius: 6px; padding: 12px 14px; min-width: 0; }
 .charts figure { margin: 0; }
 figcaption { font-weight: 600; margin-bottom: 4px; }
-figure > svg { display: block; width: 100%; height: auto; }
+svg.plot { display: block; overflow: visible; margin-top: 10px; margin-bottom: 42px; }
+svg.whole { overflow: visible; } svg.cut { overflow: hidden; }
 svg text { fill: var(--soft); font-size: 12px; } svg text.label { fill: var(--ink); }
 ul.legend { list-style: none; display: flex; flex-wrap: wrap; gap: 2px 16px; margin: 0 0 6px;
-  padding: 0; color: var(--soft); font-size: 13px; }
+  padding: 0; color: var(--soft); font-size: 13px; max-height: 104px; overflow-y: auto; }
 ul.legend svg { margin-right: 6px; vertical-align: middle; }
-polyline, svg line[class^="l"] { fill: none; stroke-width: 1.8; stroke-linejoin: round; }
+polyline, svg line[class^="l"] { fill: none; stroke-width: 1.8; stroke-linejoin: round;
+  vector-effect: non-scaling-stroke; }
+.many polyline:not(.l-all) { stroke-width: 1; opacity: 0.5; }
+.many polyline, .many svg line { stroke-dasharray: none; }
+.many polyline:not(.l-all):hover { stroke-width: 3; opacity: 1; }
 .faint { stroke-width: 1; opacity: 0.28; }
 .grid { stroke: var(--rule); } .axis { stroke: var(--soft); }
 .l0 { stroke: var(--c0); } .l1 { stroke: var(--c1); } .l2 { stroke: var(--c2); }
@@ -47,18 +58,27 @@ polyline, svg line[class^="l"] { fill: none; stroke-width: 1.8; stroke-linejoin:
 .l6 { stroke: var(--c6); }
 .b0 { fill: var(--c0); } .b1 { fill: var(--c1); } .b2 { fill: var(--c2); } .b3 { fill: var(--c3); }
 .b4 { fill: var(--c4); } .b5 { fill: var(--c5); } .b6 { fill: var(--c6); }
+.views > .over { color: var(--soft); } .views > input { margin: 0 4px 0 14px; }
+.views > label { cursor: pointer; } .views > input:checked + label { font-weight: 600; }
+.views { margin-top: 34px; } .views > section > h2 { margin-top: 16px; } .view { display: none; }
+.x-time:checked ~ section .view.x-time, .x-steps:checked ~ section .view.x-steps,
+.x-samples:checked ~ section .view.x-samples, .x-wan:checked ~ section .view.x-wan
+  { display: block; min-width: 0; }
 .l-all { stroke: var(--ink); stroke-width: 2.6; } .b-all { fill: var(--ink); }
 .t-compute { fill: var(--c0); } .t-wait { fill: var(--c5); opacity: 0.75; }
 .t-transfer { fill: var(--c2); } .t-none { fill: var(--none); }
 .scroll { overflow-x: auto; background: var(--card); border: 1px solid var(--rule);
   border-radius: 6px; width: fit-content; max-width: 100%; }
+.tall { max-height: 640px; overflow-y: auto; }
+.tall thead th { position: sticky; top: 0; z-index: 1; background: var(--card); }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: 6px 16px; border-bottom: 1px solid var(--rule);
   vertical-align: top; }
+td:first-child, th:first-child { position: sticky; left: 0; background: var(--card); }
 thead th { color: var(--soft); font-weight: 500; font-size: 13px; white-space: nowrap; }
-td:first-child { white-space: nowrap; }
 tbody tr:last-child > * { border-bottom: 0; } tbody th { font-weight: 500; }
-.n { text-align: right; white-space: nowrap; }
+.n { text-align: right; white-space: nowrap; } .wide th, .wide td { padding: 6px 9px; }
+.range { color: var(--soft); font-size: 12px; white-space: normal; }
 table.bars th, table.bars td { border: 0; padding: 4px 8px 4px 0; vertical-align: middle; }
 table.bars th { white-space: nowrap; } td.bar { width: 75%; } td.bar svg { display: block; }
 svg.histogram { display: block; overflow: visible; margin-left: auto; }
@@ -68,5 +88,8 @@ details { background: var(--card); border: 1px solid var(--rule); border-radius:
 summary { cursor: pointer; font-weight: 600; }
 pre { overflow-x: auto; font: 12.5px/1.45 ui-monospace, Menlo, Consolas, monospace; }
 code { font: 12.5px ui-monospace, Menlo, Consolas, monospace; }
-@media print { details { display: none; } }
+@media (max-width: 900px) { th, td { padding: 5px 9px; } body { padding: 16px 12px 40px; }
+  thead th { white-space: normal; vertical-align: bottom; } }
+@media (max-width: 520px) { svg text.odd { display: none; } }
+@media print { details { display: none; } .tall { max-height: none; } }
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 
@@ -11,17 +11,32 @@ from numpy.typing import NDArray
 
 from geo_ray.observe.events.columns import RegionRecord
 from geo_ray.observe.report.axis import Axis, time_axis
+from geo_ray.observe.report.charts import figure
+from geo_ray.observe.report.plot import SPAN, frame, stretched
 from geo_ray.observe.report.series import coverage
 from geo_ray.observe.text import duration_text
 
 Floats = NDArray[np.float64]
 
 MAX_INTERVALS = 2000  # above it, the whole run is drawn as shares of time
-ZOOM_INTERVALS = 240
+ZOOM_INTERVALS, ZOOM_EACH = 240, 12  # drawn one by one above it; at least so many of a region
 _BINS_LEAST, _BINS_MOST = 60, 240
-_WIDTH, _LEFT, _RIGHT = 1140, 150, 14
-_LANE, _WORK, _WIRE = 46, 20, 11  # heights in pixels: of a region, of its two rows
+_MOST_BINS = 12_000  # of all regions of a drawing
+_NARROW_PX = 560
 _KINDS = ("compute", "wait", "transfer")
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Heights in pixels: of a region, of its row of work, of its row of exchanges."""
+
+    lane: int
+    work: int
+    wire: int
+
+
+_ROOMY, _TIGHT = _Rows(46, 20, 11), _Rows(22, 10, 5)
+_ROOMY_REGIONS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +108,10 @@ def timeline(of: Lanes) -> str:
     if aggregated:
         caption += ": height is the share of time in each column"
     figures = ""
-    if len(starts) > ZOOM_INTERVALS:
+    shown = max(ZOOM_INTERVALS, ZOOM_EACH * len(of))
+    if len(starts) > shown:
         # From the first interval on: start-up would be an empty stretch.
-        zoom_s = float(starts[ZOOM_INTERVALS])
+        zoom_s = float(starts[shown])
         zoomed = {
             name: {kind: spans.before(zoom_s) for kind, spans in kinds.items()}
             for name, kinds in of.items()
@@ -109,39 +125,46 @@ def timeline(of: Lanes) -> str:
 
 def _drawn(caption: str, of: Lanes, low_s: float, high_s: float, *, shares: bool) -> str:
     axis, unit = time_axis(low_s, high_s, 10)
-    height = _LANE * len(of) + 44
-    parts = [_grid(axis, unit, len(of))]
+    rows = _ROOMY if len(of) <= _ROOMY_REGIONS else _TIGHT
+    height = rows.lane * len(of)
+    names, parts = [], []
     for index, (name, kinds) in enumerate(of.items()):
-        top = index * _LANE + 8
-        parts.append(
-            f'<text x="{_LEFT - 10}" y="{top + 19}" text-anchor="end" class="label">'
-            f"{escape(_short(name))}<title>{escape(name)}</title></text>"
-        )
-        parts.append(_shares(kinds, top, axis) if shares else _bars(kinds, top, axis))
+        top = index * rows.lane + 4
+        names.append((top + rows.work / 2, f"{escape(_short(name))}<title>{escape(name)}</title>"))
+        if shares:
+            most = min(_BINS_MOST, max(_BINS_LEAST, _MOST_BINS // len(of)))
+            parts.append(_shares(kinds, top, rows, axis, most))
+        else:
+            parts.append(_bars(kinds, top, rows, axis))
     legend = "".join(
         f'<li><svg width="14" height="12"><rect class="t-{kind}" width="14" height="12"/></svg>'
         f"{kind}</li>"
         for kind in _KINDS
     )
-    return (
-        f'<figure class="wide"><figcaption>{escape(caption)}</figcaption>'
-        f'<ul class="legend">{legend}</ul><svg viewBox="0 0 {_WIDTH} {height}" role="img" '
-        f'aria-label="timeline, {escape(caption)}">{"".join(parts)}</svg></figure>'
+    drawing = frame(
+        f"timeline, {caption}",
+        height,
+        stretched("".join(parts), height, cut=False),
+        x_axis=axis,
+        x_label=f"time ({unit})",
+        y_texts=names,
+        least_px=_NARROW_PX,
+        upright=True,
     )
+    return figure(caption, f'<ul class="legend">{legend}</ul>', drawing)
 
 
 def _x(axis: Axis, value_s: Floats) -> Floats:
-    inner = _WIDTH - _LEFT - _RIGHT
-    return _LEFT + inner * (value_s - axis.low) / (axis.high - axis.low)
+    return SPAN * (value_s - axis.low) / (axis.high - axis.low)
 
 
-def _bars(kinds: Mapping[str, Spans], top: int, axis: Axis) -> str:
+def _bars(kinds: Mapping[str, Spans], top: int, rows: _Rows, axis: Axis) -> str:
     parts = []
     for kind in _KINDS:
         spans = kinds[kind]
-        y, height = (top + _WORK + 3, _WIRE) if kind == "transfer" else (top, _WORK)
+        y, height = (top + rows.work + 3, rows.wire) if kind == "transfer" else (top, rows.work)
         start, end = _x(axis, spans.start), _x(axis, spans.end)
-        width = np.maximum(end - start - 0.5, 0.6)  # half a pixel between neighbours
+        width = np.maximum(end - start - 0.5, 0.6)  # half a pixel or so between neighbours
         lengths = [duration_text(float(length)) for length in spans.end - spans.start]
         parts += [
             f'<rect class="t-{kind}" x="{x:.1f}" y="{y}" width="{w:.1f}" height="{height}">'
@@ -151,22 +174,21 @@ def _bars(kinds: Mapping[str, Spans], top: int, axis: Axis) -> str:
     return "".join(parts)
 
 
-def _shares(kinds: Mapping[str, Spans], top: int, axis: Axis) -> str:
+def _shares(kinds: Mapping[str, Spans], top: int, rows: _Rows, axis: Axis, most: int) -> str:
     # Several exchanges per column, or the columns show the beat of rounds against columns.
-    columns = int(np.clip(len(kinds["transfer"].start) // 4, _BINS_LEAST, _BINS_MOST))
+    columns = int(np.clip(len(kinds["transfer"].start) // 4, _BINS_LEAST, most))
     edges = np.linspace(axis.low, axis.high, columns + 1)
     x = _x(axis, edges)
     shares = {kind: coverage(kinds[kind].start, kinds[kind].end, edges) for kind in _KINDS}
     shares["wait"] = np.minimum(shares["wait"], 1.0 - shares["compute"])
-    base = top + _WORK
-    floor = np.full(columns, float(base))
-    compute, wait = floor - _WORK * shares["compute"], _WORK * shares["wait"]
-    wire = np.full(columns, float(base + 3 + _WIRE))
+    floor = np.full(columns, float(top + rows.work))
+    compute, wait = floor - rows.work * shares["compute"], rows.work * shares["wait"]
+    wire = floor + 3 + rows.wire
     return (
-        f'<rect class="t-none" x="{_LEFT}" y="{top}" width="{x[-1] - x[0]:.1f}" height="{_WORK}"/>'
+        f'<rect class="t-none" x="0" y="{top}" width="{SPAN}" height="{rows.work}"/>'
         + _steps("compute", x, compute, floor)
         + _steps("wait", x, compute - wait, compute)
-        + _steps("transfer", x, wire - _WIRE * shares["transfer"], wire)
+        + _steps("transfer", x, wire - rows.wire * shares["transfer"], wire)
     )
 
 
@@ -178,20 +200,6 @@ def _steps(kind: str, x: Floats, upper: Floats, lower: Floats) -> str:
         if low - high > 0.05
     ]
     return f'<path class="t-{kind}" d="{"".join(columns)}"/>' if columns else ""
-
-
-def _grid(axis: Axis, unit: str, count: int) -> str:
-    bottom = _LANE * count + 6
-    ticks: Sequence[tuple[float, str]] = axis.ticks
-    parts = []
-    for value_s, text in ticks:
-        x = float(_x(axis, np.array(value_s)))
-        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="2" y2="{bottom}"/>')
-        parts.append(f'<text x="{x:.1f}" y="{bottom + 14}" text-anchor="middle">{text}</text>')
-    middle = (_LEFT + _WIDTH - _RIGHT) / 2
-    parts.append(f'<text x="{middle}" y="{bottom + 32}" text-anchor="middle" class="label">')
-    parts.append(f"time ({unit})</text>")
-    return "".join(parts)
 
 
 def _short(name: str) -> str:

@@ -46,12 +46,14 @@ def _counts_of(fleet: RegionFleet, wanted: Mapping[tuple[str, str], int]) -> lis
         if kind not in caps:
             known = ", ".join(f"{type_} {market}" for type_, market in caps)
             raise PlanInfeasibleError(
-                f"region '{fleet.name}' has no {kind[0]} {kind[1]}; it has {known}"
+                f"region '{fleet.name}' has no {kind[0]} {kind[1]}; it has {known}",
+                fix=f"Name one of them, or add it to plan.regions.{fleet.name}.machines.",
             )
         if count > caps[kind]:
             raise PlanInfeasibleError(
                 f"region '{fleet.name}': {count} of {kind[0]} {kind[1]}, and the cap is "
-                f"{caps[kind]}"
+                f"{caps[kind]}",
+                fix=f"Lower `count`, or raise `cap`, in plan.regions.{fleet.name}.machines.",
             )
     found = [wanted.get((offer.type, offer.market), 0) for offer in fleet.offers]
     if not any(found):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +13,15 @@ from geo_ray.checkpoint.manifest import PartInfo
 from geo_ray.checkpoint.parts import write_part
 from geo_ray.checkpoint.store import directory_of
 from geo_ray.training.averager.averager import AveragerSnapshot
+from geo_ray.training.server.effects import Snapshot
+from geo_ray.training.server.shard import Shard
 
 AVERAGER_PART = "averager"
-_WIRE = "wire/"  # tensors of the exchange, in the part of the lead's shard
+_WIRE = "wire/"  # tensors of the exchange, in the primary shard's part
 
 
-def on_wire(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The exchange's tensors under their names within the lead's part."""
-    return {_WIRE + name: value for name, value in tensors.items()}
-
-
-def off_wire(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of `on_wire`; other tensors are left out."""
+def wire_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of the exchange among those of a primary shard's part."""
     found = {k: v for k, v in tensors.items() if k.startswith(_WIRE)}
     return {name.removeprefix(_WIRE): value for name, value in found.items()}
 
@@ -33,25 +31,42 @@ def shard_part_name(region: str, index: int) -> str:
     return f"{region}-ps{index}"
 
 
-def write_shard_part(
-    parts_dir: str,
-    checkpoint: int,
-    region: str,
-    index: int,
-    snapshot: tuple[Mapping[str, Tensor], Mapping[str, float]],
-    control: Mapping[str, Any] | None = None,
-) -> PartInfo:
-    """Write a shard's state; the lead's part also holds the region's control state.
+@dataclass(frozen=True, slots=True)
+class HeldShard:
+    """A shard in the process that holds it.
 
-    Raises:
-        RunDirectoryError: if it cannot be written.
+    Attributes:
+        shard: the shard.
+        region: its region.
+        index: its number in the region; 0 is the primary one.
+        parts_dir: where parts of checkpoints go.
     """
-    tensors, counters = snapshot
-    meta: dict[str, Any] = {"counters": dict(counters)}
-    if control is not None:
-        meta["control"] = dict(control)
-    directory = directory_of(Path(parts_dir), checkpoint)
-    return write_part(directory, shard_part_name(region, index), tensors, meta)
+
+    shard: Shard
+    region: str
+    index: int
+    parts_dir: str
+
+    def write_part(self, checkpoint: int) -> PartInfo:
+        """Write the copy that the shard took for ``checkpoint``.
+
+        Raises:
+            RunDirectoryError: if it cannot be written.
+        """
+        return self._write(checkpoint, None)
+
+    def write_primary_part(self, snapshot: Snapshot) -> PartInfo:
+        """The same with the region's control state, which is in the primary shard's part."""
+        return self._write(snapshot.id, snapshot)
+
+    def _write(self, checkpoint: int, snapshot: Snapshot | None) -> PartInfo:
+        tensors, counters = self.shard.take_snapshot(checkpoint)
+        meta: dict[str, Any] = {"counters": dict(counters)}
+        if snapshot is not None:
+            tensors |= {_WIRE + name: value for name, value in snapshot.tensors.items()}
+            meta["control"] = dict(snapshot.control)
+        directory = directory_of(Path(self.parts_dir), checkpoint)
+        return write_part(directory, shard_part_name(self.region, self.index), tensors, meta)
 
 
 def write_hub_part(parts_dir: str, snapshot: AveragerSnapshot) -> PartInfo:

@@ -1,6 +1,6 @@
-"""The lead of a region's parameter server over sockets: carries out what `Server` decides.
+"""The primary shard of a region over sockets: carries out what `Server` decides.
 
-Workers push over the LAN and block until their answer; one thread speaks to the bridge. The state
+Workers push over the LAN and block until their answer; one thread sends to the bridge. The state
 machine is guarded by one lock, which nobody holds while waiting for the network.
 """
 
@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -25,14 +24,11 @@ from geo_ray.errors import (
 )
 from geo_ray.runtime.actors.deadlines import exchange_s
 from geo_ray.runtime.actors.event_buffer import EventBuffer
-from geo_ray.runtime.actors.layout import shared_gradient, shared_parameters
-from geo_ray.runtime.actors.parts import on_wire, write_shard_part
-from geo_ray.runtime.actors.shard_server import give
-from geo_ray.runtime.messages import fields
+from geo_ray.runtime.actors.layout import parameters_for, pushed_gradient
+from geo_ray.runtime.actors.parts import HeldShard
+from geo_ray.runtime.actors.remote_shard import RemoteShard
 from geo_ray.runtime.messages.exchange import (
     answer_meta,
-    as_bytes,
-    as_tensor,
     payload_bytes,
     read_dropped,
     read_reply,
@@ -43,56 +39,43 @@ from geo_ray.runtime.messages.exchange import (
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.training.server.effects import Assignment, Effect, SendUpdate, Snapshot, StepDone
 from geo_ray.training.server.server import Server
-from geo_ray.training.server.shard import Shard
 from geo_ray.transport.lan.client import LanClient
 from geo_ray.transport.lan.server import LanConnection
+from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.meta import Meta
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class PrimaryPorts:
-    """What the lead speaks to.
-
-    Attributes:
-        bridge: the region's bridge; None if the region is alone.
-        followers: the region's other shards, in order.
-    """
-
-    bridge: LanClient | None
-    followers: Sequence[LanClient]
 
 
 class PrimaryShard:
     """Serves a region's workers and its exchanges.
 
     Args:
-        server: the state machine, over this shard and the followers'.
-        shard: the lead's own shard.
-        ports: bridge and followers.
+        server: the state machine, over this shard and the others.
+        held: this shard.
+        others: the region's other shards, in order.
+        bridge: the region's bridge; None if the region is alone.
         event_buffer: takes events for the controller.
-        parts_dir: where parts of checkpoints go.
         step_timeout_s: longest wait of a worker for its answer, and of a request to the bridge.
     """
 
     def __init__(
         self,
         server: Server,
-        shard: Shard,
-        ports: PrimaryPorts,
+        held: HeldShard,
+        others: Sequence[RemoteShard],
+        bridge: LanClient | None,
         event_buffer: EventBuffer,
-        parts_dir: str,
         step_timeout_s: float,
     ) -> None:
         self.server = server
-        self._shard = shard
-        self._ports = ports
+        self._held = held
+        self._shard = held.shard
+        self._others = others
+        self._bridge = bridge
         self._event_buffer = event_buffer
-        self._parts_dir = parts_dir
         self._timeout_s = step_timeout_s
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._changed = threading.Condition(threading.Lock())
         self._answers: dict[int, Assignment] = {}
         self._epochs: dict[int, int] = {}
         self._sends: SimpleQueue[SendUpdate | None] = SimpleQueue()
@@ -106,7 +89,7 @@ class PrimaryShard:
 
     def status(self) -> dict[str, Any]:
         """What the region is doing: plain values."""
-        with self._lock:
+        with self._changed:
             return {
                 "version": self.server.version,
                 "phase": self.server.phase,
@@ -164,14 +147,16 @@ class PrimaryShard:
         if operation in {"pull", "judged"}:
             with self._changed:
                 shard = self._shard
-                return give(conn, shard.params_S if operation == "pull" else shard.eval_params_S)
+                found_S = shard.params_S if operation == "pull" else shard.eval_params_S
+                return {}, parameters_for(conn, found_S)
         with self._changed:
             if operation == "join":
                 self._answers.pop(worker, None)
                 effects = self.server.join(worker)
             else:
                 self._admit(conn, worker)
-                self._shard.put(worker, self._gradient(conn, payload))
+                grad_S = pushed_gradient(conn, payload, self._shard.params_S.numel())
+                self._shard.put(worker, grad_S)
                 effects = self.server.push(worker, read_report(meta))
             snapshots = self._carry_out(effects)
         self._write(snapshots)
@@ -197,12 +182,6 @@ class PrimaryShard:
             self._epochs[worker] = epoch
             self._changed.notify_all()  # who waits in the name of the old one must not take answers
 
-    def _gradient(self, conn: LanConnection, payload: memoryview | None) -> Any:
-        count = self._shard.params_S.numel()
-        if conn.shared is None:
-            return as_tensor(payload, count)
-        return shared_gradient(conn.shared, count)
-
     def _await_answer(
         self, conn: LanConnection, worker: int, payload: memoryview | None
     ) -> tuple[Meta, memoryview | None]:
@@ -222,16 +201,8 @@ class PrimaryShard:
                 self._changed.wait(left_s)
                 self._admit(conn, worker)
             answer = self._answers.pop(worker)
-            params_S = self._shard.params_S
-            if conn.shared is None:
-                if payload is None:
-                    return answer_meta(answer), as_bytes(params_S.clone())
-                # The gradient is used by now: its buffer takes the parameters, and no new pages.
-                as_tensor(payload, params_S.numel()).copy_(params_S)
-                return answer_meta(answer), payload
-            count = params_S.numel()
-            shared_parameters(conn.shared, count).copy_(params_S)
-            return answer_meta(answer), None
+            # The gradient is used by now: its buffer takes the parameters, and no new pages.
+            return answer_meta(answer), parameters_for(conn, self._shard.params_S, room=payload)
 
     # -------------------------------------------------------------- effects
 
@@ -254,16 +225,7 @@ class PrimaryShard:
 
     def _log_step(self, done: StepDone) -> None:
         now_s = self._event_buffer.now_s()
-        self._event_buffer.add(
-            "step",
-            step=done.step,
-            samples=done.samples,
-            loss=done.loss,
-            compute_s=done.compute_s,
-            # Since the step before: what was not compute was waiting, for workers or the WAN.
-            wait_s=max(0.0, now_s - self._applied_s - done.compute_s),
-            start_s=self._began_s,
-        )
+        self._event_buffer.add("step", **done.event(self._began_s, self._applied_s, now_s))
         self._applied_s = now_s
         for cause in done.refused:
             self._event_buffer.add("step_refused", step=done.step, cause=cause)
@@ -281,13 +243,8 @@ class PrimaryShard:
             self._event_buffer.add("parts", id=snapshot.id, step=step, parts=parts)
 
     def _write_parts(self, snapshot: Snapshot) -> list[PartInfo]:
-        region = self.server.plan.region
-        tensors, counters = self._shard.take_snapshot(snapshot.id)
-        state = ({**tensors, **on_wire(snapshot.tensors)}, counters)
-        own = write_shard_part(self._parts_dir, snapshot.id, region, 0, state, snapshot.control)
-        request: Meta = {"op": "write_part", "id": snapshot.id}
-        answers = [f.request(request, timeout_s=self._timeout_s) for f in self._ports.followers]
-        others = [PartInfo.model_validate(meta) for meta, _ in answers]
+        own = self._held.write_primary_part(snapshot)
+        others = [other.ask(HeldShard.write_part, snapshot.id) for other in self._others]
         return [own, *others]
 
     # -------------------------------------------------------------- exchanges
@@ -296,7 +253,7 @@ class PrimaryShard:
         while (send := self._sends.get()) is not None:
             try:
                 self._exchange_one(send)
-            except Exception as error:  # whatever it is: the workers must hear of it
+            except Exception as error:  # whatever it is: the workers must get it
                 log.warning("exchange of %s failed", self.server.plan.region, exc_info=error)
                 with self._changed:
                     self._failure = _typed(error)
@@ -321,9 +278,9 @@ class PrimaryShard:
             if reply.dropped:
                 self._event_buffer.add("update_dropped", seq=update.seq, bytes_out=0)
             else:
-                self._log_exchange(send, update, reply, began_s)
-            # A dropped one is put back first, by the server.
-            decoded = reply if reply.dropped else self.server.wire.decode(reply)
+                before = 4 * send.update.payload_P.numel()
+                self._event_buffer.add("exchange", **send.event(update, reply, began_s, before))
+            decoded = self.server.wire.decode(reply)
             took_s = self._event_buffer.now_s() - began_s
             effects = partial(self.server.on_reply, decoded, took_s)
         with self._changed:
@@ -331,8 +288,8 @@ class PrimaryShard:
         self._write(snapshots)
 
     def _recall(self) -> None:
-        """Loose blocks of the last update that have not left yet go with the next one."""
-        wire, bridge = self.server.wire, self._ports.bridge
+        """Lossy blocks of the last update that have not left yet go with the next one."""
+        wire, bridge = self.server.wire, self._bridge
         if bridge is None or wire.flowing() is None:
             return
         meta, _ = bridge.request({"op": "recall"}, timeout_s=exchange_s(self._timeout_s))
@@ -342,29 +299,15 @@ class PrimaryShard:
 
     def _ask(self, update: Update) -> Reply | None:
         """Carry an update to the averager; its reply, or None if it was dropped on the way."""
-        bridge = self._ports.bridge
+        bridge = self._bridge
         if bridge is None:
-            raise InvariantError(f"region '{self.server.plan.region}' is alone, but would speak")
+            raise InvariantError(f"region '{self.server.plan.region}' is alone, but would send")
         meta, payload = bridge.request(
             {"op": "update", **update_meta(update)},
             payload_bytes(update),
             timeout_s=exchange_s(self._timeout_s),
         )
         return read_reply(meta, payload) if read_dropped(meta) is None else None
-
-    def _log_exchange(self, send: SendUpdate, update: Update, reply: Reply, began_s: float) -> None:
-        self._event_buffer.add(
-            "exchange",
-            seq=reply.seq,
-            start_s=began_s,
-            bytes_out=update.size_bytes,
-            bytes_in=reply.size_bytes,
-            bytes_before=4 * send.update.payload_P.numel(),
-            blocking=send.blocking,
-            held_s=reply.held_s,
-            staleness=max(0, reply.version - update.base_version - 1),
-            round=reply.version,
-        )
 
 
 def _typed(error: Exception) -> GeoRayError:

@@ -1,25 +1,140 @@
-"""The lead's view of a follower: a `ShardPort` whose calls are requests over the LAN."""
+"""A shard that lives elsewhere: the one list of what can be asked of it, and who asks.
+
+A row says what an operation is called on the wire, which method carries it out, and how its
+arguments and its result travel. `RemoteShard` asks by it, `ShardServer` answers by it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias, TypeVar, TypeVarTuple
 
 import torch
 from torch import Tensor
 
+from geo_ray.checkpoint.manifest import PartInfo
 from geo_ray.errors import InvariantError
-from geo_ray.runtime.messages import fields
-from geo_ray.runtime.messages.exchange import as_bytes, as_tensor, contributions_meta, reply_meta
+from geo_ray.runtime.actors.parts import HeldShard
+from geo_ray.runtime.messages.exchange import (
+    as_bytes,
+    as_tensor,
+    contributions_meta,
+    read_contributions,
+    read_reply,
+    reply_meta,
+)
 from geo_ray.strategies.base import Outgoing, Reply, Wait
-from geo_ray.training.server.shard import Contribution
+from geo_ray.training.server.shard import Contribution, Shard
 from geo_ray.transport.lan.client import LanClient
+from geo_ray.transport.wire import fields
+from geo_ray.transport.wire.meta import Meta
+
+As = TypeVarTuple("As")
+H = TypeVar("H")
+R = TypeVar("R")
+Payload: TypeAlias = memoryview | None
+Packed: TypeAlias = tuple[Meta, Payload]
+Request: TypeAlias = tuple[
+    Callable[[str, *As], Packed],  # the operation's name and its arguments
+    Callable[[Meta, Payload], tuple[*As]],
+]
+Result: TypeAlias = tuple[Callable[[R], Packed], Callable[[Meta, Payload], R]]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One row of the list.
+
+    Attributes:
+        name: on the wire.
+        run: a method of `Shard` or `HeldShard`.
+        request: writes and reads the arguments.
+        result: writes and reads the result.
+    """
+
+    name: str
+    run: Callable[..., Any]
+    request: Request[*tuple[Any, ...]]
+    result: Result[Any]
+
+
+def _row(
+    name: str, run: Callable[[H, *As], R], request: Request[*As], result: Result[R]
+) -> Operation:
+    """A row whose method, arguments and result fit together."""
+    return Operation(name, run, request, result)
+
+
+def _read_step(meta: Meta, _: Payload) -> tuple[Sequence[Contribution], bool]:
+    measure = fields.flag(meta, "measure")
+    return read_contributions(meta), measure
+
+
+def _outgoing(out: Outgoing | Wait | None) -> Packed:
+    if isinstance(out, Outgoing):
+        meta: Meta = {"said": "outgoing", "wait": out.wait, "fragment": out.fragment}
+        return meta, as_bytes(out.payload_P)
+    return {"said": "wait" if isinstance(out, Wait) else "nothing"}, None
+
+
+def _read_outgoing(meta: Meta, payload: Payload) -> Outgoing | Wait | None:
+    what = fields.text(meta, "said")
+    if what == "outgoing":
+        payload_S = torch.clone(as_tensor(payload))
+        return Outgoing(payload_S, fields.flag(meta, "wait"), fields.count(meta, "fragment"))
+    if what not in {"wait", "nothing"}:
+        raise InvariantError(f"a shard server answered {what!r}")
+    return Wait() if what == "wait" else None
+
+
+_NOTHING: Request[*tuple[()]] = (lambda name: ({"op": name}, None), lambda *_: ())
+_STEP: Request[Sequence[Contribution], bool] = (
+    lambda _, parts, measure: (contributions_meta(parts) | {"measure": measure}, None),
+    _read_step,
+)
+_REPLY: Request[Reply] = (
+    lambda name, reply: (reply_meta(reply) | {"op": name}, as_bytes(reply.payload_P)),
+    lambda meta, payload: (read_reply(meta, payload),),
+)
+_CHECKPOINT: Request[int] = (
+    lambda name, checkpoint: ({"op": name, "id": checkpoint}, None),
+    lambda meta, _: (fields.count(meta, "id"),),
+)
+_DONE: Result[None] = (lambda _: ({}, None), lambda *_: None)
+_NORM: Result[float | None] = (
+    lambda mean_sq: ({"mean_sq": mean_sq}, None),
+    lambda meta, _: fields.optional_number(meta, "mean_sq"),
+)
+_OUTGOING: Result[Outgoing | Wait | None] = (_outgoing, _read_outgoing)
+_PARAMS: Result[Tensor] = (
+    lambda params_S: ({}, as_bytes(params_S.clone())),
+    lambda _, payload: as_tensor(payload),
+)
+_PART: Result[PartInfo] = (
+    lambda part: (dict(part.model_dump()), None),
+    lambda meta, _: PartInfo.model_validate(meta),
+)
+
+OPERATIONS: Final = (
+    _row("apply", Shard.apply, _STEP, _NORM),
+    _row("speak", Shard.outgoing, _NOTHING, _OUTGOING),
+    _row("finish", Shard.finish, _NOTHING, _OUTGOING),
+    _row("merge", Shard.merge, _REPLY, _DONE),
+    _row("dropped", Shard.dropped, _NOTHING, _DONE),
+    _row("snapshot", Shard.snapshot, _CHECKPOINT, _DONE),
+    _row("params", Shard.live_params, _NOTHING, _PARAMS),
+    _row("write_part", HeldShard.write_part, _CHECKPOINT, _PART),
+)
+"""What the primary shard may ask of the others. Workers push and pull slices beside it."""
+_BY_METHOD: Final = {operation.run: operation for operation in OPERATIONS}
 
 
 class RemoteShard:
     """See `geo_ray.training.server.region_model.ShardPort`.
 
     Args:
-        client: connection to the follower.
+        client: connection to the shard's server.
         timeout_s: longest wait for one answer.
     """
 
@@ -27,47 +142,10 @@ class RemoteShard:
         self._client = client
         self._timeout_s = timeout_s
 
-    def apply(
-        self, contributions: Sequence[Contribution], *, measure: bool = False
-    ) -> float | None:
-        """One step on the slice; the squared norm of its mean gradient if it is to be measured."""
-        request = contributions_meta(contributions) | {"measure": measure}
-        meta, _ = self._client.request(request, timeout_s=self._timeout_s)
-        return fields.optional_number(meta, "mean_sq")
-
-    def outgoing(self) -> Outgoing | Wait | None:
-        """What the slice says after a step."""
-        return self._said("speak")
-
-    def finish(self) -> Outgoing | None:
-        """The slice's last word."""
-        out = self._said("finish")
-        return out if isinstance(out, Outgoing) else None
-
-    def merge(self, reply: Reply) -> None:
-        """Merge the slice of an answer."""
-        meta = reply_meta(reply) | {"op": "merge"}
-        self._client.request(meta, as_bytes(reply.payload_P), timeout_s=self._timeout_s)
-
-    def dropped(self) -> None:
-        """Let the follower know that the last message gets no answer."""
-        self._client.request({"op": "dropped"}, timeout_s=self._timeout_s)
-
-    def snapshot(self, checkpoint: int) -> None:
-        """Let the follower keep a copy of its present state."""
-        self._client.request({"op": "snapshot", "id": checkpoint}, timeout_s=self._timeout_s)
-
-    def params(self) -> Tensor:
-        """A copy of the slice's parameters, fp32 (S,)."""
-        _, payload = self._client.request({"op": "params"}, timeout_s=self._timeout_s)
-        return as_tensor(payload)
-
-    def _said(self, operation: str) -> Outgoing | Wait | None:
-        meta, payload = self._client.request({"op": operation}, timeout_s=self._timeout_s)
-        said = fields.text(meta, "said")
-        if said == "outgoing":
-            payload_S = torch.clone(as_tensor(payload))
-            return Outgoing(payload_S, fields.flag(meta, "wait"), fields.count(meta, "fragment"))
-        if said not in {"wait", "nothing"}:
-            raise InvariantError(f"a follower said {said!r}")
-        return Wait() if said == "wait" else None
+    def ask(self, operation: Callable[[H, *As], R], *arguments: *As) -> R:
+        """Let the shard's server carry out one of `OPERATIONS`, which its method names."""
+        row = _BY_METHOD[operation]
+        (write, _), (_, read) = row.request, row.result
+        asked, payload = write(row.name, *arguments)
+        answer: R = read(*self._client.request(asked, payload, timeout_s=self._timeout_s))
+        return answer

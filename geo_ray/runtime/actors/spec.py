@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from geo_ray.checkpoint.manifest import PartInfo
 from geo_ray.checkpoint.parts import read_part
 from geo_ray.config.experiment import Experiment
-from geo_ray.config.own import context
+from geo_ray.config.own import Where
 from geo_ray.config.region import RegionConfig
 from geo_ray.errors import CheckpointCorruptError, RunDirectoryError
 from geo_ray.job.rundir import CONFIG_FILE
@@ -72,8 +73,8 @@ class RunSpec:
 
     @property
     def experiment(self) -> Experiment:
-        """The configuration as a tree."""
-        return Experiment.model_validate_json(self.experiment_json, context=context(self.here))
+        """The configuration as a tree; read once in a process."""
+        return _experiment(self.experiment_json, self.here)
 
     @property
     def here(self) -> Path:
@@ -99,3 +100,8 @@ class RunSpec:
                 f"a node of region '{region}' does not see {run}",
                 fix="Set `run.dir` to a directory that all nodes of the run share.",
             )
+
+
+@lru_cache(maxsize=1)
+def _experiment(text: str, base_dir: Path) -> Experiment:
+    return Experiment.model_validate_json(text, context=Where(base_dir))

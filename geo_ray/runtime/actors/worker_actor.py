@@ -5,20 +5,17 @@ from __future__ import annotations
 import os
 
 import ray
-import torch
 
 from geo_ray.data.manifest import Manifest, load_manifest
 from geo_ray.errors import ResidencyDeniedError
 from geo_ray.job.build import build_worker, use_one_thread
 from geo_ray.job.data import data_region, open_readers
 from geo_ray.runtime.actors.deadlines import step_timeout_s
-from geo_ray.runtime.actors.layout import shared_bytes
 from geo_ray.runtime.actors.spec import RunSpec
-from geo_ray.runtime.actors.worker_loop import ShardLink, WorkerLoop, buffers_for, slices_of
+from geo_ray.runtime.actors.worker_loop import WorkerLoop, dial_shards, links_over
 from geo_ray.runtime.cluster.labels import REGION_LABEL
 from geo_ray.tasks.base import Task
 from geo_ray.tasks.load import load_task
-from geo_ray.transport.lan.client import LanClient
 from geo_ray.transport.wire.meta import Meta
 from geo_ray.transport.wire.sockets import Address
 from geo_ray.types import Span
@@ -64,21 +61,11 @@ class WorkerActor:
             "worker": self._rank,
             "epoch": self._epoch,
         }
-        sizes = [s.numel() for s in slices_of(torch.empty(spec.num_params), len(shards))]
-        clients = [
-            LanClient(address, spec.key, hello, shared_bytes=shared_bytes(size))
-            for address, size in zip(shards, sizes, strict=True)
-        ]
+        clients = dial_shards(shards, spec.key, hello, spec.num_params)
         try:
-            params_P, grad_P = buffers_for(clients, spec.num_params)
-            worker = build_worker(experiment, self._region, task, params_P, grad_P)
-            params = slices_of(params_P, len(shards))
-            grads = slices_of(grad_P, len(shards))
             timeout_s = step_timeout_s(experiment.train, spec.num_params)
-            links = [
-                ShardLink(client, params_S, grad_S, timeout_s)
-                for client, params_S, grad_S in zip(clients, params, grads, strict=True)
-            ]
+            params_P, grad_P, links = links_over(clients, spec.num_params, timeout_s)
+            worker = build_worker(experiment, self._region, task, params_P, grad_P)
             return WorkerLoop(
                 worker,
                 links,

@@ -17,7 +17,7 @@ from torch import Tensor
 from geo_ray.data.reader import RegionReader
 from geo_ray.errors import GeoRayError, TaskOutputError
 from geo_ray.runtime.actors.deadlines import answer_s
-from geo_ray.runtime.actors.layout import shared_gradient, shared_parameters
+from geo_ray.runtime.actors.layout import shared_bytes, shared_gradient, shared_parameters
 from geo_ray.runtime.messages.exchange import (
     as_bytes,
     as_tensor,
@@ -33,6 +33,7 @@ from geo_ray.training.compute.worker import StepResult, Worker
 from geo_ray.training.server.effects import Assignment
 from geo_ray.transport.lan.client import LanClient
 from geo_ray.transport.wire.meta import Meta
+from geo_ray.transport.wire.sockets import Address
 from geo_ray.types import Span, StepReport
 
 
@@ -90,12 +91,37 @@ class ShardLink:
             self._params_S.copy_(self._shared_params_S)
 
 
-def buffers_for(clients: Sequence[LanClient], num_params: int) -> tuple[Tensor, Tensor]:
-    """Parameters and gradient, fp32 (P,) each; the shared memory itself if there is one shard."""
-    shared = clients[0].shared
-    if len(clients) == 1 and shared is not None:
-        return shared_parameters(shared, num_params), shared_gradient(shared, num_params)
-    return torch.zeros(num_params), torch.zeros(num_params)
+def dial_shards(
+    addresses: Sequence[Address], key: bytes, hello: Meta, num_params: int, *, shared: bool = True
+) -> list[LanClient]:
+    """Connect one worker to all shards, primary first; ``shared`` offers memory of both ends."""
+    pieces = split_sizes(num_params, len(addresses))
+    sizes = [shared_bytes(stop - start) if shared else 0 for start, stop in pieces]
+    return [
+        LanClient(address, key, hello, shared_bytes=size)
+        for address, size in zip(addresses, sizes, strict=True)
+    ]
+
+
+def links_over(
+    clients: Sequence[LanClient], num_params: int, timeout_s: float
+) -> tuple[Tensor, Tensor, list[ShardLink]]:
+    """One worker's parameters and gradient, fp32 (P,) each, and its links to all shards.
+
+    The vectors are the shared memory itself if there is one shard.
+    """
+    shared = clients[0].shared if len(clients) == 1 else None
+    if shared is None:
+        params_P, grad_P = torch.zeros(num_params), torch.zeros(num_params)
+    else:
+        params_P = shared_parameters(shared, num_params)
+        grad_P = shared_gradient(shared, num_params)
+    pieces = split_sizes(num_params, len(clients))
+    links = [
+        ShardLink(client, params_P[start:stop], grad_P[start:stop], timeout_s)
+        for client, (start, stop) in zip(clients, pieces, strict=True)
+    ]
+    return params_P, grad_P, links
 
 
 class WorkerLoop:
@@ -103,7 +129,7 @@ class WorkerLoop:
 
     Args:
         worker: computes.
-        links: to the shards, lead first.
+        links: to the shards, primary first.
         train: the region's training stream.
         heldout: its held-out rows.
         rank: this worker's rank.
@@ -123,7 +149,7 @@ class WorkerLoop:
         step_s: Callable[[Span], float] | None,
     ) -> None:
         self._worker = worker
-        self._lead, *self._followers = links
+        self._primary, *self._others = links
         self._train = train
         self._heldout = heldout
         self._rank = rank
@@ -169,12 +195,12 @@ class WorkerLoop:
         return self._train.read(span.start, span.count)
 
     def _ask(self, meta: Meta, *, push: bool) -> Assignment:
-        if push:  # the lead's receipt says that all shards have the gradient: it comes last
-            for follower in self._followers:
-                follower.put()
-        answer = read_answer(self._rank, self._lead.exchange(meta, push=push))
-        for follower in self._followers:
-            follower.pull()
+        if push:  # the primary shard may apply it at once: it is the last to get its part
+            for other in self._others:
+                other.put()
+        answer = read_answer(self._rank, self._primary.exchange(meta, push=push))
+        for other in self._others:
+            other.pull()
         return answer
 
     def _evaluate(self, answer: Assignment) -> None:
@@ -185,16 +211,11 @@ class WorkerLoop:
         if answer.eval_params:
             self._pull("pull")
         meta, payload = stats_message(answer.version, stats, rows, final=answer.done)
-        self._lead.client.request(meta, payload, timeout_s=60.0)
+        self._primary.client.request(meta, payload, timeout_s=60.0)
 
     def _pull(self, what: str) -> None:
-        for link in (self._lead, *self._followers):
+        for link in (self._primary, *self._others):
             link.pull(what)
-
-
-def slices_of(flat_P: Tensor, num_shards: int) -> list[Tensor]:
-    """Views of the shards' slices of a flat vector (P,)."""
-    return [flat_P[a:b] for a, b in split_sizes(flat_P.numel(), num_shards)]
 
 
 @contextmanager

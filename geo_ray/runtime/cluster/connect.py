@@ -130,5 +130,8 @@ def _wait_for_regions(regions: Sequence[str]) -> None:
         if not missing:
             return
         if time.monotonic() > deadline:
-            raise ClusterStartError(f"no node of region {missing} registered with the local head")
+            raise ClusterStartError(
+                f"no node of region {', '.join(missing)} registered with the local head",
+                fix="Start again when the machine is less busy, or with fewer regions.",
+            )
         time.sleep(0.05)

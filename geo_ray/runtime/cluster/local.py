@@ -231,7 +231,10 @@ def _check_platform(base: Path, num_regions: int) -> None:
             fix="Run in a Linux container, or use `geo-ray simulate`, which needs no cluster.",
         )
     if num_regions > _MAX_REGIONS:
-        raise ClusterStartError(f"the local cluster holds at most {_MAX_REGIONS} regions")
+        raise ClusterStartError(
+            f"the local cluster holds at most {_MAX_REGIONS} regions",
+            fix="Put several sites into one region's nodes with `at`, or name an existing cluster.",
+        )
     if len(str(base) + _BELOW_BASE) > _MAX_SOCKET_PATH:
         raise ClusterStartError(
             f"cluster.temp_dir is too long for sockets: {base}",

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import ray
 
+from geo_ray.clock import Clock, SystemClock
 from geo_ray.errors import GeoRayError, RegionLostError
-from geo_ray.runtime.actors.actors import Address, BridgeActor, PrimaryActor, ShardServerActor
+from geo_ray.runtime.actors.bridge_actor import BridgeActor
+from geo_ray.runtime.actors.server_actors import PrimaryActor, ShardServerActor
 from geo_ray.runtime.actors.spec import RunSpec
 from geo_ray.runtime.actors.worker_actor import WorkerActor
 from geo_ray.runtime.cluster.placement import PlacedRegion
 from geo_ray.runtime.paths import build
+from geo_ray.training.averager.home import AveragerHome
 from geo_ray.transport.security.certs import issue_for_run
 from geo_ray.transport.security.tls import TlsBytes
+from geo_ray.transport.wire.sockets import Address
 
 Handle = Any  # a Ray actor handle; Ray gives it no useful type
 Ref = Any
+Tell = Callable[[str, int, int, Sequence[str]], None]
+"""``tell(phase, done, total, names of those that are awaited)``, again and again in a wait."""
+Heard = Callable[[int, int, Sequence[str]], None]
+"""A `Tell` of one phase."""
+Wait = Callable[[Sequence[Ref], float], Iterable[Ref]]
+"""``wait(calls, seconds)``: those that are done after so many seconds, or as soon as all are."""
+_TELL_EVERY_S = 0.5
+
+
+def tell_nobody(phase: str, done: int, total: int, names: Sequence[str]) -> None:
+    """A `Tell` that shows nothing."""
 
 
 @dataclass(slots=True)
@@ -54,7 +70,7 @@ class ActorGroup:
         followers: by region, in order.
         workers: by region and rank.
         shard_addresses: where workers connect, by region, lead first.
-        hub: the region that hosts the averager at present.
+        home: where the averager lives at present, as far as is known.
     """
 
     spec: RunSpec
@@ -64,10 +80,10 @@ class ActorGroup:
     followers: dict[str, list[Handle]] = field(default_factory=dict)
     workers: dict[tuple[str, int], GroupWorker] = field(default_factory=dict)
     shard_addresses: dict[str, list[Address]] = field(default_factory=dict)
-    hub: str = field(init=False)
+    home: AveragerHome = field(init=False)
 
     def __post_init__(self) -> None:
-        self.hub = self.spec.experiment.averager_region
+        self.home = AveragerHome(self.spec.experiment.averager_region)
 
     def servers(self) -> dict[tuple[str, str], Handle]:
         """Every actor that is not replaced when it dies, by (role, region)."""
@@ -96,22 +112,29 @@ class ActorGroup:
             for rank in range(region.workers):
                 self._create_worker(region.name, rank, epoch=1)
 
-    def await_ready(self, timeout_s: float) -> None:
+    def await_ready(self, timeout_s: float, tell: Tell = tell_nobody) -> None:
         """Wait until every actor is built.
+
+        Args:
+            timeout_s: longest wait.
+            tell: hears who is awaited.
 
         Raises:
             RegionLostError: if one died or took too long.
             GeoRayError: what an actor found wrong (task, data, checkpoint).
         """
-        everyone = [*self.servers().values(), *(w.handle for w in self.workers.values())]
-        collect(dict(enumerate([actor.ready.remote() for actor in everyone])), timeout_s)
+        everyone = {f"{r}/{rank}": worker.handle for (r, rank), worker in self.workers.items()}
+        everyone |= {f"{r}/{role}": handle for (role, r), handle in self.servers().items()}
+        calls = {name: actor.ready.remote() for name, actor in everyone.items()}
+        collect(calls, timeout_s, partial(tell, "starting workers"))
 
-    def wire(self, origin_unix_s: float, timeout_s: float) -> None:
+    def wire(self, origin_unix_s: float, timeout_s: float, tell: Tell = tell_nobody) -> None:
         """Connect bridges with each other and each region's parts; then let workers begin.
 
         Args:
             origin_unix_s: time of day at which the run's clock is 0.
             timeout_s: longest wait for each of the rounds of calls.
+            tell: hears who is awaited.
 
         Raises:
             RegionLostError: if an actor died while starting.
@@ -125,12 +148,13 @@ class ActorGroup:
         bridges = collect(
             {r: b.open.remote(origin_unix_s, certificates.get(r)) for r, b in self.bridges.items()},
             timeout_s,
+            partial(tell, "opening bridges"),
         )
         connects = {
-            (region, peer): self.bridges[region].connect.remote(peer, bridges[peer][0])
+            f"{region} to {peer}": self.bridges[region].connect.remote(peer, bridges[peer][0])
             for region, peer in self._dials()
         }
-        collect(connects, timeout_s)
+        collect(connects, timeout_s, partial(tell, "connecting regions"))
         slots = {(r, i): f for r, fs in self.followers.items() for i, f in enumerate(fs)}
         slices = collect({k: f.address.remote() for k, f in slots.items()}, timeout_s)
         starts = {}
@@ -139,7 +163,9 @@ class ActorGroup:
             others = [slices[region, i] for i in range(len(self.followers[region]))]
             self.shard_addresses[region] = others
             starts[region] = lead.start.remote(origin_unix_s, lan, others)
-        for region, address in collect(starts, timeout_s).items():
+        for region, address in collect(
+            starts, timeout_s, partial(tell, "starting parameter servers")
+        ).items():
             self.shard_addresses[region].insert(0, address)
         for worker in self.workers.values():
             self._begin(worker)
@@ -165,8 +191,8 @@ class ActorGroup:
         for handle in gone:
             kill(handle)
         standby = self.spec.experiment.averager.standby
-        if region == self.hub and standby is not None:
-            self.hub = standby
+        if region == self.home.region and standby is not None:
+            self.home = AveragerHome(standby, self.home.epoch)  # it tells its own epoch soon
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Let actors close their sockets, then end them; never raises."""
@@ -208,22 +234,67 @@ class ActorGroup:
         worker.ref = worker.handle.run.remote(self.shard_addresses[worker.region])
 
 
-def collect(refs: dict[Any, Ref], timeout_s: float) -> dict[Any, Any]:
+def collect(
+    refs: Mapping[Any, Ref], timeout_s: float, heard: Heard | None = None
+) -> dict[Any, Any]:
     """The values of several calls, by the same keys.
+
+    Args:
+        refs: the calls.
+        timeout_s: longest wait.
+        heard: hears how many are done, of how many, and the keys of the others.
 
     Raises:
         GeoRayError: the one that an actor raised.
         RegionLostError: if an actor died or did not answer in time.
     """
+    late: list[str] = []
     try:
-        values = ray.get(list(refs.values()), timeout=timeout_s)
+        if heard is not None:
+            late = watch(refs, timeout_s, heard, _ended, SystemClock())
+        values = ray.get(list(refs.values()), timeout=0 if late else timeout_s)
     except ray.exceptions.RayTaskError as error:
         raise reason_of(error) from error
     except ray.exceptions.RayActorError as error:
         raise RegionLostError(f"an actor is lost: {error}") from error
     except ray.exceptions.GetTimeoutError as error:
-        raise RegionLostError(f"actors did not answer within {timeout_s:g} s") from error
+        who = f": {', '.join(late)}" if late else ""
+        raise RegionLostError(f"actors did not answer within {timeout_s:g} s{who}") from error
     return dict(zip(refs, values, strict=True))
+
+
+def watch(
+    refs: Mapping[Any, Ref], timeout_s: float, heard: Heard, wait: Wait, clock: Clock
+) -> list[str]:
+    """Wait for calls, telling every so often which are awaited.
+
+    Args:
+        refs: the calls by key.
+        timeout_s: longest wait.
+        heard: see `collect`.
+        wait: how to wait for calls.
+        clock: measures the wait.
+
+    Returns:
+        The keys of the calls that are not done.
+    """
+    deadline_s = clock.now_s() + timeout_s
+    awaited = {ref: str(key) for key, ref in refs.items()}
+    while True:
+        left_s = deadline_s - clock.now_s()
+        heard(len(refs) - len(awaited), len(refs), list(awaited.values()))
+        if not awaited or left_s <= 0:
+            return list(awaited.values())
+        for ref in wait(list(awaited), min(_TELL_EVERY_S, left_s)):
+            del awaited[ref]
+
+
+def _ended(refs: Sequence[Ref], timeout_s: float) -> Sequence[Ref]:
+    """Those that have ended in this time; an error that one ended with is raised."""
+    done: Sequence[Ref]
+    done, _ = ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)
+    ray.get(list(done))
+    return done
 
 
 def reason_of(error: ray.exceptions.RayTaskError) -> GeoRayError:

@@ -1,4 +1,4 @@
-"""Watches over a run: writes its events, replaces lost workers, saves, stops.
+"""Watches over a run: writes its events, and carries out what `RunPolicy` decides about trouble.
 
 It decides nothing about training. Everything that it waits for has a deadline.
 """
@@ -19,17 +19,15 @@ from geo_ray.errors import (
     CheckpointError,
     GeoRayError,
     InterruptedRunError,
-    LinkDownError,
-    NonFiniteError,
     RegionLostError,
     RunDirectoryError,
-    WorkerLostError,
 )
 from geo_ray.job.evals import EvalBoard, Evaluation, hits
 from geo_ray.job.recorder import Recorder
 from geo_ray.runtime.actors.parts import shard_part_name
 from geo_ray.runtime.control.actor_group import ActorGroup, GroupWorker, collect, reason_of
 from geo_ray.runtime.control.link_notes import LinkNotes
+from geo_ray.runtime.control.policy import HALT_DEADLINE_S, RunLimits, RunPolicy
 from geo_ray.runtime.control.saver import Saver
 
 log = logging.getLogger(__name__)
@@ -37,8 +35,6 @@ log = logging.getLogger(__name__)
 _TICK_S = 0.2
 _POLL_TIMEOUT_S = 60.0
 _WAN_EVERY_S = 1.0
-_HALT_DEADLINE_S = 120.0
-_MAX_FAILED_SAVES = 3
 
 Answers = Mapping[tuple[str, str], dict[str, Any]]
 """What servers and bridges told in one round of polling, by (role, region)."""
@@ -58,7 +54,7 @@ class Controller:
         links: what is learned about links.
         status: shows a phase to the user.
         interrupted: set from outside (a signal) to save and stop.
-        restarts: workers replaced so far.
+        policy: decides what is done about trouble.
     """
 
     experiment: Experiment
@@ -70,15 +66,13 @@ class Controller:
     links: LinkNotes
     status: Callable[[str], None] = lambda text: None
     interrupted: threading.Event = field(default_factory=threading.Event)
-    restarts: int = 0
-    _stopping: str | None = None
-    _halting: GeoRayError | None = None
-    _halt_began_s: float = 0.0
-    _halt_saved: bool = False
-    _failed_saves: int = 0
-    _saved_s: float = field(default_factory=time.monotonic)
+    policy: RunPolicy = field(init=False)
     _wan_s: float = 0.0
-    _hub_epoch: int = 1
+
+    def __post_init__(self) -> None:
+        train, checkpoint = self.experiment.train, self.experiment.checkpoint
+        limits = RunLimits(train.max_worker_restarts, train.max_refused_steps, checkpoint.every_s)
+        self.policy = RunPolicy(limits, time.monotonic())
 
     def run(self) -> None:
         """Watch until all workers are home and all they did is written down.
@@ -97,15 +91,11 @@ class Controller:
             self._keep_time()
         answers = self._drain()
         self._note_wan(answers, force=True)
-        if self._halting is None or self._ended_by_itself(answers):
-            return
-        if self._halt_saved:
-            raise type(self._halting)(f"{self._halting.message}; its state is saved")
-        raise self._not_saved("the run was about to end")
+        self.policy.check_end(_phases(answers))
 
     def _drain(self) -> Answers:
         """Take in the last events; wait for the parts of an open checkpoint that will come."""
-        deadline_s = time.monotonic() + _HALT_DEADLINE_S
+        deadline_s = time.monotonic() + HALT_DEADLINE_S
         while True:
             answers = self._poll()
             more = self._handle_all(answers)
@@ -113,17 +103,11 @@ class Controller:
             if not more and not awaited:
                 break
             if time.monotonic() > deadline_s:
-                raise self._not_saved(f"its parts were not there after {_HALT_DEADLINE_S:g} s")
+                raise self.policy.not_saved(f"its parts were not there after {HALT_DEADLINE_S:g} s")
             if not more:
                 time.sleep(0.05)
         self.saver.abandon()
         return answers
-
-    def _ended_by_itself(self, answers: Answers) -> bool:
-        """Whether the run was at its end before the request to stop could have an effect."""
-        if not isinstance(self._halting, InterruptedRunError):
-            return False
-        return _phases(answers) == {"done"}
 
     # -------------------------------------------------------------- workers
 
@@ -137,29 +121,24 @@ class Controller:
             except ray.exceptions.RayTaskError as error:
                 self._handle_all(self._poll())  # the events that led to it, or a better reason
                 reason = reason_of(error)
-                if not isinstance(reason, LinkDownError) and self._is_present(worker):
-                    raise reason from error
-                self._replace(worker, reason.message)
+                self._worker_lost(worker, reason.message, reason)
             except ray.exceptions.RayActorError as error:
                 self._handle_all(self._poll())  # perhaps its region is lost altogether
-                self._replace(worker, str(error).splitlines()[0])
+                self._worker_lost(worker, str(error).splitlines()[0], None)
 
-    def _is_present(self, worker: GroupWorker) -> bool:
-        return self.actors.workers.get((worker.region, worker.rank)) is worker
-
-    def _replace(self, worker: GroupWorker, cause: str) -> None:
-        if not self._is_present(worker):
-            return  # the run goes on without its region
-        name = f"{worker.region}/{worker.rank}"
-        self._emit("worker_lost", region=worker.region, worker=worker.rank, cause=cause)
-        if self.restarts >= self.experiment.train.max_worker_restarts:
-            raise WorkerLostError(
-                f"worker {name} died ({cause}); train.max_worker_restarts = "
-                f"{self.experiment.train.max_worker_restarts} is used up"
-            )
-        self.restarts += 1
+    def _worker_lost(self, worker: GroupWorker, cause: str, error: GeoRayError | None) -> None:
+        region, rank = worker.region, worker.rank
+        present = self.actors.workers.get((region, rank)) is worker
+        decision = self.policy.worker_lost(f"{region}/{rank}", cause, error, is_present=present)
+        if decision == "ignore":
+            return
+        if error is not None and decision is error:
+            raise error
+        self._emit("worker_lost", region=region, worker=rank, cause=cause)
+        if isinstance(decision, GeoRayError):
+            raise decision
         fresh = self.actors.replace_worker(worker)
-        self._emit("worker_replaced", region=worker.region, worker=worker.rank, epoch=fresh.epoch)
+        self._emit("worker_replaced", region=region, worker=rank, epoch=fresh.epoch)
 
     # -------------------------------------------------------------- servers and bridges
 
@@ -179,23 +158,19 @@ class Controller:
             except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
                 cause = f"the {role} of region '{region}' is lost: {str(error).splitlines()[0]}"
                 lost.setdefault(region, cause)
-        for (_, region), answer in answers.items():
-            failure = answer["status"].get("failure")
-            if not isinstance(failure, GeoRayError) or region in lost:
-                continue
-            # Its bridge is gone, or it was cut off for so long that the others went on without it.
-            cut_off = isinstance(failure, LinkDownError) or self.actors.hub != region
-            if not (cut_off and self.actors.can_lose(region)):
-                raise failure
-            lost[region] = failure.message
-        for region, cause in lost.items():
+        failures = {
+            region: failure
+            for (_, region), answer in answers.items()
+            if isinstance(failure := answer["status"].get("failure"), GeoRayError)
+        }
+        spare = {region for _, region in refs if self.actors.can_lose(region)}
+        gone = self.policy.regions_lost(lost, failures, self.actors.home.region, spare)
+        for region, cause in gone.items():
             self._go_on_without(region, cause)
-        return {key: answer for key, answer in answers.items() if key[1] not in lost}
+        return {key: answer for key, answer in answers.items() if key[1] not in gone}
 
     def _go_on_without(self, region: str, cause: str) -> None:
-        """The averager's region is gone and a standby is there; else the run is over."""
-        if not self.actors.can_lose(region):
-            raise RegionLostError(cause)
+        """The averager's region is gone, and a standby takes over."""
         log.warning("%s; the run goes on without the data of region '%s'", cause, region)
         self._emit("region_lost", region=region, cause=cause)
         shards = self.actors.spec.region(region).ps_shards
@@ -203,35 +178,29 @@ class Controller:
         self.actors.lose(region)
         for done in self.evals.forget(region):
             self._note_eval(done, time.time() - self.origin_unix_s)
-        self._ask(self.actors.bridges[self.actors.hub].report_dead.remote(region))
+        self._ask(self.actors.bridges[self.actors.home.region].report_dead.remote(region))
 
-    def _follow_hub(self, answers: Answers) -> None:
+    def _follow_averager(self, answers: Answers) -> None:
         """The averager may have moved by itself; what was asked of it is asked again."""
         for (role, _), answer in answers.items():
-            status = answer["status"] if role == "bridge" else {}
-            if status.get("hub_epoch", 1) <= self._hub_epoch or status["hub"] not in (
-                self.actors.bridges
-            ):
+            home = answer["status"]["home"] if role == "bridge" else self.actors.home
+            if home.epoch <= self.actors.home.epoch or home.region not in self.actors.bridges:
                 continue
-            self._hub_epoch, self.actors.hub = status["hub_epoch"], status["hub"]
+            self.actors.home = home
             self.saver.abandon()  # the old averager's part of it will not come
-            if self._stopping is not None:
-                self._ask_hub(lambda hub: hub.request_stop.remote())
+            if self.policy.stopping is not None:
+                self._ask_averager(lambda bridge: bridge.request_stop.remote())
 
     def _handle_all(self, answers: Answers) -> int:
         """Take in what was told; gives the number of events."""
         events = [event for answer in answers.values() for event in answer["events"]]
         for event in sorted(events, key=lambda e: float(e["t_s"])):
             self._handle(dict(event))
-        self._follow_hub(answers)
+        self._follow_averager(answers)
         exhausted = [r for (_, r), a in answers.items() if a["status"].get("exhausted")]
-        if exhausted and not isinstance(self._halting, NonFiniteError):
-            self._halt(
-                NonFiniteError(
-                    f"region '{exhausted[0]}' refused {self.experiment.train.max_refused_steps} "
-                    "steps in a row: no finite loss and gradient"
-                )
-            )
+        why = self.policy.exhausted(exhausted[0], time.monotonic()) if exhausted else None
+        if why is not None:
+            self._emit("stop_requested", cause=why.message)
         self._note_wan(answers)
         return len(events)
 
@@ -273,30 +242,26 @@ class Controller:
     # -------------------------------------------------------------- saving and stopping
 
     def _keep_time(self) -> None:
-        if self.interrupted.is_set() and self._halting is None:
-            self.status("saving a checkpoint, then stopping (Ctrl-C again: stop at once)")
-            self._halt(InterruptedRunError("the run was interrupted"))
-        every_s = self.experiment.checkpoint.every_s
         now_s = time.monotonic()
-        if self._halting is not None:
-            if now_s - self._halt_began_s > _HALT_DEADLINE_S:
-                raise self._not_saved(f"the regions did not stand still in {_HALT_DEADLINE_S:g} s")
-            if self.saver.open_id is None and not self._halt_saved:
-                self._begin_checkpoint(halt=True)
-        elif every_s is not None and now_s - self._saved_s >= every_s:
-            self._begin_checkpoint(halt=False)
+        if self.interrupted.is_set() and not self.policy.is_halting:
+            self.status("saving a checkpoint, then stopping (Ctrl-C again: stop at once)")
+            why = InterruptedRunError("the run was interrupted")
+            self.policy.halt(why, now_s)
+            self._emit("stop_requested", cause=why.message)
+        save = self.policy.due(now_s, is_open=self.saver.open_id is not None)
+        if save is not None:
+            self._begin_checkpoint(halt=save.halt)
 
     def _begin_checkpoint(self, *, halt: bool) -> None:
-        if self.saver.open_id is not None:
-            return
-        self._saved_s = time.monotonic()
         try:
             checkpoint = self.saver.begin()
         except RunDirectoryError as error:
             self._save_failed(error)
             return
         if self.actors.bridges:
-            begun = self._ask_hub(lambda hub: hub.request_checkpoint.remote(checkpoint, halt))
+            begun = self._ask_averager(
+                lambda bridge: bridge.request_checkpoint.remote(checkpoint, halt)
+            )
         else:
             lead = next(iter(self.actors.leads.values()))
             begun = self._ask(lead.checkpoint_now.remote(checkpoint, halt))
@@ -310,37 +275,22 @@ class Controller:
             self._save_failed(error)
             return
         if size_bytes is not None:
-            self._failed_saves = 0
-            self._halt_saved = self._halting is not None
+            self.policy.saved()
             step = self.saver.step
             self.recorder.emit("checkpoint", t_s, id=event["id"], step=step, bytes=size_bytes)
 
     def _save_failed(self, error: GeoRayError) -> None:
-        """Go on with the checkpoint before it; but not for ever, and not if the run must stop."""
         log.error("checkpoint %s failed: %s", self.saver.open_id, error)
         self._emit("checkpoint_failed", cause=error.message)
         self.saver.abandon()
-        self._failed_saves += 1
-        if self._halting is not None or self._failed_saves >= _MAX_FAILED_SAVES:
-            raise error
-
-    def _halt(self, why: GeoRayError) -> None:
-        self._halting = why
-        self._halt_began_s = time.monotonic()
-        self._emit("stop_requested", cause=why.message)
-
-    def _not_saved(self, cause: str) -> GeoRayError:
-        """The reason to stop, with the truth about the checkpoint."""
-        why = self._halting or InterruptedRunError("the run was interrupted")
-        return type(why)(f"{why.message}; no new checkpoint was made: {cause}")
+        self.policy.save_failed(error)
 
     def _stop(self, cause: str) -> None:
-        if self._stopping is not None:
+        if not self.policy.stop(cause):
             return
-        self._stopping = cause
         self._emit("stop_requested", cause=cause)
         if self.actors.bridges:
-            self._ask_hub(lambda hub: hub.request_stop.remote())
+            self._ask_averager(lambda bridge: bridge.request_stop.remote())
         else:
             self._ask(next(iter(self.actors.leads.values())).stop.remote())
 
@@ -349,12 +299,12 @@ class Controller:
     def _ask(self, call: Any) -> Any:
         return collect({0: call}, _POLL_TIMEOUT_S)[0]
 
-    def _ask_hub(self, ask: Callable[[Any], Any]) -> Any:
+    def _ask_averager(self, ask: Callable[[Any], Any]) -> Any:
         """Ask the averager; None if it is lost and will be replaced."""
         try:
-            return self._ask(ask(self.actors.bridges[self.actors.hub]))
+            return self._ask(ask(self.actors.bridges[self.actors.home.region]))
         except RegionLostError:
-            if not self.actors.can_lose(self.actors.hub):
+            if not self.actors.can_lose(self.actors.home.region):
                 raise
             return None  # the next poll finds out, too
 

@@ -26,13 +26,14 @@ from geo_ray.job.recorder import Recorder, Sink
 from geo_ray.job.rundir import RunDirectory, followed_plan
 from geo_ray.observe.events.log import EVENTS_FILE, EventLog, last_time_s, read_events
 from geo_ray.observe.metrics.summary import Summary, Summing, save_summary
+from geo_ray.observe.report.ending import LOGS, note_failure
 from geo_ray.runtime.actors.spec import Resume, RunSpec
 from geo_ray.runtime.cluster.connect import ConnectedCluster, connect
 from geo_ray.runtime.cluster.demand import Bundle, RegionDemand, by_label
 from geo_ray.runtime.cluster.logs import keep_logs
 from geo_ray.runtime.cluster.placement import place, remove
 from geo_ray.runtime.cluster.preflight import preflight
-from geo_ray.runtime.control.actor_group import ActorGroup, collect
+from geo_ray.runtime.control.actor_group import ActorGroup, Tell, collect, tell_nobody
 from geo_ray.runtime.control.controller import Controller
 from geo_ray.runtime.control.link_notes import LinkNotes
 from geo_ray.runtime.control.metrics import RayMetrics
@@ -52,11 +53,13 @@ class Reporting:
         status: told each phase of start-up and end.
         sinks: given every event.
         began_unix_s: time of day of the user's command.
+        awaiting: told again and again who is awaited in a phase of the start-up.
     """
 
     status: Callable[[str], None]
     sinks: Sequence[Sink]
     began_unix_s: float
+    awaiting: Tell = tell_nobody
 
 
 def demands_of(experiment: Experiment) -> list[RegionDemand]:
@@ -136,9 +139,10 @@ def train(
                 resume=restored,
             )
             return _train_on(ActorGroup(spec, placed), experiment, run, task, store, reporting)
-        except BaseException:
-            if cluster.local is not None and keep_logs(cluster.local.root, run.path / "logs"):
-                reporting.status(f"what the actors printed is in {run.path / 'logs'}")
+        except BaseException as error:
+            if cluster.local is not None and keep_logs(cluster.local.root, run.path / LOGS):
+                reporting.status(f"what the actors printed is in {run.path / LOGS}")
+            note_failure(run.path, error, reporting.began_unix_s)
             raise
         finally:
             remove(placed)
@@ -157,7 +161,7 @@ def _train_on(
     reporting.status("starting workers, parameter servers and bridges")
     try:
         actors.create()
-        actors.await_ready(_START_TIMEOUT_S)
+        actors.await_ready(_START_TIMEOUT_S, reporting.awaiting)
         with EventLog(log_path) as log:
             recorder = Recorder(log, [*reporting.sinks, RayMetrics().feed])
             startup_s = time.time() - reporting.began_unix_s
@@ -165,7 +169,7 @@ def _train_on(
             recorder.started(
                 experiment, run.path.name, before_s, simulated=False, startup_s=startup_s
             )
-            actors.wire(origin_unix_s, _START_TIMEOUT_S)
+            actors.wire(origin_unix_s, _START_TIMEOUT_S, reporting.awaiting)
             controller = Controller(
                 experiment,
                 actors,
@@ -198,7 +202,7 @@ def _finish(
         {r: lead.write_model.remote(str(run.path)) for r, lead in actors.leads.items()},
         _START_TIMEOUT_S,
     )
-    part, model_digest = written[actors.hub]
+    part, model_digest = written[actors.home.region]
     tensors, _ = read_part(run.path, part)
     save_trained(task, experiment.seed, tensors["params"], run.model)
     for info, _ in written.values():

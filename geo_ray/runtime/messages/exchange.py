@@ -1,28 +1,26 @@
-"""Updates, replies and work as plain dictionaries beside a payload: what frames carry."""
+"""Updates, replies and work as headers beside a payload: what frames carry."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from geo_ray.errors import FrameError, GeoRayError, from_code
-from geo_ray.runtime.messages import fields
-from geo_ray.runtime.messages.coded_payload import (
-    coded_bytes,
-    coded_meta,
-    lossy_meta,
-    read_coded,
-    read_lossy,
-)
+from geo_ray.runtime.messages.coded_payload import LOSSY, SIZES, coded_bytes, read_coded, sizes_of
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.tasks.base import Stats
 from geo_ray.training.server.effects import Assignment
 from geo_ray.training.server.shard import Contribution
+from geo_ray.transport.wire.fields import count, optional_count, optional_text, text
+from geo_ray.transport.wire.frames import Buffer
 from geo_ray.transport.wire.meta import Meta
+from geo_ray.transport.wire.record import Field, Known, Record, Rows
 from geo_ray.types import CodedShare, Span, StepReport
 
 
@@ -52,203 +50,137 @@ def payload_bytes(message: Update | Reply) -> memoryview:
     return as_bytes(message.payload_P) if message.coded is None else coded_bytes(message.coded)
 
 
-def update_meta(update: Update) -> Meta:
-    """Header of an update; its payload goes beside it."""
-    return {
-        "region": update.region,
-        "epoch": update.epoch,
-        "seq": update.seq,
-        "base_version": update.base_version,
-        "num_samples": update.num_samples,
-        "final": update.final,
-        "fragment": update.fragment,
-        "steps": update.steps,
-        "step_s": update.step_s,
-        "exchange_s": update.exchange_s,
-        "grad_sq": update.grad_sq,
-        **coded_meta(update.coded, update.against),
-    }
+class _Payload:
+    """The codec of a message's payload: fp32, or coded with its sizes in the header."""
+
+    names = ("coded", "against", *SIZES.names)
+
+    def write(self, value: Update | Reply) -> Meta:
+        """See `Codec`."""
+        if value.coded is None:
+            return {"coded": None, "against": value.against}
+        told: Meta = {"coded": value.coded.kind, "against": value.against}
+        return told | SIZES.write(sizes_of(value.coded))
+
+    def read(self, meta: Meta, payload: Buffer | None = None, **known: Any) -> dict[str, Any]:
+        """See `Codec`."""
+        kind = optional_text(meta, "coded")
+        found = {"coded": None, "against": optional_count(meta, "against")}
+        if kind is not None:
+            coded = read_coded(kind, SIZES.read(meta), payload)
+            return found | {"coded": coded, "payload_P": torch.empty(0)}
+        if told := [name for name in SIZES.names if name in meta]:
+            raise FrameError(f"nothing is 'coded' says a header that has {', '.join(told)}")
+        return found | {"payload_P": as_tensor(payload)}
 
 
-def read_update(meta: Meta, payload: memoryview | bytes | None) -> Update:
-    """The update of a header and a payload.
+class Refusal(NamedTuple):
+    """The averager's refusal of update ``seq``."""
 
-    Raises:
-        FrameError: if a field is missing or has the wrong type or range.
-    """
-    coded = read_coded(meta, payload)
-    return Update(
-        region=fields.text(meta, "region"),
-        epoch=fields.count(meta, "epoch"),
-        seq=fields.count(meta, "seq"),
-        base_version=fields.count(meta, "base_version"),
-        num_samples=fields.count(meta, "num_samples"),
-        payload_P=as_tensor(payload if coded is None else None),
-        final=fields.flag(meta, "final"),
-        fragment=fields.count(meta, "fragment"),
-        coded=coded,
-        against=fields.optional_count(meta, "against"),
-        steps=fields.count(meta, "steps"),
-        step_s=fields.number(meta, "step_s"),
-        exchange_s=fields.number(meta, "exchange_s"),
-        grad_sq=fields.optional_number(meta, "grad_sq"),
-    )
+    seq: int
+    error: GeoRayError
 
 
-def reply_meta(reply: Reply) -> Meta:
-    """Header of a reply; its payload goes beside it."""
-    return {
-        "to": reply.to,
-        "seq": reply.seq,
-        "version": reply.version,
-        "num_samples": reply.num_samples,
-        "final": reply.final,
-        "stop": reply.stop,
-        "checkpoint": reply.checkpoint,
-        "halt": reply.halt,
-        "skipped": reply.dropped,
-        "own": reply.own,
-        "fragment": reply.fragment,
-        "share": reply.share,
-        "steps": reply.steps,
-        "held_s": reply.held_s,
-        "seen": reply.seen,
-        "reliable": reply.reliable,
-        **lossy_meta(reply.lossy),
-        **coded_meta(reply.coded, reply.against),
-    }
+@dataclass(frozen=True, slots=True)
+class _Evaluation:
+    version: int
+    rows: int
+    final: bool
+    names: list[str]
+    sizes: list[int]
 
 
-def read_reply(meta: Meta, payload: memoryview | bytes | None) -> Reply:
-    """The reply of a header and a payload.
+UPDATE: Final = Record(
+    Update,
+    "region epoch seq base_version num_samples final fragment steps step_s exchange_s grad_sq",
+    Field("", _Payload()),
+)
+REPLY: Final = Record(
+    Reply,
+    "to seq version num_samples final stop checkpoint halt dropped=skipped own fragment share",
+    "steps held_s seen reliable",
+    Field("lossy", LOSSY, default=None),
+    Field("", _Payload()),
+)
+ERROR: Final = Field("error", Record(from_code, "code message", Field("fix", text)))
+_REFUSAL: Final = Record(Refusal, "seq", ERROR)
+_SPAN: Final = Record(Span, "start count")
+_SHARE: Final = Record(
+    CodedShare,
+    Field("span", Record(Span, "start=part_starts count=part_counts")),
+    "weight=part_weights",
+)
+_ASSIGNMENT: Final = Record(
+    Assignment,
+    Known("worker"),
+    "version",
+    Field("span", _SPAN, null=True),
+    "evaluate eval_params=judged",
+    Field("parts", Rows(_SHARE)),
+    "done",
+)
+_REPORT: Final = Record(StepReport, Field("span", _SPAN), "loss compute_s refused grad_sq")
+_EVALUATION: Final = Record(_Evaluation, "version rows final names sizes")
+_CONTRIBUTIONS: Final = Rows(
+    Record(Contribution, "worker=workers num_samples=samples weight=weights")
+)
 
-    Raises:
-        FrameError: if a field is missing or has the wrong type or range.
-    """
-    coded = read_coded(meta, payload)
-    return Reply(
-        to=fields.text(meta, "to"),
-        seq=fields.count(meta, "seq"),
-        version=fields.count(meta, "version"),
-        num_samples=fields.count(meta, "num_samples"),
-        payload_P=as_tensor(payload if coded is None else None),
-        final=fields.flag(meta, "final"),
-        stop=fields.flag(meta, "stop"),
-        checkpoint=fields.optional_count(meta, "checkpoint"),
-        halt=fields.flag(meta, "halt"),
-        dropped=fields.flag(meta, "skipped"),
-        own=fields.flag(meta, "own"),
-        lossy=read_lossy(meta),
-        fragment=fields.count(meta, "fragment"),
-        share=fields.number(meta, "share"),
-        steps=fields.optional_count(meta, "steps"),
-        held_s=fields.number(meta, "held_s"),
-        seen=fields.count(meta, "seen"),
-        reliable=fields.optional_number(meta, "reliable"),
-        coded=coded,
-        against=fields.optional_count(meta, "against"),
-    )
+update_meta, read_update = UPDATE.write, UPDATE.read
+reply_meta, read_reply = REPLY.write, REPLY.read
+answer_meta = _ASSIGNMENT.write
+read_report = _REPORT.read
+read_refusal = _REFUSAL.read
+read_contributions = _CONTRIBUTIONS.read
+
+
+def read_answer(worker: int, meta: Meta) -> Assignment:
+    """A worker's next work."""
+    return _ASSIGNMENT.read(meta, worker=worker)
+
+
+def report_meta(report: StepReport) -> Meta:
+    """What a worker reports beside its gradient, as a request's header."""
+    return {"op": "push", **_REPORT.write(report)}
+
+
+def contributions_meta(contributions: Sequence[Contribution]) -> Meta:
+    """A step's contributions as a request's header; all have a weight of their own, or none."""
+    return {"op": "apply", **_CONTRIBUTIONS.write(contributions)}
+
+
+def refusal_meta(seq: int, error: GeoRayError) -> Meta:
+    """The averager's refusal of update ``seq`` as a header."""
+    return _REFUSAL.write(Refusal(seq, error))
 
 
 def dropped_meta(seq: int) -> Meta:
-    """The bridge's word that nobody took in update ``seq`` and nobody will answer it."""
+    """The bridge's answer that nobody took in update ``seq``, and nobody will answer it."""
     return {"dropped": seq}
 
 
 def read_dropped(meta: Meta) -> int | None:
     """The number of the dropped update; None if ``meta`` is that of a reply."""
-    return fields.count(meta, "dropped") if "dropped" in meta else None
-
-
-def refusal_meta(seq: int, error: GeoRayError) -> Meta:
-    """The averager's refusal of update ``seq`` as a header."""
-    return {"seq": seq, "code": error.code, "message": error.message, "fix": error.fix}
-
-
-def read_refusal(meta: Meta) -> tuple[int, GeoRayError]:
-    """The inverse of `refusal_meta`; a code that this release lacks gives the tree's root."""
-    error = from_code(
-        fields.text(meta, "code"), fields.text(meta, "message"), fields.text(meta, "fix")
-    )
-    return fields.count(meta, "seq"), error
-
-
-def answer_meta(answer: Assignment) -> Meta:
-    """A worker's next work as a header."""
-    span = answer.span
-    return {
-        "version": answer.version,
-        "start": None if span is None else span.start,
-        "count": None if span is None else span.count,
-        "evaluate": answer.evaluate,
-        "judged": answer.eval_params,
-        "part_starts": [part.span.start for part in answer.parts],
-        "part_counts": [part.span.count for part in answer.parts],
-        "part_weights": [part.weight for part in answer.parts],
-        "done": answer.done,
-    }
-
-
-def read_answer(worker: int, meta: Meta) -> Assignment:
-    """The inverse of `answer_meta`."""
-    has_span = fields.optional_count(meta, "start") is not None
-    return Assignment(
-        worker,
-        fields.count(meta, "version"),
-        _span(meta) if has_span else None,
-        fields.flag(meta, "evaluate"),
-        fields.flag(meta, "done"),
-        fields.flag(meta, "judged"),
-        _parts(meta),
-    )
-
-
-def report_meta(report: StepReport) -> Meta:
-    """What a worker tells beside its gradient, as a header."""
-    return {
-        "op": "push",
-        "start": report.span.start,
-        "count": report.span.count,
-        "loss": report.loss,
-        "compute_s": report.compute_s,
-        "refused": report.refused,
-        "grad_sq": report.grad_sq,
-    }
-
-
-def read_report(meta: Meta) -> StepReport:
-    """The inverse of `report_meta`."""
-    return StepReport(
-        _span(meta),
-        fields.optional_number(meta, "loss"),
-        fields.number(meta, "compute_s"),
-        fields.optional_text(meta, "refused"),
-        fields.optional_number(meta, "grad_sq"),
-    )
+    return count(meta, "dropped") if "dropped" in meta else None
 
 
 def stats_message(version: int, stats: Stats, rows: int, *, final: bool) -> tuple[Meta, memoryview]:
     """A worker's evaluation: names and sizes in the header, the float64 sums as payload."""
     names = sorted(stats)
     arrays = [np.ascontiguousarray(stats[name], dtype=np.float64).reshape(-1) for name in names]
-    meta: Meta = {
-        "op": "stats",
-        "version": version,
-        "rows": rows,
-        "final": final,
-        "names": [*names],
-        "sizes": [array.size for array in arrays],
-    }
-    return meta, memoryview(np.concatenate(arrays).data).cast("B")
+    told = _Evaluation(version, rows, final, names, [array.size for array in arrays])
+    return {"op": "stats", **_EVALUATION.write(told)}, memoryview(np.concatenate(arrays).data).cast(
+        "B"
+    )
 
 
-def read_stats(meta: Meta, payload: memoryview | bytes | None) -> dict[str, list[float]]:
+def read_stats(meta: Meta, payload: Buffer | None) -> dict[str, list[float]]:
     """The sums of `stats_message` by name.
 
     Raises:
-        FrameError: if names, sizes and payload do not fit together.
+        FrameError: if a field is missing or wrong, or names, sizes and payload do not fit together.
     """
-    names, sizes = fields.texts(meta, "names"), fields.counts(meta, "sizes")
+    found = _EVALUATION.read(meta)
+    names, sizes = found.names, found.sizes
     data = memoryview(b"" if payload is None else payload)
     if len(names) != len(sizes) or data.nbytes != 8 * sum(sizes):
         raise FrameError(f"statistics {names} of sizes {sizes} came with {data.nbytes} bytes")
@@ -257,40 +189,3 @@ def read_stats(meta: Meta, payload: memoryview | bytes | None) -> dict[str, list
     return {
         name: flat[start:stop].tolist() for name, (start, stop) in zip(names, edges, strict=True)
     }
-
-
-def contributions_meta(contributions: Sequence[Contribution]) -> Meta:
-    """A step's contributions as a header; all of them have a weight of their own, or none has."""
-    weights = [c.weight for c in contributions if c.weight is not None]
-    return {
-        "op": "apply",
-        "workers": [c.worker for c in contributions],
-        "samples": [c.num_samples for c in contributions],
-        "weights": [*weights],
-    }
-
-
-def read_contributions(meta: Meta) -> list[Contribution]:
-    """The inverse of `contributions_meta`."""
-    workers, samples = fields.counts(meta, "workers"), fields.counts(meta, "samples")
-    weights = fields.numbers(meta, "weights")
-    if len(workers) != len(samples) or len(weights) not in (0, len(workers)):
-        raise FrameError(
-            f"contributions of {len(workers)} workers with {len(samples)} sizes and "
-            f"{len(weights)} weights"
-        )
-    own: Sequence[float | None] = weights or [None] * len(workers)
-    return [Contribution(*each) for each in zip(workers, samples, own, strict=True)]
-
-
-def _parts(meta: Meta) -> tuple[CodedShare, ...]:
-    starts, counts = fields.counts(meta, "part_starts"), fields.counts(meta, "part_counts")
-    weights = fields.numbers(meta, "part_weights")
-    if not len(starts) == len(counts) == len(weights):
-        raise FrameError(f"parts of {len(starts)}, {len(counts)} and {len(weights)} entries")
-    spans = [Span(*pair) for pair in zip(starts, counts, strict=True)]
-    return tuple(CodedShare(*pair) for pair in zip(spans, weights, strict=True))
-
-
-def _span(meta: Meta) -> Span:
-    return Span(fields.count(meta, "start"), fields.count(meta, "count"))

@@ -1,53 +1,90 @@
-"""What bridges say about transfers, as headers of messages; what comes in is checked before use."""
+"""What bridges tell each other about transfers, as headers; what comes in is checked before use."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import torch
+from torch import Tensor
 
-from geo_ray.errors import FrameError
-from geo_ray.runtime.messages import fields
+from geo_ray.runtime.messages.exchange import UPDATE
 from geo_ray.strategies.base import Reply, Update
-from geo_ray.transfers.requests import UploadRequest
-from geo_ray.transport.wire.meta import Meta, Scalar
+from geo_ray.transfers.requests import Gather, UploadRequest
+from geo_ray.transport.wire.fields import Kind, below, count, flag, number, optional_count
+from geo_ray.transport.wire.meta import Meta
+from geo_ray.transport.wire.record import Field, Known, Record, Rows
 
-MOST_PARTS = 1024
-MOST_BYTES = 1 << 40
+MOST_PARTS: Final = 1024
+MOST_BYTES: Final = 1 << 40
+
+
+class Asked(NamedTuple):
+    """A region's request; ``sent`` says that the update is on its way already."""
+
+    ask: UploadRequest
+    sent: bool
+
+
+class Summed(NamedTuple):
+    """A helper's sum: its number, and the updates that make it, in their order."""
+
+    group: int
+    parts: tuple[UploadRequest, ...]
+
+
+class GroupPart(NamedTuple):
+    """An update for a helper to sum, with the number of the sum."""
+
+    group: int
+    update: Update
+
+
+_SIZE: Final = Field("size_bytes", below(MOST_BYTES + 1))
+# A norm that cannot be counts as none; NaN as well.
+_NORM: Final = Kind("a number", number.fits, lambda norm: float(norm) if norm >= 0 else 0.0)
+_REQUEST: Final = Record(
+    UploadRequest,
+    Known("region"),
+    "epoch seq",
+    _SIZE,
+    "base_version",
+    Field("norm", _NORM),
+    "final again",
+)
+_PART: Final = Record(
+    UploadRequest,
+    "region=regions epoch=epochs seq=seqs base_version=base_versions",
+    Known("size_bytes"),
+)
+_COMMON: Final = ("version", "stop", "checkpoint", "halt", "payload_P")
+_BUNDLED: Final = Record(Reply, "to=tos seq=seqs", *map(Known, _COMMON), num_samples=0, own=True)
+ASK: Final = Record(Asked, Field("ask", _REQUEST), "sent")
+PARTS: Final = Rows(_PART, _SIZE, least=1, most=MOST_PARTS, distinct="regions")
+SUM: Final = Record(Summed, "group", Field("parts", PARTS))
+GATHER: Final = Record(Gather, "group helper", Field("asks", PARTS))
+GROUP_PART: Final = Record(GroupPart, "group", Field("update", UPDATE))
+BUNDLE: Final = Rows(
+    _BUNDLED,
+    Field("version", count),
+    Field("stop", flag),
+    Field("checkpoint", optional_count),
+    Field("halt", flag),
+    least=1,
+    most=MOST_PARTS,
+)
+
+bundle_meta = BUNDLE.write
 
 
 def ask_meta(ask: UploadRequest, *, sent: bool) -> Meta:
-    """A region's ask; ``sent`` says that the update is on its way already."""
-    return {
-        "epoch": ask.epoch,
-        "seq": ask.seq,
-        "size_bytes": ask.size_bytes,
-        "base_version": ask.base_version,
-        "norm": ask.norm,
-        "final": ask.final,
-        "again": ask.again,
-        "sent": sent,
-    }
+    """A region's request; ``sent`` says that the update is on its way already."""
+    return ASK.write(Asked(ask, sent))
 
 
-def read_ask(peer: str, meta: Meta) -> tuple[UploadRequest, bool]:
-    """The inverse of `ask_meta`; a region asks for itself only.
-
-    Raises:
-        FrameError: if a field is missing or has the wrong type or range.
-    """
-    norm = fields.number(meta, "norm")
-    ask = UploadRequest(
-        peer,
-        fields.count(meta, "epoch"),
-        fields.count(meta, "seq"),
-        _size(meta),
-        fields.count(meta, "base_version"),
-        norm if norm >= 0 else 0.0,  # NaN as well
-        fields.flag(meta, "final"),
-        fields.flag(meta, "again"),
-    )
-    return ask, fields.flag(meta, "sent")
+def read_ask(peer: str, meta: Meta) -> Asked:
+    """The inverse of `ask_meta`; a region asks for itself only."""
+    return ASK.read(meta, region=peer)
 
 
 def ask_of(update: Update, *, norm: float = 0.0, again: bool = False) -> UploadRequest:
@@ -64,51 +101,15 @@ def ask_of(update: Update, *, norm: float = 0.0, again: bool = False) -> UploadR
     )
 
 
-def parts_meta(asks: Sequence[UploadRequest]) -> Meta:
-    """The updates that make a sum, in their order."""
-    texts: list[Scalar] = [ask.region for ask in asks]
-    return {
-        "regions": texts,
-        "epochs": [ask.epoch for ask in asks],
-        "seqs": [ask.seq for ask in asks],
-        "base_versions": [ask.base_version for ask in asks],
-        "size_bytes": asks[0].size_bytes,
-    }
-
-
-def read_parts(meta: Meta) -> tuple[UploadRequest, ...]:
-    """The inverse of `parts_meta`.
-
-    Raises:
-        FrameError: if a field is missing or wrong, or the lists do not fit together.
-    """
-    regions = fields.texts(meta, "regions")
-    columns = [fields.counts(meta, name) for name in ("epochs", "seqs", "base_versions")]
-    fit = all(len(column) == len(regions) for column in columns)
-    if not fit or not 0 < len(regions) <= MOST_PARTS or len(set(regions)) < len(regions):
-        raise FrameError(f"the parts of a sum do not fit together: {len(regions)} regions")
-    size_bytes = _size(meta)
-    rows = zip(regions, *columns, strict=True)
-    return tuple(UploadRequest(r, epoch, seq, size_bytes, base) for r, epoch, seq, base in rows)
-
-
 def headers_of(parts: Sequence[UploadRequest]) -> tuple[Update, ...]:
     """The updates of a sum without their payloads."""
     empty = torch.empty(0)
     return tuple(Update(a.region, a.epoch, a.seq, a.base_version, 0, empty) for a in parts)
 
 
-def bundle_meta(replies: Sequence[Reply]) -> Meta:
-    """Answers with one payload, for a helper to hand on."""
-    first = replies[0]
-    return {
-        "tos": [reply.to for reply in replies],
-        "seqs": [reply.seq for reply in replies],
-        "version": first.version,
-        "stop": first.stop,
-        "checkpoint": first.checkpoint,
-        "halt": first.halt,
-    }
+def read_bundle(meta: Meta, payload_P: Tensor) -> tuple[Reply, ...]:
+    """The answers of `bundle_meta`, which share one payload."""
+    return BUNDLE.read(meta, payload_P=payload_P)
 
 
 def can_bundle(replies: Sequence[Reply]) -> bool:
@@ -117,22 +118,3 @@ def can_bundle(replies: Sequence[Reply]) -> bool:
     same = {(r.version, r.stop, r.checkpoint, r.halt, r.own, r.final) for r in replies}
     payloads = {r.payload_P.data_ptr() for r in replies}
     return len(same) == 1 and len(payloads) == 1 and first.own and first.coded is None
-
-
-def read_bundle(meta: Meta) -> list[tuple[str, int]]:
-    """Whom a bundle is for, each with the number of the update that it answers.
-
-    Raises:
-        FrameError: if the lists do not fit together.
-    """
-    tos, seqs = fields.texts(meta, "tos"), fields.counts(meta, "seqs")
-    if len(tos) != len(seqs) or not 0 < len(tos) <= MOST_PARTS:
-        raise FrameError(f"a bundle of answers for {len(tos)} regions has {len(seqs)} numbers")
-    return list(zip(tos, seqs, strict=True))
-
-
-def _size(meta: Meta) -> int:
-    size_bytes = fields.count(meta, "size_bytes")
-    if size_bytes > MOST_BYTES:
-        raise FrameError(f"an update of {size_bytes} bytes was announced")
-    return size_bytes

@@ -1,27 +1,145 @@
-"""Builds the roads that a bridge's updates take beside the plain one, as the experiment says."""
+"""Chooses the path of a bridge's updates, as the experiment says, and builds it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
 
 from torch import Tensor
 
 from geo_ray.codecs.common.feedback import open_coded
+from geo_ray.codecs.dgt import differential
 from geo_ray.config.experiment import Experiment
+from geo_ray.errors import GeoRayError, InvariantError
 from geo_ray.job.build import wire_plan
-from geo_ray.runtime.actors.bridge import Bridge
+from geo_ray.job.rundir import RunDirectory
 from geo_ray.runtime.actors.event_buffer import EventBuffer
+from geo_ray.runtime.paths.answers import Answers
+from geo_ray.runtime.paths.base import PlainStage, StagedPath, UpdatePath, UpdateStage
+from geo_ray.runtime.paths.differential import DifferentialStage, EndpointSite
+from geo_ray.runtime.paths.direct import DirectPath
+from geo_ray.runtime.paths.local_averager import AveragerOutput
+from geo_ray.runtime.paths.overlay import OverlayPath
+from geo_ray.runtime.paths.overlay_vectors import OverlaySetting
 from geo_ray.runtime.paths.standby import StandbyPath
-from geo_ray.runtime.paths.transfers import TransfersPath
-from geo_ray.runtime.paths.upload_coordinator import AveragerHome, UploadCoordinator
+from geo_ray.runtime.paths.transfers import TransfersStage
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.training.averager.averager import Averager
 from geo_ray.training.averager.caller import Caller
+from geo_ray.training.averager.home import AveragerHome
 from geo_ray.training.averager.replication import ReplicatedAverager, ShadowAverager
 from geo_ray.training.averager.standby import StandbyNode
 from geo_ray.training.averager.takeover import Watch
 from geo_ray.transport.endpoint.endpoint import Endpoint
-from geo_ray.transport.wire.message import Message
+from geo_ray.transport.links.table import load_links
+
+log = logging.getLogger(__name__)
+
+PathKind = Literal["direct", "standby", "overlay"]
+StageKind = Literal["plain", "transfers", "differential"]
+
+COMBINE: Final[dict[PathKind, tuple[StageKind, ...]]] = {
+    "direct": ("plain", "transfers", "differential"),
+    "standby": ("plain", "transfers"),
+    "overlay": ("plain",),
+}
+"""Which stages go with which path; `Experiment` refuses all other combinations, with reasons."""
+
+
+@dataclass(frozen=True, slots=True)
+class PathChoice:
+    """The path of all updates of a run, and its stage."""
+
+    path: PathKind
+    stage: StageKind
+
+
+@dataclass(frozen=True, slots=True)
+class PathSetting:
+    """What a bridge's path is made for.
+
+    Attributes:
+        experiment: the run.
+        num_params: P.
+        averager: if `averager_lives_in` this region.
+        event_buffer: takes events for the controller.
+        parts_dir: where parts of checkpoints go, in the run's directory.
+        timeout_s: longest wait of the region for an answer.
+    """
+
+    experiment: Experiment
+    num_params: int
+    averager: Averager | None
+    event_buffer: EventBuffer
+    parts_dir: str
+    timeout_s: float
+
+
+def choose_path(experiment: Experiment) -> PathChoice:
+    """The path that an experiment asks for.
+
+    Raises:
+        InvariantError: it asks for what does not go together.
+    """
+    path: PathKind = "direct"
+    if experiment.overlay.kind != "star":
+        path = "overlay"
+    elif experiment.averager.standby is not None:
+        path = "standby"
+    stages: list[StageKind] = []
+    if differential(experiment.codec.up) is not None:
+        stages.append("differential")
+    if experiment.transfers is not None:
+        stages.append("transfers")
+    choice = PathChoice(path, stages[0] if stages else "plain")
+    if len(stages) > 1 or choice.stage not in COMBINE[path]:
+        raise InvariantError(f"updates cannot take path {path} with {stages}")
+    return choice
+
+
+def build_path(setting: PathSetting, site: EndpointSite) -> UpdatePath:
+    """The path of the updates of one bridge.
+
+    Args:
+        setting: what it is made for.
+        site: the bridge's endpoint, which listens.
+    """
+    experiment = setting.experiment
+    endpoint, region = site.endpoint, site.endpoint.identity.region
+    choice, home = choose_path(experiment), AveragerHome(experiment.averager_region)
+    own = setting.averager if region == home.region else None
+    output = AveragerOutput(setting.event_buffer, setting.parts_dir)
+    answers = Answers(region, setting.timeout_s)
+
+    def stage(path: StagedPath) -> UpdateStage:
+        codec = differential(experiment.codec.up)
+        if codec is not None:
+            return DifferentialStage(codec, setting.num_params, site, path)
+        if choice.stage == "transfers" and experiment.transfers is not None:
+            return TransfersStage(region, experiment.transfers, path, lambda: _rtts_s(endpoint))
+        return PlainStage()
+
+    match choice.path:
+        case "direct":
+            return DirectPath(endpoint, home, own, output, answers, stage)
+        case "standby":
+            node = _standby_node(setting, region)
+            return StandbyPath(node, endpoint, output, answers, setting.event_buffer, stage)
+        case "overlay":
+            overlay = OverlaySetting(
+                region=region,
+                regions=experiment.region_names,
+                home=home.region,
+                config=experiment.overlay,
+                num_params=setting.num_params,
+                seed=experiment.seed,
+                links_mbps=_known_links_mbps(Path(setting.parts_dir).parent),
+            )
+            return OverlayPath(
+                overlay, experiment.strategy, own, output, endpoint, setting.timeout_s
+            )
 
 
 def averager_lives_in(experiment: Experiment, region: str) -> bool:
@@ -29,86 +147,10 @@ def averager_lives_in(experiment: Experiment, region: str) -> bool:
     return region in (experiment.averager_region, experiment.averager.standby)
 
 
-def attach_roads(
-    experiment: Experiment,
-    region: str,
-    bridge: Bridge,
-    endpoint: Endpoint,
-    averager: Averager | None,
-    event_buffer: EventBuffer,
-    num_params: int,
-) -> None:
-    """Give ``bridge`` what the experiment asks for: turns for transfers, a standby.
-
-    Args:
-        experiment: the run.
-        region: the bridge's.
-        bridge: before its first message.
-        endpoint: its own.
-        averager: if `averager_lives_in` this region.
-        event_buffer: takes events for the controller.
-        num_params: P.
-    """
-    standby: StandbyPath | None = None
-    if experiment.averager.standby is not None:
-        node = standby_node(experiment, region, averager, num_params)
-        standby = StandbyPath(node, endpoint, bridge, event_buffer)
-        bridge.use_standby(standby)
-    if experiment.transfers is None:
-        return
-    hub: AveragerHome = bridge if standby is None else standby
-    say: Callable[[str, Message], None] = endpoint.send if standby is None else standby.post
-    uploads = UploadCoordinator(
-        experiment.transfers, experiment.averager_region, hub, say, lambda: rtts_s(endpoint)
-    )
-    home = experiment.averager_region
-    road = TransfersPath(
-        region,
-        experiment.transfers,
-        (lambda: home) if standby is None else (lambda: standby.hub),
-        say,
-        uploads,
-        bridge.give,
-    )
-    bridge.use_transfers(road)
-    if standby is not None:
-        standby.use_transfers(road)
-
-
-def standby_node(
-    experiment: Experiment, region: str, averager: Averager | None, num_params: int
-) -> StandbyNode:
-    """The part of ``region`` in an averager that may move."""
-    config, hub = experiment.averager, experiment.averager_region
-    plan = wire_plan(experiment)
-
-    def vector(message: Update | Reply) -> Tensor:
-        if message.coded is None:
-            return message.payload_P
-        codec = plan.up if isinstance(message, Update) else plan.down
-        return open_coded(codec, message.coded, num_params)
-
-    keeps = config.max_divergence > 0 and experiment.strategy.traits.sends == "change"
-    watch = Watch(
-        region,
-        tuple(sorted(experiment.region_names)),
-        hub,
-        config.standby,
-        config.takeover_s,
-        config.rejoin_s,
-    )
-    node = StandbyNode(region, Caller(hub, 1, vector, keeps), watch)
-    if averager is not None and region == hub:
-        node.primary = ReplicatedAverager(averager, config.max_divergence)
-    elif averager is not None:
-        node.shadow = ShadowAverager(averager)
-    return node
-
-
 def dials(experiment: Experiment) -> list[tuple[str, str]]:
     """Which region's bridge dials which, beside the averager's: (who, whom), each pair once."""
-    hub, names = experiment.averager_region, sorted(experiment.region_names)
-    others = [name for name in names if name != hub]
+    home, names = experiment.averager_region, sorted(experiment.region_names)
+    others = [name for name in names if name != home]
     sums_on_the_way = experiment.transfers is not None and experiment.transfers.aggregate
     if sums_on_the_way or experiment.overlay.kind != "star":
         return [(a, b) for a in others for b in others if b < a]
@@ -116,7 +158,43 @@ def dials(experiment: Experiment) -> list[tuple[str, str]]:
     return [] if standby is None else [(name, standby) for name in others if name != standby]
 
 
-def rtts_s(endpoint: Endpoint) -> dict[str, float]:
+def _standby_node(setting: PathSetting, region: str) -> StandbyNode:
+    """The part of ``region`` in an averager that may move."""
+    experiment, averager = setting.experiment, setting.averager
+    config, home = experiment.averager, AveragerHome(experiment.averager_region)
+    plan = wire_plan(experiment)
+
+    def vector(message: Update | Reply) -> Tensor:
+        if message.coded is None:
+            return message.payload_P
+        codec = plan.up if isinstance(message, Update) else plan.down
+        return open_coded(codec, message.coded, setting.num_params)
+
+    keeps = config.max_divergence > 0 and experiment.strategy.traits.sends == "change"
+    members = tuple(sorted(experiment.region_names))
+    watch = Watch(region, members, home, config.standby, config.takeover_s, config.rejoin_s)
+    primary, shadow = None, None
+    if averager is not None and region == home.region:
+        primary = ReplicatedAverager(averager, config.max_divergence)
+    elif averager is not None:
+        shadow = ShadowAverager(averager)
+    return StandbyNode(region, Caller(vector, keeps), watch, primary, shadow)
+
+
+def _known_links_mbps(run_dir: Path) -> dict[tuple[str, str], float]:
+    """Goodput of ordered pairs, from the run's link table; nothing if there is none."""
+    path = RunDirectory(run_dir, run_dir).links
+    if not path.exists():
+        return {}
+    try:
+        table = load_links(path)
+    except GeoRayError as error:
+        log.warning("the overlay begins without what was measured: %s", error)
+        return {}
+    return {record.pair: record.goodput_mbps for record in table.links}
+
+
+def _rtts_s(endpoint: Endpoint) -> dict[str, float]:
     """Shortest round trips by region, as far as there was one."""
     found = {peer: stats["rtt_min_s"] for peer, stats in endpoint.stats().items()}
     return {peer: rtt_s for peer, rtt_s in found.items() if rtt_s is not None}

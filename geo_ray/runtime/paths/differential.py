@@ -1,9 +1,9 @@
-"""Differential transmission between bridges: the path of an update's lossy blocks.
+"""Differential transmission between bridges: an update's lossy blocks go beside its reliable part.
 
 A region's bridge sends the reliable part as any update, then the lossy blocks as datagrams, until
-the next update comes (`DifferentialSender`). The averager's bridge completes updates with what is
-here, and says beside each reply which blocks were taken in (`DifferentialReceiver`). A session's
-key and port, and reports of what arrived, go over the connection.
+the next update comes (`DifferentialSender`). The averager's bridge completes updates with the
+blocks that are here, and answers with the blocks that it took in (`DifferentialReceiver`). A
+session's key and port, and reports of what arrived, go over the connection.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from geo_ray.clock import SystemClock
-from geo_ray.codecs.base import Codec
 from geo_ray.codecs.dgt import Dgt
-from geo_ray.errors import GeoRayError, LinkDownError
+from geo_ray.errors import LinkDownError
+from geo_ray.runtime.paths.base import Routes, StagedPath
 from geo_ray.runtime.paths.differential_receiver import DifferentialReceiver
 from geo_ray.runtime.paths.differential_sender import DifferentialSender
-from geo_ray.strategies.base import Update
+from geo_ray.strategies.base import Reply, Update
 from geo_ray.transport.datagrams.udp_channel import UdpChannel
 from geo_ray.transport.emulation.link_model import LinkModel
 from geo_ray.transport.endpoint.endpoint import Endpoint
@@ -28,111 +28,125 @@ from geo_ray.transport.wire.sockets import Address
 
 
 @dataclass(frozen=True, slots=True)
-class PathEnds:
-    """What the road is joined to.
+class EndpointSite:
+    """An endpoint that listens, and the links that lead away from it.
 
     Attributes:
-        endpoint: this region's.
+        endpoint: the endpoint.
         address: that it listens on.
         run_start_s: the machine's clock's time at which the link models' time is 0.
-        links: the endpoint's link models by destination.
-        refuse: tells a region that its update makes no sense.
+        links: its link models by destination.
     """
 
     endpoint: Endpoint
     address: Address
     run_start_s: float
     links: Mapping[str, LinkModel]
-    refuse: Callable[[Update, GeoRayError], None]
 
 
-class DifferentialPath:
-    """Both ends in one bridge; a region that hosts the averager sends no lossy blocks.
+class DifferentialStage:
+    """Both ends in one bridge; the averager's region itself sends no lossy blocks.
 
     Args:
         codec: what the run is configured with.
         num_params: P.
-        ends: what it is joined to.
+        site: the endpoint beside which datagrams go.
+        path: that this is a stage of.
     """
 
-    def __init__(self, codec: Dgt, num_params: int, ends: PathEnds) -> None:
+    def __init__(self, codec: Dgt, num_params: int, site: EndpointSite, path: StagedPath) -> None:
         self._codec = codec
-        self._ends = ends
+        self._site = site
+        self._home = path.home.region
         self._clock = SystemClock()
-        self.sink = DifferentialReceiver(codec, num_params, ends.endpoint, ends.refuse)
-        self._hub: str | None = None
-        self._feed: DifferentialSender | None = None
+        self.receiver = DifferentialReceiver(codec, num_params, site.endpoint, path.refuse)
+        self._sender: DifferentialSender | None = None
         self._channel = UdpChannel(
-            ends.address, self.sink.on_group, self.sink.on_report, self._clock
+            site.address, self.receiver.on_group, self.receiver.on_report, self._clock
         )
 
-    def connect(self, hub: str, address: Address) -> None:
-        """Send lossy blocks to the averager's region, whose endpoint is at ``address``."""
-        model = self._ends.links.get(hub)
-        emulated = None if model is None else (model, self._ends.run_start_s)
-        self._feed = DifferentialSender(
-            self._codec, self._ends.endpoint, self._channel, hub, address, self._clock, emulated
+    def on_address(self, peer: str, address: Address) -> None:
+        """Lossy blocks go to the averager's region."""
+        if peer != self._home:
+            return
+        model = self._site.links.get(peer)
+        emulated = None if model is None else (model, self._site.run_start_s)
+        self._sender = DifferentialSender(
+            self._codec, self._site.endpoint, self._channel, peer, address, self._clock, emulated
         )
-        self._hub = hub
 
-    def routes(self) -> dict[str, Callable[[str, Message], None]]:
-        """Handlers of this road's messages by kind."""
+    def routes(self) -> Routes:
+        """See `UpdateStage`."""
         return {
-            "loose_ask": lambda peer, _: self.sink.on_ask(peer, self._channel),
+            "loose_ask": lambda peer, _: self.receiver.on_ask(peer, self._channel),
             "loose_offer": self._on_offer,
             "loose_seen": self._on_seen,
         }
 
-    def send(self, update: Update, reliably: Callable[[Update], None]) -> None:
-        """Send an update: its reliable part with ``reliably``, then its lossy blocks."""
-        if self._feed is None:
+    # ------------------------------------------------------------------ as a region
+
+    def depart(self, update: Update, ship: Callable[[Update], None], *, again: bool) -> None:
+        """Send the reliable part, then the lossy blocks."""
+        if self._sender is None:
             raise LinkDownError("there is no region to send lossy blocks to")
-        rest, load = self._feed.depart(update)
-        reliably(rest)
-        self._feed.follow(load)
+        rest, load = self._sender.depart(update)
+        ship(rest)
+        self._sender.follow(load)
+
+    def answered(self, reply: Reply) -> Reply:
+        """The answer as it is."""
+        return reply
 
     def recall(self) -> Meta:
-        """Stop sending lossy blocks; what did not leave, as a header."""
-        stopped = None if self._feed is None else self._feed.recall()
+        """Stop sending lossy blocks."""
+        stopped = None if self._sender is None else self._sender.recall()
         if stopped is None:
             return {"seq": None}
         return {"seq": stopped[0], "first_rank": stopped[1]}
 
+    def on_moved(self) -> None:
+        """An averager that loses blocks has no standby."""
+
+    # ------------------------------------------------------------------ at the averager's home
+
+    def arrive(self, update: Update, take: Callable[[Update], None], *, again: bool) -> None:
+        """Complete the update with its lossy blocks."""
+        self.receiver.arrive(update, take)
+
+    def beside(self, reply: Reply) -> Reply:
+        """The answer with the blocks that were taken in."""
+        return self.receiver.beside(reply)
+
+    # ------------------------------------------------------------------ both
+
     def status(self) -> dict[str, Any]:
         """Counts of both ends: plain values."""
-        found: dict[str, Any] = {"blocks": self.sink.counts()}
+        found: dict[str, Any] = {"blocks": self.receiver.counts()}
         found["strange"] = self._channel.counts.strange
-        if self._feed is not None:
-            sender = self._feed.sender
+        if self._sender is not None:
+            sender = self._sender.sender
             found |= {"sent": asdict(sender.counts), "mbps": sender.mbps, "loss": sender.loss}
-        return found
+        return {"loose": found}
 
     def count_into(self, links: Mapping[str, Any]) -> None:
-        """Add the bytes of datagrams to an endpoint's books, as the class ``lossy``."""
-        hub, feed = self._hub, self._feed
-        if feed is not None and hub is not None and hub in links:
-            links[hub]["bytes_out"]["loose"] = feed.sender.counts.bytes_out
+        """Add the bytes of datagrams, as a class of their own."""
+        if self._sender is not None and self._home in links:
+            links[self._home]["bytes_out"]["loose"] = self._sender.sender.counts.bytes_out
         for peer, num_bytes in self._channel.counts.bytes_in.items():
             if peer in links:
                 links[peer]["bytes_in"]["loose"] = num_bytes
 
     def close(self) -> None:
         """End all threads, free the socket."""
-        self.sink.close()
-        if self._feed is not None:
-            self._feed.close()
+        self.receiver.close()
+        if self._sender is not None:
+            self._sender.close()
         self._channel.close()
 
     def _on_offer(self, peer: str, message: Message) -> None:
-        if self._feed is not None and peer == self._hub:
-            self._feed.on_offer(message)
+        if self._sender is not None and peer == self._home:
+            self._sender.on_offer(message)
 
     def _on_seen(self, peer: str, message: Message) -> None:
-        if self._feed is not None and peer == self._hub:
-            self._feed.on_seen(message)
-
-
-def road_for(codec: Codec | None, num_params: int, ends: PathEnds) -> DifferentialPath | None:
-    """The road that updates' codec needs; None if it needs none."""
-    differential = None if codec is None else codec.traits.differential
-    return None if differential is None else DifferentialPath(differential, num_params, ends)
+        if self._sender is not None and peer == self._home:
+            self._sender.on_seen(message)

@@ -12,9 +12,9 @@ from geo_ray.transport.wire.meta import Meta
 log = logging.getLogger(__name__)
 
 
-def tell(endpoint: Endpoint, peer: str, kind: str, meta: Meta) -> None:
+def notify(endpoint: Endpoint, peer: str, kind: str, meta: Meta) -> None:
     """Send a small message ahead of all data; one that finds no room is not worth waiting for."""
     try:
         endpoint.send(peer, Message(kind, meta, b"", "control", CONTROL), deadline_s=0.0)
     except (DeadlineExceededError, LinkDownError) as error:
-        log.debug("region %s was not told %s: %s", peer, kind, error.message)
+        log.debug("region %s was not sent %s: %s", peer, kind, error.message)

@@ -10,7 +10,7 @@ from functools import partial
 
 from geo_ray.codecs.dgt import Dgt
 from geo_ray.errors import GeoRayError
-from geo_ray.runtime.paths.differential_messages import tell
+from geo_ray.runtime.paths.differential_messages import notify
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.training.exchange.lossy_receiver import LossyReceiver
 from geo_ray.transport.datagrams.datagram import BlockGroup
@@ -31,7 +31,7 @@ class _Held:
 
 
 class DifferentialReceiver:
-    """The averager's end: books of every region's lossy blocks.
+    """The averager's end: takes in every region's lossy blocks.
 
     Args:
         codec: what the run is configured with.
@@ -52,21 +52,23 @@ class DifferentialReceiver:
         self._endpoint = endpoint
         self._refuse = refuse
         self._lock = threading.Lock()
-        self._books: dict[str, LossyReceiver] = {}
+        self._received: dict[str, LossyReceiver] = {}
         self._held: dict[str, _Held] = {}
 
     def on_ask(self, peer: str, channel: UdpChannel) -> None:
         """A region wants to send datagrams."""
         secret = channel.expect(peer)
         offer: Meta = {"session": secret.session, "key": secret.key, "port": channel.port}
-        tell(self._endpoint, peer, "loose_offer", offer)
+        notify(self._endpoint, peer, "loose_offer", offer)
 
     def on_group(self, peer: str, group: BlockGroup) -> None:
-        """Loose blocks have come; perhaps an update waits for them."""
+        """Lossy blocks have come; perhaps an update waits for them."""
         due = None
         with self._lock:
-            books = self._of(peer)
-            new = books.on_blocks(group.epoch, group.seq, group.first_rank, group.ids, group.blocks)
+            received = self._of(peer)
+            new = received.on_blocks(
+                group.epoch, group.seq, group.first_rank, group.ids, group.blocks
+            )
             held = self._held.get(peer)
             if held is not None and held.update.seq == group.seq:
                 held.missing -= new
@@ -75,42 +77,42 @@ class DifferentialReceiver:
             self._release(peer, due)
 
     def on_report(self, peer: str, session: bytes, seen: Seen) -> None:
-        """Tell a sender what has arrived."""
+        """Report to a sender what has arrived."""
         meta: Meta = {"session": session, **asdict(seen)}
-        tell(self._endpoint, peer, "loose_seen", meta)
+        notify(self._endpoint, peer, "loose_seen", meta)
 
     def arrive(self, update: Update, go_on: Callable[[Update], None]) -> None:
         """Complete an update, now or when its grace is over, and go on with it."""
         try:
             with self._lock:
-                books = self._of(update.region)
-                missing = books.begin(update) if self._codec.grace_s else 0
+                received = self._of(update.region)
+                missing = received.begin(update) if self._codec.grace_s else 0
                 if missing > 0:
                     held = self._hold(update, missing, go_on)
                     self._held[update.region] = held
                     held.timer.start()
                     return
-                update = books.complete(update)
+                update = received.complete(update)
         except GeoRayError as error:
             self._refuse(update, error)
         else:
             go_on(update)
 
     def beside(self, reply: Reply) -> Reply:
-        """The reply with what is to be told of lossy blocks."""
+        """The reply with the lossy blocks that were taken in."""
         with self._lock:
-            books = self._of(reply.to)
+            received = self._of(reply.to)
             if reply.dropped:
-                books.void(reply.seq)
+                received.void(reply.seq)
                 return reply
-            return replace(reply, lossy=books.report(reply.seq))
+            return replace(reply, lossy=received.report(reply.seq))
 
     def counts(self) -> dict[str, int]:
         """What became of lossy blocks, over all regions."""
         total: Counter[str] = Counter()
         with self._lock:
-            for books in self._books.values():
-                total.update(asdict(books.counts))
+            for received in self._received.values():
+                total.update(asdict(received.counts))
         return dict(total)
 
     def close(self) -> None:
@@ -121,7 +123,7 @@ class DifferentialReceiver:
             one.timer.cancel()
 
     def _of(self, region: str) -> LossyReceiver:
-        return self._books.setdefault(region, LossyReceiver(self._codec, self._num_params))
+        return self._received.setdefault(region, LossyReceiver(self._codec, self._num_params))
 
     def _hold(self, update: Update, missing: int, go_on: Callable[[Update], None]) -> _Held:
         release = partial(self._on_timer, update.region, update.seq)

@@ -9,8 +9,7 @@ from typing import Final
 from geo_ray.clock import Clock
 from geo_ray.codecs.dgt import Dgt
 from geo_ray.errors import DeadlineExceededError, LinkDownError
-from geo_ray.runtime.messages import fields
-from geo_ray.runtime.paths.differential_messages import tell
+from geo_ray.runtime.paths.differential_messages import notify
 from geo_ray.strategies.base import Update
 from geo_ray.transport.datagrams.datagram import Secret
 from geo_ray.transport.datagrams.pacing import Seen
@@ -19,6 +18,7 @@ from geo_ray.transport.datagrams.udp_sender import LossyLoad, UdpSender
 from geo_ray.transport.emulation.datagram_shaper import DatagramShaper
 from geo_ray.transport.emulation.link_model import LinkModel
 from geo_ray.transport.endpoint.endpoint import Endpoint
+from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.message import Message
 from geo_ray.transport.wire.sockets import Address
 
@@ -33,7 +33,7 @@ class DifferentialSender:
         codec: what the run is configured with.
         endpoint: this region's.
         channel: this region's.
-        hub: the averager's region.
+        home: the averager's region.
         address: of the averager's endpoint; datagrams go to the same host.
         clock: for pacing.
         emulated: the link model of the way there and the clock's time at its 0; None for none.
@@ -44,7 +44,7 @@ class DifferentialSender:
         codec: Dgt,
         endpoint: Endpoint,
         channel: UdpChannel,
-        hub: str,
+        home: str,
         address: Address,
         clock: Clock,
         emulated: tuple[LinkModel, float] | None = None,
@@ -52,7 +52,7 @@ class DifferentialSender:
         self._codec = codec
         self._endpoint = endpoint
         self._channel = channel
-        self._hub = hub
+        self._home = home
         self._host = address[0]
         self._clock = clock
         self._target: Address | None = None
@@ -95,7 +95,7 @@ class DifferentialSender:
         return self.sender.stop()
 
     def on_offer(self, message: Message) -> None:
-        """The averager's bridge tells a session."""
+        """The averager's bridge offers a session."""
         secret = Secret(fields.data(message.meta, "session"), fields.data(message.meta, "key"))
         port = fields.count(message.meta, "port")
         self._heard_s = self._clock.now_s()
@@ -103,7 +103,7 @@ class DifferentialSender:
         self.sender.use(secret)
 
     def on_seen(self, message: Message) -> None:
-        """The averager's bridge tells what arrived."""
+        """The averager's bridge reports what arrived."""
         meta = message.meta
         self._heard_s = self._clock.now_s()
         highest, received = fields.count(meta, "highest"), fields.count(meta, "received")
@@ -118,7 +118,7 @@ class DifferentialSender:
 
     def _ask(self) -> None:
         self._asked_s = self._clock.now_s()
-        tell(self._endpoint, self._hub, "loose_ask", {})
+        notify(self._endpoint, self._home, "loose_ask", {})
 
     def _send(self, datagram: bytes, band: int, bands: int) -> None:
         if self._shaper is not None:
@@ -132,7 +132,7 @@ class DifferentialSender:
 
     def _is_drained(self, timeout_s: float) -> bool:
         try:
-            self._endpoint.flush(self._hub, timeout_s)
+            self._endpoint.flush(self._home, timeout_s)
         except DeadlineExceededError:
             return False
         except LinkDownError:
@@ -141,6 +141,6 @@ class DifferentialSender:
         return True
 
     def _start_mbps(self) -> float:
-        stats = self._endpoint.stats().get(self._hub)
+        stats = self._endpoint.stats().get(self._home)
         known_mbps = None if stats is None else stats["estimate"].get("goodput_mbps")
         return known_mbps / 2 if known_mbps else _GUESS_MBPS

@@ -1,7 +1,7 @@
-"""A bridge's shell around `StandbyNode`: sockets, time, and the averager's home when it is here.
+"""Updates to an averager that may move: `StandbyNode` with sockets, threads and time.
 
-One lock covers what happens to the node and the order in which its words leave; they are sent by a
-thread of their own, because a full outbox must not keep an acknowledgement from being heard.
+One lock covers what happens to the node and the order in which its messages leave; a thread of its
+own sends them, because a full outbox must not keep an acknowledgement from being heard.
 """
 
 from __future__ import annotations
@@ -9,19 +9,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from queue import SimpleQueue
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from torch import Tensor
 
 from geo_ray.errors import GeoRayError
 from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.messages.standby import KINDS, read_word, word_message
-from geo_ray.runtime.paths.transfers import TransfersPath
+from geo_ray.runtime.paths.answers import Answers
+from geo_ray.runtime.paths.base import Routes, StageMaker, joined
+from geo_ray.runtime.paths.local_averager import AveragerOutput
 from geo_ray.strategies.base import Reply, Update
-from geo_ray.training.averager.averager import AveragerSnapshot
+from geo_ray.training.averager.home import AveragerHome
 from geo_ray.training.averager.log import BeginCheckpoint, Op, Skip, Stop, TakeIn
 from geo_ray.training.averager.standby import (
     AnswerOwn,
@@ -31,11 +33,13 @@ from geo_ray.training.averager.standby import (
     SendMessage,
     StandbyEffect,
     StandbyEvent,
+    StandbyMessage,
     StandbyNode,
-    Word,
 )
 from geo_ray.transport.endpoint.endpoint import Endpoint
 from geo_ray.transport.wire.message import BACKGROUND, DATA, Message
+from geo_ray.transport.wire.meta import Meta
+from geo_ray.transport.wire.sockets import Address
 
 log = logging.getLogger(__name__)
 
@@ -43,109 +47,80 @@ _LONGEST_TICK_S: Final = 0.1
 _COMMIT_S: Final = 30.0  # for a checkpoint to begin
 
 
-class Outlet(Protocol):
-    """Where the road ends in its own region."""
-
-    def give(self, reply: Reply) -> None:
-        """An answer for the lead."""
-
-    def fail(self, seq: int, error: GeoRayError) -> None:
-        """The lead's update is refused."""
-
-    def save(self, snapshots: Sequence[AveragerSnapshot]) -> None:
-        """Write the averager's part of a checkpoint."""
-
-
 class StandbyPath:
-    """See the module's docstring.
+    """See the module's docstring and `UpdatePath`.
 
     Args:
         node: the state machine.
         endpoint: this region's.
-        outlet: the way into the region.
+        output: takes what the averager leaves beside its answers.
+        answers: where the own region's requests wait.
         event_buffer: takes events for the controller.
+        stage: builds the stage of this path.
     """
 
     def __init__(
         self,
         node: StandbyNode,
         endpoint: Endpoint,
-        outlet: Outlet,
+        output: AveragerOutput,
+        answers: Answers,
         event_buffer: EventBuffer,
+        stage: StageMaker,
     ) -> None:
         self._node = node
         self._endpoint = endpoint
-        self._outlet = outlet
+        self._output = output
+        self._answers = answers
         self._event_buffer = event_buffer
-        self._transfers: TransfersPath | None = None
         bound = 0.0 if node.primary is None else node.primary.bound
         self._log_lane = DATA if bound == 0 else BACKGROUND  # with 0 everything waits for it
         self._bare = bound == 0 or node.caller.keeps
         self._changed = threading.Condition(threading.RLock())
         self._begun: dict[int, bool] = {}
         self._closed = False
-        self._words: SimpleQueue[tuple[str, Message] | None] = SimpleQueue()
+        self._outgoing: SimpleQueue[tuple[str, Message] | None] = SimpleQueue()
+        self._stage = stage(self)
         self._threads = [
-            threading.Thread(target=self._speak, name="standby-speak", daemon=True),
+            threading.Thread(target=self._send_all, name="standby-send", daemon=True),
             threading.Thread(target=self._watch, name="standby-watch", daemon=True),
         ]
         for thread in self._threads:
             thread.start()
 
-    def use_transfers(self, road: TransfersPath) -> None:
-        """Let updates take turns."""
-        self._transfers = road
-
-    def routes(self) -> dict[str, Callable[[str, Message], None]]:
-        """Handlers of this road's messages by kind."""
-        return dict.fromkeys(KINDS, self._on_message)
-
     @property
-    def hub(self) -> str:
-        """The region that hosts the averager at present."""
-        return self._node.hub
-
-    def close(self) -> None:
-        """End the threads."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        self._words.put(None)
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(5.0)
-
-    def status(self) -> dict[str, Any]:
-        """Who the hub is, and how far the standby is behind: plain values."""
-        with self._changed:
-            primary = self._node.primary
-            status: dict[str, Any] = {"hub": self._node.hub, "hub_epoch": self._node.caller.epoch}
-            if primary is not None:
-                status |= {"version": primary.averager.state.version, "ahead": primary.ahead}
-            return status
+    def home(self) -> AveragerHome:
+        """See `UpdatePath`."""
+        return self._node.home
 
     # ------------------------------------------------------------------ for the own region
 
-    def submit(self, update: Update) -> None:
-        """The lead has an update; it may use its buffer again when that is answered."""
-        # A copy: a message to a hub that was cut off may leave long after another one's answer.
+    def exchange(self, update: Update) -> Reply | None:
+        """See `UpdatePath`; the region may use its buffer again when it is answered."""
+        # A copy: a message to a home that was cut off may leave long after another one's answer.
         kept = _copied(update)
+        request = AveragerRequest(TakeIn(kept))
         with self._changed:
             self._node.caller.submit(kept)
-            is_hub = self._node.primary is not None
-            if not is_hub:
-                self._carry_out([SendMessage(self._node.hub, AveragerRequest(TakeIn(kept)))])
-                return
-        self._arrived(self._node.region, AveragerRequest(TakeIn(kept)))
+            is_home = self._node.primary is not None
+            if not is_home:
+                self._carry_out([SendMessage(self.home.region, request)])
+        if is_home:
+            self._arrived(self._node.region, request)
+        return self._answers.wait(update.seq, self.home.region)
+
+    def recall(self) -> Meta:
+        """See `UpdatePath`."""
+        return self._stage.recall()
 
     # ------------------------------------------------------------------ for the controller
 
     def request_stop(self) -> None:
-        """Let the averager tell all regions to finish."""
+        """See `UpdatePath`."""
         self._offer(Stop())
 
     def request_checkpoint(self, checkpoint: int, *, halt: bool) -> bool:
-        """Let the averager begin a checkpoint; False if it cannot be now."""
+        """See `UpdatePath`."""
         deadline_s = time.monotonic() + _COMMIT_S
         with self._changed:
             self._offer(BeginCheckpoint(checkpoint, halt))
@@ -156,16 +131,55 @@ class StandbyPath:
                 self._changed.wait(left_s)
             return self._begun.pop(checkpoint, False)
 
-    def on_report_dead(self, region: str) -> None:
-        """The controller has seen that ``region`` is dead and will not come back."""
+    def report_dead(self, region: str) -> None:
+        """See `UpdatePath`."""
         with self._changed:
             self._carry_out(self._node.on_report_dead(region))
 
-    # ------------------------------------------------------------------ for the desk of transfers
+    def status(self) -> dict[str, Any]:
+        """See `UpdatePath`; also how far the averager is ahead of its standby."""
+        with self._changed:
+            primary = self._node.primary
+            status: dict[str, Any] = {"home": self.home, "version": None}
+            if primary is not None:
+                status |= {"version": primary.averager.state.version, "ahead": primary.ahead}
+            return status | self._stage.status()
 
-    def post(self, to: str, message: Message) -> None:
-        """Send a message after the words that were said before it."""
-        self._words.put((to, message))
+    def count_into(self, links: Mapping[str, Any]) -> None:
+        """See `UpdatePath`."""
+        self._stage.count_into(links)
+
+    def close(self) -> None:
+        """See `UpdatePath`."""
+        self._answers.close()
+        self._stage.close()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._outgoing.put(None)
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(5.0)
+
+    # ------------------------------------------------------------------ other regions
+
+    def routes(self) -> Routes:
+        """See `UpdatePath`."""
+        return joined(dict.fromkeys(KINDS, self._on_message), self._stage.routes())
+
+    def on_address(self, peer: str, address: Address) -> None:
+        """See `UpdatePath`."""
+        self._stage.on_address(peer, address)
+
+    # ------------------------------------------------------------------ for the stage
+
+    def send(self, to: str, message: Message) -> None:
+        """See `StagedPath`; the message leaves after those that were sent before it."""
+        self._outgoing.put((to, message))
+
+    def give(self, reply: Reply) -> None:
+        """See `StagedPath`, as for all that follows."""
+        self._answers.give(self._stage.answered(reply))
 
     def version(self) -> int:
         """Commits so far, and those that wait for the standby."""
@@ -182,33 +196,36 @@ class StandbyPath:
         return None
 
     def deliver(self, reply: Reply) -> None:
-        """Answers leave as words of the node."""
+        """Answers leave as messages of the node."""
 
-    # ------------------------------------------------------------------ words
+    def refuse(self, update: Update, error: GeoRayError) -> None:
+        """Refusals leave as messages of the node."""
+
+    # ------------------------------------------------------------------ messages and effects
 
     def _on_message(self, peer: str, message: Message) -> None:
         with self._changed:
             epoch = message.meta.get("hub_epoch")
-            if message.kind == "log" and epoch != self._node.caller.epoch:
-                return  # of a hub that is none any more; what it is about may be gone as well
-            word = read_word(peer, message, self._node.caller.find)
-        if isinstance(word, AveragerRequest):
-            self._arrived(peer, word)
+            if message.kind == "log" and epoch != self.home.epoch:
+                return  # of a home that is none any more; what it is about may be gone as well
+            parsed = read_word(peer, message, self._node.caller.find)
+        if isinstance(parsed, AveragerRequest):
+            self._arrived(peer, parsed)
             return
         with self._changed:
-            self._carry_out(self._node.on_word(peer, word))
+            self._carry_out(self._node.on_message(peer, parsed))
 
-    def _arrived(self, peer: str, word: AveragerRequest) -> None:
-        """A request for the averager here; the desk decides when it is its turn."""
+    def _arrived(self, peer: str, request: AveragerRequest) -> None:
+        """A request for the averager here; the stage decides when an update is taken in."""
 
         def take() -> None:
             with self._changed:
-                self._carry_out(self._node.on_word(peer, word))
+                self._carry_out(self._node.on_message(peer, request))
 
-        if self._transfers is None or not isinstance(word.op, TakeIn):
+        if not isinstance(request.op, TakeIn):
             take()
-        elif word.op.update.region == peer:
-            self._transfers.uploads.arrived(word.op.update, take, again=word.again)
+        elif request.op.update.region == peer:
+            self._stage.arrive(request.op.update, lambda _: take(), again=request.again)
 
     def _offer(self, op: Op) -> None:
         with self._changed:
@@ -217,50 +234,43 @@ class StandbyPath:
     def _carry_out(self, effects: Sequence[StandbyEffect]) -> None:
         for effect in effects:
             match effect:
-                case SendMessage(to, word):
-                    self._say(to, word)
+                case SendMessage(to, message):
+                    self._send(to, message)
                 case AnswerOwn(reply):
-                    self._outlet.give(reply)
+                    self.give(reply)
                 case RefuseOwn(seq, error):
-                    self._outlet.fail(seq, error)
+                    self._answers.fail(seq, error)
                 case EntryDone(committed):
                     if isinstance(committed.op, BeginCheckpoint):
                         self._begun[committed.op.id] = committed.outcome.done
                 case StandbyEvent():
                     self._note(effect)
         averager = self._node.averager
-        if averager is not None and averager.snapshots:
-            snapshots, averager.snapshots = averager.snapshots, []
-            self._outlet.save(snapshots)
-        for reading in [] if averager is None else averager.noise.news():
-            self._event_buffer.add("noise", **{**reading.fields(), "region": None})
+        if averager is not None:
+            self._output.collect(averager)
         self._changed.notify_all()
 
-    def _say(self, to: str, word: Word) -> None:
-        message = word_message(to, word, self._log_lane, bare=self._bare)
-        if self._transfers is None or not (
-            isinstance(word, AveragerRequest) and isinstance(word.op, TakeIn)
-        ):
-            self._words.put((to, message))
-            return
-        self._transfers.send(
-            word.op.update, lambda: self._words.put((to, message)), again=word.again
-        )
+    def _send(self, to: str, parsed: StandbyMessage) -> None:
+        message = word_message(to, parsed, self._log_lane, bare=self._bare)
+        if isinstance(parsed, AveragerRequest) and isinstance(parsed.op, TakeIn):
+            update, again = parsed.op.update, parsed.again
+            self._stage.depart(update, lambda _: self.send(to, message), again=again)
+        else:
+            self.send(to, message)
 
-    def _note(self, news: StandbyEvent) -> None:
-        if news.what == "took_over":
-            log.warning("region '%s' hosts the averager now", news.region)
-            self._event_buffer.add("hub_moved", epoch=news.epoch)
-        elif news.what == "left":
-            log.warning("the run goes on without region '%s': its data are missing", news.region)
-            self._event_buffer.add("region_left", name=news.region)
-        if self._transfers is not None:
-            self._transfers.restart()
+    def _note(self, event: StandbyEvent) -> None:
+        if event.what == "took_over":
+            log.warning("region '%s' hosts the averager now", event.region)
+            self._event_buffer.add("hub_moved", epoch=event.epoch)
+        elif event.what == "left":
+            log.warning("the run goes on without region '%s': its data are missing", event.region)
+            self._event_buffer.add("region_left", name=event.region)
+        self._stage.on_moved()
 
     # ------------------------------------------------------------------ threads
 
-    def _speak(self) -> None:
-        while (item := self._words.get()) is not None:
+    def _send_all(self) -> None:
+        while (item := self._outgoing.get()) is not None:
             to, message = item
             try:
                 self._endpoint.send(to, message)

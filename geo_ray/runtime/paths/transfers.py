@@ -1,47 +1,52 @@
-"""Transfers that take turns: a region asks before it ships, helps to sum, and hosts the desk.
+"""Transfers that take turns: a region asks before it ships, and helps to sum.
 
-region --ask--> averager's desk        small, or nobody in the way: the update follows at once
+region --ask--> upload coordinator     small, or nobody in the way: the update follows at once
        <-grant-                        otherwise it waits for this
-       <-gather- and --part--> helper --ask_sum, sum--> desk
+       <-gather- and --part--> helper --ask_sum, sum--> upload coordinator
                  <--bundled-- helper <----bundle-----
+
+Every bridge has an upload coordinator; the one at the averager's home is asked.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from geo_ray.errors import LinkDownError
-from geo_ray.runtime.messages import fields
 from geo_ray.runtime.messages.exchange import (
     as_bytes,
     as_tensor,
     payload_bytes,
     read_reply,
-    read_update,
     reply_meta,
-    update_meta,
 )
 from geo_ray.runtime.messages.transfers import (
+    GATHER,
+    GROUP_PART,
+    SUM,
+    GroupPart,
+    Summed,
     ask_meta,
     ask_of,
-    parts_meta,
     read_bundle,
-    read_parts,
 )
-from geo_ray.runtime.paths.upload_coordinator import Say, UploadCoordinator
+from geo_ray.runtime.paths.base import Route, Routes, StagedPath
+from geo_ray.runtime.paths.upload_coordinator import UploadCoordinator
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.transfers.config import TransfersConfig
 from geo_ray.transfers.requests import UploadRequest
+from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.frames import view_of
 from geo_ray.transport.wire.message import CONTROL, Message
 from geo_ray.transport.wire.meta import Meta
+from geo_ray.transport.wire.sockets import Address
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +58,7 @@ class _Pending:
     """An update of the own region that is not answered yet."""
 
     update: Update
-    ship: Callable[[], None]
+    ship: Callable[[Update], None]
     shipped: bool
     helper: str | None = None
 
@@ -67,67 +72,75 @@ class _Group:
     total_P: Tensor | None = None
 
 
-class TransfersPath:
-    """One bridge's part; see the module's docstring.
+class TransfersStage:
+    """One bridge's part; see the module's docstring and `UpdateStage`.
 
     Args:
         region: this region.
         config: how transfers take turns.
-        hub: names the region that hosts the averager at present.
-        say: sends a message to a region.
-        uploads: of this bridge, in case it is the averager's home.
-        give: takes an answer for the own region.
+        path: that this is a stage of.
+        rtts_s: round trip times by region, as far as they are known.
     """
 
     def __init__(
         self,
         region: str,
         config: TransfersConfig,
-        hub: Callable[[], str],
-        say: Say,
-        uploads: UploadCoordinator,
-        give: Callable[[Reply], None],
+        path: StagedPath,
+        rtts_s: Callable[[], Mapping[str, float]],
     ) -> None:
         self._region = region
         self._config = config
-        self._hub = hub
-        self._say = say
-        self.uploads = uploads
-        self._give = give
+        self._path = path
+        self.uploads = UploadCoordinator(config, path, rtts_s)
         self._lock = threading.Lock()
         self._open = True
         self._pending: dict[int, _Pending] = {}
         self._groups: dict[int, _Group] = {}
 
-    def routes(self) -> dict[str, Callable[[str, Message], None]]:
-        """Handlers of this road's messages by kind."""
+    def routes(self) -> Routes:
+        """See `UpdateStage`, as for all that has no word of its own."""
         return {
             "ask": self.uploads.on_ask,
             "ask_sum": self.uploads.on_ask_sum,
             "sum": self.uploads.on_sum,
-            "grant": self._from_hub(self._on_grant),
-            "gate": self._from_hub(self._on_gate),
-            "gather": self._from_hub(self._on_gather),
-            "grant_sum": self._from_hub(self._on_grant_sum),
-            "bundle": self._from_hub(self._on_bundle),
+            "grant": self._from_home(self._on_grant),
+            "gate": self._from_home(self._on_gate),
+            "gather": self._from_home(self._on_gather),
+            "grant_sum": self._from_home(self._on_grant_sum),
+            "bundle": self._from_home(self._on_bundle),
             "transfer_part": self._on_part,
             "bundled": self._on_bundled,
         }
 
+    def on_address(self, peer: str, address: Address) -> None:
+        """The endpoint knows it."""
+
+    def status(self) -> dict[str, Any]:
+        """There is none."""
+        return {}
+
+    def count_into(self, links: Mapping[str, Any]) -> None:
+        """Everything passes the endpoint."""
+
     def close(self) -> None:
-        """End the desk's thread."""
+        """End the upload coordinator's thread."""
         self.uploads.close()
+
+    # ------------------------------------------------------------------ at the averager's home
+
+    def arrive(self, update: Update, take: Callable[[Update], None], *, again: bool) -> None:
+        """The upload coordinator decides when it is its turn."""
+        self.uploads.arrived(update, lambda: take(update), again=again)
+
+    def beside(self, reply: Reply) -> Reply:
+        """The answer as it is."""
+        return reply
 
     # ------------------------------------------------------------------ as a region
 
-    def send(self, update: Update, ship: Callable[[], None], *, again: bool = False) -> None:
-        """Send an update to the averager when it is its turn.
-
-        Args:
-            update: which; its payload must stay as it is until it is answered.
-            ship: sends it.
-            again: an earlier averager had answered it already.
-        """
+    def depart(self, update: Update, ship: Callable[[Update], None], *, again: bool) -> None:
+        """Send an update to the averager when it is its turn."""
         norm = 0.0
         if self._config.max_staleness is not None and update.coded is None:
             norm = float(torch.linalg.vector_norm(update.payload_P))
@@ -135,12 +148,16 @@ class TransfersPath:
             at_once = self._open or update.size_bytes <= self._config.small_bytes
             self._pending[update.seq] = _Pending(update, ship, at_once)
         meta = ask_meta(ask_of(update, norm=norm, again=again), sent=at_once)
-        self._say(self._hub(), Message("ask", meta, b"", "control", CONTROL))
+        self._send_home(Message("ask", meta, b"", "control", CONTROL))
         if at_once:
-            ship()
+            ship(update)
 
-    def restart(self) -> None:
-        """The averager has moved: nobody there knows of what was asked before."""
+    def recall(self) -> Meta:
+        """Nothing is on its way in parts."""
+        return {"seq": None}
+
+    def on_moved(self) -> None:
+        """Begin anew: nobody at the new home knows of what was asked before."""
         with self._lock:
             self._open = True
             self._groups.clear()
@@ -168,41 +185,40 @@ class TransfersPath:
             if pending is None or pending.shipped:
                 return
             pending.shipped = True
-        pending.ship()
+        pending.ship(pending.update)
 
     def _on_gather(self, meta: Meta, message: Message) -> None:
         """The own update goes into a sum; perhaps it is summed here."""
-        group, helper = fields.count(meta, "group"), fields.text(meta, "helper")
-        asks = read_parts(meta)
-        own = next((ask for ask in asks if ask.region == self._region), None)
+        gather = GATHER.read(meta)
+        own = next((ask for ask in gather.asks if ask.region == self._region), None)
         with self._lock:
             pending = None if own is None else self._pending.get(own.seq)
             if pending is None or pending.shipped or pending.update.coded is not None:
                 return
-            pending.helper = helper
-        if helper == self._region:
-            self._join(group, pending.update, asks)
+            pending.helper = gather.helper
+        if gather.helper == self._region:
+            self._join(gather.group, pending.update, gather.asks)
             return
         update = pending.update
-        part: Meta = {"group": group, **update_meta(update)}
-        self._try(helper, Message("transfer_part", part, payload_bytes(update), "update"))
+        part = GROUP_PART.write(GroupPart(gather.group, update))
+        self._try(gather.helper, Message("transfer_part", part, payload_bytes(update), "update"))
 
     def _on_bundled(self, peer: str, message: Message) -> None:
         reply = read_reply(message.meta, view_of(message.payload))
         with self._lock:
             pending = self._pending.get(reply.seq)
         if pending is not None and pending.helper == peer and reply.to == self._region:
-            self._give(reply)
+            self._path.give(reply)
 
     # ------------------------------------------------------------------ as a helper
 
     def _on_part(self, peer: str, message: Message) -> None:
-        update = read_update(message.meta, view_of(message.payload))
+        group, update = GROUP_PART.read(message.meta, view_of(message.payload))
         if update.region == peer and update.coded is None:
-            self._join(fields.count(message.meta, "group"), update)
+            self._join(group, update)
 
     def _join(self, group: int, update: Update, asks: tuple[UploadRequest, ...] = ()) -> None:
-        """One more part is here; it may come before the word that this is a group."""
+        """One more part is here; it may come before the message that this is a group."""
         with self._lock:
             found = self._groups.setdefault(group, _Group())
             found.asks = found.asks or asks
@@ -220,51 +236,43 @@ class TransfersPath:
                 total_P.add_(part.payload_P)
             found.total_P = total_P
             found.arrived.clear()
-        meta: Meta = {"group": group, **parts_meta(found.asks)}
-        self._try(self._hub(), Message("ask_sum", meta, b"", "control", CONTROL))
+        meta = SUM.write(Summed(group, found.asks))
+        self._try(self._path.home.region, Message("ask_sum", meta, b"", "control", CONTROL))
 
     def _on_grant_sum(self, meta: Meta, message: Message) -> None:
         group = fields.count(meta, "seq")
         with self._lock:
             found = self._groups.get(group)
         if found is not None and found.total_P is not None:
-            parts: Meta = {"group": group, **parts_meta(found.asks)}
-            self._say(self._hub(), Message("sum", parts, as_bytes(found.total_P), "update"))
+            parts = SUM.write(Summed(group, found.asks))
+            self._send_home(Message("sum", parts, as_bytes(found.total_P), "update"))
 
     def _on_bundle(self, meta: Meta, message: Message) -> None:
         """One answer for all who were in a sum; what is in it is their business."""
         payload_P = as_tensor(view_of(message.payload))
-        for to, seq in read_bundle(meta):
-            reply = Reply(
-                to,
-                seq,
-                fields.count(meta, "version"),
-                0,
-                payload_P,
-                stop=fields.flag(meta, "stop"),
-                checkpoint=fields.optional_count(meta, "checkpoint"),
-                halt=fields.flag(meta, "halt"),
-                own=True,
-            )
-            if to == self._region:
-                self._give(reply)
+        for reply in read_bundle(meta, payload_P):
+            if reply.to == self._region:
+                self._path.give(reply)
             else:
                 body = as_bytes(payload_P)
-                self._try(to, Message("bundled", reply_meta(reply), body, "reply"))
+                self._try(reply.to, Message("bundled", reply_meta(reply), body, "reply"))
 
     # ------------------------------------------------------------------ small things
 
-    def _from_hub(self, handler: Callable[[Meta, Message], None]) -> Callable[[str, Message], None]:
+    def _from_home(self, handler: Callable[[Meta, Message], None]) -> Route:
         def checked(peer: str, message: Message) -> None:
-            if peer == self._hub():
+            if peer == self._path.home.region:
                 handler(message.meta, message)
 
         return checked
 
+    def _send_home(self, message: Message) -> None:
+        self._path.send(self._path.home.region, message)
+
     def _try(self, peer: str, message: Message) -> None:
-        """A helper out of reach delays a sum until the desk gives it up; no more."""
+        """A helper out of reach delays a sum until the upload coordinator gives it up; no more."""
         try:
-            self._say(peer, message)
+            self._path.send(peer, message)
         except LinkDownError as error:
             log.warning("%s for region '%s' was not sent: %s", message.kind, peer, error)
 

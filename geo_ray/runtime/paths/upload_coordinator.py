@@ -1,4 +1,4 @@
-"""The averager's desk: runs the scheduler of transfers and carries out what it decides.
+"""Decides when uploads to the averager happen: runs the scheduler and carries out its decisions.
 
 Whatever the averager takes in passes here, in the order of the decisions: one lock covers a
 decision and the commit that follows from it.
@@ -12,23 +12,23 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from torch import Tensor
 
 from geo_ray.errors import GeoRayError, LinkDownError
-from geo_ray.runtime.messages import fields
 from geo_ray.runtime.messages.exchange import as_bytes, as_tensor
 from geo_ray.runtime.messages.transfers import (
+    GATHER,
+    SUM,
     ask_of,
     bundle_meta,
     can_bundle,
     headers_of,
-    parts_meta,
     read_ask,
-    read_parts,
 )
-from geo_ray.strategies.base import Reply, Update
+from geo_ray.runtime.paths.base import StagedPath
+from geo_ray.strategies.base import Update
 from geo_ray.transfers.config import TransfersConfig
 from geo_ray.transfers.helpers import HelperScheduler
 from geo_ray.transfers.requests import Decision, Dissolve, Drop, Gather, Grant, Take, UploadRequest
@@ -40,24 +40,6 @@ log = logging.getLogger(__name__)
 
 _LOOK_S: Final = 1.0  # between looks at round trip times
 _SHORTEST_S: Final = 0.001
-
-Say = Callable[[str, Message], None]
-
-
-class AveragerHome(Protocol):
-    """What the desk asks of the averager's home."""
-
-    def version(self) -> int:
-        """Commits so far, and those that are bound to come."""
-
-    def skip(self, region: str, epoch: int, seq: int) -> None:
-        """Answer an update without taking it in."""
-
-    def take_sum(self, parts: tuple[Update, ...], total_P: Tensor) -> list[Reply] | None:
-        """Take in a sum of updates; None if it must come in parts."""
-
-    def deliver(self, reply: Reply) -> None:
-        """Send an answer on its way."""
 
 
 @dataclass(slots=True)
@@ -74,26 +56,21 @@ class UploadCoordinator:
 
     Args:
         config: how transfers take turns.
-        region: the averager's.
-        hub: its home.
-        say: sends a message to a region.
+        path: the way to the averager, and at its home the averager.
         rtts_s: round trip times by region, as far as they are known.
     """
 
     def __init__(
         self,
         config: TransfersConfig,
-        region: str,
-        hub: AveragerHome,
-        say: Say,
+        path: StagedPath,
         rtts_s: Callable[[], Mapping[str, float]],
     ) -> None:
-        self._region = region
-        self._hub = hub
-        self._say = say
+        self._first_home = path.home.region
+        self._path = path
         self._rtts_s = rtts_s
         self._looked_s = float("-inf")
-        self._line = HelperScheduler(config, region)
+        self._line = HelperScheduler(config, self._first_home)
         self._here: dict[tuple[str, bool], _Here] = {}
         self._newest: dict[str, tuple[int, int]] = {}
         self._gates: dict[str, bool] = {}
@@ -117,7 +94,7 @@ class UploadCoordinator:
     # ------------------------------------------------------------------ events
 
     def on_ask(self, peer: str, message: Message) -> None:
-        """A region wants to send, or says that it does."""
+        """A region wants to send, or has begun to."""
         ask, sent = read_ask(peer, message.meta)
         with self._changed:
             now_s = self._look()
@@ -126,28 +103,28 @@ class UploadCoordinator:
             if sent:
                 self._decide(self._line.began(now_s, ask))
             else:
-                self._decide(self._line.ask(now_s, self._hub.version(), ask))
+                self._decide(self._line.ask(now_s, self._path.version(), ask))
 
     def on_ask_sum(self, peer: str, message: Message) -> None:
         """A helper has all parts of a sum."""
         ask = self._read_sum(peer, message.meta)
         with self._changed:
-            self._decide(self._line.ask(self._look(), self._hub.version(), ask))
+            self._decide(self._line.ask(self._look(), self._path.version(), ask))
 
-    def arrived(self, update: Update, take: Callable[[], None], *, again: bool = False) -> None:
+    def arrived(self, update: Update, take: Callable[[], None], *, again: bool) -> None:
         """An update is here.
 
         Args:
             update: which.
             take: commits it; called when it is its turn, if ever.
-            again: an earlier averager had answered it already.
+            again: an earlier home of the averager had answered it already.
         """
         ask = ask_of(update, again=again)
         with self._changed:
             if not again:
                 self._newest[ask.region] = (ask.epoch, ask.seq)
             self._here[ask.key] = _Here(take)
-            self._decide(self._line.arrived(self._look(), self._hub.version(), ask))
+            self._decide(self._line.arrived(self._look(), self._path.version(), ask))
 
     def on_sum(self, peer: str, message: Message) -> None:
         """A sum of updates is here."""
@@ -155,13 +132,12 @@ class UploadCoordinator:
         total_P = as_tensor(view_of(message.payload))
         with self._changed:
             self._here[ask.key] = _Here(lambda: None, total_P, peer)
-            self._decide(self._line.arrived(self._look(), self._hub.version(), ask))
+            self._decide(self._line.arrived(self._look(), self._path.version(), ask))
 
     @staticmethod
     def _read_sum(peer: str, meta: Meta) -> UploadRequest:
-        parts = read_parts(meta)
+        group, parts = SUM.read(meta)
         oldest = min(part.base_version for part in parts)
-        group = fields.count(meta, "group")
         return UploadRequest(peer, 0, group, parts[0].size_bytes, oldest, parts=parts)
 
     # ------------------------------------------------------------------ decisions
@@ -175,15 +151,14 @@ class UploadCoordinator:
                     todo.extend(self._take(ask))
                 case Drop(ask):
                     self._here.pop(ask.key, None)
-                    self._hub.skip(ask.region, ask.epoch, ask.seq)
+                    self._path.skip(ask.region, ask.epoch, ask.seq)
                     self._tell_gate(ask.region)
                 case Grant(ask):
                     kind = "grant_sum" if ask.parts else "grant"
                     self._tell(ask.region, kind, {"seq": ask.seq})
-                case Gather(group, helper, asks):
-                    meta: Meta = {"group": group, "helper": helper, **parts_meta(asks)}
-                    for ask in asks:
-                        self._tell(ask.region, "gather", meta)
+                case Gather():
+                    for ask in decision.asks:
+                        self._tell(ask.region, "gather", GATHER.write(decision))
                 case Dissolve(group):
                     self._forget(group)
         self._start_timer()
@@ -203,12 +178,12 @@ class UploadCoordinator:
     def _take_sum(self, ask: UploadRequest, total_P: Tensor, helper: str) -> list[Decision]:
         group = ask.seq
         try:
-            replies = self._hub.take_sum(headers_of(ask.parts), total_P)
+            replies = self._path.take_sum(headers_of(ask.parts), total_P)
         except GeoRayError as error:  # then its parts are asked for, and refused by themselves
             log.error("the sum %d of region '%s' was refused: %s", group, helper, error)
             replies = None
         if replies is None:
-            return self._line.refuse(time.monotonic(), self._hub.version(), group)
+            return self._line.refuse(time.monotonic(), self._path.version(), group)
         self._line.committed(group)
         for part in ask.parts:
             self._newest[part.region] = (part.epoch, part.seq)
@@ -217,7 +192,7 @@ class UploadCoordinator:
             self._tell(helper, "bundle", bundle_meta(replies), payload)
         else:
             for reply in replies:
-                self._hub.deliver(reply)
+                self._path.deliver(reply)
         for part in ask.parts:
             self._tell_gate(part.region)
         return []
@@ -230,14 +205,14 @@ class UploadCoordinator:
     def _tell_gate(self, region: str) -> None:
         """Whether a region need not wait for its next grant, if that is news for it."""
         is_open = self._line.is_quiet
-        if region != self._region and self._gates.get(region, True) != is_open:
+        if region != self._first_home and self._gates.get(region, True) != is_open:
             self._gates[region] = is_open
             self._tell(region, "gate", {"open": is_open})
 
     def _tell(self, region: str, kind: str, meta: Meta, payload: memoryview | None = None) -> None:
         lane, traffic = (CONTROL, "control") if payload is None else (DATA, "reply")
         try:
-            self._say(region, Message(kind, meta, payload or b"", traffic, lane))
+            self._path.send(region, Message(kind, meta, payload or b"", traffic, lane))
         except LinkDownError as error:  # it will ask again, or is gone
             log.warning("%s for region '%s' was not sent: %s", kind, region, error)
 
@@ -264,5 +239,5 @@ class UploadCoordinator:
                 if due_s is None or due_s > now_s:
                     self._changed.wait(None if due_s is None else max(_SHORTEST_S, due_s - now_s))
                     continue
-                self._decide(self._line.tick(now_s, self._hub.version()))
+                self._decide(self._line.tick(now_s, self._path.version()))
                 self._changed.wait(_SHORTEST_S)

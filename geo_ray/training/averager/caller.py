@@ -1,13 +1,13 @@
 """A region's end of its exchanges when the averager may move.
 
-It repeats the open request to a new hub. And it undoes what the new hub does not know: an answer
-that a hub gave before the standby had it may be missing there. So a region keeps its part of such
-exchanges (the update, and what it merged) until it hears that the standby has them. After a
-takeover it repeats those that are missing, in their order. The new answers hold what the new hub
-knows; the difference to what was merged goes with the next answer. So every change counts once in
-the end, and all regions agree, whatever was lost with the hub.
+The region repeats its open request at the averager's new home. And it undoes what the new home does
+not know: an answer that the old home gave before the standby had the entry may be missing there. So
+a region keeps its part of such exchanges (the update, and what it merged) until it hears that the
+standby has them. After a takeover it repeats those that are missing, in their order. The new
+answers hold what the new home knows; the difference to what was merged goes with the next answer.
+So every change counts once in the end, and all regions agree, whatever was lost with the old home.
 
-Only for strategies that send changes: models that are sent again and again need no undoing.
+Only strategies that send changes need this: models that are sent again and again need no undoing.
 
 Shape legend: P = parameters of the model.
 """
@@ -45,17 +45,13 @@ class _Kept:
 
 @dataclass(slots=True)
 class Caller:
-    """See the module's docstring.
+    """See the module's docstring; it is told only what comes from the averager's present home.
 
     Attributes:
-        hub: the region that hosts the averager.
-        epoch: of the hub; grows with every takeover.
         opener: makes vectors of payloads.
         keeps: whether missing exchanges are repeated (strategies that send changes).
     """
 
-    hub: str
-    epoch: int
     opener: Opener
     keeps: bool
     _open: Update | None = None
@@ -80,20 +76,16 @@ class Caller:
         self._open = update
         return TakeIn(update)
 
-    def follow(self, hub: str, epoch: int, last: tuple[int, int]) -> list[TakeIn | Skip]:
-        """There is a new hub.
+    def on_moved(self, last: tuple[int, int]) -> list[TakeIn | Skip]:
+        """The averager has a new home.
 
         Args:
-            hub: its region.
-            epoch: higher than the one before.
-            last: epoch and number of this region's newest update that it knows.
+            last: epoch and number of this region's newest update that is known there.
 
         Returns:
-            What to ask it, in order; nothing if this is no news.
+            What to ask there, in order.
         """
-        if epoch <= self.epoch:
-            return []
-        self.hub, self.epoch, self._early = hub, epoch, None
+        self._early = None
         self._repeated = {
             seq: kept
             for seq, kept in sorted(self._kept.items())
@@ -103,20 +95,17 @@ class Caller:
         asked: list[TakeIn | Skip] = [kept.op for kept in self._repeated.values()]
         return asked if self._open is None else [*asked, TakeIn(self._open)]
 
-    def on_reply(self, epoch: int, reply: Reply, number: int, stable: int) -> Reply | None:
-        """The hub of ``epoch`` answered.
+    def on_reply(self, reply: Reply, number: int, stable: int) -> Reply | None:
+        """The averager answered.
 
         Args:
-            epoch: of the hub that speaks; another than the present one is not listened to.
-            reply: what it said.
-            number: the newest entry of its log that the reply may depend on.
+            reply: the answer.
+            number: the newest entry of the averager's log that the reply may depend on.
             stable: up to which entry the standby has everything.
 
         Returns:
             The answer for the region; None if there is none for it (yet).
         """
-        if epoch != self.epoch:
-            return None
         self._kept = {seq: kept for seq, kept in self._kept.items() if kept.number > stable}
         missing = self._repeated.pop(reply.seq, None)
         if missing is not None:
@@ -132,9 +121,9 @@ class Caller:
             return None
         return self._finish(reply, number, stable)
 
-    def refused(self, epoch: int, seq: int) -> bool:
-        """The hub refused ``seq``; whether that concerns the open request."""
-        if epoch != self.epoch or self._open is None or self._open.seq != seq:
+    def refused(self, seq: int) -> bool:
+        """The averager refused ``seq``; whether that concerns the open request."""
+        if self._open is None or self._open.seq != seq:
             return False
         self._open = None
         return True

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from geo_ray.codecs.config import CodecConfig
 from geo_ray.config.base import StrictModel
-from geo_ray.strategies.base import Strategy
+from geo_ray.strategies.protocol import Strategy
 
 
 class AveragerConfig(StrictModel):
@@ -34,16 +34,22 @@ class AveragerConfig(StrictModel):
         """
         if self.standby is None:
             if self.max_divergence:
-                raise ValueError("averager.max_divergence says how far a standby may be behind")
+                raise ValueError(
+                    "averager.max_divergence: it says how far a standby may be behind, and there "
+                    "is none: give averager.standby, or leave it at 0"
+                )
             return
         traits = strategy.traits
         if self.standby == host:
-            raise ValueError(f"averager.standby: {self.standby} hosts the averager itself")
-        if overlay != "star":
-            raise ValueError(f"averager.standby needs overlay star, not {overlay}")
-        if codec.up is not None and codec.up.traits.differential is not None:
             raise ValueError(
-                f"averager.standby: what {codec.up.kind} loses on the way would differ there"
+                f"averager.standby: {self.standby} hosts the averager itself: name another region"
+            )
+        if overlay != "star":
+            raise ValueError(f"averager.standby: it needs overlay star, not {overlay}")
+        if codec.up is not None and codec.up.traits.differential:
+            raise ValueError(
+                f"averager.standby: what {codec.up.kind} loses on the way would differ there: use "
+                "another codec"
             )
         if traits.averager.on_wake is not None:
             raise ValueError(

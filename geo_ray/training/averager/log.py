@@ -129,7 +129,7 @@ def distance(averager: Averager, op: Op) -> float:
 
     For strategies that send changes that is the sum of all changes that were taken in. For those
     that send models it is the newest models. It is infinite where no part may be missing: rounds,
-    which commit in every region or in none, and last words.
+    which commit in every region or in none, and final updates.
     """
     match op:
         case TakeSum(_, total_P):

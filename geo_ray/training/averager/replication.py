@@ -1,8 +1,8 @@
 """The averager's log on its way to the standby, and what may be committed before it is there.
 
-The hub gives every entry a number and ships it at once. It commits an entry (carries it out and
-lets its answers go) when the standby has it, or earlier as long as what is committed and not yet
-there stays within the bound: the sum of the entries' distances. With a bound of 0 nothing is
+The averager gives every entry a number and ships it at once. It commits an entry (carries it out
+and lets its answers go) when the standby has it, or earlier as long as what is committed and not
+yet there stays within the bound: the sum of the entries' distances. With a bound of 0 nothing is
 committed before the standby has it. Nor is it during a checkpoint and at the end of the training,
 whatever the bound: there one update's answer hangs on others, and a standby that knows the update
 but not the others would answer otherwise.
@@ -63,7 +63,7 @@ class _Line:
 
 @dataclass(slots=True)
 class ReplicatedAverager:
-    """The hub's end; see the module's docstring.
+    """The averager's end; see the module's docstring.
 
     Attributes:
         averager: whose log it is.
@@ -108,10 +108,6 @@ class ReplicatedAverager:
         """Updates in the log that are not committed yet."""
         lines = [line.entry.op for line in self._lines if not line.is_committed]
         return sum(len(_names(op)) for op in lines if not isinstance(op, Skip))
-
-    def unacknowledged(self) -> list[LogEntry]:
-        """What the standby may lack, for a connection that has lost something."""
-        return [line.entry for line in self._lines if line.entry.number > self.stable]
 
     def _advance(self) -> list[ShipEntry | EntryCommitted]:
         committed: list[ShipEntry | EntryCommitted] = []
@@ -161,7 +157,7 @@ class ShadowAverager:
     """The standby's end: an averager that carries out the same entries and answers nobody.
 
     Attributes:
-        averager: built, or restored, as the hub's.
+        averager: built, or restored, as the one at home.
         number: up to which it has everything.
     """
 
@@ -177,7 +173,7 @@ class ShadowAverager:
         if entry.number == self.number + 1:
             self.number = entry.number
             carry_out(self.averager, entry.op)
-            self.averager.snapshots.clear()  # the hub writes them
+            self.averager.snapshots.clear()  # the one at home writes them
             self.averager.noise.news()  # and tells these
         return self.number
 

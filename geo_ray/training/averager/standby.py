@@ -1,13 +1,14 @@
-"""One bridge's part in an averager that may move: hub, standby, or neither. Pure.
+"""One bridge's part in an averager that may move: its home, its standby, or neither. Pure.
 
-    region --Ask--> hub --Log--> standby        the standby carries out the same log
-           <--Tell--    <--Ack--
-    region --Lost--> standby                    a majority has lost the hub:
-           <--NewHub--                          the standby is the hub of a higher epoch
+    region --Request--> home --Append--> standby    the standby carries out the same log
+           <--Answer--       <--Ack-----
+    region --Lost-----> standby                     a majority has lost the home:
+           <--New------                             the standby is the home of a higher epoch
 
-Every answer carries its hub's epoch, and who follows a higher one listens to no lower one: that
-fences off a hub that was only cut off. When it hears of the new epoch it becomes an ordinary
-region, and asks the new hub what it had asked itself.
+Every answer carries the epoch of the averager's home, and a region that follows a higher epoch
+takes no answers of a lower one: that fences off a home that was only cut off. When the old home
+hears of the new epoch, its bridge becomes that of an ordinary region, and asks the new home what it
+had asked itself.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from geo_ray.errors import GeoRayError
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.training.averager.averager import Averager
 from geo_ray.training.averager.caller import Caller
+from geo_ray.training.averager.home import AveragerHome
 from geo_ray.training.averager.log import Abandon, Leave, LogEntry, Op, Skip, TakeIn
 from geo_ray.training.averager.replication import (
     EntryCommitted,
@@ -35,16 +37,16 @@ from geo_ray.training.averager.takeover import (
     WatchEffect,
 )
 
-# ------------------------------------------------------------------ what bridges tell each other
+# ------------------------------------------------------------------ messages between bridges
 
 
 @dataclass(frozen=True, slots=True)
 class AveragerRequest:
-    """To the hub: do this.
+    """To the averager: do this.
 
     Attributes:
         op: what.
-        again: an earlier hub had done and answered it: it must not be given up now.
+        again: an earlier home had done and answered it: it must not be given up now.
     """
 
     op: TakeIn | Skip
@@ -53,7 +55,7 @@ class AveragerRequest:
 
 @dataclass(frozen=True, slots=True)
 class AveragerAnswer:
-    """From the hub of ``epoch``: an answer, its number in the log, and how far the standby is."""
+    """From the home of ``epoch``: an answer, its number in the log, how far the standby is."""
 
     epoch: int
     reply: Reply
@@ -63,7 +65,7 @@ class AveragerAnswer:
 
 @dataclass(frozen=True, slots=True)
 class AveragerRefusal:
-    """From the hub of ``epoch``: update ``seq`` is refused."""
+    """From the home of ``epoch``: update ``seq`` is refused."""
 
     epoch: int
     seq: int
@@ -80,7 +82,7 @@ class LogAppend:
 
 @dataclass(frozen=True, slots=True)
 class LogAck:
-    """To the hub: everything up to ``number`` is here."""
+    """To the averager: everything up to ``number`` is here."""
 
     epoch: int
     number: int
@@ -88,7 +90,7 @@ class LogAck:
 
 @dataclass(frozen=True, slots=True)
 class AveragerLost:
-    """To the standby: whether the hub of ``epoch`` is lost."""
+    """To the standby: whether the home of ``epoch`` is lost."""
 
     epoch: int
     lost: bool
@@ -96,13 +98,13 @@ class AveragerLost:
 
 @dataclass(frozen=True, slots=True)
 class NewAverager:
-    """From the new hub; with the newest update of the receiver that it knows."""
+    """From the new home; with the newest update of the receiver that is known there."""
 
     epoch: int
     last: tuple[int, int]
 
 
-Word = (
+StandbyMessage = (
     AveragerRequest
     | AveragerAnswer
     | AveragerRefusal
@@ -117,10 +119,10 @@ Word = (
 
 @dataclass(frozen=True, slots=True)
 class SendMessage:
-    """Send a word to another region."""
+    """Send a message to another region."""
 
     to: str
-    word: Word
+    message: StandbyMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +142,14 @@ class RefuseOwn:
 
 @dataclass(frozen=True, slots=True)
 class EntryDone:
-    """As hub: an entry was carried out."""
+    """As the averager's home: an entry was carried out."""
 
     committed: EntryCommitted
 
 
 @dataclass(frozen=True, slots=True)
 class StandbyEvent:
-    """Worth an event: this region has become the hub, follows one, or goes on without a region."""
+    """Worth an event: this region took over, follows a new home, or goes on without a region."""
 
     what: Literal["took_over", "follows", "left"]
     region: str
@@ -164,8 +166,8 @@ class StandbyNode:
     Attributes:
         region: this one.
         caller: its requests.
-        watch: over the hub.
-        primary: the averager, if this is the hub.
+        watch: over the averager's home; knows where that is.
+        primary: the averager, if this is its home.
         shadow: its copy, if this is the standby.
     """
 
@@ -176,13 +178,13 @@ class StandbyNode:
     shadow: ShadowAverager | None = None
 
     @property
-    def hub(self) -> str:
-        """The region whose averager this one follows."""
-        return self.caller.hub
+    def home(self) -> AveragerHome:
+        """Where the averager lives that this region follows."""
+        return self.watch.home
 
     @property
     def averager(self) -> Averager | None:
-        """The averager, if this is the hub."""
+        """The averager, if this is its home."""
         return None if self.primary is None else self.primary.averager
 
     # ------------------------------------------------------------------ events
@@ -192,29 +194,35 @@ class StandbyNode:
         return self._ask([self.caller.submit(update)])
 
     def offer(self, op: Op) -> list[StandbyEffect]:
-        """As hub: carry ``op`` out, once the standby is near enough."""
+        """As the averager's home: carry ``op`` out, once the standby is near enough."""
         return [] if self.primary is None else self._carry(self.primary.offer(op))
 
-    def on_word(self, peer: str, word: Word) -> list[StandbyEffect]:
-        """Another region has said something; what does not fit its role is passed over."""
-        match word:
+    def on_message(self, peer: str, message: StandbyMessage) -> list[StandbyEffect]:
+        """Another region has sent ``message``; what does not fit its role is passed over."""
+        match message:
             case AveragerRequest(op, _):
                 return self.offer(op) if _sender(op) == peer else []
             case AveragerAnswer(epoch, reply, number, stable):
-                return self._told(peer, epoch, reply, number, stable)
+                if AveragerHome(peer, epoch) != self.home:
+                    return []
+                given = self.caller.on_reply(reply, number, stable)
+                return [] if given is None else [AnswerOwn(given)]
             case AveragerRefusal(epoch, seq, error):
-                return self._denied(peer, epoch, seq, error)
+                from_home = AveragerHome(peer, epoch) == self.home
+                return [RefuseOwn(seq, error)] if from_home and self.caller.refused(seq) else []
             case LogAppend(epoch, entry):
-                return self._logged(peer, epoch, entry)
+                if self.shadow is None or AveragerHome(peer, epoch) != self.home:
+                    return []
+                return [SendMessage(peer, LogAck(epoch, self.shadow.on_entry(entry)))]
             case LogAck(epoch, number):
-                if self.primary is None or epoch != self.caller.epoch:
+                if self.primary is None or epoch != self.home.epoch:
                     return []
                 return self._carry(self.primary.on_ack(number))
             case AveragerLost(epoch, lost):
                 self.watch.on_vote(peer, epoch, lost=lost)
                 return []
             case NewAverager(epoch, last):
-                return self._follow(peer, epoch, last)
+                return self._follow(AveragerHome(peer, epoch), last)
 
     def tick(self, now_s: float, connected: Collection[str]) -> list[StandbyEffect]:
         """Time has passed; ``connected`` are the regions to which there is a connection."""
@@ -224,16 +232,6 @@ class StandbyNode:
         """Somebody has seen that ``region`` is dead and will not come back."""
         return self._watched(self.watch.on_report_dead(region))
 
-    def on_standby_back(self) -> list[StandbyEffect]:
-        """As hub: what was sent to the standby may be lost; send it again."""
-        if self.primary is None or self.watch.standby is None:
-            return []
-        entries = self.primary.unacknowledged()
-        return [
-            SendMessage(self.watch.standby, LogAppend(self.caller.epoch, entry))
-            for entry in entries
-        ]
-
     # ------------------------------------------------------------------ as a region
 
     def _ask(self, ops: list[TakeIn | Skip]) -> list[StandbyEffect]:
@@ -242,57 +240,39 @@ class StandbyNode:
         open_update = self.caller.open
         return [
             SendMessage(
-                self.hub,
+                self.home.region,
                 AveragerRequest(op, not (isinstance(op, TakeIn) and op.update is open_update)),
             )
             for op in ops
         ]
 
-    def _told(
-        self, peer: str, epoch: int, reply: Reply, number: int, stable: int
-    ) -> list[StandbyEffect]:
-        if peer != self.hub:
+    def _follow(self, home: AveragerHome, last: tuple[int, int]) -> list[StandbyEffect]:
+        if not self.watch.follow(home):
             return []
-        given = self.caller.on_reply(epoch, reply, number, stable)
-        return [] if given is None else [AnswerOwn(given)]
-
-    def _denied(self, peer: str, epoch: int, seq: int, error: GeoRayError) -> list[StandbyEffect]:
-        if peer != self.hub or not self.caller.refused(epoch, seq):
-            return []
-        return [RefuseOwn(seq, error)]
-
-    def _follow(self, hub: str, epoch: int, last: tuple[int, int]) -> list[StandbyEffect]:
-        if not self.watch.follow(hub, epoch):
-            return []
-        self.primary = self.shadow = None  # a hub that was cut off is none any more
-        news = StandbyEvent("follows", hub, epoch)
-        return [news, *self._ask(self.caller.follow(hub, epoch, last))]
+        self.primary = self.shadow = None  # a home that was cut off is none any more
+        news = StandbyEvent("follows", home.region, home.epoch)
+        return [news, *self._ask(self.caller.on_moved(last))]
 
     # ------------------------------------------------------------------ as the standby
 
-    def _logged(self, peer: str, epoch: int, entry: LogEntry) -> list[StandbyEffect]:
-        if self.shadow is None or peer != self.hub or epoch != self.caller.epoch:
-            return []
-        return [SendMessage(peer, LogAck(epoch, self.shadow.on_entry(entry)))]
-
-    def _take_over(self, epoch: int) -> list[StandbyEffect]:
+    def _take_over(self) -> list[StandbyEffect]:
         if self.shadow is None:
             return []
-        averager = self.shadow.averager
+        averager, epoch = self.shadow.averager, self.home.epoch
         self.primary, self.shadow = ReplicatedAverager(averager, has_standby=False), None
         effects: list[StandbyEffect] = [StandbyEvent("took_over", self.region, epoch)]
         others = [member for member in self.watch.members if member != self.region]
         effects += [
             SendMessage(other, NewAverager(epoch, averager.last(other))) for other in others
         ]
-        asked = self.caller.follow(self.region, epoch, averager.last(self.region))
+        asked = self.caller.on_moved(averager.last(self.region))
         return effects + self.offer(Abandon()) + self._ask(asked)
 
-    # ------------------------------------------------------------------ as the hub
+    # ------------------------------------------------------------------ as the averager's home
 
     def _carry(self, steps: list[ShipEntry | EntryCommitted]) -> list[StandbyEffect]:
         effects: list[StandbyEffect] = []
-        epoch, standby = self.caller.epoch, self.watch.standby
+        epoch, standby = self.home.epoch, self.watch.standby
         for step in steps:
             if isinstance(step, ShipEntry):
                 effects += (
@@ -300,22 +280,23 @@ class StandbyNode:
                 )
                 continue
             effects.append(EntryDone(step))
-            effects += self._deny(step)
+            effects += self._refuse(step)
             for reply in step.outcome.replies:
-                effects += self._tell(
+                effects += self._answer(
                     reply.to, AveragerAnswer(epoch, reply, step.number, step.stable)
                 )
         return effects
 
-    def _deny(self, step: EntryCommitted) -> list[StandbyEffect]:
+    def _refuse(self, step: EntryCommitted) -> list[StandbyEffect]:
         error = step.outcome.error
         if error is None or not isinstance(step.op, TakeIn):
             return []
         update = step.op.update
-        return self._tell(update.region, AveragerRefusal(self.caller.epoch, update.seq, error))
+        return self._answer(update.region, AveragerRefusal(self.home.epoch, update.seq, error))
 
-    def _tell(self, to: str, word: AveragerAnswer | AveragerRefusal) -> list[StandbyEffect]:
-        return self.on_word(self.region, word) if to == self.region else [SendMessage(to, word)]
+    def _answer(self, to: str, answer: AveragerAnswer | AveragerRefusal) -> list[StandbyEffect]:
+        own = to == self.region
+        return self.on_message(to, answer) if own else [SendMessage(to, answer)]
 
     # ------------------------------------------------------------------ over time
 
@@ -324,11 +305,11 @@ class StandbyNode:
         for effect in found:
             match effect:
                 case ReportLost(to, lost):
-                    effects.append(SendMessage(to, AveragerLost(self.caller.epoch, lost)))
-                case TakeOver(epoch):
-                    effects += self._take_over(epoch)
+                    effects.append(SendMessage(to, AveragerLost(self.home.epoch, lost)))
+                case TakeOver():
+                    effects += self._take_over()
                 case GiveUpRegion(region):
-                    effects.append(StandbyEvent("left", region, self.caller.epoch))
+                    effects.append(StandbyEvent("left", region, self.home.epoch))
                     effects += self.offer(Leave(region))
         return effects
 

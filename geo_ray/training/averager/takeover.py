@@ -1,11 +1,12 @@
-"""When the standby becomes the hub, and when a region that was lost is not waited for any more.
+"""When the standby takes the averager over, and when a lost region is not waited for any more.
 
-The standby takes over when it has not been connected to the hub for ``takeover_s``, and a majority
-of the other regions (it among them) say the same. That keeps a hub whose link to the standby alone
-is cut. Or when a witness, who sees processes, says that the hub is dead.
+The standby takes over when it has not been connected to the averager's home for ``takeover_s``, and
+a majority of the other regions (the standby among them) say the same. That keeps a home whose link
+to the standby alone is cut. The standby also takes over when the controller, which sees processes,
+reports the home dead.
 
-Two hubs at a time do no harm, they only cost time: the old one cannot commit beyond its bound
-without the standby, and whoever hears of a higher epoch follows it.
+Two homes at a time do no harm, they only cost time: the old one cannot commit beyond its bound
+without the standby, and whoever hears of a home with a higher epoch follows that one.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from geo_ray.training.averager.home import AveragerHome
+
 
 @dataclass(frozen=True, slots=True)
 class ReportLost:
-    """Tell the standby whether this region has lost the hub."""
+    """Tell the standby whether this region has lost the averager."""
 
     to: str
     lost: bool
@@ -24,9 +27,7 @@ class ReportLost:
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """Become the hub of ``epoch``."""
-
-    epoch: int
+    """Host the averager; `Watch.home` is this region already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,25 +42,23 @@ WatchEffect = ReportLost | TakeOver | GiveUpRegion
 
 @dataclass(slots=True)
 class Watch:
-    """One region's watch over the hub; see the module's docstring.
+    """One region's watch over the averager's home; see the module's docstring.
 
     Attributes:
         region: whose watch.
         members: all regions of the run.
-        hub: the region that hosts the averager.
-        standby: the region that would; None if there is none (any more).
-        takeover_s: how long the hub must be lost.
-        rejoin_s: how long the new hub waits for the old one's region.
-        epoch: of the hub.
+        home: where the averager lives, as far as this region knows.
+        standby: the region that would take over; None if there is none (any more).
+        takeover_s: how long the home must be lost.
+        rejoin_s: how long the new home waits for the region of the old one.
     """
 
     region: str
     members: tuple[str, ...]
-    hub: str
+    home: AveragerHome
     standby: str | None
     takeover_s: float
     rejoin_s: float
-    epoch: int = 1
     _known: set[str] = field(default_factory=set)
     _lost_s: dict[str, float] = field(default_factory=dict)
     _told: bool = False
@@ -75,48 +74,48 @@ class Watch:
             connected: regions to which there is a connection.
         """
         self._known |= set(connected)
-        for peer in self._known:  # who was never there is starting, not lost
+        for peer in self._known:  # a region that was never there is starting, not lost
             if peer in connected:
                 self._lost_s.pop(peer, None)
             else:
                 self._lost_s.setdefault(peer, now_s)
-        if self.region == self.hub:
+        if self.region == self.home.region:
             return self._give_up(now_s)
         if self.standby is None:
             return []
-        lost = self._is_lost(self.hub, now_s, self.takeover_s)
+        lost = self._is_lost(self.home.region, now_s, self.takeover_s)
         if self.region != self.standby:
             if lost == self._told:
                 return []
             self._told = lost
             return [ReportLost(self.standby, lost)]
-        self.on_vote(self.region, self.epoch, lost=lost)
+        self.on_vote(self.region, self.home.epoch, lost=lost)
         return self._take_over() if lost and self._has_majority() else []
 
     def on_vote(self, voter: str, epoch: int, *, lost: bool) -> None:
-        """A region has lost the hub, or has found it again."""
-        if epoch == self.epoch and voter in self.members and voter != self.hub:
+        """A region has lost the home of ``epoch``, or has found it again."""
+        if epoch == self.home.epoch and voter in self.members and voter != self.home.region:
             (self._votes.add if lost else self._votes.discard)(voter)
 
     def on_report_dead(self, region: str) -> list[WatchEffect]:
         """Somebody has seen that ``region`` is dead and will not come back."""
         self._dead.add(region)
-        if self.region == self.hub:
+        if self.region == self.home.region:
             return self._give_up(0.0)
-        return self._take_over() if self.region == self.standby and region == self.hub else []
+        is_home = region == self.home.region
+        return self._take_over() if self.region == self.standby and is_home else []
 
-    def follow(self, hub: str, epoch: int) -> bool:
-        """There is a new hub; whether that is news."""
-        if epoch <= self.epoch:
+    def follow(self, home: AveragerHome) -> bool:
+        """The averager lives at ``home``; whether that is news."""
+        if home.epoch <= self.home.epoch:
             return False
-        self._former, self.hub, self.epoch, self.standby = self.hub, hub, epoch, None
+        self._former, self.home, self.standby = self.home.region, home, None
         self._votes.clear()
         return True
 
     def _take_over(self) -> list[WatchEffect]:
-        epoch = self.epoch + 1
-        self.follow(self.region, epoch)
-        return [TakeOver(epoch), *self._give_up(0.0)]
+        self.follow(AveragerHome(self.region, self.home.epoch + 1))
+        return [TakeOver(), *self._give_up(0.0)]
 
     def _give_up(self, now_s: float) -> list[WatchEffect]:
         former = self._former

@@ -65,7 +65,8 @@ class FlatModel:
         if params_P.shape != (num_params,) or grad_P.shape != (num_params,):
             raise TaskOutputError(
                 f"model has {num_params} parameters, the buffers hold "
-                f"{params_P.numel()} and {grad_P.numel()}"
+                f"{params_P.numel()} and {grad_P.numel()}",
+                fix="Let model(seed) make parameters of the same shapes wherever it is called.",
             )
         self.module = module
         self.params_P = params_P
@@ -97,7 +98,10 @@ def check_module(module: nn.Module) -> None:
             )
     trainable = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
     if not trainable:
-        raise TaskOutputError("model has no trainable parameters")
+        raise TaskOutputError(
+            "model has no trainable parameters",
+            fix="Leave requires_grad of some parameters on.",
+        )
     for name, param in trainable:
         if param.dtype != torch.float32:
             raise TaskOutputError(

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from geo_ray.codecs.base import Coded
 from geo_ray.codecs.common.feedback import Encoder, open_coded
+from geo_ray.codecs.dgt import differential
 from geo_ray.errors import InvariantError
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.training.compute.flat import fragment_cuts
@@ -56,9 +57,9 @@ class RegionWire:
         self._cuts = fragment_cuts(self.num_params, self.plan.fragments)
         if len(self._cuts) > 1:
             self._parts = [Encoder(self.plan.up, f"{stream}/{i}") for i in range(len(self._cuts))]
-        differential = None if self.plan.up is None else self.plan.up.traits.differential
-        if differential is not None:
-            self._lossy = LossySender(differential)
+        codec = differential(self.plan.up)
+        if codec is not None:
+            self._lossy = LossySender(codec)
 
     def encode(self, update: Update) -> Update:
         """The update as it goes on its way; once per update, in their order."""
@@ -106,12 +107,15 @@ class RegionWire:
     def decode(self, reply: Reply) -> Reply:
         """The reply with its payload as a vector; from now on that is the reference.
 
-        A reply that was decoded already stays as it is.
+        If it says that the update was dropped, that is owed again first.
 
         Raises:
             FrameError: if the coded payload makes no sense.
-            InvariantError: if it is a difference from something that is not here.
+            InvariantError: if it is a difference from something that is not here, or if another
+                update is open than one that was dropped.
         """
+        if reply.dropped:
+            self.dropped(reply.seq)
         payload_P = reply.payload_P
         if reply.coded is not None:
             vector_P = open_coded(self.plan.down, reply.coded, self._num_of(reply.fragment))

@@ -1,13 +1,14 @@
-"""What the lead of a region's parameter server wants done, for its shell to carry out."""
+"""What a region's parameter server wants done, for its shell to carry out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
-from geo_ray.strategies.base import Update
+from geo_ray.strategies.base import Reply, Update
 from geo_ray.training.compute.noise import NoiseReading
 from geo_ray.types import CodedShare, Span, StepReport
 
@@ -38,13 +39,29 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class SendUpdate:
-    """Encode an update (`Server.wire`), then give it to the bridge.
+    """Encode an update (`Server.wire`), then hand it to the bridge.
 
     `blocking` says whether the region stands still for it.
     """
 
     update: Update
     blocking: bool
+
+    def event(
+        self, sent: Update, reply: Reply, start_s: float, bytes_before: int
+    ) -> dict[str, Any]:
+        """The event of the exchange, in which the update was ``sent`` (coded)."""
+        return {
+            "seq": reply.seq,
+            "start_s": start_s,
+            "bytes_out": sent.size_bytes,
+            "bytes_in": reply.size_bytes,
+            "bytes_before": bytes_before,
+            "blocking": self.blocking,
+            "held_s": reply.held_s,
+            "staleness": max(0, reply.version - sent.base_version - 1),
+            "round": reply.version,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +83,20 @@ class StepDone:
     compute_s: float
     refused: tuple[str, ...] = ()
     noise: NoiseReading | None = None
+
+    def event(self, start_s: float, before_s: float, now_s: float) -> dict[str, Any]:
+        """The event of the step.
+
+        Since the step before (``before_s``), what was not compute was waiting, for workers or WAN.
+        """
+        return {
+            "step": self.step,
+            "samples": self.samples,
+            "loss": self.loss,
+            "compute_s": self.compute_s,
+            "wait_s": max(0.0, now_s - before_s - self.compute_s),
+            "start_s": start_s,
+        }
 
     @classmethod
     def of(

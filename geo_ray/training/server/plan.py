@@ -1,4 +1,4 @@
-"""What the lead of a region's parameter server is to do."""
+"""What a region's parameter server is to do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from geo_ray.training.server.stragglers import BackupWorkers, GradientCoding
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """What a region's lead is to do.
+    """See the module's docstring.
 
     Attributes:
         region: its name.

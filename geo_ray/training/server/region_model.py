@@ -5,40 +5,27 @@ Shape legend: P = parameters of the model, S = of one shard's slice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeVar, TypeVarTuple
 
 import torch
+from torch import Tensor
 
 from geo_ray.errors import InvariantError
 from geo_ray.strategies.base import Outgoing, Reply, Wait
 from geo_ray.training.compute.flat import fragments_in, split_sizes
-from geo_ray.training.server.shard import Contribution
+from geo_ray.training.server.shard import Contribution, Shard
+
+As = TypeVarTuple("As")
+R = TypeVar("R")
 
 
 class ShardPort(Protocol):
-    """What the lead asks of a shard: `Shard` itself, or calls to one that lives elsewhere."""
+    """A shard: `Shard` itself, or what asks one that lives elsewhere."""
 
-    def apply(
-        self, contributions: Sequence[Contribution], *, measure: bool = False
-    ) -> float | None:
-        """See `Shard.apply`."""
-
-    def outgoing(self) -> Outgoing | Wait | None:
-        """See `Shard.outgoing`."""
-
-    def finish(self) -> Outgoing | None:
-        """See `Shard.finish`."""
-
-    def merge(self, reply: Reply) -> None:
-        """See `Shard.merge`."""
-
-    def dropped(self) -> None:
-        """See `Shard.dropped`."""
-
-    def snapshot(self, checkpoint: int) -> None:
-        """See `Shard.snapshot`."""
+    def ask(self, operation: Callable[[Shard, *As], R], *arguments: *As) -> R:
+        """Let the shard carry out one of its methods, as ``ask(Shard.merge, reply)``."""
 
 
 class RegionModel:
@@ -64,44 +51,49 @@ class RegionModel:
         Returns:
             The squared norm of the mean gradient over all shards; None if not to be measured.
         """
-        found = [shard.apply(contributions, measure=measure) for shard in self._shards]
+        found = self._all(Shard.apply, contributions, measure)
         known = [mean_sq for mean_sq in found if mean_sq is not None]
         return sum(known) if len(known) == len(found) else None
 
     def outgoing(self) -> Outgoing | Wait | None:
-        """What the region says after a step, its payload joined to (P,)."""
-        return self._join([shard.outgoing() for shard in self._shards])
+        """What the region sends after a step, its payload joined to (P,)."""
+        return self._join(self._all(Shard.outgoing))
 
     def finish(self) -> Outgoing | None:
-        """The last word, joined to (P,)."""
-        out = self._join([shard.finish() for shard in self._shards])
+        """The final update, joined to (P,)."""
+        out = self._join(self._all(Shard.finish))
         return out if isinstance(out, Outgoing) else None
 
     def merge(self, reply: Reply) -> None:
         """Merge an answer whose payload is (P,)."""
         if len(self._shards) == 1:
-            self._shards[0].merge(reply)
+            self._shards[0].ask(Shard.merge, reply)
             return
         parts_S = torch.split(reply.payload_P, [sizes[reply.fragment] for sizes in self._sizes])
         for shard, part_S in zip(self._shards, parts_S, strict=True):
-            shard.merge(replace(reply, payload_P=part_S))
+            shard.ask(Shard.merge, replace(reply, payload_P=part_S))
 
     def dropped(self) -> None:
         """The last message will get no answer."""
-        for shard in self._shards:
-            shard.dropped()
+        self._all(Shard.dropped)
 
     def snapshot(self, checkpoint: int) -> None:
         """Every shard takes its copy."""
-        for shard in self._shards:
-            shard.snapshot(checkpoint)
+        self._all(Shard.snapshot, checkpoint)
+
+    def copy_params(self) -> Tensor:
+        """A copy of the live parameters, fp32 (P,)."""
+        return torch.cat(self._all(Shard.live_params))
+
+    def _all(self, operation: Callable[[Shard, *As], R], *arguments: *As) -> list[R]:
+        return [shard.ask(operation, *arguments) for shard in self._shards]
 
     def _join(self, parts: Sequence[Outgoing | Wait | None]) -> Outgoing | Wait | None:
         first = parts[0]
         if len(parts) == 1:
             return first
         if any(type(part) is not type(first) for part in parts):
-            raise InvariantError(f"shards disagree on whether to speak: {parts}")
+            raise InvariantError(f"shards disagree on whether to send: {parts}")
         outs = [part for part in parts if isinstance(part, Outgoing)]
         if not outs:
             return first

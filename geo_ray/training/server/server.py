@@ -1,11 +1,11 @@
-"""The lead of a region's parameter server: who computes what, when a step is whole, when to speak.
+"""A region's parameter server: who computes what, when a step is whole, when to send.
 
 A pure state machine. Calls are events; what comes back are effects that the shell carries out:
 `geo_ray.runtime` over sockets, `geo_ray.sim` on a virtual clock.
 
-    join, push -> [Answer ...]   new parameters and the next rows for a worker
-               -> [Send]         an update for the averager
-    on_reply   -> [Snapshot]     the state that a checkpoint must hold is the present one
+    join, push -> [Assignment ...]  new parameters and the next rows for a worker
+               -> [SendUpdate]      an update for the averager
+    on_reply   -> [Snapshot]        the state that a checkpoint must hold is the present one
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from geo_ray.errors import InvariantError
 from geo_ray.strategies.base import Outgoing, Reply, Update, Wait
 from geo_ray.training.compute.noise import NoiseReading
 from geo_ray.training.exchange.region_wire import RegionWire
+from geo_ray.training.exchange.wire_plan import WirePlan
 from geo_ray.training.server.effects import Assignment, Effect, SendUpdate, Snapshot, StepDone
 from geo_ray.training.server.eval_times import EvalTimes
 from geo_ray.training.server.ledger import Ledger
 from geo_ray.training.server.plan import ServerPlan
-from geo_ray.training.server.region_model import RegionModel
+from geo_ray.training.server.region_model import RegionModel, ShardPort
 from geo_ray.training.server.region_noise import RegionNoise
 from geo_ray.training.server.shard import Contribution
 from geo_ray.training.server.stragglers import Stragglers
 from geo_ray.types import Span, StepReport
 
-Phase = Literal["training", "waiting", "must_speak", "finishing", "done", "halted"]
-"""waiting: for an answer; must_speak: for an answer, then speak; finishing: for the last answer."""
+Phase = Literal["training", "waiting", "must_send", "finishing", "done", "halted"]
+"""waiting: for an answer; must_send: for an answer, then send; finishing: for the last answer."""
 
 
 @dataclass(slots=True)
@@ -42,12 +43,12 @@ class Server:
     Attributes:
         plan: what to do.
         model: the region's shards.
+        wire: encodes updates and decodes replies. The shell does both, and needs no lock for it: a
+            region has one request open, so only who carries that one is in there.
         version: steps applied.
         phase: what the region is waiting for, if anything.
         ledger: the sample books.
         refused_in_a_row: steps without a usable gradient.
-        wire: encodes updates and decodes replies. The shell may do both without its lock: a region
-            has one request open, so only who carries that one is in there.
         noise: what the workers' gradients say about each other.
         evals: when worker 0 evaluates.
         loss: mean training loss of the last step that had one.
@@ -58,15 +59,15 @@ class Server:
 
     plan: ServerPlan
     model: RegionModel
+    wire: RegionWire
     version: int = 0
     phase: Phase = "training"
     ledger: Ledger = field(default_factory=Ledger)
     refused_in_a_row: int = 0
-    hub_version: int = 0
+    averager_version: int = 0
     seq: int = 0
     link_busy: bool = False
     samples_since_send: int = 0
-    wire: RegionWire = field(default_factory=RegionWire)
     noise: RegionNoise = field(init=False)
     evals: EvalTimes = field(init=False)
     loss: float | None = None
@@ -74,6 +75,7 @@ class Server:
     step_s: float = 0.0
     exchange_s: float = 0.0
     _sent_at: int = 0
+    _sent_samples: int = 0  # behind the open request
     _seen: int = 0
     _stopped: bool = False
     _total_steps: float = math.inf
@@ -89,6 +91,14 @@ class Server:
         self.evals = EvalTimes.of(self.plan)
         if self.plan.steps is not None:
             self._total_steps = self.plan.steps * self.plan.steps_per_round
+
+    @classmethod
+    def over(
+        cls, shards: Sequence[ShardPort], num_params: int, plan: ServerPlan, codecs: WirePlan
+    ) -> Server:
+        """The server of a region of ``num_params`` parameters over its shards in order."""
+        model = RegionModel(shards, num_params, codecs.fragments)
+        return cls(plan, model, RegionWire(codecs, plan.region, num_params))
 
     # -------------------------------------------------------------- events
 
@@ -124,24 +134,23 @@ class Server:
         """The averager answered the open request.
 
         Args:
-            reply: the answer.
+            reply: the answer, decoded by `wire`.
             took_s: seconds since the request.
         """
         if reply.seq != self.seq or not self.link_busy:
             raise InvariantError(f"{self.plan.region} got answer {reply.seq}, awaits {self.seq}")
         if reply.dropped:
-            self.samples_since_send += self.wire.dropped(reply.seq).num_samples
-        reply = self.wire.decode(reply)
+            self.samples_since_send += self._sent_samples
         self.link_busy = False
         self.exchange_s = max(0.0, took_s - reply.held_s)
         self.model.merge(reply)
-        self.hub_version, self._seen = reply.version, reply.seen
+        self.averager_version, self._seen = reply.version, reply.seen
         if reply.stop:
             self.stop()
         if self.phase == "waiting":
             self.phase = "training"
         elif self.phase == "finishing":
-            # Not final: a checkpoint came between, the last word is said again after it.
+            # Not final: a checkpoint came between, the final update is sent again after it.
             self.phase = "done" if reply.final else "training"
         effects: list[Effect] = []
         if reply.checkpoint is not None:
@@ -157,7 +166,8 @@ class Server:
         """
         if seq != self.seq or not self.link_busy:
             raise InvariantError(f"{self.plan.region} heard of a dropped {seq}, awaits {self.seq}")
-        self.samples_since_send += self.wire.dropped(seq).num_samples
+        self.wire.dropped(seq)
+        self.samples_since_send += self._sent_samples
         self.link_busy = False
         self.model.dropped()
         if self.phase in {"waiting", "finishing"}:
@@ -200,7 +210,7 @@ class Server:
 
     def _next(self) -> list[Effect] | None:
         """The one thing to do next, or None if the region must wait for an event."""
-        if self.phase == "must_speak" and not self.link_busy:
+        if self.phase == "must_send" and not self.link_busy:
             self.phase = "training"
             return self._finish() if self._stopped else self._outgoing()
         if self.phase != "training":
@@ -256,16 +266,16 @@ class Server:
         return samples
 
     def _outgoing(self) -> list[Effect]:
-        if self._stopped:  # all regions' next word is their last one, or rounds would not match
+        if self._stopped:  # all regions send their final update next, or rounds would not match
             return []
         out = self.model.outgoing()
         if isinstance(out, Wait):
-            self.phase = "must_speak"
+            self.phase = "must_send"
             return []
         return [] if out is None else [self._send(out, final=False)]
 
     def _finish(self) -> list[Effect]:
-        if self.link_busy:  # merge what is on its way before the last word
+        if self.link_busy:  # merge what is on its way before the final update
             self.phase = "waiting"
             return []
         out = self.model.finish()
@@ -289,7 +299,7 @@ class Server:
             region=self.plan.region,
             epoch=self.plan.epoch,
             seq=self.seq,
-            base_version=self.hub_version,
+            base_version=self.averager_version,
             num_samples=self.samples_since_send,
             payload_P=out.payload_P,
             final=final,
@@ -300,7 +310,7 @@ class Server:
             exchange_s=self.exchange_s,
             grad_sq=self.noise.mean_sq(self.samples_since_send) if self.plan.tells_norms else None,
         )
-        self.samples_since_send = 0
+        self._sent_samples, self.samples_since_send = self.samples_since_send, 0
         return SendUpdate(update, out.wait)
 
     def _assign(self) -> list[Effect]:
@@ -349,8 +359,8 @@ class Server:
         """Plain values of the control state; the shards and the wire export the tensors."""
         return {
             "version": self.version,
-            "must_speak": self.phase == "must_speak",
-            "hub_version": self.hub_version,
+            "must_speak": self.phase == "must_send",
+            "hub_version": self.averager_version,
             "seq": self.seq,
             "samples_since_send": self.samples_since_send,
             "sent_at": self._sent_at,
@@ -380,14 +390,14 @@ class Server:
             raise InvariantError("checkpoint without sample books")
         self.wire.restore(tensors or {}, wire)
         self.version = int(str(data["version"]))
-        self.hub_version = int(str(data["hub_version"]))
+        self.averager_version = int(str(data["hub_version"]))
         self.seq = int(str(data["seq"]))
         self.samples_since_send = int(str(data["samples_since_send"]))
         self._sent_at = int(str(data.get("sent_at", self.version)))
         times_s = data.get("times_s")
         if isinstance(times_s, list):
             self.compute_s, self.step_s, self.exchange_s = map(float, times_s)
-        self.phase = "must_speak" if data["must_speak"] else "training"
+        self.phase = "must_send" if data["must_speak"] else "training"
         self.ledger = Ledger.restore(ledger)
         for worker in [w for w in self.ledger.in_flight if w >= self.plan.num_workers]:
             self.ledger.take_back(worker)

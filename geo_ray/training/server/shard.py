@@ -1,23 +1,28 @@
 """One shard of a region's parameter server: a slice of the model, its optimizer and its strategy.
 
 Every shard of a region carries out the same operations in the same order, each on its slice, so S
-shards give the same bits as one. The order is the lead's (`geo_ray.training.server.server`).
+shards give the same bits as one. `geo_ray.training.server.server` sets the order.
 
 Shape legend: S = parameters in this shard's slice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self, TypeVar, TypeVarTuple
 
 import torch
 from torch import Tensor
 
 from geo_ray.errors import CheckpointCorruptError, InvariantError
-from geo_ray.strategies.base import Outgoing, RegionState, Reply, Strategy, Wait
-from geo_ray.training.compute.flat import square_norm
+from geo_ray.strategies.base import Outgoing, RegionState, Reply, Wait
+from geo_ray.strategies.protocol import Strategy
+from geo_ray.training.compute.flat import fragments_in, square_norm
 from geo_ray.training.compute.optimizers import AdamW, InnerOptimizer, Momentum, Sgd
+
+As = TypeVarTuple("As")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,7 @@ class Shard:
         params_S: fp32 (S,), changed in place from now on.
         optimizer: the inner optimizer's configuration.
         strategy: the rule between regions.
-        alone: whether this is the only region, so that there is nobody to speak to.
+        alone: whether this is the only region, so that there is nobody to send to.
         fragments: where the model's fragments lie in the slice.
     """
 
@@ -63,6 +68,21 @@ class Shard:
         self._snapshots: dict[int, tuple[dict[str, Tensor], dict[str, float]]] = {}
         whole = ((0, params_S.numel()),)
         self.state = RegionState(params_S, self._optimizer.apply, fragments=fragments or whole)
+
+    @classmethod
+    def cut(
+        cls,
+        params_P: Tensor,
+        piece: tuple[int, int],
+        optimizer: Sgd | Momentum | AdamW,
+        strategy: Strategy,
+        *,
+        alone: bool = False,
+    ) -> Self:
+        """The shard of the slice of ``params_P``, fp32 (P,), between two places; copies it."""
+        fragments = fragments_in(params_P.numel(), strategy.traits.exchange.fragments, piece)
+        params_S = params_P[slice(*piece)].clone()
+        return cls(params_S, optimizer, strategy, alone=alone, fragments=fragments)
 
     @property
     def params_S(self) -> Tensor:
@@ -88,9 +108,11 @@ class Shard:
             )
         self._grads[worker] = grad_S
 
-    def apply(
-        self, contributions: Sequence[Contribution], *, measure: bool = False
-    ) -> float | None:
+    def ask(self, operation: Callable[[Shard, *As], R], *arguments: *As) -> R:
+        """Carry out one of the methods below; see `geo_ray.training.server.region_model`."""
+        return operation(self, *arguments)
+
+    def apply(self, contributions: Sequence[Contribution], measure: bool = False) -> float | None:
         """Take in one step: the sample-weighted mean of the named workers' gradients.
 
         Args:
@@ -116,11 +138,11 @@ class Shard:
         return mean_sq
 
     def outgoing(self) -> Outgoing | Wait | None:
-        """Ask the strategy, after a step, whether to say something now."""
+        """Ask the strategy, after a step, whether to send something now."""
         return None if self._alone else self._sent(self._strategy.after_step(self.state))
 
     def finish(self) -> Outgoing | None:
-        """The strategy's last word after the last step."""
+        """The strategy's final update after the last step."""
         if self._alone:
             return None
         out = self._sent(self._strategy.on_finish(self.state))
@@ -135,6 +157,10 @@ class Shard:
     def dropped(self) -> None:
         """The last message was not taken in and gets no answer: the link is free again."""
         self.state.link_busy = False
+
+    def live_params(self) -> Tensor:
+        """`params_S`, for who asks for it."""
+        return self.params_S
 
     def snapshot(self, checkpoint: int) -> None:
         """Keep a copy of the present state until `take_snapshot`; the newest two at most."""

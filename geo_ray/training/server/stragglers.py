@@ -144,13 +144,13 @@ def check_stragglers(
     few: Sequence[str] = [name for name, count in workers.items() if count <= missing]
     if few:
         raise ValueError(
-            f"train.stragglers: regions {few} have no more than {missing} workers, so that no step "
-            "would have a gradient"
+            f"train.stragglers: {', '.join(few)} would have no gradient in some steps: give each "
+            f"region more than {missing} workers"
         )
     if isinstance(config, GradientCoding) and config.scheme == "fractional":
         odd = [name for name, count in workers.items() if count % (config.tolerate + 1)]
         if odd:
             raise ValueError(
                 f"train.stragglers.scheme: fractional needs a multiple of {config.tolerate + 1} "
-                f"workers, regions {odd} have another number: use cyclic"
+                f"workers, {', '.join(odd)} has another number: use cyclic"
             )

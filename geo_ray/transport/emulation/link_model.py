@@ -53,7 +53,10 @@ class LinkSpec(StrictModel):
         last_end_s = 0.0
         for start_s, end_s in self.outages:
             if not last_end_s <= start_s < end_s:
-                raise ValueError(f"outage ({start_s}, {end_s}) is empty or out of order")
+                raise ValueError(
+                    f"outages: {start_s:g} to {end_s:g} s ends before it begins, or begins before "
+                    "the one before it ends"
+                )
             last_end_s = end_s
         return self
 

@@ -21,15 +21,15 @@ class ChunkReceiver:
     """Receives the chunks of a connection and acknowledges them; the loop's thread only.
 
     Args:
-        session_side: the session.
+        session: what the connection belongs to.
         epoch: the peer's incarnation.
 
     Attributes:
         owes: whether something is not acknowledged yet.
     """
 
-    def __init__(self, session_side: SessionSide, epoch: int) -> None:
-        self._session_side = session_side
+    def __init__(self, session: SessionSide, epoch: int) -> None:
+        self._session = session
         self._epoch = epoch
         self._placing: dict[Stream, tuple[Piece, Callable[[], None]]] = {}
         self._acks: list[int] = []  # lane, number, offset
@@ -38,7 +38,7 @@ class ChunkReceiver:
     @property
     def owes(self) -> bool:
         """Whether something is not acknowledged yet."""
-        return bool(self._acks) or self._told != self._session_side.delivered()
+        return bool(self._acks) or self._told != self._session.delivered()
 
     def place(self, stream: Stream, kind: FrameKind, meta: Meta, size_bytes: int) -> memoryview:
         """Where a frame's payload goes; see `FrameReader`."""
@@ -48,13 +48,13 @@ class ChunkReceiver:
             return memoryview(b"")
         piece, divert = read_piece(meta), partial(Stream.divert, stream)
         self._placing[stream] = (piece, divert)
-        return self._session_side.place(self._epoch, piece, size_bytes, divert)
+        return self._session.place(self._epoch, piece, size_bytes, divert)
 
     def take(self, stream: Stream, frame: Frame, wire_bytes: int) -> None:
         """A chunk is complete."""
         piece, _ = self._placing.pop(stream)
         payload = frame.payload if isinstance(frame.payload, memoryview) else memoryview(b"")
-        is_new = self._session_side.complete(self._epoch, piece, payload)
+        is_new = self._session.complete(self._epoch, piece, payload)
         stream.account_in(piece.traffic if is_new else RESEND, wire_bytes)
         self._acks += [piece.lane, piece.number, piece.offset]
 
@@ -62,11 +62,11 @@ class ChunkReceiver:
         """A stream is over: what it was receiving may come over another."""
         placing = self._placing.pop(stream, None)
         if placing is not None:
-            self._session_side.abandon(*placing)
+            self._session.abandon(*placing)
 
     def acknowledge(self, control: Stream) -> None:
         """Tell the peer what has come."""
-        told = self._session_side.delivered()
+        told = self._session.delivered()
         cut = 3 * _ACKS_PER_FRAME
         while self._acks or told != self._told:
             some, self._acks, self._told = self._acks[:cut], self._acks[cut:], told

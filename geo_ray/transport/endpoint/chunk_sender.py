@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from geo_ray.errors import FrameError
 from geo_ray.transport.endpoint.outbox import Chunk
 from geo_ray.transport.endpoint.session_side import SessionSide
 from geo_ray.transport.endpoint.stream import Stream
-from geo_ray.transport.wire.message import BACKGROUND, CONTROL, DATA, RESEND, numbers
+from geo_ray.transport.wire.fields import counts
+from geo_ray.transport.wire.message import BACKGROUND, CONTROL, DATA, RESEND
 from geo_ray.transport.wire.meta import Meta
-
-if TYPE_CHECKING:
-    from geo_ray.transport.endpoint.connection import Connection
 
 ALL_LANES: Final = range(CONTROL, BACKGROUND + 1)
 DATA_LANES: Final = range(DATA, BACKGROUND + 1)
@@ -28,8 +26,8 @@ class ChunkSender:
     """Sends the chunks of a connection; the loop's thread only.
 
     Args:
-        connection: what it belongs to.
-        session_side: the session.
+        link_id: of the connection.
+        session: what the connection belongs to.
         write: hands what a stream holds to the kernel; survives a stream's failure.
 
     Attributes:
@@ -37,12 +35,10 @@ class ChunkSender:
             idle, in seconds; learned from the others.
     """
 
-    def __init__(
-        self, connection: Connection, session_side: SessionSide, write: Callable[[Stream], None]
-    ) -> None:
+    def __init__(self, link_id: str, session: SessionSide, write: Callable[[Stream], None]) -> None:
         self.late_s = 1.0
-        self._connection = connection
-        self._session_side = session_side
+        self._link_id = link_id
+        self._session = session
         self._write = write
 
     def run(self, control: Stream, streams: Sequence[Stream], now_s: float) -> None:
@@ -53,7 +49,7 @@ class ChunkSender:
             streams: data streams that take chunks.
             now_s: the time.
         """
-        session_side, flow = self._session_side, self._session_side.flow
+        session, flow = self._session, self._session.flow
         size_bytes = flow.chunk_bytes(len(streams))
         lanes = _CONTROL_LANE if streams else ALL_LANES
         while control.has_room() and (chunk := self._next(lanes, size_bytes, now_s)) is not None:
@@ -61,7 +57,7 @@ class ChunkSender:
         ready = [stream for stream in streams if stream.has_room()]
         while ready:
             for stream in list(ready):
-                if not flow.may_send(session_side.in_flight_bytes()):
+                if not flow.may_send(session.in_flight_bytes()):
                     return
                 chunk = self._next(DATA_LANES, size_bytes, now_s)
                 if chunk is None:
@@ -78,12 +74,12 @@ class ChunkSender:
         Raises:
             FrameError: the acknowledgement makes no sense.
         """
-        flat, delivered = numbers(meta, "chunks"), numbers(meta, "delivered")
+        flat, delivered = counts(meta, "chunks"), counts(meta, "delivered")
         if len(flat) % 3:
             raise FrameError("an acknowledgement is cut short")
         keys = list(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
-        before_bytes = self._session_side.in_flight_bytes()
-        acked = self._session_side.acknowledged(self._connection, keys, delivered)
+        before_bytes = self._session.in_flight_bytes()
+        acked = self._session.acknowledged(self._link_id, keys, delivered)
         for stream in streams:
             for key in keys:
                 if stream.chunks.pop(key, None) is not None:
@@ -95,17 +91,15 @@ class ChunkSender:
                 took_s = max(_LATE_MIN_S, _LATE_FACTOR * (now_s - chunk.sent_s))
                 self.late_s += _BLEND * (took_s - self.late_s)
         size_bytes = sum(chunk.size_bytes for chunk in acked)
-        self._session_side.flow.on_acked(now_s, size_bytes, before_bytes)
+        self._session.flow.on_acked(now_s, size_bytes, before_bytes)
 
     def _next(self, lanes: range, size_bytes: int, now_s: float) -> Chunk | None:
-        return self._session_side.next_chunk(self._connection, lanes, size_bytes, now_s)
+        return self._session.next_chunk(self._link_id, lanes, size_bytes, now_s)
 
     def _late(self, stream: Stream, holders: list[Stream], now_s: float) -> Chunk | None:
         """Nothing new is to be sent: help out with what has been under way for too long."""
         before_s = now_s - self.late_s
-        chunk = self._session_side.straggler(
-            self._connection, before_s, _TIMES_SENT, now_s, stream.chunks
-        )
+        chunk = self._session.straggler(self._link_id, before_s, _TIMES_SENT, now_s, stream.chunks)
         if chunk is not None:
             for holder in holders:  # see `Chunk.frame`
                 if chunk.key in holder.chunks and not holder.is_idle:

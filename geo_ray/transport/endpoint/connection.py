@@ -22,9 +22,10 @@ from geo_ray.transport.endpoint.chunk_sender import ALL_LANES, DATA_LANES, Chunk
 from geo_ray.transport.endpoint.heartbeat import Heartbeat
 from geo_ray.transport.endpoint.session_side import SessionSide
 from geo_ray.transport.endpoint.stream import Stream
+from geo_ray.transport.wire.fields import count
 from geo_ray.transport.wire.frames import Frame, FrameKind, FrameLimits
 from geo_ray.transport.wire.handshake import Greeting
-from geo_ray.transport.wire.message import TRANSPORT, natural
+from geo_ray.transport.wire.message import TRANSPORT
 
 _LONGEST_WAIT_S: Final = 0.5
 _ASK_KERNEL_S: Final = 1.0
@@ -39,7 +40,7 @@ class Connection:
 
     Args:
         peer: the other region.
-        session_side: the session.
+        session: what it belongs to.
         control: the stream that the handshake was made on.
         dialed: whether this side dialed it, and hence dials the data streams.
         config: limits and deadlines.
@@ -58,7 +59,7 @@ class Connection:
     def __init__(
         self,
         peer: str,
-        session_side: SessionSide,
+        session: SessionSide,
         control: Stream,
         *,
         dialed: bool,
@@ -72,14 +73,14 @@ class Connection:
         self.heartbeat = Heartbeat(config.heartbeat_s)
         self.owes = True
         self._peer = peer
-        self._session_side = session_side
+        self._session = session
         self._control = control
         self._config = config
         self._clock = clock
         self._dial_stream = dial_stream
-        self._chunk_receiver = ChunkReceiver(session_side, natural(control.greeting.hello, "epoch"))
+        self._chunk_receiver = ChunkReceiver(session, count(control.greeting.hello, "epoch"))
         self._chunk_sender = ChunkSender(
-            self, session_side, partial(self._guard, work=Stream.write)
+            self.greeting.link_id, session, partial(self._guard, work=Stream.write)
         )
         self._data: list[Stream] = []
         self._past: list[tuple[dict[str, int], dict[str, int]]] = []  # counts of closed streams
@@ -129,7 +130,7 @@ class Connection:
             self._dialing -= 1
         if error is not None:
             self._redial_at_s = self._clock.now_s() + _REDIAL_S
-            self._session_side.note_error(error)
+            self._session.note_error(error)
 
     def end(self, cause: Exception | str) -> None:
         """Let the loop end; the first cause counts."""
@@ -195,7 +196,7 @@ class Connection:
         self._ask_kernel(now_s)
         if not self._finishing:
             self._tend_streams(now_s)
-            for frame in self.heartbeat.frames(now_s, self._session_side.flow.ping_every_s()):
+            for frame in self.heartbeat.frames(now_s, self._session.flow.ping_every_s()):
                 self._control.put(frame, TRANSPORT)
         self._chunk_receiver.acknowledge(self._control)
         self._guard(self._control, Stream.write)
@@ -206,12 +207,12 @@ class Connection:
         self._settle(now_s)
 
     def _patience_s(self) -> float:
-        now_s, flow = self._clock.now_s(), self._session_side.flow
+        now_s, flow = self._clock.now_s(), self._session.flow
         until_s = min(now_s + _LONGEST_WAIT_S, self.heartbeat.due_s(flow.ping_every_s()))
-        if self._session_side.in_flight_bytes():
+        if self._session.in_flight_bytes():
             until_s = min(until_s, now_s + self._chunk_sender.late_s / 2)
         wait_s = max(0.0, until_s - now_s)
-        has_chunk = self._session_side.has_chunk(ALL_LANES)
+        has_chunk = self._session.has_chunk(ALL_LANES)
         for stream in [self._control, *self._data]:
             wait_s = min(wait_s, stream.ready_in_s(has_chunk=has_chunk))
         return wait_s
@@ -224,13 +225,13 @@ class Connection:
             self._chunk_receiver.owes or not all(each.is_idle for each in streams),
         )
         if owed and not self.owes:
-            self._session_side.settled()
+            self._session.settled()
         if self._finishing and not self.owes and not self._finished:
             self._finished = True
             for stream in streams:
                 stream.finish_sending()
-        in_flight_bytes, flow = self._session_side.in_flight_bytes(), self._session_side.flow
-        has_chunk = self._session_side.has_chunk(DATA_LANES)
+        in_flight_bytes, flow = self._session.in_flight_bytes(), self._session.flow
+        has_chunk = self._session.has_chunk(DATA_LANES)
         flow.look(
             now_s,
             len(self._data),
@@ -263,7 +264,7 @@ class Connection:
         self._asked_s = now_s
         counts = [stream.segments_since() for stream in [self._control, *self._data]]
         sent, lost = (sum(column) for column in zip(*counts, strict=True))
-        self._session_side.flow.on_segments(now_s, sent, lost)
+        self._session.flow.on_segments(now_s, sent, lost)
 
     # ------------------------------------------------------------------ streams
 
@@ -282,7 +283,7 @@ class Connection:
             self._data.append(stream)
             self._open(stream)
         for stream in self._data:
-            stream.limit_unsent(self._session_side.flow.unsent_bytes(len(self._data)))
+            stream.limit_unsent(self._session.flow.unsent_bytes(len(self._data)))
 
     def _live(self) -> list[Stream]:
         return [stream for stream in self._data if not stream.is_draining]
@@ -297,13 +298,13 @@ class Connection:
         stream.close()
         self._past.append((stream.sent, stream.received))
         if error is not None:
-            self._session_side.give_back(self, list(stream.chunks.values()))
-            self._session_side.note_error(error)
+            self._session.give_back(self.greeting.link_id, list(stream.chunks.values()))
+            self._session.note_error(error)
             self._redial_at_s = self._clock.now_s() + _REDIAL_S
 
     def _tend_streams(self, now_s: float) -> None:
         """Have as many data streams as the side that wants more thinks best."""
-        mine = self._session_side.flow.streams
+        mine = self._session.flow.streams
         if not self.dialed:
             if mine != self._told_wish:
                 self._told_wish = mine
@@ -367,9 +368,9 @@ class Connection:
         elif frame.kind is FrameKind.PING:
             self.heartbeat.ping(frame.meta)
         elif frame.kind is FrameKind.PONG:
-            self._session_side.flow.on_rtt(now_s, self.heartbeat.pong(frame.meta, now_s))
+            self._session.flow.on_rtt(now_s, self.heartbeat.pong(frame.meta, now_s))
         elif frame.kind is FrameKind.STREAMS:
-            self._wish = natural(frame.meta, "want")
+            self._wish = count(frame.meta, "want")
         else:
             raise FrameError(f"a {frame.kind.name} frame within a connection")
 

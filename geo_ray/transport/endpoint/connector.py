@@ -17,9 +17,10 @@ from geo_ray.transport.endpoint.stream import Stream
 from geo_ray.transport.security.encryption import Encryption
 from geo_ray.transport.security.tls_reasons import refusal
 from geo_ray.transport.wire import sockets
+from geo_ray.transport.wire.fields import count, text
 from geo_ray.transport.wire.frames import Frame, encode
 from geo_ray.transport.wire.handshake import Greeting, HandshakeSide, expect_same, greet, welcome
-from geo_ray.transport.wire.message import EndpointIdentity, natural, text
+from geo_ray.transport.wire.message import EndpointIdentity
 from geo_ray.transport.wire.meta import Meta
 from geo_ray.transport.wire.sockets import Address
 
@@ -116,7 +117,7 @@ class Connector:
             expect_same("destination", theirs.get("to"), self._identity.region)
             peer = text(theirs, "region")
             self._encryption.expect(sock, peer)
-            number, session = natural(theirs, "stream"), self._find(peer)
+            number, session = count(theirs, "stream"), self._find(peer)
             if session is not None:
                 return session.admit(theirs)
             if number:
@@ -131,7 +132,7 @@ class Connector:
             self._encryption.shake_hands(sock)
             side = self._side(sock, {}, admit, lambda: peer)
             greeting = self._explained(lambda: welcome(sock, side), "a stranger")
-            return self._stream(sock, natural(greeting.hello, "stream"), greeting, side)
+            return self._stream(sock, count(greeting.hello, "stream"), greeting, side)
 
     def close(self) -> None:
         """Interrupt what is under way, and refuse what comes."""
@@ -183,7 +184,7 @@ class Connector:
     def _check(self, theirs: Meta) -> None:
         expect_same("service", theirs.get("service"), _SERVICE)
         expect_same("run", theirs.get("run"), self._identity.run_id)
-        natural(theirs, "epoch")
+        count(theirs, "epoch")
         text(theirs, "instance")
         if text(theirs, "region") == self._identity.region:
             # A reflected hello, or two endpoints for one region.

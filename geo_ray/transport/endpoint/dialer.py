@@ -18,7 +18,7 @@ from geo_ray.transport.endpoint.connection import Connection
 from geo_ray.transport.endpoint.connector import Connector
 from geo_ray.transport.endpoint.session import Session
 from geo_ray.transport.endpoint.stream import Stream
-from geo_ray.transport.wire.message import text
+from geo_ray.transport.wire.fields import text
 from geo_ray.transport.wire.sockets import Address
 from geo_ray.util.rate_limited_log import RateLimitedLog
 from geo_ray.util.threads import Workers

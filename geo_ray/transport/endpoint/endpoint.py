@@ -135,7 +135,8 @@ class Endpoint:
         host = self._config.advertise_host or host
         if host in ("0.0.0.0", "::"):  # noqa: S104  (refused, not bound)
             raise TransportError(
-                f"{host} is no address that others could reach", fix="Set `advertise_host`."
+                f"{host} is no address that others could reach",
+                fix="Set `transport.advertise_host`.",
             )
         return host, port
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from geo_ray.errors import PeerRefusedError
-from geo_ray.transport.wire.message import natural, text
+from geo_ray.transport.wire.fields import count, text
 from geo_ray.transport.wire.meta import Meta
 
 
@@ -29,7 +29,7 @@ class Incarnation:
             PeerRefusedError: it comes from a predecessor, or a twin.
             FrameError: the hello is malformed.
         """
-        epoch, instance = natural(hello, "epoch"), text(hello, "instance")
+        epoch, instance = count(hello, "epoch"), text(hello, "instance")
         if epoch < self.epoch:
             raise PeerRefusedError(
                 f"region {self._peer} comes with epoch {epoch}, but its epoch {self.epoch} "
@@ -46,5 +46,5 @@ class Incarnation:
     def replace(self, hello: Meta) -> bool:
         """Take the hello's sender for the present one; whether there was another before."""
         had_one = self.epoch >= 0
-        self.epoch, self._instance = natural(hello, "epoch"), text(hello, "instance")
+        self.epoch, self._instance = count(hello, "epoch"), text(hello, "instance")
         return had_one

@@ -17,6 +17,7 @@ from geo_ray.transport.endpoint.incarnation import Incarnation
 from geo_ray.transport.endpoint.outbox import Chunk, Key, Outbox
 from geo_ray.transport.endpoint.traffic_counters import TrafficCounters
 from geo_ray.transport.flow.control import FlowControl
+from geo_ray.transport.wire.fields import count, counts
 from geo_ray.transport.wire.frames import check_sendable, view_of
 from geo_ray.transport.wire.message import (
     LANES,
@@ -25,8 +26,6 @@ from geo_ray.transport.wire.message import (
     PeerStats,
     Piece,
     check_message,
-    natural,
-    numbers,
     to_meta,
 )
 from geo_ray.transport.wire.meta import Meta
@@ -77,7 +76,7 @@ class Session:
         self._closed = False
         self._incarnation = Incarnation(peer)
         self._peer_delivered: list[int] = []
-        self._books = TrafficCounters()
+        self._counters = TrafficCounters()
 
     # ------------------------------------------------------------------ the user's side
 
@@ -117,18 +116,18 @@ class Session:
     def stats(self) -> PeerStats:
         """See `PeerStats`."""
         with self._changed:
-            books, connection = self._books, self._connection
+            counters, connection = self._counters, self._connection
             heartbeat = None if connection is None else connection.heartbeat
             return PeerStats(
                 connected=connection is not None,
                 epoch=None if self._incarnation.epoch < 0 else self._incarnation.epoch,
-                bytes_out=books.bytes_out(),
-                bytes_in=books.bytes_in(),
-                messages_out=books.messages_out,
-                messages_in=books.messages_in,
+                bytes_out=counters.bytes_out(),
+                bytes_in=counters.bytes_in(),
+                messages_out=counters.messages_out,
+                messages_in=counters.messages_in,
                 duplicates_in=self._assembly.duplicates,
-                dropped_out=books.dropped_out,
-                reconnects=max(0, books.connects - 1),
+                dropped_out=counters.dropped_out,
+                reconnects=max(0, counters.connects - 1),
                 rtt_s=None if heartbeat is None else heartbeat.rtt_s,
                 rtt_min_s=None if heartbeat is None else heartbeat.rtt_min_s,
                 streams=0 if connection is None else connection.streams,
@@ -138,13 +137,13 @@ class Session:
                 outbox_messages=len(self._outbox),
                 outbox_bytes=self._outbox.size_bytes,
                 heard_s_ago=None if connection is None else connection.silent_s(),
-                last_error=books.last_error,
+                last_error=counters.last_error,
             )
 
     def note_error(self, error: Exception) -> None:
         """Why a connection or stream could not be made, or ended; shown by `stats`."""
         with self._changed:
-            self._books.last_error = str(error)
+            self._counters.last_error = str(error)
 
     # ------------------------------------------------------------------ connections
 
@@ -177,7 +176,7 @@ class Session:
         """
         with self._changed:
             is_same = self._incarnation.is_same(hello)
-            if natural(hello, "stream"):
+            if count(hello, "stream"):
                 self._connection_of(hello)
                 return {}
             return {"delivered": [*self.inbox.delivered]} if is_same else self.nothing_delivered()
@@ -211,7 +210,7 @@ class Session:
             LinkDownError: the session is closed.
         """
         hello = connection.greeting.hello
-        delivered = numbers(connection.greeting.ready, "delivered")
+        delivered = counts(connection.greeting.ready, "delivered")
         with self._changed:
             if self._closed:
                 raise LinkDownError(f"the link to region {self.peer} is closed")
@@ -223,12 +222,12 @@ class Session:
             self._outbox.rewind(delivered)
             if old is not None:
                 # Told here: the old connection's thread may only get there after the new one's.
-                self.inbox.tell_peer(natural(old.greeting.hello, "epoch"), is_up=False)
+                self.inbox.tell_peer(count(old.greeting.hello, "epoch"), is_up=False)
                 old.end("replaced by a newer connection")
             self._connection = connection
             self.inbox.tell_peer(self._incarnation.epoch, is_up=True)
             self._peer_delivered = []
-            self._books.open(connection)
+            self._counters.open(connection)
             self._changed.notify_all()
         self._on_change()
 
@@ -243,7 +242,7 @@ class Session:
         if not had_predecessor:
             return
         dropped = self._outbox.restart()
-        self._books.dropped_out += dropped
+        self._counters.dropped_out += dropped
         _LOGGER.warning(
             "region %s began anew with epoch %d; %d messages to its predecessor are dropped",
             self.peer, self._incarnation.epoch, dropped,
@@ -256,8 +255,8 @@ class Session:
             if self._connection is connection:
                 self._connection = None
                 self.inbox.tell_peer(self._incarnation.epoch, is_up=False)
-            self._books.last_error = str(connection.cause)
-            self._books.close(connection)
+            self._counters.last_error = str(connection.cause)
+            self._counters.close(connection)
             is_last = self._closed and self._connection is None
             self._changed.notify_all()
         if is_last:
@@ -288,16 +287,20 @@ class Session:
     # ------------------------------------------------------------------ for the connection
 
     def next_chunk(
-        self, connection: Connection, lanes: range, chunk_bytes: int, now_s: float
+        self, link_id: str, lanes: range, chunk_bytes: int, now_s: float
     ) -> Chunk | None:
         """See `Outbox.next_chunk`; None for a connection that was replaced."""
         with self._changed:
-            if self._connection is not connection:
+            if not self._has(link_id):
                 return None
             chunk = self._outbox.next_chunk(lanes, chunk_bytes, now_s)
             if chunk is not None and not chunk.offset and chunk.times_sent == 1:
-                self._books.messages_out += 1
+                self._counters.messages_out += 1
             return chunk
+
+    def _has(self, link_id: str) -> bool:
+        """Whether the connection of that link is the present one."""
+        return self._connection is not None and self._connection.greeting.link_id == link_id
 
     def has_chunk(self, lanes: range) -> bool:
         """See `Outbox.has_chunk`."""
@@ -306,7 +309,7 @@ class Session:
 
     def straggler(
         self,
-        connection: Connection,
+        link_id: str,
         sent_before_s: float,
         times: int,
         now_s: float,
@@ -314,13 +317,11 @@ class Session:
     ) -> Chunk | None:
         """See `Outbox.straggler`; None for a connection that was replaced."""
         with self._changed:
-            if self._connection is not connection:
+            if not self._has(link_id):
                 return None
             return self._outbox.straggler(sent_before_s, times, now_s, but)
 
-    def acknowledged(
-        self, connection: Connection, keys: list[Key], delivered: list[int]
-    ) -> list[Chunk]:
+    def acknowledged(self, link_id: str, keys: list[Key], delivered: list[int]) -> list[Chunk]:
         """Take in an ACK; the chunks that it is news for.
 
         Raises:
@@ -329,7 +330,7 @@ class Session:
         if len(delivered) != LANES:
             raise FrameError(f"an acknowledgement of {len(delivered)} lanes instead of {LANES}")
         with self._changed:
-            if self._connection is not connection:  # it may mean a predecessor's messages
+            if not self._has(link_id):  # it may mean a predecessor's messages
                 return []
             acked = [self._outbox.acknowledge(key) for key in keys]
             if delivered != self._peer_delivered:
@@ -339,10 +340,10 @@ class Session:
             self._changed.notify_all()
         return [chunk for chunk in acked if chunk is not None]
 
-    def give_back(self, connection: Connection, chunks: list[Chunk]) -> None:
+    def give_back(self, link_id: str, chunks: list[Chunk]) -> None:
         """See `Outbox.give_back`; a connection that was replaced has given all back."""
         with self._changed:
-            if self._connection is connection:
+            if self._has(link_id):
                 self._outbox.give_back(chunks)
 
     def in_flight_bytes(self) -> int:
@@ -384,7 +385,7 @@ class Session:
 
     def _taken(self, _: Message) -> None:
         with self._changed:
-            self._books.messages_in += 1
+            self._counters.messages_in += 1
             connection = self._connection
             self._changed.notify_all()
         if connection is not None:

@@ -1,16 +1,16 @@
-"""What a connection asks of the session that it belongs to."""
+"""What a connection asks of the session that it belongs to.
+
+A connection names itself by the id of its link: a session answers only the one that it has now.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from geo_ray.transport.endpoint.outbox import Chunk, Key
 from geo_ray.transport.flow.control import FlowControl
 from geo_ray.transport.wire.message import Piece
-
-if TYPE_CHECKING:
-    from geo_ray.transport.endpoint.connection import Connection
 
 
 class SessionSide(Protocol):
@@ -19,7 +19,7 @@ class SessionSide(Protocol):
     flow: FlowControl
 
     def next_chunk(
-        self, connection: Connection, lanes: range, chunk_bytes: int, now_s: float
+        self, link_id: str, lanes: range, chunk_bytes: int, now_s: float
     ) -> Chunk | None:
         """See `Outbox.next_chunk`; None for a connection that was replaced."""
 
@@ -28,7 +28,7 @@ class SessionSide(Protocol):
 
     def straggler(
         self,
-        connection: Connection,
+        link_id: str,
         sent_before_s: float,
         times: int,
         now_s: float,
@@ -36,12 +36,10 @@ class SessionSide(Protocol):
     ) -> Chunk | None:
         """See `Outbox.straggler`; None for a connection that was replaced."""
 
-    def acknowledged(
-        self, connection: Connection, keys: list[Key], delivered: list[int]
-    ) -> list[Chunk]:
+    def acknowledged(self, link_id: str, keys: list[Key], delivered: list[int]) -> list[Chunk]:
         """Take in an ACK; the chunks that it is news for, none if the connection was replaced."""
 
-    def give_back(self, connection: Connection, chunks: list[Chunk]) -> None:
+    def give_back(self, link_id: str, chunks: list[Chunk]) -> None:
         """See `Outbox.give_back`; nothing happens for a connection that was replaced."""
 
     def in_flight_bytes(self) -> int:

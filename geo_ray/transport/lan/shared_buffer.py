@@ -77,7 +77,7 @@ class SharedBuffer:
             return cls(path, mapping, nonce, size_bytes)
         raise TransportError(
             f"no room for {size_bytes} shared bytes ({'; '.join(problems)})",
-            fix="Free /dev/shm, or switch shared memory off.",
+            fix="Free space in the named directories.",
         )
 
     @classmethod

@@ -123,7 +123,10 @@ def save_links(table: LinkTable, path: Path) -> None:
     try:
         write_atomic(path, (table.model_dump_json(indent=2) + "\n").encode())
     except OSError as error:
-        raise RunDirectoryError(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise RunDirectoryError(
+            f"{path}: cannot be written: {error.strerror or error}",
+            fix="Free space, or write the link table elsewhere.",
+        ) from error
 
 
 def load_links(path: Path) -> LinkTable:

@@ -35,7 +35,8 @@ from geo_ray.transport.probe.plan import ProbePlan, ProbeProgress
 from geo_ray.transport.probe.receiver import ProbeReceiver
 from geo_ray.transport.probe.sender import ProbeSender
 from geo_ray.transport.probe.transfer import quantile
-from geo_ray.transport.wire.message import CONTROL, Message, text
+from geo_ray.transport.wire.fields import text
+from geo_ray.transport.wire.message import CONTROL, Message
 from geo_ray.transport.wire.meta import Meta
 from geo_ray.transport.wire.sockets import Address
 from geo_ray.util.threads import Workers

@@ -192,22 +192,32 @@ def _authority(directory: Path) -> Authority:
     return Authority.from_pem(_read(directory / _CA_CERT), _read(directory / _CA_KEY))
 
 
+_UNWRITABLE = "Name a directory that you may write, on a disk with space."
+
+
 def _make(directory: Path) -> None:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise CertificateError(f"cannot make {directory}: {error.strerror or error}") from None
+        raise CertificateError(
+            f"cannot make {directory}: {error.strerror or error}", fix=_UNWRITABLE
+        ) from None
 
 
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise CertificateError(f"cannot read {path}: {error.strerror or error}") from None
+        raise CertificateError(
+            f"cannot read {path}: {error.strerror or error}",
+            fix="Correct the path, or the permissions of the file.",
+        ) from None
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:
     try:
         write_atomic(path, data, mode)
     except OSError as error:
-        raise CertificateError(f"cannot write {path}: {error.strerror or error}") from None
+        raise CertificateError(
+            f"cannot write {path}: {error.strerror or error}", fix=_UNWRITABLE
+        ) from None

@@ -40,7 +40,10 @@ class Authority:
 
     def __init__(self, cert: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
         if cert.public_key() != key.public_key():
-            raise CertificateError("the CA's key does not belong to its certificate")
+            raise CertificateError(
+                "the CA's key does not belong to its certificate",
+                fix="Put the two files of one CA together, or make another: `geo-ray certs init`.",
+            )
         self.cert = cert
         self._key = key
 
@@ -186,7 +189,10 @@ def read_cert(pem: bytes) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(pem)
     except ValueError:
-        raise CertificateError("this is no PEM text of a certificate") from None
+        raise CertificateError(
+            "this is no PEM text of a certificate",
+            fix="Restore the file, or issue it anew with `geo-ray certs issue`.",
+        ) from None
 
 
 def read_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
@@ -198,9 +204,15 @@ def read_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_pem_private_key(pem, password=None)
     except (ValueError, TypeError):  # the message could quote the text
-        raise CertificateError("this is no PEM text of an unencrypted private key") from None
+        raise CertificateError(
+            "this is no PEM text of an unencrypted private key",
+            fix="Decrypt the key, or issue it anew with `geo-ray certs issue`.",
+        ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise CertificateError("the private key is not one on an elliptic curve")
+        raise CertificateError(
+            "the private key is not one on an elliptic curve",
+            fix="Use a key that `geo-ray certs` has made.",
+        )
     return key
 
 
@@ -246,7 +258,10 @@ def _general_name(host: str) -> x509.GeneralName:
     try:
         return x509.DNSName(host)
     except ValueError:
-        raise CertificateError(f"{host!r} is neither a host's name nor an IP") from None
+        raise CertificateError(
+            f"{host!r} is neither a host's name nor an IP",
+            fix="Write a name such as node-1.example.org or an address, without a port.",
+        ) from None
 
 
 def _usage(*, is_ca: bool) -> x509.KeyUsage:

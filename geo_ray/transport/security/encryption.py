@@ -73,7 +73,11 @@ class Encryption:
                 )
             return sock
         if self._server is None:
-            raise PeerRefusedError("the peer wants TLS, but this region has no certificate")
+            raise PeerRefusedError(
+                "the peer wants TLS, but this region has no certificate",
+                fix="Make one with `geo-ray certs`, or set `transport.tls` to the same in every "
+                "region.",
+            )
         return self._server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
 
     @staticmethod

@@ -21,6 +21,7 @@ from geo_ray.config.base import StrictModel
 from geo_ray.errors import CertificateError, PeerRefusedError
 
 URI_PREFIX: Final = "geo-ray://region/"
+_SAME_CA: Final = "Give every region a certificate of its own, all of the same CA: `geo-ray certs`."
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108  (a fresh directory below it, mode 0700)
 _MOST_PEM_BYTES: Final = 1024 * 1024
 
@@ -106,14 +107,16 @@ def peer_region(sock: ssl.SSLSocket | ssl.SSLObject) -> str:
     """
     certificate = sock.getpeercert()
     if not certificate:
-        raise PeerRefusedError("the peer showed no certificate that was verified")
+        raise PeerRefusedError("the peer showed no certificate that was verified", fix=_SAME_CA)
     names: list[str] = []
     for entry in certificate.get("subjectAltName", ()):
         kind, value = entry[0], entry[1]
         if kind == "URI" and isinstance(value, str) and value.startswith(URI_PREFIX):
             names.append(unquote(value.removeprefix(URI_PREFIX)))
     if len(names) != 1 or not names[0]:
-        raise PeerRefusedError(f"the peer's certificate names {len(names)} regions instead of one")
+        raise PeerRefusedError(
+            f"the peer's certificate names {len(names)} regions instead of one", fix=_SAME_CA
+        )
     return names[0]
 
 
@@ -148,7 +151,10 @@ def _context(protocol: int, source: TlsSource) -> ssl.SSLContext:
             reason = "the key does not belong to the certificate"
         raise CertificateError(f"the certificate ({what}) cannot be used: {reason}") from None
     except OSError as error:
-        raise CertificateError(f"cannot hand the certificate to OpenSSL: {error}") from None
+        raise CertificateError(
+            f"cannot hand the certificate to OpenSSL: {error}",
+            fix=f"Free space in {_MEMORY} or in the directory for temporary files.",
+        ) from None
     return context
 
 
@@ -173,7 +179,12 @@ def _read(path: Path) -> bytes:
         with path.open("rb") as file:
             data = file.read(_MOST_PEM_BYTES + 1)
     except OSError as error:
-        raise CertificateError(f"cannot read {path}: {error.strerror or error}") from None
+        raise CertificateError(
+            f"cannot read {path}: {error.strerror or error}",
+            fix="Correct `transport.certs`, or the permissions of the file.",
+        ) from None
     if len(data) > _MOST_PEM_BYTES:
-        raise CertificateError(f"{path} is too large for a certificate or key")
+        raise CertificateError(
+            f"{path} is too large for a certificate or key", fix="Name the PEM file itself."
+        )
     return data

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Final, TypedDict
 
 from geo_ray.errors import FrameError
+from geo_ray.transport.wire.fields import count, text
 from geo_ray.transport.wire.frames import Buffer
-from geo_ray.transport.wire.meta import Meta, Scalar
+from geo_ray.transport.wire.meta import Meta
 
 TRANSPORT: Final = "transport"  # class of the transport's own frames
 RESEND: Final = "resend"  # class of messages that are sent, or arrive, once more
@@ -151,50 +152,11 @@ def read_piece(meta: Meta) -> Piece:
     Raises:
         FrameError: a field of the transport is missing or makes no sense.
     """
-    lane, number, offset = natural(meta, "_l"), natural(meta, "_n"), natural(meta, "_o")
+    lane, number, offset = count(meta, "_l"), count(meta, "_n"), count(meta, "_o")
     if lane >= LANES or not number:
         raise FrameError(f"a chunk of message {number} in lane {lane} of {LANES}")
     traffic, message = text(meta, "_traffic"), None
     if not offset:
         rest = {name: value for name, value in meta.items() if name not in _OWN}
         message = Message(text(meta, "_kind"), rest, b"", traffic, lane)
-    return Piece(lane, number, offset, natural(meta, "_size"), traffic, message)
-
-
-def natural(meta: Meta, name: str) -> int:
-    """Field ``name`` of a received meta as an int >= 0.
-
-    Raises:
-        FrameError: it is something else.
-    """
-    value: Scalar | list[Scalar] = meta.get(name)
-    if type(value) is not int or value < 0:
-        raise FrameError(f"a frame's {name!r} is {value!r:.100} instead of a number")
-    return value
-
-
-def numbers(meta: Meta, name: str) -> list[int]:
-    """Field ``name`` of a received meta as a list of ints >= 0.
-
-    Raises:
-        FrameError: it is something else.
-    """
-    values = meta.get(name)
-    if not isinstance(values, list):
-        raise FrameError(f"a frame's {name!r} is {values!r:.100} instead of a list of numbers")
-    found = [value for value in values if type(value) is int and value >= 0]
-    if len(found) != len(values):
-        raise FrameError(f"a frame's {name!r} is {values!r:.100} instead of a list of numbers")
-    return found
-
-
-def text(meta: Meta, name: str) -> str:
-    """Field ``name`` of a received meta as a string.
-
-    Raises:
-        FrameError: it is something else.
-    """
-    value = meta.get(name)
-    if type(value) is not str:
-        raise FrameError(f"a frame's {name!r} is {value!r:.100} instead of a string")
-    return value
+    return Piece(lane, number, offset, count(meta, "_size"), traffic, message)

@@ -12,79 +12,27 @@ from types import ModuleType
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
-NAMES = (
-    "all_strategies",
-    "cloudless_ours",
-    "codec_speed",
-    "coding",
-    "dgt",
-    "four_continents",
-    "grouped_sites",
-    "interval_loss",
-    "lab_accuracy",
-    "many_sites",
-    "noise_cost",
-    "overhead",
-    "overlay",
-    "peers",
-    "plan_runs",
-    "planner",
-    "probe",
-    "profile_error",
-    "profiling_overhead",
-    "push_pull",
-    "sim_prediction",
-    "slow_links",
-    "startup",
-    "sync_cloudless",
-    "transfers",
-    "uneven_sites",
-    "wan",
-    "wan_ray",
-    "wan_trouble",
+NAMES = sorted(
+    f"{path.parent.name}.{path.stem}"
+    for path in BENCHMARKS.rglob("*.py")
+    if "def main()" in path.read_text("utf-8") and "support.finish(" in path.read_text("utf-8")
 )
-HELPERS = {  # parts of others
-    "coding_model",
-    "command",
-    "compared",
-    "dgt_fleet",
-    "dgt_node",
-    "dgt_runs",
-    "dgt_task",
-    "four_continents_task",
-    "node_process",
-    "overlay_emulated",
-    "overlay_node",
-    "slow_links_task",
-    "peers_environment",
-    "peers_hivemind",
-    "peers_run",
-    "peers_task",
-    "peers_torchft",
-    "peers_work",
-    "support",
-    "wan_node",
-    "wan_ray_node",
-}
 
 
-def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    for module in (name, "support", "command"):  # names too common to keep
-        monkeypatch.delitem(sys.modules, module, raising=False)
-    return importlib.import_module(name)
+def load(name: str) -> ModuleType:
+    return importlib.import_module(f"benchmarks.{name}")
 
 
 @pytest.fixture
-def support(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    return load("support", monkeypatch)
+def support() -> ModuleType:
+    return load("common.support")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_help_says_what_is_measured(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module = load(name, monkeypatch)
+    module = load(name)
     monkeypatch.setattr(sys, "argv", [f"{name}.py", "--help"])
     with pytest.raises(SystemExit) as ended:
         module.main()
@@ -94,9 +42,9 @@ def test_help_says_what_is_measured(
     assert str(module.__doc__).splitlines()[0] in text
 
 
-def test_every_benchmark_is_listed_here() -> None:
-    files = {path.stem for path in BENCHMARKS.glob("*.py")} - HELPERS
-    assert files == set(NAMES)
+def test_benchmarks_lie_in_folders_by_topic() -> None:
+    assert not list(BENCHMARKS.glob("*.py"))
+    assert len(NAMES) >= 29
 
 
 def test_out_is_required(support: ModuleType) -> None:
@@ -108,7 +56,7 @@ def test_result_file_has_the_shape_that_readers_expect(
     support: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     out = tmp_path / "deep" / "result.json"
-    monkeypatch.setattr(sys, "argv", [str(BENCHMARKS / "thing.py"), "--out", str(out)])
+    monkeypatch.setattr(sys, "argv", [str(BENCHMARKS / "topic" / "thing.py"), "--out", str(out)])
     figures = [
         support.median("speed", [3.0, 1.0, 2.0], "GB/s"),
         support.ratio("speed_over_other", [3.0, 1.0], [2.0, 2.0], ">= 0.9"),
@@ -117,7 +65,7 @@ def test_result_file_has_the_shape_that_readers_expect(
     support.finish("thing", support.hardware(), figures, out)
     result = json.loads(out.read_text("utf-8"))
     assert list(result) == ["benchmark", "command", "hardware", "date", "figures"]
-    assert result["command"] == "python benchmarks/thing.py --out result.json"
+    assert result["command"] == "python -m benchmarks.topic.thing --out result.json"
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", result["date"])
     assert result["figures"][0] == {
         "name": "speed",
@@ -155,8 +103,8 @@ def test_a_figure_knows_whether_it_meets_its_target(
     assert support.Figure("figure", value, "1", target).met is met
 
 
-def test_time_to_target_waits_for_every_region(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = load("sync_cloudless", monkeypatch)
+def test_time_to_target_waits_for_every_region() -> None:
+    module = load("strategies.sync_cloudless")
 
     def evaluated(t_s: float, region: str, loss: float) -> dict[str, object]:
         metrics = {"loss": loss, "accuracy": 0.99}
@@ -168,8 +116,8 @@ def test_time_to_target_waits_for_every_region(monkeypatch: pytest.MonkeyPatch) 
     assert module.reached_s(events) == 13.0
 
 
-def test_a_round_over_a_slow_link_counts_what_it_waited(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow_links = load("slow_links", monkeypatch)
+def test_a_round_over_a_slow_link_counts_what_it_waited() -> None:
+    slow_links = load("strategies.slow_links")
     starts_s = [0.0, 5.0, 6.0, 7.0, 11.0, 12.0, 13.0, 14.0]  # the first is slow; 3 s for 4 steps
     steps = [{"start_s": start_s, "t_s": start_s + 1.0} for start_s in starts_s]
     site = slow_links.site_of(steps, ended_s=18.0, interval=4, first_exchange_s=8.0)
@@ -178,8 +126,8 @@ def test_a_round_over_a_slow_link_counts_what_it_waited(monkeypatch: pytest.Monk
     assert (site.began_s, site.ended_s) == (0.0, 18.0)
 
 
-def test_the_time_to_a_loss_lies_between_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
-    curve = load("four_continents", monkeypatch).Curve(
+def test_the_time_to_a_loss_lies_between_evaluations() -> None:
+    curve = load("strategies.four_continents").Curve(
         [(0.0, 5.0), (10.0, 4.0), (20.0, 2.0)], 30.0, 1
     )
     assert curve.to_target_s(3.0) == 15.0
@@ -187,8 +135,8 @@ def test_the_time_to_a_loss_lies_between_evaluations(monkeypatch: pytest.MonkeyP
     assert curve.to_target_s(1.0) == 30.0  # never
 
 
-def test_time_to_a_loss_lies_between_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = load("peers_run", monkeypatch)
+def test_time_to_a_loss_lies_between_evaluations() -> None:
+    module = load("peers.peers_run")
     curve = [(10, 2.0, 3.0), (20, 4.0, 2.5), (30, 6.0, 2.7), (40, 8.0, 2.0)]
     outcome = module.Outcome(curve, 0.0, 4, 0.0, 0.0)
     assert outcome.best_by(0.8) == 2.5
@@ -198,8 +146,8 @@ def test_time_to_a_loss_lies_between_evaluations(monkeypatch: pytest.MonkeyPatch
     assert module.Outcome(curve[:1], 0.0, 1, 0.0, 0.0).best_by(0.5) == float("inf")
 
 
-def test_evaluations_of_regions_are_matched_by_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = load("peers_run", monkeypatch)
+def test_evaluations_of_regions_are_matched_by_round() -> None:
+    module = load("peers.peers_run")
     # One region has missed round 4, and ended in another round.
     told = [[[2, 20], [4, 40], [6, 60], [7, 70]], [[2, 21], [6, 63], [6, 70]]]
     assert module._by_round(told) == [

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 
+from benchmarks.coding import coding_model
 from geo_ray.coding.gradient_code import GradientCode, cyclic, fractional_repetition
-
-BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 
 
 @pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module("coding_model")
+def model() -> ModuleType:
+    return coding_model
 
 
 def harmonic(number: int) -> float:

@@ -170,19 +170,19 @@ def test_one_error_lists_every_problem_with_key_place_value_and_expectation() ->
         "maybe: {kind: asgd, intervall: 1}\nmixed: [1]\npair: [1, 2]\nzzz: 1\n"
     )
     for line in (
-        "steps: missing; a value is required",
-        'lr (line 2): got "x", expected a valid number',
+        "steps: missing; a value is required: a whole number of at least 1",
+        'lr (line 2): got "x", expected a number',
         'strategy.kind (line 3): got "dilco", expected one of asgd, diloco; did you mean diloco?',
-        "regions.eu.workers (line 4): missing; a value is required",
+        "regions.eu.workers (line 4): missing; a value is required: a whole number",
         "regions.eu.workrs (line 4): unknown key; did you mean workers?",
-        "regions.us.workers (line 4): got 1.5, expected a valid integer",
+        "regions.us.workers (line 4): got 1.5, expected a whole number",
         "strategies.0.outer_l (line 5): unknown key; did you mean outer_lr?",
-        "strategies.1.interval (line 5): got 0, expected greater than or equal to 1",
-        "strategies.2 (line 5): the key 'kind' is missing; it says which kind this is",
-        "strategies.3 (line 5): got 3, expected an object",
+        "strategies.1.interval (line 5): got 0, expected a whole number of at least 1",
+        "strategies.2 (line 5): the key kind is missing; it is one of asgd, diloco",
+        "strategies.3 (line 5): got 3, expected a section whose kind is one of asgd, diloco",
         "maybe.intervall (line 6): unknown key; did you mean interval?",
-        "mixed (line 7): got [1], expected a valid integer or expected a valid string",
-        "pair.1 (line 8): got 2, expected a valid string",
+        "mixed (line 7): got [1], expected a whole number or text or null",
+        'pair.1 (line 8): got 2, expected text; did you mean "2"?',
         "step (line 1): unknown key; did you mean steps?",
         "zzz (line 9): unknown key; valid are: steps, lr,",
     ):

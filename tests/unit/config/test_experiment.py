@@ -84,13 +84,13 @@ def test_every_strategy_can_be_named(kind):
         ("regions.0.wrokers=3", r"regions.0.wrokers.*did you mean workers"),
         ("emulate.link.delay=0.1", "emulate.link.delay.*did you mean delay_s"),
         ("checkpoint.every=5", "checkpoint.every.*did you mean every_s"),
-        ("train.steps=0", "train.steps.*greater than or equal to 1"),
+        ("train.steps=0", "train.steps.*a whole number of at least 1"),
         ("train.steps=1.5", "train.steps"),
-        ("seed=-1", "seed.*greater than or equal to 0"),
-        ("name=a/b", "name.*pattern"),
-        ("regions.1.name=eu west", r"regions.1.name.*pattern"),
+        ("seed=-1", "seed.*a whole number of at least 0"),
+        ("name=a/b", "name.*expected 1 to 63 letters"),
+        ("regions.1.name=eu west", "regions.1.name.*expected 1 to 63 letters"),
         ("regions=[]", "regions.*at least 1"),
-        ("device=gpu", "device.*pattern"),
+        ("device=gpu", "device.*got .gpu., expected cpu, cuda, or cuda:N"),
         ("emulate.step_s=0", "emulate.step_s.*greater than 0"),
         ("emulate.step_s_by_region.us=-1", "emulate.step_s_by_region.us.*greater than 0"),
         ("emulate.link.loss=1", "emulate.link.loss.*less than 1"),
@@ -98,22 +98,22 @@ def test_every_strategy_can_be_named(kind):
         ("checkpoint.keep=1", "checkpoint.keep"),
         ("data.manifest=m.json", "data.*exactly one of `manifest` and `generate`"),
         ("data.generate=null", "data.*exactly one of `manifest` and `generate`"),
-        ("averager.region=asia", "averager.region: there is no region 'asia'.*'eu', 'us'"),
-        ("emulate.step_s_by_region.asia=1", "emulate.step_s_by_region: there is no region 'asia'"),
-        ("emulate.links.0.dst=asia", "emulate.links.0.dst: there is no region 'asia'"),
+        ("averager.region=asia", "averager.region .*there is no region 'asia', regions are eu, us"),
+        ("emulate.step_s_by_region.asia=1", "step_s_by_region.asia .*there is no region 'asia'"),
+        ("emulate.links.0.dst=asia", "emulate.links.0.dst .*there is no region 'asia'"),
         ("emulate.links.0.dst=eu", "emulate.links.0.*another region"),
         (
             "emulate.links=[{src: eu, dst: us}, {src: us, dst: eu}, {src: eu, dst: us}]",
-            "emulate.links.2: eu to us is given more than once",
+            "emulate.links.2 .*: eu to us is given more than once",
         ),
-        ("regions.1.name=eu", r"regions: \['eu'\] appear more than once"),
+        ("regions.1.name=eu", "regions .*: eu is there more than once"),
         ("device=cuda", "device.*gpus_per_worker"),
         ("train.mode=async", "train.mode.*'sma' works in rounds"),
         ("codec.up.kind=int7", "codec.up.kind.*did you mean int[48]"),
         ("codec.up={kind: topk, ration: 0.1}", "codec.up.ration.*did you mean ratio"),
         ("codec.side={kind: int8}", "codec.side.*unknown key"),
-        ("codec.down={kind: bisparse}", "codec.down: bisparse is for codec.up only"),
-        ("codec.up={kind: bisparse}", "codec.up: bisparse.*strategy 'sma'.*topk"),
+        ("codec.down={kind: bisparse}", "codec.down .*: bisparse is for codec.up only"),
+        ("codec.up={kind: bisparse}", "codec.up .*: bisparse.*strategy 'sma'.*topk"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_path(override, expected):
@@ -132,7 +132,7 @@ def test_all_problems_come_in_one_message():
 def test_a_missing_section_is_named():
     message = complaint(text=TEXT.replace("optimizer: {kind: sgd}\n", ""))
     assert "optimizer" in message and "required" in message
-    assert "'kind' is missing" in complaint(text=TEXT.replace("kind: sgd", "lr: 0.1"))
+    assert "the key kind is missing" in complaint(text=TEXT.replace("kind: sgd", "lr: 0.1"))
 
 
 def test_asynchronous_workers_fit_strategies_without_rounds_or_equal_regions():
@@ -150,7 +150,7 @@ def test_codecs_must_fit_the_strategy():
     assert load(f"codec={{up: {unbiased}, down: {unbiased}}}").codec.down.kind == "randomk_unbiased"
     for direction in ("up", "down"):
         message = complaint("strategy={kind: asgd_ga}", f"codec.{direction}={unbiased}")
-        assert re.search(f"codec.{direction}: with randomk_unbiased.*asgd_ga.*randomk", message)
+        assert re.search(f"codec.{direction} .*: with randomk_unbiased.*asgd_ga.*randomk", message)
 
 
 def test_gpus_are_asked_for_where_they_are_used():

@@ -103,44 +103,6 @@ def test_missing_values_inside_lists_are_refused() -> None:
         decode(parquet(table), parse_types({"x": "float64[2]"}), "s")
 
 
-def test_lenient_reading_takes_other_peoples_files() -> None:
-    table = pa.table(
-        {
-            "note": pa.array(["a", "b"]),
-            "x": pa.array([[1.0, 2.0], [3.0, 4.0]]),
-            "label": pa.array([1, 2], pa.int32()),
-        }
-    )
-    types = parse_types({"x": "float32[2]", "label": "int64"})
-    found = decode(parquet(table), types, "file", lenient=True)
-    assert found["x"].tolist() == [[1.0, 2.0], [3.0, 4.0]]
-    assert found["label"].dtype == np.int64
-    assert list(found) == ["x", "label"]
-
-
-@pytest.mark.parametrize(
-    "column",
-    [
-        pa.array([[1.0, 2.0], [3.0]]),
-        pa.array([[1.0, 2.0], None]),
-        pa.array(["a", "b"]),
-        pa.array([1.0, 2.0]),
-    ],
-)
-def test_lenient_reading_loses_nothing_silently(column: pa.Array) -> None:
-    with pytest.raises(SchemaMismatchError, match="'x'"):
-        decode(
-            parquet(pa.table({"x": column})), parse_types({"x": "float32[2]"}), "f", lenient=True
-        )
-
-
-def test_lenient_reading_refuses_overflow_and_fractions() -> None:
-    types = parse_types({"x": "uint8"})
-    for column in (pa.array([300]), pa.array([-1]), pa.array([0.5])):
-        with pytest.raises(SchemaMismatchError, match="'x'"):
-            decode(parquet(pa.table({"x": column})), types, "f", lenient=True)
-
-
 class CanaryType(pa.ExtensionType):
     """Stands for types whose metadata some library unpickles: rebuilding it leaves a trace."""
 
@@ -159,10 +121,7 @@ class CanaryType(pa.ExtensionType):
         return cls()
 
 
-@pytest.mark.parametrize("lenient", [False, True])
-def test_extension_types_are_refused_before_arrow_rebuilds_them(
-    tmp_path: Path, lenient: bool
-) -> None:
+def test_extension_types_are_refused_before_arrow_rebuilds_them(tmp_path: Path) -> None:
     array = pa.ExtensionArray.from_storage(CanaryType(), pa.array([1, 2]))
     data = parquet(pa.table({"x": array, "y": pa.array([1, 2])}))
     pa.register_extension_type(CanaryType())
@@ -172,7 +131,7 @@ def test_extension_types_are_refused_before_arrow_rebuilds_them(
         assert CanaryType.canary.exists(), "the danger that the guard is for"
         CanaryType.canary = tmp_path / "canary"
         with pytest.raises(SchemaMismatchError, match=r"shard s7.*extension"):
-            decode(data, parse_types({"y": "int64"}), "shard s7", lenient=lenient)
+            decode(data, parse_types({"y": "int64"}), "shard s7")
         assert not CanaryType.canary.exists()
     finally:
         CanaryType.canary = None

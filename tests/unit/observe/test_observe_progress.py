@@ -76,6 +76,61 @@ def test_status_lines_and_faults_are_printed_once_each() -> None:
     assert lines[-2:] == ["checkpoint 0001 at step 4", "stopping: ctrl-c"]
 
 
+def test_a_wait_says_how_many_are_ready_who_is_awaited_and_how_long() -> None:
+    clock = VirtualClock()
+    progress = quiet(clock=clock)
+    progress.status("starting workers, parameter servers and bridges")
+    assert shown(progress).strip().endswith("starting workers, parameter servers and bridges")
+    progress.awaiting("starting workers", 0, 10, [f"eu-west/{n}" for n in range(10)])
+    clock.sleep_s(12.0)
+    progress.awaiting("starting workers", 8, 10, ["eu-west/1", "ap-south/0"])
+    expected = "starting workers: 8 of 10 ready, awaiting eu-west/1, ap-south/0 (12 s)"
+    assert shown(progress).strip().endswith(expected)
+    clock.sleep_s(3.0)
+    assert "(15 s)" in shown(progress)  # goes on while nothing is told
+    progress.awaiting("starting workers", 1, 10, [f"eu-west/{n}" for n in range(9)])
+    expected = "1 of 10 ready, awaiting eu-west/0, eu-west/1, eu-west/2 and 6 more (15 s)"
+    assert shown(progress).strip().endswith(expected)
+    progress.awaiting("starting workers", 10, 10, [])
+    assert shown(progress).strip().endswith("parameter servers and bridges (15 s)")
+
+
+def test_waits_and_phases_are_shown_until_the_next_and_timed_on_their_own() -> None:
+    clock = VirtualClock()
+    progress = quiet(clock=clock)
+    progress.awaiting("starting workers", 0, 2, ["east/0", "west/0"])
+    clock.sleep_s(9.0)
+    progress.awaiting("opening bridges", 1, 2, ["west"])
+    assert "opening bridges: 1 of 2 ready, awaiting west (0 s)" in shown(progress)
+    progress.feed(events([started()])[0])
+    assert "opening" not in shown(progress) and "starting" in shown(progress)
+    progress.awaiting("connecting regions", 0, 1, ["west to east"])
+    assert "connecting regions: 0 of 1 ready, awaiting west to east (0 s)" in shown(progress)
+    progress.status("saving")
+    clock.sleep_s(1.0)
+    assert shown(progress).strip().endswith("saving")
+    clock.sleep_s(3.0)
+    assert shown(progress).strip().endswith("saving (4 s)")
+
+
+def test_a_log_gets_a_line_of_a_wait_every_few_seconds() -> None:
+    clock, stream = VirtualClock(), io.StringIO()
+    with Progress(4, REGIONS, Console(file=stream, width=40), clock=clock) as progress:
+        progress.status("starting workers")
+        for tick in range(60):  # half a minute
+            progress.awaiting("starting [all]", tick // 6, 10, ["east/0", "west/0"])
+            clock.sleep_s(0.5)
+        progress.awaiting("starting [all]", 10, 10, [])
+        progress.feed(events([started()])[0])
+        progress.awaiting("connecting", 0, 1, ["west"])
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "starting workers"
+    assert lines[1] == "starting [all]: 1 of 10 ready, awaiting east/0, west/0 (5 s)"
+    waits = [line for line in lines if line.startswith("starting [all]")]
+    assert [line.split("(")[1] for line in waits] == [f"{n} s)" for n in (5, 10, 15, 20, 25)]
+    assert not [line for line in lines if line.startswith("connecting")]
+
+
 def test_table_shows_steps_rates_and_states() -> None:
     progress = quiet()
     rows = [

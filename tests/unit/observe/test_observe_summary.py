@@ -197,4 +197,9 @@ def test_numbers_as_people_read_them() -> None:
     times = (0.0, 0.085, 4.2, 187.0, 7389.0, 59.97, -3.0, None)
     shown = ["0 s", "85 ms", "4.2 s", "3:07", "2:03:09", "1:00", "-3.0 s", "-"]
     assert [duration_text(time) for time in times] == shown
-    assert [coarse_text(time) for time in (0.04, 41.8, 187.0)] == ["0 s", "42 s", "3:07"]
+    assert [coarse_text(time) for time in (0.04, 41.8, 59.7, 187.0)] == [
+        "0 s",
+        "42 s",
+        "1:00",
+        "3:07",
+    ]

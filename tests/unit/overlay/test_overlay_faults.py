@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from network_models.overlay_model import Lines, OverlayModel, Pair
 from overlay_support import KINDS, check_round, model_of, vectors_of
 
+from benchmarks.network_models.overlay_model import Lines, OverlayModel, Pair
 from geo_ray.errors import InvariantError
 from geo_ray.overlay.config import AnyOverlay, TsengineOverlay
 

@@ -1,4 +1,4 @@
-"""A follower behind its port does what a shard does: the words between them carry all of it."""
+"""A shard behind its port does what a shard does: the messages between them carry all of it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from geo_ray.errors import FrameError
+from geo_ray.runtime.actors.parts import HeldShard
 from geo_ray.runtime.actors.remote_shard import RemoteShard
 from geo_ray.runtime.actors.shard_server import ShardServer
 from geo_ray.strategies.sma import Sma
@@ -23,13 +24,13 @@ BOTH = [Contribution(0, 24), Contribution(1, 8)]
 
 
 class Wire:
-    """A connection whose headers go through bytes, and whose far end is a follower."""
+    """A connection whose headers go through bytes, and whose far end is a shard server."""
 
-    def __init__(self, follower: ShardServer) -> None:
-        self._follower = follower
+    def __init__(self, server: ShardServer) -> None:
+        self._server = server
 
     def request(self, meta: Meta, payload: Any = None, **_: Any) -> tuple[Meta, Any]:
-        answer, back = self._follower.handle(LEAD, decode_meta(encode_meta(meta)), payload)
+        answer, back = self._server.handle(LEAD, decode_meta(encode_meta(meta)), payload)
         return decode_meta(encode_meta(answer)), back
 
 
@@ -41,7 +42,7 @@ def shard(size: int) -> Shard:
 
 
 def remote(held: Shard) -> RemoteShard:
-    return RemoteShard(Wire(ShardServer(held, "eu", 1, "")), timeout_s=1.0)
+    return RemoteShard(Wire(ShardServer(HeldShard(held, "eu", 1, ""))), timeout_s=1.0)
 
 
 def test_the_norm_of_a_mean_is_the_sum_of_its_slices() -> None:
@@ -51,12 +52,12 @@ def test_the_norm_of_a_mean_is_the_sum_of_its_slices() -> None:
 
 def test_nothing_is_measured_unless_asked_for() -> None:
     far = remote(held := shard(2))
-    assert far.apply(BOTH) is None
-    assert torch.equal(far.params(), held.params_S)
+    assert far.ask(Shard.apply, BOTH, False) is None
+    assert torch.equal(far.ask(Shard.live_params), held.params_S)
     assert torch.equal(held.params_S, torch.full((2,), -2.0))
 
 
-def test_a_lead_says_whether_to_measure() -> None:
-    follower = ShardServer(shard(2), "eu", 1, "")
+def test_a_request_to_apply_must_tell_whether_to_measure() -> None:
+    server = ShardServer(HeldShard(shard(2), "eu", 1, ""))
     with pytest.raises(FrameError, match="measure"):
-        follower.handle(LEAD, {"op": "apply", "workers": [0], "samples": [8]}, None)
+        server.handle(LEAD, {"op": "apply", "workers": [0], "samples": [8]}, None)

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from geo_ray.errors import FrameError, LinkDownError
 from geo_ray.runtime.messages.standby import KINDS, read_word, word_message
 from geo_ray.runtime.messages.transfers import (
+    PARTS,
     ask_meta,
     bundle_meta,
     can_bundle,
     headers_of,
-    parts_meta,
     read_ask,
     read_bundle,
-    read_parts,
 )
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.training.averager.log import BeginCheckpoint, LogEntry, Skip, Stop, TakeIn, TakeSum
@@ -32,7 +31,7 @@ from geo_ray.training.averager.standby import (
     LogAck,
     LogAppend,
     NewAverager,
-    Word,
+    StandbyMessage,
 )
 from geo_ray.transfers.requests import UploadRequest as Transfer
 from geo_ray.transport.wire.message import BACKGROUND, CONTROL, DATA, Message
@@ -41,7 +40,7 @@ UPDATE = Update("a", 2, 7, 5, 32, torch.tensor([1.0, -2.0]), final=True)
 REPLY = Reply("a", 7, 9, 32, torch.tensor([0.5, 3.0]), checkpoint=4, dropped=True)
 PART = Update("b", 1, 3, 5, 0, torch.empty(0))
 
-WORDS: list[Word] = [
+WORDS: list[StandbyMessage] = [
     AveragerRequest(TakeIn(UPDATE), again=True),
     AveragerRequest(Skip("a", 2, 7), again=True),
     AveragerAnswer(3, REPLY, 11, 10),
@@ -76,7 +75,7 @@ def nowhere(epoch: int, seq: int) -> None:
 
 
 @pytest.mark.parametrize("word", WORDS, ids=lambda word: type(word).__name__)
-def test_every_word_comes_out_as_it_went_in(word: Word) -> None:
+def test_every_word_comes_out_as_it_went_in(word: StandbyMessage) -> None:
     message = word_message("c", word, BACKGROUND, bare=True)
     assert message.kind in KINDS
     assert same(read_word("a", message, nowhere), word)
@@ -155,7 +154,7 @@ def test_a_norm_that_cannot_be_counts_as_none(norm: float) -> None:
 
 def test_parts_of_a_sum_come_out_as_they_went_in() -> None:
     asks = (transfer("a"), transfer("b"))
-    assert read_parts(parts_meta(asks)) == asks
+    assert PARTS.read(PARTS.write(asks)) == asks
     assert [(u.region, u.epoch, u.seq) for u in headers_of(asks)] == [("a", 1, 3), ("b", 1, 3)]
 
 
@@ -172,17 +171,17 @@ def test_parts_of_a_sum_come_out_as_they_went_in() -> None:
 )
 def test_parts_that_do_not_fit_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(FrameError):
-        read_parts(parts_meta((transfer("a"), transfer("b"))) | change)
+        PARTS.read(PARTS.write((transfer("a"), transfer("b"))) | change)
 
 
 def test_only_equal_answers_are_bundled() -> None:
     payload_P = torch.ones(2)
     alike = [Reply(to, seq, 9, 0, payload_P, own=True) for to, seq in (("a", 3), ("b", 4))]
     assert can_bundle(alike)
-    assert read_bundle(bundle_meta(alike)) == [("a", 3), ("b", 4)]
+    assert read_bundle(bundle_meta(alike), payload_P) == tuple(alike)
     other = Reply("c", 1, 9, 0, torch.ones(2), own=True)
     marked = Reply("c", 1, 9, 0, payload_P, own=True, checkpoint=1)
     assert not can_bundle([*alike, other])
     assert not can_bundle([*alike, marked])
     with pytest.raises(FrameError):
-        read_bundle(bundle_meta(alike) | {"seqs": [1]})
+        read_bundle(bundle_meta(alike) | {"seqs": [1]}, payload_P)

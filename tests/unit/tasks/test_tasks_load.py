@@ -193,18 +193,57 @@ def test_a_task_that_breaks_the_protocol(
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
-        ({"widht": 4}, ["'widht'", "did you mean 'width'"]),
-        ({"zzz": 4}, ["'zzz'", "directory, rate, width"]),
-        ({"width": "wide"}, ["'width'", "valid integer", "'wide'"]),
-        ({"width": 1.5}, ["'width'"]),
-        ({"width": True}, ["'width'"]),
+        ({"widht": 4}, ["task.options.widht: unknown key; did you mean width?"]),
+        ({"zzz": 4}, ["task.options.zzz: unknown key; valid are: width, rate, directory"]),
+        ({"width": "wide"}, ['task.options.width: got "wide", expected a whole number\n']),
+        ({"width": 1.5}, ["task.options.width: got 1.5, expected a whole number\n"]),
+        ({"width": True}, ["task.options.width: got true, expected a whole number\n"]),
+        ({"width": "4"}, ["a whole number; did you mean 4?"]),
+        ({"widht": 4, "rate": "x"}, ["2 wrong options", "options.widht:", "options.rate:"]),
     ],
 )
 def test_options_that_do_not_fit(
     options: dict[str, Scalar], parts: list[str], tmp_path: Path
 ) -> None:
-    text = str(refused(write(tmp_path, TASK), tmp_path, **options))
-    assert all(part in text for part in parts), text
+    error = refused(write(tmp_path, TASK), tmp_path, **options)
+    assert all(part in str(error) for part in parts), str(error)
+    assert error.fix == (
+        "mine.py:Small takes these options:\n    width: int, default: 3\n"
+        "    rate: float, default: 0.5\n    directory: str | null, default: null"
+    )
+
+
+def test_a_task_without_options_says_so(tmp_path: Path) -> None:
+    none = "        pass\n"
+    start, end = TASK.index("        width: int"), TASK.index("\n    columns")
+    bare = TASK[:start] + none + TASK[end:]
+    error = refused(write(tmp_path, bare), tmp_path, width=3)
+    assert "task.options.width: unknown key; no key is valid here" in str(error)
+    assert error.fix == "Leave them out: mine.py:Small takes no options."
+
+
+@pytest.mark.parametrize(
+    ("source", "fix"),
+    [
+        ("import no_such_package\n", "Install no_such_package here and on every node"),
+        ("def broken(:\n", "it is no Python"),
+        ("import sys\nsys.exit(3)\n", "__main__"),
+        ("{}['key']\n", "importing the file in a Python shell"),
+    ],
+)
+def test_only_a_file_that_does_not_import_is_to_be_imported_by_hand(
+    source: str, fix: str, tmp_path: Path
+) -> None:
+    assert fix in refused(write(tmp_path, source), tmp_path).fix
+    others = [
+        refused("digits", tmp_path, widht=3),
+        refused("digit", tmp_path),
+        refused(write(tmp_path, TASK.replace("def loss(", "def lost(")), tmp_path),
+        refused(write(tmp_path, TASK).replace("Small", "Smal"), tmp_path),
+        refused(write(tmp_path, TASK.replace("self.options = options", "1 / 0")), tmp_path),
+    ]
+    for error in others:
+        assert "import" not in error.fix.lower(), error
 
 
 def test_options_keep_their_types(tmp_path: Path) -> None:
@@ -224,5 +263,5 @@ def test_the_configuration_is_strict() -> None:
 
 
 def test_a_built_in_option_is_checked_by_name(tmp_path: Path) -> None:
-    assert "'0.1M'" in str(refused("bytelm", tmp_path, size="5M"))
+    assert "one of 0.1M, 1M, 10M, 50M" in str(refused("bytelm", tmp_path, size="5M"))
     assert "'heads'" in str(refused("bytelm", tmp_path, heads=7))

@@ -22,9 +22,9 @@ from geo_ray.training.averager.averager import Averager
 from geo_ray.training.compute.flat import digest, read_parameters
 from geo_ray.training.compute.optimizers import AdamW, Momentum, Sgd
 from geo_ray.training.compute.worker import Worker
+from geo_ray.training.exchange.wire_plan import WirePlan
 from geo_ray.training.server.effects import Assignment, SendUpdate
 from geo_ray.training.server.plan import ServerPlan
-from geo_ray.training.server.region_model import RegionModel
 from geo_ray.training.server.server import Server
 from geo_ray.training.server.shard import Shard
 from geo_ray.types import Span, StepReport
@@ -71,9 +71,10 @@ class Recorded(Shard):
 
     applied: list[Tensor]
 
-    def apply(self, contributions, *, measure=False):
-        self.applied.append(self._combine(contributions).clone())
-        return super().apply(contributions, measure=measure)
+    def ask(self, operation, *arguments):
+        if operation is Shard.apply:
+            self.applied.append(self._combine(arguments[0]).clone())
+        return super().ask(operation, *arguments)
 
 
 class Plane:
@@ -81,7 +82,7 @@ class Plane:
 
     def __init__(self, strategy, optimizer, workers: dict[str, int], steps, shuffle=None, **plan):
         alone = len(workers) == 1
-        self.state = Averager(strategy, START_P.numel(), AveragerState(tuple(sorted(workers))))
+        self.averager = Averager(strategy, START_P.numel(), AveragerState(tuple(sorted(workers))))
         self.applied: list[Tensor] = []
         self._queue: deque = deque()
         self._random = None if shuffle is None else Random(shuffle)
@@ -91,9 +92,11 @@ class Plane:
             shard.applied = self.applied
             todo = steps if isinstance(steps, int) else steps[name]
             self.regions[name] = Region(
-                Server(
+                Server.over(
+                    [shard],
+                    START_P.numel(),
                     ServerPlan(name, count, BATCH, todo, **plan),
-                    RegionModel([shard], START_P.numel()),
+                    WirePlan(),
                 ),
                 shard,
                 [self._worker(name) for _ in range(count)],
@@ -134,7 +137,7 @@ class Plane:
         self._take(name, region.server.push(answer.worker, report))
 
     def _on_update(self, update: Update) -> None:
-        for reply in self.state.on_update(update):
+        for reply in self.averager.on_update(update):
             self._queue.append(
                 lambda reply=reply: self._take(
                     reply.to, self.regions[reply.to].server.on_reply(reply)

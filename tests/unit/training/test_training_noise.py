@@ -18,10 +18,10 @@ from geo_ray.training.averager.replication import ShadowAverager
 from geo_ray.training.compute.flat import split_sizes, square_norm
 from geo_ray.training.compute.noise import NOISE_EVERY, NoiseMeter, estimate
 from geo_ray.training.compute.optimizers import Sgd
+from geo_ray.training.exchange.wire_plan import WirePlan
 from geo_ray.training.server import region_noise
 from geo_ray.training.server.effects import Effect, SendUpdate, StepDone
 from geo_ray.training.server.plan import ServerPlan
-from geo_ray.training.server.region_model import RegionModel
 from geo_ray.training.server.region_noise import RegionNoise
 from geo_ray.training.server.server import Server
 from geo_ray.training.server.shard import Contribution, Shard
@@ -129,9 +129,8 @@ class Region:
         self.shards = [Shard(torch.zeros(b - a), Sgd(lr=0.1), rule) for a, b in self.slices]
         settings = {"num_workers": 3, "steps": None, "tells_norms": True} | plan
         settings["batch_sizes"] = BATCHES[: settings["num_workers"]]
-        self.server = Server(
-            ServerPlan("eu", batch_size=4, **settings), RegionModel(self.shards, NUM_PARAMS)
-        )
+        todo = ServerPlan("eu", batch_size=4, **settings)
+        self.server = Server.over(self.shards, NUM_PARAMS, todo, WirePlan())
         self.effects: list[Effect] = []
         for worker in range(settings["num_workers"]):
             self.effects += self.server.join(worker)

@@ -1,4 +1,4 @@
-"""The lead of a parameter server, driven one event at a time."""
+"""The parameter server of a region, driven one event at a time."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from geo_ray.strategies.asgd_ga import AsgdGa
 from geo_ray.strategies.base import Reply
 from geo_ray.strategies.sma import Sma
 from geo_ray.training.compute.optimizers import Sgd
+from geo_ray.training.exchange.wire_plan import WirePlan
 from geo_ray.training.server.effects import Assignment, Effect, SendUpdate, Snapshot, StepDone
 from geo_ray.training.server.plan import ServerPlan
-from geo_ray.training.server.region_model import RegionModel
 from geo_ray.training.server.server import Server
 from geo_ray.training.server.shard import Shard
 from geo_ray.types import Span, StepReport
@@ -23,11 +23,8 @@ NUM_PARAMS = 5
 
 def make(strategy, *, workers=2, steps=4, mode="sync", alone=False, **plan):
     shard = Shard(torch.zeros(NUM_PARAMS), Sgd(lr=1.0), strategy, alone=alone)
-    server = Server(
-        ServerPlan("eu", workers, batch_size=8, steps=steps, mode=mode, **plan),
-        RegionModel([shard], NUM_PARAMS),
-    )
-    return server, shard
+    todo = ServerPlan("eu", workers, batch_size=8, steps=steps, mode=mode, **plan)
+    return Server.over([shard], NUM_PARAMS, todo, WirePlan()), shard
 
 
 def answers(effects: list[Effect]) -> dict[int, Assignment]:
@@ -303,12 +300,12 @@ def test_the_last_word_is_said_again_after_a_checkpoint():
     assert server.phase == "done"
 
 
-def test_a_restored_region_speaks_first_if_it_had_to():
+def test_a_restored_region_sends_first_if_it_had_to():
     strategy = AsgdGa(interval=1, wait="when_busy")
     server, shard = make(strategy, workers=1, steps=9)
     server.join(0)
     (first,) = sends(push(server, shard, 0))
-    assert sends(push(server, shard, 0)) == [] and server.phase == "must_speak"
+    assert sends(push(server, shard, 0)) == [] and server.phase == "must_send"
     effects = server.on_reply(reply_to(first, torch.zeros(NUM_PARAMS), checkpoint=3))
     (snapshot,) = [e for e in effects if isinstance(e, Snapshot)]
     again, shard_again = make(strategy, workers=1, steps=9)
@@ -340,16 +337,16 @@ def test_a_dropped_update_sets_a_region_that_waits_free():
     assert torch.equal(again.payload_P, torch.full((NUM_PARAMS,), 2.0))
 
 
-def test_a_region_that_had_to_speak_does_so_after_a_drop():
+def test_a_region_that_had_to_send_does_so_after_a_drop():
     server, shard = make(AsgdGa(interval=1, wait="when_busy", combine="sum"), workers=1)
     server.join(0)
     first = carry(server, push(server, shard, 0))
-    assert sends(push(server, shard, 0, value=3.0)) == [] and server.phase == "must_speak"
+    assert sends(push(server, shard, 0, value=3.0)) == [] and server.phase == "must_send"
     second = carry(server, server.on_dropped(first.seq))
     assert torch.equal(second.payload_P, torch.full((NUM_PARAMS,), 4.0))
 
 
-def test_a_last_word_that_was_dropped_is_said_again():
+def test_a_final_update_that_was_dropped_is_sent_again():
     server, shard = make(AsgdGa(interval=100, combine="sum"), workers=1, steps=1)
     server.join(0)
     last = carry(server, push(server, shard, 0))

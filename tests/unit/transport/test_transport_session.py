@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import secrets
 import select
 import selectors
 import socket
@@ -50,7 +51,7 @@ class Bench:
         near, far = socket.socketpair()
         self.stack.enter_context(far)
         hello: dict[str, Any] = {"region": "eu", "epoch": epoch, "instance": f"i{epoch}"}
-        greeting = Greeting(hello, {"delivered": [0] * LANES}, KEY, KEY, "link")
+        greeting = Greeting(hello, {"delivered": [0] * LANES}, KEY, KEY, secrets.token_hex(8))
         stream = Stream(near, 0, greeting, None, 0)
         self.stack.callback(stream.close)
         return stream, far
@@ -82,30 +83,30 @@ def bench() -> Iterator[Bench]:
 def test_what_a_predecessor_acknowledged_does_not_count_for_its_successor(bench: Bench) -> None:
     session, old = bench.session, bench.adopt(epoch=1)
     bench.say()
-    chunk = session.next_chunk(old, ALL, 100, 0.0)
+    chunk = session.next_chunk(old.greeting.link_id, ALL, 100, 0.0)
     assert chunk is not None
     new = bench.adopt(epoch=2)
     bench.say()
-    again = session.next_chunk(new, ALL, 100, 0.0)
+    again = session.next_chunk(new.greeting.link_id, ALL, 100, 0.0)
     assert again is not None and again.key == chunk.key == (DATA, 1, 0)
-    assert session.acknowledged(old, [chunk.key], [0, 1, 0]) == []
+    assert session.acknowledged(old.greeting.link_id, [chunk.key], [0, 1, 0]) == []
     assert session.stats()["outbox_messages"] == 1 and session.in_flight_bytes() == 10
-    assert session.acknowledged(new, [again.key], [0, 1, 0]) == [again]
+    assert session.acknowledged(new.greeting.link_id, [again.key], [0, 1, 0]) == [again]
     assert session.stats()["outbox_messages"] == 0
 
 
 def test_a_replaced_connection_neither_takes_chunks_nor_gives_any_back(bench: Bench) -> None:
     session, old = bench.session, bench.adopt()
     bench.say()
-    held = session.next_chunk(old, ALL, 100, 0.0)
+    held = session.next_chunk(old.greeting.link_id, ALL, 100, 0.0)
     new = bench.adopt()
-    chunk = session.next_chunk(new, ALL, 100, 1.0)
+    chunk = session.next_chunk(new.greeting.link_id, ALL, 100, 1.0)
     assert held is chunk and chunk is not None
-    session.give_back(old, [chunk])
+    session.give_back(old.greeting.link_id, [chunk])
     assert session.in_flight_bytes() == 10 and not session.has_chunk(ALL)
-    assert session.straggler(old, math.inf, 9, 2.0, ()) is None
-    assert session.next_chunk(old, ALL, 100, 2.0) is None
-    assert session.straggler(new, math.inf, 9, 2.0, ()) is chunk
+    assert session.straggler(old.greeting.link_id, math.inf, 9, 2.0, ()) is None
+    assert session.next_chunk(old.greeting.link_id, ALL, 100, 2.0) is None
+    assert session.straggler(new.greeting.link_id, math.inf, 9, 2.0, ()) is chunk
 
 
 def test_news_alternate_although_the_old_connection_ends_last(bench: Bench) -> None:

@@ -1,0 +1,138 @@
+"""``geo-ray data inspect``: what a user's files have, and how they could be prepared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from geo_ray.cli.data_options import read_options, reading
+from geo_ray.cli.data_task import load_named_task
+from geo_ray.cli.tables.data import shown_time
+from geo_ray.errors import ConfigError
+
+if TYPE_CHECKING:
+    from geo_ray.data.files.options import ReadOptions
+    from geo_ray.data.prepare.survey import ColumnSurvey, Survey
+
+
+@click.command()
+@click.argument("source", metavar="DIR_OR_URI")
+@click.option("--task", "use", help="The task that the files are for; needed by --draft.")
+@click.option("--task-option", "options", multiple=True, metavar="K=V", help="Option of the task.")
+@click.option(
+    "--draft",
+    "draft_file",
+    type=click.Path(path_type=Path),
+    help="Write a first preparation file for the task.",
+)
+@click.option("--force", is_flag=True, help="Replace a preparation file that is already there.")
+@read_options
+def inspect(
+    source: str,
+    use: str | None,
+    options: tuple[str, ...],
+    draft_file: Path | None,
+    force: bool,
+    read: ReadOptions,
+) -> None:
+    """Show the columns of your files: types, missing values, and usual treatments."""
+    from geo_ray.data.files.find import find_files
+    from geo_ray.data.prepare.survey import survey_files
+
+    if draft_file is not None and use is None:
+        raise click.UsageError("--draft needs --task, whose columns are to be made")
+    if draft_file is not None and draft_file.exists() and not force:
+        raise ConfigError(
+            f"--draft: {draft_file} is already there", fix="Choose another name, or add --force."
+        )
+    task = None if use is None else load_named_task(use, options)
+    found = find_files(source, read)
+    with reading("Reading files", len(found.files)) as on_read:
+        survey = survey_files(found, on_read=on_read)
+    _show(survey, None if task is None else task.label_column)
+    if task is not None:
+        wanted = ", ".join(f"{name}: {kind}" for name, kind in task.columns.items())
+        click.echo(f"The task wants {wanted}")
+    if task is not None and draft_file is not None:
+        from geo_ray.data.prepare.suggest import draft
+
+        draft_file.write_text(draft(survey, task.columns, task.label_column), "utf-8")
+        click.echo(f"Preparation: {draft_file}")
+    for error in survey.unreadable:
+        click.secho(f"error {error}", fg="red", err=True)
+    if survey.unreadable:
+        raise click.exceptions.Exit(survey.unreadable[0].exit_code)
+
+
+def _show(survey: Survey, label: str | None) -> None:
+    from geo_ray.data.prepare.suggest import suggest, suggest_label
+    from geo_ray.data.prepare.yaml_line import source_text
+
+    table = Table(title=f"{survey.rows:,} rows in {_files(survey.files)}", box=SIMPLE)
+    table.add_column("column", overflow="fold")
+    table.add_column("type", no_wrap=True, min_width=5)
+    for heading in ("no value", "different", "least", "greatest"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, column in survey.columns.items():
+        table.add_row(
+            name,
+            _type(column),
+            f"{column.nulls + column.nans:,}",
+            f"{len(column.distinct):,}" if column.distinct is not None else "many",
+            *_extremes(column),
+        )
+    Console().print(table)
+    for note in _notes(survey):
+        click.echo(note)
+    if survey.columns:
+        click.echo("Usual treatments:")
+    for name, column in survey.columns.items():
+        found = suggest_label(name, column) if name == label else suggest(name, column)
+        text = f"{name}: leave it out" if found.source is None else source_text(found.source)
+        click.echo(f"  {text}" + (f"  # {found.remark}" if found.remark else ""))
+
+
+def _files(number: int) -> str:
+    return "1 file" if number == 1 else f"{number:,} files"
+
+
+def _type(column: ColumnSurvey) -> str:
+    if column.kind == "list":
+        lengths = ", ".join(str(length) for length in sorted(column.lengths))
+        return f"list of {lengths}"
+    return column.kind
+
+
+def _extremes(column: ColumnSurvey) -> tuple[str, str]:
+    moments = column.moments
+    if not moments.count or column.kind not in ("int", "float", "time"):
+        return "", ""
+    if column.kind == "time":
+        return shown_time(moments.low), shown_time(moments.high)
+    return f"{moments.low:.6g}", f"{moments.high:.6g}"
+
+
+def _notes(survey: Survey) -> list[str]:
+    from geo_ray.data.nearby import listed
+
+    notes = []
+    if empty := survey.files - len(survey.rows_of) - len(survey.unreadable):
+        notes.append(f"{_files(empty)} without rows")
+    for name, column in survey.columns.items():
+        lacking = [path for path in survey.rows_of if path not in column.files]
+        if lacking:
+            notes.append(f"{name} is not in {listed(lacking)}")
+        if len(column.first_file) > 1:
+            kinds = ", ".join(
+                f"{column.families[kind]:,} {kind} (first in {path})"
+                for kind, path in column.first_file.items()
+            )
+            notes.append(f"{name} is of several types: {kinds}")
+        if column.nans or column.infinite:
+            notes.append(f"{name} has {column.nans:,} NaN and {column.infinite:,} infinite values")
+    return notes

@@ -1,0 +1,103 @@
+"""Options that several verbs of ``geo-ray data`` share: how a user's files are to be read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from geo_ray.cli.tables.data import progress_bar
+
+if TYPE_CHECKING:
+    from geo_ray.data.files.options import ReadOptions
+
+_READ = (
+    click.option(
+        "--format",
+        type=click.Choice(["csv", "jsonl", "parquet", "arrow"]),
+        help="Read files of this format.  [default: that of the files' names]",
+    ),
+    click.option("--delimiter", help="Of CSV files: ';', tab, ...  [default: comma]"),
+    click.option(
+        "--decimal",
+        type=click.Choice([".", ","]),
+        default=".",
+        show_default=True,
+        help="Decimal mark of CSV files.",
+    ),
+    click.option("--encoding", default="utf-8", show_default=True, help="Of text files."),
+    click.option(
+        "--header", metavar="NAME,...", help="Column names, if the CSV files have no header line."
+    ),
+    click.option(
+        "--null",
+        "nulls",
+        multiple=True,
+        metavar="WORD",
+        help="A word of CSV files that means that there is no value, besides empty text; "
+        "repeatable.  [default: NULL, null, None, NA, N/A, n/a, #N/A]",
+    ),
+)
+
+
+def read_options(verb: Callable[..., None]) -> Callable[..., None]:
+    """Give a verb the options of reading files; it gets them as one argument ``read``."""
+
+    @wraps(verb)
+    def with_read(
+        *args: Any,
+        format: str | None,
+        delimiter: str | None,
+        decimal: str,
+        encoding: str,
+        header: str | None,
+        nulls: tuple[str, ...],
+        **others: Any,
+    ) -> None:
+        from geo_ray.data.files.options import DEFAULT_NULLS, ReadOptions
+
+        names = tuple(name.strip() for name in header.split(",")) if header is not None else ()
+        read = ReadOptions(
+            format=format,  # type: ignore[arg-type]  # click has checked it
+            delimiter="\t" if delimiter in ("tab", "\\t") else delimiter,
+            decimal=decimal,
+            encoding=encoding,
+            header=names,
+            nulls=nulls or DEFAULT_NULLS,
+        )
+        verb(*args, read=read, **others)
+
+    decorated: Callable[..., None] = with_read
+    for option in reversed(_READ):
+        decorated = option(decorated)
+    return decorated
+
+
+def names_of(text: str | None) -> tuple[str, ...]:
+    """The names of a comma-separated option; () without it."""
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+
+
+@contextmanager
+def reading(title: str, files: int) -> Iterator[Callable[[float, int], None]]:
+    """Progress while files are read; gives what readers call with (files read, rows)."""
+    done = 0.0
+    with progress_bar(title, files, unit="files") as advance:
+
+        def on_read(files_done: float, rows: int) -> None:
+            nonlocal done
+            advance(max(0.0, files_done - done))
+            done = max(done, files_done)
+
+        yield on_read
+        advance(files - done)
+
+
+def is_default(read: ReadOptions) -> bool:
+    """Whether no option of reading was given."""
+    from geo_ray.data.files.options import ReadOptions as Options
+
+    return read == Options()

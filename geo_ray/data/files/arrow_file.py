@@ -1,0 +1,110 @@
+"""Rows of a Parquet file or of an Arrow file (IPC, Feather)."""
+
+# PyArrow ships no complete types.
+# mypy: disable-error-code="attr-defined, name-defined, no-untyped-call"
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from geo_ray.data.arrow_guard import refuse_arrow_extensions
+from geo_ray.data.files.find import InputFile
+from geo_ray.data.files.piece import Borrowed, FilePiece, flat_columns
+from geo_ray.data.parquet_guard import refuse_extensions_in
+from geo_ray.errors import SchemaMismatchError, ShardCorruptError
+
+_ROWS = 65_536  # decoded at a time, at most
+_BATCH_BYTES = 16 << 20  # about as much at a time, if rows are long
+
+
+def parquet_pieces(
+    file: BinaryIO, found: InputFile, wanted: Collection[str] | None
+) -> Iterator[FilePiece]:
+    """Read a Parquet file piece by piece; see `geo_ray.data.files.csv_file.csv_pieces`.
+
+    Raises:
+        SchemaMismatchError: an extension type, or two columns of one name.
+        ShardCorruptError: Arrow cannot decode it.
+    """
+    refuse_extensions_in(file, found.path)
+    file.seek(0)
+    try:
+        source = pq.ParquetFile(pa.PythonFile(Borrowed(file), mode="r"))
+        total = max(1, source.metadata.num_rows)
+        tops = [n for n in source.schema_arrow.names if wanted is None or _is_wanted(n, wanted)]
+        names = _names(source.schema_arrow, found.path)
+        rows = 0
+        step = _rows_at_a_time(source.metadata)
+        for batch in source.iter_batches(batch_size=step, columns=tops, use_threads=False):
+            rows += batch.num_rows
+            yield _piece(batch, names, wanted, rows / total)
+    except (pa.ArrowException, OSError) as error:
+        raise _corrupt(found, error) from error
+
+
+def arrow_pieces(
+    file: BinaryIO, found: InputFile, wanted: Collection[str] | None
+) -> Iterator[FilePiece]:
+    """Read an Arrow file or stream piece by piece; see `parquet_pieces`."""
+    is_stream = refuse_arrow_extensions(file, found.path)
+    file.seek(0)
+    try:
+        native = pa.PythonFile(Borrowed(file), mode="r")
+        if is_stream:
+            with pa.ipc.open_stream(native) as stream:
+                names = _names(stream.schema, found.path)
+                for batch in stream:
+                    yield from _slices(batch, names, wanted, 0.5)
+            return
+        with pa.ipc.open_file(native) as source:
+            names = _names(source.schema, found.path)
+            total = source.num_record_batches
+            for number in range(total):
+                batch = source.get_batch(number)
+                yield from _slices(batch, names, wanted, (number + 1) / total)
+    except (pa.ArrowException, OSError) as error:
+        raise _corrupt(found, error) from error
+
+
+def _rows_at_a_time(metadata: pq.FileMetaData) -> int:
+    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
+    size = sum(int(group.total_byte_size) for group in groups)
+    return max(1, min(_ROWS, _BATCH_BYTES * int(metadata.num_rows) // max(1, size)))
+
+
+def _slices(
+    batch: pa.RecordBatch, names: tuple[str, ...], wanted: Collection[str] | None, fraction: float
+) -> Iterator[FilePiece]:
+    for begin in range(0, batch.num_rows, _ROWS):
+        yield _piece(batch.slice(begin, _ROWS), names, wanted, fraction)
+
+
+def _piece(
+    batch: pa.RecordBatch, names: tuple[str, ...], wanted: Collection[str] | None, fraction: float
+) -> FilePiece:
+    batch.validate(full=True)  # Arrow trusts its files otherwise, also that their text is UTF-8
+    columns = flat_columns(batch)
+    chosen = {n: array for n, array in columns.items() if wanted is None or n in wanted}
+    return FilePiece(names, chosen, batch.num_rows, fraction)
+
+
+def _names(schema: pa.Schema, path: str) -> tuple[str, ...]:
+    try:
+        return tuple(flat_columns(pa.RecordBatch.from_pylist([], schema=schema)))
+    except ValueError as error:
+        raise SchemaMismatchError(
+            f"{path} has two columns {error}", fix="Give each column a name of its own."
+        ) from None
+
+
+def _is_wanted(top: str, wanted: Collection[str]) -> bool:
+    return top in wanted or any(name.startswith(f"{top}.") for name in wanted)
+
+
+def _corrupt(found: InputFile, error: Exception) -> ShardCorruptError:
+    return ShardCorruptError(
+        f"{found.path}: cannot be decoded: {error}", fix="Write the file anew."
+    )

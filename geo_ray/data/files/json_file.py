@@ -1,0 +1,122 @@
+"""Rows of a file of JSON lines: one object per line; objects inside it become ``outer.inner``."""
+
+# PyArrow ships no complete types.
+# mypy: disable-error-code="attr-defined, name-defined, no-untyped-call"
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Collection, Iterator
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+
+from geo_ray.data.files.find import InputFile
+from geo_ray.data.files.options import ReadOptions
+from geo_ray.data.files.piece import Borrowed, FilePiece, fraction_read
+from geo_ray.data.values import arrow_of
+from geo_ray.errors import SchemaMismatchError, ShardCorruptError
+
+_LINES = 16_384  # decoded at a time
+_LINE_CHARS = 64 << 20
+
+Row = dict[str, Any]
+
+
+def json_pieces(
+    file: BinaryIO, found: InputFile, options: ReadOptions, wanted: Collection[str] | None
+) -> Iterator[FilePiece]:
+    """Read a file of JSON lines piece by piece; see `geo_ray.data.files.csv_file.csv_pieces`.
+
+    A key that a line lacks has no value there.
+
+    Raises:
+        SchemaMismatchError: lines that are no JSON object (raised at the end, after the good ones).
+        ShardCorruptError: it is not text of the encoding, or cannot be decompressed.
+    """
+    bad: list[tuple[int, str]] = []
+    try:
+        for lines in _groups(_text(file, found, options), found.path):
+            rows: list[Row] = []
+            for number, line in lines:
+                _take(line, number, rows, bad)
+            yield _piece(rows, wanted, fraction_read(file))
+    except UnicodeError as error:
+        raise ShardCorruptError(
+            f"{found.path} is not {options.encoding} text: {error}",
+            fix="Name its encoding, such as --encoding latin-1.",
+        ) from None
+    except (pa.ArrowException, OSError, EOFError) as error:
+        raise ShardCorruptError(
+            f"{found.path}: cannot be read: {error}", fix="Write the file anew."
+        ) from error
+    if bad:
+        number, why = bad[0]
+        raise SchemaMismatchError(
+            f"{found.path}: {len(bad)} lines are no JSON object; the first is line {number}: {why}",
+            fix="Write one JSON object per line.",
+        )
+
+
+def _text(file: BinaryIO, found: InputFile, options: ReadOptions) -> io.TextIOBase:
+    stream: Any = pa.PythonFile(Borrowed(file), mode="r")
+    if found.compression is not None:
+        stream = pa.CompressedInputStream(stream, found.compression)
+    encoding = "utf-8-sig" if options.encoding.lower() in ("utf-8", "utf8") else options.encoding
+    return io.TextIOWrapper(io.BufferedReader(stream), encoding=encoding)
+
+
+def _groups(text: io.TextIOBase, path: str) -> Iterator[list[tuple[int, str]]]:
+    group: list[tuple[int, str]] = []
+    number = 0
+    while line := text.readline(_LINE_CHARS):
+        number += 1
+        if len(line) >= _LINE_CHARS:
+            raise SchemaMismatchError(
+                f"{path}: line {number} is longer than {_LINE_CHARS} characters",
+                fix="Write one JSON object per line.",
+            )
+        if number == 1 and line.lstrip().startswith("["):
+            raise SchemaMismatchError(
+                f"{path} is one JSON array, not one JSON object per line",
+                fix="Write each object on a line of its own, for instance with `jq -c '.[]'`.",
+            )
+        if line.strip():
+            group.append((number, line))
+        if len(group) == _LINES:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _take(line: str, number: int, rows: list[Row], bad: list[tuple[int, str]]) -> None:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        bad.append((number, str(error)))
+        return
+    if isinstance(value, dict):
+        rows.append(_flat(value))
+    else:
+        bad.append((number, f"{line.strip()[:60]!r} is not in braces"))
+
+
+def _flat(row: Row) -> Row:
+    """Nested objects as dotted names."""
+    flat: Row = {}
+    waiting = list(row.items())[::-1]
+    while waiting:
+        name, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += [(f"{name}.{inner}", item) for inner, item in value.items()][::-1]
+        else:
+            flat[name] = value
+    return flat
+
+
+def _piece(rows: list[Row], wanted: Collection[str] | None, fraction: float) -> FilePiece:
+    names = tuple(dict.fromkeys(name for row in rows for name in row))
+    chosen = [name for name in names if wanted is None or name in wanted]
+    columns = {name: arrow_of([row.get(name) for row in rows]) for name in chosen}
+    return FilePiece(names, columns, len(rows), fraction, sparse=True)

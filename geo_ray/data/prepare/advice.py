@@ -1,0 +1,170 @@
+"""What is wrong with a column in plain words, and which treatment would mend it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from geo_ray.data.columns import ColumnType
+from geo_ray.data.prepare.config import Source
+from geo_ray.data.prepare.numbers import parse_time
+from geo_ray.data.prepare.part import Kind
+from geo_ray.data.prepare.yaml_line import flow
+
+_DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+")
+_SHOWN = 40
+_FEW_WORDS = 20
+_NULL_WORDS = 3
+
+
+@dataclass(frozen=True)
+class ColumnAdvice:
+    """What to do about a column.
+
+    Attributes:
+        changes: keys of its treatment and their values.
+        remark: what else may be done.
+    """
+
+    changes: Mapping[str, Any]
+    remark: str = ""
+
+
+@dataclass(frozen=True)
+class ColumnFacts:
+    """What a column has where it is wrong.
+
+    Attributes:
+        example: the first value.
+        words: distinct words, of text; at most `MOST_WORDS`.
+        whole: whether all its values are wrong.
+    """
+
+    example: Any
+    words: tuple[str, ...] = ()
+    whole: bool = True
+
+
+MOST_WORDS = 64
+"""Words of a column that are remembered to advise about."""
+
+
+def shown(value: Any) -> str:
+    """A value for a message, cut short."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def in_words(kind: Kind, example: Any, wanted: ColumnType) -> str:
+    """What is wrong; ``example`` is the first value that is."""
+    has = f"such as {shown(example)}"
+    match kind:
+        case "absent":
+            return "is missing"
+        case "missing":
+            return (
+                "has no value" if example is None or example == "" else f"has no value, but {has}"
+            )
+        case "text":
+            return f"has text {has}, where a number is wanted"
+        case "infinite":
+            return "has infinite numbers"
+        case "inexact":
+            return f"has integers beyond 2**53, {has}, which a float cannot hold"
+        case "fraction":
+            return f"has numbers that are not whole, {has}; the task wants {wanted.in_words}"
+        case "range":
+            return f"has numbers {has} that do not fit; the task wants {wanted.in_words}"
+        case "truth":
+            return f"has values {has} that are neither true nor false, nor 1 or 0"
+        case "unknown":
+            return f"has words {has} that are not in its vocabulary"
+        case "is_list":
+            return f"has a list of numbers in each row, {has}, where a single number is wanted"
+        case "is_single":
+            return f"has a single value in each row, {has}; the task wants {wanted.in_words}"
+        case "length":
+            return f"has lists of another length than {wanted.length}, {has}"
+        case "unreadable":
+            return f"has values that are no numbers, no text and no times, {has}"
+
+
+def advise(
+    kind: Kind, source: Source, wanted: ColumnType, seen: ColumnFacts, csv: bool
+) -> ColumnAdvice:
+    """A treatment that mends it.
+
+    Args:
+        kind: what is wrong.
+        source: the treatment so far.
+        wanted: the task's column.
+        seen: the values that are wrong.
+        csv: whether options of CSV files may help.
+    """
+    match kind:
+        case "missing":
+            return _of_missing(source, wanted)
+        case "text":
+            return _of_text(seen, wanted, csv)
+        case "infinite":
+            drop = {} if source.missing != "refuse" else {"missing": "drop_row"}
+            return ColumnAdvice({"infinite": "missing", **drop}, "or infinite: keep")
+        case "inexact":
+            return ColumnAdvice(
+                {"vocabulary": {"hash": 1024}}, "if it is an identifier, leave it out"
+            )
+        case "fraction":
+            floats = "float32" if wanted.length is None else f"float32[{wanted.length}]"
+            return ColumnAdvice({}, f'the task could have "{floats}" for it')
+        case "range":
+            wider = "int64 or float64" if wanted.dtype.kind in "iu" else "float64"
+            return ColumnAdvice({}, f"the task could have {wider} for it, or scale it: standard")
+        case "unknown":
+            words = flow(sorted(seen.words)[:_FEW_WORDS])
+            return ColumnAdvice({}, f"add {words} to the vocabulary, or write other: bucket there")
+        case "is_list":
+            count = len(seen.example) if isinstance(seen.example, list) else 2
+            return ColumnAdvice(
+                {"length": count}, f'the task\'s column must then have "[{count}]" too'
+            )
+        case "is_single":
+            part = f"{{column: {flow(source.column)}}}"
+            return ColumnAdvice(
+                {},
+                f"join {wanted.length} columns: [{part}, {{column: ANOTHER}}, ...], or have "
+                f'"{wanted.scalar}" instead of "{wanted}" in the task',
+            )
+        case _:
+            return ColumnAdvice({}, "leave the column out, or write it as numbers or text")
+
+
+def _of_missing(source: Source, wanted: ColumnType) -> ColumnAdvice:
+    if source.vocabulary is not None:
+        if source.vocabulary.hash is None and source.vocabulary.other == "bucket":
+            return ColumnAdvice({"missing": "other"}, "or missing: drop_row")
+        return ColumnAdvice({"missing": "drop_row"}, "or missing: {fill: WORD}")
+    if wanted.dtype.kind == "f":
+        return ColumnAdvice(
+            {"missing": "drop_row"}, "or missing: {fill: 0}, or missing: mean (--stats)"
+        )
+    return ColumnAdvice({"missing": "drop_row"}, "or missing: {fill: 0}")
+
+
+def _of_text(seen: ColumnFacts, wanted: ColumnType, csv: bool) -> ColumnAdvice:
+    text = str(seen.example).strip()
+    if parse_time(text) is not None:
+        return ColumnAdvice({"cast": "time"})
+    if csv and _DECIMAL_COMMA.fullmatch(text):
+        return ColumnAdvice({}, "add the option --decimal , if the comma is a decimal mark")
+    if csv and not seen.whole and len(seen.words) <= _NULL_WORDS:
+        options = " ".join(f"--null {shlex.quote(word)}" for word in sorted(seen.words))
+        return ColumnAdvice({}, f"add {options} if that means that there is no value")
+    if seen.whole and len(seen.words) <= _FEW_WORDS:
+        return ColumnAdvice(
+            {"vocabulary": {"values": sorted(seen.words)}}, "or vocabulary: {file: WORDS.txt}"
+        )
+    hashed = {"vocabulary": {"hash": 64}}
+    return ColumnAdvice(hashed, "or vocabulary: {file: WORDS.txt}, or {counted: 10} (with --stats)")

@@ -1,0 +1,245 @@
+"""The preparation file: how the columns of a task are made of the columns of the files."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from geo_ray.config.base import StrictModel
+from geo_ray.config.explain import explain
+from geo_ray.config.load import read_text
+from geo_ray.config.yaml_text import parse_yaml
+from geo_ray.data.prepare.numbers import Cast
+from geo_ray.data.values import text_of
+from geo_ray.errors import ConfigError
+
+MAX_WORDS = 1_000_000
+"""Most words of a vocabulary."""
+
+Word = bool | int | float | str
+
+
+class Fill(StrictModel):
+    """A value in the place of a missing one."""
+
+    fill: Word = Field(description="the value: a number, or a word of the vocabulary")
+
+
+class Linear(StrictModel):
+    """(value - subtract) / divide; what `standard` and `minmax` become with statistics."""
+
+    subtract: float = Field(description="subtracted first")
+    divide: float = Field(description="then divided by it; not 0")
+
+    @model_validator(mode="after")
+    def _no_zero(self) -> Linear:
+        if self.divide == 0:
+            raise ValueError("divide must not be 0")
+        return self
+
+
+class Vocabulary(StrictModel):
+    """Which words a column may have, and what becomes of them."""
+
+    values: tuple[Word, ...] | None = Field(default=None, description="the words, in order")
+    file: str | None = Field(
+        default=None, description="a UTF-8 file with a word per line, beside the preparation file"
+    )
+    counted: int | None = Field(
+        default=None,
+        ge=1,
+        description="the words that the statistics have counted at least this often",
+    )
+    hash: int | None = Field(
+        default=None, ge=1, description="no list: each word falls into one of so many buckets"
+    )
+    other: Literal["bucket", "refuse"] = Field(
+        default="bucket",
+        description="words not in the list: bucket (a place of their own, the last), refuse",
+    )
+    encode: Literal["index", "one_hot"] | None = Field(
+        default=None,
+        description="a number from 0, or as many numbers as there are places, all 0 but one; by "
+        "default index where the column has this source alone, one_hot among several",
+    )
+
+    @model_validator(mode="after")
+    def _one_source_of_words(self) -> Vocabulary:
+        sources = {
+            "values": self.values,
+            "file": self.file,
+            "counted": self.counted,
+            "hash": self.hash,
+        }
+        given = [key for key, value in sources.items() if value is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"a vocabulary needs one of {', '.join(sources)}; has {', '.join(given) or 'none'}"
+            )
+        twice = [word for word, n in Counter(self.words).items() if n > 1]
+        if twice or self.values == ():
+            raise ValueError(
+                f"values: {twice[0]!r} is there twice" if twice else "values: is empty"
+            )
+        return self
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words of ``values`` as columns are compared with them; () if there is no list."""
+        return tuple(text_of(value) for value in self.values or ())
+
+    @property
+    def places(self) -> int:
+        """How many there are, with that of other words; known once ``values`` or ``hash`` is."""
+        return self.hash or len(self.values or ()) + (self.other == "bucket")
+
+
+class Source(StrictModel):
+    """One column of the files and its treatment."""
+
+    column: str = Field(description="the column of the files; `outer.inner` inside objects")
+    cast: Cast = Field(
+        default="number",
+        description="number; time: text such as 2026-01-31T10:00:00Z, as seconds since 1970",
+    )
+    length: int | None = Field(
+        default=None, ge=1, description="numbers per row, if the column has a list per row"
+    )
+    missing: Literal["refuse", "drop_row", "keep", "mean", "most_frequent", "other"] | Fill = Field(
+        default="refuse",
+        description="rows without a value (or with NaN): refuse, drop_row, keep (as NaN), mean, "
+        "most_frequent, other (the vocabulary's place for other words), or {fill: VALUE}",
+    )
+    infinite: Literal["refuse", "missing", "keep"] = Field(
+        default="refuse",
+        description="infinite numbers: refuse, missing (as if there were none), keep",
+    )
+    scale: Literal["standard", "minmax"] | Linear | None = Field(
+        default=None,
+        description="standard: mean 0 and deviation 1; minmax: from 0 to 1; or {subtract, divide}",
+    )
+    vocabulary: Vocabulary | None = Field(default=None, description="the column is a category")
+
+    @property
+    def needs_words(self) -> bool:
+        """Whether it refers to words that statistics have counted."""
+        counted = self.vocabulary is not None and self.vocabulary.counted is not None
+        return counted or self.missing == "most_frequent"
+
+    @property
+    def needs_statistics(self) -> bool:
+        """Whether it refers to any statistic."""
+        return self.needs_words or self.missing == "mean" or isinstance(self.scale, str)
+
+    @property
+    def width(self) -> int:
+        """Numbers per row that it gives; known once its vocabulary is."""
+        if self.vocabulary is None:
+            return self.length or 1
+        return self.vocabulary.places if self.vocabulary.encode == "one_hot" else 1
+
+    @model_validator(mode="after")
+    def _no_contradiction(self) -> Source:
+        words = self.vocabulary
+        if words is None:
+            if self.missing == "other":
+                raise ValueError("missing: other goes with a vocabulary")
+            if isinstance(self.missing, Fill) and isinstance(self.missing.fill, str):
+                raise ValueError(f"fill: {self.missing.fill!r} is no number")
+            if self.length is not None and self.scale in ("standard", "minmax"):
+                raise ValueError("there are no statistics of lists; write {subtract, divide}")
+            return self
+        if self.scale is not None or self.length is not None or self.cast != "number":
+            raise ValueError("scale, length and cast do not go with a vocabulary")
+        if self.missing in ("keep", "mean"):
+            raise ValueError(f"missing: {self.missing} does not go with a vocabulary")
+        if self.missing == "other" and (words.hash is not None or words.other == "refuse"):
+            raise ValueError("missing: other needs a vocabulary with a place for other words")
+        return self
+
+
+class Preparation(StrictModel):
+    """All columns of a task and what they are made of."""
+
+    version: Literal[1] = Field(default=1, description="version of this format")
+    columns: dict[str, Annotated[tuple[Source, ...], Field(min_length=1)]] = Field(
+        description="column of the task -> its sources, whose numbers are joined"
+    )
+    types: dict[str, str] = Field(
+        default_factory=dict, description="column of the task -> type; written by `data shard`"
+    )
+
+
+def load_preparation(path: Path) -> Preparation:
+    """Read a preparation file and the vocabulary files that it names, which lie relative to it.
+
+    Returns:
+        The preparation; vocabularies from files have become ``values``.
+
+    Raises:
+        ConfigError: naming the file and every key that is wrong, or the vocabulary file.
+    """
+    found = parse_preparation(read_text(path), str(path))
+    columns = {
+        name: tuple(_with_words(source, path) for source in sources)
+        for name, sources in found.columns.items()
+    }
+    return found.model_copy(update={"columns": columns})
+
+
+def parse_preparation(text: str, origin: str) -> Preparation:
+    """Read a preparation from YAML; files that it names are not read.
+
+    Args:
+        text: where a column has one source, that may stand without a list around it.
+        origin: the name of the text, for messages.
+
+    Raises:
+        ConfigError: naming every key that is wrong.
+    """
+    tree = parse_yaml(text, origin)
+    value, origins = tree.value, dict(tree.origins)
+    columns = value.get("columns") if isinstance(value, dict) else None
+    if isinstance(value, dict) and isinstance(columns, dict):
+        alone = [name for name, source in columns.items() if isinstance(source, dict)]
+        value = {**value, "columns": {**columns, **{name: [columns[name]] for name in alone}}}
+        for path, line in tree.origins.items():
+            if path[:1] == ("columns",) and len(path) > 1 and path[1] in alone:
+                origins[(*path[:2], 0, *path[2:])] = line
+    try:
+        return Preparation.model_validate_json(json.dumps(value, allow_nan=False))
+    except ValidationError as error:
+        lines = explain(error, Preparation, origins)
+        raise ConfigError(
+            "\n    ".join([f"{origin}: this preparation makes no sense:", *lines]),
+            fix="Correct the keys; docs/data.md lists them.",
+        ) from None
+
+
+def _with_words(source: Source, path: Path) -> Source:
+    words = source.vocabulary
+    if words is None or words.file is None:
+        return source
+    file = path.parent / words.file
+    try:
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(
+            f"{path}: the vocabulary {words.file!r} of column {source.column!r} cannot be read: "
+            f"{error}",
+            fix=f"Write a UTF-8 file with a word per line at {file}.",
+        ) from None
+    values = tuple(line.strip() for line in lines if line.strip())
+    twice = [word for word, n in Counter(values).items() if n > 1]
+    if twice or not values or len(values) > MAX_WORDS:
+        problem = f"has {twice[0]!r} twice" if twice else f"has {len(values)} words"
+        raise ConfigError(
+            f"{path}: the vocabulary {words.file!r} {problem}",
+            fix=f"Write each word once, from 1 to {MAX_WORDS} words.",
+        )
+    inlined = words.model_copy(update={"values": values, "file": None})
+    return source.model_copy(update={"vocabulary": inlined})

@@ -1,0 +1,186 @@
+"""Everything that is wrong with a user's columns, gathered, said at once and with what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from geo_ray.data.columns import ColumnType
+from geo_ray.data.nearby import listed, nearest
+from geo_ray.data.prepare.advice import MOST_WORDS, ColumnAdvice, ColumnFacts, advise, in_words
+from geo_ray.data.prepare.config import Source
+from geo_ray.data.prepare.part import Kind
+from geo_ray.data.prepare.yaml_line import flow, source_text
+from geo_ray.errors import GeoRayError, SchemaMismatchError, ShardCorruptError
+
+_MOST_FILES = 20
+
+
+@dataclass(frozen=True)
+class Spot:
+    """Where some rows are from.
+
+    Attributes:
+        path: the file.
+        row: the number of a row in it, from 1.
+        names: all columns of the file.
+    """
+
+    path: str
+    row: int
+    names: tuple[str, ...]
+
+    def at(self, offset: int) -> Spot:
+        """The same file, so many rows further."""
+        return replace(self, row=self.row + offset)
+
+
+@dataclass
+class _Record:
+    """One kind of trouble of one column: how often, where first, and in which files."""
+
+    first: Spot
+    example: Any
+    whole: bool = True
+    rows: int = 0
+    words: dict[str, None] = field(default_factory=dict)
+    files: dict[str, None] = field(default_factory=dict)
+
+
+class Findings:
+    """Gathers what is wrong; keyed by column of the task and column of the files.
+
+    Args:
+        types: the task's columns.
+        null_option: whether the files are CSV, so that ``--null`` and ``--decimal`` may help.
+    """
+
+    def __init__(self, types: Mapping[str, ColumnType], null_option: bool = False) -> None:
+        self._types = types
+        self._null_option = null_option
+        self._found: dict[tuple[str, str], dict[Kind, _Record]] = {}
+        self._sources: dict[tuple[str, str], Source] = {}
+        self._unreadable: dict[str, GeoRayError] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._found or self._unreadable)
+
+    def add(
+        self, name: str, source: Source, kind: Kind, rows: int, first: Spot, seen: ColumnFacts
+    ) -> None:
+        """Note rows that a source of the task's column ``name`` cannot take."""
+        key = (name, source.column)
+        self._sources[key] = source
+        record = self._found.setdefault(key, {}).setdefault(kind, _Record(first, seen.example))
+        record.rows += rows
+        record.whole = record.whole and seen.whole
+        record.words.update(dict.fromkeys(seen.words[: MOST_WORDS - len(record.words)]))
+        record.files[first.path] = None
+
+    def add_absent(self, name: str, source: Source, spot: Spot) -> None:
+        """Note that no file has the column, whatever else was said of it."""
+        key = (name, source.column)
+        self._sources[key] = source
+        record = _Record(spot, None)
+        record.files[spot.path] = None
+        self._found[key] = {"absent": record}
+
+    def add_unreadable(self, error: SchemaMismatchError | ShardCorruptError) -> None:
+        """Note a file that cannot be read."""
+        self._unreadable[error.message] = error
+
+    def raise_any(self, what: str, prepared: bool, draft: str = "") -> None:
+        """Raise one error that lists all that was noted; nothing if there is nothing.
+
+        Args:
+            what: the first line.
+            prepared: whether a preparation file is in use, to be changed rather than written.
+            draft: the command that writes a first preparation file.
+
+        Raises:
+            SchemaMismatchError: if columns or rows do not fit.
+            ShardCorruptError: if nothing but unreadable files was found.
+        """
+        if not self:
+            return
+        lines, helped = [f"{what}:"], False
+        for error in list(self._unreadable.values())[:_MOST_FILES]:
+            lines += [f"  {error.message}", f"      {error.fix}"]
+        if len(self._unreadable) > _MOST_FILES:
+            lines.append(f"  and {len(self._unreadable) - _MOST_FILES} more files")
+        for key, records in self._found.items():
+            text, more = self._say(key, records)
+            lines += text
+            helped = helped or more
+        only_files = not self._found
+        if only_files and not any(
+            isinstance(error, SchemaMismatchError) for error in self._unreadable.values()
+        ):
+            raise ShardCorruptError("\n  ".join(lines), fix="Mend the files that are named.")
+        raise SchemaMismatchError("\n  ".join(lines), fix=_fix(helped, prepared, draft))
+
+    def _say(self, key: tuple[str, str], records: Mapping[Kind, _Record]) -> tuple[list[str], bool]:
+        name, column = key
+        source, wanted = self._sources[key], self._types[name]
+        where = f"column {column!r}" if column == name else f"column {column!r} (for {name!r})"
+        lines: list[str] = []
+        changes: dict[str, Any] = {}
+        remarks: list[str] = []
+        for kind, record in records.items():
+            lines.append(
+                f"  {where}: {in_words(kind, record.example, wanted)}{_places(kind, record)}"
+            )
+            advice = advise(kind, source, wanted, _seen(record), self._null_option)
+            if kind == "absent":
+                close = nearest(column, set(record.first.names))
+                advice = ColumnAdvice({"column": close}) if close else _others(record, wanted)
+            changes |= advice.changes
+            if advice.remark:
+                remarks.append(advice.remark)
+        if changes:
+            joined = wanted.length is not None and source.length is None
+            text = source_text(source, changes)
+            line = f"{flow(name)}: [{text}, ...]" if joined else f"{flow(name)}: {text}"
+            lines.append(f"      {line}")
+        lines += [f"      {remark}" for remark in dict.fromkeys(remarks)]
+        return lines, bool(changes) or any("column:" in remark for remark in remarks)
+
+
+def _seen(record: _Record) -> ColumnFacts:
+    return ColumnFacts(record.example, tuple(record.words), record.whole)
+
+
+def _places(kind: Kind, record: _Record) -> str:
+    if kind == "absent":
+        return f" in {listed(record.files)}"
+    if kind in ("is_list", "is_single", "unreadable"):
+        return f" (in {listed(record.files)})"
+    rows = "1 row" if record.rows == 1 else f"{record.rows:,} rows"
+    first = f"row {record.first.row} of {record.first.path}"
+    more = len(record.files) - 1
+    also = f"; also in {listed(list(record.files)[1:])}" if more else ""
+    return f" ({rows}, first in {first}{also})"
+
+
+def _others(record: _Record, wanted: ColumnType) -> ColumnAdvice:
+    names = record.first.names
+    remark = f"the files have {listed(names) if names else 'no columns'}"
+    if wanted.length is not None and names:
+        some = ", ".join(f"{{column: {flow(name)}}}" for name in names[:2])
+        remark += f"; join some of them: [{some}, ...]"
+    else:
+        remark += "; name the right one: {column: NAME}"
+    return ColumnAdvice({}, remark)
+
+
+def _fix(helped: bool, prepared: bool, draft: str) -> str:
+    if not helped:
+        return "Mend what is listed, in the files or in the task."
+    if prepared:
+        return "Put the lines with braces into the preparation file, or mend the files."
+    first = f"; `{draft}` writes a first one" if draft else ""
+    return (
+        "Write a preparation file, with the lines in braces below the line `columns:`, and add "
+        f"--prepare FILE{first}."
+    )

@@ -1,0 +1,148 @@
+"""Numbers: what becomes of missing and infinite ones, and scaling."""
+
+# PyArrow ships no complete types.
+# mypy: disable-error-code="attr-defined, name-defined, no-untyped-call"
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from geo_ray.data.prepare.config import Fill, Linear, Source
+from geo_ray.data.prepare.numbers import EXACT_INTEGERS, Numbers, decoded, is_list, to_numbers
+from geo_ray.data.prepare.part import Array, Kind, Part, Wrong, any_of, unusable
+
+
+def number_part(source: Source, array: pa.Array) -> Part:
+    """Read and treat a column of numbers.
+
+    Args:
+        source: of a resolved preparation, so nothing in it refers to statistics.
+        array: (N,) numbers, or lists of ``source.length`` numbers.
+    """
+    table = _table(source, decoded(array))
+    if isinstance(table, str):
+        return unusable(table, len(array), source.width)
+    n, part = table.numbers, Part(table.numbers.values, np.zeros(len(array), bool))
+    part.refuse("length", table.wrong_length_N)
+    part.refuse("text", any_of(n.bad))
+    part.refuse("inexact", any_of(n.inexact))
+    missing_NW = n.missing & ~table.wrong_length_N[:, None]
+    if n.values.dtype.kind == "f":
+        infinite_NW = np.isinf(n.values)
+        if source.infinite == "refuse":
+            part.refuse("infinite", any_of(infinite_NW))
+        elif source.infinite == "missing":
+            missing_NW = missing_NW | infinite_NW
+            part.values_NW = np.where(infinite_NW, 0.0, part.values_NW)
+    if missing_NW.any():
+        _fill(source, part, missing_NW)
+    if isinstance(source.scale, Linear):
+        before = part.values_NW.astype(np.float64)
+        with np.errstate(over="ignore"):
+            part.values_NW = (before - source.scale.subtract) / source.scale.divide
+        part.refuse("range", any_of(np.isinf(part.values_NW) & np.isfinite(before)))
+    return part
+
+
+def _fill(source: Source, part: Part, missing_NW: Array) -> None:
+    rows_N = any_of(missing_NW)
+    if isinstance(source.missing, Fill):
+        value = np.asarray(source.missing.fill)
+        if part.values_NW.dtype.kind != "f" and value.dtype.kind == "f":
+            part.values_NW = part.values_NW.astype(np.float64)
+        part.values_NW = np.where(missing_NW, value.astype(part.values_NW.dtype), part.values_NW)
+        part.filled = int(rows_N.sum())
+    elif source.missing == "drop_row":
+        part.dropped_N = rows_N
+    elif source.missing == "keep":
+        part.values_NW = np.where(missing_NW, np.nan, part.values_NW)
+    else:
+        part.refuse("missing", rows_N)
+
+
+def fit_dtype(values_NW: Array, dtype: np.dtype[np.generic]) -> tuple[Array, list[Wrong]]:
+    """Convert numbers to the type of the task's column, if none is lost.
+
+    Rounding to a shorter float is no loss; integers beyond 2**53 in a float are.
+
+    Returns:
+        (N, W) of the type, and the rows that do not fit it.
+    """
+    wrong: dict[Kind, Array] = {}
+    with np.errstate(over="ignore", invalid="ignore"):
+        if dtype.kind == "b":
+            wrong["truth"] = (values_NW != 0) & (values_NW != 1)
+            fitted = values_NW.astype(dtype)
+        elif dtype.kind == "f":
+            fitted = values_NW.astype(dtype)
+            if values_NW.dtype.kind == "f":
+                wrong["range"] = np.isinf(fitted) & np.isfinite(values_NW)
+            elif values_NW.dtype.itemsize > 1:
+                wrong["inexact"] = (values_NW > EXACT_INTEGERS) | (values_NW < -EXACT_INTEGERS)
+                wrong["range"] = np.isinf(fitted)
+        else:
+            whole_NW = np.rint(values_NW) if values_NW.dtype.kind == "f" else values_NW
+            wrong["fraction"] = whole_NW != values_NW
+            wrong["range"] = _outside(whole_NW, np.iinfo(dtype.name))
+            fitted = np.where(wrong["range"], 0, whole_NW).astype(dtype)
+    found = [Wrong(kind, any_of(mask)) for kind, mask in wrong.items() if mask.any()]
+    return fitted, found
+
+
+def _outside(values_NW: Array, limits: np.iinfo[np.signedinteger]) -> Array:
+    """Which whole numbers an integer type cannot hold, without rounding the limits."""
+    if values_NW.dtype.kind == "f":
+        above: Array = values_NW >= float(limits.max) + (float(limits.max) < 2.0**53)
+        return above | (values_NW < float(limits.min)) | ~np.isfinite(values_NW)
+    own = np.iinfo(values_NW.dtype.name)
+    out_NW: Array = np.zeros(values_NW.shape, bool)
+    if limits.max < own.max:
+        out_NW = out_NW | (values_NW > limits.max)
+    if limits.min > own.min:
+        out_NW = out_NW | (values_NW < limits.min)
+    return out_NW
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Numbers whose arrays are (N, W), and the rows whose list has another length than W."""
+
+    numbers: Numbers
+    wrong_length_N: Array
+
+
+def _table(source: Source, array: pa.Array) -> _Table | Kind:
+    rows, width = len(array), source.width
+    lists = is_list(array.type)
+    if lists and source.length is None:
+        return "is_list"
+    if not lists and width > 1 and not pa.types.is_null(array.type):
+        return "is_single"
+    if not lists:
+        numbers = to_numbers(pa.nulls(rows * width) if width > 1 else array, source.cast)
+        if numbers is None:
+            return "unreadable"
+        return _Table(_shaped(numbers, (rows, width)), np.zeros(rows, bool))
+    lengths = pc.list_value_length(array).fill_null(-1).to_numpy(zero_copy_only=False)
+    usable_N = lengths == width
+    inside = to_numbers(array.filter(pa.array(usable_N)).flatten(), source.cast)
+    if inside is None:
+        return "unreadable"
+    spread = Numbers(*(_spread(a, usable_N, width, fill) for a, fill in (
+        (inside.values, 0), (inside.null, True), (inside.nan, False), (inside.bad, False),
+        (inside.inexact, False))))  # fmt: skip
+    return _Table(spread, (lengths != width) & (lengths != -1))
+
+
+def _shaped(n: Numbers, shape: tuple[int, int]) -> Numbers:
+    parts = (n.values, n.null, n.nan, n.bad, n.inexact)
+    return Numbers(*(part.reshape(shape) for part in parts))
+
+
+def _spread(flat: Array, usable_N: Array, width: int, fill: int | bool) -> Array:
+    out = np.full((len(usable_N), width), fill, flat.dtype)
+    out[usable_N] = flat.reshape(-1, width)
+    return out

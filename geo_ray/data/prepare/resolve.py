@@ -1,0 +1,238 @@
+"""From a preparation file to one that needs nothing else: statistics become numbers and words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from geo_ray.data.columns import ColumnType, parse_types
+from geo_ray.data.nearby import nearest
+from geo_ray.data.prepare.config import Fill, Linear, Preparation, Source, Vocabulary
+from geo_ray.data.prepare.statistics import ColumnStatistics, Statistics
+from geo_ray.data.values import text_of
+from geo_ray.errors import ConfigError
+
+_STATISTICS_FIX = (
+    "In each region run `geo-ray data stats FILES --region REGION --prepare PREPARATION --out "
+    "stats-REGION.json`, then `geo-ray data merge-stats stats-*.json --out stats.json`, and add "
+    "--stats stats.json."
+)
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A preparation that can be applied.
+
+    Attributes:
+        preparation: with the types of the task's columns and without words like `mean`.
+        notes: what a user should know, such as constant columns.
+    """
+
+    preparation: Preparation
+    notes: tuple[str, ...]
+
+
+@dataclass
+class _Gathered:
+    """What was found out on the way."""
+
+    problems: list[str] = field(default_factory=list)
+    without_statistics: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def resolve(
+    preparation: Preparation | None, types: Mapping[str, str], statistics: Statistics | None = None
+) -> Resolved:
+    """Fit a preparation to a task and to statistics; pure.
+
+    Columns of the task that it does not name are taken as they are, from the column of their name.
+
+    Args:
+        preparation: as loaded, or None to take every column as it is.
+        types: the task's columns.
+        statistics: of all regions, if the preparation refers to any.
+
+    Raises:
+        ConfigError: listing everything that does not fit.
+        SchemaMismatchError: a type that is not allowed.
+    """
+    kinds = parse_types(types)
+    given = preparation.columns if preparation is not None else {}
+    out = _Gathered()
+    for name in given:
+        if name not in types:
+            close = nearest(name, types)
+            hint = f"; did you mean {close!r}?" if close else ""
+            out.problems.append(f"{name}: the task has no such column, it has {list(types)}{hint}")
+    columns: dict[str, tuple[Source, ...]] = {}
+    for name, kind in kinds.items():
+        sources = given.get(name, (Source(column=name),))
+        columns[name] = _column(name, sources, kind, statistics, out)
+    if out.without_statistics:
+        lost = ", ".join(dict.fromkeys(out.without_statistics))
+        out.problems.insert(0, f"it needs statistics of {lost}")
+    if out.problems:
+        raise ConfigError(
+            "\n    ".join(["the preparation does not fit:", *out.problems]),
+            fix=_STATISTICS_FIX
+            if out.without_statistics
+            else "Correct the preparation file, or the task's columns.",
+        )
+    return Resolved(Preparation(columns=columns, types=dict(types)), tuple(out.notes))
+
+
+def _column(
+    name: str,
+    sources: tuple[Source, ...],
+    kind: ColumnType,
+    statistics: Statistics | None,
+    out: _Gathered,
+) -> tuple[Source, ...]:
+    alone = len(sources) == 1
+    before = len(out.problems)
+    done = []
+    for source in sources:
+        where = name if source.column == name else f"{name}, column {source.column!r}"
+        known: ColumnStatistics | None = None
+        if source.needs_statistics:
+            if statistics is None:
+                out.without_statistics.append(source.column)
+                continue
+            found = _known(source.column, statistics)
+            if isinstance(found, str):
+                out.problems.append(f"{where}: {found}")
+                continue
+            known = found
+        resolved = _source(source, known, where, out)
+        if alone and resolved.vocabulary is None and resolved.length is None and kind.length:
+            resolved = resolved.model_copy(update={"length": kind.length})
+        words = resolved.vocabulary
+        if words is not None and words.encode is None:
+            encode = "index" if alone and kind.length is None else "one_hot"
+            words = words.model_copy(update={"encode": encode})
+            resolved = resolved.model_copy(update={"vocabulary": words})
+        _check_type(resolved, kind, where, out)
+        done.append(resolved)
+    width = sum(source.width for source in done)
+    if len(done) == len(sources) and len(out.problems) == before and width != (kind.length or 1):
+        parts = ", ".join(f"{source.column} {source.width}" for source in done)
+        fitting = kind.scalar if width == 1 else f"{kind.scalar}[{width}]"
+        out.problems.append(
+            f"{name}: the preparation gives {width} numbers per row ({parts}), the task wants "
+            f'{kind.in_words}; "{fitting}" in the task would fit'
+        )
+    return tuple(done)
+
+
+def _known(column: str, statistics: Statistics) -> ColumnStatistics | str:
+    regions = ", ".join(statistics.regions)
+    if column in statistics.columns:
+        return statistics.columns[column]
+    if column in statistics.left_out:
+        return f"has no statistics of {regions}: {statistics.left_out[column]}"
+    close = nearest(column, statistics.columns)
+    hint = f"; did you mean {close!r}?" if close else ""
+    return f"the statistics of {regions} do not have it{hint}"
+
+
+def _source(source: Source, known: ColumnStatistics | None, where: str, out: _Gathered) -> Source:
+    """The source with statistics put in; what they lack is noted as a problem."""
+    changes: dict[str, Any] = {}
+    if known is None:
+        return _check_fill(source, where, out)
+    if source.vocabulary is not None and source.vocabulary.counted is not None:
+        words = _frequent(known, source.vocabulary.counted)
+        if words:
+            changes["vocabulary"] = source.vocabulary.model_copy(
+                update={"values": words, "counted": None}
+            )
+        else:
+            out.problems.append(f"{where}: {_no_words(source.column)}")
+    if source.missing == "most_frequent":
+        common = _frequent(known, 1)
+        if common:
+            value: Any = common[0] if source.vocabulary is not None else _number(common[0])
+            if value is None:
+                out.problems.append(f"{where}: the most frequent value {common[0]!r} is no number")
+            else:
+                changes["missing"] = Fill(fill=value)
+        else:
+            out.problems.append(f"{where}: {_no_words(source.column)}")
+    if source.missing == "mean" or isinstance(source.scale, str):
+        if known.mean is None or known.kind not in ("number", "time"):
+            out.problems.append(f"{where}: there is no mean, its kind is {known.kind}")
+            return source
+        if source.missing == "mean":
+            changes["missing"] = Fill(fill=known.mean)
+        if isinstance(source.scale, str):
+            scale = _linear(source.scale, known)
+            if isinstance(scale, str):
+                out.problems.append(f"{where}: {scale}")
+                return source
+            changes["scale"] = scale
+            if known.m2 == 0:
+                out.notes.append(f"column {source.column!r} is constant and becomes 0")
+    return _check_fill(source.model_copy(update=changes), where, out)
+
+
+def _linear(scale: str, known: ColumnStatistics) -> Linear | str:
+    """Deviations are those of all the numbers, not an estimate from a sample: M2 / count."""
+    mean, m2 = known.mean or 0.0, known.m2 or 0.0
+    if scale == "standard":
+        return Linear(subtract=mean, divide=math.sqrt(m2 / known.count) or 1.0)
+    if known.min is None or known.max is None:
+        return "scale: minmax needs min and max; write the statistics without --no-extremes"
+    spread = known.max - known.min
+    if not math.isfinite(spread):
+        return "its numbers are too large for scale: minmax"
+    return Linear(subtract=known.min, divide=spread or 1.0)
+
+
+def _frequent(known: ColumnStatistics, at_least: int) -> tuple[str, ...]:
+    """Words, the most frequent first, equally frequent ones in the order of their letters."""
+    words = known.words or {}
+    ordered = sorted(words, key=lambda word: (-words[word], word))
+    return tuple(word for word in ordered if words[word] >= at_least)
+
+
+def _no_words(column: str) -> str:
+    return f"the statistics have no words of it; write them with --values {column}"
+
+
+def _number(word: str) -> int | float | None:
+    for read in (int, float):
+        try:
+            return read(word)
+        except ValueError:
+            continue
+    return None
+
+
+def _check_fill(source: Source, where: str, out: _Gathered) -> Source:
+    words: Vocabulary | None = source.vocabulary
+    if words is not None and words.other == "refuse" and words.hash is None:
+        fill = text_of(source.missing.fill) if isinstance(source.missing, Fill) else None
+        if fill is not None and fill not in words.words:
+            out.problems.append(f"{where}: fill: {fill!r} is not in its vocabulary")
+    return source
+
+
+def _check_type(source: Source, kind: ColumnType, where: str, out: _Gathered) -> None:
+    if kind.dtype.kind == "f":
+        return
+    fill = source.missing.fill if isinstance(source.missing, Fill) else None
+    fraction = isinstance(fill, float) and not fill.is_integer()
+    for bad, what in (
+        (source.scale is not None, "scale"),
+        (source.missing == "keep", "missing: keep"),
+        (source.infinite == "keep", "infinite: keep"),
+        (fraction, "the value for missing ones"),
+    ):
+        if bad:
+            out.problems.append(
+                f"{where}: {what} gives numbers that {kind.in_words} cannot hold; "
+                'have "float32" in the task'
+            )

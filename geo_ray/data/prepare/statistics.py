@@ -1,0 +1,208 @@
+"""Statistics that regions may share: of columns, never of rows; merged without seeing a row.
+
+Means and squared deviations are merged by the formula of Chan, Golub and LeVeque (1979), which is
+exact up to rounding. Words are counted only where somebody asks for it: they are data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from geo_ray.config.base import StrictModel
+from geo_ray.config.json_file import load_json
+from geo_ray.errors import ConfigError
+
+ColumnKind = Literal["number", "time", "text", "list", "empty", "other"]
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Count, mean, sum of squared deviations from it (M2), least and greatest of some numbers."""
+
+    count: int = 0
+    mean: float = 0.0
+    m2: float = 0.0
+    low: float = float("inf")
+    high: float = float("-inf")
+
+    @classmethod
+    def of(cls, values: np.ndarray[Any, Any]) -> Moments:
+        """The moments of finite numbers (N,). Equal numbers have an M2 of exactly 0."""
+        if not len(values):
+            return cls()
+        with np.errstate(over="ignore", invalid="ignore"):
+            floats = values.astype(np.float64)
+            shifted = floats - floats[0]  # small, whatever the numbers' offset
+            middle = shifted.mean()
+            m2 = float(np.square(shifted - middle).sum())
+        low, high = float(floats.min()), float(floats.max())
+        return cls(len(floats), float(floats[0] + middle), m2, low, high)
+
+    @property
+    def usable(self) -> bool:
+        """Whether nothing overflowed."""
+        return math.isfinite(self.mean) and math.isfinite(self.m2)
+
+    def merge(self, other: Moments) -> Moments:
+        """The moments of both sets of numbers together."""
+        if not self.count or not other.count:
+            return self if self.count else other
+        count = self.count + other.count
+        delta = other.mean - self.mean
+        return Moments(
+            count,
+            self.mean + delta * (other.count / count),
+            self.m2 + other.m2 + delta * delta * (self.count * (other.count / count)),
+            min(self.low, other.low),
+            max(self.high, other.high),
+        )
+
+
+class ColumnStatistics(StrictModel):
+    """What is known of one column."""
+
+    kind: ColumnKind = Field(description="what its values are; time: as seconds since 1970, UTC")
+    nulls: int = Field(ge=0, description="rows without a value")
+    nans: int = Field(default=0, ge=0, description="values that are not a number (NaN)")
+    infinite: int = Field(default=0, ge=0, description="infinite values; in none of the next keys")
+    count: int = Field(default=0, ge=0, description="finite numbers")
+    mean: float | None = Field(default=None, description="of them; None if there is none")
+    m2: float | None = Field(default=None, ge=0, description="sum of squared deviations from mean")
+    min: float | None = Field(default=None, description="the least; None if it is not to be known")
+    max: float | None = Field(default=None, description="the greatest")
+    words: dict[str, int] | None = Field(
+        default=None, description="word -> rows, of the frequent ones; only where asked for"
+    )
+
+
+class Statistics(StrictModel):
+    """What is known of the columns of one region, or of several together."""
+
+    version: Literal[1] = Field(default=1, description="version of this format")
+    regions: tuple[str, ...] = Field(min_length=1, description="whose rows these are of")
+    rows: int = Field(ge=0, description="how many")
+    at_least: int = Field(
+        default=1, ge=1, description="a region left out words that fewer of its rows have"
+    )
+    columns: dict[str, ColumnStatistics] = Field(description="column -> what is known of it")
+    left_out: dict[str, str] = Field(
+        default_factory=dict, description="column -> why it has no, or no complete, statistics"
+    )
+
+
+def load_statistics(path: Path) -> Statistics:
+    """Read a file of statistics.
+
+    Raises:
+        ConfigError: it cannot be read, or is not valid.
+    """
+    fix = "Write it with `geo-ray data stats`, or `geo-ray data merge-stats` for several regions."
+    return load_json(path, Statistics, "statistics", lambda text: ConfigError(text, fix=fix))
+
+
+def save_statistics(statistics: Statistics, path: Path) -> None:
+    """Write a file of statistics; equal ones give equal bytes.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    try:
+        path.write_text(statistics.model_dump_json(indent=1, exclude_none=True) + "\n", "utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"--out: {path} cannot be written: {error.strerror}", fix="Name a file elsewhere."
+        ) from None
+
+
+def merge_statistics(parts: Sequence[Statistics]) -> Statistics:
+    """The statistics of several regions together, whatever the order of ``parts``.
+
+    Raises:
+        ConfigError: there are none, or a region is in two of them.
+    """
+    twice = [r for r, n in Counter(r for part in parts for r in part.regions).items() if n > 1]
+    if twice or not parts:
+        raise ConfigError(
+            f"the statistics of region {twice[0]!r} are in two of the files"
+            if twice
+            else "there are no statistics to merge",
+            fix="Name one file per region.",
+        )
+    ordered = sorted(parts, key=lambda part: part.regions)
+    left_out = {name: why for part in ordered for name, why in part.left_out.items()}
+    columns: dict[str, ColumnStatistics] = {}
+    for name in dict.fromkeys(name for part in ordered for name in part.columns):
+        lacking = [part for part in ordered if name not in part.columns]
+        if lacking:
+            left_out.setdefault(name, f"{_names(lacking[0])} has none")
+            continue
+        merged = _merge_column({_names(part): part.columns[name] for part in ordered})
+        if isinstance(merged, str):
+            left_out.setdefault(name, merged)
+            continue
+        columns[name] = merged
+        silent = [p for p in ordered if p.columns[name].words is None
+                  and p.columns[name].kind != "empty"]  # fmt: skip
+        if silent and any(part.columns[name].words is not None for part in ordered):
+            left_out.setdefault(name, f"{_names(silent[0])} did not count its words")
+    return Statistics(
+        regions=tuple(sorted(region for part in ordered for region in part.regions)),
+        rows=sum(part.rows for part in ordered),
+        at_least=max(part.at_least for part in ordered),
+        columns=columns,
+        left_out=left_out,
+    )
+
+
+def _names(part: Statistics) -> str:
+    return " and ".join(part.regions)
+
+
+def _merge_column(parts: Mapping[str, ColumnStatistics]) -> ColumnStatistics | str:
+    """The column of all regions; text says why there is none."""
+    full = {region: part for region, part in parts.items() if part.kind != "empty"}
+    kinds = {region: part.kind for region, part in full.items()}
+    if len(set(kinds.values())) > 1:
+        return "it is " + ", ".join(f"{kind} in {region}" for region, kind in kinds.items())
+    moments, words = Moments(), Counter[str]()
+    for part in full.values():
+        if part.count and part.mean is not None and part.m2 is not None:
+            low, high = part.min or 0.0, part.max or 0.0  # used only if all are known
+            moments = moments.merge(Moments(part.count, part.mean, part.m2, low, high))
+        words.update(part.words or {})
+    known = all(part.min is not None for part in full.values() if part.count)
+    counted = bool(full) and all(part.words is not None for part in full.values())
+    if not moments.usable:
+        return "its numbers are too large"
+    merged = column_statistics(next(iter(kinds.values()), "empty"), moments, known)
+    return merged.model_copy(
+        update={
+            "nulls": sum(part.nulls for part in parts.values()),
+            "nans": sum(part.nans for part in parts.values()),
+            "infinite": sum(part.infinite for part in parts.values()),
+            "words": dict(sorted(words.items())) if counted else None,
+        }
+    )
+
+
+def column_statistics(kind: ColumnKind, moments: Moments, extremes: bool) -> ColumnStatistics:
+    """The record of a column, with its least and greatest number if they may be known."""
+    if not moments.count:
+        return ColumnStatistics(kind=kind, nulls=0)
+    return ColumnStatistics(
+        kind=kind,
+        nulls=0,
+        count=moments.count,
+        mean=moments.mean,
+        m2=moments.m2,
+        min=moments.low if extremes else None,
+        max=moments.high if extremes else None,
+    )

@@ -1,0 +1,188 @@
+"""Which treatment is usual for a column that looks like this; and a first preparation file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from geo_ray.data.columns import ColumnType, parse_types
+from geo_ray.data.nearby import nearest
+from geo_ray.data.prepare.config import Fill, Source, Vocabulary
+from geo_ray.data.prepare.survey import ColumnSurvey, Survey
+from geo_ray.data.prepare.yaml_line import flow, source_text
+
+_FEW_ROWS = 20  # too few to tell an identifier by
+_MOST_BUCKETS = 1024
+_FEWEST_BUCKETS = 16
+_MOST_CLASSES = 100
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A treatment to begin with.
+
+    Attributes:
+        source: the treatment; None if the column is better left out.
+        remark: why, or what to look at.
+    """
+
+    source: Source | None
+    remark: str = ""
+
+
+def suggest(name: str, column: ColumnSurvey) -> Suggestion:
+    """What is usual for a column that a model reads as input."""
+    lacking = column.nulls + column.nans
+    match column.kind:
+        case "empty":
+            return Suggestion(None, "it has no values")
+        case "other":
+            return Suggestion(None, "its values are no numbers, no text and no times")
+        case "list":
+            if len(column.lengths) != 1:
+                return Suggestion(
+                    None, f"its lists have different lengths, {sorted(column.lengths)}"
+                )
+            length = max(*column.lengths, 1)
+            return Suggestion(Source(column=name, length=length, missing=_drop_if(lacking)))
+        case "text" if not _mostly_numbers(column):
+            return _of_text(name, column)
+    if column.distinct is not None and len(column.distinct) == 1 and not lacking:
+        return Suggestion(None, "it is constant")
+    if column.kind == "int" and _is_identifier(name, column):
+        return Suggestion(None, "it differs in every row: an identifier?")
+    if column.kind == "bool":
+        return Suggestion(Source(column=name, missing=_drop_if(lacking)))
+    source = Source(
+        column=name,
+        cast="time" if column.kind == "time" else "number",
+        missing="mean" if lacking or column.infinite or column.kind == "text" else "refuse",
+        infinite="missing" if column.infinite else "refuse",
+        scale="standard",
+    )
+    if column.kind != "text":
+        return Suggestion(source)
+    return Suggestion(
+        source,
+        f"{column.families['text']:,} values are text such as {column.example!r}; if that means "
+        "that there is no value, name it with --null",
+    )
+
+
+def suggest_label(name: str, column: ColumnSurvey) -> Suggestion:
+    """What is usual for a column that has the class of each row: classes numbered from 0."""
+    missing = _drop_if(column.nulls + column.nans)
+    if column.kind in ("int", "bool", "float"):
+        return Suggestion(Source(column=name, missing=missing))
+    words = sorted(column.distinct or ())
+    if not words or len(words) > _MOST_CLASSES:
+        return Suggestion(None, f"it has not between 1 and {_MOST_CLASSES} classes")
+    vocabulary = Vocabulary(values=tuple(words), other="refuse")
+    remark = "all its words, also those of other regions"
+    return Suggestion(Source(column=name, vocabulary=vocabulary, missing=missing), remark)
+
+
+def _of_text(name: str, column: ColumnSurvey) -> Suggestion:
+    if _is_identifier(name, column):
+        return Suggestion(None, "it differs in every row: an identifier?")
+    if column.distinct is not None and len(column.distinct) == 1 and not column.nulls:
+        return Suggestion(None, "it is constant")
+    different = len(column.distinct) if column.distinct is not None else _MOST_BUCKETS
+    buckets = _FEWEST_BUCKETS
+    while buckets < min(4 * different, _MOST_BUCKETS):
+        buckets *= 2
+    return Suggestion(
+        Source(
+            column=name,
+            vocabulary=Vocabulary(hash=buckets),
+            missing=Fill(fill="unknown") if column.nulls else "refuse",
+        )
+    )
+
+
+def _mostly_numbers(column: ColumnSurvey) -> bool:
+    numbers = column.families["int"] + column.families["float"]
+    return 0 < column.families["text"] < numbers
+
+
+def _drop_if(lacking: int) -> Literal["drop_row", "refuse"]:
+    return "drop_row" if lacking else "refuse"
+
+
+def _is_identifier(name: str, column: ColumnSurvey) -> bool:
+    values = sum(column.families.values())
+    if column.distinct is not None:
+        return values == len(column.distinct) and values >= _FEW_ROWS
+    return name.lower() == "id" or name.lower().endswith(("_id", " id"))
+
+
+def draft(survey: Survey, types: Mapping[str, str], label: str | None) -> str:
+    """A preparation file to begin with, for the columns of a task.
+
+    Columns of the task that the files have too are taken from there. The first list of numbers that
+    they do not have is joined of all columns that remain.
+
+    Args:
+        survey: what the files have.
+        types: the task's columns.
+        label: its label column, if there is one.
+    """
+    kinds = parse_types(types)
+    direct = {name: _origin(name, survey, label) for name in kinds}
+    taken = {origin for origin in direct.values() if origin is not None}
+    rest = {n: suggest(n, c) for n, c in survey.columns.items() if n not in taken}
+    lines = [
+        "# What each column of the task is made of; see docs/data.md, Preparation.",
+        "columns:",
+    ]
+    joined = False
+    for name, kind in kinds.items():
+        origin = direct[name]
+        if origin is not None:
+            lines += _single(name, origin, survey.columns[origin], name == label)
+        elif kind.length is not None and not joined:
+            lines += _joined(name, kind, rest)
+            joined = True
+        else:
+            lines.append(f"  {flow(name)}: {{column: NAME}}  # name the column of the files")
+    return "\n".join(lines) + "\n"
+
+
+def _origin(name: str, survey: Survey, label: str | None) -> str | None:
+    if name in survey.columns:
+        return name
+    return nearest(name, survey.columns) if name == label else None
+
+
+def _single(name: str, origin: str, column: ColumnSurvey, is_label: bool) -> list[str]:
+    found = suggest_label(origin, column) if is_label else _untouched(origin, column)
+    remark = f"  # {found.remark}" if found.remark else ""
+    return [f"  {flow(name)}: {source_text(found.source or Source(column=origin))}{remark}"]
+
+
+def _untouched(name: str, column: ColumnSurvey) -> Suggestion:
+    """A column that the task names itself is scaled by nobody."""
+    if column.kind == "list":  # its length is that of the task
+        return Suggestion(Source(column=name, missing=_drop_if(column.nulls)))
+    found = suggest(name, column)
+    source = found.source or Source(column=name)
+    missing = _drop_if(column.nulls + column.nans)
+    return Suggestion(source.model_copy(update={"scale": None, "missing": missing}), found.remark)
+
+
+def _joined(name: str, kind: ColumnType, rest: Mapping[str, Suggestion]) -> list[str]:
+    used = [found for found in rest.values() if found.source is not None]
+    width = sum(
+        s.width if s.vocabulary is None else s.vocabulary.places
+        for s in (found.source for found in used)
+        if s is not None
+    )
+    lines = [f"  {flow(name)}:  # {width} numbers per row; the task has {kind}"]
+    for column, found in rest.items():
+        remark = f"  # {found.remark}" if found.remark else ""
+        if found.source is None:
+            lines.append(f"    # {flow(column)} is left out: {found.remark}")
+        else:
+            lines.append(f"    - {source_text(found.source)}{remark}")
+    return lines

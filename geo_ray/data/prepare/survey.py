@@ -1,0 +1,234 @@
+"""What the columns of a folder are: types, missing values, distinct values, moments.
+
+One pass over the rows; memory does not grow with them.
+"""
+
+# PyArrow ships no complete types.
+# mypy: disable-error-code="attr-defined, name-defined, no-untyped-call"
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from geo_ray.data.files.find import InputFiles
+from geo_ray.data.files.rows import Unreadable, read_rows
+from geo_ray.data.prepare.config import MAX_WORDS
+from geo_ray.data.prepare.numbers import Numbers, decoded, is_list, is_text, parse_time, to_numbers
+from geo_ray.data.prepare.statistics import Moments
+from geo_ray.data.prepare.words import to_words
+from geo_ray.errors import ConfigError
+
+MOST_DISTINCT = 1000
+"""Distinct values are counted up to here."""
+
+_MOST_LENGTHS = 5
+
+Family = Literal["int", "float", "bool", "time", "text", "list", "other"]
+
+
+@dataclass
+class ColumnSurvey:
+    """What was seen of one column.
+
+    Attributes:
+        words: word -> rows, if they are to be counted.
+        rows: rows that were looked at.
+        nulls: those without a value.
+        nans: values that are not a number.
+        infinite: infinite numbers.
+        families: kind of value -> how many there are.
+        first_file: kind of value -> the first file that has it.
+        moments: of its finite numbers, or of its times in seconds.
+        lengths: the lengths of its lists, the first few.
+        distinct: its values as text; None if there are more than `MOST_DISTINCT`.
+        example: its first text that is no number and no time.
+        files: the files that have the column.
+    """
+
+    words: Counter[str] | None = None
+    rows: int = field(default=0, init=False)
+    nulls: int = field(default=0, init=False)
+    nans: int = field(default=0, init=False)
+    infinite: int = field(default=0, init=False)
+    families: Counter[Family] = field(default_factory=Counter, init=False)
+    first_file: dict[Family, str] = field(default_factory=dict, init=False)
+    moments: Moments = field(default_factory=Moments, init=False)
+    lengths: set[int] = field(default_factory=set, init=False)
+    distinct: set[str] | None = field(default_factory=set, init=False)
+    example: str | None = field(default=None, init=False)
+    files: dict[str, None] = field(default_factory=dict, init=False)
+
+    @property
+    def kind(self) -> Family | Literal["empty"]:
+        """What the column is as a whole; text, if its values have nothing else in common."""
+        kinds = set(self.families)
+        if not kinds:
+            return "empty"
+        if len(kinds) == 1:
+            return next(iter(kinds))
+        if kinds <= {"int", "bool"}:
+            return "int"
+        if kinds <= {"int", "float", "bool"}:
+            return "float"
+        return "other" if kinds & {"list", "other"} else "text"
+
+
+@dataclass
+class Survey:
+    """What was seen of a folder.
+
+    Attributes:
+        files: how many were read.
+        rows: how many rows they have.
+        columns: name -> what was seen, in the order of first appearance.
+        rows_of: file -> its rows; files without rows are not in it.
+        unreadable: what is wrong with files.
+    """
+
+    files: int
+    rows: int = 0
+    columns: dict[str, ColumnSurvey] = field(default_factory=dict)
+    rows_of: Counter[str] = field(default_factory=Counter)
+    unreadable: list[Unreadable] = field(default_factory=list)
+
+
+def survey_files(
+    found: InputFiles,
+    wanted: Collection[str] | None = None,
+    count_words: Collection[str] = (),
+    on_read: Callable[[float, int], None] | None = None,
+) -> Survey:
+    """Read all rows once and gather what the columns are.
+
+    Args:
+        found: the files.
+        wanted: the columns to look at, or None for all.
+        count_words: columns whose distinct values are all counted, up to `MAX_WORDS`.
+        on_read: called with (files read, rows of the batch), for progress.
+
+    Raises:
+        ConfigError: if a column whose words are to be counted has too many, or has no words.
+        StoreError: if the store does not answer.
+    """
+    survey = Survey(len(found.files))
+    for batch in read_rows(found, wanted, survey.unreadable):
+        survey.rows += batch.piece.rows
+        survey.rows_of[batch.path] += batch.piece.rows
+        for name, array in batch.piece.columns.items():
+            column = survey.columns.get(name)
+            if column is None:
+                words: Counter[str] | None = Counter() if name in count_words else None
+                column = survey.columns[name] = ColumnSurvey(words=words)
+            column.rows += len(array)
+            column.files[batch.path] = None
+            _look(column, decoded(array), batch.path)
+            _distinguish(column, array, name)
+        if on_read is not None:
+            on_read(batch.files_done, batch.piece.rows)
+    if any(file.format == "jsonl" for file in found.files):
+        for column in survey.columns.values():  # a line without the key is one without a value
+            column.nulls += survey.rows - column.rows
+            column.rows = survey.rows
+    return survey
+
+
+def _look(column: ColumnSurvey, array: pa.Array, path: str) -> None:
+    kind, types = array.type, pa.types
+    if is_text(kind):
+        _look_at_text(column, array, path)
+        return
+    if is_list(kind):
+        column.nulls += array.null_count
+        lengths = pc.unique(pc.list_value_length(array).drop_null()).to_pylist()
+        column.lengths.update(lengths[: max(0, _MOST_LENGTHS - len(column.lengths))])
+        _count_family(column, "list", len(array) - array.null_count, path)
+        return
+    numbers = to_numbers(array)
+    if numbers is None:
+        column.nulls += array.null_count
+        _count_family(column, "other", len(array) - array.null_count, path)
+        return
+    family: Family = "float" if numbers.values.dtype.kind == "f" else "int"
+    if types.is_boolean(kind):
+        family = "bool"
+    elif types.is_temporal(kind):
+        family = "time"
+    _take(column, numbers, family, path)
+
+
+def _look_at_text(column: ColumnSurvey, array: pa.Array, path: str) -> None:
+    numbers = to_numbers(array)
+    assert numbers is not None  # noqa: S101  (text always can be looked at)
+    family: Family = "float" if numbers.values.dtype.kind == "f" else "int"
+    good_N = ~numbers.missing & ~numbers.bad
+    lower = pc.utf8_lower(pc.utf8_trim_whitespace(array.cast(pa.string())))
+    truth = pc.fill_null(pc.is_in(lower, value_set=pa.array(["true", "false"])), False)
+    truth_N = truth.to_numpy(zero_copy_only=False).astype(bool)
+    _take(column, numbers, family, path, int((good_N & ~truth_N).sum()))
+    _count_family(column, "bool", int(truth_N.sum()), path)
+    if not numbers.bad.any():
+        return
+    rest = array.filter(pa.array(numbers.bad))
+    if parse_time(rest[0].as_py().strip()) is None:
+        times, text_M = None, np.ones(len(rest), bool)
+    else:
+        times = to_numbers(rest, "time")
+        text_M = times.bad if times is not None else np.ones(len(rest), bool)
+    if times is not None:
+        column.moments = column.moments.merge(Moments.of(times.values[~text_M]))
+    _count_family(column, "time", int((~text_M).sum()), path)
+    _count_family(column, "text", int(text_M.sum()), path)
+    if text_M.any() and column.example is None:
+        column.example = rest[int(np.flatnonzero(text_M)[0])].as_py()
+
+
+def _take(
+    column: ColumnSurvey, numbers: Numbers, family: Family, path: str, count: int | None = None
+) -> None:
+    good_N = ~numbers.missing & ~numbers.bad
+    values = numbers.values[good_N]
+    finite = values[np.isfinite(values)] if values.dtype.kind == "f" else values
+    column.nulls += int(numbers.null.sum())
+    column.nans += int(numbers.nan.sum())
+    column.infinite += len(values) - len(finite)
+    column.moments = column.moments.merge(Moments.of(finite))
+    _count_family(column, family, len(values) if count is None else count, path)
+
+
+def _count_family(column: ColumnSurvey, family: Family, count: int, path: str) -> None:
+    if count:
+        column.families[family] += count
+        column.first_file.setdefault(family, path)
+
+
+def _distinguish(column: ColumnSurvey, array: pa.Array, name: str) -> None:
+    """Gather distinct values, and count them where that is asked for."""
+    if column.distinct is None and column.words is None:
+        return
+    found = to_words(array)
+    if found is None:
+        column.distinct = None
+        if column.words is not None:
+            raise ConfigError(
+                f"--values: column {name!r} has no words to count; its type is {array.type}",
+                fix="Leave it out.",
+            )
+        return
+    if column.words is not None:
+        counts = np.bincount(found.codes[found.codes >= 0], minlength=len(found.words))
+        column.words.update(dict(zip(found.words, counts.tolist(), strict=True)))
+        if len(column.words) > MAX_WORDS:
+            raise ConfigError(
+                f"--values: column {name!r} has more than {MAX_WORDS:,} different values",
+                fix="Leave it out and write vocabulary: {hash: 1024} for it.",
+            )
+    if column.distinct is not None:
+        column.distinct.update(found.words)
+        if len(column.distinct) > MOST_DISTINCT:
+            column.distinct = None

@@ -1,0 +1,51 @@
+"""Python values to one Arrow array, whatever mixture they are."""
+
+# PyArrow ships no complete types.
+# mypy: disable-error-code="attr-defined, name-defined, no-untyped-call"
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+
+def arrow_of(values: Sequence[Any] | np.ndarray[Any, Any]) -> pa.Array:
+    """One array of the type that the values have in common; without such a type, of text.
+
+    Args:
+        values: one per row (N): None, numbers, text, times, lists; or an array (N,) or (N, length).
+
+    Returns:
+        An Arrow array (N,).
+    """
+    if isinstance(values, np.ndarray) and values.ndim > 1:
+        values = list(values)
+    try:
+        return pa.array(values)
+    except (pa.ArrowException, OverflowError, TypeError, ValueError):
+        return _in_common(list(values))
+
+
+def text_of(value: Any) -> str:
+    """A value as the text that categories are compared by; whole floats lose their ``.0``."""
+    if isinstance(value, str):
+        return value.strip()
+    if isinstance(value, bool | np.bool_):
+        return "true" if value else "false"
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        return str(int(value))
+    if isinstance(value, list | dict):
+        return json.dumps(value, default=str)
+    return str(value)
+
+
+def _in_common(values: list[Any]) -> pa.Array:
+    if all(isinstance(v, int) and not isinstance(v, bool) for v in values if v is not None):
+        try:
+            return pa.array(values, pa.uint64())
+        except (pa.ArrowException, OverflowError):
+            pass
+    return pa.array([None if v is None else text_of(v) for v in values], pa.string())

@@ -1,0 +1,70 @@
+"""Errors of the Ray cluster (exit code 5)."""
+
+from __future__ import annotations
+
+from geo_ray.errors.base import GeoRayError
+
+
+class ClusterError(GeoRayError):
+    """Something is wrong with the Ray cluster."""
+
+    code = "CLUSTER"
+    exit_code = 5
+    chapter = "Cluster"
+    causes = "See the codes of this chapter."
+    advice = "Read the message; `ray status` on the head says what the cluster has."
+
+
+class ClusterStartError(ClusterError):
+    """The local cluster does not come up."""
+
+    code = "CLUSTER_START"
+    causes = (
+        "Too little memory or shared memory, ports taken, another Ray version in the path, a "
+        "firewall on localhost."
+    )
+    advice = "Read the log that the message names; free memory or ports if they ran out."
+
+
+class RayUnreachableError(ClusterError):
+    """No Ray cluster answers at the configured address."""
+
+    code = "RAY_UNREACHABLE"
+    causes = (
+        "The cluster is not running, the address or port is wrong, a firewall or a missing token "
+        "is in the way."
+    )
+    advice = "Start the cluster, or correct `cluster.address`, or use `cluster.kind: local`."
+
+
+class PreflightError(ClusterError):
+    """The cluster answers but is not fit for the job.
+
+    Nothing of the job was started.
+    """
+
+    code = "PREFLIGHT"
+    causes = (
+        "A region without labelled nodes, too few CPUs, another version of geo_ray, Ray or Python "
+        "on a node, open ports without authentication."
+    )
+    advice = "Mend each point of the list and start again."
+
+
+class PlacementError(ClusterError):
+    """A region's workers or servers could not be placed before the deadline."""
+
+    code = "PLACEMENT_INFEASIBLE"
+    causes = (
+        "Fewer free CPUs, GPUs or memory in that region than the configuration asks for; nodes "
+        "that have left."
+    )
+    advice = "Add nodes with the region's label, or ask for fewer workers or CPUs there."
+
+
+class PortInUseError(ClusterError):
+    """A port that was asked for by number is taken."""
+
+    code = "PORT_IN_USE"
+    causes = "Another run on the same machine, or a process of an earlier one that has not ended."
+    advice = "Choose another port, or 0 for any free one."

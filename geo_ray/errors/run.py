@@ -1,0 +1,65 @@
+"""Errors that end a run early (exit code 8)."""
+
+from __future__ import annotations
+
+from geo_ray.errors.base import GeoRayError
+
+
+class RunError(GeoRayError):
+    """A run ended early."""
+
+    code = "RUN"
+    exit_code = 8
+    chapter = "Run"
+    causes = "See the codes of this chapter."
+
+
+class RunDirectoryError(RunError):
+    """A run directory, or a file in it, cannot be written or read.
+
+    Files that were being written have been removed; the last good checkpoint is untouched.
+    """
+
+    code = "RUN_DIRECTORY"
+    causes = (
+        "A full disk, a quota, a read-only file system, missing permissions, a file that is in the "
+        "way, a directory that is no run."
+    )
+    advice = "Free space or choose another `run.dir`."
+
+
+class RegionLostError(RunError):
+    """A region's parameter server or bridge died, and the run cannot go on without it."""
+
+    code = "REGION_LOST"
+    causes = "A machine that was reclaimed or crashed, memory that ran out."
+    advice = "Resume with `geo-ray train --resume RUN`; nothing committed is lost."
+    more = "The region needs machines again before that."
+
+
+class WorkerLostError(RunError):
+    """A worker died more often than `train.max_worker_restarts` allows."""
+
+    code = "WORKER_LOST"
+    causes = (
+        "Memory that runs out is the usual one; a crash in the task's code or in a native library "
+        "is another."
+    )
+    advice = (
+        "Read the worker's log for the cause; if memory ran out, use a smaller `data.batch_size` "
+        "or fewer workers."
+    )
+    more = "The logs of a local cluster are kept in the run's `logs` folder."
+
+
+class InterruptedRunError(RunError):
+    """The user or the job server stopped the run."""
+
+    code = "INTERRUPTED"
+    exit_code = 130
+    causes = "Ctrl-C, a termination signal, `ray job stop`."
+    advice = "Resume with `geo-ray train --resume RUN`."
+    more = (
+        "Nothing is broken, so the terminal shows `stopped:` and the message instead of `error` "
+        "and the code."
+    )

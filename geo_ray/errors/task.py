@@ -1,0 +1,65 @@
+"""Errors of the user's task (exit code 4)."""
+
+from __future__ import annotations
+
+from geo_ray.errors.base import GeoRayError
+
+
+class TaskError(GeoRayError):
+    """Something is wrong with the task, that is with the user's code."""
+
+    code = "TASK"
+    exit_code = 4
+    chapter = "Task"
+    causes = "See the codes of this chapter."
+    advice = "Mend the part of the task that the message names."
+
+
+class TaskLoadError(TaskError):
+    """The task does not import, lacks something that a task must have, or refuses an option."""
+
+    code = "TASK_LOAD"
+    causes = (
+        "A misspelt file, module, class or option, an import that fails on this machine, a missing "
+        "method, columns of an unknown type."
+    )
+    advice = "Mend what the message names; docs/tasks.md says what a task must define."
+    more = (
+        "The message names the nearest valid name. For a wrong option it lists the options of the "
+        "task with their types and defaults; for a file that fails while it is imported it names "
+        "the line."
+    )
+
+
+class TaskOutputError(TaskError):
+    """The task's model, loss or evaluation has the wrong form."""
+
+    code = "TASK_OUTPUT"
+    causes = (
+        "A loss that is a vector, an integer or detached from the parameters; an evaluation that "
+        "does not return one-dimensional float64 sums; a model whose parameters are not fp32."
+    )
+    advice = "Return the mean loss as a scalar tensor that depends on the parameters."
+    more = "`evaluate` returns sums over the rows of a batch; docs/tasks.md has an example of each."
+
+
+class NonFiniteError(TaskError):
+    """A loss, gradient or update is NaN or infinite.
+
+    It was refused before it changed any parameter.
+    """
+
+    code = "NON_FINITE"
+    causes = (
+        "A learning rate that is too high, missing gradient clipping, a logarithm or division of "
+        "zero, bad samples. The run ends only after several refusals in a row; each is a "
+        "`step_refused` event."
+    )
+    advice = (
+        "Lower `optimizer.lr` or clip gradients: `geo-ray train --resume RUN --allow-drift "
+        "--set train.clip_norm=1.0`."
+    )
+    more = (
+        "A run that goes on with a changed key needs `--allow-drift`. If single samples are bad, "
+        "take them out of the data: the `step_refused` events name the region and the step."
+    )

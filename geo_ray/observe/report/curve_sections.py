@@ -1,0 +1,122 @@
+"""The sections of the report page whose curves can be looked at over several x axes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from geo_ray.observe.events.columns import RegionRecord, RunRecord, standing
+from geo_ray.observe.report.charts import ALL, MANY, Curve
+from geo_ray.observe.report.sections import none, section
+from geo_ray.observe.report.series import Floats, last_of_each, smooth
+from geo_ray.observe.report.views import AXES, SAMPLES, STEPS, TIME, WAN, switched, view
+
+
+def curve_sections(run: RunRecord) -> str:
+    """Draw training loss and evaluations over time, steps, samples, and bytes if there are any."""
+    so_far = _SoFar.of(run)
+    axes = [axis for axis in AXES if axis != WAN or so_far.wan_bytes.any()]
+    return switched(axes, _loss(run, so_far, axes) + _evals(run, so_far, axes))
+
+
+@dataclass(frozen=True, slots=True)
+class _SoFar:
+    """What all regions together had done by a time.
+
+    Attributes:
+        samples_s: when steps that stand were applied, rising, float64 (N,).
+        samples: training samples by then, float64 (N,).
+        wan_s: when bytes were counted, rising, float64 (M,); begins with 0.
+        wan_bytes: bytes between regions by then, float64 (M,).
+    """
+
+    samples_s: Floats
+    samples: Floats
+    wan_s: Floats
+    wan_bytes: Floats
+
+    @staticmethod
+    def of(run: RunRecord) -> _SoFar:
+        steps = [(region.steps, region.standing()) for region in run.regions.values()]
+        t_s = np.concatenate([np.zeros(0), *(columns["t_s"][stand] for columns, stand in steps)])
+        counts = np.concatenate([np.zeros(0), *(c["samples"][stand] for c, stand in steps)])
+        order = np.argsort(t_s, kind="stable")
+        wan_s, wan_bytes = last_of_each(run.wan_total["t_s"], run.wan_total["bytes"])
+        return _SoFar(
+            t_s[order],
+            np.cumsum(counts[order]),
+            np.concatenate([[0.0], wan_s]),
+            np.concatenate([[0.0], wan_bytes]),
+        )
+
+    def samples_at(self, t_s: Floats) -> Floats:
+        known = np.concatenate([[0.0], self.samples])
+        return known[np.searchsorted(self.samples_s, t_s, side="right")]
+
+    def wan_at(self, t_s: Floats) -> Floats:
+        """Between two counts, bytes are taken to have been sent evenly."""
+        return np.interp(t_s, self.wan_s, self.wan_bytes)
+
+
+def _loss(run: RunRecord, so_far: _SoFar, axes: list[str]) -> str:
+    charts = ""
+    for axis in axes:
+        curves: list[Curve] = []
+        for index, (name, region) in enumerate(run.regions.items()):
+            x, loss = _loss_over(axis, region, so_far)
+            bold = smooth(loss)
+            if len(run.regions) <= MANY and not np.array_equal(bold, loss, equal_nan=True):
+                curves.append(Curve("", x, loss, index, faint=True))
+            curves.append(Curve(name, x, bold, index))
+        curves.sort(key=lambda curve: not curve.faint)
+        whose = " of the region" if axis == SAMPLES else ""
+        charts += view(axis, "loss", curves, whose=whose, log=True)
+    note = "Bold: moving mean. Faint: every step."
+    if len(run.regions) > MANY:
+        note = "Moving mean of each region; under the pointer, a line tells its name."
+    return section("Training loss", f'<div class="charts">{charts}</div>', note)
+
+
+def _loss_over(axis: str, region: RegionRecord, so_far: _SoFar) -> tuple[Floats, Floats]:
+    steps, stands = region.steps, region.standing()
+    t_s, loss = steps["t_s"], steps["loss"]
+    if axis == TIME:
+        return t_s, loss
+    if axis == WAN:
+        return so_far.wan_at(t_s), loss
+    x = steps["step"] if axis == STEPS else steps["samples"]
+    return (x[stands] if axis == STEPS else np.cumsum(x[stands])), loss[stands]
+
+
+def _evals(run: RunRecord, so_far: _SoFar, axes: list[str]) -> str:
+    series: list[tuple[str | None, str, int]] = [
+        (name, name, index) for index, name in enumerate(run.regions)
+    ]
+    series.append((None, "all regions", ALL))  # last, so on top
+    charts = ""
+    for metric in dict.fromkeys(metric for _, metric in run.evals):
+        for axis in axes:
+            curves = [
+                Curve(label, *_eval_over(axis, run, so_far, (region, metric)), index)
+                for region, label, index in series
+                if (region, metric) in run.evals
+            ]
+            whose = " of all regions" if axis == SAMPLES else ""
+            charts += view(axis, metric, curves, whose=whose)
+    body = f'<div class="charts">{charts}</div>' if charts else none("nothing was evaluated")
+    return section("Evaluation on held-out rows", body)
+
+
+def _eval_over(
+    axis: str, run: RunRecord, so_far: _SoFar, of: tuple[str | None, str]
+) -> tuple[Floats, Floats]:
+    columns = run.evals[of]
+    t_s, value = columns["t_s"], columns["value"]
+    if axis == TIME:
+        return t_s, value
+    if axis == WAN:
+        return so_far.wan_at(t_s), value
+    stands = standing(columns["step"])
+    x = columns["step"] if axis == STEPS else so_far.samples_at(t_s)
+    return x[stands], value[stands]

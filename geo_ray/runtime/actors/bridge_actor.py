@@ -1,0 +1,105 @@
+"""The Ray actor of a region's bridge."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from geo_ray.job.build import build_averager, use_one_thread
+from geo_ray.runtime.actors.bridge import open_bridge
+from geo_ray.runtime.actors.deadlines import step_timeout_s
+from geo_ray.runtime.actors.event_buffer import EventBuffer
+from geo_ray.runtime.actors.parts import AVERAGER_PART
+from geo_ray.runtime.actors.spec import RunSpec
+from geo_ray.runtime.paths.build import PathSetting, averager_lives_in
+from geo_ray.training.averager.averager import Averager
+from geo_ray.transport.lan.server import LanServer
+from geo_ray.transport.security.cert_store import files_of
+from geo_ray.transport.security.tls import TlsBytes, TlsFiles
+from geo_ray.transport.wire.message import EndpointIdentity
+from geo_ray.transport.wire.sockets import Address
+
+
+class BridgeActor:
+    """A region's bridge, with the averager if this region hosts it.
+
+    Args:
+        spec: the run.
+        region: this region.
+    """
+
+    def __init__(self, spec: RunSpec, region: str) -> None:
+        self._spec = spec
+        self._region = region
+        self._averager: Averager | None = None
+
+    def ready(self) -> None:
+        """Build what lives here; not in the constructor, whose errors Ray turns into text."""
+        use_one_thread()
+        spec = self._spec
+        spec.check_run_directory(self._region)
+        if not averager_lives_in(spec.experiment, self._region):
+            return
+        self._averager = build_averager(spec.experiment, spec.num_params)
+        if spec.resume is not None:
+            tensors, meta = spec.resume.read(AVERAGER_PART)
+            self._averager.restore(tensors, meta["control"])  # type: ignore[arg-type]
+
+    def open(self, origin_unix_s: float, certificate: TlsBytes | None) -> tuple[Address, Address]:
+        """Listen, on the run's clock.
+
+        Args:
+            origin_unix_s: when that began.
+            certificate: this region's for the run; None if it lies in a directory here, or no TLS.
+
+        Returns:
+            Where other regions, and where the own region, reach this bridge.
+        """
+        spec, experiment = self._spec, self._spec.experiment
+        host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+        self._event_buffer = EventBuffer(self._region, origin_unix_s)
+        setting = PathSetting(
+            experiment,
+            spec.num_params,
+            self._averager,
+            self._event_buffer,
+            spec.parts_dir,
+            step_timeout_s(experiment.train, spec.num_params),
+        )
+        identity = EndpointIdentity(spec.run_id, self._region, spec.epoch, spec.key)
+        certificate_here = certificate or self._own_certificate()
+        self._bridge = open_bridge(identity, setting, host, certificate=certificate_here)
+        self._lan = LanServer(host, spec.key, self._bridge.handle)
+        return self._bridge.endpoint.advertised, self._lan.address
+
+    def _own_certificate(self) -> TlsFiles | None:
+        directory = self._spec.experiment.transport.certs
+        return None if directory is None else files_of(Path(directory), self._region)
+
+    def connect(self, peer: str, address: Address) -> None:
+        """Dial another region's bridge and keep the link up."""
+        self._bridge.connect(peer, address)
+
+    def poll(self) -> dict[str, Any]:
+        """State and new events."""
+        return {"status": self._bridge.status(), "events": self._event_buffer.take()}
+
+    def request_stop(self) -> None:
+        """Let all regions finish."""
+        self._bridge.path.request_stop()
+
+    def request_checkpoint(self, checkpoint: int, halt: bool) -> bool:
+        """Begin a checkpoint of all regions."""
+        return self._bridge.path.request_checkpoint(checkpoint, halt=halt)
+
+    def report_dead(self, region: str) -> None:
+        """Another region is dead and will not come back."""
+        self._bridge.path.report_dead(region)
+
+    def close(self) -> None:
+        """Close all sockets."""
+        self._bridge.close()
+        self._lan.close()
+        self._bridge.endpoint.close(1.0)

@@ -1,0 +1,179 @@
+"""The Ray actors of a region's parameter server: thin shells that build it and keep it running.
+
+Ray carries only small control messages to them. Everything big goes over `geo_ray.transport`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from geo_ray.checkpoint.manifest import PartInfo
+from geo_ray.checkpoint.parts import write_part
+from geo_ray.errors import InvariantError
+from geo_ray.job.build import build_server, build_shard, initial_parameters, use_one_thread
+from geo_ray.runtime.actors.deadlines import step_timeout_s
+from geo_ray.runtime.actors.event_buffer import EventBuffer
+from geo_ray.runtime.actors.parts import HeldShard, shard_part_name, wire_tensors
+from geo_ray.runtime.actors.primary_shard import PrimaryShard
+from geo_ray.runtime.actors.remote_shard import RemoteShard
+from geo_ray.runtime.actors.shard_server import ShardServer
+from geo_ray.runtime.actors.spec import RunSpec
+from geo_ray.tasks.load import load_task
+from geo_ray.training.compute.flat import digest
+from geo_ray.transport.lan.client import LanClient
+from geo_ray.transport.lan.server import LanServer
+from geo_ray.transport.wire.meta import Meta
+from geo_ray.transport.wire.sockets import Address
+
+
+def _host() -> str:
+    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+
+
+def _load_shard(spec: RunSpec, region: str, index: int) -> tuple[HeldShard, dict[str, Any]]:
+    """A shard at the start of the run, or as the checkpoint has it; and what else its part holds.
+
+    That is the plain values, and under ``"wire"`` the tensors of the exchange.
+    """
+    use_one_thread()
+    spec.check_run_directory(region)
+    experiment = spec.experiment
+    task = load_task(experiment.task, spec.here)
+    params_P = initial_parameters(task, experiment.seed)
+    shard = build_shard(experiment, spec.region(region), index, params_P)
+    held = HeldShard(shard, region, index, spec.parts_dir)
+    if spec.resume is None:
+        return held, {}
+    tensors, meta = spec.resume.read(shard_part_name(region, index))
+    shard.restore(tensors, meta["counters"])  # type: ignore[arg-type]
+    return held, meta | {"wire": wire_tensors(tensors)}  # type: ignore[arg-type]
+
+
+class PrimaryActor:
+    """The primary shard of a region, and with it the region's server.
+
+    Args:
+        spec: the run.
+        region: this region.
+    """
+
+    def __init__(self, spec: RunSpec, region: str) -> None:
+        self._spec = spec
+        self._region = region
+        self._primary: PrimaryShard | None = None
+        self._clients: list[LanClient] = []
+
+    def ready(self) -> None:
+        """Load the shard."""
+        self._held, self._restored = _load_shard(self._spec, self._region, 0)
+
+    def start(self, origin_unix_s: float, bridge: Address | None, others: list[Address]) -> Address:
+        """Connect to the region's other parts and begin to serve workers, on the run's clock.
+
+        Args:
+            origin_unix_s: when that began.
+            bridge: where the region's bridge is; None if the region is alone.
+            others: where its other shards are, in order.
+
+        Returns:
+            Where workers connect.
+        """
+        spec, experiment = self._spec, self._spec.experiment
+        timeout_s = step_timeout_s(experiment.train, spec.num_params)
+        self._event_buffer = EventBuffer(self._region, origin_unix_s)
+        remotes = [RemoteShard(self._dial(address), timeout_s) for address in others]
+        server = build_server(
+            experiment,
+            spec.region(self._region),
+            [self._held.shard, *remotes],
+            spec.num_params,
+            spec.epoch,
+        )
+        if self._restored:
+            server.restore(self._restored["control"], self._restored["wire"])
+        uplink = None if bridge is None else self._dial(bridge)
+        self._primary = PrimaryShard(
+            server, self._held, remotes, uplink, self._event_buffer, timeout_s
+        )
+        handle, on_close = self._primary.handle, self._primary.on_close
+        self._lan = LanServer(_host(), spec.key, handle, on_close=on_close)
+        return self._lan.address
+
+    def _dial(self, address: Address) -> LanClient:
+        hello: Meta = {"peer": f"{self._region}/lead", "role": "lead"}
+        client = LanClient(address, self._spec.key, hello)
+        self._clients.append(client)
+        return client
+
+    def poll(self) -> dict[str, Any]:
+        """State and new events."""
+        if self._primary is None:
+            return {"status": {"phase": "starting"}, "events": []}
+        return {"status": self._primary.status(), "events": self._event_buffer.take()}
+
+    def stop(self) -> None:
+        """Finish after the present step; for a region that is alone."""
+        if self._primary is not None:
+            self._primary.stop()
+
+    def checkpoint_now(self, checkpoint: int, halt: bool) -> bool:
+        """Save; for a region that is alone. False if it has ended."""
+        return self._primary is not None and self._primary.checkpoint_now(checkpoint, halt=halt)
+
+    def write_model(self, directory: str) -> tuple[PartInfo, str]:
+        """Write the region's parameters as one vector; for the end of the run.
+
+        Returns:
+            The file's fingerprint, and the digest of the parameters.
+
+        Raises:
+            InvariantError: if the actor was not started.
+        """
+        if self._primary is None:
+            raise InvariantError(f"the parameter server of '{self._region}' was not started")
+        params_P = self._primary.server.model.copy_params()
+        part = write_part(Path(directory), f"model-{self._region}", {"params": params_P}, {})
+        return part, digest(params_P)
+
+    def close(self) -> None:
+        """Close all sockets."""
+        for client in self._clients:
+            client.close()
+        if self._primary is not None:
+            self._primary.close()
+            self._lan.close()
+
+
+class ShardServerActor:
+    """One more shard of a region.
+
+    Args:
+        spec: the run.
+        region: this region.
+        index: number of the shard, 1 or more.
+    """
+
+    def __init__(self, spec: RunSpec, region: str, index: int) -> None:
+        self._spec = spec
+        self._region = region
+        self._index = index
+
+    def ready(self) -> None:
+        """Load the shard and listen."""
+        held, _ = _load_shard(self._spec, self._region, self._index)
+        self._lan = LanServer(_host(), self._spec.key, ShardServer(held).handle)
+
+    def poll(self) -> dict[str, Any]:
+        """A sign of life; the primary shard reports what happens."""
+        return {"status": {}, "events": []}
+
+    def address(self) -> Address:
+        """Where workers and the primary shard connect."""
+        return self._lan.address
+
+    def close(self) -> None:
+        """Close all sockets."""
+        self._lan.close()

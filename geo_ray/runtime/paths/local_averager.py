@@ -1,0 +1,105 @@
+"""The averager in the bridge of its home: one thing at a time, and what of it leaves the bridge."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from geo_ray.errors import GeoRayError
+from geo_ray.runtime.actors.alarm import Alarm
+from geo_ray.runtime.actors.event_buffer import EventBuffer
+from geo_ray.runtime.actors.parts import write_hub_part
+from geo_ray.strategies.base import Reply, Update
+from geo_ray.training.averager.averager import Averager, AveragerSnapshot
+from geo_ray.training.averager.log import LogOutcome, Op, Wake, carry_out
+
+
+class AveragerOutput:
+    """Takes what an averager leaves beside its answers: parts of checkpoints, and events.
+
+    Args:
+        event_buffer: takes events for the controller.
+        parts_dir: where parts of checkpoints go.
+    """
+
+    def __init__(self, event_buffer: EventBuffer, parts_dir: str) -> None:
+        self._event_buffer = event_buffer
+        self._parts_dir = parts_dir
+
+    def collect(self, averager: Averager) -> None:
+        """Take what ``averager`` has left; call under the lock that guards it."""
+        snapshots, averager.snapshots = averager.snapshots, []
+        for snapshot in snapshots:  # disks are slow, and this may be the link's receiving thread
+            threading.Thread(target=self._write, args=(snapshot,), daemon=True).start()
+        for reading in averager.noise.news():  # of all regions together
+            self._event_buffer.add("noise", **{**reading.fields(), "region": None})
+
+    def _write(self, snapshot: AveragerSnapshot) -> None:
+        try:
+            part = write_hub_part(self._parts_dir, snapshot)
+        except GeoRayError as error:
+            self._event_buffer.add("part_failed", id=snapshot.id, error=error)
+        else:
+            self._event_buffer.add("parts", id=snapshot.id, step=0, parts=[part])
+
+
+class LocalAverager:
+    """An averager without a standby, for threads.
+
+    Args:
+        averager: the averager.
+        output: takes what it leaves beside its answers.
+        answer: takes answers that come when the strategy asked to be woken.
+    """
+
+    def __init__(
+        self, averager: Averager, output: AveragerOutput, answer: Callable[[Sequence[Reply]], None]
+    ) -> None:
+        self._averager = averager
+        self._output = output
+        self._answer = answer
+        self._lock = threading.Lock()
+        self._alarm = Alarm(self._on_wake)
+
+    @property
+    def version(self) -> int:
+        """Commits so far."""
+        return self._averager.state.version
+
+    def carry_out(self, op: Op) -> LogOutcome:
+        """Do what ``op`` says."""
+        with self._lock:
+            self._averager.state.now_s = time.monotonic()
+            outcome = carry_out(self._averager, op)
+            self._alarm.set(self._averager.state.wake_s)
+            self._output.collect(self._averager)
+        return outcome
+
+    def take_in_round(self, updates: Sequence[Update]) -> list[Reply]:
+        """Take in all updates of a round.
+
+        Raises:
+            GeoRayError: it refuses them.
+        """
+        with self._lock:
+            replies = [reply for update in updates for reply in self._averager.on_update(update)]
+            self._output.collect(self._averager)
+        return replies
+
+    def request_stop(self) -> None:
+        """Tell all regions, with their next answers, to finish."""
+        with self._lock:
+            self._averager.request_stop()
+
+    def request_checkpoint(self, checkpoint: int, *, halt: bool) -> bool:
+        """Begin a checkpoint; False if it cannot be now."""
+        with self._lock:
+            return self._averager.request_checkpoint(checkpoint, halt=halt)
+
+    def close(self) -> None:
+        """Be woken no more."""
+        self._alarm.set(None)
+
+    def _on_wake(self) -> None:
+        self._answer(self.carry_out(Wake()).replies)

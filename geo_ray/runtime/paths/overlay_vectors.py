@@ -1,0 +1,367 @@
+"""Rounds of vectors over an overlay: its state machines with sockets, one thread and the clock.
+
+Everything that happens to a node or the coordinator happens under one lock. What they send is
+handed to the endpoint at once, which never waits; what it has no room for is kept and tried again.
+The thread commits rounds and keeps time.
+
+Free of Ray and torch, so that a benchmark can run many on one machine.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from geo_ray.clock import Clock, SystemClock
+from geo_ray.errors import (
+    DeadlineExceededError,
+    FrameError,
+    GeoRayError,
+    InvariantError,
+    LinkDownError,
+)
+from geo_ray.overlay.build import build_policy, grid_of, links_of, transfer_of
+from geo_ray.overlay.config import AnyOverlay
+from geo_ray.overlay.coordinator import Coordinator
+from geo_ray.overlay.links import Links
+from geo_ray.overlay.messages import Ready, Sent, Starved, Stuck, Whole, Word
+from geo_ray.overlay.node import Finished, Node
+from geo_ray.overlay.vector import Floats
+from geo_ray.overlay.wire import PART, WORD, part_message, read_part, read_word, word_message
+from geo_ray.transport.endpoint.endpoint import Endpoint
+from geo_ray.transport.wire.message import Message
+from geo_ray.transport.wire.meta import Meta
+
+log = logging.getLogger(__name__)
+
+Commit = Callable[[Mapping[str, Meta], Floats], tuple[Mapping[str, Meta], Floats] | None]
+"""Where the sums meet: takes what every region sent and the mean of all; gives what every region is
+to know, and the result. None if the round must not count: then it never ends."""
+
+_TO_COORDINATOR: Final = (Ready, Sent, Whole, Stuck, Starved)
+_MOST_PARTS: Final = 32  # under way to one region: half of what an endpoint takes by default
+_PROBE_BYTES: Final = 256 * 1024
+_RETRY_S: Final = 0.02
+_LINKS_EVERY_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class OverlaySetting:
+    """Who takes part in what.
+
+    Attributes:
+        region: this region.
+        regions: all of them.
+        home: the region of the coordinator and the averager.
+        config: the overlay.
+        num_params: P.
+        seed: of random decisions.
+        links_mbps: goodput of ordered pairs, as it was measured before.
+    """
+
+    region: str
+    regions: Sequence[str]
+    home: str
+    config: AnyOverlay
+    num_params: int
+    seed: int = 0
+    links_mbps: Mapping[tuple[str, str], float] | None = None
+
+
+class OverlayVectors:
+    """One region's end of the overlay.
+
+    Args:
+        setting: who takes part in what.
+        commit: only in the averager's region: combines a round.
+        endpoint: this region's, whose messages of the kinds in `routes` come here.
+        clock: None takes the machine's.
+
+    Attributes:
+        fused: whether results go out before the coordinator has the whole sum; see `Policy`.
+    """
+
+    def __init__(
+        self,
+        setting: OverlaySetting,
+        commit: Commit | None,
+        endpoint: Endpoint,
+        clock: Clock | None = None,
+    ) -> None:
+        self._region = setting.region
+        self._names = sorted(setting.regions)
+        self._numbers = {name: number for number, name in enumerate(self._names)}
+        home = self._numbers[setting.home]
+        self._me = self._numbers[setting.region]
+        if (commit is not None) != (self._me == home):
+            raise InvariantError(f"region '{setting.region}': only '{setting.home}' may commit")
+        self._commit = commit
+        self._clock = clock or SystemClock()
+        config, num = setting.config, len(self._names)
+        grid, transfer = grid_of(config, setting.num_params), transfer_of(config)
+        links = links_of(config, num)
+        self._seed_links(links, setting.links_mbps or {})
+        policy = build_policy(config, self._names, home, grid, links, setting.seed)
+        window = max(2, min(_MOST_PARTS, transfer.window_bytes // (4 * grid.segment)))
+        self._node = Node(self._me, num, home, grid, policy.fused, window, transfer.stall_s)
+        probe = min(grid.count, max(2, -(-_PROBE_BYTES // (4 * grid.segment))))
+        self._coordinator = (
+            None if commit is None else Coordinator(home, policy, links, probe, setting.seed)
+        )
+        self.fused = policy.fused
+        self._tick_s = min(1.0, transfer.stall_s / 4)
+        self._endpoint = endpoint
+        self._changed = threading.Condition()  # guards all that follows, node and coordinator
+        self._backlog: dict[int, deque[Message]] = {}
+        self._finished: dict[int, Finished] = {}
+        self._committed = 0
+        self._looked_s = 0.0
+        self._failure: GeoRayError | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="overlay", daemon=True)
+        if self._coordinator is not None:
+            self._coordinator.open(1)
+            self._drain()
+        self._thread.start()
+
+    def routes(self) -> dict[str, Callable[[str, Message], None]]:
+        """Handlers by kind of message."""
+        return {WORD: self._on_message, PART: self._on_part}
+
+    def close(self) -> None:
+        """End; whoever waits is told."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def status(self) -> dict[str, int]:
+        """Counters."""
+        with self._changed:
+            found = {"rounds": self._node.finished, "clashes": self._node.clashes}
+            if self._coordinator is not None:
+                found["restarts"] = self._coordinator.restarts
+            return found
+
+    def links_mbps(self) -> dict[tuple[str, str], float]:
+        """In the averager's region: what is known of links by now."""
+        with self._changed:
+            if self._coordinator is None:
+                return {}
+            known = self._coordinator.links
+            pairs = [(a, b) for a in self._numbers.items() for b in self._numbers.items()]
+            return {(a, b): known.mbps(i, j) for (a, i), (b, j) in pairs if known.is_known(i, j)}
+
+    # ------------------------------------------------------------------ rounds
+
+    def exchange(self, own_P: Floats, weight: float, about: Meta, timeout_s: float) -> Finished:
+        """Take part in the next round and wait for its end.
+
+        Args:
+            own_P: this region's contribution, fp32 (P,); must stay unchanged meanwhile.
+            weight: of the contribution in the mean.
+            about: for `Commit`.
+            timeout_s: longest wait.
+
+        Raises:
+            DeadlineExceededError: the round was not over in time.
+            LinkDownError: the path was closed.
+            GeoRayError: whatever `fail` was given.
+        """
+        with self._changed:
+            rnd = self._node.finished + 1
+            self._node.contribute(rnd, own_P, weight, about, self._now_s())
+            self._drain()
+            over = self._changed.wait_for(
+                lambda: self._closed or self._failure is not None or rnd in self._finished,
+                timeout_s,
+            )
+            if rnd in self._finished:
+                return self._finished.pop(rnd)
+            if self._failure is not None:
+                raise self._failure
+            if over:
+                raise LinkDownError(f"the bridge of region '{self._region}' is closing")
+            raise DeadlineExceededError(
+                f"region '{self._region}': round {rnd} of the overlay was not over within "
+                f"{timeout_s:g} s"
+            )
+
+    def fail(self, error: GeoRayError) -> None:
+        """Let whoever waits, or comes, end with ``error``."""
+        with self._changed:
+            self._failure = error
+            self._changed.notify_all()
+
+    # ------------------------------------------------------------------ what arrives
+
+    def _on_message(self, peer: str, message: Message) -> None:
+        sender = self._number(peer)
+        word = read_word(message, sender, self._me, len(self._names))
+        with self._changed:
+            self._hand_on(sender, word)
+            self._drain()
+
+    def _on_part(self, peer: str, message: Message) -> None:
+        part = read_part(message)
+        with self._changed:
+            self._node.on_part(self._number(peer), part, self._now_s())
+            self._drain()
+
+    def _hand_on(self, sender: int, word: Word) -> None:
+        if not isinstance(word, _TO_COORDINATOR):
+            self._node.on_word(sender, word, self._now_s())
+        elif self._coordinator is None:
+            raise FrameError(f"'{self._names[sender]}' takes '{self._region}' for the coordinator")
+        else:
+            self._coordinator.on_word(sender, word, self._now_s())
+
+    def _number(self, peer: str) -> int:
+        if peer not in self._numbers:
+            raise FrameError(f"'{peer}' is no region of this run")
+        return self._numbers[peer]
+
+    # ------------------------------------------------------------------ what goes out
+
+    def _drain(self) -> None:
+        """Under the lock: send what node and coordinator have for other regions."""
+        self._push()
+        self._send_parts()
+        self._node.acknowledge()
+        self._push()
+        if self._node.done:
+            self._finished |= {done.rnd: done for done in self._node.done}
+            self._node.done.clear()
+            self._changed.notify_all()
+        if self._is_due() is not None:
+            self._changed.notify_all()
+
+    def _push(self) -> None:
+        outs = [self._node.out] + ([self._coordinator.out] if self._coordinator else [])
+        while any(outs):
+            for out in outs:
+                outgoing, out[:] = out[:], []
+                for dst, word in outgoing:
+                    if dst == self._me:
+                        self._hand_on(self._me, word)
+                    else:
+                        self._send(dst, word_message(word))
+
+    def _send_parts(self) -> None:
+        """One to each region in turn, as long as there are any."""
+        targets = self._node.targets()
+        while targets:
+            more = []
+            for peer in targets:
+                part = (
+                    None if self._backlog.get(peer) else self._node.next_part(peer, self._now_s())
+                )
+                if part is not None:
+                    self._send(peer, part_message(part))
+                    more.append(peer)
+            targets = more
+
+    def _send(self, dst: int, message: Message) -> None:
+        queue = self._backlog.setdefault(dst, deque())
+        queue.append(message)
+        self._flush(dst, queue)
+
+    def _flush(self, dst: int, queue: deque[Message]) -> None:
+        while queue:
+            try:
+                self._endpoint.send(self._names[dst], queue[0], 0.0)
+            except (DeadlineExceededError, LinkDownError):
+                return  # no room, or not connected yet: `_run` tries again
+            queue.popleft()
+
+    # ------------------------------------------------------------------ time
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._is_due(), self._wait_s())
+                if self._closed:
+                    return
+                due = self._is_due()
+            try:
+                if due is not None:
+                    self._commit_round(due)
+                with self._changed:
+                    self._keep_time()
+                    self._drain()
+            except Exception as error:  # nobody else would hear of it
+                log.exception("the overlay of region '%s' failed", self._region)
+                self.fail(InvariantError(f"the overlay of region '{self._region}' failed: {error}"))
+                return
+
+    def _wait_s(self) -> float:
+        waits = [self._tick_s]
+        if any(self._backlog.values()):
+            waits.append(_RETRY_S)
+        if self._coordinator is not None and self._coordinator.wakes_s is not None:
+            waits.append(max(0.0, self._coordinator.wakes_s - self._now_s()))
+        return min(waits)
+
+    def _keep_time(self) -> None:
+        now_s = self._now_s()
+        self._node.tick(now_s)
+        if self._coordinator is not None:
+            self._coordinator.tick(now_s)
+        for dst, queue in self._backlog.items():
+            self._flush(dst, queue)
+        if now_s - self._looked_s >= _LINKS_EVERY_S:
+            self._looked_s = now_s
+            for peer, stats in self._endpoint.stats().items():
+                if peer not in self._numbers:
+                    continue
+                self._node.set_rtt(self._numbers[peer], stats["rtt_min_s"] or 0.0)
+                if self._coordinator is not None:
+                    self._coordinator.on_peer(self._numbers[peer], up=stats["connected"])
+
+    def _is_due(self) -> int | None:
+        """The round that could be committed now."""
+        rnd = self._committed + 1
+        if self._coordinator is None or not self._coordinator.is_complete(rnd):
+            return None
+        has_all = self._node.is_whole(rnd) if self.fused else self._node.is_summed(rnd)
+        return rnd if has_all else None
+
+    def _commit_round(self, rnd: int) -> None:
+        coordinator, commit = self._coordinator, self._commit
+        if coordinator is None or commit is None:
+            return
+        with self._changed:
+            if self._is_due() != rnd:
+                return
+            self._committed = rnd
+            coordinator.seal(rnd)
+            about = {self._names[n]: meta for n, meta in coordinator.about(rnd).items()}
+            mean_P = self._node.mean(rnd)
+        committed = commit(about, mean_P)
+        if committed is None:
+            return
+        metas, result_P = committed
+        with self._changed:
+            if not self.fused:
+                self._node.set_result(rnd, result_P)
+            by_number = [(self._numbers[name], meta) for name, meta in metas.items()]
+            coordinator.commit(rnd, by_number, self._now_s())
+            coordinator.open(rnd + 1)
+            self._drain()
+
+    # ------------------------------------------------------------------ small things
+
+    def _seed_links(self, links: Links, mbps: Mapping[tuple[str, str], float]) -> None:
+        known = {
+            (self._numbers[a], self._numbers[b]): value
+            for (a, b), value in mbps.items()
+            if a in self._numbers and b in self._numbers and value > 0
+        }
+        links.seed(known)
+
+    def _now_s(self) -> float:
+        return self._clock.now_s()

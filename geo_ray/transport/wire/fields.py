@@ -1,0 +1,91 @@
+"""Kinds of values in a header: a missing or wrong field is an error that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, Final, Generic, TypeVar
+
+from geo_ray.errors import FrameError
+from geo_ray.transport.wire.meta import Meta
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[T]):
+    """A kind of value; called with a header and a name, it gives that field.
+
+    Attributes:
+        what: the kind in words.
+        fits: whether a value is of it.
+        make: what is made of the value.
+    """
+
+    what: str
+    fits: Callable[[Any], bool]
+    make: Callable[[Any], T]
+
+    def __call__(self, meta: Meta, name: str) -> T:
+        """The value of field ``name``.
+
+        Raises:
+            FrameError: the field is missing or of another kind.
+        """
+        if name not in meta:
+            raise FrameError(f"a header has no field '{name}'")
+        value = meta[name]
+        if not self.fits(value):
+            raise wrong(name, value, self.what)
+        return self.make(value)
+
+
+def wrong(name: str, value: object, what: str) -> FrameError:
+    """The error about a field whose value is not ``what`` it must be."""
+    return FrameError(f"field '{name}' of a header is {value!r:.100}, not {what}")
+
+
+def below(limit: int) -> Kind[int]:
+    """Counts below ``limit``."""
+    return Kind(f"a count below {limit}", lambda value: count.fits(value) and value < limit, int)
+
+
+def optional(kind: Kind[T]) -> Kind[T | None]:
+    """Values of a kind, or None."""
+    return Kind(
+        f"{kind.what} or None",
+        lambda value: value is None or kind.fits(value),
+        lambda value: None if value is None else kind.make(value),
+    )
+
+
+def every(kind: Kind[T]) -> Kind[list[T]]:
+    """Lists of values of a kind."""
+    return Kind(
+        f"a list, each {kind.what}",
+        lambda value: isinstance(value, list) and all(map(kind.fits, value)),
+        lambda value: list(map(kind.make, value)),
+    )
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+count: Final = Kind("a count", _is_count, int)
+flag: Final = Kind("a flag", lambda value: isinstance(value, bool), bool)
+text: Final = Kind("a text", lambda value: isinstance(value, str), str)
+data: Final = Kind("bytes", lambda value: isinstance(value, bytes), bytes)
+number: Final = Kind("a number", _is_number, float)
+amount: Final = Kind(
+    "an amount", lambda value: _is_number(value) and isfinite(value) and value >= 0, float
+)
+column: Final = Kind("a list without gaps", lambda v: isinstance(v, list) and None not in v, list)
+counts, texts = every(count), every(text)
+optional_count, optional_number = optional(count), optional(number)
+optional_text = optional(text)

@@ -1,0 +1,190 @@
+"""All that `scripts/test` checks: what can be at the same time, with a summary of the parts.
+
+Lanes run side by side, the parts of a lane one after the other. The output of one part at a time is
+shown as it comes; that of another follows as a whole when the screen is free. Ctrl-C is passed on:
+all parts clean up and end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+KILL_AFTER_S = 90.0  # after Ctrl-C; a cluster takes a while to go
+POLL_S = 0.1
+
+
+class Part:
+    """A command in a session of its own, its output in a file without a name."""
+
+    def __init__(self, name: str, command: Sequence[str]) -> None:
+        self.name = name
+        self.status: int | None = None
+        self.wall_s = 0.0
+        self.cpu_s = 0.0
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the part
+        self._num_shown_bytes = 0
+        self._has_heading = False
+        self._started = time.monotonic()
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def has_ended(self) -> bool:
+        """Says whether it has; notes how, and what it and its children used."""
+        if self.status is None:
+            pid, status, usage = os.wait4(self._process.pid, os.WNOHANG)
+            if pid:
+                self.status = self._process.returncode = os.waitstatus_to_exitcode(status)
+                self.wall_s = time.monotonic() - self._started
+                self.cpu_s = usage.ru_utime + usage.ru_stime
+        return self.status is not None
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal to it and its children, unless it has ended."""
+        if not self.has_ended():
+            os.killpg(self._process.pid, number)
+
+    def show_more(self) -> None:
+        """Prints what has come since the last time."""
+        if not self._has_heading:
+            print(f"---------- {self.name}", flush=True)
+            self._has_heading = True
+        text = os.pread(self._output.fileno(), 1 << 30, self._num_shown_bytes)
+        self._num_shown_bytes += len(text)
+        sys.stdout.buffer.write(text)
+        sys.stdout.flush()
+
+    def result(self) -> str:
+        """Returns one line on how it went and, if pytest ran, the line it closed with."""
+        word = "ok    " if self.status == 0 else "FAILED"
+        own = f"{word} {self.name}: {self.wall_s:.0f} s, {self.cpu_s:.0f} s of CPU"
+        output = os.pread(self._output.fileno(), 1 << 30, 0).decode(errors="replace")
+        lines = output.splitlines()
+        return f"{own}\n{lines[-1]}" if lines and "==" in lines[-1] else own
+
+
+Lane = dict[str, Sequence[str]]  # commands by name, run in this order
+
+
+class Checks:
+    """Runs lanes of parts, shows what they print, and sums up."""
+
+    def __init__(self) -> None:
+        self._parts: list[Part] = []  # in the order of their starts
+        self._unshown: list[Part] = []  # the first has the screen
+
+    def run(self, lanes: Sequence[Lane]) -> None:
+        """Runs the named commands of each lane one after the other, the lanes at the same time."""
+        waiting = [list(lane.items()) for lane in lanes]
+        running: dict[int, Part] = {}
+        while True:
+            for number, lane in enumerate(waiting):
+                if lane and (number not in running or running[number].has_ended()):
+                    running[number] = Part(*lane.pop(0))
+                    self._parts.append(running[number])
+                    self._unshown.append(running[number])
+            if not self._show() and not any(waiting):
+                return
+            time.sleep(POLL_S)
+
+    def interrupt(self) -> None:
+        """Has all parts clean up and end; kills those that do not, or at once if told twice."""
+        deadline = time.monotonic() + KILL_AFTER_S
+        try:
+            for part in self._parts:
+                part.send(signal.SIGINT)
+            while time.monotonic() < deadline and self._show():
+                time.sleep(POLL_S)
+        except KeyboardInterrupt:
+            pass
+        for part in self._parts:
+            part.send(signal.SIGKILL)
+
+    def sum_up(self) -> bool:
+        """Prints how each part went, those that failed last; says whether all went well."""
+        print("---------- all parts")
+        for part in sorted(self._parts, key=lambda part: part.status != 0):
+            print(part.result())
+        return all(part.status == 0 for part in self._parts)
+
+    def _show(self) -> bool:
+        """Shows what a part prints until it has ended, then another; says whether any is left."""
+        while self._unshown:
+            part = self._unshown[0]
+            ended = part.has_ended()
+            part.show_more()
+            if not ended:
+                return True
+            self._unshown.pop(0)
+            self._unshown.sort(key=lambda part: not part.has_ended())  # whole ones first
+        return False
+
+
+def run_all(phases: Sequence[Sequence[Lane]]) -> int:
+    """Runs the lanes of one phase after the other and sums up; returns the exit status."""
+    # A shell that begins this in the background has it ignore interrupts, and so all children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    checks = Checks()
+    try:
+        for lanes in phases:
+            checks.run(lanes)
+    except KeyboardInterrupt:
+        checks.interrupt()
+        checks.sum_up()
+        return 130
+    return 0 if checks.sum_up() else 1
+
+
+def pytest(*arguments: str, slow: bool) -> list[str]:
+    """Returns the command for some of the tests."""
+    color = ["--color=yes"] if sys.stdout.isatty() else []
+    chosen = [] if slow else ["-m", "not slow"]
+    return [sys.executable, "-m", "pytest", *color, *chosen, *arguments]
+
+
+def everything(slow: bool) -> list[list[Lane]]:
+    """Returns what must pass, those marked slow too or not."""
+    links = [  # wait for the network most of the time and need no cluster
+        "tests/contract/test_transport*.py",
+        "tests/chaos/test_transport*.py",
+        "tests/integration/test_*_in_process.py",
+        "tests/integration/test_*_paths.py",
+        "tests/integration/test_lab_[cln]*.py",
+        "tests/integration/test_overlay_rounds.py",
+        "tests/integration/test_udp_channel.py",
+    ]
+    environment = "tests/integration/test_environment.py"
+    of_links = [str(path) for pattern in links for path in sorted(Path().glob(pattern))]
+    others = [f"--ignore-glob={pattern}" for pattern in [*links, environment]]
+    computing = ["tests/property", "tests/contract", "tests/sim", *others]
+    first: list[Lane] = [
+        {
+            "ruff": ["ruff", "check", "."],
+            "format": ["ruff", "format", "--check", "."],
+            "mypy": ["mypy"],
+            "computing": pytest(*computing, slow=slow),
+        },
+        {"units": pytest("tests/arch", "tests/unit", environment, slow=slow)},
+    ]
+    # Nothing that computes runs beside the clusters, which would keep both cores busy alone.
+    second: list[Lane] = [
+        {"clusters": pytest("tests/integration", "tests/chaos", *others, slow=slow)},
+        {"links": pytest(*of_links, slow=slow)},
+    ]
+    return [first, second]
+
+
+if __name__ == "__main__":
+    sys.exit(run_all(everything(slow="--all" in sys.argv[1:])))

@@ -1,0 +1,133 @@
+"""The page and the table of a comparison: nothing cut off, failures told, curves over all axes."""
+
+from __future__ import annotations
+
+import re
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from observe_support import evaluation, events, exchange, started, step, wan, write
+from rich.console import Console
+
+from geo_ray.compare.board import ordered, row_of
+from geo_ray.compare.outcome import Outcome, Point, outcome_of
+from geo_ray.compare.page import result_table, write_page
+from geo_ray.compare.run import Comparison
+from geo_ray.config.experiment import Experiment
+from geo_ray.config.load import load_tree
+from geo_ray.observe.metrics.summary import Target, summarise
+from geo_ray.observe.report.style import STYLE
+from geo_ray.observe.report.views import AXES
+
+CONFIG = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
+TARGET = Target(metric="accuracy", value=0.5, direction="at_least")
+LONG = "diloco_streaming:interval=128:fragments=4:outer.lr=0.7:codec=int4"
+WHY = "[NON_FINITE] region 'us' refused <3> steps\n  fix: Lower the learning rate"
+
+
+def outcome(label: str, seed: int, failed: str | None = None, usd: float | None = None) -> Outcome:
+    points = tuple(
+        Point(
+            t_s=100.0 * n,
+            samples=1000 * n,
+            step=8 * n,
+            wan_bytes=10**9 * n,
+            metrics={"accuracy": n / 10 + seed / 50},
+        )
+        for n in range(1, 6)
+    )
+    return Outcome(
+        label=label,
+        rate=0.125,
+        seed=seed,
+        digest="",
+        seconds=12_345.6 + seed * 777,
+        time_to_target_s=None if failed else 9_876.5 + 1000 * seed,
+        samples_to_target=None if failed else 12_345_678 + seed * 10**6,
+        rounds=1234 + seed,
+        wan_bytes=123_456_789_012 + seed * 10**9,
+        idle_share=0.25 + seed / 10,
+        usd=usd,
+        eval={} if failed else {"accuracy": 0.8 + seed / 100},
+        points=() if failed else points,
+        failed=failed,
+    )
+
+
+def comparison(outcomes: list[Outcome], tuning: list[Outcome] | None = None) -> Comparison:
+    labels = dict.fromkeys(one.label for one in outcomes)
+    rows = [row_of([o for o in outcomes if o.label == name], TARGET) for name in labels]
+    return Comparison(ordered(rows, grows=True), tuning or [], outcomes, "accuracy")
+
+
+def page_of(tmp_path: Path, found: Comparison) -> str:
+    return write_page(found, "trial", tmp_path / "compare.html").read_text()
+
+
+def test_the_result_scrolls_and_its_ranges_are_below_the_medians(tmp_path: Path) -> None:
+    page = page_of(tmp_path, comparison([outcome(LONG, s, usd=1e3 + s) for s in range(3)]))
+    table = re.search(r'<div class="scroll wide"><table>.*?</table></div>', page)
+    assert table is not None and "<th class=n>USD</th>" in table[0]
+    assert '0.81<br><span class="range">0.8 to 0.82</span>' in table[0]
+    assert "interval=128:<wbr>fragments=4:<wbr>" in table[0]
+    assert len(re.findall(r'<span class="range">', table[0])) == 8
+    assert re.search(r"\.range \{[^}]*white-space: normal", STYLE)
+
+
+def test_what_was_never_priced_has_no_column(tmp_path: Path) -> None:
+    assert "<th class=n>USD</th>" not in page_of(tmp_path, comparison([outcome("bsp", 0)]))
+
+
+def test_curves_can_be_looked_at_over_every_axis(tmp_path: Path) -> None:
+    page = page_of(tmp_path, comparison([outcome("bsp", 0), outcome("bsp", 1), outcome("sma", 0)]))
+    assert re.findall(r'<div class="view x-(\w+)"><figure>', page) == list(AXES)
+    assert len(re.findall(r'id="axis-\w+" class="x-\w+" checked>', page)) == 1
+    assert "bytes between regions</text>" in page and ">4 GB</text>" in page
+
+
+def test_points_of_an_older_release_have_no_steps_and_no_such_axis(tmp_path: Path) -> None:
+    old = outcome("bsp", 0)
+    points = tuple(point.model_copy(update={"step": None}) for point in old.points)
+    page = page_of(tmp_path, comparison([old.model_copy(update={"points": points})]))
+    assert re.findall(r'<div class="view x-(\w+)"><figure>', page) == ["time", "samples", "wan"]
+
+
+def test_runs_that_failed_are_told_with_their_reason(tmp_path: Path) -> None:
+    outcomes = [outcome("bsp", 0), outcome("bsp", 1, WHY), outcome("asgd", 0, WHY)]
+    found = comparison(outcomes, [outcome("asgd", 9, WHY)])
+    page = page_of(tmp_path, found)
+    assert "Runs that failed" in page
+    assert page.count("refused &lt;3&gt; steps<br>  fix: Lower the learning rate") == 2
+    assert '<span class="range">[NON_FINITE] region &#x27;us&#x27; refused' in page
+    console = Console(file=StringIO(), width=100, record=True)
+    console.print(result_table(found))
+    assert "2 of 3 runs failed; bsp: [NON_FINITE] region 'us' refused <3>" in console.export_text()
+    whole = comparison([outcome("bsp", 0)])
+    assert "Runs that failed" not in page_of(tmp_path, whole)
+    console.print(result_table(whole))
+    assert "failed" not in console.export_text()
+
+
+def test_a_comparison_of_failures_only_has_a_page(tmp_path: Path) -> None:
+    page = page_of(tmp_path, comparison([outcome("bsp", 0, WHY)]))
+    assert "nothing was recorded" in page and page.count("<input") == 1
+
+
+@pytest.mark.parametrize("between", [0.0, 1.0])
+def test_points_have_steps_and_the_bytes_that_left_a_region(tmp_path: Path, between: float) -> None:
+    """What the averager's own region exchanges never leaves it; links are told of by the way."""
+    rows = [started()]
+    for n in (1, 2):
+        rows += [step("east", n, float(n)), exchange("east", n, float(n), bytes_out=10**6)]
+        rows.append(evaluation(n, float(n), accuracy=n / 4))
+        rows += [wan("east", "west", n + between, update=300 * n)]
+        rows += [wan("west", "east", n + between, reply=100 * n)]
+    write(tmp_path / "events.jsonl", rows)
+    found = outcome_of(
+        "bsp", 1.0, load_tree(CONFIG, [], Experiment), summarise(events(rows)), tmp_path
+    )
+    assert [point.step for point in found.points] == [1, 2]
+    expected = [400, 800] if between == 0 else [200, 400]
+    assert [point.wan_bytes for point in found.points] == expected
+    assert [point.samples for point in found.points] == [32, 64]

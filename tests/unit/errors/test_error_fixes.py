@@ -1,0 +1,240 @@
+"""What the terminal shows of an error, and whether its fix fits the cause and works."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from job_support import experiment
+from observe_support import evaluation, started, write
+
+from geo_ray import errors
+from geo_ray.checkpoint.manifest import CheckpointManifest
+from geo_ray.checkpoint.parts import write_part
+from geo_ray.checkpoint.store import CheckpointStore
+from geo_ray.cli import main as entry
+from geo_ray.cli.ending import name_run
+from geo_ray.cli.main import root
+from geo_ray.config.experiment import Experiment
+from geo_ray.config.load import load_tree
+from geo_ray.config.yaml_text import parse_yaml
+from geo_ray.errors.base import every_class
+from geo_ray.errors.page import EXAMPLE, page
+from geo_ray.job import rundir
+from geo_ray.job.rundir import RunDirectory
+
+TWO_MISTAKES = """\
+name: job
+task: {use: digits}
+data: {generate: {}}
+regions: [{name: eu}]
+train:
+  steps: many
+  eval_evry: 5
+strategy: {kind: bsp}
+optimizer: {kind: sgd}
+"""
+
+
+def command(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "geo_ray.cli.main", *words]
+    return subprocess.run(line, cwd=cwd, capture_output=True, text=True, timeout=100, check=False)
+
+
+def invoke(*words: str) -> Result:
+    return CliRunner().invoke(root, [*words])
+
+
+def failure(result: Result) -> errors.GeoRayError:
+    assert isinstance(result.exception, errors.GeoRayError), result.output
+    return result.exception
+
+
+# ------------------------------------------------------------------ the form
+
+
+def test_the_page_shows_what_the_terminal_shows(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(TWO_MISTAKES)
+    done = command("train", "job.yaml", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error {EXAMPLE}\n"
+    block = "".join(f"    {line}\n" for line in done.stderr.splitlines())
+    assert f"\n{block}\n" in page()
+
+
+FAILING = click.Command("fail")
+
+
+@pytest.mark.parametrize("kind", every_class(), ids=lambda kind: kind.code)
+def test_every_error_has_the_form_of_the_page(
+    kind: type[errors.GeoRayError],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail() -> None:
+        raise kind("the words of it")
+
+    monkeypatch.setattr(FAILING, "callback", fail)
+    monkeypatch.setitem(entry._VERBS, "fail", (__name__, "FAILING"))
+    with pytest.raises(SystemExit) as ended:
+        entry.main(["fail"])
+    assert ended.value.code == kind.exit_code
+    said = capsys.readouterr().err
+    if kind is errors.InterruptedRunError:  # nothing is broken; its section says so
+        assert said == f"stopped: the words of it\n  {kind.advice}\n"
+    else:
+        (form,) = re.findall(r"^    (error \[CODE\]) what .*\n    (  fix:) what .*$", page(), re.M)
+        head, tail = form[0].replace("CODE", kind.code), form[1]
+        assert said == f"{head} the words of it\n{tail} {kind.advice}\n"
+
+
+# ------------------------------------------------------------------ configurations
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("steps: 1\nsteps: 2", "Remove one of the two"),
+        ("a: &x 1", "in quotes"),
+        ("a: !!int 3", "Remove the tag"),
+        ("a: .inf", "finite number"),
+        ("a: 1\n---\nb: 1", "remove the line `---`"),
+        ("a: b: c", "indentation"),
+        ("? \n: 1", "a word before the colon"),
+    ],
+)
+def test_what_is_wrong_with_a_file_has_its_own_fix(text: str, words: str) -> None:
+    with pytest.raises(errors.ConfigError) as caught:
+        parse_yaml(text, "job.yaml")
+    assert words in caught.value.fix
+    assert "schema" not in caught.value.fix
+
+
+def test_a_lab_is_not_sent_to_the_keys_of_a_run(tmp_path: Path) -> None:
+    from geo_ray.lab.presets import load_topology
+
+    (tmp_path / "lab.yaml").write_text("regions: [{name: A}]\nspeed: 1\n")
+    with pytest.raises(errors.ConfigError) as caught:
+        load_topology(tmp_path / "lab.yaml")
+    assert "docs/lab.md" in caught.value.fix
+
+
+# ------------------------------------------------------------------ resuming
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+    """A run whose cluster is not there: what refuses a resume comes before that is found out."""
+    monkeypatch.chdir(tmp_path)
+    nowhere = "cluster={kind: existing, address: '127.0.0.1:9', connect_timeout_s: 1}"
+    return rundir.create(experiment(nowhere), tmp_path)
+
+
+def save_checkpoint(run: RunDirectory) -> None:
+    store = CheckpointStore(run.checkpoints)
+    part = write_part(store.begin(0), "a", {"x": torch.ones(3)}, {})
+    store.commit(
+        0,
+        CheckpointManifest(
+            id=0, step=5, created="-", config_digest="ab" * 32, parts=(part,), extra={"epoch": 1}
+        ),
+    )
+
+
+def finish(run: RunDirectory, *, simulated: bool = False, cause: str | None = None) -> None:
+    rows = [started(simulated=simulated), evaluation(10, 9.0, loss=0.5)]
+    if cause is not None:
+        rows.append(("stop_requested", 9.5, {"cause": cause}))
+    write(run.path / "events.jsonl", [*rows, ("run_finished", 10.0, {"summary": {}})])
+    run.model.write_bytes(b"weights")
+
+
+def resumed(run: RunDirectory, *more: str) -> errors.GeoRayError:
+    return failure(invoke("train", "--resume", str(run.path), *more))
+
+
+def advised(error: errors.GeoRayError) -> list[str]:
+    """The command that the advice names, as somebody would type it."""
+    (line,) = re.findall(r"`geo-ray (train [^`]+)`", error.fix)
+    return shlex.split(line)
+
+
+def test_a_finished_run_says_where_its_model_is_and_how_to_go_on(run: RunDirectory) -> None:
+    finish(run)
+    save_checkpoint(run)
+    error = resumed(run)
+    assert isinstance(error, errors.CheckpointMissingError)
+    assert "is finished after" in error.message and str(run.model) in error.message
+    assert advised(error) == ["train", "--resume", "runs/trial", "--allow-drift", "--set",
+                              f"train.steps={2 * experiment().train.steps}"]  # fmt: skip
+    # The advice is taken: nothing is refused before the run itself begins.
+    again = failure(invoke(*advised(error), "--plain"))
+    assert isinstance(again, errors.RayUnreachableError), again
+
+
+def test_a_run_that_met_its_target_is_told_to_leave_it_out(run: RunDirectory) -> None:
+    finish(run, cause="loss reached 0.5")
+    save_checkpoint(run)
+    assert advised(resumed(run))[-1] == "train.target=null"
+
+
+def test_a_finished_run_without_checkpoint_cannot_go_on(run: RunDirectory) -> None:
+    finish(run)
+    error = resumed(run)
+    assert "is finished" in error.message and "no checkpoint" in error.fix
+    more = ["--set", "train.steps=1000", "--allow-drift"]
+    assert resumed(run, *more).message == error.message
+
+
+def test_a_simulated_run_has_nothing_to_resume(run: RunDirectory) -> None:
+    finish(run, simulated=True)
+    assert "was simulated" in resumed(run).message
+
+
+def test_a_run_that_ended_early_is_started_again(run: RunDirectory) -> None:
+    write(run.path / "events.jsonl", [started()])
+    error = resumed(run)
+    assert "before its first checkpoint" in error.message
+    assert "geo-ray train CONFIG" in error.fix and "--resume" not in error.fix
+
+
+def test_the_key_that_non_finite_advises_is_taken_by_a_resume(run: RunDirectory) -> None:
+    save_checkpoint(run)
+    error = name_run(errors.NonFiniteError("refused 3 steps in a row"), run.path)
+    words = advised(error)
+    assert "train.clip_norm=1.0" in words
+    taken = failure(invoke(*words, "--plain"))
+    assert isinstance(taken, errors.RayUnreachableError), taken
+    config = load_tree(run.path / rundir.CONFIG_FILE, [], Experiment)
+    assert config.train.clip_norm == 1.0, "the next resumption would forget the changed key"
+
+
+def test_without_allow_drift_the_same_key_is_refused(run: RunDirectory) -> None:
+    save_checkpoint(run)
+    error = resumed(run, "--set", "train.clip_norm=1.0")
+    assert isinstance(error, errors.ConfigDriftError)
+    assert "train.clip_norm: null -> 1.0" in error.message and "--allow-drift" in error.fix
+    config = load_tree(run.path / rundir.CONFIG_FILE, [], Experiment)
+    assert config.train.clip_norm is None
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [k for k in every_class() if "--resume RUN" in k.advice],
+    ids=lambda k: k.code,
+)
+def test_nobody_is_told_to_resume_what_was_not_saved(
+    kind: type[errors.GeoRayError], run: RunDirectory
+) -> None:
+    before = name_run(kind("it stopped"), run.path).fix
+    assert "resume" not in before.lower() and "geo-ray train CONFIG" in before
+    assert before.endswith("No checkpoint was saved.")
+    save_checkpoint(run)
+    assert "--resume runs/trial" in name_run(kind("it stopped"), run.path).fix

@@ -1,0 +1,83 @@
+"""Which path updates take, for every configuration; and that no message has two handlers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from geo_ray.config.experiment import Experiment
+from geo_ray.errors import InvariantError
+from geo_ray.runtime.messages.standby import KINDS
+from geo_ray.runtime.paths.base import PlainStage, joined
+from geo_ray.runtime.paths.build import COMBINE, PathChoice, choose_path
+
+DGT = {"up": {"kind": "dgt"}}
+STANDBY = {"standby": "eu-west"}
+
+
+def experiment(**changes: Any) -> Experiment:
+    tree: dict[str, Any] = {
+        "name": "tiny",
+        "task": {"use": "digits"},
+        "data": {"generate": {}},
+        "regions": [{"name": name} for name in ("us-east", "eu-west", "ap-south")],
+        "strategy": {"kind": "asgd_ga"},
+        "optimizer": {"kind": "sgd", "lr": 0.1},
+        "train": {"steps": 2},
+    }
+    return Experiment.model_validate_json(json.dumps(tree | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "stage"),
+    [
+        ({}, "direct", "plain"),
+        ({"codec": {"up": {"kind": "fp16"}}}, "direct", "plain"),
+        ({"transfers": {}}, "direct", "transfers"),
+        ({"codec": DGT}, "direct", "differential"),
+        ({"averager": STANDBY}, "standby", "plain"),
+        ({"averager": STANDBY, "transfers": {}}, "standby", "transfers"),
+        ({"strategy": {"kind": "sma"}, "overlay": {"kind": "ring"}}, "overlay", "plain"),
+    ],
+)
+def test_an_experiment_has_one_path(changes: dict[str, Any], path: Any, stage: Any) -> None:
+    assert choose_path(experiment(**changes)) == PathChoice(path, stage)
+
+
+@pytest.mark.parametrize(
+    ("sections", "stages"),
+    [
+        (("averager", "codec"), "differential"),
+        (("overlay", "codec"), "differential"),
+        (("overlay", "transfers"), "transfers"),
+        (("transfers", "codec"), "differential"),
+    ],
+)
+def test_what_does_not_go_together_has_none(sections: tuple[str, ...], stages: str) -> None:
+    """The configuration refuses it before; here the parts are put together behind its back."""
+    parts = {
+        "averager": experiment(averager=STANDBY).averager,
+        "codec": experiment(codec=DGT).codec,
+        "transfers": experiment(transfers={}).transfers,
+        "overlay": experiment(strategy={"kind": "sma"}, overlay={"kind": "ring"}).overlay,
+    }
+    asked = experiment().model_copy(update={name: parts[name] for name in sections})
+    with pytest.raises(InvariantError, match=stages):
+        choose_path(asked)
+
+
+def test_the_table_has_every_path_with_the_plain_stage() -> None:
+    assert set(COMBINE) == {"direct", "standby", "overlay"}
+    assert all("plain" in stages for stages in COMBINE.values())
+
+
+def test_messages_of_one_kind_have_one_handler() -> None:
+    def route(peer: str, message: object) -> None:
+        raise AssertionError(f"{peer} sent {message}")
+
+    standby = dict.fromkeys(KINDS, route)
+    assert joined(standby, PlainStage().routes()) == standby
+    with pytest.raises(InvariantError, match="reply"):
+        joined({"reply": route, "ask": route}, standby)

@@ -1,0 +1,88 @@
+"""What `scripts/test` runs at the same time: outputs stay whole, failures and Ctrl-C are seen."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[3] / "scripts"
+WAIT_FOR = "wait() { while [ ! -e $1 ]; do sleep 0.05; done; }; "
+
+Lanes = Sequence[dict[str, str]]
+Start = Callable[[Sequence[Lanes]], "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts phases of lanes of named shell commands in an empty directory."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(phases: Sequence[Lanes]) -> subprocess.Popen[str]:
+        lanes = [
+            [{n: ["bash", "-c", WAIT_FOR + c] for n, c in lane.items()} for lane in phase]
+            for phase in phases
+        ]
+        code = f"import sys, checks; sys.exit(checks.run_all({lanes!r}))"
+        process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(SCRIPTS)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+
+
+def test_lanes_run_at_the_same_time_and_outputs_stay_whole(start: Start) -> None:
+    """Each of two waits for the other, twice; the second phase waits for the first."""
+    left = {"left": "echo L1; touch l; wait r; echo L2", "more": "[ -e r2 ] || wait r2; echo M"}
+    right = {"right": "echo R1; touch r; wait l; echo R2; touch r2"}
+    process = start([[left, right], [{"last": "[ -e r2 ] && echo P && echo '== 1 passed =='"}]])
+    out, _ = process.communicate()
+    assert process.returncode == 0
+    said, summary = out.split("---------- all parts\n")
+    blocks = dict(block.split("\n", 1) for block in said.split("---------- ")[1:])
+    assert blocks == {
+        "left": "L1\nL2\n",
+        "right": "R1\nR2\n",
+        "more": "M\n",
+        "last": "P\n== 1 passed ==\n",
+    }
+    assert summary.count("ok ") == 4
+    assert summary.endswith("== 1 passed ==\n")
+
+
+def test_a_part_that_fails_is_named_last_and_the_others_run(start: Start) -> None:
+    process = start([[{"bad": "echo why; exit 3", "next": "echo on"}], [{"good": "true"}]])
+    out, _ = process.communicate()
+    assert process.returncode == 1
+    lines = out.splitlines()
+    assert "on" in lines
+    assert lines[-1].startswith("FAILED bad:")
+    assert sum(line.startswith("FAILED") for line in lines) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_lets_all_parts_clean_up(
+    start: Start, tmp_path: Path, number: signal.Signals
+) -> None:
+    cleans = "trap 'echo cleaned; touch gone-{0}; exit 9' INT; touch {0}; wait never"
+    lanes = [{name: cleans.format(name), "never run": "touch never"} for name in ("a", "b")]
+    process = start([lanes, [{"nor this": "touch never"}]])
+    subprocess.run(["bash", "-c", WAIT_FOR + "wait a; wait b"], cwd=tmp_path, check=True)
+    process.send_signal(number)
+    out, _ = process.communicate()
+    assert process.returncode == 130
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "gone-a", "gone-b"]
+    assert out.count("cleaned\n") == 2
