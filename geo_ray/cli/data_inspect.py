@@ -83,10 +83,11 @@ def _show(survey: Survey, label: str | None) -> None:
             name,
             _type(column),
             f"{column.nulls + column.nans:,}",
-            f"{len(column.distinct):,}" if column.distinct is not None else "many",
+            _different(column),
             *_extremes(column),
         )
-    Console().print(table)
+    if survey.columns:
+        Console().print(table)
     for note in _notes(survey):
         click.echo(note)
     if survey.columns:
@@ -95,6 +96,12 @@ def _show(survey: Survey, label: str | None) -> None:
         found = suggest_label(name, column) if name == label else suggest(name, column)
         text = f"{name}: leave it out" if found.source is None else source_text(found.source)
         click.echo(f"  {text}" + (f"  # {found.remark}" if found.remark else ""))
+
+
+def _different(column: ColumnSurvey) -> str:
+    if column.kind in ("list", "other"):
+        return ""
+    return f"{len(column.distinct):,}" if column.distinct is not None else "many"
 
 
 def _files(number: int) -> str:

@@ -130,14 +130,15 @@ def _show(shared: Statistics) -> None:
     table = Table(title=f"{', '.join(shared.regions)}: {shared.rows:,} rows", box=SIMPLE)
     for heading in ("column", "kind"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("no value", "numbers", "mean", "deviation", "words"):
+    counted = any(known.words is not None for known in shared.columns.values())
+    for heading in ("no value", "numbers", "mean", "deviation", *(("words",) if counted else ())):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, known in shared.columns.items():
         mean, deviation = "", ""
         if known.mean is not None and known.m2 is not None:
             spread = math.sqrt(known.m2 / known.count)
             is_time = known.kind == "time"
-            mean = shown_time(known.mean) if is_time else f"{known.mean:.6g}"
+            mean = shown_time(known.mean)[:10] if is_time else f"{known.mean:.6g}"
             deviation = f"{spread / _DAY_S:.4g} days" if is_time else f"{spread:.6g}"
         table.add_row(
             name,
@@ -146,7 +147,7 @@ def _show(shared: Statistics) -> None:
             f"{known.count:,}",
             mean,
             deviation,
-            "" if known.words is None else f"{len(known.words):,}",
+            *(("" if known.words is None else f"{len(known.words):,}",) if counted else ()),
         )
     Console().print(table)
     for name, why in shared.left_out.items():

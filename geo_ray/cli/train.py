@@ -22,7 +22,9 @@ from geo_ray.cli.follow import following, new_run, plan_option, planned
     metavar="RUN",
     help="Go on with an earlier run from its newest whole checkpoint.",
 )
-@click.option("--allow-drift", is_flag=True, help="Resume although CONFIG differs from the run's.")
+@click.option(
+    "--allow-drift", is_flag=True, help="Resume although CONFIG differs; the run keeps it."
+)
 @plan_option
 @click.option("--plain", is_flag=True, help="Lines instead of a live table.")
 def train(

@@ -215,4 +215,6 @@ def _origin(path: KeyPath, origins: Mapping[KeyPath, str]) -> str:
     for length in range(len(path), 0, -1):
         if path[:length] in origins:
             return f" ({origins[path[:length]]})"
-    return ""
+    # a section that only came to be because `--set` named a key in it
+    inside = (origin for key, origin in origins.items() if path and key[: len(path)] == path)
+    return next((f" ({origin})" for origin in inside), "")

@@ -88,6 +88,11 @@ def parse_types(types: Mapping[str, str]) -> dict[str, ColumnType]:
     return {name: ColumnType.parse(text, name) for name, text in types.items()}
 
 
+def row_bytes(types: Mapping[str, ColumnType]) -> int:
+    """The size of a row in memory."""
+    return sum(kind.dtype.itemsize * (kind.length or 1) for kind in types.values())
+
+
 def types_of(columns: Columns) -> dict[str, ColumnType]:
     """The types of arrays (N,) or (N, length) whose dtypes are all allowed."""
     return {

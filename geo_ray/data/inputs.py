@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from geo_ray.data.columns import Columns, parse_types, types_of
+from geo_ray.data.columns import Columns, parse_types, row_bytes, types_of
 from geo_ray.data.files.find import InputFiles
 from geo_ray.data.files.rows import Batch, Unreadable, read_rows
 from geo_ray.data.prepare.apply import Counts, Preparer
@@ -19,6 +19,8 @@ from geo_ray.data.prepare.config import Preparation
 from geo_ray.data.prepare.findings import Findings, Spot
 from geo_ray.data.spool import Spool, pick
 from geo_ray.errors import ConfigError, ShardEmptyError
+
+_PREPARED_BYTES = 32 << 20  # at a time
 
 
 @dataclass(frozen=True)
@@ -75,15 +77,19 @@ def gather_rows(
     is_csv = any(file.format == "csv" for file in found.files)
     findings, unreadable, counts = Findings(types, is_csv), list[Unreadable](), Counts()
     names: dict[str, None] = {}
+    step = max(1, _PREPARED_BYTES // row_bytes(types))
     spool = Spool(types)
     try:
         for batch in read_rows(found, preparer.inputs, unreadable):
             spot = Spot(batch.path, batch.first_row, batch.piece.names)
             arrays = _filled(batch, preparer.inputs)
-            prepared = preparer.transform(arrays, findings, spot, batch.piece.rows)
-            if not findings:
-                spool.append(prepared.columns)
-                counts.add(prepared.counts)
+            for begin in range(0, batch.piece.rows, step):
+                some = {name: array.slice(begin, step) for name, array in arrays.items()}
+                rows = min(step, batch.piece.rows - begin)
+                prepared = preparer.transform(some, findings, spot.at(begin), rows)
+                if not findings:
+                    spool.append(prepared.columns)
+                    counts.add(prepared.counts)
             if on_read is not None:
                 on_read(batch.files_done, batch.piece.rows)
             names.update(dict.fromkeys(batch.piece.names))

@@ -8,7 +8,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from geo_ray.data.columns import Columns, ColumnType
+from geo_ray.data.columns import Columns, ColumnType, row_bytes
 from geo_ray.errors import StoreError
 
 _COPY_BYTES = 8 << 20  # at a time
@@ -73,8 +73,7 @@ class Spool:
 def pick(columns: Columns, types: Mapping[str, ColumnType], rows_N: Any) -> Columns:
     """Copy rows, in the given order, into a spool of their own; memory holds a part at a time."""
     spool = Spool(types)
-    row_bytes = sum(kind.dtype.itemsize * (kind.length or 1) for kind in types.values())
-    step = max(1, _COPY_BYTES // row_bytes)
+    step = max(1, _COPY_BYTES // row_bytes(types))
     for begin in range(0, len(rows_N), step):
         part_N = rows_N[begin : begin + step]
         spool.append({name: columns[name][part_N] for name in types})

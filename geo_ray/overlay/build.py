@@ -44,41 +44,41 @@ def links_of(config: AnyOverlay, num_regions: int) -> Links:
 
 
 def build_policy(
-    config: AnyOverlay, regions: Sequence[str], hub: int, grid: Grid, links: Links, seed: int
+    config: AnyOverlay, regions: Sequence[str], home: int, grid: Grid, links: Links, seed: int
 ) -> Policy:
     """The policy of a run.
 
     Args:
         config: kind and options; fits the regions, see `check_overlay`.
         regions: names, sorted.
-        hub: number of the region that hosts the averager.
+        home: number of the region that hosts the averager.
         grid: of the vector.
         links: what is known of links; shared with the coordinator.
         seed: of random decisions.
     """
     num, segments = len(regions), grid.count
     if isinstance(config, TsengineOverlay):
-        return Tsengine(links, hub, grid, config, seed)
+        return Tsengine(links, home, grid, config, seed)
     if isinstance(config, NetstormOverlay):
         storm = Netstorm(links, segments, config.roots or num, config.hysteresis)
         return PlannedPolicy(storm.trees, links, fused=True, probes=config.probes)
-    trees = partial(_static, config, tuple(regions), hub, segments)
+    trees = partial(_static, config, tuple(regions), home, segments)
     return PlannedPolicy(lambda rnd: trees(), links, fused=isinstance(config, RingOverlay))
 
 
 def _static(
-    config: AnyOverlay, regions: tuple[str, ...], hub: int, num_segments: int
+    config: AnyOverlay, regions: tuple[str, ...], home: int, num_segments: int
 ) -> list[Tree]:
     num = len(regions)
     if isinstance(config, BinaryOverlay):
-        return binary(num, hub, num_segments)
+        return binary(num, home, num_segments)
     if isinstance(config, RingOverlay):
         return ring(num, num_segments)
     if isinstance(config, RackOverlay):
         groups = (
-            square_groups(num, hub)
+            square_groups(num, home)
             if config.groups is None
             else [[regions.index(name) for name in group] for group in config.groups]
         )
-        return rack(num, hub, num_segments, groups)
-    return star(num, hub, num_segments)
+        return rack(num, home, num_segments, groups)
+    return star(num, home, num_segments)

@@ -55,7 +55,7 @@ class Coordinator:
     """See the module's docstring.
 
     Attributes:
-        hub: its region.
+        home: its region.
         policy: decides.
         links: what is known of links.
         probe_segments: how much a probe sends.
@@ -64,7 +64,7 @@ class Coordinator:
         restarts: how often sums were begun anew.
     """
 
-    hub: int
+    home: int
     policy: Policy
     links: Links
     probe_segments: int = 2
@@ -235,7 +235,7 @@ class Coordinator:
         """Let a region ask another for what it lacks of a result."""
         if node in entry.whole or not entry.is_committed:
             return
-        usable = (entry.whole | {self.hub}) - {node}
+        usable = (entry.whole | {self.home}) - {node}
         good = usable - avoid - self.links.down
         good = {n for n in good if not self.links.is_broken(n, node)}
         mbps_NN = self.links.matrix()

@@ -69,7 +69,7 @@ class Node:
     Attributes:
         me: this region's number.
         num_regions: N.
-        hub: the coordinator's region.
+        home: the coordinator's region.
         grid: the vector's segments.
         fused: see `Policy`.
         window: parts under way to one region.
@@ -82,7 +82,7 @@ class Node:
 
     me: int
     num_regions: int
-    hub: int
+    home: int
     grid: Grid
     fused: bool
     window: int = 32
@@ -110,7 +110,7 @@ class Node:
         entry = self._round(rnd, now_s)
         entry.contributed = True
         entry.vector.contribute(own_P, weight)
-        self.out.append((self.hub, Ready(rnd, about)))
+        self.out.append((self.home, Ready(rnd, about)))
         self._check(rnd)
 
     def is_summed(self, rnd: int) -> bool:
@@ -145,8 +145,8 @@ class Node:
             self._on_ack(peer, word.count, now_s)
         elif isinstance(word, Want):
             self._on_want(peer, word)
-        elif peer != self.hub:
-            raise FrameError(f"region {peer} says {type(word).__name__}; only {self.hub} may")
+        elif peer != self.home:
+            raise FrameError(f"region {peer} says {type(word).__name__}; only {self.home} may")
         elif isinstance(word, Orders):
             self._on_orders(word, now_s)
         elif isinstance(word, Fetch):
@@ -188,7 +188,7 @@ class Node:
         going = self._going.get(peer, [])
         for order in [o for o in going if o.last is not None and o.last <= pace.acked]:
             going.remove(order)
-            self.out.append((self.hub, Sent(order.rnd, order.attempt, order.send, *pace.take())))
+            self.out.append((self.home, Sent(order.rnd, order.attempt, order.send, *pace.take())))
 
     def _on_orders(self, orders: Orders, now_s: float) -> None:
         if orders.rnd <= self.finished - 1:
@@ -299,7 +299,7 @@ class Node:
                 continue
             pace.excuse(now_s)
             going = self._going.get(peer, [])
-            self.out += [(self.hub, Stuck(rnd, peer)) for rnd in sorted({o.rnd for o in going})]
+            self.out += [(self.home, Stuck(rnd, peer)) for rnd in sorted({o.rnd for o in going})]
             # The coordinator finds somebody else for a result. A sum has to wait for its word.
             self._going[peer] = [o for o in going if o.send.phase == SUM]
         for rnd, entry in self._rounds.items():
@@ -307,7 +307,7 @@ class Node:
                 continue
             if now_s - entry.moved_s > self.stall_s:
                 entry.moved_s = now_s
-                self.out.append((self.hub, Starved(rnd)))
+                self.out.append((self.home, Starved(rnd)))
 
     def set_rtt(self, peer: int, rtt_s: float) -> None:
         """The round trip to a region, for what is measured."""
@@ -322,7 +322,7 @@ class Node:
             return
         if not entry.told_whole:
             entry.told_whole = True
-            self.out.append((self.hub, Whole(rnd)))
+            self.out.append((self.home, Whole(rnd)))
         if entry.commit is None or not entry.contributed or rnd <= self.finished:
             return
         self.finished = rnd

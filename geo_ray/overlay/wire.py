@@ -23,7 +23,7 @@ from geo_ray.transport.wire.fields import amount, below, count, wrong
 from geo_ray.transport.wire.frames import Buffer, view_of
 from geo_ray.transport.wire.message import CONTROL, DATA, Message
 from geo_ray.transport.wire.meta import Meta
-from geo_ray.transport.wire.record import Counts, Field, Known, OneOf, Only, Record, Rows
+from geo_ray.transport.wire.record import CountList, Field, Known, OneOf, Only, Record, Rows
 
 WORD: Final = "overlay"
 PART: Final = "overlay_part"
@@ -38,11 +38,11 @@ class _About:
     names: tuple[str, ...] = ()
 
     def write(self, value: Meta) -> Meta:
-        """See `Codec`."""
+        """See `ValueCodec`."""
         return {_ABOUT + name: item for name, item in value.items()}
 
     def read(self, meta: Meta, payload: Buffer | None = None, **known: Any) -> Meta:
-        """See `Codec`."""
+        """See `ValueCodec`."""
         return {n.removeprefix(_ABOUT): v for n, v in meta.items() if n.startswith(_ABOUT)}
 
 
@@ -86,7 +86,7 @@ _WORDS: Final = OneOf[Word](
         "Stuck": Record(Stuck, "rnd", _to("dst")),
         "Starved": Record(Starved, "rnd"),
         "Fetch": Record(Fetch, "rnd", _to("source")),
-        "Want": Record(Want, "rnd", Field("ranges", Rows(Counts("first", "stop")))),
+        "Want": Record(Want, "rnd", Field("ranges", Rows(CountList("first", "stop")))),
         "Commit": Record(Commit, "rnd", _ABOUT_IT, "attempt"),
     },
 )

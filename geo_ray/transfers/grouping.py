@@ -41,13 +41,13 @@ class UploadPath:
     """What the way to the averager is like.
 
     Attributes:
-        hub: the averager's region.
+        home: the averager's region.
         busy_s: how long it still receives what was granted.
         limit_mbps: what it can receive in all.
         duration_s: how long transfers take that run alone.
     """
 
-    hub: str
+    home: str
     busy_s: float
     limit_mbps: float
     duration_s: Duration
@@ -55,7 +55,7 @@ class UploadPath:
     def through_s(self, region: str, size_bytes: int, ready_s: float, free_s: float) -> float:
         """When a transfer is through that is ready and finds the averager free at these times."""
         bottleneck_s = size_bytes * 8e-6 / self.limit_mbps
-        path_s = self.duration_s(region, self.hub, size_bytes)
+        path_s = self.duration_s(region, self.home, size_bytes)
         return max(max(ready_s, free_s) + bottleneck_s, ready_s + path_s)
 
 
@@ -66,35 +66,35 @@ class _Plan:
     groups: tuple[UploadGroup, ...]
 
 
-def plan_groups(line: Sequence[UploadRequest], road: UploadPath) -> tuple[UploadGroup, ...]:
+def plan_groups(line: Sequence[UploadRequest], path: UploadPath) -> tuple[UploadGroup, ...]:
     """The groups worth forming now; updates in none of them go straight.
 
     Args:
         line: what waits for the averager, in the order in which it would go.
-        road: the way there.
+        path: the way there.
     """
     asks = [ask for ask in line if not ask.final and not ask.parts][:_LONGEST_LINE]
     sizes = {ask.size_bytes for ask in asks}
     if len(asks) < 2 or len(sizes) > 1:
         return ()
-    plans = [_with_straight(number, asks, road) for number in range(len(asks) + 1)]
+    plans = [_with_straight(number, asks, path) for number in range(len(asks) + 1)]
     # Equal within rounding: the fewer groups the better, nothing can go wrong with the others.
     best = min(plans, key=lambda p: (round(p.end_s, 9), round(p.total_s, 9), len(p.groups)))
     return best.groups
 
 
-def _with_straight(number: int, asks: Sequence[UploadRequest], road: UploadPath) -> _Plan:
-    free_s, end_s, total_s = road.busy_s, 0.0, 0.0
-    bottleneck_s = asks[0].size_bytes * 8e-6 / road.limit_mbps
+def _with_straight(number: int, asks: Sequence[UploadRequest], path: UploadPath) -> _Plan:
+    free_s, end_s, total_s = path.busy_s, 0.0, 0.0
+    bottleneck_s = asks[0].size_bytes * 8e-6 / path.limit_mbps
     groups: list[UploadGroup] = []
     first = 0
     while first < len(asks):
         group = UploadGroup(asks[first].region, (asks[first],))
         ready_s = 0.0
         if first >= number:
-            group, ready_s = _largest(asks[first:], free_s, road)
+            group, ready_s = _largest(asks[first:], free_s, path)
         size = len(group.asks)
-        through_s = road.through_s(group.helper, asks[0].size_bytes, ready_s, free_s)
+        through_s = path.through_s(group.helper, asks[0].size_bytes, ready_s, free_s)
         if size > 1:
             groups.append(replace(group, spare_s=max(0.0, free_s - ready_s)))
         free_s = max(ready_s, free_s) + bottleneck_s
@@ -104,7 +104,7 @@ def _with_straight(number: int, asks: Sequence[UploadRequest], road: UploadPath)
 
 
 def _largest(
-    asks: Sequence[UploadRequest], free_s: float, road: UploadPath
+    asks: Sequence[UploadRequest], free_s: float, path: UploadPath
 ) -> tuple[UploadGroup, float]:
     """The longest beginning of ``asks`` whose sum is ready when the averager is free; 2 at least.
 
@@ -112,26 +112,26 @@ def _largest(
         The group, and when its sum is ready.
     """
     # A little late is better than one transfer more.
-    latest_s = free_s + _LATE * asks[0].size_bytes * 8e-6 / road.limit_mbps
+    latest_s = free_s + _LATE * asks[0].size_bytes * 8e-6 / path.limit_mbps
     group, ready_s = UploadGroup(asks[0].region, tuple(asks[:1])), 0.0
     for size in range(2, len(asks) + 1):
-        helper, gathered_s = _best_helper(asks[:size], road)
+        helper, gathered_s = _best_helper(asks[:size], path)
         if size > 2 and gathered_s > latest_s:
             break
         group, ready_s = UploadGroup(helper, tuple(asks[:size])), gathered_s
     return group, ready_s
 
 
-def _best_helper(asks: Sequence[UploadRequest], road: UploadPath) -> tuple[str, float]:
+def _best_helper(asks: Sequence[UploadRequest], path: UploadPath) -> tuple[str, float]:
     """The sender from which the sum is soonest at the averager, and when it is ready there."""
 
     def ready_s(helper: str) -> float:
         others = [ask for ask in asks if ask.region != helper]
-        return sum(road.duration_s(ask.region, helper, ask.size_bytes) for ask in others)
+        return sum(path.duration_s(ask.region, helper, ask.size_bytes) for ask in others)
 
     size_bytes = asks[0].size_bytes
     helper = min(
         (ask.region for ask in asks),
-        key=lambda h: (ready_s(h) + road.duration_s(h, road.hub, size_bytes), h),
+        key=lambda h: (ready_s(h) + path.duration_s(h, path.home, size_bytes), h),
     )
     return helper, ready_s(helper)

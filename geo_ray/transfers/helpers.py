@@ -35,14 +35,14 @@ class HelperScheduler:
 
     Attributes:
         config: how to decide.
-        hub: the averager's region.
+        home: the averager's region.
         into_mbps: what regions receive from each other, by region that receives; learned.
         paused: form no groups; the open ones go on.
         line: the scheduler beneath.
     """
 
     config: TransfersConfig
-    hub: str
+    home: str
     into_mbps: dict[str, float] = field(default_factory=dict)
     paused: bool = False
     line: TransferScheduler = field(init=False)
@@ -155,10 +155,10 @@ class HelperScheduler:
         line, limit_mbps = self.line.waiting(), self.line.rates.limit_mbps
         if not self.config.aggregate or self.paused or len(line) < 2 or limit_mbps is None:
             return decisions
-        road = UploadPath(self.hub, self.line.busy_s(now_s), limit_mbps, self._duration_s)
+        path = UploadPath(self.home, self.line.busy_s(now_s), limit_mbps, self._duration_s)
         # Its members must hear of it, the helper must ask, and its grant must come back.
         lead_s = _TRIPS * max(self.line.rates.latency_s.values(), default=0.0)
-        for group in plan_groups(line, road):
+        for group in plan_groups(line, path):
             if group.spare_s <= lead_s + _MOMENT_S:
                 decisions.append(self._gather(now_s, group))
             else:
@@ -181,7 +181,7 @@ class HelperScheduler:
 
     def _duration_s(self, src: str, dst: str, size_bytes: int) -> float:
         rates = self.line.rates
-        if dst == self.hub:
+        if dst == self.home:
             return rates.duration_s(src, size_bytes)
         # What a region can receive is seen at its first sum; until then, what it can send.
         mbps = self.into_mbps.get(dst) or rates.paths.get(dst)

@@ -104,9 +104,47 @@ def test_every_config_loads(path: Path) -> None:
     load_experiment(ROOT / path, [])
 
 
-def quoted_commands() -> dict[str, set[str]]:
+def text_of(node: ast.expr) -> str:
+    """The words of a string, with X for what is put in; several strings of a choice as lines."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=parts):
+            return "".join(text_of(p) if isinstance(p, ast.Constant) else "X" for p in parts)
+        case ast.IfExp(body=one, orelse=other):
+            return f"{text_of(one)}\n{text_of(other)}"
+        case _:
+            return ""
+
+
+def fixes(library: list[Any]) -> dict[str, str]:
+    """What single errors advise, by place."""
+    return {
+        f"{file.name}:{keyword.value.lineno}": text
+        for file in library
+        for node in ast.walk(file.tree)
+        if isinstance(node, ast.Call)
+        for keyword in node.keywords
+        if keyword.arg == "fix" and (text := text_of(keyword.value))
+    }
+
+
+def test_fixes_are_sentences_and_name_files_that_exist(library: list[Any]) -> None:
+    found = fixes(library)
+    assert len(found) > 150
+    texts = found | {kind.code: f"{kind.advice} {kind.more}" for kind in ERRORS}
+    for place, text in texts.items():
+        for name in re.findall(r"\b(?:docs|configs)/[\w/]+\.\w+", text):
+            assert (ROOT / name).exists(), f"{place}: {name}"
+    for place, text in found.items():
+        first, last = text.lstrip()[0], text.rstrip()[-1]
+        assert first.isupper() or first in "`X", f"{place}: {text}"
+        assert last in ".:?X", f"{place}: {text}"
+
+
+def quoted_commands(library: list[Any]) -> dict[str, set[str]]:
     """Commands in code spans and code blocks of the docs and in the advice of errors."""
-    texts = {kind.code: kind.advice for kind in ERRORS}
+    texts = {kind.code: f"{kind.advice} {kind.more}" for kind in ERRORS} | fixes(library)
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         if path.exists():
             texts[str(path.relative_to(ROOT))] = path.read_text()
@@ -133,12 +171,12 @@ def complaint(command: click.Command, line: str) -> str:
     return f"no option {unknown[0]}" if unknown else ""
 
 
-def test_every_quoted_command_exists() -> None:
+def test_every_quoted_command_exists(library: list[Any]) -> None:
     from geo_ray.cli.main import root
 
     wrong = [
         f"geo-ray {line} ({', '.join(sorted(sources))}): {problem}"
-        for line, sources in quoted_commands().items()
+        for line, sources in quoted_commands(library).items()
         if (problem := complaint(root, line))
     ]
     assert not wrong

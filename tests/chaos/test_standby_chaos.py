@@ -40,7 +40,7 @@ def actors(cluster: LocalCluster, region: str, *kinds: str) -> list[int]:
             command = Path(f"/proc/{pid}/cmdline").read_bytes().decode()
         except OSError:
             continue
-        names = kinds or ("BridgeActor", "LeadActor", "FollowerActor", "WorkerActor")
+        names = kinds or ("BridgeActor", "PrimaryActor", "ShardServerActor", "WorkerActor")
         if command.startswith(tuple(f"ray::{name}" for name in names)):
             found.append(pid)
     return found
@@ -103,7 +103,7 @@ def test_another_region_is_not_replaced(ray_cluster: LocalCluster, tmp_path: Pat
     experiment = experiment_of(tmp_path, **SECTIONS)
     run = rundir.create(experiment, tmp_path)
     killed: list[int] = []
-    sink = kill_at(5, lambda: actors(ray_cluster, THIRD, "LeadActor"), killed)
+    sink = kill_at(5, lambda: actors(ray_cluster, THIRD, "PrimaryActor"), killed)
     with pytest.raises(RegionLostError, match=THIRD):
         train(experiment, tmp_path, begun=run, sink=sink)
     assert not [e for e in events_of(run.path) if e.kind == "hub_moved"]

@@ -162,7 +162,7 @@ def test_a_lost_server_ends_the_run_and_a_damaged_checkpoint_is_passed_over(
         if event.kind == "checkpoint":
             saved.append(event["id"])
             if len(saved) == 2:
-                for pid in actors(regions_node(ray_cluster, "eu-west"), "LeadActor"):
+                for pid in actors(regions_node(ray_cluster, "eu-west"), "PrimaryActor"):
                     os.kill(pid, signal.SIGKILL)
 
     with pytest.raises(RegionLostError) as caught:
@@ -236,7 +236,7 @@ def test_bsp_interrupted_then_killed_then_resumed(
         process.kill()
         process.wait(60)
     supervisor = ray_cluster._kept._supervisor.pid
-    kinds = ("WorkerActor", "LeadActor", "BridgeActor", "FollowerActor")
+    kinds = ("WorkerActor", "PrimaryActor", "BridgeActor", "ShardServerActor")
     eventually(lambda: not any(actors(supervisor, kind) for kind in kinds), "the actors are gone")
 
     run, reread = rundir.reopen(run_dir)

@@ -36,6 +36,7 @@ from geo_ray.runtime.actors.worker_loop import (
     links_over,
 )
 from geo_ray.runtime.paths.build import PathSetting, dials
+from geo_ray.runtime.paths.transfers import Transfers
 from geo_ray.tasks.load import load_task
 from geo_ray.training.averager.averager import Averager
 from geo_ray.training.compute.flat import digest
@@ -193,6 +194,15 @@ class Site:
             self.endpoint.close(0.0)
         for server in self.servers:
             server.close()
+
+
+def transfers_of(site: Site) -> Transfers:
+    """The stage of a region's path that makes transfers take turns."""
+    assert site.bridge is not None
+    stage: Any = site.bridge.path.stage
+    found = stage.depart.__self__
+    assert isinstance(found, Transfers)
+    return found
 
 
 class WorkerThread(threading.Thread):

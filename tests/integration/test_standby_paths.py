@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from region_support import Gate, InProcess, Site, WorkerThread, eventually, experiment_of
+from region_support import (
+    Gate,
+    InProcess,
+    Site,
+    WorkerThread,
+    eventually,
+    experiment_of,
+    transfers_of,
+)
 
 from geo_ray.checkpoint.store import directory_of
 from geo_ray.config.experiment import Experiment
@@ -287,7 +295,7 @@ def test_turns_and_a_standby_together(tmp_path: Path) -> None:
     gate = Gate(STEPS // 2)
     with InProcess(asked, tmp_path, gate=gate) as world:
         for site in world.sites.values():
-            site.bridge.path._stage._open = False
+            transfers_of(site)._open = False
         workers = start_all(world)
         eventually(lambda: world.sites[THIRD].server.seq >= 5, "the fifth exchange")
         go_down(world.sites[HOME])

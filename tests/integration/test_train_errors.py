@@ -268,7 +268,7 @@ def fill():
         time.sleep(0.01)
     resource.setrlimit(resource.RLIMIT_FSIZE, (500, resource.RLIM_INFINITY))
 
-if b"LeadActor" in TITLE:  # it writes parts: from now on no file of its grows beyond 500 bytes
+if b"PrimaryActor" in TITLE:  # it writes parts: from now on no file of its grows beyond 500 bytes
     threading.Thread(target=fill, daemon=True).start()
 """
     train_for_long = {"steps": 100_000, "eval_every": 0}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from region_support import InProcess, experiment_of
+from region_support import InProcess, experiment_of, transfers_of
 
 from geo_ray.checkpoint.store import directory_of
 from geo_ray.config.experiment import Experiment
@@ -57,13 +57,13 @@ def messages_of(world: InProcess) -> Counter[str]:
 def always_ask(world: InProcess) -> None:
     """Let nobody send before a first grant; otherwise an idle averager is not asked."""
     for site in world.sites.values():
-        site.bridge.path._stage._open = False
+        transfers_of(site)._open = False
 
 
 def let_sums_be_worth_it(world: InProcess) -> None:
     """As if links had been measured: that to the averager slow, those between others fast."""
     always_ask(world)
-    uploads = world.sites["us-east"].bridge.path._stage.uploads
+    uploads = transfers_of(world.sites["us-east"]).uploads
     uploads.seed({region["name"]: 0.2 for region in MORE})
     uploads._line.into_mbps |= {region["name"]: 1000.0 for region in MORE}
 

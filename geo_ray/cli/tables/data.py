@@ -68,7 +68,8 @@ class _Lines:
         self._done += amount
         if time.monotonic() >= self._next_s:
             share = self._done / self._total if self._total else 1.0
-            click.echo(f"{self._title}: {share:.0%} of {self._total:,.0f} {self._unit}", err=True)
+            of_all = f" of {self._total:,.0f} {self._unit}" if self._total > 1 else ""
+            click.echo(f"{self._title}: {share:.0%}{of_all}", err=True)
             self._next_s = time.monotonic() + _LINE_EVERY_S
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, BinaryIO
@@ -140,8 +141,9 @@ def _blocks(
         ),
     )
     last: str | None = None
+    size = os.fstat(file.fileno()).st_size
     with reader:
-        for batch in reader:
+        for number, batch in enumerate(reader, start=1):
             if batch.num_rows:
                 last = batch.column(raw_names[-1])[-1].as_py()
             columns = {raw.strip(): batch.column(raw) for raw in chosen}
@@ -150,7 +152,10 @@ def _blocks(
                     name: pc.replace_substring_regex(array, _DECIMAL_COMMA, r"\1.\2")
                     for name, array in columns.items()
                 }
-            yield FilePiece(names, columns, batch.num_rows, fraction_read(file))
+            # Arrow reads ahead of what it decodes, a block per batch.
+            decoded = min(1.0, number * BLOCK_BYTES / size)
+            done = decoded if found.compression is None else fraction_read(file)
+            yield FilePiece(names, columns, batch.num_rows, done)
     if last is not None and "\n" in last and not _ends_quoted(file, found, last):
         raise SchemaMismatchError(
             f"{found.path}: a quote that is not closed takes in what follows it: {last[:60]!r}",
@@ -159,9 +164,9 @@ def _blocks(
     if bad:
         first = bad[0]
         raise SchemaMismatchError(
-            f"{found.path}: {len(bad)} rows do not have the {first.expected_columns} values of the "
-            f"header; the first is row {first.number} of the file, with {first.actual_columns}: "
-            f"{first.text[:60]!r}",
+            f"{found.path} has rows with more or fewer values than the header's "
+            f"{first.expected_columns}: {len(bad)} of them, the first is row {first.number} of the "
+            f"file, with {first.actual_columns}: {first.text[:60]!r}",
             fix="Look for a quote that is not closed, or a value that has the delimiter in it and "
             "is not quoted.",
         )

@@ -53,7 +53,8 @@ def json_pieces(
     if bad:
         number, why = bad[0]
         raise SchemaMismatchError(
-            f"{found.path}: {len(bad)} lines are no JSON object; the first is line {number}: {why}",
+            f"{found.path} has lines that are no JSON object: {len(bad)} of them, the first is "
+            f"line {number}: {why}",
             fix="Write one JSON object per line.",
         )
 

@@ -122,8 +122,19 @@ class Preparer:
             SchemaMismatchError: listing everything that the preparation refuses.
         """
         arrays = {name: arrow_of(rows[name]) for name in self.inputs if name in rows}
+        lengths = {name: len(array) for name, array in arrays.items()}
+        if len(set(lengths.values())) > 1:
+            raise SchemaMismatchError(
+                f"columns differ in their number of rows: {lengths}",
+                fix="Give each column one value per row, None where there is none.",
+            )
         findings = Findings(self._types)
-        prepared = self.transform(arrays, findings, Spot("the rows", 1, tuple(rows)))
+        spot = Spot("the rows", 1, tuple(rows))
+        prepared = self.transform(arrays, findings, spot)
+        for name, sources in self._sources.items():
+            for source in sources:
+                if source.column not in rows:
+                    findings.add_absent(name, source, spot)
         findings.raise_any("the rows do not fit the preparation", prepared=True)
         return prepared
 

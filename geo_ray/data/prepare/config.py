@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -13,6 +13,7 @@ from geo_ray.config.base import StrictModel
 from geo_ray.config.explain import explain
 from geo_ray.config.load import read_text
 from geo_ray.config.yaml_text import parse_yaml
+from geo_ray.data.nearby import missing_path
 from geo_ray.data.prepare.numbers import Cast
 from geo_ray.data.values import text_of
 from geo_ray.errors import ConfigError
@@ -166,12 +167,19 @@ class Preparation(StrictModel):
     """All columns of a task and what they are made of."""
 
     version: Literal[1] = Field(default=1, description="version of this format")
-    columns: dict[str, Annotated[tuple[Source, ...], Field(min_length=1)]] = Field(
+    columns: dict[str, tuple[Source, ...]] = Field(
         description="column of the task -> its sources, whose numbers are joined"
     )
     types: dict[str, str] = Field(
         default_factory=dict, description="column of the task -> type; written by `data shard`"
     )
+
+    @model_validator(mode="after")
+    def _no_empty_column(self) -> Preparation:
+        empty = [name for name, sources in self.columns.items() if not sources]
+        if empty:
+            raise ValueError(f"columns.{empty[0]} has no source")
+        return self
 
 
 def load_preparation(path: Path) -> Preparation:
@@ -183,6 +191,12 @@ def load_preparation(path: Path) -> Preparation:
     Raises:
         ConfigError: naming the file and every key that is wrong, or the vocabulary file.
     """
+    if not path.exists():
+        raise ConfigError(
+            f"there is no preparation file {path}{missing_path(path)}",
+            fix="Correct the path; `geo-ray data inspect FILES --task TASK --draft FILE` writes a "
+            "first one.",
+        )
     found = parse_preparation(read_text(path), str(path))
     columns = {
         name: tuple(_with_words(source, path) for source in sources)

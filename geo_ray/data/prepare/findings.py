@@ -43,6 +43,7 @@ class _Record:
     first: Spot
     example: Any
     whole: bool = True
+    everywhere: bool = False
     rows: int = 0
     words: dict[str, None] = field(default_factory=dict)
     files: dict[str, None] = field(default_factory=dict)
@@ -82,7 +83,7 @@ class Findings:
         """Note that no file has the column, whatever else was said of it."""
         key = (name, source.column)
         self._sources[key] = source
-        record = _Record(spot, None)
+        record = _Record(spot, None, everywhere=True)
         record.files[spot.path] = None
         self._found[key] = {"absent": record}
 
@@ -109,7 +110,8 @@ class Findings:
             lines += [f"  {error.message}", f"      {error.fix}"]
         if len(self._unreadable) > _MOST_FILES:
             lines.append(f"  and {len(self._unreadable) - _MOST_FILES} more files")
-        for key, records in self._found.items():
+        order = list(self._types)
+        for key, records in sorted(self._found.items(), key=lambda item: order.index(item[0][0])):
             text, more = self._say(key, records)
             lines += text
             helped = helped or more
@@ -133,8 +135,7 @@ class Findings:
             )
             advice = advise(kind, source, wanted, _seen(record), self._null_option)
             if kind == "absent":
-                close = nearest(column, set(record.first.names))
-                advice = ColumnAdvice({"column": close}) if close else _others(record, wanted)
+                advice = _of_absent(column, record, wanted)
             changes |= advice.changes
             if advice.remark:
                 remarks.append(advice.remark)
@@ -163,8 +164,14 @@ def _places(kind: Kind, record: _Record) -> str:
     return f" ({rows}, first in {first}{also})"
 
 
-def _others(record: _Record, wanted: ColumnType) -> ColumnAdvice:
+def _of_absent(column: str, record: _Record, wanted: ColumnType) -> ColumnAdvice:
     names = record.first.names
+    if not record.everywhere:
+        them = "give it the column, or leave the file out"
+        return ColumnAdvice({}, f"{record.first.path} has {listed(names)}; {them}")
+    close = nearest(column, set(names))
+    if close is not None:
+        return ColumnAdvice({"column": close})
     remark = f"the files have {listed(names) if names else 'no columns'}"
     if wanted.length is not None and names:
         some = ", ".join(f"{{column: {flow(name)}}}" for name in names[:2])

@@ -18,6 +18,7 @@ from pydantic import Field
 
 from geo_ray.config.base import StrictModel
 from geo_ray.config.json_file import load_json
+from geo_ray.data.nearby import missing_path
 from geo_ray.errors import ConfigError
 
 ColumnKind = Literal["number", "time", "text", "list", "empty", "other"]
@@ -105,6 +106,8 @@ def load_statistics(path: Path) -> Statistics:
         ConfigError: it cannot be read, or is not valid.
     """
     fix = "Write it with `geo-ray data stats`, or `geo-ray data merge-stats` for several regions."
+    if not path.exists():
+        raise ConfigError(f"there are no statistics {path}{missing_path(path)}", fix=fix)
     return load_json(path, Statistics, "statistics", lambda text: ConfigError(text, fix=fix))
 
 

@@ -13,7 +13,7 @@ from geo_ray.data.prepare.survey import ColumnSurvey, Survey
 from geo_ray.data.prepare.yaml_line import flow, source_text
 
 _FEW_ROWS = 20  # too few to tell an identifier by
-_MOST_BUCKETS = 1024
+_MOST_BUCKETS = 256
 _FEWEST_BUCKETS = 16
 _MOST_CLASSES = 100
 

@@ -143,7 +143,7 @@ def _look(column: ColumnSurvey, array: pa.Array, path: str) -> None:
     if is_text(kind):
         _look_at_text(column, array, path)
         return
-    if is_list(kind):
+    if is_list(kind) and (types.is_integer(kind.value_type) or types.is_floating(kind.value_type)):
         column.nulls += array.null_count
         lengths = pc.unique(pc.list_value_length(array).drop_null()).to_pylist()
         column.lengths.update(lengths[: max(0, _MOST_LENGTHS - len(column.lengths))])

@@ -18,7 +18,7 @@ from geo_ray.runtime.messages.exchange import (
     read_update,
     reply_meta,
 )
-from geo_ray.runtime.paths.base import UpdatePath
+from geo_ray.runtime.paths.base import UpdatePath, joined
 from geo_ray.runtime.paths.build import PathSetting, build_path
 from geo_ray.runtime.paths.differential import EndpointSite
 from geo_ray.transport.emulation.link_model import build_links
@@ -45,29 +45,30 @@ class Bridge:
         self._region = endpoint.identity.region
         self.endpoint = endpoint
         self.path = path
-        self._routes = dict(path.routes())
+        self._routes = joined(path.routes(), path.stage.routes)
 
     def connect(self, peer: str, address: Address) -> None:
         """Dial another region's bridge and keep the link up."""
         self.endpoint.connect(peer, address)
-        self.path.on_address(peer, address)
+        self.path.stage.on_address(peer, address)
 
     def status(self) -> dict[str, Any]:
-        """Links, and what the path has to report: plain values."""
+        """Links, the averager's home, and what the path has to report: plain values."""
         links = self.endpoint.stats()
-        self.path.count_into(links)
-        return {"links": links, **self.path.status()}
+        beside = self.path.stage.status(links)
+        return {"links": links, "home": self.path.home, **self.path.status(), **beside}
 
     def close(self) -> None:
         """Release whoever waits for an answer."""
         self.path.close()
+        self.path.stage.close()
 
     def handle(
         self, conn: LanConnection, meta: Meta, payload: memoryview | None
     ) -> tuple[Meta, memoryview | None]:
         """One update of the own region; blocks until the averager's answer is here."""
         if fields.text(meta, "op") == "recall":
-            return self.path.recall(), None
+            return self.path.stage.recall(), None
         update = read_update(meta, payload)
         if update.region != self._region:
             raise InvariantError(f"bridge of '{self._region}' got an update of '{update.region}'")

@@ -182,7 +182,10 @@ class LocalCluster:
         if self._config.port:
             return self._config.port if _answers(_HEAD_IP, self._config.port) else None
         for path in self._home(_HEAD).glob("session_2*/gcs_server_port_*"):
-            text = path.read_text().strip()
+            try:
+                text = path.read_text().strip()
+            except FileNotFoundError:  # Ray writes the port beside it and renames that file
+                continue
             if text.isdigit():
                 return int(text)
         return None

@@ -56,14 +56,14 @@ class _Payload:
     names = ("coded", "against", *SIZES.names)
 
     def write(self, value: Update | Reply) -> Meta:
-        """See `Codec`."""
+        """See `ValueCodec`."""
         if value.coded is None:
             return {"coded": None, "against": value.against}
         told: Meta = {"coded": value.coded.kind, "against": value.against}
         return told | SIZES.write(sizes_of(value.coded))
 
     def read(self, meta: Meta, payload: Buffer | None = None, **known: Any) -> dict[str, Any]:
-        """See `Codec`."""
+        """See `ValueCodec`."""
         kind = optional_text(meta, "coded")
         found = {"coded": None, "against": optional_count(meta, "against")}
         if kind is not None:

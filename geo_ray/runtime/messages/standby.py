@@ -41,7 +41,7 @@ from geo_ray.training.averager.standby import (
 from geo_ray.transfers.requests import UploadRequest
 from geo_ray.transport.wire.frames import Buffer, view_of
 from geo_ray.transport.wire.message import CONTROL, DATA, Message
-from geo_ray.transport.wire.record import Counts, Field, Known, OneOf, Record
+from geo_ray.transport.wire.record import CountList, Field, Known, OneOf, Record
 
 Finder = Callable[[int, int], Update | None]
 """``find(epoch, seq)``: an update of this region that is still in its hands."""
@@ -98,7 +98,7 @@ _SHAPES: Final = {
     # In one lane with the answers that follow, or they would come before it.
     "new_hub": _Shape(
         NewAverager,
-        Record(NewAverager, _EPOCH, Field("last", Counts("last_epoch", "last_seq"))),
+        Record(NewAverager, _EPOCH, Field("last", CountList("last_epoch", "last_seq"))),
     ),
 }
 _KIND_OF: Final = {shape.of: kind for kind, shape in _SHAPES.items()}

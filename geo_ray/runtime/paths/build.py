@@ -17,14 +17,14 @@ from geo_ray.job.build import wire_plan
 from geo_ray.job.rundir import RunDirectory
 from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.paths.answers import Answers
-from geo_ray.runtime.paths.base import PlainStage, StagedPath, UpdatePath, UpdateStage
-from geo_ray.runtime.paths.differential import DifferentialStage, EndpointSite
+from geo_ray.runtime.paths.base import StagedPath, UpdatePath, UpdateStage
+from geo_ray.runtime.paths.differential import Differential, EndpointSite
 from geo_ray.runtime.paths.direct import DirectPath
 from geo_ray.runtime.paths.local_averager import AveragerOutput
 from geo_ray.runtime.paths.overlay import OverlayPath
 from geo_ray.runtime.paths.overlay_vectors import OverlaySetting
 from geo_ray.runtime.paths.standby import StandbyPath
-from geo_ray.runtime.paths.transfers import TransfersStage
+from geo_ray.runtime.paths.transfers import Transfers
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.training.averager.averager import Averager
 from geo_ray.training.averager.caller import Caller
@@ -116,10 +116,10 @@ def build_path(setting: PathSetting, site: EndpointSite) -> UpdatePath:
     def stage(path: StagedPath) -> UpdateStage:
         codec = differential(experiment.codec.up)
         if codec is not None:
-            return DifferentialStage(codec, setting.num_params, site, path)
+            return Differential(codec, setting.num_params, site, path).stage
         if choice.stage == "transfers" and experiment.transfers is not None:
-            return TransfersStage(region, experiment.transfers, path, lambda: _rtts_s(endpoint))
-        return PlainStage()
+            return Transfers(region, experiment.transfers, path, lambda: _rtts_s(endpoint)).stage
+        return UpdateStage()
 
     match choice.path:
         case "direct":

@@ -8,17 +8,17 @@ session's key and port, and reports of what arrived, go over the connection.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from geo_ray.clock import SystemClock
 from geo_ray.codecs.dgt import Dgt
 from geo_ray.errors import LinkDownError
-from geo_ray.runtime.paths.base import Routes, StagedPath
+from geo_ray.runtime.paths.base import Pass, StagedPath, UpdateStage
 from geo_ray.runtime.paths.differential_receiver import DifferentialReceiver
 from geo_ray.runtime.paths.differential_sender import DifferentialSender
-from geo_ray.strategies.base import Reply, Update
+from geo_ray.strategies.base import Update
 from geo_ray.transport.datagrams.udp_channel import UdpChannel
 from geo_ray.transport.emulation.link_model import LinkModel
 from geo_ray.transport.endpoint.endpoint import Endpoint
@@ -44,7 +44,7 @@ class EndpointSite:
     links: Mapping[str, LinkModel]
 
 
-class DifferentialStage:
+class Differential:
     """Both ends in one bridge; the averager's region itself sends no lossy blocks.
 
     Args:
@@ -59,13 +59,31 @@ class DifferentialStage:
         self._site = site
         self._home = path.home.region
         self._clock = SystemClock()
-        self.receiver = DifferentialReceiver(codec, num_params, site.endpoint, path.refuse)
+        self._receiver = DifferentialReceiver(codec, num_params, site.endpoint, path.refuse)
         self._sender: DifferentialSender | None = None
         self._channel = UdpChannel(
-            site.address, self.receiver.on_group, self.receiver.on_report, self._clock
+            site.address, self._receiver.on_group, self._receiver.on_report, self._clock
         )
 
-    def on_address(self, peer: str, address: Address) -> None:
+    @property
+    def stage(self) -> UpdateStage:
+        """What the path calls."""
+        return UpdateStage(
+            depart=self._depart,
+            recall=self._recall,
+            arrive=lambda update, take, again: self._receiver.arrive(update, take),
+            beside=self._receiver.beside,
+            on_address=self._on_address,
+            routes={
+                "loose_ask": lambda peer, _: self._receiver.on_ask(peer, self._channel),
+                "loose_offer": self._on_offer,
+                "loose_seen": self._on_seen,
+            },
+            status=self._status,
+            close=self._close,
+        )
+
+    def _on_address(self, peer: str, address: Address) -> None:
         """Lossy blocks go to the averager's region."""
         if peer != self._home:
             return
@@ -75,70 +93,35 @@ class DifferentialStage:
             self._codec, self._site.endpoint, self._channel, peer, address, self._clock, emulated
         )
 
-    def routes(self) -> Routes:
-        """See `UpdateStage`."""
-        return {
-            "loose_ask": lambda peer, _: self.receiver.on_ask(peer, self._channel),
-            "loose_offer": self._on_offer,
-            "loose_seen": self._on_seen,
-        }
-
-    # ------------------------------------------------------------------ as a region
-
-    def depart(self, update: Update, ship: Callable[[Update], None], *, again: bool) -> None:
-        """Send the reliable part, then the lossy blocks."""
+    def _depart(self, update: Update, ship: Pass, again: bool) -> None:
         if self._sender is None:
             raise LinkDownError("there is no region to send lossy blocks to")
         rest, load = self._sender.depart(update)
         ship(rest)
         self._sender.follow(load)
 
-    def answered(self, reply: Reply) -> Reply:
-        """The answer as it is."""
-        return reply
-
-    def recall(self) -> Meta:
-        """Stop sending lossy blocks."""
+    def _recall(self) -> Meta:
         stopped = None if self._sender is None else self._sender.recall()
         if stopped is None:
             return {"seq": None}
         return {"seq": stopped[0], "first_rank": stopped[1]}
 
-    def on_moved(self) -> None:
-        """An averager that loses blocks has no standby."""
-
-    # ------------------------------------------------------------------ at the averager's home
-
-    def arrive(self, update: Update, take: Callable[[Update], None], *, again: bool) -> None:
-        """Complete the update with its lossy blocks."""
-        self.receiver.arrive(update, take)
-
-    def beside(self, reply: Reply) -> Reply:
-        """The answer with the blocks that were taken in."""
-        return self.receiver.beside(reply)
-
-    # ------------------------------------------------------------------ both
-
-    def status(self) -> dict[str, Any]:
-        """Counts of both ends: plain values."""
-        found: dict[str, Any] = {"blocks": self.receiver.counts()}
-        found["strange"] = self._channel.counts.strange
+    def _status(self, links: Mapping[str, Any]) -> dict[str, Any]:
+        """Counts of both ends; bytes of datagrams are a class of their own in ``links``."""
+        counts = self._channel.counts
+        found: dict[str, Any] = {"blocks": self._receiver.counts(), "strange": counts.strange}
+        for peer, num_bytes in counts.bytes_in.items():
+            if peer in links:
+                links[peer]["bytes_in"]["loose"] = num_bytes
         if self._sender is not None:
             sender = self._sender.sender
             found |= {"sent": asdict(sender.counts), "mbps": sender.mbps, "loss": sender.loss}
+            if self._home in links:
+                links[self._home]["bytes_out"]["loose"] = sender.counts.bytes_out
         return {"loose": found}
 
-    def count_into(self, links: Mapping[str, Any]) -> None:
-        """Add the bytes of datagrams, as a class of their own."""
-        if self._sender is not None and self._home in links:
-            links[self._home]["bytes_out"]["loose"] = self._sender.sender.counts.bytes_out
-        for peer, num_bytes in self._channel.counts.bytes_in.items():
-            if peer in links:
-                links[peer]["bytes_in"]["loose"] = num_bytes
-
-    def close(self) -> None:
-        """End all threads, free the socket."""
-        self.receiver.close()
+    def _close(self) -> None:
+        self._receiver.close()
         if self._sender is not None:
             self._sender.close()
         self._channel.close()

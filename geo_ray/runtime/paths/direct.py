@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from geo_ray.runtime.messages.exchange import (
     update_meta,
 )
 from geo_ray.runtime.paths.answers import Answers
-from geo_ray.runtime.paths.base import Routes, StageMaker, joined
+from geo_ray.runtime.paths.base import Routes, StageMaker
 from geo_ray.runtime.paths.local_averager import AveragerOutput, LocalAverager
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.training.averager.averager import Averager
@@ -30,8 +30,6 @@ from geo_ray.training.averager.log import Skip, TakeIn, TakeSum
 from geo_ray.transport.endpoint.endpoint import Endpoint
 from geo_ray.transport.wire.frames import view_of
 from geo_ray.transport.wire.message import Message
-from geo_ray.transport.wire.meta import Meta
-from geo_ray.transport.wire.sockets import Address
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +65,7 @@ class DirectPath:
         if averager is not None:
             self._local = LocalAverager(averager, output, self._deliver_all)
         self._arrived_s: dict[str, float] = {}
-        self._stage = stage(self)
+        self.stage = stage(self)
 
     # ------------------------------------------------------------------ for the own region
 
@@ -76,12 +74,8 @@ class DirectPath:
         if self._local is not None:
             self._take_in(update)
         else:
-            self._stage.depart(update, self._ship, again=False)
+            self.stage.depart(update, self._ship, False)
         return self.answers.wait(update.seq, self.home.region)
-
-    def recall(self) -> Meta:
-        """See `UpdatePath`."""
-        return self._stage.recall()
 
     def _ship(self, update: Update) -> None:
         message = Message("update", update_meta(update), payload_bytes(update), "update")
@@ -102,30 +96,19 @@ class DirectPath:
 
     def status(self) -> dict[str, Any]:
         """See `UpdatePath`."""
-        version = None if self._local is None else self._local.version
-        return {"home": self.home, "version": version, **self._stage.status()}
-
-    def count_into(self, links: Mapping[str, Any]) -> None:
-        """See `UpdatePath`."""
-        self._stage.count_into(links)
+        return {"version": None if self._local is None else self._local.version}
 
     def close(self) -> None:
         """See `UpdatePath`."""
         self.answers.close()
         if self._local is not None:
             self._local.close()
-        self._stage.close()
 
     # ------------------------------------------------------------------ other regions
 
     def routes(self) -> Routes:
         """See `UpdatePath`."""
-        own = {"update": self._on_update, "reply": self._on_reply, "refused": self._on_refused}
-        return joined(own, self._stage.routes())
-
-    def on_address(self, peer: str, address: Address) -> None:
-        """See `UpdatePath`."""
-        self._stage.on_address(peer, address)
+        return {"update": self._on_update, "reply": self._on_reply, "refused": self._on_refused}
 
     def _on_update(self, peer: str, message: Message) -> None:
         update = read_update(message.meta, view_of(message.payload))
@@ -150,7 +133,7 @@ class DirectPath:
 
     def give(self, reply: Reply) -> None:
         """Hand an answer to the own region."""
-        self.answers.give(self._stage.answered(reply))
+        self.answers.give(self.stage.answered(reply))
 
     def version(self) -> int:
         """Commits so far."""
@@ -172,7 +155,7 @@ class DirectPath:
         arrived_s = self._arrived_s.get(reply.to)
         if arrived_s is not None:
             reply = replace(reply, held_s=time.monotonic() - arrived_s)
-        reply = self._stage.beside(reply)
+        reply = self.stage.beside(reply)
         if reply.to == self._region:
             self.give(reply)
             return
@@ -195,7 +178,7 @@ class DirectPath:
 
     def _take_in(self, update: Update) -> None:
         self._arrived_s[update.region] = time.monotonic()
-        self._stage.arrive(update, self._commit, again=False)
+        self.stage.arrive(update, self._commit, False)
 
     def _commit(self, update: Update) -> None:
         outcome = self._here().carry_out(TakeIn(update))

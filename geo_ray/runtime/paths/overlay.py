@@ -20,7 +20,7 @@ from geo_ray.runtime.messages.exchange import (
     reply_meta,
     update_meta,
 )
-from geo_ray.runtime.paths.base import Routes, joined
+from geo_ray.runtime.paths.base import Routes, UpdateStage, joined
 from geo_ray.runtime.paths.local_averager import AveragerOutput, LocalAverager
 from geo_ray.runtime.paths.overlay_vectors import OverlaySetting, OverlayVectors
 from geo_ray.strategies.base import Reply, Update
@@ -30,7 +30,6 @@ from geo_ray.training.averager.home import AveragerHome
 from geo_ray.transport.endpoint.endpoint import Endpoint
 from geo_ray.transport.wire.message import Message
 from geo_ray.transport.wire.meta import Meta
-from geo_ray.transport.wire.sockets import Address
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +69,7 @@ class OverlayPath:
         self._endpoint = endpoint
         self._timeout_s = timeout_s
         self.home = AveragerHome(setting.home)
+        self.stage = UpdateStage()
         commit = None if self._local is None else self._commit
         self.vectors = OverlayVectors(setting, commit, endpoint)
         if self.vectors.fused and not mean.is_answer:
@@ -91,10 +91,6 @@ class OverlayPath:
             )
         return reply
 
-    def recall(self) -> Meta:
-        """Nothing is on its way in parts."""
-        return {"seq": None}
-
     # ------------------------------------------------------------------ for the controller
 
     def request_stop(self) -> None:
@@ -111,10 +107,7 @@ class OverlayPath:
     def status(self) -> dict[str, Any]:
         """See `UpdatePath`."""
         version = None if self._local is None else self._local.version
-        return {"home": self.home, "version": version, "overlay": self.vectors.status()}
-
-    def count_into(self, links: Mapping[str, Any]) -> None:
-        """Everything passes the endpoint."""
+        return {"version": version, "overlay": self.vectors.status()}
 
     def close(self) -> None:
         """See `UpdatePath`."""
@@ -127,9 +120,6 @@ class OverlayPath:
     def routes(self) -> Routes:
         """See `UpdatePath`."""
         return joined(self.vectors.routes(), {"refused": self._on_refused})
-
-    def on_address(self, peer: str, address: Address) -> None:
-        """The endpoint knows it."""
 
     def _on_refused(self, peer: str, message: Message) -> None:
         if peer == self.home.region:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, Final
@@ -20,7 +20,7 @@ from geo_ray.errors import GeoRayError
 from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.messages.standby import KINDS, read_word, word_message
 from geo_ray.runtime.paths.answers import Answers
-from geo_ray.runtime.paths.base import Routes, StageMaker, joined
+from geo_ray.runtime.paths.base import Routes, StageMaker
 from geo_ray.runtime.paths.local_averager import AveragerOutput
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.training.averager.home import AveragerHome
@@ -38,8 +38,6 @@ from geo_ray.training.averager.standby import (
 )
 from geo_ray.transport.endpoint.endpoint import Endpoint
 from geo_ray.transport.wire.message import BACKGROUND, DATA, Message
-from geo_ray.transport.wire.meta import Meta
-from geo_ray.transport.wire.sockets import Address
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +78,7 @@ class StandbyPath:
         self._begun: dict[int, bool] = {}
         self._closed = False
         self._outgoing: SimpleQueue[tuple[str, Message] | None] = SimpleQueue()
-        self._stage = stage(self)
+        self.stage = stage(self)
         self._threads = [
             threading.Thread(target=self._send_all, name="standby-send", daemon=True),
             threading.Thread(target=self._watch, name="standby-watch", daemon=True),
@@ -109,10 +107,6 @@ class StandbyPath:
             self._arrived(self._node.region, request)
         return self._answers.wait(update.seq, self.home.region)
 
-    def recall(self) -> Meta:
-        """See `UpdatePath`."""
-        return self._stage.recall()
-
     # ------------------------------------------------------------------ for the controller
 
     def request_stop(self) -> None:
@@ -140,19 +134,13 @@ class StandbyPath:
         """See `UpdatePath`; also how far the averager is ahead of its standby."""
         with self._changed:
             primary = self._node.primary
-            status: dict[str, Any] = {"home": self.home, "version": None}
-            if primary is not None:
-                status |= {"version": primary.averager.state.version, "ahead": primary.ahead}
-            return status | self._stage.status()
-
-    def count_into(self, links: Mapping[str, Any]) -> None:
-        """See `UpdatePath`."""
-        self._stage.count_into(links)
+            if primary is None:
+                return {"version": None}
+            return {"version": primary.averager.state.version, "ahead": primary.ahead}
 
     def close(self) -> None:
         """See `UpdatePath`."""
         self._answers.close()
-        self._stage.close()
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -165,11 +153,7 @@ class StandbyPath:
 
     def routes(self) -> Routes:
         """See `UpdatePath`."""
-        return joined(dict.fromkeys(KINDS, self._on_message), self._stage.routes())
-
-    def on_address(self, peer: str, address: Address) -> None:
-        """See `UpdatePath`."""
-        self._stage.on_address(peer, address)
+        return dict.fromkeys(KINDS, self._on_message)
 
     # ------------------------------------------------------------------ for the stage
 
@@ -179,7 +163,7 @@ class StandbyPath:
 
     def give(self, reply: Reply) -> None:
         """See `StagedPath`, as for all that follows."""
-        self._answers.give(self._stage.answered(reply))
+        self._answers.give(self.stage.answered(reply))
 
     def version(self) -> int:
         """Commits so far, and those that wait for the standby."""
@@ -225,7 +209,7 @@ class StandbyPath:
         if not isinstance(request.op, TakeIn):
             take()
         elif request.op.update.region == peer:
-            self._stage.arrive(request.op.update, lambda _: take(), again=request.again)
+            self.stage.arrive(request.op.update, lambda _: take(), request.again)
 
     def _offer(self, op: Op) -> None:
         with self._changed:
@@ -254,7 +238,7 @@ class StandbyPath:
         message = word_message(to, parsed, self._log_lane, bare=self._bare)
         if isinstance(parsed, AveragerRequest) and isinstance(parsed.op, TakeIn):
             update, again = parsed.op.update, parsed.again
-            self._stage.depart(update, lambda _: self.send(to, message), again=again)
+            self.stage.depart(update, lambda _: self.send(to, message), again)
         else:
             self.send(to, message)
 
@@ -265,7 +249,7 @@ class StandbyPath:
         elif event.what == "left":
             log.warning("the run goes on without region '%s': its data are missing", event.region)
             self._event_buffer.add("region_left", name=event.region)
-        self._stage.on_moved()
+        self.stage.on_moved()
 
     # ------------------------------------------------------------------ threads
 

@@ -14,7 +14,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ from geo_ray.runtime.messages.transfers import (
     ask_of,
     read_bundle,
 )
-from geo_ray.runtime.paths.base import Route, Routes, StagedPath
+from geo_ray.runtime.paths.base import Pass, Route, StagedPath, UpdateStage
 from geo_ray.runtime.paths.upload_coordinator import UploadCoordinator
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.transfers.config import TransfersConfig
@@ -46,7 +46,6 @@ from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.frames import view_of
 from geo_ray.transport.wire.message import CONTROL, Message
 from geo_ray.transport.wire.meta import Meta
-from geo_ray.transport.wire.sockets import Address
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +57,7 @@ class _Pending:
     """An update of the own region that is not answered yet."""
 
     update: Update
-    ship: Callable[[Update], None]
+    ship: Pass
     shipped: bool
     helper: str | None = None
 
@@ -72,8 +71,8 @@ class _Group:
     total_P: Tensor | None = None
 
 
-class TransfersStage:
-    """One bridge's part; see the module's docstring and `UpdateStage`.
+class Transfers:
+    """One bridge's part; see the module's docstring.
 
     Args:
         region: this region.
@@ -98,49 +97,34 @@ class TransfersStage:
         self._pending: dict[int, _Pending] = {}
         self._groups: dict[int, _Group] = {}
 
-    def routes(self) -> Routes:
-        """See `UpdateStage`, as for all that has no word of its own."""
-        return {
-            "ask": self.uploads.on_ask,
-            "ask_sum": self.uploads.on_ask_sum,
-            "sum": self.uploads.on_sum,
-            "grant": self._from_home(self._on_grant),
-            "gate": self._from_home(self._on_gate),
-            "gather": self._from_home(self._on_gather),
-            "grant_sum": self._from_home(self._on_grant_sum),
-            "bundle": self._from_home(self._on_bundle),
-            "transfer_part": self._on_part,
-            "bundled": self._on_bundled,
-        }
-
-    def on_address(self, peer: str, address: Address) -> None:
-        """The endpoint knows it."""
-
-    def status(self) -> dict[str, Any]:
-        """There is none."""
-        return {}
-
-    def count_into(self, links: Mapping[str, Any]) -> None:
-        """Everything passes the endpoint."""
-
-    def close(self) -> None:
-        """End the upload coordinator's thread."""
-        self.uploads.close()
-
-    # ------------------------------------------------------------------ at the averager's home
-
-    def arrive(self, update: Update, take: Callable[[Update], None], *, again: bool) -> None:
-        """The upload coordinator decides when it is its turn."""
-        self.uploads.arrived(update, lambda: take(update), again=again)
-
-    def beside(self, reply: Reply) -> Reply:
-        """The answer as it is."""
-        return reply
+    @property
+    def stage(self) -> UpdateStage:
+        """What the path calls."""
+        return UpdateStage(
+            depart=self._depart,
+            answered=self._answered,
+            arrive=lambda update, take, again: self.uploads.arrived(
+                update, lambda: take(update), again=again
+            ),
+            on_moved=self._on_moved,
+            routes={
+                "ask": self.uploads.on_ask,
+                "ask_sum": self.uploads.on_ask_sum,
+                "sum": self.uploads.on_sum,
+                "grant": self._from_home(self._on_grant),
+                "gate": self._from_home(self._on_gate),
+                "gather": self._from_home(self._on_gather),
+                "grant_sum": self._from_home(self._on_grant_sum),
+                "bundle": self._from_home(self._on_bundle),
+                "transfer_part": self._on_part,
+                "bundled": self._on_bundled,
+            },
+            close=self.uploads.close,
+        )
 
     # ------------------------------------------------------------------ as a region
 
-    def depart(self, update: Update, ship: Callable[[Update], None], *, again: bool) -> None:
-        """Send an update to the averager when it is its turn."""
+    def _depart(self, update: Update, ship: Pass, again: bool) -> None:
         norm = 0.0
         if self._config.max_staleness is not None and update.coded is None:
             norm = float(torch.linalg.vector_norm(update.payload_P))
@@ -152,17 +136,12 @@ class TransfersStage:
         if at_once:
             ship(update)
 
-    def recall(self) -> Meta:
-        """Nothing is on its way in parts."""
-        return {"seq": None}
-
-    def on_moved(self) -> None:
-        """Begin anew: nobody at the new home knows of what was asked before."""
+    def _on_moved(self) -> None:
         with self._lock:
             self._open = True
             self._groups.clear()
 
-    def answered(self, reply: Reply) -> Reply:
+    def _answered(self, reply: Reply) -> Reply:
         """An answer for the own region; one to a sum without the own part of it."""
         with self._lock:
             pending = self._pending.pop(reply.seq, None)

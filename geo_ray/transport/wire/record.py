@@ -39,7 +39,7 @@ _KINDS: Final[Mapping[Any, Kind[Any]]] = {
 }
 
 
-class Codec(Protocol[T]):
+class ValueCodec(Protocol[T]):
     """What puts a value into a header and finds it there again.
 
     Attributes:
@@ -79,7 +79,7 @@ class Field:
     def __init__(
         self,
         name: str,
-        kind: Kind[Any] | Codec[Any],
+        kind: Kind[Any] | ValueCodec[Any],
         wire: str = "",
         *,
         default: object = ALWAYS,
@@ -158,14 +158,14 @@ class Record(Generic[T]):
         self.names = tuple(name for field in self._fields for name in field.names)
 
     def write(self, value: T) -> Meta:
-        """See `Codec`."""
+        """See `ValueCodec`."""
         meta: Meta = {}
         for field in self._fields:
             field.write(value, meta)
         return meta
 
     def read(self, meta: Meta, payload: Buffer | None = None, **known: Any) -> T:
-        """See `Codec`."""
+        """See `ValueCodec`."""
         known["payload"] = payload
         attributes: dict[str, Any] = {}
         for field in self._fields:
@@ -194,7 +194,7 @@ class Rows(Generic[T]):
 
     def __init__(
         self,
-        row: Codec[T],
+        row: ValueCodec[T],
         *shared: Field,
         least: int = 0,
         most: int = 2**31,
@@ -207,7 +207,7 @@ class Rows(Generic[T]):
         self.names = (*row.names, *(name for field in shared for name in field.names))
 
     def write(self, value: Sequence[T]) -> Meta:
-        """See `Codec`."""
+        """See `ValueCodec`."""
         headers = [self._row.write(row) for row in value]
         meta: Meta = {}
         for name in self._row.names:
@@ -218,7 +218,7 @@ class Rows(Generic[T]):
         return meta
 
     def read(self, meta: Meta, payload: Buffer | None = None, **known: Any) -> tuple[T, ...]:
-        """See `Codec`."""
+        """See `ValueCodec`."""
         known |= {field.name: field.read(meta, known) for field in self._shared}
         columns = {name: fields.column(meta, name) for name in self._row.names}
         sizes = {name: len(column) for name, column in columns.items()}
@@ -238,31 +238,31 @@ class Rows(Generic[T]):
 class Only(Generic[T]):
     """The codec of one record as `Rows` of one."""
 
-    def __init__(self, row: Codec[T]) -> None:
+    def __init__(self, row: ValueCodec[T]) -> None:
         self._rows = Rows(row, least=1, most=1)
         self.names = row.names
 
     def write(self, value: T) -> Meta:
-        """See `Codec`."""
+        """See `ValueCodec`."""
         return self._rows.write((value,))
 
     def read(self, meta: Meta, payload: Buffer | None = None, **known: Any) -> T:
-        """See `Codec`."""
+        """See `ValueCodec`."""
         return self._rows.read(meta, payload, **known)[0]
 
 
-class Counts:
+class CountList:
     """The codec of a tuple of counts, which have a name each."""
 
     def __init__(self, *names: str) -> None:
         self.names = names
 
     def write(self, value: Sequence[int]) -> Meta:
-        """See `Codec`."""
+        """See `ValueCodec`."""
         return dict(zip(self.names, value, strict=True))
 
     def read(self, meta: Meta, payload: Buffer | None = None, **known: Any) -> tuple[int, ...]:
-        """See `Codec`."""
+        """See `ValueCodec`."""
         return tuple(fields.count(meta, name) for name in self.names)
 
 
@@ -281,13 +281,13 @@ class OneOf(Generic[T]):
         self.names: tuple[str, ...] = (tag,)
 
     def write(self, value: T) -> Meta:
-        """See `Codec`."""
+        """See `ValueCodec`."""
         if (found := self._values.get(type(value))) is None:
             raise FrameError(f"there is no message for {value!r:.100}")
         return {self._tag: found, **self._records[found].write(value)}
 
     def read(self, meta: Meta, payload: Buffer | None = None, **known: Any) -> T:
-        """See `Codec`."""
+        """See `ValueCodec`."""
         value = fields.text(meta, self._tag)
         if value not in self._records:
             raise wrong(self._tag, value, f"one of {', '.join(self._records)}")

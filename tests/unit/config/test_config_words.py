@@ -345,6 +345,11 @@ def test_the_value_that_was_meant_is_named(override: str, meant: str) -> None:
     assert f"did you mean {meant}?" in said_of(override)
 
 
+def test_a_section_that_an_override_began_says_what_it_lacks_and_where() -> None:
+    message = said_of("cluster.dashboard=true")
+    assert "cluster (--set): the key kind is missing; it is one of local, existing" in message
+
+
 def test_no_value_is_proposed_that_would_be_refused_too() -> None:
     assert "did you mean" not in said_of('train.steps="0"')
     assert "did you mean" not in said_of("train.steps=2.5")

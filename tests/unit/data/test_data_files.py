@@ -202,8 +202,12 @@ def test_files_without_rows_are_no_error(tmp_path: Path, data: str) -> None:
         (b"x;y\n1;2\n", "single column 'x;y'", "--delimiter ';'"),
         (b"x\ty\n1\t2\n", "single column", "--delimiter tab"),
         (b"x,x\n1,2\n", "'x' twice", "name of its own"),
-        (b"x,y\n1,2\n1,2,3\n4\n5,6\n", "2 rows do not have the 2 values", "quote"),
-        (b'x,y\n"1,2\n3,4\n', "1 rows do not have", "quote"),
+        (
+            b"x,y\n1,2\n1,2,3\n4\n5,6\n",
+            "values than the header's 2: 2 of them, the first is row 3",
+            "quote",
+        ),
+        (b'x,y\n"1,2\n3,4\n', "1 of them, the first is row 2", "quote"),
         (b'x,y\n1,"2\n3,4\n', "a quote that is not closed", "quote"),
         (b'x,y\n1,"2\n3,4', "a quote that is not closed", "quote"),
         (b"x,y\n1,2\n3,\xe9\n", "not utf-8 text: row 3", "--encoding latin-1"),
@@ -267,7 +271,7 @@ def test_json_lines_nested_mixed_and_sparse(tmp_path: Path) -> None:
     ("data", "message", "fix"),
     [
         (b'[{"x": 1}]', "one JSON array", "jq"),
-        (b'{"x": 1}\n{"x": \n3\n', "2 lines are no JSON object; the first is line 2", "per line"),
+        (b'{"x": 1}\n{"x": \n3\n', "no JSON object: 2 of them, the first is line 2", "per line"),
         (b'{"x": "\xe9"}\n', "not utf-8", "--encoding"),
     ],
 )

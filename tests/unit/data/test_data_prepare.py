@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import datetime as dt
 import hashlib
 import json
+import re
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,16 @@ import numpy as np
 import pytest
 
 from geo_ray.data.prepare.apply import Prepared, Preparer
-from geo_ray.data.prepare.config import Preparation, load_preparation, parse_preparation
+from geo_ray.data.prepare.config import (
+    Preparation,
+    Source,
+    Vocabulary,
+    load_preparation,
+    parse_preparation,
+)
 from geo_ray.data.prepare.resolve import resolve
 from geo_ray.data.prepare.saved import preparation_bytes
-from geo_ray.data.prepare.statistics import Statistics
+from geo_ray.data.prepare.statistics import ColumnStatistics, Statistics
 from geo_ray.errors import ConfigError, SchemaMismatchError
 
 AGE = {
@@ -38,6 +46,7 @@ CONSTANT = {
     "min": 7.0,
     "max": 7.0,
 }
+TIME = ColumnStatistics(kind="time", nulls=0, count=2, mean=5.0, m2=2.0, min=4.0, max=6.0)
 STATISTICS = Statistics.model_validate_json(
     json.dumps(
         {
@@ -387,7 +396,7 @@ def load(tmp_path: Path, text: str) -> Preparation:
     [
         ("columns: {x: {colum: age}}", "did you mean column?"),
         ("columns: {x: {column: age, missing: meen}}", "columns.x.0.missing (line 1)"),
-        ("columns: {x: []}", "columns.x"),
+        ("columns: {x: []}", "columns.x has no source"),
         ("columns: {x: {column: age, missing: other}}", "goes with a vocabulary"),
         ("columns: {x: {column: age, missing: {fill: none}}}", "is no number"),
         ("columns: {x: {column: age, scale: {subtract: 1, divide: 0}}}", "must not be 0"),
@@ -488,6 +497,13 @@ def test_a_resolved_preparation_needs_nothing_else_and_survives_its_file() -> No
     assert found == [[pytest.approx(0.4), 1, 0, 0, 0], [1, 0, 0, 0, 1]]
 
 
+def test_columns_must_have_equally_many_rows() -> None:
+    made = resolve(None, {"x": "float32", "y": "int64"}).preparation
+    with pytest.raises(SchemaMismatchError, match=r"number of rows: \{'x': 2, 'y': 1\}"):
+        Preparer(made).apply({"x": [1, 2], "y": [1]})
+    assert Preparer(made).apply({"x": [], "y": []}).columns["x"].shape == (0,)
+
+
 def test_at_inference_there_is_no_label() -> None:
     made = resolve(None, {"x": "float32", "y": "int64"}).preparation
     assert Preparer(made, only=["x"]).apply({"x": [1]}).columns["x"].tolist() == [1]
@@ -495,3 +511,22 @@ def test_at_inference_there_is_no_label() -> None:
         Preparer(made, only=["z"])
     with pytest.raises(SchemaMismatchError, match="is missing"):
         Preparer(made).apply({"x": [1]})
+
+
+def test_the_documentation_has_every_key_and_its_example_is_valid() -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs" / "data.md").read_text()
+    section = text.split("## Preparation\n")[1].split("\n## ")[0]
+    (example,) = re.findall(r"```yaml\n(.*?)```", section, re.S)
+    example = example.replace("file: countries.txt", "values: [DE, FR]")
+    made = parse_preparation(example, "docs/data.md")
+    assert list(made.columns) == ["x", "label"]
+    for key in (*Source.model_fields, *Vocabulary.model_fields):
+        assert re.search(rf"`{{?{key}[`:]", section), key
+    (snippet,) = [c for c in re.findall(r"```python\n(.*?)```", section, re.S) if "apply" in c]
+    types = {"x": "float32[37]", "label": "int64"}
+    stats = STATISTICS.model_copy(update={"columns": {**STATISTICS.columns, "joined": TIME}})
+    prepared = resolve(made, types, stats).preparation
+    call = re.search(r"preparer\.apply\((\{.*\})\)", snippet)
+    assert call is not None
+    rows = ast.literal_eval(call[1].replace('["2026-01-31"] * 2', '["2026-01-31", "2026-01-31"]'))
+    assert Preparer(prepared, only=["x"]).apply(rows).columns["x"].shape == (2, 37)

@@ -332,6 +332,9 @@ def test_progress_is_shown_once_work_takes_longer(
         advance(1.5)
         advance(0.5)
     assert capsys.readouterr().err == "Reading files: 38% of 4 files\n"
+    with data_tables.progress_bar("Reading files", 1, unit="files") as advance:
+        advance(0.5)
+    assert capsys.readouterr().err == "Reading files: 50%\n"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import InvariantError
 from geo_ray.runtime.messages.standby import KINDS
-from geo_ray.runtime.paths.base import PlainStage, joined
+from geo_ray.runtime.paths.base import UpdateStage, joined
 from geo_ray.runtime.paths.build import COMBINE, PathChoice, choose_path
 
 DGT = {"up": {"kind": "dgt"}}
@@ -78,6 +78,6 @@ def test_messages_of_one_kind_have_one_handler() -> None:
         raise AssertionError(f"{peer} sent {message}")
 
     standby = dict.fromkeys(KINDS, route)
-    assert joined(standby, PlainStage().routes()) == standby
+    assert joined(standby, UpdateStage().routes) == standby
     with pytest.raises(InvariantError, match="reply"):
         joined({"reply": route, "ask": route}, standby)
