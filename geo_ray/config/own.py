@@ -164,7 +164,7 @@ class OwnLoader:
         if missing:
             raise ConfigError(
                 f"{name} lacks {', '.join(missing)}",
-                fix="docs/own.md says what a strategy and a codec must have.",
+                fix="See docs/own.md: it says what a strategy and a codec must have.",
             )
         for key, method in asked.items():
             if inspect.isfunction(method):
