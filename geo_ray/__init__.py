@@ -1,3 +1,85 @@
-"""geo_ray: train one PyTorch model on data that must stay in several cloud regions."""
+"""geo_ray: train one PyTorch model on data that must stay in several cloud regions.
 
-__version__ = "0.1.0"
+What the command line does, as functions: ``geo_ray.train``, ``simulate``, ``compare``, ``plan``,
+``profile`` and so on; docs/python.md. Each is imported when it is first asked for, so that
+``import geo_ray`` waits for nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from geo_ray.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from geo_ray.api.comparing import ComparisonResult as ComparisonResult
+    from geo_ray.api.comparing import compare as compare
+    from geo_ray.api.inputs import config_schema as config_schema
+    from geo_ray.api.inputs import load_config as load_config
+    from geo_ray.api.planning import PlanInputs as PlanInputs
+    from geo_ray.api.planning import PlanResult as PlanResult
+    from geo_ray.api.planning import ProfileGrid as ProfileGrid
+    from geo_ray.api.planning import ProfileResult as ProfileResult
+    from geo_ray.api.planning import plan as plan
+    from geo_ray.api.planning import profile as profile
+    from geo_ray.api.planning import replan as replan
+    from geo_ray.api.run import Run as Run
+    from geo_ray.api.run import open_run as open_run
+    from geo_ray.api.starters import init_project as init_project
+    from geo_ray.api.training import simulate as simulate
+    from geo_ray.api.training import train as train
+    from geo_ray.config.base import StrictModel
+    from geo_ray.config.experiment import Experiment as Experiment
+    from geo_ray.errors import GeoRayError as GeoRayError
+    from geo_ray.errors import InterruptedRunError as InterruptedRunError
+    from geo_ray.observe.events.schema import Event as Event
+    from geo_ray.observe.metrics.summary import Summary as Summary
+    from geo_ray.tasks.base import Dataset as Dataset
+    from geo_ray.tasks.base import Task as Task
+
+    Options = StrictModel
+
+_WHERE = {
+    "ComparisonResult": "api.comparing",
+    "compare": "api.comparing",
+    "config_schema": "api.inputs",
+    "load_config": "api.inputs",
+    "PlanInputs": "api.planning",
+    "PlanResult": "api.planning",
+    "ProfileGrid": "api.planning",
+    "ProfileResult": "api.planning",
+    "plan": "api.planning",
+    "profile": "api.planning",
+    "replan": "api.planning",
+    "Run": "api.run",
+    "open_run": "api.run",
+    "init_project": "api.starters",
+    "simulate": "api.training",
+    "train": "api.training",
+    "Options": "config.base:StrictModel",
+    "Experiment": "config.experiment",
+    "GeoRayError": "errors",
+    "InterruptedRunError": "errors",
+    "Event": "observe.events.schema",
+    "Summary": "observe.metrics.summary",
+    "Dataset": "tasks.base",
+    "Task": "tasks.base",
+}
+
+__all__ = ["__version__", *_WHERE]
+
+
+def __getattr__(name: str) -> Any:
+    """The function or class of that name, imported now."""
+    if name not in _WHERE:
+        raise AttributeError(f"module 'geo_ray' has no attribute {name!r}")
+    module, _, own = _WHERE[name].partition(":")
+    found = getattr(importlib.import_module(f"geo_ray.{module}"), own or name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    """Every public name, for completion."""
+    return sorted(set(globals()) | set(_WHERE))

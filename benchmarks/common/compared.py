@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.common import support
-from geo_ray.compare.outcome import Outcome
-from geo_ray.compare.run import Comparison, ComparisonPlan, compare, default_jobs
-from geo_ray.compare.variants import parse_variant
+from geo_ray.comparison.outcome import Outcome
+from geo_ray.comparison.run import Comparison, ComparisonPlan, compare, default_jobs
+from geo_ray.comparison.variants import parse_variant
 from geo_ray.config.experiment import Experiment
 
 

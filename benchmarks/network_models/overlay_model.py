@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from geo_ray.errors import InvariantError
 from geo_ray.overlay.coordinator import Coordinator
-from geo_ray.overlay.messages import Ready, SegmentPart, Sent, Starved, Stuck, Whole, Word
+from geo_ray.overlay.messages import ControlMessage, Ready, SegmentPart, Sent, Starved, Stuck, Whole
 from geo_ray.overlay.node import Node
 from geo_ray.overlay.plan import Grid
 from geo_ray.overlay.vector import Floats
@@ -235,7 +235,7 @@ class OverlayModel:
             self.coordinator.on_peer(node.me, up=not pairs & self.lines.cut)
             node.tick(self.now_s)
 
-    def _say(self, src: int, dst: int, word: Word) -> None:
+    def _say(self, src: int, dst: int, word: ControlMessage) -> None:
         def deliver() -> None:
             if isinstance(word, _TO_COORDINATOR):
                 self.coordinator.on_word(src, word, self.now_s)

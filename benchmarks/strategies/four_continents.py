@@ -46,8 +46,8 @@ from benchmarks.common import support
 from benchmarks.common.command import Run, geo_ray
 from benchmarks.common.compared import compared, of
 from benchmarks.strategies.sync_cloudless import CpuMeter
-from geo_ray.compare.outcome import Outcome
-from geo_ray.compare.variants import parse_variant
+from geo_ray.comparison.outcome import Outcome
+from geo_ray.comparison.variants import parse_variant
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_tree
 from geo_ray.lab.lab import Lab

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from functools import partial
 from pathlib import Path
 
 import click
@@ -60,68 +58,24 @@ def compare(
     """
     from rich.console import Console
 
-    from geo_ray.compare.page import result_table, write_page
-    from geo_ray.compare.run import ComparisonPlan, default_jobs
-    from geo_ray.compare.run import compare as run_all
-    from geo_ray.compare.save import save_comparison
-    from geo_ray.compare.variants import parse_variant
-    from geo_ray.config.experiment import Experiment
-    from geo_ray.config.load import load_tree
-    from geo_ray.errors import RunDirectoryError
-    from geo_ray.job.follow_plan import changes_of
-    from geo_ray.planning.model.bill import Bill
-    from geo_ray.planning.plan import load_plan
+    import geo_ray
+    from geo_ray.comparison.page import result_table
 
-    experiment = load_tree(config, overrides, Experiment)
-    bill = None
-    if plan_file is not None:
-        followed = load_plan(plan_file)
-        overrides = (*overrides, *changes_of(followed, experiment, exchanges=False))
-        bill = Bill.of(followed)
-    directory = (out or Path(experiment.run.dir) / f"compare-{experiment.name}").absolute()
-    if directory.exists() and not resume:
-        raise RunDirectoryError(
-            f"{directory} exists",
-            fix="Go on with it by --resume, or name another directory with --out.",
-        )
-    console = Console(stderr=True)
-    began_s = time.monotonic()
-
-    def tell(done: int, count: int, what: str) -> None:
-        left_s = (time.monotonic() - began_s) / done * (count - done)
-        left = f", about {left_s / 60:.0f} min left" if left_s > 60 else ""
-        console.print(f"{done}/{count}{left}: {what}", highlight=False, markup=False)
-
-    plan = ComparisonPlan(
-        config=config,
-        common=overrides,
-        variants=tuple(parse_variant(text, config.parent) for text in strategies.split(",")),
+    result = geo_ray.compare(
+        config,
+        strategies,
+        overrides,
+        plan=plan_file,
+        seeds=seeds,
         rates=_numbers(rates),
-        seeds=tuple(range(seeds)),
-        out=directory,
-        jobs=jobs or default_jobs(),
         real=real,
-        bill=bill,
+        out=out,
+        resume=resume,
+        jobs=jobs,
+        progress=True,
     )
-    comparison = run_all(plan, tell, partial(_train, config.parent))
-    save_comparison(comparison, directory / "compare.json")
-    page = write_page(comparison, f"{experiment.name}: {strategies}", directory / "compare.html")
-    Console().print(result_table(comparison))
-    click.echo(f"curves   {page}")
-
-
-def _train(base_dir: Path, experiment, directory: Path):  # type: ignore[no-untyped-def]
-    """One real run; its outcome."""
-    from geo_ray.compare.outcome import outcome_of
-    from geo_ray.job import rundir
-    from geo_ray.runtime.control.train import Reporting
-    from geo_ray.runtime.control.train import train as run_to_end
-
-    directory.mkdir(parents=True, exist_ok=True)
-    run = rundir.create(experiment, base_dir)
-    reporting = Reporting(lambda _: None, [], time.time())
-    summary = run_to_end(experiment, run, reporting, resume=False)
-    return outcome_of("", 1.0, experiment, summary, run.path)
+    Console().print(result_table(result.comparison))
+    click.echo(f"curves   {result.page_path}")
 
 
 def _numbers(text: str) -> tuple[float, ...]:

@@ -9,13 +9,14 @@ from typing import Any
 
 import click
 
-from geo_ray import __version__
 from geo_ray.errors import GeoRayError, InterruptedRunError
+from geo_ray.version import __version__
 
 BEGAN_UNIX_S = time.time()
 """When the user's command began, as near as Python can tell."""
 
 _VERBS = {
+    "init": ("geo_ray.cli.init", "init"),
     "train": ("geo_ray.cli.train", "train"),
     "simulate": ("geo_ray.cli.simulate", "simulate"),
     "compare": ("geo_ray.cli.compare", "compare"),
@@ -23,10 +24,11 @@ _VERBS = {
     "plan": ("geo_ray.cli.plan", "plan"),
     "config": ("geo_ray.cli.config", "config"),
     "check": ("geo_ray.cli.check", "check"),
-    "data": ("geo_ray.cli.data", "data"),
+    "data": ("geo_ray.cli.data.group", "data"),
     "probe": ("geo_ray.cli.probe", "probe"),
     "certs": ("geo_ray.cli.certs", "certs"),
     "report": ("geo_ray.cli.report", "report"),
+    "export": ("geo_ray.cli.export", "export"),
     "prices": ("geo_ray.cli.prices", "prices"),
     "lab": ("geo_ray.cli.lab", "lab"),
 }

@@ -69,47 +69,40 @@ def plan(
     """
     from rich.console import Console
 
+    import geo_ray
     from geo_ray.cli.tables.plan import front_table, machines_table, terms_table, totals_text
-    from geo_ray.config.experiment import Experiment
-    from geo_ray.config.load import load_tree
-    from geo_ray.job.planning import Sources, make_plan
-    from geo_ray.job.replanning import decide
     from geo_ray.observe.report.plan_page import write_plan_page
-    from geo_ray.util.atomic_file import write_atomic
 
-    experiment = load_tree(config, overrides, Experiment)
-    sources = Sources(prices, links, profile_file, extrapolate)
+    inputs = geo_ray.PlanInputs(prices, links, profile_file, extrapolate)
     if run_dir is not None:
-        decision = decide(experiment, config.parent, run_dir, sources)
-        chosen = decision.plan
+        decision = geo_ray.replan(run_dir, config, overrides, inputs=inputs)
         if as_json:
-            click.echo(chosen.model_dump_json(indent=2))
+            click.echo(decision.plan.model_dump_json(indent=2))
         else:
             console = Console()
             console.print(decision.reason, highlight=False, soft_wrap=True)
-            console.print(machines_table(chosen))
+            console.print(machines_table(decision.plan))
         if out is not None and decision.changed:
-            write_atomic(out, (chosen.model_dump_json(indent=2) + "\n").encode())
+            decision.save(out)
         return
-    planned = make_plan(
-        experiment,
-        config.parent,
-        policy,  # type: ignore[arg-type]  # click has checked it
-        sources,
-        with_front=pareto is not None,
+    planned = geo_ray.plan(
+        config,
+        overrides,
+        policy=policy,  # type: ignore[arg-type]  # click has checked it
+        inputs=inputs,
+        front=pareto is not None,
     )
     chosen = planned.plan
     if dry_run:
         click.echo(totals_text(chosen))
         return
-    text = chosen.model_dump_json(indent=2) + "\n"
     if out is not None:
-        write_atomic(out, text.encode())
+        planned.save(out)
     if pareto is not None:
         points = [(p.total_s, p.total_usd, p.reason) for p in planned.front]
-        write_plan_page(experiment.name, points, (chosen.total_s, chosen.total_usd), pareto)
+        write_plan_page(planned.name, points, (chosen.total_s, chosen.total_usd), pareto)
     if as_json:
-        click.echo(text, nl=False)
+        click.echo(chosen.model_dump_json(indent=2))
         return
     console = Console()
     console.print(machines_table(chosen))

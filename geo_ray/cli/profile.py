@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing
 from pathlib import Path
 
 import click
@@ -49,44 +48,27 @@ def profile(
     """
     from rich.console import Console
 
+    import geo_ray
     from geo_ray.cli import main as entry
     from geo_ray.cli.tables.profile import exchanges_table, steps_table
-    from geo_ray.config.experiment import Experiment
-    from geo_ray.config.load import load_tree
-    from geo_ray.job.profile_grid import corners, missing
-    from geo_ray.job.profiles import begin, default_path, machines_of
-    from geo_ray.planning.profile import save_profile
-    from geo_ray.runtime.control.profiling import hardware, measure
-    from geo_ray.runtime.control.train import Reporting
 
-    began_unix_s = min(entry.BEGAN_UNIX_S, time.time())
-    experiment = load_tree(config, overrides, Experiment)
-    path = out or default_path(experiment)
-    labels = machines_of(experiment, machines)
-    batch = experiment.data.batch_size
-    most = max(region.workers for region in experiment.regions)
-    wanted = corners(
-        _numbers("workers", workers) or (1, most),
-        _numbers("batch-sizes", batch_sizes) or (max(1, batch // 4), batch),
-        _codecs(experiment, codecs),
-        full=full,
+    result = geo_ray.profile(
+        config,
+        overrides,
+        grid=geo_ray.ProfileGrid(
+            workers=_numbers("workers", workers),
+            batch_sizes=_numbers("batch-sizes", batch_sizes),
+            codecs=_codecs(codecs),
+            machines=_machines(machines),
+            steps=steps,
+            full=full,
+            fresh=fresh,
+        ),
+        out=out,
+        progress=True,
+        began_unix_s=min(entry.BEGAN_UNIX_S, time.time()),
     )
-    console = Console(stderr=True)
-    known = begin(experiment, config.parent, path, hardware(experiment))
-    todo = wanted if fresh else missing(wanted, experiment, labels, known)
-    if len(todo) < len(wanted):
-        console.print(f"{len(wanted) - len(todo)} of {len(wanted)} runs are known from {path}")
-
-    def status(text: str) -> None:
-        console.print(text, highlight=False, soft_wrap=True)
-
-    found = known
-    reporting = Reporting(status, [], began_unix_s)
-    with closing(
-        measure(experiment, config.parent, todo, labels, known, steps, reporting)
-    ) as profiles:
-        for found in profiles:
-            save_profile(found, path)  # after each run: an interrupt loses one at most
+    found = result.profile
     if as_json:
         click.echo(found.model_dump_json(indent=2))
         return
@@ -94,7 +76,7 @@ def profile(
     out_console.print(steps_table(found))
     if found.exchanges:
         out_console.print(exchanges_table(found))
-    out_console.print(f"written  {path}", highlight=False, soft_wrap=True)
+    out_console.print(f"written  {result.path}", highlight=False, soft_wrap=True)
 
 
 def _numbers(name: str, text: str | None) -> tuple[int, ...]:
@@ -109,12 +91,16 @@ def _numbers(name: str, text: str | None) -> tuple[int, ...]:
     return found
 
 
-def _codecs(experiment, text: str | None) -> tuple[str | None, ...]:  # type: ignore[no-untyped-def]
+def _machines(words: tuple[str, ...]) -> dict[str, str]:
+    pairs = [word.partition("=") for word in words]
+    return {region: kind for region, _, kind in pairs}
+
+
+def _codecs(text: str | None) -> tuple[str | None, ...] | None:
     from geo_ray.planning.tradeoffs import BITS_PER_PARAM
 
     if text is None:
-        up = experiment.codec.up
-        return (up.kind if up is not None and up.kind in BITS_PER_PARAM else None,)
+        return None
     found = tuple(None if word == "none" else word for word in text.split(","))
     for each in found:
         if each not in BITS_PER_PARAM:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from geo_ray.cli.follow import new_run, plan_option, planned
+from geo_ray.cli.follow import plan_option
 
 
 @click.command()
@@ -20,33 +20,11 @@ def simulate(config: Path, overrides: tuple[str, ...], plan_file: Path | None, p
 
     Seconds in its output are predictions for the real run.
     """
-    from rich.console import Console
+    import geo_ray
+    from geo_ray.cli.ending import show_end
 
-    from geo_ray.cli.ending import show_end, show_failure
-    from geo_ray.errors import GeoRayError
-    from geo_ray.job.auto import load_experiment
-    from geo_ray.observe.progress import Progress
-    from geo_ray.sim.run import simulate as run_to_end
-
-    overrides, plan = planned(config, overrides, plan_file, emulated=True)
-    experiment, advice = load_experiment(config, overrides)
-    if advice is not None:
-        click.echo(advice.reason, err=True)
-    run = new_run(experiment, config.parent, advice.reason if advice else None, plan)
-    most = max(r.workers for r in experiment.regions) if experiment.train.mode == "async" else 1
     began_s = time.perf_counter()
-    with Progress(
-        experiment.train.steps * most,
-        experiment.region_names,
-        Console(stderr=True),
-        True if plain else None,
-    ) as progress:
-        try:
-            summary = run_to_end(experiment, run, progress.status, [progress.feed])
-        except GeoRayError:
-            show_failure(run.path)
-            raise
-        progress.status("")
+    run = geo_ray.simulate(config, overrides, plan=plan_file, progress="plain" if plain else True)
     real_s = time.perf_counter() - began_s
-    show_end(summary, run.path)
-    click.echo(f"simulated {summary.seconds:.1f} s in {real_s:.1f} s")
+    show_end(run)
+    click.echo(f"simulated {run.summary.seconds:.1f} s in {real_s:.1f} s")

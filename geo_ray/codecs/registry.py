@@ -20,7 +20,7 @@ from geo_ray.codecs.topk import TopK
 from geo_ray.codecs.traits import CodecTraits
 from geo_ray.config.own import OwnLoader, section_type
 from geo_ray.errors import ConfigError, FrameError
-from geo_ray.util.user_class import ClassWanted
+from geo_ray.util.user_class import UserClass
 
 CLASSES: Final[tuple[type[Codec], ...]] = (
     Identity,
@@ -43,7 +43,11 @@ CODECS: Final[dict[str, type[Codec]]] = {each().kind: each for each in CLASSES}
 """The same by name."""
 
 LOAD: Final = OwnLoader(
-    ClassWanted("codec", ConfigError), Codec, lambda c: (c.kind, c.traits), CodecTraits, CODECS
+    UserClass("codec", ConfigError, "examples/own_codec.py"),
+    Codec,
+    lambda c: (c.kind, c.traits),
+    CodecTraits,
+    CODECS,
 )
 """Makes a codec of the user's from its section."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 Sends = Literal["change", "model"]
 """What a strategy's payloads are; codecs make differences of models small, and changes as they
@@ -50,5 +50,6 @@ class CodecTraits:
     up_only: bool = False
     suits_answers: bool = True
     expected_loss: float | None = None
-    differential: bool = False
-    with_shapes: Callable[[Sequence[tuple[int, ...]]], object] | None = None
+    # Typed where they are read: naming codecs here would make a circle of imports.
+    differential: Any = None
+    with_shapes: Callable[[Sequence[tuple[int, ...]]], Any] | None = None

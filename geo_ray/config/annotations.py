@@ -142,13 +142,19 @@ def model_tags(model: type[BaseModel]) -> dict[str, str]:
     }
 
 
+def is_own(place: Place) -> bool:
+    """Whether it is a section that names a class of the user's, which alone knows its keys."""
+    return place.model is not None and place.model.model_config.get("extra") == "allow"
+
+
 def kinds_of(place: Place) -> tuple[str, list[str]]:
-    """The key that tells the kinds of a section apart, and its words; empty if there are none."""
-    options = [option.model for option in alternatives(place)]
-    kinds = [None if model is None else model_tags(model) for model in options]
-    # A section without any such word is told apart by its other keys.
-    tags = [tag for tag in kinds if tag]
-    shared = set.intersection(*map(set, tags)) if None not in kinds and len(tags) > 1 else set()
+    """The key that tells the kinds of a section apart, and its words; empty if there are none.
+
+    They are those of the `alternatives` that are not `is_own`, in that order.
+    """
+    options = [option.model for option in alternatives(place) if not is_own(option)]
+    tags = [model_tags(model) for model in options if model is not None]
+    shared = set.intersection(*map(set, tags)) if len(tags) == len(options) > 1 else set()
     return next(((key, [tag[key] for tag in tags]) for key in sorted(shared)), ("", []))
 
 
@@ -175,8 +181,8 @@ def models_under(place: Place, path: str) -> Iterator[tuple[type[BaseModel], str
         model = option.model
         if model is not None:
             tags = ", ".join(f"{key}={tag}" for key, tag in model_tags(model).items())
-            name = tags or ("" if has_kinds else model.__name__)
-            yield model, path + (f"({name})" if name and len(options) > 1 else "")
+            has_name = len(options) > 1 and not is_own(option)
+            yield model, path + (f"({tags or model.__name__})" if has_name else "")
             continue
         kind, items = item_places(option)
         for item in items:

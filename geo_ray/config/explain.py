@@ -12,9 +12,9 @@ from pydantic import BaseModel, ValidationError
 
 from geo_ray.config.annotations import Also, Place, alternatives, below, every_field, kinds_of, step
 from geo_ray.config.canonical import JSONValue
-from geo_ray.config.nearest import nearest
 from geo_ray.config.words import accepts, listed, meant
 from geo_ray.config.yaml_text import KeyPath
+from geo_ray.util.nearest import nearest
 
 _SECRET: Final = re.compile(
     r"secret|passw|passphrase|token|credential|access_key|private_key", re.I
@@ -89,6 +89,8 @@ def _locate(loc: tuple[str | int, ...], root: type[BaseModel]) -> _Found:
 
 def _problem(item: Any, found: _Found, root: type[BaseModel]) -> tuple[KeyPath, str]:
     kind, ctx, path = item["type"], item.get("ctx", {}), found.path
+    if not found.places and not kind.endswith(("_forbidden", "_error")):  # of a user's class
+        return path, f"{_got(item['input'], path)}{item['msg'][0].lower()}{item['msg'][1:]}"
     if kind == "missing":
         return path, f"missing; a value is required: {_accepted(found.places)}"
     if kind == "extra_forbidden":

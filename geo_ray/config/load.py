@@ -17,7 +17,8 @@ from geo_ray.config.canonical import JSONValue, canonical_json, sha256_hex
 from geo_ray.config.describe import describe
 from geo_ray.config.explain import dotted, explain
 from geo_ray.config.overrides import apply_overrides
-from geo_ray.config.own import Where
+from geo_ray.config.own import context
+from geo_ray.config.source import ConfigSource, ConfigText
 from geo_ray.config.yaml_text import KeyPath, YamlTree, parse_yaml, write_yaml
 from geo_ray.errors import ConfigError
 
@@ -41,35 +42,40 @@ _ABSENT = object()
 
 
 def load_tree(
-    path: Path,
+    path: ConfigSource,
     overrides: Sequence[str],
     root: type[T],
     advice: str | None = None,
-    where: Where | None = None,
+    *,
+    base_dir: Path | None = None,
+    allow_drift: bool = False,
 ) -> T:
     """Read a configuration file.
 
     Args:
-        path: a YAML file of at most `MAX_FILE_BYTES`.
+        path: a YAML file of at most `MAX_FILE_BYTES`, or what `source.text_of` made.
         overrides: ``key.key=value`` each, applied in order (see `apply_overrides`).
         root: the class of the whole tree.
         advice: where its keys are described; None if `geo-ray config schema` does.
-        where: to find classes of the user's; default: from the file's directory.
+        base_dir: where relative paths to the user's classes start; default: the file's directory.
+        allow_drift: take them although their files are not those that the file tells of.
 
     Raises:
         ConfigError: naming the file and every key that is wrong; nothing else escapes.
         ConfigDriftError: a class of the user's has changed since the file was written.
     """
-    where = where or Where(path.parent)
+    where = context(path.parent if base_dir is None else base_dir, allow_drift=allow_drift)
     return load_text(read_text(path), overrides, root, str(path), advice, where)
 
 
-def read_text(path: Path) -> str:
-    """The text of a configuration file.
+def read_text(path: ConfigSource) -> str:
+    """The text of a configuration.
 
     Raises:
         ConfigError: it cannot be read, or is larger than `MAX_FILE_BYTES`.
     """
+    if isinstance(path, ConfigText):
+        return path.text
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -92,9 +98,18 @@ def load_text(
     root: type[T],
     source: str,
     advice: str | None = None,
-    where: Where | None = None,
+    where: Mapping[str, Any] | None = None,
 ) -> T:
-    """Read a configuration from text; ``source`` is its name in messages. See `load_tree`."""
+    """Read a configuration from text; see `load_tree`.
+
+    Args:
+        text: YAML.
+        overrides: as for `load_tree`.
+        root: the class of the whole tree.
+        source: name of the text in messages.
+        advice: as for `load_tree`.
+        where: `geo_ray.config.own.context`, if there may be classes of the user's.
+    """
     tree = parse_yaml(text, source)
     if tree.value is None:
         tree = YamlTree({}, tree.origins)
@@ -103,7 +118,8 @@ def load_text(
             f"{source}: the file must be a mapping of keys to values",
             fix="Write `key: value` on each line; configs/quickstart.yaml is a whole file.",
         )
-    return checked(apply_overrides(tree, overrides), root, source, advice=advice, where=where)
+    tree = apply_overrides(tree, overrides)
+    return checked(tree, root, source, advice=advice, where=where)
 
 
 def checked(
@@ -112,7 +128,7 @@ def checked(
     source: str,
     section: str | None = None,
     advice: str | None = None,
-    where: Where | None = None,
+    where: Mapping[str, Any] | None = None,
 ) -> T:
     """Validate a tree, or one section of it.
 
@@ -122,7 +138,7 @@ def checked(
         source: its name in messages.
         section: the key of the section; None for the whole tree.
         advice: as for `load_tree`.
-        where: as for `load_tree`; None: from the present directory.
+        where: as for `load_text`.
 
     Raises:
         ConfigError: naming every key that is wrong.

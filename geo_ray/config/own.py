@@ -38,7 +38,7 @@ from geo_ray.config.base import StrictModel
 from geo_ray.config.explain import explain
 from geo_ray.errors import ConfigDriftError, ConfigError
 from geo_ray.util.blame import place, source_of, summary
-from geo_ray.util.user_class import ClassWanted, find_class, source_digest
+from geo_ray.util.user_class import UserClass, find_class, or_meant, source_digest
 
 _USE, _DIGEST = "use", "sha256"
 _BY_KIND: Final = "kind"
@@ -108,7 +108,7 @@ class OwnLoader:
         taken: names that the library's own classes have.
     """
 
-    wanted: ClassWanted
+    wanted: UserClass
     protocol: type
     look: Callable[[Any], tuple[object, object]]
     traits_class: type
@@ -136,12 +136,13 @@ class OwnLoader:
                 "geo-ray train --resume RUN --allow-drift.",
             )
         named = _named(kind, section.use, digest)
-        try:
-            # Through JSON, as the rest of the configuration: strict, but a list may be a tuple.
-            found = named.model_validate_json(json.dumps(section.model_extra or {}))
-        except ValidationError as error:
-            lines = "; ".join(explain(error, kind, {}))
-            raise ValueError(f"options of {section.use}: {lines}") from error
+        options = dict(section.model_extra or {})
+        unknown = [key for key in options if key not in kind.model_fields]
+        if unknown:
+            hint = or_meant(unknown[0], kind.model_fields) or "; it takes no options"
+            raise ValueError(f"{section.use} has no option {unknown[0]!r}{hint}")
+        # Through JSON, as the rest of the configuration: strict, but a list may be a tuple.
+        found = named.model_validate_json(json.dumps(options))
         self._check_object(found, kind, section.use)
         return found
 
@@ -164,7 +165,7 @@ class OwnLoader:
         if missing:
             raise ConfigError(
                 f"{name} lacks {', '.join(missing)}",
-                fix="See docs/own.md: it says what a strategy and a codec must have.",
+                fix=f"{self.wanted.page} shows what it must have.",
             )
         for key, method in asked.items():
             if inspect.isfunction(method):

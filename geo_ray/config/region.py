@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from geo_ray.config.annotations import MessageWords
 from geo_ray.config.base import StrictModel
-from geo_ray.config.nearest import nearest
+from geo_ray.util.nearest import nearest
 
 Name = Annotated[
     str,

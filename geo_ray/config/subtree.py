@@ -18,10 +18,10 @@ from typing import Final, TypeAlias
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from geo_ray.config.annotations import Place, alternatives, item_places, kinds_of
+from geo_ray.config.annotations import Place, alternatives, is_own, item_places, kinds_of
 from geo_ray.config.describe import facts_of
-from geo_ray.config.nearest import nearest
 from geo_ray.errors import ConfigError
+from geo_ray.util.nearest import nearest
 
 _WORD: Final = re.compile(r'"([^"]*)"|([^".]+)')
 _ANY_NAME: Final = "<name>"
@@ -104,11 +104,9 @@ def _entries(model: type[BaseModel], above: _Path) -> Iterator[_Entry]:
 
 def _below(place: Place, path: _Path) -> Iterator[_Entry]:
     key, kinds = kinds_of(place)
-    models = [option.model for option in alternatives(place) if option.model is not None]
-    if key:  # a section without a kind is told apart by its other keys
-        for model in [model for model in models if key not in model.model_fields]:
-            yield from _entries(model, path)
-        models = [model for model in models if key in model.model_fields]
+    options = [option for option in alternatives(place) if not is_own(option)]
+    models = [option.model for option in options if option.model is not None]
+    if key:
         meanings = {kind: meaning(model) for kind, model in zip(kinds, models, strict=True)}
         words = " | ".join(json.dumps(kind) for kind in kinds)
         lines = tuple(f"{kind}: {text}" for kind, text in meanings.items())
@@ -121,6 +119,8 @@ def _below(place: Place, path: _Path) -> Iterator[_Entry]:
             is_told = bool(key) and entry.path == (*at, _Part(key))
             yield replace(entry, is_told=True) if is_told else entry
     for option in alternatives(place):
+        if is_own(option) and option.model is not None:
+            yield from _entries(option.model, path)
         kind, items = item_places(option)
         for item in items:
             yield from _below(item, (*path, _Part(_ANY_NAME if kind == "mapping" else _ANY_NUMBER)))

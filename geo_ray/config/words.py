@@ -18,7 +18,7 @@ from geo_ray.config.annotations import (
     kinds_of,
 )
 from geo_ray.config.canonical import JSONValue
-from geo_ray.config.nearest import nearest
+from geo_ray.util.nearest import nearest
 
 _SCALARS: Final[dict[Any, str]] = {
     bool: "true or false",

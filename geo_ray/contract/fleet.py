@@ -19,7 +19,7 @@ from geo_ray.contract.findings import expect
 from geo_ray.strategies.base import AveragerState, Outgoing, Reply, Update, Wait
 from geo_ray.strategies.protocol import Strategy
 from geo_ray.training.averager.averager import Averager
-from geo_ray.training.compute.flat import digest, fragments_in, split_sizes
+from geo_ray.training.compute.flat import digest, split_sizes
 from geo_ray.training.compute.optimizers import AdamW, Momentum, Sgd
 from geo_ray.training.server.region_model import RegionModel
 from geo_ray.training.server.shard import Contribution, Shard
@@ -110,15 +110,7 @@ class Fleet:
         self.regions = {
             name: FleetRegion(
                 name,
-                [
-                    Shard(
-                        start_P[i:j].clone(),
-                        optimizer,
-                        strategy,
-                        fragments=fragments_in(NUM_PARAMS, parts, (i, j)),
-                    )
-                    for i, j in slices
-                ],
+                [Shard.cut(start_P, piece, optimizer, strategy) for piece in slices],
                 SAMPLES[name],
                 parts,
             )

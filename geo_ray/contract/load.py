@@ -18,9 +18,9 @@ from geo_ray.contract.findings import Finding, run_checks
 from geo_ray.errors import ConfigError
 from geo_ray.strategies.protocol import Strategy
 from geo_ray.strategies.registry import STRATEGIES, AnyStrategy
-from geo_ray.util.user_class import ClassWanted, find_class
+from geo_ray.util.user_class import UserClass, find_class
 
-_ANY = ClassWanted("strategy or codec", ConfigError)
+_ANY = UserClass("strategy or codec", ConfigError, "examples/own_strategy.py")
 
 
 class StrategySection(StrictModel):
@@ -67,8 +67,8 @@ def load(name: str, options: Sequence[str], base_dir: Path) -> Subject:
         section, is_codec = {"use": name}, "encode" in members
     text, where = json.dumps({"option": section}), Where(base_dir)
     if is_codec:
-        return Subject(codec=load_text(text, overrides, CodecSection, name, None, where).option)
-    return Subject(strategy=load_text(text, overrides, StrategySection, name, None, where).option)
+        return Subject(codec=load_text(text, overrides, CodecSection, name, where=where).option)
+    return Subject(strategy=load_text(text, overrides, StrategySection, name, where=where).option)
 
 
 def checked(subject: Subject) -> list[Finding]:

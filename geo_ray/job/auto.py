@@ -14,9 +14,9 @@ from pathlib import Path
 
 from geo_ray.config.auto import AutoConfig
 from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import checked, load_text, read_text
+from geo_ray.config.load import checked, load_text, load_tree, read_text
 from geo_ray.config.overrides import apply_overrides
-from geo_ray.config.own import Where
+from geo_ray.config.source import ConfigSource
 from geo_ray.config.yaml_text import parse_yaml
 from geo_ray.errors import ConfigError
 from geo_ray.job.build import initial_parameters, use_one_thread
@@ -44,12 +44,16 @@ class Advice:
 
 
 def load_experiment(
-    path: Path, overrides: Sequence[str], where: Where | None = None
+    path: ConfigSource,
+    overrides: Sequence[str],
+    *,
+    base_dir: Path | None = None,
+    allow_drift: bool = False,
 ) -> tuple[Experiment, Advice | None]:
     """Read a configuration; complete it if its strategy is ``auto``.
 
     Args:
-        path: a YAML file.
+        path: a YAML file, or what `source.text_of` made.
         overrides: as for ``--set``.
         where: as for `load_tree`.
 
@@ -59,12 +63,13 @@ def load_experiment(
     Raises:
         ConfigError: the file is wrong, or there are no measurements to go by.
     """
-    text, where = read_text(path), where or Where(path.parent)
+    text = read_text(path)
     tree = apply_overrides(parse_yaml(text, str(path)), overrides)
     keys = tree.value if isinstance(tree.value, dict) else {}
     strategy = keys.get("strategy")
     if not isinstance(strategy, dict) or strategy.get("kind") != "auto":
-        return load_text(text, overrides, Experiment, str(path), where=where), None
+        known = load_tree(path, overrides, Experiment, base_dir=base_dir, allow_drift=allow_drift)
+        return known, None
     wanted = checked(tree, AutoConfig, str(path), "strategy")
     if keys.get("codec"):
         raise ConfigError(

@@ -2,19 +2,49 @@
 
 from __future__ import annotations
 
+import io
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_model
-from torch import Tensor
+from safetensors.torch import load_model, save_model
+from torch import Tensor, nn
 
-from geo_ray.errors import RunDirectoryError
+from geo_ray.config.experiment import Experiment
+from geo_ray.errors import ConfigError, RunDirectoryError, TaskOutputError
 from geo_ray.tasks.base import Task
 from geo_ray.tasks.guard import checked_model
 from geo_ray.training.compute.flat import FlatModel
+from geo_ray.util.atomic_file import unwritable, write_atomic
+
+_MAX_HEADER_BYTES = 100_000_000
 
 
-def save_trained(task: Task, seed: int, params_P: Tensor, path: Path) -> None:
+def about_model(
+    experiment: Experiment, step: int, metrics: Mapping[str, float | None]
+) -> dict[str, str]:
+    """What a file of a model says about itself: task, options, step, metrics.
+
+    Args:
+        experiment: the run that trained it.
+        step: after which.
+        metrics: of the newest evaluation of all regions.
+    """
+    return {
+        "format": "pt",
+        "task": experiment.task.use,
+        "options": json.dumps(experiment.task.options, sort_keys=True),
+        "seed": str(experiment.seed),
+        "step": str(step),
+        "metrics": json.dumps(dict(metrics), sort_keys=True),
+    }
+
+
+def save_trained(
+    task: Task, seed: int, params_P: Tensor, path: Path, about: Mapping[str, str] | None = None
+) -> None:
     """Write the parameters as a state dictionary of the task's module.
 
     Load it with ``safetensors.torch.load_model(module, path)``.
@@ -24,15 +54,107 @@ def save_trained(task: Task, seed: int, params_P: Tensor, path: Path) -> None:
         seed: of the run.
         params_P: fp32 (P,).
         path: the file.
+        about: its metadata, as `about_model` gives it.
 
     Raises:
         RunDirectoryError: if it cannot be written.
     """
+    _save(module_with(task, seed, [params_P]), path, about or {})
+
+
+def module_with(task: Task, seed: int, slices: Sequence[Tensor]) -> nn.Module:
+    """The task's module with these parameters.
+
+    Args:
+        task: gives the module.
+        seed: of the run.
+        slices: fp32, together (P,), in the order of the flat vector.
+
+    Raises:
+        TaskOutputError: the module has another number of parameters.
+    """
     module = checked_model(task, seed)
-    FlatModel(module, params_P.clone(), params_P.clone())
+    params_P = torch.cat(list(slices))
+    FlatModel(module, params_P, torch.zeros_like(params_P))
     for param in module.parameters():
         param.data = param.data.clone()  # views of one buffer would count as shared tensors
+        param.grad = None
+    return module
+
+
+def load_trained(task: Task, seed: int, path: Path) -> nn.Module:
+    """The task's module with the parameters of a file that `save_trained` wrote.
+
+    Raises:
+        RunDirectoryError: there is no such file, or it cannot be read.
+        TaskOutputError: the task's module has other parameters.
+    """
+    if not path.exists():
+        raise RunDirectoryError(
+            f"{path} does not exist: the run has no final model",
+            fix="Let the run come to its end, or name one of its checkpoints.",
+        )
+    module = checked_model(task, seed)
     try:
-        save_model(module, str(path))
+        load_model(module, path)
+    except (OSError, SafetensorError) as error:
+        raise RunDirectoryError(f"cannot read {path}: {error}") from error
+    except RuntimeError as error:
+        raise TaskOutputError(
+            f"{path} is not of this task's model: {error}",
+            fix="Use the task and options that the file names in its metadata.",
+        ) from error
+    return module
+
+
+def export_model(module: nn.Module, path: Path, about: Mapping[str, str]) -> None:
+    """Write a module's state dictionary for plain PyTorch.
+
+    Args:
+        module: with its parameters.
+        path: ``.safetensors``; or ``.pt``, which ``torch.load(path, weights_only=True)`` reads and
+            which holds tensors only.
+        about: metadata; only ``.safetensors`` has any.
+
+    Raises:
+        ConfigError: the file has another ending.
+        RunDirectoryError: it cannot be written.
+    """
+    if path.suffix == ".safetensors":
+        _save(module, path, about)
+    elif path.suffix in (".pt", ".pth"):
+        buffer = io.BytesIO()
+        torch.save({name: t.detach().clone() for name, t in module.state_dict().items()}, buffer)
+        try:
+            write_atomic(path, buffer.getvalue())
+        except OSError as error:
+            raise unwritable(path, error) from error
+    else:
+        raise ConfigError(
+            f"{path}: not the name of a model's file",
+            fix="Let it end in .safetensors or .pt.",
+        )
+
+
+def _save(module: nn.Module, path: Path, about: Mapping[str, str]) -> None:
+    try:
+        save_model(module, str(path), dict(about))
+        _sort_metadata(path)
     except (OSError, SafetensorError) as error:
         raise RunDirectoryError(f"cannot write {path}: {error}") from error
+
+
+def _sort_metadata(path: Path) -> None:
+    """Put the metadata in order: the library's own order differs from file to file."""
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        if size > _MAX_HEADER_BYTES:
+            return
+        header = json.loads(file.read(size))
+        if "__metadata__" not in header:
+            return
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) <= size:
+            file.seek(8)
+            file.write(text.ljust(size))

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from geo_ray.codecs.registry import sections_of
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.explain import explain
-from geo_ray.config.own import Where
+from geo_ray.config.own import context
 from geo_ray.errors import ProfileError
 from geo_ray.job.profile_points import WARM_UP
 from geo_ray.planning.profile import Profile

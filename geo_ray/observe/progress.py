@@ -63,7 +63,7 @@ class _Wait:
 
 
 class Progress:
-    """Shows a run from its events; the only thing that prints, and only the CLI makes one.
+    """Shows a run from its events; the only thing that prints, and only who asks for it gets one.
 
     Cheap to feed: drawing happens a few times a second, not per event. May be fed by threads.
 

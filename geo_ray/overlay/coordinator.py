@@ -16,6 +16,7 @@ from geo_ray.errors import FrameError
 from geo_ray.overlay.links import LinkFlow, Links
 from geo_ray.overlay.messages import (
     Commit,
+    ControlMessage,
     Fetch,
     Orders,
     Ready,
@@ -23,7 +24,6 @@ from geo_ray.overlay.messages import (
     Starved,
     Stuck,
     Whole,
-    Word,
 )
 from geo_ray.overlay.plan import PROBE, RESULT, SUM, SendOrder
 from geo_ray.overlay.policy import Policy
@@ -69,7 +69,7 @@ class Coordinator:
     links: Links
     probe_segments: int = 2
     seed: int = 0
-    out: list[tuple[int, Word]] = field(default_factory=list)
+    out: list[tuple[int, ControlMessage]] = field(default_factory=list)
     restarts: int = 0
     _rounds: dict[int, _Round] = field(default_factory=dict)
     _random: Random = field(init=False)
@@ -128,7 +128,7 @@ class Coordinator:
 
     # ------------------------------------------------------------------ what regions tell
 
-    def on_word(self, node: int, word: Word, now_s: float) -> None:
+    def on_word(self, node: int, word: ControlMessage, now_s: float) -> None:
         """Take in what a region tells.
 
         Raises:

@@ -1,7 +1,7 @@
-"""What bridges and the coordinator say to each other about a round, as typed records.
+"""What bridges and the coordinator send each other about a round, as typed records.
 
-`wire` puts them into messages. The records that a region tells the coordinator carry no sender: the
-connection says who it is.
+`wire` puts them into messages. The records that a region sends to the coordinator name no sender:
+the connection shows who it is.
 """
 
 from __future__ import annotations
@@ -159,5 +159,7 @@ class Commit:
     about: Meta
 
 
-Word = Ready | Orders | SegmentAck | Sent | Whole | Stuck | Starved | Fetch | Want | Commit
+ControlMessage = (
+    Ready | Orders | SegmentAck | Sent | Whole | Stuck | Starved | Fetch | Want | Commit
+)
 """Everything but the parts, which carry the bulk."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from geo_ray.errors import FrameError, InvariantError
 from geo_ray.overlay.messages import (
     Commit,
+    ControlMessage,
     Fetch,
     Orders,
     Ready,
@@ -19,7 +20,6 @@ from geo_ray.overlay.messages import (
     Stuck,
     Want,
     Whole,
-    Word,
 )
 from geo_ray.overlay.pace import Pace
 from geo_ray.overlay.plan import PROBE, RESULT, SUM, Grid, SendOrder
@@ -87,7 +87,7 @@ class Node:
     fused: bool
     window: int = 32
     stall_s: float = 20.0
-    out: list[tuple[int, Word]] = field(default_factory=list)
+    out: list[tuple[int, ControlMessage]] = field(default_factory=list)
     done: list[Finished] = field(default_factory=list)
     finished: int = 0
     clashes: int = 0
@@ -135,7 +135,7 @@ class Node:
 
     # ------------------------------------------------------------------ what arrives
 
-    def on_word(self, peer: int, word: Word, now_s: float) -> None:
+    def on_word(self, peer: int, word: ControlMessage, now_s: float) -> None:
         """Take in what a region or the coordinator says.
 
         Raises:

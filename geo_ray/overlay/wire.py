@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from geo_ray.overlay.messages import (
     Commit,
+    ControlMessage,
     Fetch,
     Orders,
     Ready,
@@ -16,7 +17,6 @@ from geo_ray.overlay.messages import (
     Stuck,
     Want,
     Whole,
-    Word,
 )
 from geo_ray.overlay.plan import PROBE, RESULT, SUM, SendOrder
 from geo_ray.transport.wire.fields import amount, below, count, wrong
@@ -25,7 +25,7 @@ from geo_ray.transport.wire.message import CONTROL, DATA, Message
 from geo_ray.transport.wire.meta import Meta
 from geo_ray.transport.wire.record import CountList, Field, Known, OneOf, Only, Record, Rows
 
-WORD: Final = "overlay"
+CONTROL_MESSAGE: Final = "overlay"
 PART: Final = "overlay_part"
 
 _ABOUT: Final = "a."  # begins the names of what a caller added
@@ -75,7 +75,7 @@ _PART: Final = Record(
 )
 _ONE: Final = Field("send", Only(_order_of("sender")))
 _ALL: Final = Field("sends", Rows(_order_of("me")))
-_WORDS: Final = OneOf[Word](
+_CONTROL: Final = OneOf[ControlMessage](
     "word",
     {
         "Ready": Record(Ready, "rnd", _ABOUT_IT),
@@ -107,13 +107,13 @@ def read_part(message: Message) -> SegmentPart:
     return _PART.read(message.meta, data=view_of(message.payload))
 
 
-def word_message(word: Word) -> Message:
-    """A word on its way."""
-    return Message(WORD, _WORDS.write(word), b"", "control", CONTROL)
+def control_message(told: ControlMessage) -> Message:
+    """A control message on its way."""
+    return Message(CONTROL_MESSAGE, _CONTROL.write(told), b"", "control", CONTROL)
 
 
-def read_word(message: Message, sender: int, me: int, num_regions: int) -> Word:
-    """The inverse of `word_message`.
+def read_control(message: Message, sender: int, me: int, num_regions: int) -> ControlMessage:
+    """The inverse of `control_message`.
 
     Args:
         message: what arrived.
@@ -124,4 +124,4 @@ def read_word(message: Message, sender: int, me: int, num_regions: int) -> Word:
     Raises:
         FrameError: a field is missing, or of the wrong type or range.
     """
-    return _WORDS.read(message.meta, sender=sender, me=me, num_regions=num_regions)
+    return _CONTROL.read(message.meta, sender=sender, me=me, num_regions=num_regions)

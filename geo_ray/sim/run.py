@@ -8,7 +8,7 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.job.account import account
 from geo_ray.job.build import use_one_thread
 from geo_ray.job.data import prepare_manifest
-from geo_ray.job.model_file import save_trained
+from geo_ray.job.model_file import about_model, save_trained
 from geo_ray.job.recorder import Recorder, Sink
 from geo_ray.job.rundir import RunDirectory, followed_plan
 from geo_ray.observe.events.log import EVENTS_FILE, EventLog
@@ -56,6 +56,7 @@ def simulate(
             summary=summary.model_dump(),
             digests={name: digest(params_P) for name, params_P in result.params_P.items()},
         )
-    save_trained(task, experiment.seed, final_P, run.model)
+    about = about_model(experiment, summary.steps, summary.eval)
+    save_trained(task, experiment.seed, final_P, run.model, about)
     save_summary(summary, run.path)
     return summary

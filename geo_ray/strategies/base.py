@@ -12,217 +12,54 @@ Shape legend: P = parameters of the region's model (or of the slice that one sha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from geo_ray.codecs.base import Coded
-from geo_ray.codecs.common.dgt_report import LossyReport
-
-Weights = Literal["uniform", "samples"]
-"""How regions are weighted in a mean: ``uniform`` is 1/M, ``samples`` is S_i / sum S."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outgoing:
-    """What a region wants to say now.
-
-    Attributes:
-        payload_P: fp32, owned by the message (never a view of live parameters).
-        wait: whether the region stands still until the reply is merged.
-        fragment: which part of the model it is about, for strategies that send parts.
-    """
-
-    payload_P: Tensor
-    wait: bool
-    fragment: int = 0
+from geo_ray.strategies.state import AveragerState as AveragerState
+from geo_ray.strategies.state import Outgoing as Outgoing
+from geo_ray.strategies.state import RegionState as RegionState
+from geo_ray.strategies.state import Reply as Reply
+from geo_ray.strategies.state import Update as Update
+from geo_ray.strategies.state import Wait as Wait
+from geo_ray.strategies.traits import Sends as Sends
+from geo_ray.strategies.traits import Traits
+from geo_ray.strategies.traits import Weights as Weights
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """The region must speak, but its last request is open: stand still until that is answered."""
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """What crosses the WAN towards the averager.
-
-    Attributes:
-        region: the sender.
-        epoch: incarnation of the sender; grows when it is restarted.
-        seq: number of the request within the epoch, from 1.
-        base_version: the averager's version that the sender had merged when it spoke.
-        num_samples: rows behind this update; its weight in a mean by samples.
-        payload_P: fp32 vector; its meaning is the strategy's.
-        final: the sender has finished training; the last exchange leaves all regions equal.
-        fragment: index of the part of the model, for strategies that send parts.
-        coded: the payload made small; ``payload_P`` is empty then. Strategies never see it.
-        against: version of the reply whose payload the coded one is a difference from; None: from
-            nothing.
-        loss: mean training loss of the last step behind it; known at home only.
-        steps: local steps behind this update.
-        step_s: seconds of one of them of late; 0 if not measured.
-        exchange_s: seconds that the sender's last exchange was on its way, without what the
-            averager held it; 0 if there was none.
-        grad_sq: squared 2-norm of the payload as a vector, of strategies that average gradients;
-            None where that is not measured.
-    """
-
-    region: str
-    epoch: int
-    seq: int
-    base_version: int
-    num_samples: int
-    payload_P: Tensor
-    final: bool = False
-    fragment: int = 0
-    coded: Coded | None = None
-    against: int | None = None
-    loss: float | None = None
-    steps: int = 0
-    step_s: float = 0.0
-    exchange_s: float = 0.0
-    grad_sq: float | None = None
+class Strategy(Protocol):
+    """The methods of a strategy. All are pure in the sense of the module's docstring."""
 
     @property
-    def size_bytes(self) -> int:
-        """Bytes of the payload on the wire, without headers."""
-        return _size_bytes(self.payload_P, self.coded)
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """The averager's answer to one update.
-
-    Attributes:
-        to: the region it is for.
-        seq: the request it answers.
-        version: the averager's version after the update.
-        num_samples: rows behind the payload, over all regions that contributed.
-        payload_P: fp32 vector; its meaning is the strategy's. It may be the reference of later
-            messages: whoever merges it leaves it as it is.
-        final: it answers a final update, after every region's final update is in.
-        stop: finish training now (a target was reached).
-        checkpoint: save your state under this id once this reply is merged.
-        halt: after saving, stand still for good (the run was interrupted).
-        coded: as in `Update`.
-        against: as in `Update`.
-        dropped: the update was not taken in, because it was too stale; what it carried goes with
-            the next one. The payload is merged as that of any reply.
-        own: the payload contains the receiver's own change, which it takes back out.
-        lossy: which lossy blocks of the receiver's updates were taken in; None if nobody keeps
-            books of them.
-        fragment: of the update that it answers.
-        share: weight that the receiver's own update has in the payload; 0 if not told.
-        steps: local steps that the receiver is to take before it speaks again; None: as configured.
-        seen: rows behind all updates that the averager has taken in.
-        reliable: share of the blocks of the receiver's next update that are to travel reliably, for
-            differential transmission; None: as configured.
-        held_s: how long the averager had the update before it answered; told by its shell.
-    """
-
-    to: str
-    seq: int
-    version: int
-    num_samples: int
-    payload_P: Tensor
-    final: bool = False
-    stop: bool = False
-    checkpoint: int | None = None
-    halt: bool = False
-    coded: Coded | None = None
-    against: int | None = None
-    dropped: bool = False
-    own: bool = False
-    lossy: LossyReport | None = None
-    fragment: int = 0
-    share: float = 0.0
-    steps: int | None = None
-    seen: int = 0
-    reliable: float | None = None
-    held_s: float = 0.0
+    def kind(self) -> str:
+        """The strategy's name in configurations, messages and reports."""
 
     @property
-    def size_bytes(self) -> int:
-        """Bytes of the payload on the wire, without headers."""
-        return _size_bytes(self.payload_P, self.coded)
+    def traits(self) -> Traits:
+        """All that others must know of the strategy."""
 
+    def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
+        """Take in one combined gradient of the region's workers.
 
-def _size_bytes(payload_P: Tensor, coded: Coded | None) -> int:
-    return 4 * payload_P.numel() if coded is None else coded.size_bytes
-
-
-@dataclass(slots=True)
-class RegionState:
-    """A region's model, or one shard's slice of it, as a strategy sees it.
-
-    Attributes:
-        params_P: the live fp32 parameters; strategies change them in place.
-        apply_gradient: one step of the inner optimizer with the given gradient (P,).
-        memory: tensors that the strategy keeps from call to call; saved in checkpoints.
-        numbers: plain numbers that it keeps; saved too.
-        fragments: where each part of the model lies in this slice, as (start, stop).
-        step: gradients taken in since the start.
-        since_send: gradients taken in since the last request.
-        samples: rows behind those.
-        link_busy: whether a request is open.
-        budget: local steps that the averager asked for until the next request; None: it did not.
-    """
-
-    params_P: Tensor
-    apply_gradient: Callable[[Tensor], None]
-    memory: dict[str, Tensor] = field(default_factory=dict)
-    numbers: dict[str, float] = field(default_factory=dict)
-    fragments: tuple[tuple[int, int], ...] = ()
-    step: int = 0
-    since_send: int = 0
-    samples: int = 0
-    link_busy: bool = False
-    budget: int | None = None
-
-
-@dataclass(slots=True)
-class AveragerState:
-    """The averager's state as a strategy sees it.
-
-    Attributes:
-        members: the live regions, sorted.
-        memory: tensors that the strategy keeps; saved in checkpoints. Those whose name ends in
-            ``/region`` go with the region.
-        numbers: plain numbers that it keeps, by the same rules.
-        version: number of commits: updates taken in, or rounds for strategies that work in rounds.
-        waiting: updates of the open round by region.
-        fragments: where each part of the model lies, as (start, stop).
-        stopping: whether every answer from now on tells its region to finish.
-        now_s: time of the present event by the averager's clock.
-        wake_s: when the strategy wants to be woken (`AveragerTraits.on_wake`); None: not at all.
-    """
-
-    members: tuple[str, ...]
-    memory: dict[str, Tensor] = field(default_factory=dict)
-    version: int = 0
-    waiting: dict[str, Update] = field(default_factory=dict)
-    numbers: dict[str, float] = field(default_factory=dict)
-    fragments: tuple[tuple[int, int], ...] = ()
-    stopping: bool = False
-    now_s: float = 0.0
-    wake_s: float | None = None
-
-    def gather(self, update: Update) -> list[Update] | None:
-        """Hold ``update`` until every live region has spoken.
-
-        Returns:
-            The round's updates in the order of their regions' names, or None if some are missing.
+        ``grad_P`` is None when every contribution was refused (not finite): parameters stay.
         """
-        self.waiting[update.region] = update
-        if any(region not in self.waiting for region in self.members):
-            return None
-        round_updates = [self.waiting[region] for region in self.members]
-        self.waiting.clear()
-        return round_updates
+
+    def after_step(self, region: RegionState) -> Outgoing | Wait | None:
+        """Decide whether to speak now, and whether to wait for the answer."""
+
+    def on_reply(self, region: RegionState, reply: Reply) -> None:
+        """Merge what came back into ``region.params_P``, in place."""
+
+    def on_finish(self, region: RegionState) -> Outgoing | None:
+        """The last word after the last step; None if the regions are equal anyway."""
+
+    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
+        """In the averager: take in one update; answer nobody, one region, or all.
+
+        The update's payload is the caller's again once the update is answered: keep a copy.
+        """
 
 
 def shares_of(updates: Sequence[Update], weights: Weights) -> list[float]:

@@ -36,7 +36,7 @@ from geo_ray.strategies.protocol import Strategy
 from geo_ray.strategies.sma import Sma
 from geo_ray.strategies.sparseloco import SparseLoCo
 from geo_ray.strategies.traits import Traits
-from geo_ray.util.user_class import ClassWanted
+from geo_ray.util.user_class import UserClass
 
 CLASSES: Final[tuple[type[Strategy], ...]] = (
     Bsp,
@@ -70,7 +70,11 @@ STRATEGIES: Final[dict[str, type[Strategy]]] = {each().kind: each for each in CL
 """The same by name."""
 
 LOAD: Final = OwnLoader(
-    ClassWanted("strategy", ConfigError), Strategy, lambda s: (s.kind, s.traits), Traits, STRATEGIES
+    UserClass("strategy", ConfigError, "examples/own_strategy.py"),
+    Strategy,
+    lambda s: (s.kind, s.traits),
+    Traits,
+    STRATEGIES,
 )
 """Makes a strategy of the user's from its section."""
 

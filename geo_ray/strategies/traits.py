@@ -14,8 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from geo_ray.codecs.traits import Sends
-from geo_ray.strategies.base import AveragerState, Reply, Weights
+from geo_ray.strategies.state import AveragerState, Reply
+
+Weights = Literal["uniform", "samples"]
+"""How regions are weighted in a mean: ``uniform`` is 1/M, ``samples`` is S_i / sum S."""
+
+Sends = Literal["change", "model"]
+"""What payloads are; codecs make differences of models small, and changes as they are."""
 
 Combine = Literal["sum", "mean"]
 """How much a change counts in every region: 1, or 1/M."""

@@ -16,7 +16,7 @@ from geo_ray.errors import GeoRayError, TaskLoadError
 from geo_ray.tasks.base import Task
 from geo_ray.tasks.check import check_task
 from geo_ray.util.blame import place, source_of, summary
-from geo_ray.util.user_class import ClassWanted, find_class
+from geo_ray.util.user_class import UserClass, find_class
 
 Scalar: TypeAlias = str | int | float | bool | None
 
@@ -29,7 +29,7 @@ BUILT_IN: Mapping[str, str] = {
 """Short names of the built-in tasks."""
 
 
-_TASK: Final = ClassWanted("task", TaskLoadError)
+_TASK: Final = UserClass("task", TaskLoadError, "docs/tasks.md")
 
 
 class TaskConfig(StrictModel):

@@ -53,7 +53,7 @@ class TransfersConfig(StrictModel):
                 f"transfers: '{name}' works in rounds, which end with their slowest update "
                 "whatever the order: use an overlay"
             )
-        if codec.up is not None and codec.up.traits.differential:
+        if codec.up is not None and codec.up.traits.differential is not None:
             raise ValueError(
                 f"transfers: codec {codec.up.kind} has its own order of sending: leave one of the "
                 "two out"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import inspect
@@ -13,24 +12,27 @@ from types import ModuleType
 
 from geo_ray.errors import GeoRayError
 from geo_ray.util.blame import import_advice, summary
+from geo_ray.util.nearest import nearest
 from geo_ray.util.user_file import import_file
 
 
 @dataclass(frozen=True, slots=True)
-class ClassWanted:
+class UserClass:
     """What kind of thing is looked for.
 
     Attributes:
         what: its name in messages: task, strategy or codec.
         error_class: of the errors.
+        page: file that shows how one is written.
     """
 
     what: str
     error_class: type[GeoRayError]
+    page: str
 
 
 def find_class(
-    use: str, base_dir: Path, wanted: ClassWanted, built_in: Mapping[str, str] | None = None
+    use: str, base_dir: Path, wanted: UserClass, built_in: Mapping[str, str] | None = None
 ) -> type:
     """Import the module or run the file, and take the class.
 
@@ -41,7 +43,8 @@ def find_class(
         built_in: short names, if the library has such.
 
     Raises:
-        GeoRayError: of `ClassWanted.error_class`; names what is missing, and the nearest valid.
+        GeoRayError: of `UserClass.error_class`; names the file or attribute, and the nearest valid
+            one.
     """
     names = built_in or {}
     where, colon, attribute = names.get(use, use).rpartition(":")
@@ -65,9 +68,9 @@ def find_class(
         classes = _classes_of(module)
         raise wanted.error_class(
             f"{attribute!r} of {where} {state}{or_meant(attribute, classes)}",
-            fix=f"Name a class that is there, as in `use: {where}:{classes[0]}`."
+            fix=f"Name a class that is there, say {where}:{classes[0]}."
             if classes
-            else f"Define a class in {where}.",
+            else f"Define a class in {where}; {wanted.page} shows what it needs.",
         )
     return found
 
@@ -84,11 +87,11 @@ def or_meant(word: str, valid: Iterable[str]) -> str:
     choices = sorted(valid)
     if not choices:
         return ""
-    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; there is: {', '.join(choices)}"
+    near = nearest(word, choices, least=0.5)
+    return f"; did you mean {near!r}?" if near else f"; there is: {', '.join(choices)}"
 
 
-def _import_module(name: str, use: str, wanted: ClassWanted) -> ModuleType:
+def _import_module(name: str, use: str, wanted: UserClass) -> ModuleType:
     what = wanted.what
     try:
         return importlib.import_module(name)

@@ -24,6 +24,9 @@ UNSAFE_CALLS = {
 }
 
 
+ALLOWED = {("geo_ray.job.model_file", "torch.save")}  # writes tensors alone, and reads nothing
+
+
 def dotted(node: ast.expr) -> str:
     if isinstance(node, ast.Attribute):
         return f"{dotted(node.value)}.{node.attr}"
@@ -43,6 +46,7 @@ def unsafe_uses(file: Any) -> list[str]:
                 found.append((node.lineno, node.id))
         elif isinstance(node, ast.keyword) and node.arg in {"allow_pickle", "shell"}:
             found += [(node.value.lineno, node.arg)] if ast.unparse(node.value) != "False" else []
+    found = [(line, name) for line, name in found if (file.name, name) not in ALLOWED]
     return [f"{file.name}:{line} uses {name}" for line, name in found]
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from geo_ray.compare.variants import Case, experiment_of, parse_variant
 
 from geo_ray.cli.main import root
-from geo_ray.compare.variants import Case, experiment_of, parse_variant
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import describe, digest, dump_yaml, json_schema, load_tree
 from geo_ray.config.own import Where

@@ -181,11 +181,15 @@ def test_actors_get_the_environment(ray_cluster: LocalCluster) -> None:
     with connect(config, ray_cluster.regions, namespace="env", env_vars={"X": "mine"}) as cluster:
         assert cluster.address == ray_cluster.address
         assert ray.get(where.remote(), timeout=60)[2] == "mine"
-        with (
-            pytest.raises(ClusterError, match="already connected"),
-            connect(config, [], namespace="again"),
-        ):
-            pass
+        with connect(config, ["us-east"], namespace="again") as same:
+            assert (same.address, same.regions) == (cluster.address, ("us-east",))
+        assert ray.is_initialized(), "who was connected before stays so"
+        for other in (LocalClusterConfig(), ExistingClusterConfig(address="127.0.0.1:1")):
+            with (
+                pytest.raises(ClusterError, match="already connected"),
+                connect(other, [], namespace="other"),
+            ):
+                pass
     assert not ray.is_initialized()
 
 

@@ -15,7 +15,7 @@ from region_support import InProcess, Site, eventually, experiment_of
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import LinkDownError
 from geo_ray.job.rundir import RunDirectory
-from geo_ray.overlay.wire import PART, WORD
+from geo_ray.overlay.wire import CONTROL_MESSAGE, PART
 from geo_ray.transport.links.record import LinkRecord
 from geo_ray.transport.links.table import LinkTable, save_links
 from geo_ray.transport.wire.message import Message
@@ -102,7 +102,7 @@ def test_a_link_between_two_regions_that_carries_nothing_is_gone_round(
 def deaf(site: Site, to: str) -> None:
     """Let a region hear nothing of another, as if the route was gone one hop further."""
     assert site.bridge is not None
-    for kind in (PART, WORD):
+    for kind in (PART, CONTROL_MESSAGE):
         route = site.bridge._routes[kind]
 
         def filtered(peer: str, message: Message, route=route) -> None:

@@ -26,6 +26,7 @@ from train_support import (
     write_config,
 )
 
+from geo_ray.api.run import open_run
 from geo_ray.cli.ending import show_end
 from geo_ray.cli.main import root
 from geo_ray.config.experiment import Experiment
@@ -140,7 +141,7 @@ def test_sma_equals_the_simulator_to_the_bit(rich: Trained, tmp_path: Path) -> N
 
 def test_the_run_directory_is_complete(rich: Trained) -> None:
     path = rich.run.path
-    show_end(rich.summary, path)
+    show_end(open_run(path))
     found = {file.name for file in path.iterdir()}
     assert found == {
         "config.lock.yaml",

@@ -28,7 +28,7 @@ from geo_ray.training.averager.standby import (
     StandbyEvent,
     StandbyNode,
 )
-from geo_ray.training.averager.takeover import Watch
+from geo_ray.training.averager.takeover import LivenessWatch
 
 TAKEOVER_S, REJOIN_S = 5.0, 20.0
 
@@ -174,7 +174,7 @@ class World:
         node = StandbyNode(
             name,
             Caller(lambda message: message.payload_P, keeps),
-            Watch(name, self.names, AveragerHome(first), standby, TAKEOVER_S, REJOIN_S),
+            LivenessWatch(name, self.names, AveragerHome(first), standby, TAKEOVER_S, REJOIN_S),
         )
         if name == first:
             node.primary = ReplicatedAverager(self._averager(), self.setup.bound)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
-from geo_ray import __version__
 from geo_ray.errors import RunDirectoryError
 from geo_ray.observe.events.columns import RunRecord, record
 from geo_ray.observe.events.log import EVENTS_FILE, read_events
@@ -33,6 +32,7 @@ from geo_ray.observe.text import (
     number_text,
     saving_text,
 )
+from geo_ray.version import __version__
 
 LOCK_FILE = "config.lock.yaml"
 REPORT_FILE = "report.html"

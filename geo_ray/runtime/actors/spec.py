@@ -104,4 +104,4 @@ class RunSpec:
 
 @lru_cache(maxsize=1)
 def _experiment(text: str, base_dir: Path) -> Experiment:
-    return Experiment.model_validate_json(text, context=Where(base_dir))
+    return Experiment.model_validate_json(text, context=context(base_dir))

@@ -57,6 +57,9 @@ def connect(
 ) -> Iterator[ConnectedCluster]:
     """Start the cluster if it is a local one, connect to it, and undo both at the end.
 
+    A process that is connected already, such as a notebook or a task of Ray's, stays so: an
+    ``existing`` cluster is then the one it is connected to.
+
     Args:
         config: the ``cluster`` section.
         regions: names of the run's regions.
@@ -69,13 +72,11 @@ def connect(
         PortInUseError: the local cluster's port is taken.
         RayUnreachableError: no Ray answers at the address within ``connect_timeout_s``, or it
             refuses this process.
-        ClusterError: this process is already connected to a cluster.
+        ClusterError: this process is already connected to another cluster.
     """
     if ray.is_initialized():
-        raise ClusterError(
-            "this process is already connected to a Ray cluster",
-            fix="Call ray.shutdown() first, or leave the other `connect` block.",
-        )
+        yield _connected_already(config, regions)
+        return
     with ExitStack() as stack:
         local: LocalCluster | None = None
         if isinstance(config, LocalClusterConfig):
@@ -94,6 +95,27 @@ def connect(
         yield ConnectedCluster(
             address, namespace, tuple(regions), ray_private.dashboard_address(), local
         )
+
+
+def _connected_already(config: ClusterConfig, regions: Sequence[str]) -> ConnectedCluster:
+    """The cluster that this process is connected to, if that is the one that is wanted."""
+    context = ray.get_runtime_context()
+    address = context.gcs_address
+    if isinstance(config, LocalClusterConfig):
+        raise ClusterError(
+            f"this process is already connected to the Ray cluster at {address}, and "
+            "`cluster.kind: local` starts another one",
+            fix="Set cluster={'kind': 'existing'} to run on that cluster, or call ray.shutdown() "
+            "first.",
+        )
+    if config.address != "auto" and config.address != address:
+        raise ClusterError(
+            f"this process is already connected to the Ray cluster at {address}, not to "
+            f"{config.address}",
+            fix="Set cluster.address to auto to run on that cluster, or call ray.shutdown() first.",
+        )
+    dashboard = ray_private.dashboard_address()
+    return ConnectedCluster(address, context.namespace, tuple(regions), dashboard, None)
 
 
 def _init(address: str, namespace: str, env_vars: Mapping[str, str]) -> None:

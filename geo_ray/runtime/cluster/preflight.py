@@ -12,13 +12,13 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-import geo_ray
 from geo_ray.errors import PreflightError
 from geo_ray.runtime.cluster import ray_private
 from geo_ray.runtime.cluster.demand import RegionDemand, by_label
 from geo_ray.runtime.cluster.labels import on_node
 from geo_ray.runtime.cluster.preflight_checks import ClusterFacts, NodeFacts, check
 from geo_ray.runtime.cluster.settings import AUTH_MODE
+from geo_ray.version import __version__
 
 
 def preflight(
@@ -72,7 +72,7 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         "ray": ray.__version__,
         "torch": metadata.version("torch"),  # without the seconds that importing it takes
-        "geo_ray": geo_ray.__version__,
+        "geo_ray": __version__,
     }
 
 

@@ -21,7 +21,7 @@ from geo_ray.job.account import account
 from geo_ray.job.build import build_evals, initial_parameters, use_one_thread
 from geo_ray.job.codec_shapes import with_shapes
 from geo_ray.job.data import prepare_manifest
-from geo_ray.job.model_file import save_trained
+from geo_ray.job.model_file import about_model, save_trained
 from geo_ray.job.recorder import Recorder, Sink
 from geo_ray.job.rundir import RunDirectory, followed_plan
 from geo_ray.observe.events.log import EVENTS_FILE, EventLog, last_time_s, read_events
@@ -204,7 +204,6 @@ def _finish(
     )
     part, model_digest = written[actors.home.region]
     tensors, _ = read_part(run.path, part)
-    save_trained(task, experiment.seed, tensors["params"], run.model)
     for info, _ in written.values():
         (run.path / info.file).unlink()
     summing = Summing(experiment.train.target)
@@ -212,6 +211,8 @@ def _finish(
         summing.feed(event)
     usd = account(run, summing.totals)
     summary = summing.summary(startup_s=startup_s, usd=usd, digest=model_digest)
+    about = about_model(experiment, summary.steps, summary.eval)
+    save_trained(task, experiment.seed, tensors["params"], run.model, about)
     recorder.emit(
         "run_finished",
         now_s,

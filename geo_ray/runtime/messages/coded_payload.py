@@ -48,9 +48,9 @@ def sizes_of(coded: Coded) -> CodedSizes:
 
 
 def coded_bytes(coded: Coded) -> memoryview:
-    """The bytes of a coded payload; without a copy if nothing of it is lossy."""
+    """The bytes of a coded payload; without a copy if it has no lossy blocks."""
     lossy = coded.lossy
-    if lossy is None:
+    if lossy is None or not len(lossy.ids_L):  # torch cannot view empty ids as bytes
         return _view(coded.data_B)
     parts = [coded.data_B, lossy.ids_L.contiguous().view(torch.uint8), lossy.blocks_LK.reshape(-1)]
     return _view(torch.cat([part.cpu() for part in parts]))

@@ -122,7 +122,7 @@ _ASSIGNMENT: Final = Record(
 _REPORT: Final = Record(StepReport, Field("span", _SPAN), "loss compute_s refused grad_sq")
 _EVALUATION: Final = Record(_Evaluation, "version rows final names sizes")
 _CONTRIBUTIONS: Final = Rows(
-    Record(Contribution, "worker=workers num_samples=samples weight=weights")
+    Record(Contribution, "worker=workers num_samples=samples weight=weights"), sparse="weights"
 )
 
 update_meta, read_update = UPDATE.write, UPDATE.read

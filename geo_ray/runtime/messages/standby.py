@@ -1,4 +1,4 @@
-"""What the bridges of an averager that may move tell each other, as messages."""
+"""What the bridges of an averager that may move send each other."""
 
 from __future__ import annotations
 
@@ -105,33 +105,33 @@ _KIND_OF: Final = {shape.of: kind for kind, shape in _SHAPES.items()}
 KINDS: Final = tuple(_SHAPES)
 
 
-def word_message(to: str, word: StandbyMessage, log_lane: int, *, bare: bool) -> Message:
+def standby_message(to: str, told: StandbyMessage, log_lane: int, *, bare: bool) -> Message:
     """A message for region ``to``.
 
     Args:
         to: who it is for.
-        word: what to tell.
+        told: what to send.
         log_lane: lane of the log; all other payloads have that of data.
         bare: whether an entry about the standby's own update may go without the payload, because
             it is certain to be in its hands still.
     """
-    kind = _KIND_OF[type(word.op if isinstance(word, AveragerRequest) else word)]
+    kind = _KIND_OF[type(told.op if isinstance(told, AveragerRequest) else told)]
     shape = _SHAPES[kind]
     payload: Buffer = b""
-    match word:
+    match told:
         case AveragerRequest(TakeIn(update)):
             payload = payload_bytes(update)
         case AveragerAnswer(reply=reply):
             payload = payload_bytes(reply)
         case LogAppend(entry=entry):
             op, payload = _outgoing(entry.op, to if bare else None)
-            word = replace(word, entry=replace(entry, op=op))
+            told = replace(told, entry=replace(entry, op=op))
     lane = log_lane if shape.lane is None else shape.lane
-    return Message(kind, shape.record.write(word), payload, shape.traffic, lane)
+    return Message(kind, shape.record.write(told), payload, shape.traffic, lane)
 
 
-def read_word(peer: str, message: Message, find: Finder) -> StandbyMessage:
-    """The inverse of `word_message`.
+def read_standby(peer: str, message: Message, find: Finder) -> StandbyMessage:
+    """The inverse of `standby_message`.
 
     Args:
         peer: who sent it.
@@ -145,15 +145,15 @@ def read_word(peer: str, message: Message, find: Finder) -> StandbyMessage:
     if shape is None:
         raise FrameError(f"'{message.kind}' is no message of an averager that may move")
     payload = view_of(message.payload)
-    word: StandbyMessage = shape.record.read(message.meta, payload, region=peer)
-    if isinstance(word, LogAppend):
-        op = _incoming(word.entry.op, payload, find)
-        word = replace(word, entry=replace(word.entry, op=op))
-    return word
+    found: StandbyMessage = shape.record.read(message.meta, payload, region=peer)
+    if isinstance(found, LogAppend):
+        op = _incoming(found.entry.op, payload, find)
+        found = replace(found, entry=replace(found.entry, op=op))
+    return found
 
 
 def _outgoing(op: Op, to: str | None) -> tuple[Any, Buffer]:
-    """What the log's message tells of an entry, and its payload."""
+    """What the log's message has of an entry, and its payload."""
     match op:
         case TakeIn(update) if update.region == to:
             return _TakeInYours(replace(update, payload_P=torch.empty(0), coded=None)), b""

@@ -31,7 +31,7 @@ from geo_ray.training.averager.caller import Caller
 from geo_ray.training.averager.home import AveragerHome
 from geo_ray.training.averager.replication import ReplicatedAverager, ShadowAverager
 from geo_ray.training.averager.standby import StandbyNode
-from geo_ray.training.averager.takeover import Watch
+from geo_ray.training.averager.takeover import LivenessWatch
 from geo_ray.transport.endpoint.endpoint import Endpoint
 from geo_ray.transport.links.table import load_links
 
@@ -89,7 +89,7 @@ def choose_path(experiment: Experiment) -> PathChoice:
     elif experiment.averager.standby is not None:
         path = "standby"
     stages: list[StageKind] = []
-    if differential(experiment.codec.up) is not None:
+    if _differential(experiment) is not None:
         stages.append("differential")
     if experiment.transfers is not None:
         stages.append("transfers")
@@ -114,8 +114,8 @@ def build_path(setting: PathSetting, site: EndpointSite) -> UpdatePath:
     answers = Answers(region, setting.timeout_s)
 
     def stage(path: StagedPath) -> UpdateStage:
-        codec = differential(experiment.codec.up)
-        if codec is not None:
+        codec = _differential(experiment)
+        if choice.stage == "differential" and codec is not None:
             return Differential(codec, setting.num_params, site, path).stage
         if choice.stage == "transfers" and experiment.transfers is not None:
             return Transfers(region, experiment.transfers, path, lambda: _rtts_s(endpoint)).stage
@@ -158,6 +158,12 @@ def dials(experiment: Experiment) -> list[tuple[str, str]]:
     return [] if standby is None else [(name, standby) for name in others if name != standby]
 
 
+def _differential(experiment: Experiment) -> Dgt | None:
+    """The codec for updates, if parts of what it encodes may get lost on the way."""
+    codec = experiment.codec.up
+    return None if codec is None else codec.traits.differential
+
+
 def _standby_node(setting: PathSetting, region: str) -> StandbyNode:
     """The part of ``region`` in an averager that may move."""
     experiment, averager = setting.experiment, setting.averager
@@ -172,7 +178,7 @@ def _standby_node(setting: PathSetting, region: str) -> StandbyNode:
 
     keeps = config.max_divergence > 0 and experiment.strategy.traits.sends == "change"
     members = tuple(sorted(experiment.region_names))
-    watch = Watch(region, members, home, config.standby, config.takeover_s, config.rejoin_s)
+    watch = LivenessWatch(region, members, home, config.standby, config.takeover_s, config.rejoin_s)
     primary, shadow = None, None
     if averager is not None and region == home.region:
         primary = ReplicatedAverager(averager, config.max_divergence)

@@ -23,8 +23,7 @@ from geo_ray.runtime.messages.exchange import (
 from geo_ray.runtime.paths.base import Routes, UpdateStage, joined
 from geo_ray.runtime.paths.local_averager import AveragerOutput, LocalAverager
 from geo_ray.runtime.paths.overlay_vectors import OverlaySetting, OverlayVectors
-from geo_ray.strategies.base import Reply, Update
-from geo_ray.strategies.protocol import Strategy
+from geo_ray.strategies.base import Reply, Strategy, Update
 from geo_ray.training.averager.averager import Averager
 from geo_ray.training.averager.home import AveragerHome
 from geo_ray.transport.endpoint.endpoint import Endpoint

@@ -28,10 +28,17 @@ from geo_ray.overlay.build import build_policy, grid_of, links_of, transfer_of
 from geo_ray.overlay.config import AnyOverlay
 from geo_ray.overlay.coordinator import Coordinator
 from geo_ray.overlay.links import Links
-from geo_ray.overlay.messages import Ready, Sent, Starved, Stuck, Whole, Word
+from geo_ray.overlay.messages import ControlMessage, Ready, Sent, Starved, Stuck, Whole
 from geo_ray.overlay.node import Finished, Node
 from geo_ray.overlay.vector import Floats
-from geo_ray.overlay.wire import PART, WORD, part_message, read_part, read_word, word_message
+from geo_ray.overlay.wire import (
+    CONTROL_MESSAGE,
+    PART,
+    control_message,
+    part_message,
+    read_control,
+    read_part,
+)
 from geo_ray.transport.endpoint.endpoint import Endpoint
 from geo_ray.transport.wire.message import Message
 from geo_ray.transport.wire.meta import Meta
@@ -130,7 +137,7 @@ class OverlayVectors:
 
     def routes(self) -> dict[str, Callable[[str, Message], None]]:
         """Handlers by kind of message."""
-        return {WORD: self._on_message, PART: self._on_part}
+        return {CONTROL_MESSAGE: self._on_message, PART: self._on_part}
 
     def close(self) -> None:
         """End; whoever waits is told."""
@@ -201,7 +208,7 @@ class OverlayVectors:
 
     def _on_message(self, peer: str, message: Message) -> None:
         sender = self._number(peer)
-        word = read_word(message, sender, self._me, len(self._names))
+        word = read_control(message, sender, self._me, len(self._names))
         with self._changed:
             self._hand_on(sender, word)
             self._drain()
@@ -212,7 +219,7 @@ class OverlayVectors:
             self._node.on_part(self._number(peer), part, self._now_s())
             self._drain()
 
-    def _hand_on(self, sender: int, word: Word) -> None:
+    def _hand_on(self, sender: int, word: ControlMessage) -> None:
         if not isinstance(word, _TO_COORDINATOR):
             self._node.on_word(sender, word, self._now_s())
         elif self._coordinator is None:
@@ -249,7 +256,7 @@ class OverlayVectors:
                     if dst == self._me:
                         self._hand_on(self._me, word)
                     else:
-                        self._send(dst, word_message(word))
+                        self._send(dst, control_message(word))
 
     def _send_parts(self) -> None:
         """One to each region in turn, as long as there are any."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from geo_ray.errors import GeoRayError
 from geo_ray.runtime.actors.event_buffer import EventBuffer
-from geo_ray.runtime.messages.standby import KINDS, read_word, word_message
+from geo_ray.runtime.messages.standby import KINDS, read_standby, standby_message
 from geo_ray.runtime.paths.answers import Answers
 from geo_ray.runtime.paths.base import Routes, StageMaker
 from geo_ray.runtime.paths.local_averager import AveragerOutput
@@ -192,7 +192,7 @@ class StandbyPath:
             epoch = message.meta.get("hub_epoch")
             if message.kind == "log" and epoch != self.home.epoch:
                 return  # of a home that is none any more; what it is about may be gone as well
-            parsed = read_word(peer, message, self._node.caller.find)
+            parsed = read_standby(peer, message, self._node.caller.find)
         if isinstance(parsed, AveragerRequest):
             self._arrived(peer, parsed)
             return
@@ -235,7 +235,7 @@ class StandbyPath:
         self._changed.notify_all()
 
     def _send(self, to: str, parsed: StandbyMessage) -> None:
-        message = word_message(to, parsed, self._log_lane, bare=self._bare)
+        message = standby_message(to, parsed, self._log_lane, bare=self._bare)
         if isinstance(parsed, AveragerRequest) and isinstance(parsed.op, TakeIn):
             update, again = parsed.op.update, parsed.again
             self.stage.depart(update, lambda _: self.send(to, message), again)

@@ -46,7 +46,7 @@ class AveragerConfig(StrictModel):
             )
         if overlay != "star":
             raise ValueError(f"averager.standby: it needs overlay star, not {overlay}")
-        if codec.up is not None and codec.up.traits.differential:
+        if codec.up is not None and codec.up.traits.differential is not None:
             raise ValueError(
                 f"averager.standby: what {codec.up.kind} loses on the way would differ there: use "
                 "another codec"

@@ -31,9 +31,9 @@ from geo_ray.training.averager.replication import (
 )
 from geo_ray.training.averager.takeover import (
     GiveUpRegion,
+    LivenessWatch,
     ReportLost,
     TakeOver,
-    Watch,
     WatchEffect,
 )
 
@@ -173,7 +173,7 @@ class StandbyNode:
 
     region: str
     caller: Caller
-    watch: Watch
+    watch: LivenessWatch
     primary: ReplicatedAverager | None = None
     shadow: ShadowAverager | None = None
 

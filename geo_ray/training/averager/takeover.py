@@ -27,7 +27,7 @@ class ReportLost:
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """Host the averager; `Watch.home` is this region already."""
+    """Host the averager; `LivenessWatch.home` is this region already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ WatchEffect = ReportLost | TakeOver | GiveUpRegion
 
 
 @dataclass(slots=True)
-class Watch:
+class LivenessWatch:
     """One region's watch over the averager's home; see the module's docstring.
 
     Attributes:

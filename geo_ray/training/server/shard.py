@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from geo_ray.errors import CheckpointCorruptError, InvariantError
-from geo_ray.strategies.base import Outgoing, RegionState, Reply, Wait
-from geo_ray.strategies.protocol import Strategy
+from geo_ray.strategies.base import Outgoing, RegionState, Reply, Strategy, Wait
 from geo_ray.training.compute.flat import fragments_in, square_norm
 from geo_ray.training.compute.optimizers import AdamW, InnerOptimizer, Momentum, Sgd
 

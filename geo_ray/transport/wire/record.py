@@ -182,14 +182,13 @@ class Record(Generic[T]):
 class Rows(Generic[T]):
     """The codec of a sequence of records of one kind: a list per field, all of one length.
 
-    The list of a field that is None in all rows is empty.
-
     Args:
         row: the codec of one record.
         shared: what is the same in all rows, and stands in the header once; each row knows it.
         least: fewest rows.
         most: most rows.
         distinct: a field that differs in all rows.
+        sparse: a field whose list is empty where it is None in all rows.
     """
 
     def __init__(
@@ -199,11 +198,13 @@ class Rows(Generic[T]):
         least: int = 0,
         most: int = 2**31,
         distinct: str = "",
+        sparse: str = "",
     ) -> None:
         self._row = row
         self._shared = shared
         self._bounds = (least, most)
         self._distinct = distinct
+        self._sparse = sparse
         self.names = (*row.names, *(name for field in shared for name in field.names))
 
     def write(self, value: Sequence[T]) -> Meta:
@@ -212,7 +213,8 @@ class Rows(Generic[T]):
         meta: Meta = {}
         for name in self._row.names:
             column: list[Any] = [header[name] for header in headers]
-            meta[name] = [] if all(item is None for item in column) else column
+            is_empty = name == self._sparse and all(item is None for item in column)
+            meta[name] = [] if is_empty else column
         for field in self._shared:
             field.write(value[0], meta)
         return meta
@@ -224,7 +226,10 @@ class Rows(Generic[T]):
         sizes = {name: len(column) for name, column in columns.items()}
         num = max(sizes.values())
         least, most = self._bounds
-        if not least <= num <= most or not set(sizes.values()) <= {0, num}:
+        fit = all(
+            size == num or (size == 0 and name == self._sparse) for name, size in sizes.items()
+        )
+        if not fit or not least <= num <= most:
             raise FrameError(f"lists of a header do not fit together; lengths: {sizes}")
         found = []
         for i in range(num):

@@ -24,6 +24,7 @@ from geo_ray.config.annotations import (
     Place,
     alternatives,
     is_optional,
+    is_own,
     item_places,
     kinds_of,
     opened,
@@ -126,8 +127,9 @@ def spots_at(
     holder[keys[-1]] = example(place)
     yield Spot(keys, place, json.loads(json.dumps(tree)))
     key, kinds = kinds_of(place)
-    for number, option in enumerate(alternatives(place)):
-        if option.model not in (None, AutoConfig, OwnClass):
+    options = [option for option in alternatives(place) if not is_own(option)]
+    for number, option in enumerate(options):
+        if option.model is not None and option.model is not AutoConfig:
             holder[keys[-1]] = minimal(option.model) | ({key: kinds[number]} if key else {})
             yield from spots(option.model, tree, keys, holder[keys[-1]])
         kind, items = item_places(option)
@@ -255,7 +257,7 @@ def test_unknown_and_missing_keys_of_every_section(name: str) -> None:
         (spot, option.model)
         for spot in PLACES[name]
         for option in alternatives(spot.place)
-        if option.model not in (None, AutoConfig, OwnClass)
+        if option.model not in (None, AutoConfig) and not is_own(option)
     ]
     assert len(sections) > 10
     for spot, model in sections:
@@ -365,7 +367,10 @@ def test_no_value_is_proposed_that_would_be_refused_too() -> None:
         ),
         (["averager.region=uss"], r"regions are eu, us; did you mean us\?"),
         (["train.mode=async"], r'train.mode \(--set\): got "async", async gives regions'),
-        (["strategy={kind: sparseloco}"], r"    codec.up: strategy 'sparseloco' makes no sense"),
+        (
+            ["strategy={kind: sparseloco}"],
+            r"    codec.up: strategy 'sparseloco' makes no sense without",
+        ),
         (
             ["regions.0.batch_sizes=[8]"],
             r"regions.0.batch_sizes \(--set\): 1 entries for 2 workers",

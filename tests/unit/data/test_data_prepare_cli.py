@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from geo_ray.cli.data import data
+from geo_ray.cli.data.group import data
 from geo_ray.cli.tables import data as data_tables
 from geo_ray.data.manifest import load_manifest
 from geo_ray.data.prepare.apply import Preparer

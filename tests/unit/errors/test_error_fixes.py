@@ -16,11 +16,11 @@ from job_support import experiment
 from observe_support import evaluation, started, write
 
 from geo_ray import errors
+from geo_ray.api.training import name_run
 from geo_ray.checkpoint.manifest import CheckpointManifest
 from geo_ray.checkpoint.parts import write_part
 from geo_ray.checkpoint.store import CheckpointStore
 from geo_ray.cli import main as entry
-from geo_ray.cli.ending import name_run
 from geo_ray.cli.main import root
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_tree

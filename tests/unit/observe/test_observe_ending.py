@@ -182,7 +182,12 @@ def test_a_run_that_did_not_begin_has_a_page_with_its_logs(tmp_path: Path) -> No
     assert done.exit_code == 0, done.output
     tag, box = told(tmp_path)
     assert tag == "failed"
-    for text in ("TASK_LOAD", "no module named", f"{tmp_path / 'logs'} (1 file)", "Import the"):
+    for text in (
+        "TASK_LOAD",
+        "no module named",
+        f"{tmp_path / 'logs'} (1 file)",
+        "what the message names",
+    ):
         assert text in box
     assert load_record(tmp_path).totals.started is None
 

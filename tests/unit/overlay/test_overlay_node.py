@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from geo_ray.errors import FrameError, InvariantError
 from geo_ray.overlay.messages import (
     Commit,
+    ControlMessage,
     Fetch,
     Orders,
     Ready,
@@ -21,7 +22,6 @@ from geo_ray.overlay.messages import (
     Stuck,
     Want,
     Whole,
-    Word,
 )
 from geo_ray.overlay.node import Node
 from geo_ray.overlay.plan import PROBE, RESULT, SUM, Grid, SendOrder
@@ -50,7 +50,7 @@ def part_of(
     return replace(part, **changes)  # type: ignore[arg-type]
 
 
-def taken(node: Node) -> list[tuple[int, Word]]:
+def taken(node: Node) -> list[tuple[int, ControlMessage]]:
     out, node.out = node.out, []
     return out
 
@@ -355,7 +355,7 @@ def test_nobody_contributes_twice_or_out_of_turn() -> None:
         (2, Want(1, ((0, 9),))),
     ],
 )
-def test_words_that_make_no_sense_are_refused(peer: int, word: Word) -> None:
+def test_words_that_make_no_sense_are_refused(peer: int, word: ControlMessage) -> None:
     node = node_of(1)
     node.contribute(1, ramp(), 1.0, {}, 0.0)
     with pytest.raises(FrameError):

@@ -9,6 +9,7 @@ import pytest
 from geo_ray.errors import FrameError
 from geo_ray.overlay.messages import (
     Commit,
+    ControlMessage,
     Fetch,
     Orders,
     Ready,
@@ -19,14 +20,20 @@ from geo_ray.overlay.messages import (
     Stuck,
     Want,
     Whole,
-    Word,
 )
 from geo_ray.overlay.plan import RESULT, SUM, SendOrder
-from geo_ray.overlay.wire import PART, WORD, part_message, read_part, read_word, word_message
+from geo_ray.overlay.wire import (
+    CONTROL_MESSAGE,
+    PART,
+    control_message,
+    part_message,
+    read_control,
+    read_part,
+)
 from geo_ray.transport.wire.message import CONTROL, DATA, Message
 from geo_ray.transport.wire.meta import Meta, decode_meta, encode_meta
 
-WORDS: list[Word] = [
+WORDS: list[ControlMessage] = [
     Ready(3, {"region": "eu", "seq": 3, "final": False}),
     Orders(3, 1, (SendOrder(2, 0, SUM, 1, 4, 2**59), SendOrder(2, 1, RESULT, 0, 9))),
     Orders(3, 1, ()),
@@ -48,11 +55,19 @@ def carried(message: Message) -> Message:
 
 
 @pytest.mark.parametrize("word", WORDS, ids=lambda word: type(word).__name__)
-def test_words_come_back_as_they_were(word: Word) -> None:
-    message = carried(word_message(word))
-    assert message.kind == WORD and message.lane == CONTROL
+def test_words_come_back_as_they_were(word: ControlMessage) -> None:
+    message = carried(control_message(word))
+    assert message.kind == CONTROL_MESSAGE and message.lane == CONTROL
     me = 2 if isinstance(word, Orders) else 0
-    assert read_word(message, sender=1, me=me, num_regions=3) == word
+    assert read_control(message, sender=1, me=me, num_regions=3) == word
+
+
+def test_names_on_the_wire_are_not_those_of_classes() -> None:
+    told = {control_message(word).meta["word"] for word in WORDS}
+    assert told == {
+        *("Ready", "Orders", "Ack", "Sent", "Whole"),
+        *("Stuck", "Starved", "Fetch", "Want", "Commit"),
+    }
 
 
 @pytest.mark.parametrize(("phase", "traffic"), [(SUM, "update"), (RESULT, "reply")])
@@ -84,7 +99,7 @@ BAD: list[Meta] = [
 @pytest.mark.parametrize("meta", BAD, ids=str)
 def test_words_that_do_not_fit_are_refused(meta: Meta) -> None:
     with pytest.raises(FrameError):
-        read_word(Message(WORD, meta, b"", "control"), sender=1, me=0, num_regions=3)
+        read_control(Message(CONTROL_MESSAGE, meta, b"", "control"), sender=1, me=0, num_regions=3)
 
 
 @pytest.mark.parametrize(
@@ -103,9 +118,9 @@ def test_words_that_do_not_fit_are_refused(meta: Meta) -> None:
     ids=str,
 )
 def test_reports_that_do_not_fit_are_refused(change: Meta) -> None:
-    message = word_message(Sent(3, 0, SendOrder(1, 2, SUM, 0, 4, 6), 4096, 0.25))
+    message = control_message(Sent(3, 0, SendOrder(1, 2, SUM, 0, 4, 6), 4096, 0.25))
     with pytest.raises(FrameError):
-        read_word(replace(message, meta=message.meta | change), sender=1, me=0, num_regions=3)
+        read_control(replace(message, meta=message.meta | change), sender=1, me=0, num_regions=3)
 
 
 @pytest.mark.parametrize(

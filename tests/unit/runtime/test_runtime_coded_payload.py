@@ -87,6 +87,8 @@ def test_all_blocks_lost() -> None:
     update = replace(UPDATE, coded=replace(PARTS, lossy=none))
     found = exchange.read_update(exchange.update_meta(update), exchange.payload_bytes(update))
     assert found.coded.lossy.blocks_LK.shape == (0, 5)
+    # As a bridge passes it on.
+    assert exchange.payload_bytes(found) == exchange.payload_bytes(update)
 
 
 @pytest.mark.parametrize(

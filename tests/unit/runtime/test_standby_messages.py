@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geo_ray.errors import FrameError, LinkDownError
-from geo_ray.runtime.messages.standby import KINDS, read_word, word_message
+from geo_ray.runtime.messages.standby import KINDS, read_standby, standby_message
 from geo_ray.runtime.messages.transfers import (
     PARTS,
     ask_meta,
@@ -76,31 +76,34 @@ def nowhere(epoch: int, seq: int) -> None:
 
 @pytest.mark.parametrize("word", WORDS, ids=lambda word: type(word).__name__)
 def test_every_word_comes_out_as_it_went_in(word: StandbyMessage) -> None:
-    message = word_message("c", word, BACKGROUND, bare=True)
+    message = standby_message("c", word, BACKGROUND, bare=True)
     assert message.kind in KINDS
-    assert same(read_word("a", message, nowhere), word)
+    assert same(read_standby("a", message, nowhere), word)
 
 
 def test_acknowledgements_overtake_and_the_log_is_behind() -> None:
-    assert word_message("c", LogAck(1, 1), BACKGROUND, bare=True).lane == CONTROL
+    assert standby_message("c", LogAck(1, 1), BACKGROUND, bare=True).lane == CONTROL
     log = LogAppend(1, LogEntry(1, Stop()))
-    assert word_message("c", log, BACKGROUND, bare=True).lane == BACKGROUND
+    assert standby_message("c", log, BACKGROUND, bare=True).lane == BACKGROUND
     # A new hub's first answers must not come before the word that it is one.
     lanes = {
-        word_message("c", w, BACKGROUND, bare=True).lane for w in (WORDS[2], NewAverager(1, (0, 0)))
+        standby_message("c", w, BACKGROUND, bare=True).lane
+        for w in (WORDS[2], NewAverager(1, (0, 0)))
     }
     assert lanes == {DATA}
 
 
 def test_the_standbys_own_update_is_not_sent_back_to_it() -> None:
     log = LogAppend(3, LogEntry(12, TakeIn(UPDATE)))
-    message = word_message("a", log, DATA, bare=True)
+    message = standby_message("a", log, DATA, bare=True)
     assert len(message.payload) == 0
-    found = read_word("hub", message, lambda epoch, seq: UPDATE if (epoch, seq) == (2, 7) else None)
+    found = read_standby(
+        "hub", message, lambda epoch, seq: UPDATE if (epoch, seq) == (2, 7) else None
+    )
     assert same(found, log)
     with pytest.raises(FrameError, match="not here any more"):
-        read_word("hub", message, nowhere)
-    assert len(word_message("a", log, DATA, bare=False).payload) == 8
+        read_standby("hub", message, nowhere)
+    assert len(standby_message("a", log, DATA, bare=False).payload) == 8
 
 
 FIELDS = [
@@ -127,7 +130,7 @@ VALUES = st.one_of(
 )
 def test_any_other_header_is_refused_or_read(kind: str, meta: Any, payload: bytes) -> None:
     try:
-        read_word("a", Message(kind, meta, payload, "x"), nowhere)
+        read_standby("a", Message(kind, meta, payload, "x"), nowhere)
     except FrameError:
         return
 

@@ -10,10 +10,10 @@ import pytest
 from observe_support import evaluation, events, exchange, started, step, wan, write
 from rich.console import Console
 
-from geo_ray.compare.board import ordered, row_of
-from geo_ray.compare.outcome import Outcome, Point, outcome_of
-from geo_ray.compare.page import result_table, write_page
-from geo_ray.compare.run import Comparison
+from geo_ray.comparison.board import ordered, row_of
+from geo_ray.comparison.outcome import Outcome, Point, outcome_of
+from geo_ray.comparison.page import result_table, write_page
+from geo_ray.comparison.run import Comparison
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_tree
 from geo_ray.observe.metrics.summary import Target, summarise

@@ -11,9 +11,9 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape as plain
 from rich.table import Table
 
-from geo_ray.compare.board import Row, Spread
-from geo_ray.compare.outcome import Outcome, Point
-from geo_ray.compare.run import Comparison
+from geo_ray.comparison.board import Row, Spread
+from geo_ray.comparison.outcome import Outcome, Point
+from geo_ray.comparison.run import Comparison
 from geo_ray.observe.report.charts import Curve
 from geo_ray.observe.report.page import html_page, write_html
 from geo_ray.observe.report.sections import section

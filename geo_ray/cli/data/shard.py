@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from geo_ray.cli.data_options import is_default, read_options, reading
-from geo_ray.cli.data_task import load_named_task, pairs_of
+from geo_ray.cli.data.options import is_default, read_options, reading
+from geo_ray.cli.data.task import load_named_task, pairs_of
 from geo_ray.cli.tables.data import print_table, progress_bar
 from geo_ray.errors import ConfigError
 

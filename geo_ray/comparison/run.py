@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
-import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from geo_ray.compare.board import Row, best_rate, goal_of, ordered, row_of
-from geo_ray.compare.outcome import (
+from geo_ray.comparison.board import Row, best_rate, goal_of, ordered, row_of
+from geo_ray.comparison.outcome import (
     Outcome,
     failed_outcome,
     load_outcome,
-    outcome_of,
     save_outcome,
 )
-from geo_ray.compare.price import priced
-from geo_ray.compare.variants import Case, Variant, experiment_of
+from geo_ray.comparison.pool import SimulatedCase, simulate_all
+from geo_ray.comparison.price import priced
+from geo_ray.comparison.variants import Case, Variant, experiment_of
 from geo_ray.config.experiment import Experiment
-from geo_ray.config.own import Where
+from geo_ray.config.source import ConfigSource
 from geo_ray.errors import NonFiniteError
-from geo_ray.job import rundir
 from geo_ray.planning.model.bill import Bill
-from geo_ray.sim.run import simulate
 
 TUNING_SEED = 1_000
 """Seed of the runs that choose learning rates; those that are reported have others."""
@@ -37,7 +32,7 @@ class ComparisonPlan:
     """What is compared, and how.
 
     Attributes:
-        config: the workload's file.
+        config: the workload.
         common: changes to all runs, as for ``--set``.
         variants: ways to do it.
         rates: factors on the learning rate that each variant may choose from.
@@ -48,7 +43,7 @@ class ComparisonPlan:
         bill: prices; None without any.
     """
 
-    config: Path
+    config: ConfigSource
     common: tuple[str, ...]
     variants: tuple[Variant, ...]
     rates: tuple[float, ...]
@@ -134,40 +129,20 @@ def _simulated(plan: ComparisonPlan, cases: Sequence[Case]) -> Iterator[Outcome]
         experiment = experiment_of(case, plan.config, plan.common, directory)
         known = load_outcome(directory, experiment)
         if known is None:
-            todo.append((case, experiment.model_dump_json(), directory, plan.config.parent))
+            todo.append(
+                SimulatedCase(
+                    case.variant.label,
+                    case.rate,
+                    experiment.model_dump_json(),
+                    str(directory),
+                    str(plan.config.parent.absolute()),
+                )
+            )
         else:
             yield known
     if not todo:
         return
-    with ExitStack() as stack:
-        # Processes of their own: PyTorch's threads and the interpreter's lock stay apart.
-        context = multiprocessing.get_context("spawn")
-        pool = context.Pool(min(plan.jobs, len(todo)), initializer=_ignore_interrupts)
-        stack.callback(pool.join)
-        stack.callback(pool.terminate)
-        yield from pool.imap_unordered(_simulate, todo)
-
-
-def _ignore_interrupts() -> None:
-    """Ctrl-C is for the process that the user started; it ends these."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _simulate(todo: tuple[Case, str, Path, Path]) -> Outcome:
-    case, text, directory, base_dir = todo
-    experiment = Experiment.model_validate_json(text, context=Where(base_dir))
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-    label, rate = case.variant.label, case.rate
-    try:
-        run = rundir.create(experiment, base_dir)
-        summary = simulate(experiment, run, lambda _: None)
-        outcome = outcome_of(label, rate, experiment, summary, run.path)
-        shutil.rmtree(run.data, ignore_errors=True)
-    except NonFiniteError as error:
-        outcome = failed_outcome(label, rate, experiment, str(error))
-    save_outcome(outcome, directory)
-    return outcome
+    yield from simulate_all(todo, plan.jobs)
 
 
 def _real(

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from geo_ray.compare.run import Comparison
+from geo_ray.comparison.run import Comparison
 from geo_ray.observe.events.schema import finite
 from geo_ray.util.atomic_file import save_text
 

@@ -10,8 +10,8 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from geo_ray.cli.data_options import read_options, reading
-from geo_ray.cli.data_task import load_named_task
+from geo_ray.cli.data.options import read_options, reading
+from geo_ray.cli.data.task import load_named_task
 from geo_ray.cli.tables.data import shown_time
 from geo_ray.errors import ConfigError
 

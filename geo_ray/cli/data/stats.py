@@ -11,7 +11,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from geo_ray.cli.data_options import names_of, read_options, reading
+from geo_ray.cli.data.options import names_of, read_options, reading
 from geo_ray.cli.tables.data import shown_time
 from geo_ray.errors import ConfigError
 

@@ -5,7 +5,7 @@ Apart from the outcome's file, so that a comparison can be resumed with other pr
 
 from __future__ import annotations
 
-from geo_ray.compare.outcome import Outcome
+from geo_ray.comparison.outcome import Outcome
 from geo_ray.planning.model.bill import Bill
 
 

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from geo_ray.compare.outcome import Outcome
+from geo_ray.comparison.outcome import Outcome
 from geo_ray.observe.metrics.summary import Target
 
 

@@ -17,9 +17,10 @@ from typing import Any
 from geo_ray.codecs.registry import CODECS, sections_of
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_tree
-from geo_ray.config.nearest import nearest
+from geo_ray.config.source import ConfigSource
 from geo_ray.errors import ConfigError
 from geo_ray.strategies.registry import STRATEGIES, default_section
+from geo_ray.util.nearest import nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ def _overrides(key: str, value: str) -> list[str]:
     return [f"strategy.{key}={value}" if own else f"{key}={value}"]
 
 
-def experiment_of(case: Case, config: Path, common: Sequence[str], out: Path) -> Experiment:
+def experiment_of(case: Case, config: ConfigSource, common: Sequence[str], out: Path) -> Experiment:
     """The configuration of one run.
 
     Args:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from geo_ray.cli.data_inspect import inspect
-from geo_ray.cli.data_shard import shard
-from geo_ray.cli.data_stats import merge_stats, stats
+from geo_ray.cli.data.inspect import inspect
+from geo_ray.cli.data.shard import shard
+from geo_ray.cli.data.stats import merge_stats, stats
 from geo_ray.cli.tables.data import print_table, progress_bar
 
 # The work is imported by each verb: `geo-ray --help` must not load Arrow and PyTorch.

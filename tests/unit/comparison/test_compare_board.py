@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from observe_support import events, started, wan
 
-from geo_ray.compare.board import best_rate, goal_of, ordered, row_of, spread
-from geo_ray.compare.outcome import Outcome
-from geo_ray.compare.price import priced
-from geo_ray.compare.variants import Case, experiment_of, parse_variant
+from geo_ray.comparison.board import best_rate, goal_of, ordered, row_of, spread
+from geo_ray.comparison.outcome import Outcome
+from geo_ray.comparison.price import priced
+from geo_ray.comparison.variants import Case, experiment_of, parse_variant
 from geo_ray.errors import ConfigError
 from geo_ray.observe.events.sent import SentUntil
 from geo_ray.observe.metrics.summary import Target

@@ -1,0 +1,210 @@
+"""`geo_ray.compare`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+
+from geo_ray.api.html import html_view
+from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
+from geo_ray.api.planning import FollowedPlan, plan_to_follow
+from geo_ray.api.tables import Table, table_of
+from geo_ray.api.watch import ShowProgress, Watch
+from geo_ray.comparison.board import Row, Spread
+from geo_ray.comparison.outcome import Outcome, outcome_of
+from geo_ray.comparison.page import write_page
+from geo_ray.comparison.run import Comparison, ComparisonPlan, Tell, default_jobs
+from geo_ray.comparison.run import compare as compare_all
+from geo_ray.comparison.save import save_comparison
+from geo_ray.comparison.variants import parse_variant
+from geo_ray.config.experiment import Experiment
+from geo_ray.config.load import load_tree
+from geo_ray.config.source import override_items
+from geo_ray.errors import ConfigError, RunDirectoryError
+from geo_ray.job import rundir
+from geo_ray.job.follow_plan import changes_of
+from geo_ray.observe.text import bytes_text, duration_text, number_text
+from geo_ray.planning.model.bill import Bill
+from geo_ray.runtime.control.train import Reporting
+from geo_ray.runtime.control.train import train as train_to_end
+
+
+@dataclass(frozen=True, repr=False)
+class ComparisonResult:
+    """Several strategies on one workload, best first.
+
+    Attributes:
+        comparison: its rows, and all runs with their evaluations.
+        path: its directory, with every run.
+        page_path: the HTML page about it.
+    """
+
+    comparison: Comparison
+    path: Path
+    page_path: Path
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """One per strategy, best first."""
+        return tuple(self.comparison.rows)
+
+    @property
+    def best(self) -> Row:
+        """The first of them."""
+        return self.comparison.rows[0]
+
+    def table(self) -> Table:
+        """A row per strategy, best first; of what runs differ in, the median, low and high."""
+        return table_of([_flat(row) for row in self.rows])
+
+    def points(self) -> Table:
+        """A row per evaluation of every run that counts."""
+        rows = [
+            {
+                "strategy": run.label,
+                "rate": run.rate,
+                "seed": run.seed,
+                "time_s": point.t_s,
+                "samples": point.samples,
+                "wan_bytes": point.wan_bytes,
+                **point.metrics,
+            }
+            for run in self.comparison.outcomes
+            for point in run.points
+        ]
+        return table_of(rows)
+
+    def __repr__(self) -> str:
+        metric = self.comparison.metric or "no metric"
+        rows = "; ".join(f"{row.label} {number_text(row.final.median)}" for row in self.rows)
+        return f"<Comparison by {metric}: {rows}>"
+
+    def _repr_html_(self) -> str:
+        metric = self.comparison.metric or ""
+        headings = ("strategy", "rate", "to target", "run", "WAN", f"final {metric}")
+        rows = [
+            (
+                row.label,
+                f"x{row.rate:g}",
+                duration_text(row.to_target_s.median),
+                duration_text(row.seconds.median),
+                bytes_text(row.wan_bytes.median),
+                number_text(row.final.median),
+            )
+            for row in self.rows
+        ]
+        return html_view(f"Comparison of {len(rows)} strategies, best first", headings, rows)
+
+
+def compare(
+    config: Config,
+    strategies: Sequence[str] | str,
+    overrides: Overrides = (),
+    *,
+    plan: FollowedPlan | None = None,
+    seeds: int = 3,
+    rates: Sequence[float] = (0.5, 1.0, 2.0),
+    real: bool = False,
+    out: FilePath | None = None,
+    resume: bool = False,
+    jobs: int | None = None,
+    progress: ShowProgress = False,
+    base_dir: FilePath | None = None,
+) -> ComparisonResult:
+    """Run one workload with several strategies, each with its best learning rate.
+
+    Simulated, unless ``real``: seconds are then predictions.
+
+    Args:
+        config: a file, a mapping, or what `load_config` gave.
+        strategies: each ``KIND:KEY=VALUE:...``, such as ``diloco:interval=16:codec=int4``.
+        overrides: changes of single keys in all runs.
+        plan: whose workers, batches, averager and prices to take.
+        seeds: runs of each that count.
+        rates: factors on the learning rate that each may choose from; a single one: no choice.
+        real: train on the cluster; rates are still simulated.
+        out: directory of everything; default: ``RUN.DIR/compare-NAME``.
+        resume: go on with what lies in that directory.
+        jobs: simulated runs side by side; default: as many as there are cores.
+        progress: say on standard error which run has ended.
+        base_dir: as for `geo_ray.train`.
+
+    Raises:
+        RunDirectoryError: the directory exists, and ``resume`` is not set.
+        GeoRayError: whatever ends the comparison early.
+    """
+    if seeds < 1 or (jobs is not None and jobs < 1) or not rates or min(rates) <= 0:
+        raise ConfigError(
+            "compare: seeds, jobs and rates are positive numbers", fix="Give at least one of each."
+        )
+    source = source_of(config, base_dir)
+    changes = override_items(overrides)
+    texts = strategies.split(",") if isinstance(strategies, str) else strategies
+    variants = tuple(parse_variant(text, source.parent) for text in texts)
+    if not variants:
+        raise ConfigError("compare: no strategies", fix="Name one at least, such as 'sma'.")
+    experiment = load_tree(source, changes, Experiment)
+    bill = None
+    if plan is not None:
+        followed = plan_to_follow(plan)
+        changes = (*changes, *changes_of(followed, experiment, exchanges=False))
+        bill = Bill.of(followed)
+    directory = Path(out or Path(experiment.run.dir) / f"compare-{experiment.name}").absolute()
+    if directory.exists() and not resume:
+        raise RunDirectoryError(
+            f"{directory} exists",
+            fix="Go on with it by --resume (resume=True), or name another directory with --out "
+            "(out=...).",
+        )
+    wanted = ComparisonPlan(
+        config=source,
+        common=changes,
+        variants=variants,
+        rates=tuple(rates),
+        seeds=tuple(range(seeds)),
+        out=directory,
+        jobs=jobs or default_jobs(),
+        real=real,
+        bill=bill,
+    )
+    with own_threads_kept():
+        comparison = compare_all(wanted, _teller(Watch(progress)), partial(_train, source.parent))
+    save_comparison(comparison, directory / "compare.json")
+    title = f"{experiment.name}: {','.join(texts)}"
+    page = write_page(comparison, title, directory / "compare.html")
+    return ComparisonResult(comparison, directory, page)
+
+
+def _teller(watch: Watch) -> Tell:
+    """What says which run has ended, and how long the rest will take."""
+    began_s = time.monotonic()
+
+    def tell(done: int, count: int, what: str) -> None:
+        left_s = (time.monotonic() - began_s) / done * (count - done)
+        left = f", about {left_s / 60:.0f} min left" if left_s > 60 else ""
+        watch.tell(f"{done}/{count}{left}: {what}")
+
+    return tell
+
+
+def _train(base_dir: Path, experiment: Experiment, directory: Path) -> Outcome:
+    """One real run; its outcome."""
+    directory.mkdir(parents=True, exist_ok=True)
+    run = rundir.create(experiment, base_dir)
+    reporting = Reporting(lambda _: None, [], time.time())
+    summary = train_to_end(experiment, run, reporting, resume=False)
+    return outcome_of("", 1.0, experiment, summary, run.path)
+
+
+def _flat(row: Row) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for each in fields(row):
+        name, value = each.name, getattr(row, each.name)
+        if isinstance(value, Spread):
+            found |= {name: value.median, f"{name}_low": value.low, f"{name}_high": value.high}
+        else:
+            found[name] = value
+    return found

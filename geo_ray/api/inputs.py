@@ -1,0 +1,67 @@
+"""What the functions of the library take: configurations, overrides, plans."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+
+from geo_ray.config.experiment import Experiment
+from geo_ray.config.load import json_schema, read_text
+from geo_ray.config.source import ConfigSource, ConfigText, override_items, text_of
+from geo_ray.job.auto import load_experiment
+
+FilePath: TypeAlias = str | os.PathLike[str]
+Config: TypeAlias = FilePath | Mapping[str, Any] | Experiment
+"""A YAML file, a mapping of its keys, or what `load_config` gave."""
+
+Overrides: TypeAlias = Mapping[str, Any] | Sequence[str]
+"""Values by dotted key, or a list of ``key.key=value`` as ``--set`` takes them."""
+
+
+def load_config(
+    config: Config, overrides: Overrides = (), *, base_dir: FilePath | None = None
+) -> Experiment:
+    """Read and check a configuration; complete it if its strategy is ``auto``.
+
+    Args:
+        config: a file, a mapping, or an experiment.
+        overrides: changes of single keys.
+        base_dir: where relative paths in it start; default: the directory of a file, else the
+            working directory.
+
+    Raises:
+        ConfigError: naming every key that is wrong.
+    """
+    with own_threads_kept():
+        return load_experiment(source_of(config, base_dir), override_items(overrides))[0]
+
+
+def config_schema() -> dict[str, Any]:
+    """The JSON Schema of a configuration, for editors and for reading."""
+    return json_schema(Experiment)
+
+
+def source_of(config: Config, base_dir: FilePath | None = None) -> ConfigSource:
+    """What reads a configuration, wherever it comes from; see `load_config`."""
+    if not isinstance(config, (str, os.PathLike)):
+        return text_of(config, Path(base_dir or Path.cwd()).absolute())
+    path = Path(config)
+    if base_dir is None:
+        return path
+    return replace(ConfigText(read_text(path), Path(base_dir).absolute()), name=str(path))
+
+
+@contextmanager
+def own_threads_kept() -> Iterator[None]:
+    """Give the caller's process its number of PyTorch threads back; runs compute on one."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,227 @@
+"""A run as a value: its summary, its events, its curves, its model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from torch import nn
+
+from geo_ray.api.html import html_view
+from geo_ray.api.inputs import FilePath
+from geo_ray.api.series import metric_names, metric_table, regions_table
+from geo_ray.api.tables import Table
+from geo_ray.checkpoint.store import Checkpoint, CheckpointStore
+from geo_ray.config.experiment import Experiment
+from geo_ray.errors import RunDirectoryError
+from geo_ray.job import rundir
+from geo_ray.job.model_file import about_model, export_model, load_trained, module_with
+from geo_ray.job.rundir import RunDirectory
+from geo_ray.observe.events.columns import RunRecord
+from geo_ray.observe.events.log import EVENTS_FILE, read_events
+from geo_ray.observe.events.schema import Event
+from geo_ray.observe.metrics.summary import Summary, Summing, load_summary
+from geo_ray.observe.report.report import REPORT_FILE, load_record, write_report
+from geo_ray.observe.text import bytes_text, duration_text, metrics_text, number_text
+from geo_ray.runtime.actors.parts import shard_part_name
+from geo_ray.tasks.load import load_task
+
+
+@dataclass(frozen=True, repr=False)
+class Run:
+    """A run that has ended, or what there is of one so far.
+
+    Attributes:
+        directory: its paths.
+        experiment: its configuration.
+        summary: what it came to.
+        finished: whether it came to its end.
+    """
+
+    directory: RunDirectory
+    experiment: Experiment
+    summary: Summary
+    finished: bool = field(default=True)
+
+    @property
+    def path(self) -> Path:
+        """Its directory."""
+        return self.directory.path
+
+    @property
+    def name(self) -> str:
+        """The name of its directory."""
+        return self.path.name
+
+    @property
+    def model_path(self) -> Path:
+        """The trained model; there is none before the run has finished."""
+        return self.directory.model
+
+    @property
+    def report_path(self) -> Path:
+        """The HTML page about it; written now if it is not there yet."""
+        path = self.path / REPORT_FILE
+        return path if path.exists() else self.report()
+
+    @cached_property
+    def record(self) -> RunRecord:
+        """All of its events folded, as the report draws them; read once."""
+        return load_record(self.path)
+
+    def report(self, out: FilePath | None = None) -> Path:
+        """Write the HTML page anew and give its path.
+
+        Args:
+            out: the file; default: ``report.html`` in its directory.
+
+        Raises:
+            RunDirectoryError: it cannot be written.
+        """
+        return write_report(self.path, None if out is None else Path(out))
+
+    def events(self, kind: str | None = None) -> tuple[Event, ...]:
+        """Its events in order; those of one kind, if that is named.
+
+        Raises:
+            RunDirectoryError: the event log cannot be read.
+        """
+        found = read_events(self.path / EVENTS_FILE)
+        return tuple(event for event in found if kind in (None, event.kind))
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """What `metrics` takes."""
+        return metric_names(self.events("eval"))
+
+    def metrics(self, name: str) -> Table:
+        """One number over the steps of the run.
+
+        Args:
+            name: ``loss``, ``samples``, ``compute_s`` or ``wait_s`` of steps; ``eval.NAME`` of
+                evaluations, where ``eval.`` may be left out if no field of steps has the name.
+
+        Returns:
+            Columns step, time_s, region, value, wan_bytes.
+
+        Raises:
+            ConfigError: there is no such number.
+        """
+        return metric_table(self.events(), name)
+
+    def table(self) -> Table:
+        """A row per region."""
+        return regions_table(self.record)
+
+    @property
+    def checkpoints(self) -> tuple[Checkpoint, ...]:
+        """Those that are whole, oldest first.
+
+        Raises:
+            CheckpointCorruptError: a file of one is damaged.
+        """
+        store = self._store()
+        return tuple(store.open(id) for id in store.ids())
+
+    def model(self, checkpoint: int | None = None) -> nn.Module:
+        """The task's module with trained parameters, on the CPU.
+
+        Args:
+            checkpoint: the id of the one to take them from; default: the final model.
+
+        Raises:
+            RunDirectoryError: the run has no final model yet.
+            CheckpointMissingError: there is no such checkpoint.
+            TaskError: the task cannot be loaded.
+        """
+        task = load_task(self.experiment.task, self.directory.base_dir)
+        seed = self.experiment.seed
+        if checkpoint is None:
+            return load_trained(task, seed, self.model_path)
+        saved = self._store().open(checkpoint)
+        region = next(
+            r for r in self.experiment.regions if r.name == self.experiment.averager_region
+        )
+        slices = [
+            saved.read(shard_part_name(region.name, index))[0]["params"]
+            for index in range(region.ps_shards)
+        ]
+        return module_with(task, seed, slices)
+
+    def export(self, out: FilePath, checkpoint: int | None = None) -> Path:
+        """Write the trained parameters for plain PyTorch.
+
+        Args:
+            out: ``.safetensors``, or ``.pt`` for a state dictionary that
+                ``torch.load(path, weights_only=True)`` reads.
+            checkpoint: the id of the one to take them from; default: the final model.
+
+        Raises:
+            ConfigError: the file has another ending.
+            RunDirectoryError: it cannot be written; or as for `model`.
+        """
+        path = Path(out)
+        step, metrics = self.summary.steps, self.summary.eval
+        if checkpoint is not None:
+            step, metrics = self._store().open(checkpoint).manifest.step, {}
+        about = about_model(self.experiment, step, metrics)
+        export_model(self.model(checkpoint), path, about)
+        return path
+
+    def _store(self) -> CheckpointStore:
+        return CheckpointStore(self.directory.checkpoints, self.experiment.checkpoint.keep)
+
+    def __repr__(self) -> str:
+        summary = self.summary
+        facts = [f"{summary.steps:,} steps in {duration_text(summary.seconds)}"]
+        if summary.eval:
+            facts.append(metrics_text(summary.eval))
+        facts.append(f"{bytes_text(sum(summary.wan_bytes.values()))} between regions")
+        if not self.finished:
+            facts.append("not finished")
+        return f"<Run {self.name}: {summary.strategy}, {', '.join(facts)}>"
+
+    def _repr_html_(self) -> str:
+        headings = ("region", "steps", "samples", "loss", "compute", "waiting", "WAN out", "in")
+        rows = [
+            (
+                row["region"],
+                f"{row['steps']:,}",
+                f"{row['samples']:,}",
+                number_text(row["loss"]),
+                duration_text(row["compute_s"]),
+                duration_text(row["wait_s"]),
+                bytes_text(row["wan_out_bytes"]),
+                bytes_text(row["wan_in_bytes"]),
+            )
+            for row in self.table().to_pylist()
+        ]
+        return html_view(repr(self)[1:-1], headings, rows)
+
+
+def open_run(path: FilePath) -> Run:
+    """Open the directory of a run: finished, cut off, or still going.
+
+    Raises:
+        RunDirectoryError: there is no run, or nothing has happened in it yet.
+    """
+    directory, experiment = rundir.reopen(Path(path))
+    summary = load_summary(directory.path)
+    if summary is not None:
+        return Run(directory, experiment, summary)
+    log = directory.path / EVENTS_FILE
+    if not log.exists():
+        raise RunDirectoryError(
+            f"{directory.path} has no events: the run has not begun",
+            fix="Look at what the command that started it printed.",
+        )
+    return Run(directory, experiment, _so_far(experiment, read_events(log)), finished=False)
+
+
+def _so_far(experiment: Experiment, events: Iterable[Event]) -> Summary:
+    summing = Summing(experiment.train.target)
+    for event in events:
+        summing.feed(event)
+    return summing.summary()

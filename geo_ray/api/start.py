@@ -1,0 +1,133 @@
+"""A run before it starts: its configuration, the plan it follows, its directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from geo_ray.config.experiment import Experiment
+from geo_ray.config.load import load_tree
+from geo_ray.config.source import ConfigSource
+from geo_ray.errors import ConfigError
+from geo_ray.job import rundir
+from geo_ray.job.auto import load_experiment
+from geo_ray.job.follow_plan import changes_of, check_model, emulation_of
+from geo_ray.job.resumption import check_resumable
+from geo_ray.job.rundir import RunDirectory
+from geo_ray.planning.plan import Plan
+
+Tell: TypeAlias = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyRun:
+    """A run that can start.
+
+    Attributes:
+        run: its directory.
+        experiment: its configuration.
+    """
+
+    run: RunDirectory
+    experiment: Experiment
+
+
+def new_run(
+    config: ConfigSource,
+    overrides: tuple[str, ...],
+    plan: Plan | None,
+    tell: Tell,
+    *,
+    emulated: bool = False,
+) -> ReadyRun:
+    """Read the configuration and make the directory of a new run.
+
+    Args:
+        config: where it comes from.
+        overrides: as for ``--set``.
+        plan: to follow: workers, batches, averager, interval, codec.
+        tell: told what was decided.
+        emulated: whether machines are to be as fast as the plan takes them to be.
+
+    Raises:
+        ConfigError: the configuration is wrong.
+        PlanError: the plan is for something else.
+        RunDirectoryError: the directory cannot be made.
+    """
+    if plan is not None:
+        overrides = _following(config, overrides, plan)
+        if emulated:
+            overrides = (*overrides, *emulation_of(plan))
+        tell(f"{plan.total_s:.4g} s and {plan.total_usd:.4g} USD are predicted by the plan")
+    experiment, advice = load_experiment(config, overrides)
+    if advice is not None:
+        tell(advice.reason)
+    run = rundir.create(experiment, config.parent, advice.reason if advice else None, plan)
+    if run.path.name != experiment.name:
+        taken = run.path.parent / experiment.name
+        tell(
+            f"this run is {run.path.name}, as {taken} is there already; --resume {taken} goes on "
+            "with that one, --set name=NAME chooses another name"
+        )
+    return ReadyRun(run, experiment)
+
+
+def resumed_run(
+    path: Path,
+    config: ConfigSource | None,
+    overrides: tuple[str, ...],
+    plan: Plan | None,
+    *,
+    allow_drift: bool,
+) -> ReadyRun:
+    """Open the directory of an earlier run, to go on with it.
+
+    Args:
+        path: the directory.
+        config: another configuration than the run's own.
+        overrides: as for ``--set``.
+        plan: to follow from now on.
+        allow_drift: take the configuration although it differs from the run's.
+
+    Raises:
+        RunDirectoryError: there is no run.
+        ConfigDriftError: the configuration differs.
+        CheckpointMissingError: nothing would come of it; the run is finished, or never saved.
+        ConfigError, PlanError: as for `new_run`.
+    """
+    run, experiment = rundir.reopen(path, allow_drift=allow_drift)
+    if plan is not None:
+        if config is not None or overrides:
+            raise ConfigError(
+                "a run that is resumed with a plan has its own configuration",
+                fix="Leave out the configuration and the overrides, or the plan.",
+            )
+        check_resumable(run, experiment, experiment)
+        return ReadyRun(run, rundir.follow(run, experiment, plan))
+    wanted = experiment
+    if config is not None or overrides:
+        followed = rundir.followed_plan(run)
+        if config is not None and followed is not None:
+            overrides = _following(config, overrides, followed)
+        source = run.path / rundir.CONFIG_FILE if config is None else config
+        wanted, _ = load_experiment(
+            source,
+            overrides,
+            base_dir=run.base_dir if config is None else None,
+            allow_drift=allow_drift,
+        )
+        rundir.check_drift(experiment, wanted, allow=allow_drift)
+    check_resumable(run, experiment, wanted)
+    if wanted != experiment:
+        rundir.adopt(run, wanted)
+    return ReadyRun(run, wanted)
+
+
+def _following(config: ConfigSource, overrides: tuple[str, ...], plan: Plan) -> tuple[str, ...]:
+    """Overrides that make the configuration, with those that are given, what a plan says."""
+    experiment = load_tree(config, overrides, Experiment)
+    changes = changes_of(plan, experiment)
+    check_model(plan, experiment, config.parent)
+    return (*overrides, *changes)

@@ -1,0 +1,160 @@
+"""`geo_ray.train` and `geo_ray.simulate`."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
+from geo_ray.api.planning import FollowedPlan, plan_to_follow
+from geo_ray.api.run import Run
+from geo_ray.api.start import new_run, resumed_run
+from geo_ray.api.watch import OnEvent, ShowProgress, Watch
+from geo_ray.checkpoint.store import CheckpointStore
+from geo_ray.config.source import override_items
+from geo_ray.errors import ConfigError, GeoRayError
+from geo_ray.job.rundir import RunDirectory
+from geo_ray.observe.events.log import EVENTS_FILE
+from geo_ray.observe.report.report import write_report
+from geo_ray.runtime.control.train import Reporting
+from geo_ray.runtime.control.train import train as train_to_end
+from geo_ray.sim.run import simulate as simulate_to_end
+
+
+def train(
+    config: Config | None = None,
+    overrides: Overrides = (),
+    *,
+    resume: FilePath | Run | None = None,
+    plan: FollowedPlan | None = None,
+    allow_drift: bool = False,
+    on_event: OnEvent | None = None,
+    progress: ShowProgress = False,
+    base_dir: FilePath | None = None,
+    began_unix_s: float | None = None,
+) -> Run:
+    """Train as a configuration says, on real actors, or go on with an earlier run.
+
+    In the main thread, Ctrl-C saves a checkpoint and raises `InterruptedRunError`; a second one
+    stops at once. In other threads no signal handler is installed. A process that is connected to
+    Ray already trains on that cluster with ``cluster: {kind: existing}``, and stays connected.
+
+    Args:
+        config: a file, a mapping, or what `load_config` gave; None only with ``resume``.
+        overrides: changes of single keys, by dotted key.
+        resume: the earlier run, to go on with from its newest whole checkpoint.
+        plan: to follow, as `geo_ray.plan` gives it or saves it.
+        allow_drift: resume although the configuration differs from the run's.
+        on_event: given every event, in this thread; what it raises ends the run.
+        progress: True shows the run on standard error, "plain" does it in lines.
+        base_dir: where relative paths in a mapping or an experiment start; default: the working
+            directory. Those in a file start in its own directory.
+        began_unix_s: time of day from which the start-up counts; default: now.
+
+    Raises:
+        InterruptedRunError: by Ctrl-C; a checkpoint was saved.
+        ClusterError: this process is connected to another cluster than the run's.
+        GeoRayError: whatever else ends the run early; the class says what.
+    """
+    began_unix_s = time.time() if began_unix_s is None else began_unix_s
+    watch = Watch(progress, on_event)
+    followed = None if plan is None else plan_to_follow(plan)
+    changes = override_items(overrides)
+    source = None if config is None else source_of(config, base_dir)
+    with own_threads_kept():
+        if resume is not None:
+            path = resume.path if isinstance(resume, Run) else Path(resume)
+            try:
+                ready = resumed_run(path, source, changes, followed, allow_drift=allow_drift)
+            except GeoRayError as error:
+                raise name_run(error, path) from error
+        elif source is not None:
+            ready = new_run(source, changes, followed, watch.tell)
+        else:
+            raise ConfigError("there is no configuration", fix="Give one, or a run to resume.")
+        with (
+            _tidied(ready.run, watch, is_new=resume is None),
+            watch.over(ready.experiment) as watched,
+        ):
+            reporting = Reporting(watched.status, watched.sinks, began_unix_s, watched.awaiting)
+            summary = train_to_end(
+                ready.experiment, ready.run, reporting, resume=resume is not None
+            )
+    return _ended(Run(ready.run, ready.experiment, summary, finished=True))
+
+
+def simulate(
+    config: Config,
+    overrides: Overrides = (),
+    *,
+    plan: FollowedPlan | None = None,
+    on_event: OnEvent | None = None,
+    progress: ShowProgress = False,
+    base_dir: FilePath | None = None,
+) -> Run:
+    """Train with real gradients on emulated links and a virtual clock, in this process.
+
+    Seconds in the result are predictions for the real run. Needs no cluster.
+
+    Args:
+        config: a file, a mapping, or what `load_config` gave.
+        overrides: changes of single keys, by dotted key.
+        plan: to follow, on machines that are as fast as it takes them to be.
+        on_event: given every event; what it raises ends the run.
+        progress: as for `train`.
+        base_dir: as for `train`.
+
+    Raises:
+        GeoRayError: whatever is wrong with configuration, task or data.
+    """
+    watch = Watch(progress, on_event)
+    followed = None if plan is None else plan_to_follow(plan)
+    with own_threads_kept():
+        source = source_of(config, base_dir)
+        ready = new_run(source, override_items(overrides), followed, watch.tell, emulated=True)
+        with _tidied(ready.run, watch, is_new=True), watch.over(ready.experiment) as watched:
+            summary = simulate_to_end(ready.experiment, ready.run, watched.status, watched.sinks)
+    return _ended(Run(ready.run, ready.experiment, summary, finished=True))
+
+
+def _ended(run: Run) -> Run:
+    write_report(run.path, run=run.record)
+    return run
+
+
+@contextmanager
+def _tidied(run: RunDirectory, watch: Watch, *, is_new: bool) -> Iterator[None]:
+    """Leave a report of a run that fails, and no directory of one that did not begin."""
+    try:
+        yield
+    except GeoRayError as error:
+        if (run.path / EVENTS_FILE).exists():
+            with suppress(GeoRayError):  # the run's own error matters more
+                watch.tell(f"report   {short_path(write_report(run.path))}")
+        raise name_run(error, run.path) from error
+    finally:
+        if is_new and not any((run.path / name).exists() for name in (EVENTS_FILE, "logs")):
+            shutil.rmtree(run.path, ignore_errors=True)  # its name is free again
+
+
+def name_run(error: GeoRayError, run_dir: Path) -> GeoRayError:
+    """The same error with the run's directory in its advice, ready to be copied and typed.
+
+    A run that has no checkpoint yet cannot be resumed: then the advice is to start again.
+    """
+    fix = error.fix
+    if "--resume RUN" in fix and not CheckpointStore(run_dir / "checkpoints").ids():
+        fix = fix.replace("--resume RUN --allow-drift", "CONFIG").replace("--resume RUN", "CONFIG")
+        fix = fix.replace("Resume with", "Start again with")
+        fix = fix.replace("; nothing committed is lost", "") + " No checkpoint was saved."
+    resume = f"--resume {shlex.quote(str(short_path(run_dir)))}"
+    return type(error)(error.message, fix=fix.replace("--resume RUN", resume))
+
+
+def short_path(path: Path) -> Path:
+    """The path from the working directory, if it lies below that."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

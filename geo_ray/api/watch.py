@@ -1,0 +1,74 @@
+"""Who watches a run from Python: a function that takes its events, a live table, or nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from rich.console import Console
+
+from geo_ray.config.experiment import Experiment
+from geo_ray.observe.events.schema import Event
+from geo_ray.observe.progress import Progress
+
+OnEvent: TypeAlias = Callable[[Event], None]
+ShowProgress: TypeAlias = bool | Literal["plain"]
+"""True: as the command line shows a run, on standard error; "plain": in lines; False: not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What a run in progress tells, and to whom.
+
+    Attributes:
+        status: told each phase.
+        awaiting: told who is awaited in a phase of the start-up.
+        sinks: given every event.
+    """
+
+    status: Callable[[str], None]
+    awaiting: Callable[[str, int, int, Sequence[str]], None]
+    sinks: tuple[OnEvent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What the caller asked for.
+
+    Attributes:
+        progress: whether people are shown the run.
+        on_event: given every event, in the caller's thread; what it raises ends the run.
+    """
+
+    progress: ShowProgress = False
+    on_event: OnEvent | None = None
+
+    def tell(self, text: str) -> None:
+        """Say a line to people, if they are shown the run."""
+        if self.progress:
+            Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
+
+    @contextmanager
+    def over(self, experiment: Experiment) -> Iterator[Watched]:
+        """Watch one run of ``experiment``."""
+        sinks = () if self.on_event is None else (self.on_event,)
+        if not self.progress:
+            yield Watched(_nothing, _nobody, sinks)
+            return
+        train = experiment.train
+        most = 1 if train.mode == "sync" else max(r.workers for r in experiment.regions)
+        plain = True if self.progress == "plain" else None
+        console = Console(stderr=True)
+        with Progress(train.steps * most, experiment.region_names, console, plain) as shown:
+            yield Watched(shown.status, shown.awaiting, (shown.feed, *sinks))
+            shown.status("")
+
+
+def _nothing(text: str) -> None:
+    pass
+
+
+def _nobody(phase: str, done: int, total: int, names: Sequence[str]) -> None:
+    pass

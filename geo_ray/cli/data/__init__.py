@@ -1,0 +1,1 @@
+"""`geo-ray data`: one file per verb."""

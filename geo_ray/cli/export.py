@@ -1,0 +1,24 @@
+"""`geo-ray export`: the trained parameters for plain PyTorch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("run_dir", metavar="RUN", type=click.Path(exists=True, file_okay=False))
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="model.safetensors; or model.pt, which torch.load(..., weights_only=True) reads.",
+)
+@click.option("--from", "checkpoint", type=int, metavar="ID", help="Of this checkpoint.")
+def export(run_dir: str, out: Path, checkpoint: int | None) -> None:
+    """Write the model of RUN, or of one of its checkpoints, as a file of its own."""
+    import geo_ray
+
+    path = geo_ray.open_run(run_dir).export(out, checkpoint)
+    click.echo(f"model    {path}")

@@ -1,0 +1,29 @@
+"""`geo-ray init`: a project that runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("directory", default=".", type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--from",
+    "starter",
+    type=click.Choice(["quickstart", "csv", "language_model"]),
+    default="quickstart",
+    show_default=True,
+    help="What to begin with.",
+)
+@click.option("--force", is_flag=True, help="Replace files that are there.")
+def init(directory: Path, starter: str, force: bool) -> None:
+    """Write a project into DIRECTORY: configuration, task, README; it runs as it is."""
+    import geo_ray
+
+    files = geo_ray.init_project(directory, starter, force=force)
+    for path in files:
+        click.echo(f"written  {path}")
+    config = next(path for path in sorted(files, reverse=True) if path.suffix == ".yaml")
+    click.echo(f"next     geo-ray simulate {config}")

@@ -1,0 +1,38 @@
+"""Every example of docs/python.md that needs no cluster, and both example scripts, are run."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+def blocks() -> list[str]:
+    text = (ROOT / "docs" / "python.md").read_text()
+    return re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S)
+
+
+def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GEO_RAY_PRICES", raising=False)
+    simulated = [block for block in blocks() if "geo_ray.train(" not in block.split("#")[0]]
+    assert len(simulated) >= 9
+    names: dict[str, object] = {"__name__": "notebook"}
+    for block in simulated:
+        exec(compile(block, "docs/python.md", "exec"), names)
+    assert (tmp_path / "model.pt").exists() and (tmp_path / "plan.json").exists()
+
+
+@pytest.mark.parametrize("name", ["first_run", "choose_a_strategy"])
+def test_the_example_scripts_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
+    told = capsys.readouterr().out
+    assert "accuracy 0." in told
+    assert ("CONFIG_INVALID" in told) == (name == "first_run")

@@ -1,0 +1,96 @@
+"""What `geo-ray init` writes runs as it is, and what `geo-ray export` writes is read by PyTorch."""
+
+from __future__ import annotations
+
+import fnmatch
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import load_file
+
+import geo_ray
+from geo_ray import errors
+from geo_ray.api.starters import STARTERS
+from geo_ray.cli.main import root
+
+ROOT = Path(__file__).parents[3]
+FEW = {"train.steps": 4, "train.eval_every": 2}
+
+
+def invoke(*arguments: str):
+    return CliRunner().invoke(root, list(arguments), catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("starter", "config"),
+    [
+        ("quickstart", "configs/own_task.yaml"),
+        ("csv", "config.yaml"),
+        ("language_model", "config.yaml"),
+    ],
+)
+def test_a_starter_runs(
+    starter: str, config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = invoke("init", "--from", starter)
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "README.md").exists() and not list(tmp_path.rglob("*.in"))
+    run = geo_ray.simulate(config, FEW)
+    assert run.summary.steps == 4 and run.path.is_relative_to(tmp_path)
+
+
+def test_the_quickstart_has_the_configurations_of_the_readme(tmp_path: Path) -> None:
+    files = geo_ray.init_project(tmp_path / "new")
+    for file in files:
+        same = ROOT / "configs" / file.name
+        assert file.name in ("README.md", "own_task.py", "own_task.yaml") or (
+            file.read_bytes() == same.read_bytes()
+        )
+    readme = (ROOT / "README.md").read_text()
+    for name in ("quickstart", "planned", "auto", "cluster"):
+        assert f"configs/{name}.yaml" in readme
+        assert tmp_path / "new" / "configs" / f"{name}.yaml" in files
+
+
+def test_files_that_are_there_are_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("mine")
+    with pytest.raises(errors.ConfigError, match=r"README\.md is there already"):
+        geo_ray.init_project(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
+    geo_ray.init_project(tmp_path, "csv", force=True)
+    assert "CSV" in (tmp_path / "README.md").read_text()
+    with pytest.raises(errors.ConfigError, match="no starter 'rust'"):
+        geo_ray.init_project(tmp_path, "rust")
+
+
+def test_the_wheel_carries_every_starter() -> None:
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    patterns = tools["package-data"]["geo_ray"]
+    folder = ROOT / "geo_ray"
+    for starter in STARTERS:
+        for file in (folder / "starters" / starter).rglob("*"):
+            name = file.relative_to(folder).as_posix()
+            depth = name.count("/")
+            fitting = [p for p in patterns if p.count("/") == depth and fnmatch.fnmatch(name, p)]
+            assert file.is_dir() or fitting, f"{name} is not in package-data"
+
+
+def test_export_writes_what_plain_pytorch_reads(tmp_path: Path) -> None:
+    changes = FEW | {"run.dir": str(tmp_path), "task.options": {"width": 2}}
+    run = geo_ray.simulate(ROOT / "configs" / "quickstart.yaml", changes)
+    told = invoke("export", str(run.path), "--out", str(tmp_path / "m.pt"))
+    assert told.exit_code == 0 and "m.pt" in told.output
+    invoke("export", str(run.path), "--out", str(tmp_path / "m.safetensors"))
+    state = torch.load(tmp_path / "m.pt", weights_only=True)
+    plain = load_file(tmp_path / "m.safetensors")
+    trained = run.model().state_dict()
+    assert list(state) == list(trained) and set(plain) == set(trained)
+    assert all(torch.equal(state[name], trained[name]) for name in trained)
+    missing = CliRunner().invoke(
+        root, ["export", str(run.path), "--out", str(tmp_path / "c.pt"), "--from", "7"]
+    )
+    assert isinstance(missing.exception, errors.CheckpointMissingError)
