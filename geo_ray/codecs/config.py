@@ -7,7 +7,7 @@ from pydantic import Field
 from geo_ray.codecs.base import Codec
 from geo_ray.codecs.registry import AnyCodec
 from geo_ray.config.base import StrictModel
-from geo_ray.strategies.protocol import Strategy
+from geo_ray.strategies.base import Strategy
 
 
 class CodecConfig(StrictModel):

@@ -32,7 +32,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from geo_ray.codecs.base import Codec, Coded, LossyBlocks, wrong
+from geo_ray.codecs.base import Coded, LossyBlocks, wrong
 from geo_ray.codecs.common.buffers import (
     Reader,
     as_fp32,
@@ -135,7 +135,7 @@ class Dgt(StrictModel):
             forgets=self.late == "merge",
             up_only=True,
             suits_answers=False,
-            differential=True,
+            differential=self,
         )
 
     def observe(self, memory: dict[str, Tensor], loss: float) -> None:
@@ -233,11 +233,6 @@ class Dgt(StrictModel):
         formats = FORMATS.index(self.values), FORMATS.index(self.loose_values)
         counts = self.elements, ids_R.numel(), lossy, exponent
         return joined(header(*formats, *counts), pack_bits(ids_R, len(grid_NE)), values_RE)
-
-
-def differential(codec: Codec | None) -> Dgt | None:
-    """The codec of updates, if parts of them may get lost on the way."""
-    return codec if isinstance(codec, Dgt) else None
 
 
 class DgtHeader:

@@ -34,11 +34,10 @@ class CodecTraits:
         suits_answers: whether a codec that is given for both ways is taken for answers, too.
         expected_loss: relative loss of training that it is expected to cost with error feedback;
             None: not known, so that the planner does not propose it.
-        differential: whether parts of what it encodes may get lost on the way; so it is with `dgt`
-            alone.
-        with_shapes: gives the same codec, told the shapes of the model's tensors in their order;
-            raises ValueError if they are not those that it was told before. None: it has no use
-            for them.
+        differential: the codec itself, if parts of what it encodes may get lost on the way.
+        with_shapes: the same codec, told the shapes of the model's tensors in the order of the
+            vector; raises ValueError if they are not those that it was told before. None: it has
+            no use for them.
     """
 
     lossy: bool

@@ -176,7 +176,6 @@ def every_field(
 def models_under(place: Place, path: str) -> Iterator[tuple[type[BaseModel], str]]:
     """Yield the sections that may stand at a place or in its items, with their paths."""
     options = alternatives(place)
-    has_kinds = bool(kinds_of(place)[0])
     for option in options:
         model = option.model
         if model is not None:

@@ -7,7 +7,7 @@ root class, whose complaints `explain` turns into one `ConfigError` that lists t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 

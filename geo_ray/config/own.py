@@ -7,7 +7,7 @@ configuration of a run tells with which content it was made, every process of th
 it has the same, and a run is not resumed with another one unnoticed.
 
 Whoever reads a configuration says where relative paths start with pydantic's validation context:
-see `Where`.
+see `context`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from pydantic import (
     Field,
     SerializationInfo,
     Tag,
-    ValidationError,
     ValidationInfo,
     WrapSerializer,
     WrapValidator,
@@ -35,12 +34,12 @@ from pydantic import (
 )
 
 from geo_ray.config.base import StrictModel
-from geo_ray.config.explain import explain
 from geo_ray.errors import ConfigDriftError, ConfigError
 from geo_ray.util.blame import place, source_of, summary
 from geo_ray.util.user_class import UserClass, find_class, or_meant, source_digest
 
 _USE, _DIGEST = "use", "sha256"
+_BASE_DIR, _ALLOW_DRIFT = "base_dir", "allow_drift"
 _BY_KIND: Final = "kind"
 _BY_USE: Final = "OwnClass"  # the name of the class, by which messages find it
 
@@ -56,17 +55,14 @@ class OwnClass(StrictModel):
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Where:
-    """Where classes of the user's are found: pydantic's validation context.
+def context(base_dir: Path, *, allow_drift: bool = False) -> dict[str, Any]:
+    """The validation context for reading a configuration.
 
-    Attributes:
+    Args:
         base_dir: where relative paths start.
         allow_drift: take a class although its file has another digest than the section says.
     """
-
-    base_dir: Path = Path()
-    allow_drift: bool = False
+    return {_BASE_DIR: base_dir, _ALLOW_DRIFT: allow_drift}
 
 
 def section_type(classes: Sequence[type], load: OwnLoader) -> Any:
@@ -125,10 +121,11 @@ class OwnLoader:
         if isinstance(value, StrictModel) and not isinstance(value, OwnClass):
             return value
         section = OwnClass.model_validate(value)
-        where = info.context if isinstance(info.context, Where) else Where()
-        kind = self.find(section.use, where.base_dir)
-        digest = source_digest(kind, section.use, where.base_dir)
-        if section.sha256 not in (None, digest) and not where.allow_drift:
+        place_of = info.context or context(Path())
+        base_dir = place_of[_BASE_DIR]
+        kind = self.find(section.use, base_dir)
+        digest = source_digest(kind, section.use, base_dir)
+        if section.sha256 not in (None, digest) and not place_of[_ALLOW_DRIFT]:
             raise ConfigDriftError(
                 f"{self.wanted.what} {section.use}: the file is not the one that the "
                 "configuration was made with",

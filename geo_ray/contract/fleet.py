@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from geo_ray.contract.findings import expect
-from geo_ray.strategies.base import AveragerState, Outgoing, Reply, Update, Wait
-from geo_ray.strategies.protocol import Strategy
+from geo_ray.strategies.base import AveragerState, Outgoing, Reply, Strategy, Update, Wait
 from geo_ray.training.averager.averager import Averager
 from geo_ray.training.compute.flat import digest, split_sizes
 from geo_ray.training.compute.optimizers import AdamW, Momentum, Sgd

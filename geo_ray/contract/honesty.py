@@ -13,8 +13,7 @@ from torch import Tensor
 
 from geo_ray.contract.findings import Checks, expect
 from geo_ray.contract.fleet import NUM_PARAMS, SAMPLES, Fleet, gradients, start
-from geo_ray.strategies.base import AveragerState, Reply, Update
-from geo_ray.strategies.protocol import Strategy
+from geo_ray.strategies.base import AveragerState, Reply, Strategy, Update
 from geo_ray.training.averager.averager import Averager
 from geo_ray.training.compute.flat import fragment_cuts
 

@@ -12,11 +12,11 @@ from geo_ray.codecs.base import Codec
 from geo_ray.codecs.registry import CODECS, AnyCodec
 from geo_ray.config.base import StrictModel
 from geo_ray.config.load import load_text
-from geo_ray.config.own import Where
+from geo_ray.config.own import context
 from geo_ray.contract import codecs, strategies
 from geo_ray.contract.findings import Finding, run_checks
 from geo_ray.errors import ConfigError
-from geo_ray.strategies.protocol import Strategy
+from geo_ray.strategies.base import Strategy
 from geo_ray.strategies.registry import STRATEGIES, AnyStrategy
 from geo_ray.util.user_class import UserClass, find_class
 
@@ -65,7 +65,7 @@ def load(name: str, options: Sequence[str], base_dir: Path) -> Subject:
     else:
         members = dict(inspect.getmembers_static(find_class(name, base_dir, _ANY)))
         section, is_codec = {"use": name}, "encode" in members
-    text, where = json.dumps({"option": section}), Where(base_dir)
+    text, where = json.dumps({"option": section}), context(base_dir)
     if is_codec:
         return Subject(codec=load_text(text, overrides, CodecSection, name, where=where).option)
     return Subject(strategy=load_text(text, overrides, StrategySection, name, where=where).option)

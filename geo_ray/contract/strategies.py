@@ -16,7 +16,7 @@ from torch import Tensor
 from geo_ray.contract.findings import Checks, check_options, expect
 from geo_ray.contract.fleet import LAG, NUM_PARAMS, PLAIN, Fleet, gradients, start
 from geo_ray.contract.honesty import HONESTY
-from geo_ray.strategies.protocol import Strategy
+from geo_ray.strategies.base import Strategy
 from geo_ray.training.compute.flat import digest
 from geo_ray.training.compute.optimizers import AdamW, Momentum
 

@@ -55,7 +55,8 @@ def load_experiment(
     Args:
         path: a YAML file, or what `source.text_of` made.
         overrides: as for ``--set``.
-        where: as for `load_tree`.
+        base_dir: where relative paths start; default: the file's directory.
+        allow_drift: as for `load_tree`.
 
     Returns:
         The experiment, and the advice if there was any to give.
@@ -77,12 +78,10 @@ def load_experiment(
             fix="Leave out `codec`, or name a strategy.",
         )
     plain = [*overrides, "strategy={kind: bsp}"]
-    situation = measure(
-        load_text(text, plain, Experiment, str(path), where=where), wanted, path.parent
-    )
+    situation = measure(load_text(text, plain, Experiment, str(path)), wanted, path.parent)
     choice = advise(situation)
     chosen = [f"{key}={json.dumps(value)}" for key, value in sections(choice).items() if value]
-    experiment = load_text(text, [*overrides, *chosen], Experiment, str(path), where=where)
+    experiment = load_text(text, [*overrides, *chosen], Experiment, str(path))
     return experiment, Advice(choice, explain(choice, situation))
 
 

@@ -125,4 +125,4 @@ def experiment_of(
 
 
 def _validated(tree: Mapping[str, Any], base_dir: Path) -> Experiment:
-    return Experiment.model_validate_json(json.dumps(tree), context=Where(base_dir))
+    return Experiment.model_validate_json(json.dumps(tree), context=context(base_dir))

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import diff, digest, dump_yaml, load_tree
-from geo_ray.config.own import Where
 from geo_ray.errors import ConfigDriftError, RunDirectoryError
 from geo_ray.job.follow_plan import changes_of, check_model
 from geo_ray.planning.plan import Plan, load_plan
@@ -114,7 +113,7 @@ def follow(run: RunDirectory, experiment: Experiment, plan: Plan) -> Experiment:
     steps = experiment.train.steps * max(1, experiment.worker_steps)
     own = plan.model_copy(update={"base_steps": steps, "steps": steps, "lr_gain": 1.0})
     changed = load_tree(
-        run.path / CONFIG_FILE, changes_of(own, experiment), Experiment, where=Where(run.base_dir)
+        run.path / CONFIG_FILE, changes_of(own, experiment), Experiment, base_dir=run.base_dir
     )
     check_model(plan, changed, run.base_dir)
     adopt(run, changed)
@@ -156,8 +155,8 @@ def reopen(path: Path, *, allow_drift: bool = False) -> tuple[RunDirectory, Expe
             f"{path} is no run directory: {PLAN_FILE} cannot be read ({error})",
             fix="Name a directory that `geo-ray train` made, such as runs/quickstart.",
         ) from error
-    where = Where(base_dir, allow_drift)
-    experiment = load_tree(path / CONFIG_FILE, [], Experiment, where=where)
+    file = path / CONFIG_FILE
+    experiment = load_tree(file, [], Experiment, base_dir=base_dir, allow_drift=allow_drift)
     return RunDirectory(path, base_dir), experiment
 
 

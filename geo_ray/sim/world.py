@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from geo_ray.codecs.dgt import differential
 from geo_ray.config.experiment import Experiment
 from geo_ray.data.manifest import Manifest
 from geo_ray.errors import InvariantError, NonFiniteError
@@ -98,10 +97,11 @@ class World:
         self.averager = build_averager(experiment, params_P.numel())
         self._hub = experiment.averager_region
         self._lossy: SimLossy | None = None
-        codec = differential(experiment.codec.up)
-        if codec is not None:
+        up = experiment.codec.up
+        differential = None if up is None else up.traits.differential
+        if differential is not None:
             self._lossy = SimLossy(
-                codec,
+                differential,
                 self._num_params,
                 self._network,
                 self._scheduler,

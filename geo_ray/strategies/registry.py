@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import TypeAdapter
 
-from geo_ray.config.own import OwnLoader, Where, section_type
+from geo_ray.config.own import OwnLoader, context, section_type
 from geo_ray.errors import ConfigError
 from geo_ray.strategies.ama import Ama
 from geo_ray.strategies.asgd import Asgd
 from geo_ray.strategies.asgd_ga import AsgdGa
 from geo_ray.strategies.async_local_sgd import AsyncLocalSgd
+from geo_ray.strategies.base import Strategy
 from geo_ray.strategies.bsp import Bsp
 from geo_ray.strategies.dc_asgd import DcAsgd
 from geo_ray.strategies.decoupled import Decoupled
@@ -32,7 +33,6 @@ from geo_ray.strategies.halos import Halos
 from geo_ray.strategies.hfa import Hfa
 from geo_ray.strategies.nbsync import NbSync
 from geo_ray.strategies.one_step_delay import OneStepDelay
-from geo_ray.strategies.protocol import Strategy
 from geo_ray.strategies.sma import Sma
 from geo_ray.strategies.sparseloco import SparseLoCo
 from geo_ray.strategies.traits import Traits
@@ -96,6 +96,6 @@ def default_section(section: Mapping[str, object], base_dir: Path) -> dict[str, 
         ConfigError: the user's class cannot be used.
     """
     adapter: TypeAdapter[Any] = TypeAdapter(AnyStrategy)
-    found = adapter.validate_python(section, context=Where(base_dir))
+    found = adapter.validate_python(section, context=context(base_dir))
     plain: dict[str, Any] = adapter.dump_python(found, mode="json")
     return plain

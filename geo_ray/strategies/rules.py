@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from geo_ray.strategies.protocol import Strategy
+from geo_ray.strategies.base import Strategy
 
 
 def check_shards(strategy: Strategy, shards: Mapping[str, int]) -> None:

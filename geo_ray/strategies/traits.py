@@ -1,4 +1,4 @@
-"""What a strategy says of itself, in one record that it must give, `Strategy.traits`.
+"""What a strategy says of itself, in one record that it must give: `Strategy.traits`.
 
 Everything that depends on which strategy a run has reads it here: the runtime, the simulator, the
 planner, the overlays and the checks of a configuration. So a strategy that is not part of this

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from geo_ray.config.base import StrictModel
 from geo_ray.observe.metrics.summary import Target
-from geo_ray.strategies.protocol import Strategy
+from geo_ray.strategies.base import Strategy
 from geo_ray.training.server.stragglers import StragglersConfig, check_stragglers
 
 

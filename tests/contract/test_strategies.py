@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from geo_ray.contract.fleet import Fleet, gradients, start
 from geo_ray.contract.strategies import CHECKS
-from geo_ray.strategies.protocol import Strategy
+from geo_ray.strategies.base import Strategy
 from geo_ray.strategies.registry import STRATEGIES, AnyStrategy
 from geo_ray.strategies.traits import Traits
 from geo_ray.training.compute.flat import split_sizes

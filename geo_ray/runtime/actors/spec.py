@@ -9,7 +9,7 @@ from pathlib import Path
 from geo_ray.checkpoint.manifest import PartInfo
 from geo_ray.checkpoint.parts import read_part
 from geo_ray.config.experiment import Experiment
-from geo_ray.config.own import Where
+from geo_ray.config.own import context
 from geo_ray.config.region import RegionConfig
 from geo_ray.errors import CheckpointCorruptError, RunDirectoryError
 from geo_ray.job.rundir import CONFIG_FILE

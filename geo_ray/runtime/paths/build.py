@@ -10,7 +10,7 @@ from typing import Final, Literal
 from torch import Tensor
 
 from geo_ray.codecs.common.feedback import open_coded
-from geo_ray.codecs.dgt import differential
+from geo_ray.codecs.dgt import Dgt
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import GeoRayError, InvariantError
 from geo_ray.job.build import wire_plan

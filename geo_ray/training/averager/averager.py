@@ -24,9 +24,8 @@ from torch import Tensor
 
 from geo_ray.codecs.common.feedback import all_finite
 from geo_ray.errors import InvariantError, NonFiniteError
-from geo_ray.strategies.base import AveragerState, Reply, Update
+from geo_ray.strategies.base import AveragerState, Reply, Strategy, Update
 from geo_ray.strategies.common import additive
-from geo_ray.strategies.protocol import Strategy
 from geo_ray.training.averager.averager_noise import AveragerNoise
 from geo_ray.training.compute.flat import fragment_cuts
 from geo_ray.training.exchange.averager_wire import AveragerWire

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from geo_ray.strategies.base import AveragerState, Reply, Update
-from geo_ray.strategies.protocol import Strategy
+from geo_ray.strategies.base import AveragerState, Reply, Strategy, Update
 from geo_ray.training.compute.flat import square_norm
 from geo_ray.training.compute.noise import NoiseMeter, NoiseReading
 

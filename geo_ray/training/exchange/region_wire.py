@@ -18,7 +18,6 @@ from torch import Tensor
 
 from geo_ray.codecs.base import Coded
 from geo_ray.codecs.common.feedback import Encoder, open_coded
-from geo_ray.codecs.dgt import differential
 from geo_ray.errors import InvariantError
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.training.compute.flat import fragment_cuts
@@ -57,9 +56,9 @@ class RegionWire:
         self._cuts = fragment_cuts(self.num_params, self.plan.fragments)
         if len(self._cuts) > 1:
             self._parts = [Encoder(self.plan.up, f"{stream}/{i}") for i in range(len(self._cuts))]
-        codec = differential(self.plan.up)
-        if codec is not None:
-            self._lossy = LossySender(codec)
+        differential = None if self.plan.up is None else self.plan.up.traits.differential
+        if differential is not None:
+            self._lossy = LossySender(differential)
 
     def encode(self, update: Update) -> Update:
         """The update as it goes on its way; once per update, in their order."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from geo_ray.codecs.base import Codec
-from geo_ray.codecs.traits import Sends
 from geo_ray.errors import ConfigDriftError
+from geo_ray.strategies.base import Sends
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,6 @@ from geo_ray.config.annotations import (
 from geo_ray.config.auto import AutoConfig
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import checked, load_text
-from geo_ray.config.own import OwnClass
 from geo_ray.config.words import accepts, limits_of
 from geo_ray.config.yaml_text import parse_yaml
 from geo_ray.errors import ConfigError, PriceBookError
