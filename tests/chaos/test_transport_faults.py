@@ -309,10 +309,10 @@ def test_cuts_on_an_emulated_link() -> None:
 
 _CHILD = """
 import sys, time
-from geo_ray.transport.endpoint.endpoint import Endpoint, Identity, Message, TransportConfig
+from geo_ray.transport.endpoint.endpoint import Endpoint, EndpointIdentity, Message, TransportConfig
 epoch, port = int(sys.argv[1]), int(sys.argv[2])
 endpoint = Endpoint(
-    Identity("run", "us", epoch, b"k" * 32),
+    EndpointIdentity("run", "us", epoch, b"k" * 32),
     lambda peer, m: endpoint.send(peer, Message("echo", m.meta, m.payload, "reply")),
     TransportConfig(heartbeat_s=0.05),
 )

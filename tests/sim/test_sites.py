@@ -164,7 +164,7 @@ def test_coded_gradients_are_the_plain_ones_to_rounding(simulated, scheme):
 @pytest.mark.parametrize(
     ("stragglers", "why"),
     [
-        ({"kind": "backup_workers", "spares": 2}, "no more than 2"),
+        ({"kind": "backup_workers", "spares": 2}, "more than 2 workers"),
         ({"kind": "gradient_coding", "tolerate": 1, "scheme": "fractional"}, "multiple of 2"),
     ],
 )

@@ -17,7 +17,7 @@ LOG_FILE: Final = "relay.log"
 _READY_S: Final = 30.0
 _DOWN_S: Final = 40.0
 _LOG_LINES: Final = 3
-_PACKAGE_PARENT: Final = str(Path(__file__).resolve().parents[2])
+_PACKAGE_PARENT: Final = str(Path(__file__).resolve().parents[3])
 
 
 class RelayProcess:

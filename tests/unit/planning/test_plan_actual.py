@@ -152,7 +152,7 @@ def test_the_file_is_written_whole_and_read_again(tmp_path):
     save_cost(cost, tmp_path)
     assert load_cost(tmp_path) == cost
     assert [path.name for path in tmp_path.iterdir()] == ["cost.json"]
-    with pytest.raises(RunDirectoryError, match="cannot write"):
+    with pytest.raises(RunDirectoryError, match="cannot be written"):
         save_cost(cost, tmp_path / "missing")
     for text in ("", "{}", '{"rows": []}', '{"rows": [{"term": 1}]}'):
         (tmp_path / "cost.json").write_text(text)
