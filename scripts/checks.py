@@ -18,6 +18,16 @@ from pathlib import Path
 
 KILL_AFTER_S = 90.0  # after Ctrl-C; a cluster takes a while to go
 POLL_S = 0.1
+LINKS = (  # tests that wait for the network most of the time and need no cluster
+    "tests/contract/test_transport*.py",
+    "tests/chaos/test_transport*.py",
+    "tests/integration/test_*_in_process.py",
+    "tests/integration/test_*_paths.py",
+    "tests/integration/test_lab_[cln]*.py",
+    "tests/integration/test_overlay_rounds.py",
+    "tests/integration/test_udp_channel.py",
+)
+ENVIRONMENT = "tests/integration/test_environment.py"
 
 
 class Part:
@@ -67,8 +77,8 @@ class Part:
 
     def result(self) -> str:
         """Returns one line on how it went and, if pytest ran, the line it closed with."""
-        word = "ok    " if self.status == 0 else "FAILED"
-        own = f"{word} {self.name}: {self.wall_s:.0f} s, {self.cpu_s:.0f} s of CPU"
+        word = "ok" if self.status == 0 else f"FAILED (exit status {self.status})"
+        own = f"{word:6} {self.name}: {self.wall_s:.0f} s, {self.cpu_s:.0f} s of CPU"
         output = os.pread(self._output.fileno(), 1 << 30, 0).decode(errors="replace")
         lines = output.splitlines()
         return f"{own}\n{lines[-1]}" if lines and "==" in lines[-1] else own
@@ -82,7 +92,7 @@ class Checks:
 
     def __init__(self) -> None:
         self._parts: list[Part] = []  # in the order of their starts
-        self._unshown: list[Part] = []  # the first has the screen
+        self._unshown: list[Part] = []  # the first of them has the screen
 
     def run(self, lanes: Sequence[Lane]) -> None:
         """Runs the named commands of each lane one after the other, the lanes at the same time."""
@@ -94,6 +104,8 @@ class Checks:
                     running[number] = Part(*lane.pop(0))
                     self._parts.append(running[number])
                     self._unshown.append(running[number])
+            for part in self._parts:
+                part.has_ended()  # notes when
             if not self._show() and not any(waiting):
                 return
             time.sleep(POLL_S)
@@ -156,18 +168,8 @@ def pytest(*arguments: str, slow: bool) -> list[str]:
 
 def everything(slow: bool) -> list[list[Lane]]:
     """Returns what must pass, those marked slow too or not."""
-    links = [  # wait for the network most of the time and need no cluster
-        "tests/contract/test_transport*.py",
-        "tests/chaos/test_transport*.py",
-        "tests/integration/test_*_in_process.py",
-        "tests/integration/test_*_paths.py",
-        "tests/integration/test_lab_[cln]*.py",
-        "tests/integration/test_overlay_rounds.py",
-        "tests/integration/test_udp_channel.py",
-    ]
-    environment = "tests/integration/test_environment.py"
-    of_links = [str(path) for pattern in links for path in sorted(Path().glob(pattern))]
-    others = [f"--ignore-glob={pattern}" for pattern in [*links, environment]]
+    of_links = [str(path) for pattern in LINKS for path in sorted(Path().glob(pattern))]
+    others = [f"--ignore-glob={pattern}" for pattern in (*LINKS, ENVIRONMENT)]
     computing = ["tests/property", "tests/contract", "tests/sim", *others]
     first: list[Lane] = [
         {
@@ -176,7 +178,7 @@ def everything(slow: bool) -> list[list[Lane]]:
             "mypy": ["mypy"],
             "computing": pytest(*computing, slow=slow),
         },
-        {"units": pytest("tests/arch", "tests/unit", environment, slow=slow)},
+        {"units": pytest("tests/arch", "tests/unit", ENVIRONMENT, slow=slow)},
     ]
     # Nothing that computes runs beside the clusters, which would keep both cores busy alone.
     second: list[Lane] = [

@@ -215,6 +215,8 @@ def install_with_uv(uv: str) -> None:
 def install_with_pip() -> None:
     """Installs everything with pip."""
     install = [str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check", "--no-compile"]
+    if not sys.stderr.isatty():
+        install += ["--progress-bar", "off"]
     run([*install, "--require-hashes", "--no-deps", "-r", str(LOCKED)])
     run([*install, "-c", str(TORCH), "torch"])
     run([*install, "--no-deps", "--no-build-isolation", "-e", "."])

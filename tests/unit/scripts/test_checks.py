@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
-SCRIPTS = Path(__file__).parents[3] / "scripts"
+ROOT = Path(__file__).parents[3]
+SCRIPTS = ROOT / "scripts"
 WAIT_FOR = "wait() { while [ ! -e $1 ]; do sleep 0.05; done; }; "
 
 Lanes = Sequence[dict[str, str]]
@@ -44,6 +48,28 @@ def start(tmp_path: Path) -> Iterator[Start]:
         process.kill()
 
 
+def test_every_test_file_is_in_one_part() -> None:
+    code = "import json, checks; print(json.dumps(checks.everything(slow=True)))"
+    environment = os.environ | {"PYTHONPATH": str(SCRIPTS)}
+    said = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, check=True
+    )
+    times = Counter[str]()
+    for lanes in json.loads(said.stdout):
+        for command in [command for lane in lanes for command in lane.values()]:
+            if command[1:3] != ["-m", "pytest"]:
+                continue
+            chosen = [word for word in command[3:] if not word.startswith("--")]
+            left_out = [word.partition("=")[2] for word in command if "--ignore-glob=" in word]
+            assert chosen, "without arguments pytest runs everything"
+            for path in sorted(ROOT.glob("tests/**/test_*.py")):
+                file = str(path.relative_to(ROOT))
+                if any(file == name or file.startswith(f"{name}/") for name in chosen):
+                    times[file] += not any(fnmatch(file, pattern) for pattern in left_out)
+    files = {str(path.relative_to(ROOT)) for path in ROOT.glob("tests/**/test_*.py")}
+    assert times == dict.fromkeys(files, 1)
+
+
 def test_lanes_run_at_the_same_time_and_outputs_stay_whole(start: Start) -> None:
     """Each of two waits for the other, twice; the second phase waits for the first."""
     left = {"left": "echo L1; touch l; wait r; echo L2", "more": "[ -e r2 ] || wait r2; echo M"}
@@ -69,7 +95,7 @@ def test_a_part_that_fails_is_named_last_and_the_others_run(start: Start) -> Non
     assert process.returncode == 1
     lines = out.splitlines()
     assert "on" in lines
-    assert lines[-1].startswith("FAILED bad:")
+    assert lines[-1].startswith("FAILED (exit status 3) bad:")
     assert sum(line.startswith("FAILED") for line in lines) == 1
 
 
