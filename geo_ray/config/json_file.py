@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from geo_ray.config.explain import explain
 from geo_ray.config.yaml_text import KeyPath, parse_yaml
-from geo_ray.errors import ConfigError, GeoRayError
+from geo_ray.errors import ConfigError, GeoRayError, RunDirectoryError
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -41,6 +41,30 @@ def load_json(path: Path, root: type[T], what: str, wrong: Callable[[str], GeoRa
         raise wrong(f"{what} {path} cannot be read: {error.strerror or error}") from None
     except ValidationError as error:
         raise wrong(f"{what} {path} is not valid: {complaints(error, root, data)}") from None
+
+
+def load_run_json(path: Path, root: type[T]) -> T | None:
+    """Read one of the small files that a run leaves; None if it is not there.
+
+    Raises:
+        RunDirectoryError: the file cannot be read, or is of another kind.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RunDirectoryError(
+            f"cannot read {path}: {error.strerror or error}",
+            fix="Check the permissions of the file.",
+        ) from error
+    try:
+        return root.model_validate_json(data)
+    except ValidationError as error:
+        raise RunDirectoryError(
+            f"cannot read {path}: {complaints(error, root, data)}",
+            fix="Remove the file if it was edited; the run's other files are enough for a report.",
+        ) from error
 
 
 def complaints(error: ValidationError, root: type[BaseModel], text: bytes | str) -> str:

@@ -109,8 +109,13 @@ def measure(experiment: Experiment, wanted: AutoConfig, base_dir: Path) -> Situa
 
 
 def _known(links: LinkTable, experiment: Experiment) -> LinkTable:
-    hub = experiment.averager_region
-    pairs = [p for r in experiment.region_names if r != hub for p in ((r, hub), (hub, r))]
+    averager_region = experiment.averager_region
+    pairs = [
+        p
+        for r in experiment.region_names
+        if r != averager_region
+        for p in ((r, averager_region), (averager_region, r))
+    ]
     holes = [f"{src} to {dst}" for src, dst in pairs if links.find(src, dst) is None]
     if holes:
         raise ConfigError(

@@ -138,12 +138,12 @@ def _suits_answers(codec: str | None) -> bool:
 def transfer_time_s(situation: Situation, codec: str | None) -> float:
     """Seconds of one exchange of the worst region."""
     up, down = BITS_PER_PARAM[codec]
-    hub, links = situation.averager, situation.links
+    averager, links = situation.averager, situation.links
     times_s = []
     for region in situation.step_s:
-        if region == hub:
+        if region == averager:
             continue
-        there, back = links.get(region, hub), links.get(hub, region)
+        there, back = links.get(region, averager), links.get(averager, region)
         mbit = situation.num_params * 1e-6
         sent_s = mbit * up / max(there.goodput_mbps, 1e-9)
         times_s.append(sent_s + mbit * down / max(back.goodput_mbps, 1e-9) + there.rtt_s)

@@ -47,7 +47,7 @@ class SimLossy:
         num_params: P.
         network: its links.
         scheduler: virtual time.
-        hub: the averager's region.
+        averager_region: the averager's region.
         is_over: whether a region has finished; then its blocks need not flow.
     """
 
@@ -57,14 +57,14 @@ class SimLossy:
         num_params: int,
         network: Network,
         scheduler: Scheduler,
-        hub: str,
+        averager_region: str,
         is_over: Callable[[str], bool],
     ) -> None:
         self._codec = codec
         self._num_params = num_params
         self._network = network
         self._scheduler = scheduler
-        self._hub = hub
+        self._averager_region = averager_region
         self._is_over = is_over
         self._flows: dict[str, _Flow] = {}
         self._held: dict[str, _Held] = {}
@@ -85,7 +85,7 @@ class SimLossy:
             carry: puts the reliable part on its way and tells when it arrives.
         """
         coded = update.coded
-        if coded is None or coded.lossy is None or name == self._hub:
+        if coded is None or coded.lossy is None or name == self._averager_region:
             carry(update)
             return
         arrival_s = carry(replace(update, coded=replace(coded, lossy=None)))
@@ -93,7 +93,7 @@ class SimLossy:
         bucket = None if rate_mbps is None else TokenBucket(rate_mbps)
         flow = self._flows[name] = _Flow(update, coded.lossy, bucket)
         if self._codec.loose == "udp":
-            acknowledged_s = arrival_s + self._network.delay_s(self._hub, name)
+            acknowledged_s = arrival_s + self._network.delay_s(self._averager_region, name)
             self._scheduler.at(acknowledged_s, lambda: self._tick(name, flow))
 
     def arrive(self, update: Update, go_on: Callable[[Update], None]) -> None:
@@ -121,17 +121,17 @@ class SimLossy:
         """Send what the link takes until the next tick."""
         if self._flows.get(name) is not flow or self._is_over(name):
             return
-        now_s, network, hub = self._scheduler.now_s, self._network, self._hub
+        now_s, network, home = self._scheduler.now_s, self._network, self._averager_region
         size = flow.lossy.blocks_LK.shape[1]
         per_datagram, count = blocks_per_datagram(size), flow.lossy.ids_L.numel()
         arrived: list[tuple[int, int]] = []
         latest_s = now_s
-        while flow.next_rank < count and network.free_at_s(name, hub) < now_s + _TICK_S:
+        while flow.next_rank < count and network.free_at_s(name, home) < now_s + _TICK_S:
             first, last = flow.next_rank, min(count, flow.next_rank + per_datagram)
             size_bytes = (last - first) * size
             if flow.bucket is not None and flow.bucket.take(now_s, size_bytes) > 0.0:
                 break
-            when_s = network.datagram_s(now_s, name, hub, size_bytes)
+            when_s = network.datagram_s(now_s, name, home, size_bytes)
             if when_s is not None:
                 arrived.append((first, last))
                 latest_s = max(latest_s, when_s)

@@ -23,7 +23,7 @@ class SimTurns:
 
     Args:
         config: how transfers take turns.
-        hub: the averager's region.
+        averager_region: the averager's region.
         scheduler: virtual time.
         network: says how far away regions are.
         ship: sends an update of a region; it is handed to `arrived` when it is there.
@@ -35,7 +35,7 @@ class SimTurns:
     def __init__(
         self,
         config: TransfersConfig,
-        hub: str,
+        averager_region: str,
         scheduler: Scheduler,
         network: Network,
         ship: Callable[[str, Update], object],
@@ -44,7 +44,7 @@ class SimTurns:
         skip: Callable[[str, int, int], None],
     ) -> None:
         self._config = config
-        self._hub = hub
+        self._averager_region = averager_region
         self._time = scheduler
         self._network = network
         self._ship = ship
@@ -59,12 +59,12 @@ class SimTurns:
     def send(self, name: str, update: Update) -> None:
         """A region has an update."""
         self._updates[name] = update
-        if name == self._hub:
+        if name == self._averager_region:
             self.arrived(update)
             return
         ask = self._ask_of(update)
-        there_s = self._network.delay_s(name, self._hub)
-        back_s = self._network.delay_s(self._hub, name)
+        there_s = self._network.delay_s(name, self._averager_region)
+        back_s = self._network.delay_s(self._averager_region, name)
         self._line.rates.latency_s[name] = there_s + back_s
         if name not in self._closed or update.size_bytes <= self._config.small_bytes:
             self._line.began(self._time.now_s + there_s, ask)
@@ -103,7 +103,7 @@ class SimTurns:
                     self._skip(ask.region, ask.epoch, ask.seq)
                     self._note_gate(ask.region)
                 case Grant(ask):
-                    back_s = self._network.delay_s(self._hub, ask.region)
+                    back_s = self._network.delay_s(self._averager_region, ask.region)
                     self._time.after(back_s, partial(self._granted, ask.region))
         self._wake()
 

@@ -60,12 +60,12 @@ class SimCheckpoint:
     """A checkpoint of a simulated run, kept in memory.
 
     Attributes:
-        regions: the lead's part and the shards' parts by region.
-        hub: the averager's part.
+        regions: the primary shard's part and the shards' parts by region.
+        averager: the averager's part.
     """
 
     regions: dict[str, tuple[Snapshot, list[ShardState]]] = field(default_factory=dict)
-    hub: AveragerSnapshot | None = None
+    averager: AveragerSnapshot | None = None
 
 
 class World:
@@ -173,14 +173,14 @@ class World:
         Raises:
             InvariantError: if a part is missing.
         """
-        if checkpoint.hub is None or set(checkpoint.regions) != set(self.regions):
+        if checkpoint.averager is None or set(checkpoint.regions) != set(self.regions):
             raise InvariantError(f"a checkpoint with the parts of {sorted(checkpoint.regions)}")
-        self.averager.restore(checkpoint.hub.tensors, checkpoint.hub.control)
+        self.averager.restore(checkpoint.averager.tensors, checkpoint.averager.control)
         for name, parts in checkpoint.regions.items():
             self.regions[name].restore(*parts)
 
-    def _on_saved(self, name: str, lead: Snapshot, shards: list[ShardState]) -> None:
-        self.checkpoints.setdefault(lead.id, SimCheckpoint()).regions[name] = (lead, shards)
+    def _on_saved(self, name: str, primary: Snapshot, shards: list[ShardState]) -> None:
+        self.checkpoints.setdefault(primary.id, SimCheckpoint()).regions[name] = (primary, shards)
 
     def _on_send(self, name: str, send: SendUpdate) -> None:
         now_s = self._scheduler.now_s
@@ -214,9 +214,9 @@ class World:
         self._answered(self.averager.on_update(update))
 
     def _on_wake(self) -> None:
-        hub = self.averager.state
-        if hub.wake_s is not None and hub.wake_s <= self._scheduler.now_s:
-            hub.now_s = self._scheduler.now_s
+        state = self.averager.state
+        if state.wake_s is not None and state.wake_s <= self._scheduler.now_s:
+            state.now_s = self._scheduler.now_s
             self._answered(self.averager.on_wake())
 
     def _answered(self, replies: list[Reply]) -> None:
@@ -225,7 +225,7 @@ class World:
             self._wake_s = wake_s
             self._scheduler.at(wake_s, self._on_wake)
         for snapshot in self.averager.snapshots:
-            self.checkpoints.setdefault(snapshot.id, SimCheckpoint()).hub = snapshot
+            self.checkpoints.setdefault(snapshot.id, SimCheckpoint()).averager = snapshot
         self.averager.snapshots.clear()
         for reading in self.averager.noise.news():
             self._emit("noise", self._scheduler.now_s, region=None, **reading.fields())

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from geo_ray.config.base import StrictModel
-from geo_ray.config.json_file import complaints
-from geo_ray.errors import RunDirectoryError
+from geo_ray.config.json_file import load_run_json
 from geo_ray.observe.text import duration_text, number_text
 from geo_ray.util.atomic_file import save_text
 
@@ -62,23 +61,7 @@ def load_cost(run_dir: Path) -> Cost | None:
     Raises:
         RunDirectoryError: the file cannot be read or is of another kind.
     """
-    path = run_dir / COST_FILE
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise RunDirectoryError(
-            f"cannot read {path}: {error.strerror or error}",
-            fix="Check the permissions of the file.",
-        ) from error
-    try:
-        return Cost.model_validate_json(data)
-    except ValidationError as error:
-        raise RunDirectoryError(
-            f"cannot read {path}: {complaints(error, Cost, data)}",
-            fix="Remove the file if it was edited; the run's other files are enough for a report.",
-        ) from error
+    return load_run_json(run_dir / COST_FILE, Cost)
 
 
 def value_text(value: float | None, unit: Unit) -> str:

@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
 from geo_ray.config.base import StrictModel
-from geo_ray.config.json_file import complaints
+from geo_ray.config.json_file import load_run_json
 from geo_ray.errors import RunDirectoryError
 from geo_ray.observe.events.schema import Event
 from geo_ray.observe.metrics.noise import newest_noise
@@ -189,23 +189,7 @@ def load_summary(run_dir: Path) -> Summary | None:
     Raises:
         RunDirectoryError: the file cannot be read or is no summary.
     """
-    path = run_dir / SUMMARY_FILE
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise RunDirectoryError(
-            f"cannot read {path}: {error.strerror or error}",
-            fix="Check the permissions of the file.",
-        ) from error
-    try:
-        return Summary.model_validate_json(data)
-    except ValidationError as error:
-        raise RunDirectoryError(
-            f"cannot read {path}: {complaints(error, Summary, data)}",
-            fix="Remove the file if it was edited; the run's other files are enough for a report.",
-        ) from error
+    return load_run_json(run_dir / SUMMARY_FILE, Summary)
 
 
 def final_table(summary: Summary, totals: RunTotals) -> Table:

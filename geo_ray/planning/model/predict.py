@@ -57,16 +57,16 @@ def plan_of(request: Request, found: Found, policy: str, gap: float, reason: str
             )
         )
         usd["servers and disks"] += stands_usd
-    option, hub = found.option, found.option.exchange.averager
+    option, averager = found.option, found.option.exchange.averager
     usd["egress"] = option.egress_usd(request.work.rounds(option.interval))
     prices = defaultdict[str, dict[str, float]](dict)
     for (src, dst), price in request.usd_per_gb.items():
-        if hub in (src, dst):
+        if averager in (src, dst):
             prices[src][dst] = price
     return Plan(
         policy=policy,
         regions=tuple(regions),
-        averager=hub,
+        averager=averager,
         interval=option.interval,
         codec=option.exchange.codec,
         steps=request.work.steps,

@@ -66,18 +66,18 @@ class ActorGroup:
         spec: what they were given.
         placed: their reserved places.
         bridges: by region; empty if there is one region only.
-        leads: by region.
-        followers: by region, in order.
+        primaries: by region.
+        shard_servers: by region, in order.
         workers: by region and rank.
-        shard_addresses: where workers connect, by region, lead first.
+        shard_addresses: where workers connect, by region, the primary shard's first.
         home: where the averager lives at present, as far as is known.
     """
 
     spec: RunSpec
     placed: Mapping[str, PlacedRegion]
     bridges: dict[str, Handle] = field(default_factory=dict)
-    leads: dict[str, Handle] = field(default_factory=dict)
-    followers: dict[str, list[Handle]] = field(default_factory=dict)
+    primaries: dict[str, Handle] = field(default_factory=dict)
+    shard_servers: dict[str, list[Handle]] = field(default_factory=dict)
     workers: dict[tuple[str, int], GroupWorker] = field(default_factory=dict)
     shard_addresses: dict[str, list[Address]] = field(default_factory=dict)
     home: AveragerHome = field(init=False)
@@ -87,9 +87,9 @@ class ActorGroup:
 
     def servers(self) -> dict[tuple[str, str], Handle]:
         """Every actor that is not replaced when it dies, by (role, region)."""
-        found: dict[tuple[str, str], Handle] = {("ps", r): h for r, h in self.leads.items()}
-        for region, followers in self.followers.items():
-            found |= {(f"ps {i}", region): handle for i, handle in enumerate(followers, 1)}
+        found: dict[tuple[str, str], Handle] = {("ps", r): h for r, h in self.primaries.items()}
+        for region, shard_servers in self.shard_servers.items():
+            found |= {(f"ps {i}", region): handle for i, handle in enumerate(shard_servers, 1)}
         return found | {("bridge", r): h for r, h in self.bridges.items()}
 
     def create(self) -> None:
@@ -102,10 +102,10 @@ class ActorGroup:
                 self.bridges[region.name] = _actor(
                     BridgeActor, place, "bridge", 0, cpus, 8, self.spec, region.name
                 )
-            self.leads[region.name] = _actor(
+            self.primaries[region.name] = _actor(
                 PrimaryActor, place, "ps", 0, cpus, 4, self.spec, region.name
             )
-            self.followers[region.name] = [
+            self.shard_servers[region.name] = [
                 _actor(ShardServerActor, place, "ps", i, cpus, 2, self.spec, region.name, i)
                 for i in range(1, region.ps_shards)
             ]
@@ -155,14 +155,14 @@ class ActorGroup:
             for region, peer in self._dials()
         }
         collect(connects, timeout_s, partial(tell, "connecting regions"))
-        slots = {(r, i): f for r, fs in self.followers.items() for i, f in enumerate(fs)}
+        slots = {(r, i): f for r, fs in self.shard_servers.items() for i, f in enumerate(fs)}
         slices = collect({k: f.address.remote() for k, f in slots.items()}, timeout_s)
         starts = {}
-        for region, lead in self.leads.items():
+        for region, primary in self.primaries.items():
             lan = bridges[region][1] if bridges else None
-            others = [slices[region, i] for i in range(len(self.followers[region]))]
+            others = [slices[region, i] for i in range(len(self.shard_servers[region]))]
             self.shard_addresses[region] = others
-            starts[region] = lead.start.remote(origin_unix_s, lan, others)
+            starts[region] = primary.start.remote(origin_unix_s, lan, others)
         for region, address in collect(
             starts, timeout_s, partial(tell, "starting parameter servers")
         ).items():
@@ -187,7 +187,11 @@ class ActorGroup:
         """Go on without a region; what is left of it is ended."""
         ranks = [key for key in self.workers if key[0] == region]
         gone = [self.workers.pop(key).handle for key in ranks]
-        gone += [self.leads.pop(region), self.bridges.pop(region), *self.followers.pop(region, [])]
+        gone += [
+            self.primaries.pop(region),
+            self.bridges.pop(region),
+            *self.shard_servers.pop(region, []),
+        ]
         for handle in gone:
             kill(handle)
         standby = self.spec.experiment.averager.standby
@@ -209,8 +213,8 @@ class ActorGroup:
     def _dials(self) -> list[tuple[str, str]]:
         """Which bridge dials which: all that of the averager, and each other where it is needed."""
         experiment = self.spec.experiment
-        hub, names = experiment.averager_region, sorted(self.bridges)
-        dials = [(region, hub) for region in names if region != hub]
+        home, names = experiment.averager_region, sorted(self.bridges)
+        dials = [(region, home) for region in names if region != home]
         return dials + build.dials(experiment)
 
     def _create_worker(self, region: str, rank: int, epoch: int) -> GroupWorker:

@@ -263,8 +263,8 @@ class Controller:
                 lambda bridge: bridge.request_checkpoint.remote(checkpoint, halt)
             )
         else:
-            lead = next(iter(self.actors.leads.values()))
-            begun = self._ask(lead.checkpoint_now.remote(checkpoint, halt))
+            primary = next(iter(self.actors.primaries.values()))
+            begun = self._ask(primary.checkpoint_now.remote(checkpoint, halt))
         if not begun:  # another one is open there, or the run is about to end
             self.saver.abandon()
 
@@ -292,7 +292,7 @@ class Controller:
         if self.actors.bridges:
             self._ask_averager(lambda bridge: bridge.request_stop.remote())
         else:
-            self._ask(next(iter(self.actors.leads.values())).stop.remote())
+            self._ask(next(iter(self.actors.primaries.values())).stop.remote())
 
     # -------------------------------------------------------------- small things
 

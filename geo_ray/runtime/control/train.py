@@ -199,7 +199,7 @@ def _finish(
 ) -> Summary:
     now_s = time.time() - origin_unix_s
     written: dict[str, tuple[PartInfo, str]] = collect(
-        {r: lead.write_model.remote(str(run.path)) for r, lead in actors.leads.items()},
+        {r: primary.write_model.remote(str(run.path)) for r, primary in actors.primaries.items()},
         _START_TIMEOUT_S,
     )
     part, model_digest = written[actors.home.region]
