@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from geo_ray.api.planning import replan as replan
     from geo_ray.api.run import Run as Run
     from geo_ray.api.run import open_run as open_run
+    from geo_ray.api.saved import checkpoints as checkpoints
     from geo_ray.api.starters import init_project as init_project
     from geo_ray.api.training import simulate as simulate
     from geo_ray.api.training import train as train
@@ -70,6 +71,7 @@ _WHERE = {
     "replan": "api.planning",
     "Run": "api.run",
     "open_run": "api.run",
+    "checkpoints": "api.saved",
     "init_project": "api.starters",
     "simulate": "api.training",
     "train": "api.training",

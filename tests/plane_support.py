@@ -121,10 +121,14 @@ class Region:
 
 @dataclass
 class Saved:
-    """The parts of a checkpoint, as far as they are there."""
+    """The parts of a checkpoint, as far as they are there.
+
+    `taken` is what the averager had taken in when it began.
+    """
 
     regions: dict[str, tuple] = field(default_factory=dict)
     state: tuple | None = None
+    taken: Counter[tuple[str, int, int]] = field(default_factory=Counter)
 
 
 class Plane:
@@ -146,6 +150,8 @@ class Plane:
         """All processes anew; as they were saved, if there is a whole checkpoint."""
         self.epoch += 1
         self.halts: list[int] = []  # checkpoints after which the regions stand still
+        self.marks: list[tuple[str, int, bool]] = []  # regions that are told of checkpoints apart
+        self.taken.clear()
         self.updates: list[Update] = []
         self.replies: list[Reply] = []
         self.old: list[Update] = []
@@ -159,14 +165,18 @@ class Plane:
         )
         whole = [save for save in self.saves.values() if self.complete(save)]
         self.regions = {name: self._region(name) for name in self.names}
+        self.cut_version = 0
         if whole:
             self.averager.restore(*whole[-1].state)
+            self.taken.update(whole[-1].taken)
+            self.cut_version = self.averager.state.version
             for name, (control, tensors, shards) in whole[-1].regions.items():
                 server = self.regions[name].server
                 server.restore(control, tensors)
                 self.regions[name].behind = self.averager.state.version - server.averager_version
                 for shard, state in zip(self.regions[name].shards, shards, strict=True):
                     shard.restore(*state)
+                self._take(name, server.resume())
 
     def _region(self, name: str) -> Region:
         start_P = torch.linspace(-1, 1, NUM_PARAMS)
@@ -223,10 +233,16 @@ class Plane:
     def deliver_update(self, at: int) -> None:
         update = self.updates.pop(at)
         self.old.append(update)
-        self._return(self.averager.on_update(update))
+        replies = self.averager.on_update(update)
+        if update.epoch != self.epoch:  # of a life before: perhaps it was answered meanwhile
+            replies = [r for r in replies if self.expects(r)]
+            replies = [r for r in replies if r.seq not in self._under_way(r.to)]
+        self._return(replies)
 
     def drop(self, at: int) -> None:
         """A sender takes back what it has not sent yet."""
+        if self.updates[at].epoch != self.epoch:
+            return  # of a life before: it was sent
         update = self.updates.pop(at)
         region = self.regions[update.region]
         region.sent = None
@@ -267,21 +283,34 @@ class Plane:
             assert staleness == 0
         elif self.setup.strategy.kind in {"asgd", "asgd_ga", "ama"}:  # one version per update
             assert staleness <= len(others) + region.behind
-        region.behind = 0
-        region.last_answered = self.answered[reply.to, reply.seq]
+        region.behind = max(0, self.cut_version - reply.version)
+        region.last_answered = self.answered.get((reply.to, reply.seq), 0)
         region.sent = None
+        if reply.checkpoint is not None:
+            self._take(reply.to, region.server.cut(reply.checkpoint, halt=reply.halt))
+        if region.server.phase == "halted":
+            return
         decoded = region.server.wire.decode(reply)
         self._take(reply.to, region.server.on_reply(decoded))
 
     # ---------------------------------------------------------------- controller
 
     def request_checkpoint(self, *, halt: bool) -> bool:
+        if self.halts:  # the controller begins no other then
+            return False
         checkpoint, self.next_save = self.next_save, self.next_save + 1
-        began = self.averager.request_checkpoint(checkpoint, halt=halt)
+        began = self.averager.begin_checkpoint(checkpoint, halt=halt)
         if began:
-            self.saves[checkpoint] = Saved()
+            self.saves[checkpoint] = Saved(taken=Counter(self.taken))
+            self._return([])
+            self.marks += [(name, checkpoint, halt) for name in self.names]
             self.halts += [checkpoint] if halt else []
         return began
+
+    def deliver_mark(self, at: int) -> None:
+        """A region is told of a checkpoint; perhaps its next answer told it before."""
+        name, checkpoint, halt = self.marks.pop(at)
+        self._take(name, self.regions[name].server.cut(checkpoint, halt=halt))
 
     def request_stop(self) -> None:
         self.stopped = True
@@ -319,8 +348,11 @@ class Plane:
             region.server.ledger.check()
             assert bool(torch.isfinite(region.params_P).all())
             open_now = [u for u in self.updates if u.region == name]
-            assert len(open_now) + len(self._under_way(name)) <= 1
-            assert region.server.link_busy == (region.sent is not None)
+            again = [u for u in open_now if u.epoch != self.epoch]  # perhaps answered meanwhile
+            assert len(again) <= 1 and len(self._under_way(name)) <= 1
+            assert again or len(open_now) + len(self._under_way(name)) <= 1
+            if region.server.phase != "halted":
+                assert region.server.link_busy == (region.sent is not None)
         if self.setup.strategy.traits.in_rounds:
             for version, by_region in self.merged.items():
                 assert len({tuple(d) for d in by_region.values()}) == 1, f"round {version}"
@@ -360,6 +392,7 @@ class Plane:
                     found.append(partial(self.push, name, rank))
         found += [partial(self.deliver_update, i) for i in range(len(self.updates))]
         found += [partial(self.deliver_reply, i) for i in range(len(self.replies))]
+        found += [partial(self.deliver_mark, i) for i in range(len(self.marks))]
         return found
 
     def _one(self) -> bool:

@@ -69,12 +69,13 @@ def train(
     sink: Callable[[Event], None] = lambda event: None,
 ) -> Trained:
     """Train in this process, in a new run directory unless one is given."""
-    from geo_ray.runtime.control.train import Reporting
+    from geo_ray.runtime.control.train import Reporting, Resumption
     from geo_ray.runtime.control.train import train as run_to_end
 
     reporting = Reporting(lambda text: None, [sink], time.time())
     run = begun or rundir.create(experiment, base_dir)
-    return Trained(run, run_to_end(experiment, run, reporting, resume=resume))
+    found = Resumption() if resume else None
+    return Trained(run, run_to_end(experiment, run, reporting, resume=found))
 
 
 def simulate(experiment: Experiment, base_dir: Path) -> Trained:

@@ -197,7 +197,7 @@ def _train(base_dir: Path, experiment: Experiment, directory: Path) -> Outcome:
     directory.mkdir(parents=True, exist_ok=True)
     run = rundir.create(experiment, base_dir)
     reporting = Reporting(lambda _: None, [], time.time())
-    summary = train_to_end(experiment, run, reporting, resume=False)
+    summary = train_to_end(experiment, run, reporting)
     return outcome_of("", 1.0, experiment, summary, run.path)
 
 

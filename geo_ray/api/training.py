@@ -20,7 +20,7 @@ from geo_ray.errors import ConfigError, GeoRayError
 from geo_ray.job.rundir import RunDirectory
 from geo_ray.observe.events.log import EVENTS_FILE
 from geo_ray.observe.report.report import write_report
-from geo_ray.runtime.control.train import Reporting
+from geo_ray.runtime.control.train import Reporting, Resumption
 from geo_ray.runtime.control.train import train as train_to_end
 from geo_ray.sim.run import simulate as simulate_to_end
 
@@ -30,6 +30,7 @@ def train(
     overrides: Overrides = (),
     *,
     resume: FilePath | Run | None = None,
+    checkpoint: int | None = None,
     plan: FollowedPlan | None = None,
     allow_drift: bool = False,
     on_event: OnEvent | None = None,
@@ -46,7 +47,8 @@ def train(
     Args:
         config: a file, a mapping, or what `load_config` gave; None only with ``resume``.
         overrides: changes of single keys, by dotted key.
-        resume: the earlier run, to go on with from its newest whole checkpoint.
+        resume: the earlier run, to go on with from its newest whole and healthy checkpoint.
+        checkpoint: with ``resume``: id of another one, as `geo_ray.checkpoints` lists them.
         plan: to follow, as `geo_ray.plan` gives it or saves it.
         allow_drift: resume although the configuration differs from the run's.
         on_event: given every event, in this thread; what it raises ends the run.
@@ -65,6 +67,10 @@ def train(
     followed = None if plan is None else plan_to_follow(plan)
     changes = override_items(overrides)
     source = None if config is None else source_of(config, base_dir)
+    if checkpoint is not None and resume is None:
+        raise ConfigError(
+            f"checkpoint {checkpoint} of which run?", fix="Name the run to resume, too."
+        )
     with own_threads_kept():
         if resume is not None:
             path = resume.path if isinstance(resume, Run) else Path(resume)
@@ -82,7 +88,10 @@ def train(
         ):
             reporting = Reporting(watched.status, watched.sinks, began_unix_s, watched.awaiting)
             summary = train_to_end(
-                ready.experiment, ready.run, reporting, resume=resume is not None
+                ready.experiment,
+                ready.run,
+                reporting,
+                resume=None if resume is None else Resumption(checkpoint),
             )
     return _ended(Run(ready.run, ready.experiment, summary, finished=True))
 

@@ -34,6 +34,7 @@ class PartInfo(StrictModel):
     file: str = Field(description="name of the file in the checkpoint's directory")
     bytes: int = Field(ge=0, description="size of the file")
     sha256: _Sha256 = Field(description="of the whole file, hex")
+    finite: bool = Field(default=True, description="whether it has no NaN and no infinity")
 
     @model_validator(mode="after")
     def _file_is_in_the_directory(self) -> Self:
@@ -51,6 +52,9 @@ class CheckpointManifest(StrictModel):
     created: str = Field(max_length=64, description="time of the commit, ISO 8601, for people")
     config_digest: _Sha256 = Field(description="of the run's configuration")
     parts: tuple[PartInfo, ...] = Field(description="every part, each in its own file")
+    healthy: bool = Field(
+        default=True, description="whether the run was not diverging; such a one is resumed from"
+    )
     extra: dict[str, JsonValue] = Field(default_factory=dict, description="JSON of the run's own")
 
     @model_validator(mode="after")

@@ -58,6 +58,7 @@ def write_part(
     ordered = {key: tensors[key].detach() for key in order}
     header = encode_header(ordered, metadata)
     digest, num_bytes = hashlib.sha256(), 0
+    finite = all(map(_is_finite, ordered.values()))
 
     def chunks() -> Iterator[memoryview]:
         nonlocal num_bytes
@@ -67,7 +68,7 @@ def write_part(
             yield chunk
 
     save_chunks(directory / file, chunks(), lambda step: failpoint(f"part.{step}"))
-    return PartInfo(name=name, file=file, bytes=num_bytes, sha256=digest.hexdigest())
+    return PartInfo(name=name, file=file, bytes=num_bytes, sha256=digest.hexdigest(), finite=finite)
 
 
 def read_part(directory: Path, info: PartInfo) -> tuple[dict[str, Tensor], JSONObject]:
@@ -140,3 +141,10 @@ def _check_size(path: Path, info: PartInfo) -> None:
 
 def _corrupt(path: Path, what: str) -> CheckpointCorruptError:
     return CheckpointCorruptError(f"{path}: {what}")
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    low, high = torch.aminmax(tensor)
+    return bool(torch.isfinite(low) & torch.isfinite(high))

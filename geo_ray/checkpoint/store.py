@@ -192,10 +192,21 @@ class CheckpointStore:
             verify_part(path, part)
         return Checkpoint(path, manifest)
 
-    def latest(self) -> Checkpoint:
-        """Open the newest checkpoint that is whole.
+    def manifest(self, id: int) -> CheckpointManifest:
+        """What one checkpoint consists of; its parts are not looked at.
 
-        Damaged newer ones are passed over with a warning and listed in `Checkpoint.problems`.
+        Raises:
+            CheckpointMissingError: if it is not there.
+            CheckpointCorruptError: if the manifest is damaged.
+            CheckpointError: if it was written in another version of the format.
+        """
+        return self._manifest(id)
+
+    def latest(self) -> Checkpoint:
+        """Open the newest checkpoint that is whole and healthy.
+
+        Newer ones that are damaged, or of a run that was diverging, are passed over with a warning
+        and listed in `Checkpoint.problems`. If none is healthy, it is the newest whole one.
 
         Raises:
             CheckpointMissingError: if there is none.
@@ -203,6 +214,7 @@ class CheckpointStore:
             CheckpointError: if the newest was written in another version of the format.
         """
         problems: list[str] = []
+        unhealthy: Checkpoint | None = None
         for id in reversed(self.ids()):
             try:
                 found = self.open(id)
@@ -211,7 +223,13 @@ class CheckpointStore:
                 problems.append(f"checkpoint {id}: {error.message}")
                 _log.warning("checkpoint %d is damaged and passed over: %s", id, error.message)
                 continue
-            return Checkpoint(found.path, found.manifest, tuple(problems))
+            if found.manifest.healthy:
+                return Checkpoint(found.path, found.manifest, tuple(problems))
+            unhealthy = unhealthy or found
+            problems.append(f"checkpoint {id}: the run was diverging when it was taken")
+            _log.warning("checkpoint %d is of a run that was diverging and passed over", id)
+        if unhealthy is not None:
+            return Checkpoint(unhealthy.path, unhealthy.manifest, tuple(problems))
         if problems:
             raise CheckpointCorruptError(
                 f"{self._root}: no checkpoint is whole: " + "; ".join(problems),
@@ -266,12 +284,17 @@ class CheckpointStore:
     def _retain(self) -> None:
         """Remove everything older than the `keep` newest checkpoints that look whole.
 
+        The newest healthy one stays, however old it is.
+
         A failure here is logged only: the save itself has succeeded.
         """
-        kept = 0
+        kept, has_healthy = 0, False
         for id in reversed(self.ids()):
-            if kept < self._keep:
-                kept += id not in self._known_bad and self._looks_whole(id)
+            is_whole = id not in self._known_bad and self._looks_whole(id)
+            is_first_healthy = is_whole and not has_healthy and self._manifest(id).healthy
+            has_healthy |= is_first_healthy
+            if kept < self._keep or is_first_healthy:
+                kept += is_whole
                 continue
             try:
                 # Without its manifest it is an unfinished save, whatever happens next.

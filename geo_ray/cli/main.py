@@ -27,6 +27,7 @@ _VERBS = {
     "data": ("geo_ray.cli.data.group", "data"),
     "probe": ("geo_ray.cli.probe", "probe"),
     "certs": ("geo_ray.cli.certs", "certs"),
+    "checkpoints": ("geo_ray.cli.checkpoints", "checkpoints"),
     "report": ("geo_ray.cli.report", "report"),
     "export": ("geo_ray.cli.export", "export"),
     "prices": ("geo_ray.cli.prices", "prices"),

@@ -20,7 +20,14 @@ from geo_ray.cli.follow import plan_option
     "resume_dir",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="RUN",
-    help="Go on with an earlier run from its newest whole checkpoint.",
+    help="Go on with an earlier run from its newest whole and healthy checkpoint.",
+)
+@click.option(
+    "--from",
+    "checkpoint",
+    type=click.IntRange(min=0),
+    metavar="ID",
+    help="With --resume: from this checkpoint; `geo-ray checkpoints RUN` lists them.",
 )
 @click.option(
     "--allow-drift", is_flag=True, help="Resume although CONFIG differs; the run keeps it."
@@ -31,6 +38,7 @@ def train(
     config: Path | None,
     overrides: tuple[str, ...],
     resume_dir: Path | None,
+    checkpoint: int | None,
     allow_drift: bool,
     plan_file: Path | None,
     plain: bool,
@@ -46,12 +54,15 @@ def train(
 
     if resume_dir is None and config is None:
         raise click.UsageError("name a CONFIG, or a run with --resume")
+    if checkpoint is not None and resume_dir is None:
+        raise click.UsageError("--from ID goes with --resume RUN")
     if resume_dir is not None and plan_file is not None and (config is not None or overrides):
         raise click.UsageError("a run that is resumed with a plan has its own CONFIG")
     run = geo_ray.train(
         config,
         overrides,
         resume=resume_dir,
+        checkpoint=checkpoint,
         plan=plan_file,
         allow_drift=allow_drift,
         progress="plain" if plain else True,

@@ -55,6 +55,7 @@ def _server_plan(experiment: Experiment, region: RegionConfig, epoch: int) -> Se
         batches_per_push=max(1, experiment.worker_steps),
         stragglers=train.stragglers,
         evaluates_outer=train.evaluate == "outer" and traits.region.eval_params is not None,
+        goal=_goal(experiment),
         noise_every=train.noise_every,
         # What a codec loses would be missing in the mean, and look like noise.
         tells_norms=train.mode == "sync"
@@ -116,9 +117,15 @@ def build_averager(experiment: Experiment, num_params: int) -> Averager:
     members = tuple(sorted(experiment.region_names))
     wire = AveragerWire(wire_plan(experiment))
     enough = experiment.rows if experiment.counts_together else None
-    return Averager(
-        experiment.strategy, num_params, AveragerState(members), wire=wire, enough=enough
-    )
+    state, goal = AveragerState(members), _goal(experiment)
+    return Averager(experiment.strategy, num_params, state, wire=wire, enough=enough, goal=goal)
+
+
+def _goal(experiment: Experiment) -> str:
+    """When the run is at its end, in words; see `ServerPlan.goal`."""
+    train = experiment.train
+    target = "none" if train.target is None else train.target.model_dump_json()
+    return f"steps {train.steps}, target {target}"
 
 
 def wire_plan(experiment: Experiment) -> WirePlan:

@@ -114,6 +114,17 @@ class SimLossy:
             return reply
         return replace(reply, lossy=books.report(reply.seq))
 
+    def export(self, last: Callable[[str], tuple[int, int]]) -> dict[str, object]:
+        """What a checkpoint must know of the books, by region; see `LossyReceiver.export`."""
+        found = {region: books.export(last(region)) for region, books in self.books.items()}
+        return {region: state for region, state in found.items() if state is not None}
+
+    def restore(self, saved: object) -> None:
+        """Become what `export` saved."""
+        if isinstance(saved, dict):
+            for region, state in saved.items():
+                self._of(region).restore(state)
+
     def _of(self, region: str) -> LossyReceiver:
         return self.books.setdefault(region, LossyReceiver(self._codec, self._num_params))
 

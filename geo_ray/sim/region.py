@@ -115,7 +115,8 @@ class SimRegion:
         return torch.cat([shard.params_S for shard in self._shards])
 
     def start(self) -> None:
-        """All workers join at the present time."""
+        """All workers join at the present time; a restored region repeats its open request."""
+        self._carry_out(self.server.resume())
         for rank in range(len(self._workers)):
             self._carry_out(self.server.join(rank))
 
@@ -127,7 +128,13 @@ class SimRegion:
 
     def on_reply(self, reply: Reply, took_s: float) -> None:
         """An answer of the averager has arrived, ``took_s`` after the request."""
+        if reply.checkpoint is not None:
+            self.cut(reply.checkpoint, halt=reply.halt)
         self._carry_out(self.server.on_reply(self.server.wire.decode(reply), took_s))
+
+    def cut(self, checkpoint: int, *, halt: bool = False) -> None:
+        """A checkpoint has begun."""
+        self._carry_out(self.server.cut(checkpoint, halt=halt))
 
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:

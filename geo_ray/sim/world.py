@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from torch import Tensor
 
@@ -126,6 +127,7 @@ class World:
         self._wake_s: float | None = None
         self._applied_s: dict[str, float] = {}
         self.checkpoints: dict[int, SimCheckpoint] = {}
+        self._next_checkpoint = 0
         around = Surroundings(self._scheduler, lan_s, _together(experiment, task))
         hooks = RegionHooks(self._on_send, self._on_step, self._on_evaluated, self._on_saved)
         self.regions = {
@@ -140,8 +142,13 @@ class World:
             NonFiniteError: if a region refused too many steps in a row, or sent what is not finite.
             InvariantError: if a region waits for what will never come.
         """
+        every_s = self._experiment.checkpoint.every_s
+        if every_s is not None:
+            self._scheduler.idly_at(every_s, partial(self._save_regularly, every_s))
+        self.averager.at(self._scheduler.now_s)
         for region in self.regions.values():
             region.start()
+        self._answered([])  # a restored averager may have to be woken
         self._scheduler.run()
         stuck = {n: r.server.phase for n, r in self.regions.items() if r.server.phase != "done"}
         if stuck:
@@ -160,12 +167,8 @@ class World:
         return sent
 
     def checkpoint_at(self, when_s: float, checkpoint: int) -> None:
-        """Let the averager begin a checkpoint at ``when_s``; it is found in `checkpoints`."""
-
-        def begin() -> None:
-            self.averager.request_checkpoint(checkpoint, halt=False)
-
-        self._scheduler.at(when_s, begin)
+        """Let a checkpoint begin at ``when_s``; it is found in `checkpoints` once it is whole."""
+        self._scheduler.at(when_s, partial(self._save, checkpoint))
 
     def restore(self, checkpoint: SimCheckpoint) -> None:
         """Begin where a whole checkpoint was taken, with the clock at 0.
@@ -173,14 +176,58 @@ class World:
         Raises:
             InvariantError: if a part is missing.
         """
-        if checkpoint.averager is None or set(checkpoint.regions) != set(self.regions):
+        if not self._is_whole(checkpoint):
             raise InvariantError(f"a checkpoint with the parts of {sorted(checkpoint.regions)}")
-        self.averager.restore(checkpoint.averager.tensors, checkpoint.averager.control)
+        if checkpoint.averager is not None:
+            self.averager.restore(checkpoint.averager.tensors, checkpoint.averager.control)
+            if self._lossy is not None:
+                self._lossy.restore(checkpoint.averager.control["beside"])
         for name, parts in checkpoint.regions.items():
             self.regions[name].restore(*parts)
 
+    def _save_regularly(self, every_s: float) -> None:
+        """Begin the next checkpoint, as the controller does: none while one is being made."""
+        known = self.checkpoints.get(self._next_checkpoint - 1)
+        if known is None or self._is_whole(known):
+            for old in [number for number in self.checkpoints if number < self._next_checkpoint]:
+                del self.checkpoints[old]
+            self._save(self._next_checkpoint)
+            self._next_checkpoint += 1
+        self._scheduler.idly_at(
+            self._scheduler.now_s + every_s, partial(self._save_regularly, every_s)
+        )
+
+    def _save(self, checkpoint: int) -> None:
+        """Begin a checkpoint: the averager first, then each region once it has heard of it."""
+        now_s = self._scheduler.now_s
+        if len(self.regions) > 1:
+            self.averager.at(now_s)
+            self.averager.begin_checkpoint(checkpoint, halt=False)
+            self._answered([])
+        for name, region in self.regions.items():
+            told_s = now_s + self._network.delay_s(self._hub, name)
+            self._scheduler.idly_at(told_s, partial(region.cut, checkpoint))
+
+    def _is_whole(self, checkpoint: SimCheckpoint) -> bool:
+        has_averager = checkpoint.averager is not None or len(self.regions) == 1
+        return has_averager and set(checkpoint.regions) == set(self.regions)
+
     def _on_saved(self, name: str, primary: Snapshot, shards: list[ShardState]) -> None:
-        self.checkpoints.setdefault(primary.id, SimCheckpoint()).regions[name] = (primary, shards)
+        checkpoint = self.checkpoints.setdefault(primary.id, SimCheckpoint())
+        checkpoint.regions[name] = (primary, shards)
+        if self._is_whole(checkpoint):
+            self._emit_checkpoint(primary.id, checkpoint)
+
+    def _emit_checkpoint(self, number: int, checkpoint: SimCheckpoint) -> None:
+        tensors = [] if checkpoint.averager is None else list(checkpoint.averager.tensors.values())
+        step = 0
+        for primary, shards in checkpoint.regions.values():
+            step = max(step, int(str(primary.control["version"])))
+            tensors += [*primary.tensors.values()]
+            tensors += [tensor for state, _ in shards for tensor in state.values()]
+        size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        now_s = self._scheduler.now_s
+        self._emit("checkpoint", now_s, id=number, step=step, bytes=size_bytes)
 
     def _on_send(self, name: str, send: SendUpdate) -> None:
         now_s = self._scheduler.now_s
@@ -210,21 +257,24 @@ class World:
         return arrival_s
 
     def _on_update(self, update: Update) -> None:
-        self._arrived_s[update.region] = self.averager.state.now_s = self._scheduler.now_s
+        self._arrived_s[update.region] = self._scheduler.now_s
+        self.averager.at(self._scheduler.now_s)
         self._answered(self.averager.on_update(update))
 
     def _on_wake(self) -> None:
-        state = self.averager.state
-        if state.wake_s is not None and state.wake_s <= self._scheduler.now_s:
-            state.now_s = self._scheduler.now_s
+        wake_s, now_s = self.averager.wakes_s, self._scheduler.now_s
+        if wake_s is not None and wake_s <= now_s:
+            self.averager.at(now_s)
             self._answered(self.averager.on_wake())
 
     def _answered(self, replies: list[Reply]) -> None:
-        wake_s = self.averager.state.wake_s
+        wake_s = self.averager.wakes_s
         if wake_s is not None and wake_s != self._wake_s:
             self._wake_s = wake_s
             self._scheduler.at(wake_s, self._on_wake)
         for snapshot in self.averager.snapshots:
+            beside = {} if self._lossy is None else self._lossy.export(self.averager.last)
+            snapshot.control["beside"] = beside
             self.checkpoints.setdefault(snapshot.id, SimCheckpoint()).averager = snapshot
         self.averager.snapshots.clear()
         for reading in self.averager.noise.news():
@@ -246,7 +296,9 @@ class World:
         if reply.dropped:
             self._emit("update_dropped", now_s, region=reply.to, seq=reply.seq, bytes_out=0)
         else:
-            event = send.event(send.update, reply, began_s, 4 * self._num_params)
+            wire = self.regions[reply.to].server.wire
+            before = 4 * wire.num_of(send.update.fragment)
+            event = send.event(send.update, reply, began_s, before)
             self._emit("exchange", now_s, region=reply.to, **event)
         self.regions[reply.to].on_reply(reply, now_s - began_s)
 

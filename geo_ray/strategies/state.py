@@ -94,8 +94,9 @@ class Reply:
             messages: whoever merges it leaves it as it is.
         final: it answers a final update, after every region's final update is in.
         stop: finish training now (a target was reached).
-        checkpoint: save your state under this id once this reply is merged.
-        halt: after saving, stand still for good (the run was interrupted).
+        checkpoint: id of a checkpoint that began before this reply: copy your state for it, if that
+            is not done yet, before this reply is merged.
+        halt: after that, stand still for good (the run was interrupted).
         coded: as in `Update`.
         against: as in `Update`.
         dropped: the update was not taken in, because it was too stale; what it carried goes with

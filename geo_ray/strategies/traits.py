@@ -157,10 +157,9 @@ class AveragerTraits:
         bound: exchanges that a region may be ahead of the slowest, although there are no rounds;
             None: as many as it likes.
         on_release: closes what is open with those who are in it, and answers everybody who waits.
-            Called when a region has left, and, after every update, while a checkpoint is open or
-            the run ends: a checkpoint holds whoever has its answer until all have theirs. Needed
-            by every strategy that may leave some regions without an answer while it answers
-            others. None: it never does.
+            Called when a region has left, and, after every update, while the run ends. Needed by
+            every strategy that may leave some regions without an answer while it answers others.
+            None: it never does.
         on_wake: does what is due now that the time that it asked for (`AveragerState.wake_s`) has
             come, and is cleared. None: the strategy does not go by the averager's clock.
     """

@@ -131,7 +131,8 @@ class Site:
             uplink = self._dial(self.bridge_lan.address, hello)
         shards = [self.shards[0], *remotes]
         self.server = build_server(experiment, self.region, shards, world.params_P.numel())
-        self.lead = PrimaryShard(self.server, own, remotes, uplink, self.event_buffer, timeout_s)
+        writers = [RemoteShard(self._dial(slot.address, hello), timeout_s) for slot in slots]
+        self.lead = PrimaryShard(self.server, own, writers, uplink, self.event_buffer, timeout_s)
         lan = self._serve(self.lead.handle, self.lead.on_close)
         self.addresses = [lan.address, *[slot.address for slot in slots]]
 

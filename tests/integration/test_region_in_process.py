@@ -237,8 +237,10 @@ def test_a_checkpoint_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     with InProcess(experiment_of(regions=ALONE), tmp_path) as world:
         site = world.sites["us-east"]
         world.parts.write_text("a file where the directory should be")
-        site.lead.checkpoint_now(1, halt=False)
-        (event,) = [e for e in site.event_buffer.take() if e["kind"] == "part_failed"]
+        site.lead.cut(1, halt=False)
+        events: list[dict[str, object]] = []
+        eventually(lambda: events.extend(site.event_buffer.take()) or events, "the failure")
+        (event,) = [e for e in events if e["kind"] == "part_failed"]
         assert event["id"] == 1
         assert isinstance(event["error"], RunDirectoryError)
         assert world.run() != []  # training goes on

@@ -262,7 +262,6 @@ def test_a_checkpoint_with_a_standby_is_of_one_moment(tmp_path: Path) -> None:
         workers = start_all(world)
         eventually(lambda: world.sites[THIRD].server.seq >= 3, "the third exchange")
         assert world.sites[HOME].bridge.path.request_checkpoint(1, halt=False)
-        assert not world.sites[HOME].bridge.path.request_checkpoint(2, halt=False)
         gate.open()
         for worker in workers.values():
             worker.result()

@@ -139,6 +139,11 @@ class TrainingPlane(RuleBasedStateMachine):
     def update_arrives_again(self, data: st.DataObject) -> None:
         self.plane.repeat(self._pick(data, self.plane.old))
 
+    @precondition(lambda self: self.plane.marks)
+    @rule(data=st.data())
+    def region_hears_of_a_checkpoint(self, data: st.DataObject) -> None:
+        self.plane.deliver_mark(data.draw(st.integers(0, len(self.plane.marks) - 1)))
+
     @rule(halt=SELDOM)
     def checkpoint_is_wanted(self, halt: bool) -> None:
         self.plane.request_checkpoint(halt=halt)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ray
 
@@ -34,6 +35,7 @@ class BridgeActor:
         self._spec = spec
         self._region = region
         self._averager: Averager | None = None
+        self._saved: Mapping[str, Any] = {}
 
     def ready(self) -> None:
         """Build what lives here; not in the constructor, whose errors Ray turns into text."""
@@ -45,7 +47,9 @@ class BridgeActor:
         self._averager = build_averager(spec.experiment, spec.num_params)
         if spec.resume is not None:
             tensors, meta = spec.resume.read(AVERAGER_PART)
-            self._averager.restore(tensors, meta["control"])  # type: ignore[arg-type]
+            control = cast(dict[str, Any], meta["control"])
+            self._averager.restore(tensors, control)  # type: ignore[arg-type]
+            self._saved = control.get("beside", {})
 
     def open(self, origin_unix_s: float, certificate: TlsBytes | None) -> tuple[Address, Address]:
         """Listen, on the run's clock.
@@ -67,6 +71,7 @@ class BridgeActor:
             self._event_buffer,
             spec.parts_dir,
             step_timeout_s(experiment.train, spec.num_params),
+            self._saved,
         )
         identity = EndpointIdentity(spec.run_id, self._region, spec.epoch, spec.key)
         certificate_here = certificate or self._own_certificate()

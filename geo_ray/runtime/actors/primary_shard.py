@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -53,7 +52,8 @@ class PrimaryShard:
     Args:
         server: the state machine, over this shard and the others.
         held: this shard.
-        others: the region's other shards, in order.
+        writers: the region's other shards, in order, on connections of their own: what writes their
+            parts of a checkpoint holds up nothing else.
         bridge: the region's bridge; None if the region is alone.
         event_buffer: takes events for the controller.
         step_timeout_s: longest wait of a worker for its answer, and of a request to the bridge.
@@ -63,7 +63,7 @@ class PrimaryShard:
         self,
         server: Server,
         held: HeldShard,
-        others: Sequence[RemoteShard],
+        writers: Sequence[RemoteShard],
         bridge: LanClient | None,
         event_buffer: EventBuffer,
         step_timeout_s: float,
@@ -71,17 +71,21 @@ class PrimaryShard:
         self.server = server
         self._held = held
         self._shard = held.shard
-        self._others = others
+        self._writers = writers
         self._bridge = bridge
         self._event_buffer = event_buffer
         self._timeout_s = step_timeout_s
         self._changed = threading.Condition(threading.Lock())
+        # Held while something is coded or decoded, and taken before `_changed`: a checkpoint copies
+        # what is owed to other regions, and the model, either before a message counts or after.
+        self._coding = threading.Lock()
         self._answers: dict[int, Assignment] = {}
         self._epochs: dict[int, int] = {}
         self._sends: SimpleQueue[SendUpdate | None] = SimpleQueue()
         self._failure: GeoRayError | None = None
         self._exhausted = False
         self._began_s = self._applied_s = event_buffer.now_s()
+        self._carry_out(server.resume())
         self._exchanger = threading.Thread(target=self._exchange, name="exchange", daemon=True)
         self._exchanger.start()
 
@@ -103,15 +107,16 @@ class PrimaryShard:
         with self._changed:
             self.server.stop()
 
-    def checkpoint_now(self, checkpoint: int, *, halt: bool) -> bool:
-        """Save without an exchange; for a region that is alone. False if it has ended."""
-        with self._changed:
-            if self.server.phase in {"done", "halted"}:
-                return False
-            effects = self.server.snapshot_now(checkpoint, halt=halt)
-            snapshots = self._carry_out(effects)
-        self._write(snapshots)
-        return True
+    def cut(self, checkpoint: int, *, halt: bool) -> None:
+        """A checkpoint has begun: copy the region's state; it is written on a thread of its own.
+
+        Args:
+            checkpoint: its id.
+            halt: stand still afterwards.
+        """
+        with self._coding:
+            snapshots = self._cut(checkpoint, halt=halt)
+        self._write_apart(snapshots)
 
     def close(self) -> None:
         """Release waiting workers, stop the exchange thread; connections belong to their owners."""
@@ -158,8 +163,7 @@ class PrimaryShard:
                 grad_S = pushed_gradient(conn, payload, self._shard.params_S.numel())
                 self._shard.put(worker, grad_S)
                 effects = self.server.push(worker, read_report(meta))
-            snapshots = self._carry_out(effects)
-        self._write(snapshots)
+            self._carry_out(effects)
         return self._await_answer(conn, worker, payload)
 
     def on_close(self, conn: LanConnection) -> None:
@@ -206,6 +210,15 @@ class PrimaryShard:
 
     # -------------------------------------------------------------- effects
 
+    def _cut(self, checkpoint: int, *, halt: bool) -> list[Snapshot]:
+        with self._changed:
+            return self._carry_out(self.server.cut(checkpoint, halt=halt))
+
+    def _write_apart(self, snapshots: list[Snapshot]) -> None:
+        """Disks are slow, and the caller has an exchange to carry on or a controller that waits."""
+        if snapshots:
+            threading.Thread(target=self._write, args=(snapshots,), daemon=True).start()
+
     def _carry_out(self, effects: list[Effect]) -> list[Snapshot]:
         """Under the lock: everything but writing, which is returned for after."""
         snapshots = []
@@ -244,7 +257,7 @@ class PrimaryShard:
 
     def _write_parts(self, snapshot: Snapshot) -> list[PartInfo]:
         own = self._held.write_primary_part(snapshot)
-        others = [other.ask(HeldShard.write_part, snapshot.id) for other in self._others]
+        others = [writer.ask(HeldShard.write_part, snapshot.id) for writer in self._writers]
         return [own, *others]
 
     # -------------------------------------------------------------- exchanges
@@ -254,8 +267,10 @@ class PrimaryShard:
             try:
                 self._exchange_one(send)
             except Exception as error:  # whatever it is: the workers must get it
-                log.warning("exchange of %s failed", self.server.plan.region, exc_info=error)
                 with self._changed:
+                    if self.server.phase == "halted":
+                        return  # its request is in the checkpoint
+                    log.warning("exchange of %s failed", self.server.plan.region, exc_info=error)
                     self._failure = _typed(error)
                     self._changed.notify_all()
                 return
@@ -263,29 +278,35 @@ class PrimaryShard:
     def _exchange_one(self, send: SendUpdate) -> None:
         began_s = self._event_buffer.now_s()
         # Coding takes its time, and workers want the lock meanwhile: only this thread is in `wire`.
-        self._recall()
-        update = self.server.wire.encode(send.update)
+        with self._coding:
+            self._recall()
+            update = self.server.wire.encode(send.update)
         try:
             reply = self._ask(update)
         except ReferenceLostError as error:
             log.warning("%s; sent in full", error.message)
-            update = self.server.wire.in_full(update)
+            with self._coding:
+                update = self.server.wire.in_full(update)
             reply = self._ask(update)
         if reply is None:
             self._event_buffer.add("update_dropped", seq=update.seq, bytes_out=update.size_bytes)
-            effects = partial(self.server.on_dropped, update.seq)
+            with self._coding, self._changed:
+                self._carry_out(self.server.on_dropped(update.seq))
+            return
+        if reply.dropped:
+            self._event_buffer.add("update_dropped", seq=update.seq, bytes_out=0)
         else:
-            if reply.dropped:
-                self._event_buffer.add("update_dropped", seq=update.seq, bytes_out=0)
-            else:
-                before = 4 * send.update.payload_P.numel()
-                self._event_buffer.add("exchange", **send.event(update, reply, began_s, before))
+            before = 4 * self.server.wire.num_of(update.fragment)
+            self._event_buffer.add("exchange", **send.event(update, reply, began_s, before))
+        with self._coding:
+            snapshots: list[Snapshot] = []
+            if reply.checkpoint is not None:  # the state before the answer belongs to it
+                snapshots = self._cut(reply.checkpoint, halt=reply.halt)
             decoded = self.server.wire.decode(reply)
             took_s = self._event_buffer.now_s() - began_s
-            effects = partial(self.server.on_reply, decoded, took_s)
-        with self._changed:
-            snapshots = self._carry_out(effects())
-        self._write(snapshots)
+            with self._changed:
+                self._carry_out(self.server.on_reply(decoded, took_s))
+        self._write_apart(snapshots)
 
     def _recall(self) -> None:
         """Lossy blocks of the last update that have not left yet go with the next one."""

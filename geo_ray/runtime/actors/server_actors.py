@@ -95,8 +95,9 @@ class PrimaryActor:
         if self._restored:
             server.restore(self._restored["control"], self._restored["wire"])
         uplink = None if bridge is None else self._dial(bridge)
+        writers = [RemoteShard(self._dial(address), timeout_s) for address in others]
         self._primary = PrimaryShard(
-            server, self._held, remotes, uplink, self._event_buffer, timeout_s
+            server, self._held, writers, uplink, self._event_buffer, timeout_s
         )
         handle, on_close = self._primary.handle, self._primary.on_close
         self._lan = LanServer(_host(), spec.key, handle, on_close=on_close)
@@ -119,9 +120,10 @@ class PrimaryActor:
         if self._primary is not None:
             self._primary.stop()
 
-    def checkpoint_now(self, checkpoint: int, halt: bool) -> bool:
-        """Save; for a region that is alone. False if it has ended."""
-        return self._primary is not None and self._primary.checkpoint_now(checkpoint, halt=halt)
+    def cut(self, checkpoint: int, halt: bool) -> None:
+        """A checkpoint has begun: copy the region's state."""
+        if self._primary is not None:
+            self._primary.cut(checkpoint, halt=halt)
 
     def write_model(self, directory: str) -> tuple[PartInfo, str]:
         """Write the region's parameters as one vector; for the end of the run.

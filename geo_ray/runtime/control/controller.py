@@ -90,6 +90,8 @@ class Controller:
             self._handle_all(self._poll())
             self._keep_time()
         answers = self._drain()
+        if not self.policy.is_halting and self.experiment.checkpoint.every_s is not None:
+            answers = self._save_end()
         self._note_wan(answers, force=True)
         self.policy.check_end(_phases(answers))
 
@@ -108,6 +110,21 @@ class Controller:
                 time.sleep(0.05)
         self.saver.abandon()
         return answers
+
+    def _save_end(self) -> Answers:
+        """One last checkpoint: whoever trains further later goes on from the very end."""
+        self.status("saving the last checkpoint")
+        self._begin_checkpoint(halt=False, is_over=True)
+        deadline_s = time.monotonic() + HALT_DEADLINE_S
+        while True:
+            answers = self._poll()
+            self._handle_all(answers)
+            if self.saver.open_id is None:
+                return answers
+            if time.monotonic() > deadline_s:
+                self._save_failed(self.policy.not_saved("its parts did not come"))
+                return answers
+            time.sleep(0.02)
 
     # -------------------------------------------------------------- workers
 
@@ -216,6 +233,8 @@ class Controller:
             if event["id"] == self.saver.open_id:
                 self._save_failed(event["error"])
         else:
+            if kind == "step":
+                self.saver.health.on_step(event["loss"])
             self.recorder.emit(kind, t_s, region=region, **event)
 
     def _evaluate(self, region: str, t_s: float, event: dict[str, Any]) -> None:
@@ -252,7 +271,12 @@ class Controller:
         if save is not None:
             self._begin_checkpoint(halt=save.halt)
 
-    def _begin_checkpoint(self, *, halt: bool) -> None:
+    def _begin_checkpoint(self, *, halt: bool, is_over: bool = False) -> None:
+        """Let the averager copy its state, then tell the regions, which may hear it later, too.
+
+        The averager's next answer says it, too, so a region that is not told here, or late, copies
+        its state in time.
+        """
         try:
             checkpoint = self.saver.begin()
         except RunDirectoryError as error:
@@ -262,11 +286,20 @@ class Controller:
             begun = self._ask_averager(
                 lambda bridge: bridge.request_checkpoint.remote(checkpoint, halt)
             )
-        else:
-            primary = next(iter(self.actors.primaries.values()))
-            begun = self._ask(primary.checkpoint_now.remote(checkpoint, halt))
-        if not begun:  # another one is open there, or the run is about to end
-            self.saver.abandon()
+            if not begun:  # the averager is new, and does not know yet what each region has
+                self.saver.abandon()
+                return
+        if is_over or self._may_tell():
+            for primary in self.actors.primaries.values():
+                primary.cut.remote(checkpoint, halt)
+
+    def _may_tell(self) -> bool:
+        """Whether regions may hear of a checkpoint before their next answer.
+
+        Not where answers go from region to region, or where an averager before the present one has
+        given some: one that is on its way still must be merged first.
+        """
+        return self.experiment.overlay.kind == "star" and self.actors.home.epoch == 1
 
     def _add_parts(self, t_s: float, event: Mapping[str, Any]) -> None:
         try:

@@ -78,7 +78,7 @@ def measure(
                 time.time() - before_s,
             )
             try:
-                summary = train(short, run, told, resume=False, stands=cluster)
+                summary = train(short, run, told, stands=cluster)
             except InterruptedRunError:
                 shutil.rmtree(run.path)
                 raise InterruptedRunError(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 
 from geo_ray.checkpoint.manifest import CheckpointManifest, PartInfo
 from geo_ray.checkpoint.store import CheckpointStore
 from geo_ray.config.experiment import Experiment
 from geo_ray.runtime.actors.parts import AVERAGER_PART, shard_part_name
+from geo_ray.runtime.control.health import LossHealth
 
 
 class Saver:
@@ -19,15 +20,23 @@ class Saver:
         experiment: names the parts that belong to a checkpoint.
         config_digest: of the configuration.
         epoch: incarnation of the run, kept so that a resume takes the next.
+        health: follows the loss; it is judged when a checkpoint begins.
     """
 
     def __init__(
-        self, store: CheckpointStore, experiment: Experiment, config_digest: str, epoch: int
+        self,
+        store: CheckpointStore,
+        experiment: Experiment,
+        config_digest: str,
+        epoch: int,
+        health: LossHealth,
     ) -> None:
         self._store = store
         self._expected = part_names(experiment)
         self._config_digest = config_digest
         self._epoch = epoch
+        self.health = health
+        self._is_healthy = True
         self._id: int | None = None
         self._newest = -1
         self._parts: dict[str, PartInfo] = {}
@@ -54,6 +63,7 @@ class Saver:
         self._newest = checkpoint
         self._store.begin(checkpoint)
         self._id, self._parts, self._step = checkpoint, {}, 0
+        self._is_healthy = self.health.judge()
         return checkpoint
 
     def add(self, checkpoint: int, parts: Sequence[PartInfo], step: int) -> int | None:
@@ -77,7 +87,8 @@ class Saver:
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             config_digest=self._config_digest,
             parts=tuple(self._parts[name] for name in sorted(self._parts)),
-            extra={"epoch": self._epoch},
+            healthy=self._is_healthy and all(part.finite for part in self._parts.values()),
+            extra={"epoch": self._epoch, "loss": dict(self.health.export())},
         )
         self._store.commit(checkpoint, manifest)
         self._id = None
@@ -93,6 +104,18 @@ class Saver:
         if self._id is not None:
             self._store.abandon(self._id)
             self._id = None
+
+
+def regions_in(parts: Collection[str], experiment: Experiment) -> list[str]:
+    """The regions of ``experiment`` all of whose parts are among those of a checkpoint.
+
+    A region that was lost before the checkpoint has none in there.
+    """
+    return [
+        region.name
+        for region in experiment.regions
+        if all(shard_part_name(region.name, i) in parts for i in range(region.ps_shards))
+    ]
 
 
 def part_names(experiment: Experiment) -> set[str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from geo_ray.checkpoint.manifest import PartInfo
 from geo_ray.checkpoint.parts import read_part
-from geo_ray.checkpoint.store import CheckpointStore
+from geo_ray.checkpoint.store import Checkpoint, CheckpointStore
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import digest
 from geo_ray.job.account import account
@@ -35,14 +35,26 @@ from geo_ray.runtime.cluster.placement import place, remove
 from geo_ray.runtime.cluster.preflight import preflight
 from geo_ray.runtime.control.actor_group import ActorGroup, Tell, collect, tell_nobody
 from geo_ray.runtime.control.controller import Controller
+from geo_ray.runtime.control.health import LossHealth
 from geo_ray.runtime.control.link_notes import LinkNotes
 from geo_ray.runtime.control.metrics import RayMetrics
-from geo_ray.runtime.control.saver import Saver
+from geo_ray.runtime.control.saver import Saver, regions_in
 from geo_ray.tasks.base import Task
 from geo_ray.tasks.load import load_task
 
 _PLACE_TIMEOUT_S = 60.0
 _START_TIMEOUT_S = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """Go on with a run.
+
+    Attributes:
+        checkpoint: id of the one to go on from; None: the newest that is whole and healthy.
+    """
+
+    checkpoint: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +105,7 @@ def train(
     run: RunDirectory,
     reporting: Reporting,
     *,
-    resume: bool,
+    resume: Resumption | None = None,
     stands: ConnectedCluster | None = None,
 ) -> Summary:
     """Run the experiment to its end.
@@ -102,7 +114,7 @@ def train(
         experiment: what to do.
         run: its directory, made or reopened.
         reporting: who wants to know.
-        resume: go on from the newest checkpoint of ``run``.
+        resume: which checkpoint of ``run`` to go on from; None: begin.
         stands: a cluster to run on and leave as it is; None: as the configuration says.
 
     Raises:
@@ -111,7 +123,9 @@ def train(
     use_one_thread()
     followed_plan(run)  # what is wrong with it is told now, not at the end
     store = CheckpointStore(run.checkpoints, experiment.checkpoint.keep)
-    restored, epoch = _find_checkpoint(store) if resume else (None, 1)
+    found = None if resume is None else _find_checkpoint(store, resume, reporting)
+    if found is not None:
+        experiment = _without_lost(experiment, found, reporting)
     reporting.status("preparing task and data")
     task = load_task(experiment.task, run.base_dir)
     num_params = initial_parameters(task, experiment.seed).numel()
@@ -135,10 +149,17 @@ def train(
                 key=secrets.token_bytes(32),
                 parts_dir=str(run.checkpoints),
                 num_params=num_params,
-                epoch=epoch,
-                resume=restored,
+                epoch=1 if found is None else int(str(found.manifest.extra["epoch"])) + 1,
+                resume=None if found is None else _parts_of(found),
             )
-            return _train_on(ActorGroup(spec, placed), experiment, run, task, store, reporting)
+            saver = Saver(
+                store,
+                experiment,
+                digest(experiment),
+                spec.epoch,
+                LossHealth.restore(None if found is None else found.manifest.extra.get("loss")),
+            )
+            return _train_on(ActorGroup(spec, placed), experiment, run, task, saver, reporting)
         except BaseException as error:
             if cluster.local is not None and keep_logs(cluster.local.root, run.path / LOGS):
                 reporting.status(f"what the actors printed is in {run.path / LOGS}")
@@ -153,7 +174,7 @@ def _train_on(
     experiment: Experiment,
     run: RunDirectory,
     task: Task,
-    store: CheckpointStore,
+    saver: Saver,
     reporting: Reporting,
 ) -> Summary:
     log_path = run.path / EVENTS_FILE
@@ -175,7 +196,7 @@ def _train_on(
                 actors,
                 recorder,
                 build_evals(experiment, task),
-                Saver(store, experiment, digest(experiment), actors.spec.epoch),
+                saver,
                 origin_unix_s,
                 LinkNotes(run.links),
                 reporting.status,
@@ -223,10 +244,38 @@ def _finish(
     return summary
 
 
-def _find_checkpoint(store: CheckpointStore) -> tuple[Resume, int]:
-    found = store.latest()
-    parts = {part.name: part for part in found.manifest.parts}
-    return Resume(str(found.path), parts), int(str(found.manifest.extra["epoch"])) + 1
+def _find_checkpoint(
+    store: CheckpointStore, resume: Resumption, reporting: Reporting
+) -> Checkpoint:
+    found = store.latest() if resume.checkpoint is None else store.open(resume.checkpoint)
+    for problem in found.problems:
+        reporting.status(f"passed over {problem}")
+    if found.problems or resume.checkpoint is not None:
+        reporting.status(f"going on from checkpoint {found.manifest.id}")
+    return found
+
+
+def _parts_of(found: Checkpoint) -> Resume:
+    return Resume(str(found.path), {part.name: part for part in found.manifest.parts})
+
+
+def _without_lost(experiment: Experiment, found: Checkpoint, reporting: Reporting) -> Experiment:
+    """The experiment of the regions that the checkpoint has; one may have been lost before it."""
+    there = regions_in({part.name for part in found.manifest.parts}, experiment)
+    lost = [name for name in experiment.region_names if name not in there]
+    if not lost or not there:
+        return experiment
+    reporting.status(
+        f"going on without {', '.join(lost)}: lost before checkpoint {found.manifest.id}"
+    )
+    home, standby = experiment.averager_region, experiment.averager.standby
+    averager = {"region": home if home in there else standby, "standby": None}
+    return experiment.model_copy(
+        update={
+            "regions": tuple(region for region in experiment.regions if region.name in there),
+            "averager": experiment.averager.model_copy(update=averager),
+        }
+    )
 
 
 @contextmanager

@@ -49,6 +49,8 @@ class UpdateStage:
         on_moved: the averager has moved: nobody at its new home knows what was asked before.
         on_address: (region, address): where a region's endpoint is.
         routes: handlers of the stage's messages.
+        export: (last) what the averager's part of a checkpoint must hold of the stage, as plain
+            values; ``last(region)`` is the newest update that the averager has taken in.
         status: (links) adds traffic beside the endpoint's to its counters; gives its own.
         close: end all threads.
     """
@@ -61,6 +63,7 @@ class UpdateStage:
     on_moved: Callable[[], None] = lambda: None
     on_address: Callable[[str, Address], None] = lambda region, address: None
     routes: Routes = field(default_factory=dict)
+    export: Callable[[Callable[[str], tuple[int, int]]], dict[str, object]] = lambda last: {}
     status: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda links: {}
     close: Callable[[], None] = lambda: None
 

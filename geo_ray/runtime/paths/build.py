@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from torch import Tensor
 
@@ -67,6 +68,7 @@ class PathSetting:
         event_buffer: takes events for the controller.
         parts_dir: where parts of checkpoints go, in the run's directory.
         timeout_s: longest wait of the region for an answer.
+        saved: what the path's stage has left in the checkpoint from which the run goes on.
     """
 
     experiment: Experiment
@@ -75,6 +77,7 @@ class PathSetting:
     event_buffer: EventBuffer
     parts_dir: str
     timeout_s: float
+    saved: Mapping[str, Any] = field(default_factory=dict)
 
 
 def choose_path(experiment: Experiment) -> PathChoice:
@@ -116,7 +119,7 @@ def build_path(setting: PathSetting, site: EndpointSite) -> UpdatePath:
     def stage(path: StagedPath) -> UpdateStage:
         codec = _differential(experiment)
         if choice.stage == "differential" and codec is not None:
-            return Differential(codec, setting.num_params, site, path).stage
+            return Differential(codec, setting.num_params, site, path, setting.saved).stage
         if choice.stage == "transfers" and experiment.transfers is not None:
             return Transfers(region, experiment.transfers, path, lambda: _rtts_s(endpoint)).stage
         return UpdateStage()

@@ -52,14 +52,22 @@ class Differential:
         num_params: P.
         site: the endpoint beside which datagrams go.
         path: that this is a stage of.
+        saved: what the stage has left in the checkpoint from which the run goes on.
     """
 
-    def __init__(self, codec: Dgt, num_params: int, site: EndpointSite, path: StagedPath) -> None:
+    def __init__(
+        self,
+        codec: Dgt,
+        num_params: int,
+        site: EndpointSite,
+        path: StagedPath,
+        saved: Mapping[str, Any],
+    ) -> None:
         self._codec = codec
         self._site = site
         self._home = path.home.region
         self._clock = SystemClock()
-        self._receiver = DifferentialReceiver(codec, num_params, site.endpoint, path.refuse)
+        self._receiver = DifferentialReceiver(codec, num_params, site.endpoint, path.refuse, saved)
         self._sender: DifferentialSender | None = None
         self._channel = UdpChannel(
             site.address, self._receiver.on_group, self._receiver.on_report, self._clock
@@ -79,6 +87,7 @@ class Differential:
                 "loose_offer": self._on_offer,
                 "loose_seen": self._on_seen,
             },
+            export=self._receiver.export,
             status=self._status,
             close=self._close,
         )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from typing import Any
 
 from geo_ray.codecs.dgt import Dgt
 from geo_ray.errors import GeoRayError
@@ -38,6 +39,7 @@ class DifferentialReceiver:
         num_params: P.
         endpoint: this region's.
         refuse: tells a region that its update makes no sense.
+        saved: what `export` gave for the checkpoint from which the run goes on, by region.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class DifferentialReceiver:
         num_params: int,
         endpoint: Endpoint,
         refuse: Callable[[Update, GeoRayError], None],
+        saved: Mapping[str, Any],
     ) -> None:
         self._codec = codec
         self._num_params = num_params
@@ -54,6 +57,8 @@ class DifferentialReceiver:
         self._lock = threading.Lock()
         self._received: dict[str, LossyReceiver] = {}
         self._held: dict[str, _Held] = {}
+        for region, state in saved.items():
+            self._of(region).restore(state)
 
     def on_ask(self, peer: str, channel: UdpChannel) -> None:
         """A region wants to send datagrams."""
@@ -106,6 +111,12 @@ class DifferentialReceiver:
                 received.void(reply.seq)
                 return reply
             return replace(reply, lossy=received.report(reply.seq))
+
+    def export(self, last: Callable[[str], tuple[int, int]]) -> dict[str, object]:
+        """What a checkpoint must know of the books, by region; see `LossyReceiver.export`."""
+        with self._lock:
+            found = {region: books.export(last(region)) for region, books in self._received.items()}
+        return {region: state for region, state in found.items() if state is not None}
 
     def counts(self) -> dict[str, int]:
         """What became of lossy blocks, over all regions."""

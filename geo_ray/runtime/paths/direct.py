@@ -63,7 +63,9 @@ class DirectPath:
             raise InvariantError(f"'{self._region}': the averager belongs to '{home.region}'")
         self._local: LocalAverager | None = None
         if averager is not None:
-            self._local = LocalAverager(averager, output, self._deliver_all)
+            self._local = LocalAverager(
+                averager, output, self._deliver_all, lambda last: self.stage.export(last)
+            )
         self._arrived_s: dict[str, float] = {}
         self.stage = stage(self)
 

@@ -14,6 +14,10 @@ from geo_ray.strategies.base import Reply, Update
 from geo_ray.training.averager.averager import Averager, AveragerSnapshot
 from geo_ray.training.averager.log import LogOutcome, Op, Wake, carry_out
 
+Beside = Callable[[Callable[[str], tuple[int, int]]], dict[str, object]]
+"""What a path's stage adds to the averager's part of a checkpoint: plain values. It is given what
+tells the newest update of a region that the averager has taken in."""
+
 
 class AveragerOutput:
     """Takes what an averager leaves beside its answers: parts of checkpoints, and events.
@@ -27,10 +31,11 @@ class AveragerOutput:
         self._event_buffer = event_buffer
         self._parts_dir = parts_dir
 
-    def collect(self, averager: Averager) -> None:
+    def collect(self, averager: Averager, beside: Beside = lambda last: {}) -> None:
         """Take what ``averager`` has left; call under the lock that guards it."""
         snapshots, averager.snapshots = averager.snapshots, []
         for snapshot in snapshots:  # disks are slow, and this may be the link's receiving thread
+            snapshot.control["beside"] = beside(averager.last)
             threading.Thread(target=self._write, args=(snapshot,), daemon=True).start()
         for reading in averager.noise.news():  # of all regions together
             self._event_buffer.add("noise", **{**reading.fields(), "region": None})
@@ -51,16 +56,24 @@ class LocalAverager:
         averager: the averager.
         output: takes what it leaves beside its answers.
         answer: takes answers that come when the strategy asked to be woken.
+        beside: what the path's stage adds to a checkpoint.
     """
 
     def __init__(
-        self, averager: Averager, output: AveragerOutput, answer: Callable[[Sequence[Reply]], None]
+        self,
+        averager: Averager,
+        output: AveragerOutput,
+        answer: Callable[[Sequence[Reply]], None],
+        beside: Beside = lambda last: {},
     ) -> None:
         self._averager = averager
         self._output = output
         self._answer = answer
+        self._beside = beside
         self._lock = threading.Lock()
         self._alarm = Alarm(self._on_wake)
+        averager.at(time.monotonic())
+        self._alarm.set(averager.wakes_s)  # it may have been restored
 
     @property
     def version(self) -> int:
@@ -70,10 +83,10 @@ class LocalAverager:
     def carry_out(self, op: Op) -> LogOutcome:
         """Do what ``op`` says."""
         with self._lock:
-            self._averager.state.now_s = time.monotonic()
+            self._averager.at(time.monotonic())
             outcome = carry_out(self._averager, op)
-            self._alarm.set(self._averager.state.wake_s)
-            self._output.collect(self._averager)
+            self._alarm.set(self._averager.wakes_s)
+            self._output.collect(self._averager, self._beside)
         return outcome
 
     def take_in_round(self, updates: Sequence[Update]) -> list[Reply]:
@@ -95,7 +108,10 @@ class LocalAverager:
     def request_checkpoint(self, checkpoint: int, *, halt: bool) -> bool:
         """Begin a checkpoint; False if it cannot be now."""
         with self._lock:
-            return self._averager.request_checkpoint(checkpoint, halt=halt)
+            self._averager.at(time.monotonic())
+            begun = self._averager.begin_checkpoint(checkpoint, halt=halt)
+            self._output.collect(self._averager, self._beside)
+        return begun
 
     def close(self) -> None:
         """Be woken no more."""

@@ -5,19 +5,25 @@ A pure state machine around a strategy's `on_update`. It adds what no strategy s
 - exactly once: an update that was already taken in gets its old answer again;
 - refusal of what is not finite or has the wrong size;
 - stopping all regions at the same exchange, also when they have seen enough rows together;
-- checkpoints of one moment: from the request on, each region's next answer carries the id, and
-  what a region sends after that answer is held until all regions have theirs. Then nothing is
-  between the regions but what lies in the averager, which is saved in the same breath;
+- checkpoints as consistent cuts that hold nobody up: the averager copies its state when one begins,
+  with the open round and the newest answers in it, and marks every region's next answer with the
+  id. A region copies its state before it merges a marked answer, or earlier if it is told of the
+  checkpoint by other ways. What was on its way between the two cuts needs no record: a region
+  that resumes repeats its open request, and the averager has it, or has answered it, or takes it
+  in;
 - codecs: a strategy sees vectors only; what is coded is decoded after the check for repetitions
   and before anything else, and an answer that is given again is the same to the byte;
-- the end: final updates are held until every region's is in. A checkpoint that comes between
-  takes those that wait as ordinary updates; their regions save, and send a final one again.
+- the end: final updates are held until every region's is in. A region that was to finish, and has
+  more to do after a resume, repeats its final update as an ordinary one.
+
+Source of the cut: Chandy and Lamport, "Distributed Snapshots" (1985); reconstructed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
@@ -29,23 +35,24 @@ from geo_ray.strategies.common import additive
 from geo_ray.training.averager.averager_noise import AveragerNoise
 from geo_ray.training.compute.flat import fragment_cuts
 from geo_ray.training.exchange.averager_wire import AveragerWire
+from geo_ray.training.exchange.saved import load_messages, save_messages
 
-_WIRE = "wire/"
+_WIRE: Final = "wire/"
+_OPEN: Final = "open/"  # messages that were open, or answered, at the cut
 
 
 @dataclass(slots=True)
-class _Request:
-    """An open checkpoint: which regions have their answer, and what is held back meanwhile."""
+class _CutMark:
+    """The newest checkpoint, and which regions had an answer that is marked with it."""
 
     id: int
     halt: bool
     told: set[str] = field(default_factory=set)
-    held: list[tuple[Update, bool]] = field(default_factory=list)  # whether it is to be skipped
 
 
 @dataclass(frozen=True, slots=True)
 class AveragerSnapshot:
-    """The averager's part of a checkpoint, copied at the right moment."""
+    """The averager's part of a checkpoint, copied when that began."""
 
     id: int
     tensors: dict[str, Tensor]
@@ -62,6 +69,8 @@ class Averager:
         state: the strategy's state.
         snapshots: finished parts of checkpoints, for the shell to take and write.
         wire: decodes updates and encodes replies.
+        goal: what the run is to do, in words; at a resume with another goal it goes on, although it
+            was told to finish.
         enough: rows of all regions together after which they are told to finish; None: no limit.
         samples: rows behind all updates so far.
         noise: what the regions' gradients say about each other.
@@ -73,12 +82,16 @@ class Averager:
     snapshots: list[AveragerSnapshot] = field(default_factory=list)
     wire: AveragerWire = field(default_factory=AveragerWire)
     enough: int | None = None
+    goal: str = ""
     samples: int = 0
     noise: AveragerNoise = field(default_factory=AveragerNoise)
     _last: dict[str, tuple[int, int]] = field(default_factory=dict)
     _answers: dict[str, Reply] = field(default_factory=dict)
     _finals: dict[str, Update] = field(default_factory=dict)
-    _request: _Request | None = None
+    _mark: _CutMark | None = None
+    _unsettled: set[str] = field(default_factory=set)
+    _ahead_s: float = 0.0  # of the averager's clock before that of its host
+    _saved_s: float | None = None  # the averager's clock at the cut that it was restored from
 
     def __post_init__(self) -> None:
         fragments = self.strategy.traits.exchange.fragments
@@ -88,6 +101,21 @@ class Averager:
     def stopping(self) -> bool:
         """Whether regions are told to finish."""
         return self.state.stopping
+
+    def at(self, host_s: float) -> None:
+        """The present event is at ``host_s`` of its host's clock.
+
+        The averager's own clock goes on, after a resume, from where the checkpoint was taken.
+        """
+        if self._saved_s is not None:
+            self._ahead_s, self._saved_s = self._saved_s - host_s, None
+        self.state.now_s = host_s + self._ahead_s
+
+    @property
+    def wakes_s(self) -> float | None:
+        """When the strategy wants to be woken, by the host's clock; None: not at all."""
+        wake_s = self.state.wake_s
+        return None if wake_s is None else wake_s - self._ahead_s
 
     def on_wake(self) -> list[Reply]:
         """The time that the strategy asked for (`AveragerState.wake_s`) has come."""
@@ -112,11 +140,6 @@ class Averager:
             raise InvariantError(f"update of '{update.region}', which is no member of this run")
         if (update.epoch, update.seq) <= self._last.get(update.region, (0, 0)):
             return self._repeat(update)
-        request = self._request
-        if request is not None and update.region in request.told:
-            if not self._holds(update.region):
-                request.held.append((self._opened(update), False))
-            return []
         update = self._opened(update)
         self._last[update.region] = (update.epoch, update.seq)
         self._answers.pop(update.region, None)
@@ -126,12 +149,11 @@ class Averager:
         if not update.final:
             return self._release_finals() + self._answer(update)
         self._finals[update.region] = update
-        if request is not None or self.state.waiting:
+        if self.state.waiting:
             return self._release_finals()
         if any(region not in self._finals for region in self.state.members):
             return []
-        finals = [self._finals[region] for region in self.state.members]
-        return [reply for final in finals for reply in self._answer(final)]
+        return self._finish()
 
     def on_sum(self, parts: Sequence[Update], total_P: Tensor) -> list[Reply] | None:
         """Take in the sum of several updates, of which only the headers are known.
@@ -147,11 +169,10 @@ class Averager:
         combine = self.strategy.traits.averager.adds_up
         if combine is None:
             raise InvariantError(f"strategy {self.strategy} cannot take in a sum of updates")
-        told = set() if self._request is None else self._request.told
         for part in parts:
             known = (part.epoch, part.seq) <= self._last.get(part.region, (0, 0))
             stranger = part.region not in self.state.members
-            if known or stranger or part.final or part.region in told:
+            if known or stranger or part.final:
                 return None
         self._check_vector(total_P, f"a sum of {[part.region for part in parts]}")
         for part in parts:
@@ -162,21 +183,12 @@ class Averager:
         )
 
     def on_skip(self, region: str, epoch: int, seq: int) -> list[Reply]:
-        """Answer an update that is too stale without taking it in.
-
-        Returns:
-            The answer; none yet if it is held back for a checkpoint.
-        """
+        """Answer an update that is too stale without taking it in."""
         skipped = Update(region, epoch, seq, 0, 0, torch.empty(0))
         if region not in self.state.members:
             raise InvariantError(f"update of '{region}', which is no member of this run")
         if (epoch, seq) <= self._last.get(region, (0, 0)):
             return self._repeat(skipped)
-        request = self._request
-        if request is not None and region in request.told:
-            if not self._holds(region):
-                request.held.append((skipped, True))
-            return []
         self._last[region] = (epoch, seq)
         return self._release_finals() + self._publish(
             [additive.refresh(self.state, skipped, self.num_params)]
@@ -188,35 +200,24 @@ class Averager:
 
     @property
     def is_plain(self) -> bool:
-        """Whether every update is answered by itself: no checkpoint is open, no final one waits."""
-        return self._request is None and not self._finals
-
-    def abandon_checkpoint(self) -> list[Reply]:
-        """Give an open checkpoint up; what was held back for it goes on."""
-        request, self._request = self._request, None
-        return [] if request is None else self._release(request)
+        """Whether every update is answered by itself: no final one waits for others."""
+        return not self._finals
 
     def leave(self, region: str) -> list[Reply]:
         """Go on without a region; whoever waited for it alone is answered."""
         state = self.state
-        over = len(self._finals) == len(state.members)  # the last exchange: all are answered
         state.members = tuple(name for name in state.members if name != region)
         for books in (self._finals, self._answers, state.waiting):
             books.pop(region, None)
+        self._unsettled.discard(region)
         for memory in (state.memory, state.numbers):
             for name in [name for name in memory if name.endswith(f"/{region}")]:
                 del memory[name]
-        if self._request is not None:
-            self._request.held = [h for h in self._request.held if h[0].region != region]
-        replies = self.abandon_checkpoint()
-        if over:
-            return replies
-        replies += self._release_waiting()
+        replies = self._release_waiting()
         if self._finals and state.waiting:
             return replies + self._release_finals()
         if self._finals and all(name in self._finals for name in state.members):
-            finals = [self._finals[name] for name in state.members]
-            return replies + [reply for final in finals for reply in self._answer(final)]
+            return replies + self._finish()
         if state.waiting and all(name in state.waiting for name in state.members):
             # It was the last one missing: whichever is handed in again completes the round.
             return replies + self._answer(state.waiting.pop(state.members[0]))
@@ -226,34 +227,57 @@ class Averager:
         """Tell every region, with its next answer, to finish."""
         self.state.stopping = True
 
-    def request_checkpoint(self, checkpoint: int, *, halt: bool) -> bool:
-        """Begin a checkpoint.
+    def begin_checkpoint(self, checkpoint: int, *, halt: bool) -> bool:
+        """Copy the present state for a checkpoint, and mark the next answer to every region.
 
         Args:
-            checkpoint: its id.
-            halt: the regions stand still after it.
+            checkpoint: its id, larger than those before.
+            halt: the regions stand still once they have copied theirs.
 
         Returns:
-            False if it cannot be: one is open, or the last exchange is over.
+            False if it cannot be yet: a region may hold answers of an averager that is lost, of
+            which this one does not know.
         """
-        if self._request is not None or len(self._finals) == len(self.state.members):
+        if self._unsettled:
             return False
-        self._request = _Request(checkpoint, halt)
+        self.snapshots.append(AveragerSnapshot(checkpoint, *self.export()))
+        self._mark = _CutMark(checkpoint, halt)
         return True
 
+    def took_over(self) -> None:
+        """This averager goes on for one that is lost, and may have answered more than is known."""
+        self._mark = None
+        self._unsettled = set(self.state.members)
+
     def export(self) -> tuple[dict[str, Tensor], dict[str, object]]:
-        """Tensors and plain values for a checkpoint."""
-        tensors = {k: v.clone() for k, v in self.state.memory.items()}
+        """Tensors and plain values for a checkpoint.
+
+        Answers are as they were sent, and never change, so they are not copied.
+        """
+        state = self.state
+        tensors = {k: v.clone() for k, v in state.memory.items()}
         wire_tensors, wire = self.wire.export()
         tensors |= {_WIRE + k: v for k, v in wire_tensors.items()}
-        return tensors, {
-            "version": self.state.version,
-            "numbers": dict(self.state.numbers),
+        exchanges: dict[str, object] = {}
+        for name, messages in (
+            ("waiting", list(state.waiting.values())),
+            ("finals", list(self._finals.values())),
+        ):
+            found, exchanges[name] = save_messages(_OPEN + name, messages)
+            tensors |= {k: v.clone() for k, v in found.items()}  # the sender's buffer
+        found, exchanges["answers"] = save_messages(_OPEN + "answers", list(self._answers.values()))
+        return tensors | found, {
+            "version": state.version,
+            "numbers": dict(state.numbers),
             "samples": self.samples,
-            "members": list(self.state.members),
+            "members": list(state.members),
             "last": {region: list(pair) for region, pair in self._last.items()},
             "wire": wire,
             "noise": self.noise.meter.export(),
+            "exchanges": exchanges,
+            "stops": self.goal if state.stopping else None,
+            "now_s": state.now_s,
+            "wake_s": state.wake_s,
         }
 
     def restore(self, tensors: Mapping[str, Tensor], control: Mapping[str, object]) -> None:
@@ -261,21 +285,40 @@ class Averager:
 
         Raises:
             ConfigDriftError: if it was saved with other codecs.
+            CheckpointCorruptError: if open requests or answers cannot be read.
         """
         last, wire = control["last"], control.get("wire", {})
-        numbers = control.get("numbers", {})
-        if not (isinstance(last, dict) and isinstance(wire, dict) and isinstance(numbers, dict)):
+        numbers, exchanges = control.get("numbers", {}), control.get("exchanges", {})
+        books = (last, wire, numbers, exchanges)
+        if not all(isinstance(book, Mapping) for book in books):
             raise InvariantError("checkpoint without the averager's books")
-        on_wire = {k: v for k, v in tensors.items() if k.startswith(_WIRE)}
-        self.wire.restore({k.removeprefix(_WIRE): v for k, v in on_wire.items()}, wire)
-        self.state.memory.clear()
-        self.state.memory.update({k: v.clone() for k, v in tensors.items() if k not in on_wire})
-        self.state.version = int(str(control["version"]))
-        self.state.numbers.clear()
-        self.state.numbers.update({str(k): float(v) for k, v in numbers.items()})
+        last, wire, numbers, exchanges = (dict(cast(Mapping[str, Any], book)) for book in books)
+        apart = {k: v for k, v in tensors.items() if k.startswith((_WIRE, _OPEN))}
+        on_wire = {k.removeprefix(_WIRE): v for k, v in apart.items() if k.startswith(_WIRE)}
+        self.wire.restore(on_wire, wire)
+        state = self.state
+        state.memory.clear()
+        state.memory.update({k: v.clone() for k, v in tensors.items() if k not in apart})
+        state.version = int(str(control["version"]))
+        state.numbers.clear()
+        state.numbers.update({str(k): float(v) for k, v in numbers.items()})
+        state.waiting.clear()
+        waiting = load_messages(Update, apart, exchanges.get("waiting"))
+        state.waiting.update({update.region: update for update in waiting})
+        finals = load_messages(Update, apart, exchanges.get("finals"))
+        self._finals = {update.region: update for update in finals}
         self.samples = int(str(control.get("samples", 0)))
         self.noise.meter.restore(control.get("noise"))
         self._last = {str(r): (int(pair[0]), int(pair[1])) for r, pair in last.items()}
+        now_s, wake_s = control.get("now_s"), control.get("wake_s")
+        self._saved_s = None if now_s is None else float(str(now_s))
+        state.wake_s = None if wake_s is None else float(str(wake_s))
+        state.stopping = control.get("stops") == self.goal
+        # What answers asked of regions is over, but for the end, if that is still meant.
+        self._answers.clear()
+        for reply in load_messages(Reply, apart, exchanges.get("answers")):
+            stop = reply.stop and state.stopping
+            self._answers[reply.to] = replace(reply, stop=stop, checkpoint=None, halt=False)
 
     # ------------------------------------------------------------------ inside
 
@@ -301,8 +344,16 @@ class Averager:
 
     def _repeat(self, update: Update) -> list[Reply]:
         newest = self._last[update.region] == (update.epoch, update.seq)
-        answer = self._answers.get(update.region)
+        answer, final = self._answers.get(update.region), self._finals.get(update.region)
+        if newest and final is not None and not update.final:
+            del self._finals[update.region]  # after a resume its region has more to do
+            return self._answer(replace(final, final=False))
         return [answer] if answer is not None and newest else []
+
+    def _finish(self) -> list[Reply]:
+        """Every region's final update is in: the last exchange."""
+        finals, self._finals = self._finals, {}
+        return [reply for name in self.state.members for reply in self._answer(finals[name])]
 
     def _answer(self, update: Update) -> list[Reply]:
         measured = self.noise.measured(self.strategy, self.state, update)
@@ -311,7 +362,7 @@ class Averager:
         replies = self._publish(answers)
         if update.final:  # the last words are all in, and answered together
             return replies
-        if self._request is not None or self.state.stopping:
+        if self.state.stopping:
             replies += self._release_waiting()
         if self._finals and self.state.waiting:  # who has finished may be whom the others wait for
             replies += self._release_finals()
@@ -323,44 +374,27 @@ class Averager:
         return [] if on_release is None else self._publish(on_release(self.state))
 
     def _publish(self, answers: list[Reply]) -> list[Reply]:
-        replies = [self._mark(reply) for reply in self.wire.encode(answers)]
+        replies = [self._marked(reply) for reply in self.wire.encode(answers)]
         for reply in replies:
             self._answers[reply.to] = reply
-        request = self._request
-        if request is not None and request.told.issuperset(self.state.members):
-            self.snapshots.append(AveragerSnapshot(request.id, *self.export()))
-            self._request = None
-            replies += self._release(request)
+            self._unsettled.discard(reply.to)
         return replies
 
-    def _release(self, request: _Request) -> list[Reply]:
-        """What was held back goes on."""
-        replies: list[Reply] = []
-        for update, skip in request.held:
-            if skip:
-                replies += self.on_skip(update.region, update.epoch, update.seq)
-            else:
-                replies += self.on_update(update)
-        return replies
-
-    def _holds(self, region: str) -> bool:
-        return self._request is not None and any(u.region == region for u, _ in self._request.held)
-
-    def _mark(self, reply: Reply) -> Reply:
-        request = self._request
+    def _marked(self, reply: Reply) -> Reply:
+        mark = self._mark
         reply = replace(reply, stop=self.stopping, seen=self.samples)
-        if request is None:
+        if mark is None or reply.to in mark.told:
             return reply
-        request.told.add(reply.to)
-        return replace(reply, checkpoint=request.id, halt=request.halt)
+        mark.told.add(reply.to)
+        return replace(reply, checkpoint=mark.id, halt=mark.halt)
 
     def _release_finals(self) -> list[Reply]:
         """Take final updates as ordinary ones, so that they are answered.
 
-        During a checkpoint; and in an open round, where others came with what was a final one
-        before a checkpoint took it for an ordinary one: they would wait for each other for ever.
+        In an open round, where others wait for whoever has finished: they would wait for each other
+        for ever.
         """
-        if self._request is None and not self.state.waiting:
+        if not self.state.waiting:
             return []
         finals, self._finals = list(self._finals.values()), {}
         return [r for final in finals for r in self._answer(replace(final, final=False))]

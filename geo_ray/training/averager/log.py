@@ -56,11 +56,6 @@ class BeginCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Abandon:
-    """Give the open checkpoint up."""
-
-
-@dataclass(frozen=True, slots=True)
 class Leave:
     """Go on without a region."""
 
@@ -72,7 +67,7 @@ class Wake:
     """The time that the strategy asked for has come; for an averager without a standby."""
 
 
-Op = TakeIn | TakeSum | Skip | Stop | BeginCheckpoint | Abandon | Leave | Wake
+Op = TakeIn | TakeSum | Skip | Stop | BeginCheckpoint | Leave | Wake
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +84,8 @@ class LogOutcome:
 
     Attributes:
         replies: answers to open requests.
-        done: whether it was possible: a checkpoint may be open already, a sum be in parts already.
+        done: whether it was possible: some parts of a sum may be in already, and a checkpoint must
+            wait after a takeover.
         error: why it was refused; the averager's state is unchanged.
     """
 
@@ -110,9 +106,7 @@ def carry_out(averager: Averager, op: Op) -> LogOutcome:
             case Skip(region, epoch, seq):
                 return LogOutcome(averager.on_skip(region, epoch, seq))
             case BeginCheckpoint(number, halt):
-                return LogOutcome([], averager.request_checkpoint(number, halt=halt))
-            case Abandon():
-                return LogOutcome(averager.abandon_checkpoint())
+                return LogOutcome([], averager.begin_checkpoint(number, halt=halt))
             case Leave(region):
                 return LogOutcome(averager.leave(region))
             case Wake():

@@ -3,9 +3,9 @@
 The averager gives every entry a number and ships it at once. It commits an entry (carries it out
 and lets its answers go) when the standby has it, or earlier as long as what is committed and not
 yet there stays within the bound: the sum of the entries' distances. With a bound of 0 nothing is
-committed before the standby has it. Nor is it during a checkpoint and at the end of the training,
-whatever the bound: there one update's answer hangs on others, and a standby that knows the update
-but not the others would answer otherwise.
+committed before the standby has it. Nor is the beginning of a checkpoint, or what comes at the end
+of the training, whatever the bound: there one update's answer hangs on others, and a standby that
+knows the update but not the others would answer otherwise.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from geo_ray.strategies.base import Reply, Update
 from geo_ray.training.averager.averager import Averager
 from geo_ray.training.averager.caller import Caller
 from geo_ray.training.averager.home import AveragerHome
-from geo_ray.training.averager.log import Abandon, Leave, LogEntry, Op, Skip, TakeIn
+from geo_ray.training.averager.log import Leave, LogEntry, Op, Skip, TakeIn
 from geo_ray.training.averager.replication import (
     EntryCommitted,
     ReplicatedAverager,
@@ -259,6 +259,7 @@ class StandbyNode:
         if self.shadow is None:
             return []
         averager, epoch = self.shadow.averager, self.home.epoch
+        averager.took_over()
         self.primary, self.shadow = ReplicatedAverager(averager, has_standby=False), None
         effects: list[StandbyEffect] = [StandbyEvent("took_over", self.region, epoch)]
         others = [member for member in self.watch.members if member != self.region]
@@ -266,7 +267,7 @@ class StandbyNode:
             SendMessage(other, NewAverager(epoch, averager.last(other))) for other in others
         ]
         asked = self.caller.on_moved(averager.last(self.region))
-        return effects + self.offer(Abandon()) + self._ask(asked)
+        return effects + self._ask(asked)
 
     # ------------------------------------------------------------------ as the averager's home
 

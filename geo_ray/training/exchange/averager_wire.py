@@ -90,7 +90,12 @@ class AveragerWire:
         tensors = {_REFERENCE + key: value.clone() for key, value in self._references.items()}
         for key, encoder in self._encoders.items():
             tensors |= {f"{_ENCODER}{key}/{k}": v for k, v in encoder.export().items()}
-        return tensors, {"codecs": self.plan.export(), "versions": dict(self._versions)}
+        return tensors, {
+            "codecs": self.plan.export(),
+            "versions": dict(self._versions),
+            "merged": dict(self._merged),
+            "in_full": sorted(self._in_full),
+        }
 
     def restore(self, tensors: Mapping[str, Tensor], control: Mapping[str, object]) -> None:
         """Become what `export` saved.
@@ -99,9 +104,11 @@ class AveragerWire:
             ConfigDriftError: if it was saved with other codecs.
         """
         self.plan.check(control.get("codecs"))
-        versions = control.get("versions", {})
+        versions, merged = control.get("versions", {}), control.get("merged", {})
         self._versions = dict(versions) if isinstance(versions, Mapping) else {}
-        self._merged = {}
+        self._merged = dict(merged) if isinstance(merged, Mapping) else {}
+        in_full = control.get("in_full", ())
+        self._in_full = set(in_full) if isinstance(in_full, list) else set()
         self._references, self._encoders = {}, {}
         saved: dict[str, dict[str, Tensor]] = {}
         for name, value in tensors.items():

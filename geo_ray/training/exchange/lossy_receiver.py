@@ -15,8 +15,9 @@ Shape legend: P = parameters of the model; E = elements of a block; L = blocks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -175,6 +176,30 @@ class LossyReceiver:
     def report(self, seq: int) -> LossyReport | None:
         """What to tell beside the reply to update ``seq``, the newest; None if nobody asks."""
         return self._reports.get(seq) if self.codec.late == "put_back" else None
+
+    def export(self, last: tuple[int, int]) -> dict[str, object] | None:
+        """What a checkpoint must know, as plain values; None for nothing.
+
+        Blocks that wait are forgotten: their sender owes them again. What was reported is not, or
+        it would count twice.
+
+        Args:
+            last: epoch and number of the newest update that the averager has taken in.
+        """
+        if self._done != last:  # what was completed since then is sent again
+            return None
+        report = self._reports.get(last[1])
+        told = None if report is None else [report.now.hex(), report.late_seq, report.late.hex()]
+        return {"done": list(last), "report": told}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Become what `export` saved."""
+        epoch, seq = saved["done"]
+        self._done = (int(epoch), int(seq))
+        if saved["report"] is not None:
+            now, late_seq, late = saved["report"]
+            report = LossyReport(bytes.fromhex(now), late_seq, bytes.fromhex(late))
+            self._reports = {self._done[1]: report}
 
     def void(self, seq: int) -> None:
         """Update ``seq`` was not taken in after all; its sender owes it as a whole."""

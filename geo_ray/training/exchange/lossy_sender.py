@@ -10,6 +10,7 @@ Shape legend: L = lossy blocks of one update.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -18,6 +19,8 @@ from torch import Tensor
 from geo_ray.codecs.base import Coded
 from geo_ray.codecs.common.dgt_report import LossyReport, unpack_ranks
 from geo_ray.codecs.dgt import Dgt
+from geo_ray.errors import CheckpointCorruptError
+from geo_ray.training.exchange.saved import load_coded, save_coded
 
 
 @dataclass(slots=True)
@@ -94,9 +97,34 @@ class LossySender:
         """Update ``seq`` was dropped as a whole; somebody else puts it back."""
         self._sent.pop(seq, None)
 
-    def open(self) -> list[Coded]:
-        """Everything that is not settled, for a checkpoint: whoever resumes must put it back."""
-        return [part for entry in self._sent.values() for part in self._part(entry, entry.open_L)]
+    def export(self) -> tuple[dict[str, Tensor], list[dict[str, object]]]:
+        """The books for a checkpoint, as tensors and plain values.
+
+        Whoever resumes settles them with the next reply: blocks that are on their way at the cut do
+        not arrive any more.
+        """
+        tensors: dict[str, Tensor] = {}
+        rows: list[dict[str, object]] = []
+        for seq, entry in self._sent.items():
+            found, row = save_coded(entry.coded, str(seq))
+            tensors |= found | {f"{seq}/open": entry.open_L.clone()}
+            rows.append({"seq": seq, **row})
+        return tensors, rows
+
+    def restore(self, tensors: Mapping[str, Tensor], rows: object) -> None:
+        """Become what `export` saved.
+
+        Raises:
+            CheckpointCorruptError: if tensors and values do not fit together.
+        """
+        self._sent.clear()
+        try:
+            for row in rows or []:  # type: ignore[attr-defined]
+                seq = int(row["seq"])
+                coded = load_coded(tensors, row, str(seq))
+                self._sent[seq] = _Sent(coded, tensors[f"{seq}/open"].clone())
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointCorruptError(f"saved books of lossy blocks: {error!r}") from error
 
     def _taken(self, seq: int, packed: bytes) -> None:
         entry = self._sent.get(seq)

@@ -25,7 +25,9 @@ from geo_ray.training.exchange.lossy_sender import LossySender
 from geo_ray.training.exchange.wire_plan import WirePlan
 
 _REFERENCE = "reference"
+_OWED_BEFORE = "owed_before"
 _PART = "fragment/"
+_LOSSY = "lossy/"
 
 
 @dataclass(slots=True)
@@ -61,7 +63,13 @@ class RegionWire:
             self._lossy = LossySender(differential)
 
     def encode(self, update: Update) -> Update:
-        """The update as it goes on its way; once per update, in their order."""
+        """The update as it goes on its way; in their order.
+
+        One that is open already, after a resume, stays as it was coded.
+        """
+        known = self._open
+        if known is not None and (known.epoch, known.seq) == (update.epoch, update.seq):
+            return known
         plan, payload_P = self.plan, update.payload_P
         encoder = self._encoder_of(update.fragment)
         if self._lossy is not None:
@@ -98,7 +106,7 @@ class RegionWire:
         """The same update without its coding, for an averager that has lost the reference."""
         if update.coded is None:
             return update
-        vector_P = open_coded(self.plan.up, update.coded, self._num_of(update.fragment))
+        vector_P = open_coded(self.plan.up, update.coded, self.num_of(update.fragment))
         whole_P = self._whole(vector_P, update.against)
         self._open = replace(update, payload_P=whole_P, coded=None, against=None)
         return self._open
@@ -117,7 +125,7 @@ class RegionWire:
             self.dropped(reply.seq)
         payload_P = reply.payload_P
         if reply.coded is not None:
-            vector_P = open_coded(self.plan.down, reply.coded, self._num_of(reply.fragment))
+            vector_P = open_coded(self.plan.down, reply.coded, self.num_of(reply.fragment))
             payload_P = self._whole(vector_P, reply.against)
             reply = replace(reply, payload_P=payload_P, coded=None, against=None)
         if self.plan.keeps_reference:
@@ -128,6 +136,15 @@ class RegionWire:
                 self._lossy.codec.tell_share(self._encoder.memory, reply.reliable)
         self._open = self._owed_before_P = None
         return reply
+
+    @property
+    def open_update(self) -> Update | None:
+        """The open request as it goes on its way; None if there is none that was coded."""
+        return self._open
+
+    def reopen(self, update: Update) -> None:
+        """Take a restored request, as it was coded, for the open one."""
+        self._open = update
 
     def flowing(self) -> int | None:
         """The newest update whose lossy blocks may still be on their way; None if there is none."""
@@ -169,18 +186,16 @@ class RegionWire:
         Raises:
             FrameError: if it makes no sense.
         """
-        vector_P = open_coded(self.plan.up, coded, self._num_of(fragment))
+        vector_P = open_coded(self.plan.up, coded, self.num_of(fragment))
         self._encoder_of(fragment).put_back(vector_P)
 
     def tensors(self) -> dict[str, Tensor]:
         """Copies of what a checkpoint needs."""
         found = self._encoder.export()
         if self._lossy is not None:
-            # Whoever resumes from it begins with new books: what is not settled is owed again.
-            owing = replace(self._encoder)
-            for part in self._lossy.open():
-                owing.put_back(open_coded(self.plan.up, part, self.num_params))
-            found = owing.export()
+            found |= {_LOSSY + name: value for name, value in self._lossy.export()[0].items()}
+        if self._owed_before_P is not None:
+            found[_OWED_BEFORE] = self._owed_before_P.clone()
         for i, part_encoder in enumerate(self._parts):
             found |= {f"{_PART}{i}/{k}": v for k, v in part_encoder.export().items()}
         if self._reference_P is not None:
@@ -189,7 +204,8 @@ class RegionWire:
 
     def export(self) -> dict[str, object]:
         """Plain values that a checkpoint needs."""
-        return {"codecs": self.plan.export(), "version": self._version}
+        books = [] if self._lossy is None else self._lossy.export()[1]
+        return {"codecs": self.plan.export(), "version": self._version, "lossy": books}
 
     def restore(self, tensors: Mapping[str, Tensor], control: Mapping[str, object]) -> None:
         """Become what `tensors` and `export` saved.
@@ -206,12 +222,17 @@ class RegionWire:
         reference_P = tensors.get(_REFERENCE)
         self._reference_P = None if reference_P is None else reference_P.clone()
         self._version = int(str(control.get("version", 0)))
-        self._open = self._owed_before_P = None
+        self._open, self._owed_before_P = None, tensors.get(_OWED_BEFORE)
+        if self._lossy is not None:
+            prefixed = {k: v for k, v in tensors.items() if k.startswith(_LOSSY)}
+            own = {k.removeprefix(_LOSSY): v for k, v in prefixed.items()}
+            self._lossy.restore(own, control.get("lossy"))
 
     def _encoder_of(self, fragment: int) -> Encoder:
         return self._parts[fragment] if self._parts else self._encoder
 
-    def _num_of(self, fragment: int) -> int:
+    def num_of(self, fragment: int) -> int:
+        """Parameters in a fragment of the model, which is all of it where there are no others."""
         start, stop = self._cuts[fragment]
         return stop - start
 

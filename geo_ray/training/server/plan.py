@@ -28,6 +28,8 @@ class ServerPlan:
         batches_per_push: batches that a worker takes for one push.
         stragglers: what to do about workers that are late.
         evaluates_outer: not the live parameters are evaluated, but those that the averager knows.
+        goal: what the run is to do, in words; at a resume with another goal it goes on, although it
+            was told to finish.
         noise_every: steps between measurements of gradient noise; None for the usual number.
         tells_norms: updates are gradients as they are, whose norms the averager wants to know.
     """
@@ -47,6 +49,7 @@ class ServerPlan:
     evaluates_outer: bool = False
     batch_sizes: tuple[int, ...] | None = None
     tells_norms: bool = False
+    goal: str = ""
     noise_every: int | None = None
 
     @property

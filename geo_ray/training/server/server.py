@@ -5,15 +5,18 @@ A pure state machine. Calls are events; what comes back are effects that the she
 
     join, push -> [Assignment ...]  new parameters and the next rows for a worker
                -> [SendUpdate]      an update for the averager
-    on_reply   -> [Snapshot]        the state that a checkpoint must hold is the present one
+    cut        -> [Snapshot]        the state that a checkpoint must hold is the present one
+
+A checkpoint holds nobody up: the region copies what it has, its open request included, and goes on.
+Whoever resumes from the copy repeats that request (`Server.resume`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
 
 from torch import Tensor
 
@@ -21,6 +24,7 @@ from geo_ray.errors import InvariantError
 from geo_ray.strategies.base import Outgoing, Reply, Update, Wait
 from geo_ray.training.compute.noise import NoiseReading
 from geo_ray.training.exchange.region_wire import RegionWire
+from geo_ray.training.exchange.saved import load_messages, save_messages
 from geo_ray.training.exchange.wire_plan import WirePlan
 from geo_ray.training.server.effects import Assignment, Effect, SendUpdate, Snapshot, StepDone
 from geo_ray.training.server.eval_times import EvalTimes
@@ -31,6 +35,8 @@ from geo_ray.training.server.region_noise import RegionNoise
 from geo_ray.training.server.shard import Contribution
 from geo_ray.training.server.stragglers import Stragglers
 from geo_ray.types import Span, StepReport
+
+_REQUEST: Final = "request"  # prefix of the open request's tensors
 
 Phase = Literal["training", "waiting", "must_send", "finishing", "done", "halted"]
 """waiting: for an answer; must_send: for an answer, then send; finishing: for the last answer."""
@@ -83,6 +89,8 @@ class Server:
     _idle: set[int] = field(default_factory=set)
     _pushes: dict[int, StepReport] = field(default_factory=dict)
     _late: dict[int, Span] = field(default_factory=dict)  # what the step was made without
+    _open: SendUpdate | None = None
+    _newest_cut: int = -1
     _rule: Stragglers = field(init=False)
 
     def __post_init__(self) -> None:
@@ -137,11 +145,13 @@ class Server:
             reply: the answer, decoded by `wire`.
             took_s: seconds since the request.
         """
+        if self.phase == "halted":  # the checkpoint has the request open
+            return []
         if reply.seq != self.seq or not self.link_busy:
             raise InvariantError(f"{self.plan.region} got answer {reply.seq}, awaits {self.seq}")
         if reply.dropped:
             self.samples_since_send += self._sent_samples
-        self.link_busy = False
+        self.link_busy, self._open = False, None
         self.exchange_s = max(0.0, took_s - reply.held_s)
         self.model.merge(reply)
         self.averager_version, self._seen = reply.version, reply.seen
@@ -150,14 +160,9 @@ class Server:
         if self.phase == "waiting":
             self.phase = "training"
         elif self.phase == "finishing":
-            # Not final: a checkpoint came between, the final update is sent again after it.
+            # Not final: others waited for this region, the final update is sent again.
             self.phase = "done" if reply.final else "training"
-        effects: list[Effect] = []
-        if reply.checkpoint is not None:
-            effects.append(self._snapshot(reply.checkpoint))
-        if reply.halt:
-            self.phase = "halted"
-        return effects + self._advance()
+        return self._advance()
 
     def on_dropped(self, seq: int) -> list[Effect]:
         """The open update was not taken in by anybody, and no answer will come; training goes on.
@@ -168,7 +173,7 @@ class Server:
             raise InvariantError(f"{self.plan.region} heard of a dropped {seq}, awaits {self.seq}")
         self.wire.dropped(seq)
         self.samples_since_send += self._sent_samples
-        self.link_busy = False
+        self.link_busy, self._open = False, None
         self.model.dropped()
         if self.phase in {"waiting", "finishing"}:
             self.phase = "training"
@@ -185,12 +190,29 @@ class Server:
         self._total_steps = min(self._total_steps, self.version + (1 if computing else 0))
         self._stopped = True
 
-    def snapshot_now(self, checkpoint: int, *, halt: bool) -> list[Effect]:
-        """Save without an exchange; only for a region that is alone."""
-        taken = self._snapshot(checkpoint)
-        if halt:
-            self.phase = "halted"
+    def cut(self, checkpoint: int, *, halt: bool) -> list[Effect]:
+        """A checkpoint has begun: copy the present state.
+
+        It must come before an answer is decoded that the averager gave since then. A region may
+        hear of a checkpoint in two ways; the second time nothing happens.
+
+        Args:
+            checkpoint: its id, larger than those before.
+            halt: stand still afterwards.
+        """
+        if checkpoint <= self._newest_cut or self.phase == "halted":
+            return []
+        self._newest_cut = checkpoint
+        self.model.snapshot(checkpoint)
+        taken = Snapshot(checkpoint, self.export(), self._tensors())
+        if not halt:
+            return [taken]
+        self.phase = "halted"
         return [taken, *self._advance()]
+
+    def resume(self) -> list[Effect]:
+        """What a restored region has to do first: repeat the request that was open, if one was."""
+        return [] if self._open is None else [self._open]
 
     @property
     def exhausted(self) -> bool:
@@ -311,7 +333,8 @@ class Server:
             grad_sq=self.noise.mean_sq(self.samples_since_send) if self.plan.tells_norms else None,
         )
         self._sent_samples, self.samples_since_send = self.samples_since_send, 0
-        return SendUpdate(update, out.wait)
+        self._open = SendUpdate(update, out.wait)
+        return self._open
 
     def _assign(self) -> list[Effect]:
         """Next rows for idle workers; in sync mode to all together, so that ranks get their own."""
@@ -351,14 +374,11 @@ class Server:
 
     # -------------------------------------------------------------- checkpoints
 
-    def _snapshot(self, checkpoint: int) -> Snapshot:
-        self.model.snapshot(checkpoint)
-        return Snapshot(checkpoint, self.export(), self.wire.tensors())
-
     def export(self) -> dict[str, object]:
         """Plain values of the control state; the shards and the wire export the tensors."""
         return {
             "version": self.version,
+            "phase": self.phase,
             "must_speak": self.phase == "must_send",
             "hub_version": self.averager_version,
             "seq": self.seq,
@@ -368,6 +388,9 @@ class Server:
             "ledger": self.ledger.export(),
             "wire": self.wire.export(),
             "noise": self.noise.meter.export(),
+            "open": self._open_request(),
+            "sent_samples": self._sent_samples,
+            "stops": [self.plan.goal, self._total_steps] if self._stopped else None,
         }
 
     def restore(
@@ -376,7 +399,7 @@ class Server:
         """Become what `export` saved.
 
         Workers join anew and get the rows that were in flight; those of ranks that are no more go
-        to whoever asks first.
+        to whoever asks first. `resume` tells what to do then.
 
         Args:
             data: the control state.
@@ -397,9 +420,50 @@ class Server:
         times_s = data.get("times_s")
         if isinstance(times_s, list):
             self.compute_s, self.step_s, self.exchange_s = map(float, times_s)
-        self.phase = "must_send" if data["must_speak"] else "training"
+        self._sent_samples = int(str(data.get("sent_samples", 0)))
+        self._reopen(data, tensors or {})
         self.ledger = Ledger.restore(ledger)
         for worker in [w for w in self.ledger.in_flight if w >= self.plan.num_workers]:
             self.ledger.take_back(worker)
         self.evals.resume(self.version)
         self.noise.meter.restore(data.get("noise"))
+
+    def _open_request(self) -> dict[str, object] | None:
+        """Plain values of the open request; its tensors are in `_tensors`."""
+        if self._open is None:
+            return None
+        sent = self.wire.open_update
+        _, rows = save_messages(_REQUEST, [sent or self._open.update])
+        return {"blocking": self._open.blocking, "is_coded": sent is not None, "update": rows}
+
+    def _tensors(self) -> dict[str, Tensor]:
+        found = self.wire.tensors()
+        if self._open is None:
+            return found
+        return found | save_messages(_REQUEST, [self.wire.open_update or self._open.update])[0]
+
+    def _reopen(self, data: Mapping[str, object], tensors: Mapping[str, Tensor]) -> None:
+        """Phase and open request as they were saved, by the steps that the present plan has."""
+        stops = data.get("stops")
+        if isinstance(stops, list) and stops[0] == self.plan.goal:
+            self._stopped, self._total_steps = True, stops[1]
+        has_more = not self._stopped and self.version < self._total_steps
+        self.phase = "must_send" if data["must_speak"] else "training"
+        phase = str(data.get("phase", self.phase))
+        if phase == "waiting" or (phase == "done" and not has_more):
+            self.phase = "waiting" if phase == "waiting" else "done"
+        request = data.get("open")
+        if not isinstance(request, Mapping):
+            return
+        if self.plan.alone:  # the others were lost, and with them who would answer
+            self.phase = "training"
+            return
+        (update,) = load_messages(Update, tensors, request["update"])
+        if phase == "finishing":  # what was the final update may be an ordinary one by now
+            self.phase = "waiting" if has_more else "finishing"
+        if update.final and has_more:
+            update = replace(update, final=False)
+        if request["is_coded"]:
+            self.wire.reopen(update)
+        self._open = SendUpdate(update, bool(request["blocking"]))
+        self.link_busy = True

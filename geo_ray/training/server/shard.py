@@ -182,12 +182,13 @@ class Shard:
             "step": state.step,
             "since_send": state.since_send,
             "samples": state.samples,
+            "link_busy": float(state.link_busy),
             **budget,
             **{f"memory/{k}": v for k, v in state.numbers.items()},
         }
 
     def restore(self, tensors: Mapping[str, Tensor], counters: Mapping[str, float]) -> None:
-        """Become what `export` saved; the link is free again.
+        """Become what `export` saved.
 
         Raises:
             CheckpointCorruptError: if a tensor is missing or does not fit the slice.
@@ -213,7 +214,7 @@ class Shard:
         state.since_send = int(counters["since_send"])
         state.samples = int(counters["samples"])
         state.budget = int(counters["budget"]) if "budget" in counters else None
-        state.link_busy = False
+        state.link_busy = bool(counters.get("link_busy", 0.0))
 
     def _combine(self, contributions: Sequence[Contribution]) -> Tensor | None:
         used = [c for c in contributions if c.num_samples > 0]

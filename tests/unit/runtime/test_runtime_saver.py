@@ -16,6 +16,7 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.errors import CheckpointCorruptError, CheckpointMissingError
 from geo_ray.runtime.actors.parts import AVERAGER_PART
 from geo_ray.runtime.actors.spec import Resume
+from geo_ray.runtime.control.health import LossHealth
 from geo_ray.runtime.control.saver import Saver, part_names
 
 REGIONS = [{"name": "us", "ps_shards": 2}, {"name": "eu"}]
@@ -43,7 +44,7 @@ def store(tmp_path: Path) -> CheckpointStore:
 
 @pytest.fixture
 def saver(store: CheckpointStore) -> Saver:
-    return Saver(store, experiment_of(regions=REGIONS), DIGEST, epoch=3)
+    return Saver(store, experiment_of(regions=REGIONS), DIGEST, epoch=3, health=LossHealth())
 
 
 def part(root: Path, checkpoint: int, name: str) -> PartInfo:
@@ -71,7 +72,7 @@ def test_the_last_part_commits_whatever_the_order(
     assert saver.step == 44
     found = store.latest()
     assert found.manifest.step == 44
-    assert found.manifest.extra == {"epoch": 3}
+    assert found.manifest.extra["epoch"] == 3
     assert found.manifest.config_digest == DIGEST
     assert [info.name for info in found.manifest.parts] == NAMES
 
@@ -124,3 +125,41 @@ def test_what_was_saved_is_found_by_name(
     assert torch.equal(tensors["x"], torch.ones(2))  # type: ignore[arg-type]
     with pytest.raises(CheckpointCorruptError, match=r"no part 'eu-ps1'.*us-ps1"):
         resume.read("eu-ps1")
+
+
+@pytest.mark.parametrize(
+    ("finite", "losses", "healthy"),
+    [(True, [1.0, 0.5], True), (False, [1.0, 0.5], False), (True, [1.0, 9.0], False)],
+)
+def test_a_checkpoint_says_whether_the_run_was_diverging(
+    finite: bool,
+    losses: list[float],
+    healthy: bool,
+    saver: Saver,
+    store: CheckpointStore,
+    tmp_path: Path,
+) -> None:
+    for loss in losses:
+        saver.health.on_step(loss)
+        checkpoint = saver.begin()
+        for name in NAMES:
+            value = 1.0 if finite else float("nan")
+            info = write_part(
+                directory_of(tmp_path, checkpoint), name, {"x": torch.tensor([value])}, {}
+            )
+            saver.add(checkpoint, [info], 1)
+    assert store.manifest(checkpoint).healthy == healthy
+    expected = checkpoint if healthy or not finite else checkpoint - 1
+    assert store.latest().manifest.id == expected
+
+
+def test_the_newest_healthy_checkpoint_is_never_removed(
+    saver: Saver, store: CheckpointStore, tmp_path: Path
+) -> None:
+    for loss in (1.0, 0.5, 9.0, 9.0, 9.0, 9.0):
+        saver.health.on_step(loss)
+        checkpoint = saver.begin()
+        saver.add(checkpoint, [part(tmp_path, checkpoint, name) for name in NAMES], 1)
+    assert store.ids() == [1, 4, 5]
+    found = store.latest()
+    assert found.manifest.id == 1 and len(found.problems) == 2

@@ -131,14 +131,22 @@ def test_the_last_mean_of_asynchronous_models_is_the_same_everywhere() -> None:
     assert torch.equal(pair.merged["a"][-1], pair.merged["b"][-1])
 
 
-def test_a_last_word_that_a_checkpoint_makes_an_ordinary_one_is_answered_in_full() -> None:
-    """Or a resumed run would end with other bits than one without a checkpoint."""
-    pair = Pair(Sma(), TopOne(), TopOne())
-    pair.round((1.0, 2.0, 3.0), (3.0, 2.0, 1.0))
-    pair.round((1.0, 1.0, 1.0), (2.0, 0.0, 2.0))
-    pair.state.request_checkpoint(1, halt=False)
-    replies = pair.round((5.0, 6.0, 7.0), (5.0, 6.0, 7.0), final=True)
-    assert [(r.final, r.coded, r.checkpoint) for r in replies] == [(False, None, 1)] * 2
+def test_a_round_that_is_open_at_a_checkpoint_ends_with_the_same_bits() -> None:
+    whole, saved = (Pair(Sma(), TopOne(), TopOne()) for _ in range(2))
+    for pair in (whole, saved):
+        pair.round((1.0, 2.0, 3.0), (3.0, 2.0, 1.0))
+        pair.round((1.0, 1.0, 1.0), (2.0, 0.0, 2.0))
+        pair.send(pair.say("a", 5.0, 6.0, 7.0))
+    saved.state.begin_checkpoint(1, halt=False)
+    (snapshot,) = saved.state.snapshots
+    again = Pair(Sma(), TopOne(), TopOne())
+    again.state.restore(snapshot.tensors, snapshot.control)
+    last = [pair.say("b", 4.0, 6.0, 9.0) for pair in (whole, saved)]
+    expected, found = whole.state.on_update(last[0]), again.state.on_update(last[1])
+    assert [r.version for r in found] == [r.version for r in expected] == [3, 3]
+    for one, other in zip(expected, found, strict=True):
+        assert one.against == other.against and one.coded is not None and other.coded is not None
+        assert torch.equal(one.coded.data_B, other.coded.data_B)
 
 
 def test_the_answer_of_a_round_is_encoded_once() -> None:
@@ -244,20 +252,17 @@ def test_a_repetition_is_not_decoded_and_gets_the_very_answer() -> None:
     assert all(torch.equal(again[name], value) for name, value in tensors.items())
 
 
-def test_an_update_that_is_held_for_a_checkpoint_is_taken_in_once() -> None:
+def test_an_answer_that_was_given_before_a_checkpoint_is_the_same_to_the_byte_after_it() -> None:
     pair = Pair(AsgdGa(combine="sum"), TopOne(), TopOne())
-    pair.state.request_checkpoint(7, halt=False)
-    pair.send(pair.say("a", 1.0, 5.0, 2.0))
-    held = pair.say("a", 0.0, 0.0, 0.0)
-    assert pair.state.on_update(held) == pair.state.on_update(held) == []
-    replies = pair.send(pair.say("b", 3.0, 4.0, 9.0))
-    assert [(r.to, r.seq) for r in replies] == [("b", 1), ("a", 2)]
+    pair.send(pair.say("b", 3.0, 4.0, 9.0))
+    update = pair.say("a", 1.0, 5.0, 2.0)
+    (answer,) = pair.state.on_update(update)
+    pair.state.begin_checkpoint(7, halt=False)
     (snapshot,) = pair.state.snapshots
-    assert pair.state.on_update(held) == replies[1:]
     again = Pair(AsgdGa(combine="sum"), TopOne(), TopOne())
     again.state.restore(snapshot.tensors, snapshot.control)
-    (reply,) = again.state.on_update(held)
-    assert torch.equal(reply.coded.data_B, replies[1].coded.data_B)
+    (reply,) = again.state.on_update(update)
+    assert torch.equal(reply.coded.data_B, answer.coded.data_B) and reply.seq == answer.seq
 
 
 @pytest.mark.parametrize(

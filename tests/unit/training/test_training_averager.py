@@ -70,46 +70,100 @@ def test_a_stop_reaches_all_in_the_same_round():
     assert all(r.stop for r in state.on_update(update("b", 1)))
 
 
-def test_a_checkpoint_of_an_asynchronous_run_is_of_one_moment():
+def test_a_checkpoint_is_copied_when_it_begins_and_holds_nobody_up():
     state = make(AsgdGa(combine="sum"))
-    assert state.request_checkpoint(7, halt=False)
-    assert not state.request_checkpoint(8, halt=False)
-    (told,) = state.on_update(update("a", 1))
-    assert told.checkpoint == 7
-    assert state.on_update(update("a", 2, (100.0, 100.0))) == []  # held: not before b is told
-    assert not state.snapshots
-    replies = state.on_update(update("b", 1, (5.0, 5.0)))
-    assert {(r.to, r.checkpoint) for r in replies} == {("b", 7), ("a", None)}
+    state.on_update(update("b", 1, (5.0, 5.0)))
+    assert state.begin_checkpoint(7, halt=False)
     (snapshot,) = state.snapshots
+    told = [state.on_update(update("a", seq))[0].checkpoint for seq in (1, 2, 3)]
+    assert told == [7, None, None]  # said once, and what comes then is answered as ever
+    assert state.begin_checkpoint(8, halt=True)
+    (reply,) = state.on_update(update("b", 2))
+    assert (reply.checkpoint, reply.halt) == (8, True)
     assert torch.equal(snapshot.tensors["outbox/a"], torch.tensor([5.0, 5.0]))
-    assert "outbox/b" not in snapshot.tensors  # a's first was delivered with b's answer
     again = make(AsgdGa(combine="sum"))
     again.restore(snapshot.tensors, snapshot.control)
-    assert torch.equal(again.on_update(update("a", 2)).pop().payload_P, torch.tensor([5.0, 5.0]))
+    assert torch.equal(again.on_update(update("a", 1)).pop().payload_P, torch.tensor([5.0, 5.0]))
 
 
-def test_a_final_update_does_not_end_an_open_checkpoint():
-    state = make(AsgdGa(combine="sum"))
-    state.request_checkpoint(7, halt=True)
-    (told_a,) = state.on_update(update("a", 1))
-    (told_b,) = state.on_update(update("b", 1, final=True))
-    assert not told_b.final and told_b.checkpoint == told_a.checkpoint == 7 and told_b.halt
-    assert [s.id for s in state.snapshots] == [7]
-    assert state.on_update(update("b", 2, final=True)) == []  # said again; waits for a's
-    replies = state.on_update(update("a", 2, final=True))
-    assert {r.to for r in replies} == {"a", "b"} and all(r.final for r in replies)
-    assert not state.request_checkpoint(8, halt=False)
+def test_an_open_round_and_answers_that_were_given_are_in_a_checkpoint():
+    state = make(Sma())
+    state.on_update(update("a", 1, (1.0, 2.0)))
+    answers = state.on_update(update("b", 1, (3.0, 4.0)))
+    state.on_update(update("b", 2, (7.0, 8.0)))
+    state.begin_checkpoint(7, halt=False)
+    (snapshot,) = state.snapshots
+    again = make(Sma())
+    again.restore(snapshot.tensors, snapshot.control)
+    (known,) = again.on_update(update("a", 1, (1.0, 2.0)))  # its answer may not have arrived
+    assert torch.equal(known.payload_P, answers[0].payload_P) and known.seq == 1
+    assert again.on_update(update("b", 2, (7.0, 8.0))) == []  # it is there, and waits
+    old = state.on_update(update("a", 2, (1.0, 0.0)))
+    new = again.on_update(update("a", 2, (1.0, 0.0)))
+    assert [(r.to, r.version) for r in new] == [(r.to, r.version) for r in old]
+    assert torch.equal(new[0].payload_P, old[0].payload_P)
 
 
-def test_a_region_that_has_finished_does_not_end_checkpoints():
+def test_a_final_update_that_waits_is_in_a_checkpoint():
     state = make(AsgdGa(combine="sum"))
     assert state.on_update(update("a", 1, final=True)) == []
-    assert state.request_checkpoint(7, halt=False)
-    replies = state.on_update(update("b", 1))
-    assert {(r.to, r.seq, r.checkpoint, r.final) for r in replies} == {
-        ("a", 1, 7, False),
-        ("b", 1, 7, False),
-    }
-    assert state.on_update(update("a", 1, final=True)) == [r for r in replies if r.to == "a"]
-    assert state.on_update(update("a", 2, final=True)) == []
-    assert len(state.on_update(update("b", 2, final=True))) == 2
+    state.begin_checkpoint(7, halt=False)
+    (snapshot,) = state.snapshots
+    again = make(AsgdGa(combine="sum"))
+    again.restore(snapshot.tensors, snapshot.control)
+    assert again.on_update(update("a", 1, final=True)) == []
+    replies = again.on_update(update("b", 1, final=True))
+    assert {r.to for r in replies} == {"a", "b"} and all(r.final for r in replies)
+
+
+def test_a_final_update_that_is_repeated_as_an_ordinary_one_is_answered_as_one():
+    """After a resume with more steps to do."""
+    state = make(AsgdGa(combine="sum"))
+    state.on_update(update("a", 1, final=True))
+    state.begin_checkpoint(7, halt=False)
+    (snapshot,) = state.snapshots
+    again = make(AsgdGa(combine="sum"))
+    again.restore(snapshot.tensors, snapshot.control)
+    (reply,) = again.on_update(update("a", 1))
+    assert not reply.final and again.on_update(update("a", 1)) == [reply]
+    assert again.on_update(update("a", 2, final=True)) == []
+    assert {r.seq for r in again.on_update(update("b", 1, final=True))} == {1, 2}
+
+
+def test_after_a_takeover_a_checkpoint_waits_until_every_region_has_an_answer():
+    state = make(AsgdGa(combine="sum"))
+    state.took_over()
+    assert not state.begin_checkpoint(7, halt=False)
+    state.on_update(update("a", 1))
+    assert not state.begin_checkpoint(7, halt=False)
+    state.on_update(update("b", 1))
+    assert state.begin_checkpoint(7, halt=False)
+
+
+@pytest.mark.parametrize("goal", ["steps 9", "steps 10"])
+def test_a_stop_is_in_a_checkpoint_unless_the_run_is_to_go_further(goal: str):
+    state = make(AsgdGa(combine="sum"))
+    state.goal = "steps 9"
+    state.request_stop()
+    (told,) = state.on_update(update("a", 1))
+    state.begin_checkpoint(7, halt=False)
+    (snapshot,) = state.snapshots
+    again = make(AsgdGa(combine="sum"))
+    again.goal = goal
+    again.restore(snapshot.tensors, snapshot.control)
+    assert told.stop
+    assert again.on_update(update("a", 1)).pop().stop == (goal == "steps 9") == again.stopping
+
+
+def test_the_averagers_clock_goes_on_after_a_resume():
+    state = make(AsgdGa(combine="sum"))
+    state.at(1000.0)
+    state.state.wake_s = 1003.0
+    state.begin_checkpoint(7, halt=False)
+    (snapshot,) = state.snapshots
+    again = make(AsgdGa(combine="sum"))
+    again.restore(snapshot.tensors, snapshot.control)
+    again.at(20.0)
+    assert again.state.now_s == 1000.0 and again.wakes_s == 23.0
+    again.at(21.5)
+    assert again.state.now_s == 1001.5

@@ -194,24 +194,52 @@ def test_a_stop_in_an_answer_ends_after_the_step_in_the_making():
     assert server.version == 2 and final.update.final
 
 
-def test_a_checkpoint_is_of_the_moment_of_its_answer():
+def test_a_checkpoint_is_of_its_moment_and_has_the_open_request():
     server, shard = make(Sma(interval=1), workers=1)
     server.join(0)
     (send,) = sends(push(server, shard, 0))
-    effects = server.on_reply(reply_to(send, torch.full((NUM_PARAMS,), 3.0), checkpoint=9))
-    (snapshot,) = [e for e in effects if isinstance(e, Snapshot)]
+    sent = server.wire.encode(send.update)
+    before_P = shard.params_S.clone()
+    (snapshot,) = server.cut(9, halt=False)
     assert snapshot.id == 9 and snapshot.control["version"] == 1
+    assert server.cut(9, halt=False) == []  # the answer says it, too
+    server.on_reply(server.wire.decode(reply_to(send, torch.full((NUM_PARAMS,), 3.0))))
     push(server, shard, 0)
-    tensors, _ = shard.take_snapshot(9)
-    assert torch.equal(tensors["params"], torch.full((NUM_PARAMS,), 3.0))
+    tensors, counters = shard.take_snapshot(9)
+    assert torch.equal(tensors["params"], before_P)
+    again, shard_again = make(Sma(interval=1), workers=1)
+    again.restore(snapshot.control, snapshot.tensors)
+    shard_again.restore(tensors, counters)
+    (repeated,) = again.resume()
+    assert again.phase == "waiting" and repeated.blocking
+    assert again.wire.encode(repeated.update) is repeated.update  # as it was coded
+    assert torch.equal(repeated.update.payload_P, sent.payload_P)
+    assert (repeated.update.epoch, repeated.update.seq) == (sent.epoch, sent.seq)
+    assert answers(again.join(0)) == {}
+    assert answers(again.on_reply(reply_to(repeated, torch.zeros(NUM_PARAMS))))
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_final_update_is_repeated_as_an_ordinary_one_if_there_is_more_to_do(steps: int):
+    server, shard = make(AsgdGa(interval=100), workers=1, steps=1)
+    server.join(0)
+    (final,) = sends(push(server, shard, 0))
+    assert final.update.final and server.phase == "finishing"
+    (snapshot,) = server.cut(1, halt=False)
+    again, _ = make(AsgdGa(interval=100), workers=1, steps=steps)
+    again.restore(snapshot.control, snapshot.tensors)
+    (repeated,) = again.resume()
+    assert repeated.update.final == (steps == 1)
+    assert again.phase == ("finishing" if steps == 1 else "waiting")
 
 
 def test_a_halted_region_sends_its_workers_home():
     server, shard = make(Sma(interval=1), workers=1)
     server.join(0)
     (send,) = sends(push(server, shard, 0))
-    effects = server.on_reply(reply_to(send, checkpoint=1, halt=True))
+    effects = server.cut(1, halt=True)
     assert answers(effects)[0].done and not answers(effects)[0].evaluate
+    assert server.on_reply(reply_to(send)) == []  # it is in nobody's checkpoint
 
 
 def test_restored_servers_give_out_the_rows_that_were_in_flight():
@@ -219,7 +247,7 @@ def test_restored_servers_give_out_the_rows_that_were_in_flight():
     server.join(0), server.join(1)
     push(server, shard, 0), push(server, shard, 1)
     push(server, shard, 0)
-    (snapshot,) = [e for e in server.snapshot_now(1, halt=False) if isinstance(e, Snapshot)]
+    (snapshot,) = [e for e in server.cut(1, halt=False) if isinstance(e, Snapshot)]
     again, shard_again = make(Sma(interval=3), alone=True)
     again.restore(snapshot.control)
     shard_again.restore(*shard.take_snapshot(1))
@@ -286,14 +314,11 @@ def test_a_stop_with_a_round_ends_with_the_round():
     assert server.ledger.discarded["after_end"] == 8
 
 
-def test_the_last_word_is_said_again_after_a_checkpoint():
+def test_a_final_update_that_was_taken_for_an_ordinary_one_is_sent_again():
     server, shard = make(AsgdGa(interval=100), workers=1, steps=1)
     server.join(0)
     (send,) = sends(push(server, shard, 0))
-    ordinary = Reply("eu", 1, 1, 8, torch.zeros(NUM_PARAMS), checkpoint=4)
-    effects = server.on_reply(ordinary)
-    assert [e.id for e in effects if isinstance(e, Snapshot)] == [4]
-    (again,) = sends(effects)
+    (again,) = sends(server.on_reply(Reply("eu", 1, 1, 8, torch.zeros(NUM_PARAMS))))
     assert again.update.final and again.update.seq == send.update.seq + 1
     assert torch.equal(again.update.payload_P, torch.zeros(NUM_PARAMS))
     server.on_reply(reply_to(again))
@@ -306,12 +331,14 @@ def test_a_restored_region_sends_first_if_it_had_to():
     server.join(0)
     (first,) = sends(push(server, shard, 0))
     assert sends(push(server, shard, 0)) == [] and server.phase == "must_send"
-    effects = server.on_reply(reply_to(first, torch.zeros(NUM_PARAMS), checkpoint=3))
-    (snapshot,) = [e for e in effects if isinstance(e, Snapshot)]
+    (snapshot,) = server.cut(3, halt=False)
     again, shard_again = make(strategy, workers=1, steps=9)
-    again.restore(snapshot.control)
+    again.restore(snapshot.control, snapshot.tensors)
     shard_again.restore(*shard.take_snapshot(3))
-    (send,), (expected,) = sends(again.join(0)), sends(effects)
+    assert [effect.update.seq for effect in again.resume()] == [1]
+    assert again.join(0) == [] and again.phase == "must_send"
+    reply = reply_to(first, torch.zeros(NUM_PARAMS))
+    (send,), (expected,) = (sends(one.on_reply(reply)) for one in (again, server))
     assert (send.update.seq, send.update.num_samples) == (2, 8)
     assert torch.equal(send.update.payload_P, expected.update.payload_P)
 

@@ -1,0 +1,37 @@
+"""`geo-ray checkpoints`: what a run has saved, and which of it a resume takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("run_dir", metavar="RUN", type=click.Path(path_type=Path))
+def checkpoints(run_dir: Path) -> None:
+    """List the checkpoints of RUN.
+
+    `geo-ray train --resume RUN` goes on from the newest healthy one, `--from ID` from another.
+    """
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+
+    import geo_ray
+    from geo_ray.observe.text import bytes_text
+
+    found = geo_ray.checkpoints(run_dir).to_pylist()
+    if not found:
+        click.echo(f"{run_dir} has no checkpoint")
+        return
+    table = Table(box=SIMPLE)
+    for heading in ("id", "step", "saved at", "size", "regions", "state"):
+        table.add_column(heading, justify="right" if heading in ("id", "step", "size") else "left")
+    for row in found:
+        size = "" if row["bytes"] is None else bytes_text(row["bytes"])
+        step = "" if row["step"] is None else f"{row['step']:,}"
+        color = "green" if row["state"] == "healthy" else "red"
+        state = f"[{color}]{row['state']}[/{color}]"
+        table.add_row(str(row["id"]), step, row["created"] or "", size, row["regions"] or "", state)
+    Console().print(table)
