@@ -139,6 +139,7 @@ class PrimaryShard:
                 step=fields.count(meta, "version"),
                 rows=fields.count(meta, "rows"),
                 final=fields.flag(meta, "final"),
+                model=fields.optional_text(meta, "model"),
                 stats=read_stats(meta, payload),
             )
             with self._changed:

@@ -88,6 +88,7 @@ class _Evaluation:
     final: bool
     names: list[str]
     sizes: list[int]
+    model: str | None
 
 
 UPDATE: Final = Record(
@@ -120,7 +121,7 @@ _ASSIGNMENT: Final = Record(
     "done",
 )
 _REPORT: Final = Record(StepReport, Field("span", _SPAN), "loss compute_s refused grad_sq")
-_EVALUATION: Final = Record(_Evaluation, "version rows final names sizes")
+_EVALUATION: Final = Record(_Evaluation, "version rows final names sizes model")
 _CONTRIBUTIONS: Final = Rows(
     Record(Contribution, "worker=workers num_samples=samples weight=weights"), sparse="weights"
 )
@@ -163,11 +164,16 @@ def read_dropped(meta: Meta) -> int | None:
     return count(meta, "dropped") if "dropped" in meta else None
 
 
-def stats_message(version: int, stats: Stats, rows: int, *, final: bool) -> tuple[Meta, memoryview]:
-    """A worker's evaluation: names and sizes in the header, the float64 sums as payload."""
+def stats_message(
+    version: int, stats: Stats, rows: int, *, final: bool, model: str | None = None
+) -> tuple[Meta, memoryview]:
+    """A worker's evaluation: names and sizes in the header, the float64 sums as payload.
+
+    ``model`` is the digest of the evaluated parameters, where it is told.
+    """
     names = sorted(stats)
     arrays = [np.ascontiguousarray(stats[name], dtype=np.float64).reshape(-1) for name in names]
-    told = _Evaluation(version, rows, final, names, [array.size for array in arrays])
+    told = _Evaluation(version, rows, final, names, [array.size for array in arrays], model)
     return {"op": "stats", **_EVALUATION.write(told)}, memoryview(np.concatenate(arrays).data).cast(
         "B"
     )
