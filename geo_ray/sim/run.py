@@ -8,8 +8,8 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.job.account import account
 from geo_ray.job.best import BestKeeper
 from geo_ray.job.build import use_one_thread
+from geo_ray.job.check_metrics import check_metric_names
 from geo_ray.job.data import prepare_manifest
-from geo_ray.job.metric_names import check_metric_names
 from geo_ray.job.model_file import about_model, save_trained
 from geo_ray.job.recorder import Recorder, Sink
 from geo_ray.job.rundir import RunDirectory, followed_plan

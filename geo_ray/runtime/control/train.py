@@ -20,10 +20,10 @@ from geo_ray.config.load import digest
 from geo_ray.job.account import account
 from geo_ray.job.best import BestKeeper
 from geo_ray.job.build import build_evals, initial_parameters, use_one_thread
+from geo_ray.job.check_metrics import check_metric_names
 from geo_ray.job.codec_shapes import with_shapes
 from geo_ray.job.data import prepare_manifest
 from geo_ray.job.eval_notes import EvalNotes
-from geo_ray.job.metric_names import check_metric_names
 from geo_ray.job.model_file import about_model, save_trained
 from geo_ray.job.recorder import Recorder, Sink
 from geo_ray.job.rundir import RunDirectory, followed_plan

@@ -86,6 +86,11 @@ def test_the_model_is_the_trained_one(run: geo_ray.Run, tmp_path: Path) -> None:
         run.export(tmp_path / "m.onnx")
     with pytest.raises(errors.CheckpointMissingError):
         run.model(checkpoint=3)
+    with pytest.raises(errors.RunDirectoryError, match="no best model") as caught:
+        run.model(best=True)
+    assert "train.keep_best" in caught.value.fix
+    with pytest.raises(errors.ConfigError):
+        run.export(tmp_path / "m.pt", checkpoint=3, best=True)
 
 
 def test_a_mapping_an_experiment_and_a_file_are_the_same_run(

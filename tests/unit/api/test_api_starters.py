@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import fnmatch
+import json
 import tomllib
 from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 import geo_ray
@@ -80,7 +82,8 @@ def test_the_wheel_carries_every_starter() -> None:
 
 
 def test_export_writes_what_plain_pytorch_reads(tmp_path: Path) -> None:
-    changes = FEW | {"run.dir": str(tmp_path), "task.options": {"width": 2}}
+    keep = {"train.keep_best": {"metric": "loss", "mode": "max"}, "train.eval_every": 2}
+    changes = FEW | {"run.dir": str(tmp_path), "task.options": {"width": 2}} | keep
     run = geo_ray.simulate(ROOT / "configs" / "quickstart.yaml", changes)
     told = invoke("export", str(run.path), "--out", str(tmp_path / "m.pt"))
     assert told.exit_code == 0 and "m.pt" in told.output
@@ -90,6 +93,14 @@ def test_export_writes_what_plain_pytorch_reads(tmp_path: Path) -> None:
     trained = run.model().state_dict()
     assert list(state) == list(trained) and set(plain) == set(trained)
     assert all(torch.equal(state[name], trained[name]) for name in trained)
+    best = run.summary.best
+    invoke("export", str(run.path), "--best", "--out", str(tmp_path / "b.safetensors"))
+    with safe_open(tmp_path / "b.safetensors", "pt") as file:
+        assert file.metadata()["step"] == str(best.step)
+        assert json.loads(file.metadata()["metrics"]) == best.metrics
+    kept = load_file(tmp_path / "b.safetensors")
+    assert any(not torch.equal(kept[name], trained[name]) for name in trained)
+    assert best.text in run.report_path.read_text()
     missing = CliRunner().invoke(
         root, ["export", str(run.path), "--out", str(tmp_path / "c.pt"), "--from", "7"]
     )
