@@ -13,7 +13,10 @@ from geo_ray.errors import ConfigError
 from geo_ray.job import rundir
 from geo_ray.observe.events.schema import Event
 
-pytestmark = pytest.mark.usefixtures("ray_cluster")
+pytestmark = [
+    pytest.mark.usefixtures("ray_cluster"),
+    pytest.mark.timeout(600),  # actors take long to start beside other work
+]
 
 KEEP = {"metric": "accuracy", "mode": "max"}
 REGIONS = [{"name": "us-east", "ps_shards": 2}, {"name": "eu-west"}]
