@@ -13,14 +13,23 @@ from typing import TYPE_CHECKING, Any
 from geo_ray.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from geo_ray.api.columns import DataInspection as DataInspection
+    from geo_ray.api.columns import DataStatistics as DataStatistics
+    from geo_ray.api.columns import WantedStatistics as WantedStatistics
+    from geo_ray.api.columns import data_stats as data_stats
+    from geo_ray.api.columns import inspect_data as inspect_data
+    from geo_ray.api.columns import merge_data_stats as merge_data_stats
     from geo_ray.api.comparing import ComparisonResult as ComparisonResult
     from geo_ray.api.comparing import compare as compare
+    from geo_ray.api.data import DataCheck as DataCheck
+    from geo_ray.api.data import ShardedData as ShardedData
+    from geo_ray.api.data import SourceFiles as SourceFiles
+    from geo_ray.api.data import check_data as check_data
+    from geo_ray.api.data import merge_data as merge_data
+    from geo_ray.api.data import shard_data as shard_data
     from geo_ray.api.inputs import config_schema as config_schema
     from geo_ray.api.inputs import load_config as load_config
-    from geo_ray.api.inspect import DataCheck as DataCheck
     from geo_ray.api.inspect import ProbeResult as ProbeResult
-    from geo_ray.api.inspect import check_data as check_data
-    from geo_ray.api.inspect import merge_data as merge_data
     from geo_ray.api.inspect import prices as prices
     from geo_ray.api.inspect import probe as probe
     from geo_ray.api.inspect import report as report
@@ -38,6 +47,7 @@ if TYPE_CHECKING:
     from geo_ray.api.training import train as train
     from geo_ray.config.base import StrictModel
     from geo_ray.config.experiment import Experiment as Experiment
+    from geo_ray.data.files.options import ReadOptions as ReadOptions
     from geo_ray.errors import GeoRayError as GeoRayError
     from geo_ray.errors import InterruptedRunError as InterruptedRunError
     from geo_ray.lab.lab import Lab as Lab
@@ -50,14 +60,23 @@ if TYPE_CHECKING:
     Options = StrictModel
 
 _WHERE = {
+    "DataInspection": "api.columns",
+    "DataStatistics": "api.columns",
+    "WantedStatistics": "api.columns",
+    "data_stats": "api.columns",
+    "inspect_data": "api.columns",
+    "merge_data_stats": "api.columns",
     "ComparisonResult": "api.comparing",
     "compare": "api.comparing",
+    "DataCheck": "api.data",
+    "ShardedData": "api.data",
+    "SourceFiles": "api.data",
+    "check_data": "api.data",
+    "merge_data": "api.data",
+    "shard_data": "api.data",
     "config_schema": "api.inputs",
     "load_config": "api.inputs",
-    "DataCheck": "api.inspect",
     "ProbeResult": "api.inspect",
-    "check_data": "api.inspect",
-    "merge_data": "api.inspect",
     "prices": "api.inspect",
     "probe": "api.inspect",
     "report": "api.inspect",
@@ -75,6 +94,7 @@ _WHERE = {
     "train": "api.training",
     "Options": "config.base:StrictModel",
     "Experiment": "config.experiment",
+    "ReadOptions": "data.files.options",
     "GeoRayError": "errors",
     "InterruptedRunError": "errors",
     "Lab": "lab.lab",

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from geo_ray.api.html import html_view
 from geo_ray.api.inputs import Config, FilePath, Overrides, source_of
 from geo_ray.api.run import open_run
 from geo_ray.api.tables import Table, table_of
@@ -15,8 +14,6 @@ from geo_ray.clouds.price_book import known_book, own_files
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_tree
 from geo_ray.config.source import override_items
-from geo_ray.data.check import Verdict, check_shards
-from geo_ray.data.manifest import Manifest, load_manifest, merge_manifests, save_manifest
 from geo_ray.errors import GeoRayError
 from geo_ray.runtime.control.probe import probe_cluster
 from geo_ray.transport.links.table import LinkTable, load_links, save_links
@@ -34,91 +31,6 @@ def report(run: FilePath, out: FilePath | None = None) -> Path:
         RunDirectoryError: there is no run, or the page cannot be written.
     """
     return open_run(run).report(out)
-
-
-@dataclass(frozen=True, repr=False)
-class DataCheck:
-    """What was found of every shard of a manifest.
-
-    Attributes:
-        manifest: what they should be.
-        verdicts: one per shard.
-    """
-
-    manifest: Manifest
-    verdicts: tuple[Verdict, ...]
-
-    @property
-    def bad(self) -> tuple[Verdict, ...]:
-        """Those of shards that must not be used."""
-        return tuple(verdict for verdict in self.verdicts if verdict.error is not None)
-
-    def raise_if_bad(self) -> None:
-        """Raise the error of the first bad shard, if there is one.
-
-        Raises:
-            DataError: what is wrong with it.
-        """
-        for verdict in self.bad:
-            if verdict.error is not None:
-                raise verdict.error
-
-    def table(self) -> Table:
-        """A row per shard; ``error`` is null where it is whole."""
-        kinds = {"region": str, "split": str, "path": str, "rows": int, "bytes": int, "error": str}
-        return table_of(
-            [
-                {
-                    "region": verdict.shard.region,
-                    "split": verdict.shard.split,
-                    "path": verdict.shard.path,
-                    "rows": verdict.shard.rows,
-                    "bytes": verdict.shard.bytes,
-                    "error": None if verdict.error is None else verdict.error.message,
-                }
-                for verdict in self.verdicts
-            ],
-            kinds,
-        )
-
-    def __repr__(self) -> str:
-        return f"<DataCheck: {len(self.bad)} of {len(self.verdicts)} shards are bad>"
-
-    def _repr_html_(self) -> str:
-        rows = [
-            (row["region"], row["split"], row["path"], f"{row['rows']:,}", row["error"] or "whole")
-            for row in self.table().to_pylist()
-        ]
-        return html_view(repr(self)[1:-1], ("region", "split", "shard", "rows", "state"), rows)
-
-
-def check_data(manifest: str, region: str | None = None) -> DataCheck:
-    """Verify size, hash, schema and rows of every shard of a manifest.
-
-    Args:
-        manifest: its path or address.
-        region: only this region's shards; None for all, which reads across regions.
-
-    Raises:
-        ManifestError: it cannot be read, or has no such region.
-    """
-    loaded = load_manifest(manifest)
-    return DataCheck(loaded, tuple(check_shards(loaded, region)))
-
-
-def merge_data(manifests: Sequence[str], out: str) -> Manifest:
-    """Make one manifest of several that were written apart, each in its own region.
-
-    Args:
-        manifests: their paths or addresses.
-        out: where the merged one goes.
-
-    Raises:
-        ManifestError: one cannot be read, or they contradict each other.
-    """
-    merged = merge_manifests([load_manifest(uri) for uri in manifests])
-    save_manifest(merged, out)
-    return merged
 
 
 def prices(files: Sequence[FilePath] = ()) -> Table:

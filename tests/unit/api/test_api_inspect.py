@@ -31,7 +31,7 @@ def test_shards_are_checked_and_a_report_is_written_anew(tmp_path: Path) -> None
     with pytest.raises(errors.ManifestError, match="mars"):
         geo_ray.check_data(manifest, region="mars")
     merged = geo_ray.merge_data([manifest], str(tmp_path / "merged.json"))
-    assert geo_ray.check_data(str(tmp_path / "merged.json")).manifest == merged
+    assert geo_ray.check_data(merged.path).manifest == merged.manifest
 
 
 def test_prices_are_a_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
