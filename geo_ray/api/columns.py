@@ -34,7 +34,7 @@ from geo_ray.util.atomic_file import save_text
 
 
 @dataclass(frozen=True, repr=False)
-class DataInspection:
+class DataSurvey:
     """What a folder of files has, and how it could be prepared.
 
     Attributes:
@@ -80,7 +80,7 @@ class DataInspection:
     def __repr__(self) -> str:
         survey = self.survey
         what = f"{survey.rows:,} rows in {survey.files:,} files, {len(survey.columns)} columns"
-        return f"<DataInspection: {what}>"
+        return f"<DataSurvey: {what}>"
 
     def _repr_html_(self) -> str:
         headings = ("column", "type", "no value", "different", "usual treatment")
@@ -105,7 +105,7 @@ def inspect_data(
     draft: FilePath | None = None,
     force: bool = False,
     progress: ShowProgress = False,
-) -> DataInspection:
+) -> DataSurvey:
     """Look at the columns of files: types, missing values, and usual treatments.
 
     Args:
@@ -143,7 +143,7 @@ def inspect_data(
     wanted = {} if loaded is None else dict(loaded.columns)
     if path is not None:
         save_text(path, draft_text(survey, wanted, label))
-    return DataInspection(survey, treatments, wanted)
+    return DataSurvey(survey, treatments, wanted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ class SourceFiles:
 
 
 @dataclass(frozen=True, repr=False)
-class ShardedData:
+class RegionData:
     """Shards of regions, and the manifest that lists them.
 
     Attributes:
@@ -105,7 +105,7 @@ class ShardedData:
     def __repr__(self) -> str:
         shards = self.manifest.shards
         rows = f"{sum(shard.rows for shard in shards):,} rows in {len(shards)} shards"
-        return f"<ShardedData {self.path}: {rows} of {', '.join(self.manifest.regions())}>"
+        return f"<RegionData {self.path}: {rows} of {', '.join(self.manifest.regions())}>"
 
     def _repr_html_(self) -> str:
         rows = [
@@ -126,7 +126,7 @@ def shard_data(
     seed: int = 0,
     force: bool = False,
     progress: ShowProgress = False,
-) -> ShardedData:
+) -> RegionData:
     """Write a task's data as Parquet shards, each region's in its own directory or store.
 
     Args:
@@ -180,7 +180,7 @@ def shard_data(
         )
     target = join(place, MANIFEST_NAME)
     made = None if rows.preparation is None else preparation_bytes(rows.preparation)
-    return ShardedData(
+    return RegionData(
         _saved(manifest, made, target),
         target if is_s3(target) else str(local_path(target)),
         rows.counts,
@@ -188,7 +188,7 @@ def shard_data(
     )
 
 
-def merge_data(manifests: Sequence[FilePath], out: FilePath) -> ShardedData:
+def merge_data(manifests: Sequence[FilePath], out: FilePath) -> RegionData:
     """Make one manifest of several that were written apart, each in its own region.
 
     Args:
@@ -205,7 +205,7 @@ def merge_data(manifests: Sequence[FilePath], out: FilePath) -> ShardedData:
     if merged.preparation is not None:
         made = read_preparation_bytes(merged.preparation, manifest_file(uris[0]))
     target = os.fspath(out)
-    return ShardedData(_saved(merged, made, target), target)
+    return RegionData(_saved(merged, made, target), target)
 
 
 @dataclass(frozen=True, repr=False)

@@ -245,6 +245,19 @@ def open_run(path: FilePath) -> Run:
     return Run(directory, experiment, _so_far(experiment, read_events(log)), finished=False)
 
 
+def report(run: FilePath, out: FilePath | None = None) -> Path:
+    """Write the HTML page about a run and give its path.
+
+    Args:
+        run: its directory.
+        out: the file; default: ``report.html`` in that directory.
+
+    Raises:
+        RunDirectoryError: there is no run, or the page cannot be written.
+    """
+    return write_report(Path(run), None if out is None else Path(out))
+
+
 def _so_far(experiment: Experiment, events: Iterable[Event]) -> Summary:
     summing = Summing(experiment.train.target)
     for event in events:

@@ -15,7 +15,7 @@ from geo_ray.cli.data.task import named_task
 from geo_ray.cli.tables.data import shown_time
 
 if TYPE_CHECKING:
-    from geo_ray import DataInspection, ReadOptions
+    from geo_ray import DataSurvey, ReadOptions
     from geo_ray.data.prepare.survey import ColumnSurvey, Survey
 
 
@@ -61,7 +61,7 @@ def inspect(
         raise click.exceptions.Exit(unreadable[0].exit_code)
 
 
-def _show(found: DataInspection) -> None:
+def _show(found: DataSurvey) -> None:
     survey = found.survey
     table = Table(title=f"{survey.rows:,} rows in {_files(survey.files)}", box=SIMPLE)
     table.add_column("column", overflow="fold")

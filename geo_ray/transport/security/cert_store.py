@@ -28,6 +28,7 @@ from geo_ray.util.atomic_file import PRIVATE, PUBLIC, write_atomic
 _CA_CERT = "ca.pem"
 _CA_KEY = "ca.key"
 _REGIONS = "regions"
+_SOON_DAYS = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,20 @@ class CertificateEntry:
     not_after: dt.datetime
     hosts: tuple[str, ...]
     problem: str
+
+    def left_days(self, now: dt.datetime) -> float:
+        """Days until it expires; negative if it has."""
+        return (self.not_after - now).total_seconds() / 86400
+
+    def is_usable(self, now: dt.datetime) -> bool:
+        """Whether peers accept it."""
+        return not self.problem and self.not_before <= now < self.not_after
+
+    def state(self, now: dt.datetime) -> str:
+        """``good``, ``renew soon``, or why it cannot be used."""
+        if self.is_usable(now):
+            return "renew soon" if self.left_days(now) < _SOON_DAYS else "good"
+        return self.problem or ("EXPIRED" if now >= self.not_after else "not valid yet")
 
 
 def init(directory: Path, days: float = CA_DAYS, *, force: bool = False) -> Authority:
@@ -135,6 +150,11 @@ def renew_ca(directory: Path, days: float = CA_DAYS) -> list[str]:
         home = directory / _REGIONS / name
         _write(Path(TlsFiles.in_directory(home).ca), authority.cert_pem, PUBLIC)
     return names
+
+
+def ca_path(directory: Path) -> Path:
+    """Where `init` puts the CA's certificate."""
+    return directory / _CA_CERT
 
 
 def files_of(directory: Path, region: str) -> TlsFiles:

@@ -17,6 +17,7 @@ import geo_ray
 from geo_ray import errors
 from geo_ray.api.starters import STARTERS
 from geo_ray.cli.main import root
+from geo_ray.lab.presets import preset_names
 
 ROOT = Path(__file__).parents[3]
 FEW = {"train.steps": 4, "train.eval_every": 2}
@@ -69,16 +70,25 @@ def test_files_that_are_there_are_not_replaced(tmp_path: Path) -> None:
         geo_ray.init_project(tmp_path, "rust")
 
 
-def test_the_wheel_carries_every_starter() -> None:
+def test_the_wheel_carries_every_file_that_the_library_reads() -> None:
+    """Starters, configurations, presets of the lab, prices: whatever is no Python."""
     tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     patterns = tools["package-data"]["geo_ray"]
     folder = ROOT / "geo_ray"
+    files = [file for file in folder.rglob("*") if "__pycache__" not in file.parts]
+    files += (folder / "starters" / "configs").rglob("*")  # a link, which rglob does not follow
+    data = [file for file in files if file.is_file() and file.suffix != ".py"]
+    names = {file.relative_to(folder).as_posix() for file in data}
+    assert {"py.typed", "clouds/snapshots/aws.json", "starters/configs/quickstart.yaml"} <= names
+    assert {f"lab/presets/{name}.yaml" for name in preset_names()} <= names
+    for name in names:
+        depth = name.count("/")
+        fitting = [p for p in patterns if p.count("/") == depth and fnmatch.fnmatch(name, p)]
+        assert fitting, f"{name} is not in package-data"
     for starter in STARTERS:
-        for file in (folder / "starters" / starter).rglob("*"):
-            name = file.relative_to(folder).as_posix()
-            depth = name.count("/")
-            fitting = [p for p in patterns if p.count("/") == depth and fnmatch.fnmatch(name, p)]
-            assert file.is_dir() or fitting, f"{name} is not in package-data"
+        assert any(name.startswith(f"starters/{starter}/") for name in names)
+    lost = {file.parent for file in files if file.suffix == ".py"}
+    assert not [place for place in lost if not (place / "__init__.py").exists()]
 
 
 def test_export_writes_what_plain_pytorch_reads(tmp_path: Path) -> None:

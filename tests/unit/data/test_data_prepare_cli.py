@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from geo_ray.cli.data.group import data
 from geo_ray.api import progress
+from geo_ray.cli.data.group import data
 from geo_ray.data.manifest import load_manifest
 from geo_ray.data.prepare.apply import Preparer
 from geo_ray.data.prepare.saved import load_prepared
