@@ -76,7 +76,7 @@ def test_the_wheel_carries_every_file_that_the_library_reads() -> None:
     patterns = tools["package-data"]["geo_ray"]
     folder = ROOT / "geo_ray"
     files = [file for file in folder.rglob("*") if "__pycache__" not in file.parts]
-    files += (folder / "starters" / "configs").rglob("*")  # a link, which rglob does not follow
+    files += (folder / "starters" / "configs").glob("*")  # a link, which rglob does not follow
     data = [file for file in files if file.is_file() and file.suffix != ".py"]
     names = {file.relative_to(folder).as_posix() for file in data}
     assert {"py.typed", "clouds/snapshots/aws.json", "starters/configs/quickstart.yaml"} <= names
