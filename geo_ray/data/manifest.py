@@ -177,7 +177,9 @@ def load_manifest(path_or_uri: str) -> Manifest:
     except ManifestError as error:
         raise ManifestError(f"{path_or_uri}: {error.message}", fix=error.fix) from None
     except ValidationError as error:
-        raise ManifestError(f"manifest {path_or_uri}: {complaints(error, Manifest, text)}") from None
+        raise ManifestError(
+            f"manifest {path_or_uri}: {complaints(error, Manifest, text)}"
+        ) from None
     return manifest.model_copy(
         update={"stores": {r: _absolute(u, uri) for r, u in manifest.stores.items()}}
     )
