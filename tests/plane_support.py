@@ -225,12 +225,10 @@ class Plane:
         self.old.append(update)
         self._return(self.averager.on_update(update))
 
-    def drop(self, at: int) -> None:
-        """A sender takes back what it has not sent yet."""
-        update = self.updates.pop(at)
-        region = self.regions[update.region]
-        region.sent = None
-        self._take(update.region, region.server.on_dropped(update.seq))
+    def skip(self, update: Update) -> None:
+        """The averager answers an update that it does not take in; its content comes later."""
+        self.updates.remove(update)
+        self._return(self.averager.on_skip(update.region, update.epoch, update.seq))
 
     def repeat(self, update: Update) -> None:
         """A message arrives once more: it changes nothing, and its answer may be given again."""
@@ -268,7 +266,8 @@ class Plane:
         elif self.setup.strategy.kind in {"asgd", "asgd_ga", "ama"}:  # one version per update
             assert staleness <= len(others) + region.behind
         region.behind = 0
-        region.last_answered = self.answered[reply.to, reply.seq]
+        # A skipped update is in no order of the averager's: the bound goes on from the last one.
+        region.last_answered = self.answered.get((reply.to, reply.seq), region.last_answered)
         region.sent = None
         decoded = region.server.wire.decode(reply)
         self._take(reply.to, region.server.on_reply(decoded))

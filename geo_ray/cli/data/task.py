@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import click
@@ -26,9 +27,10 @@ def named_task(use: str, options: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _scalar(text: str) -> Any:
-    """A JSON number, true, false or null; anything else is text."""
+    """Read a finite JSON number, true, false or null; anything else is text."""
     try:
         value = json.loads(text)
     except ValueError:
         return text
-    return text if isinstance(value, (list, dict)) else value
+    is_plain = isinstance(value, int | None) or (isinstance(value, float) and math.isfinite(value))
+    return value if is_plain else text

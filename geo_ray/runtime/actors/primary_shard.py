@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -30,7 +29,6 @@ from geo_ray.runtime.actors.remote_shard import RemoteShard
 from geo_ray.runtime.messages.exchange import (
     answer_meta,
     payload_bytes,
-    read_dropped,
     read_reply,
     read_report,
     read_stats,
@@ -272,20 +270,15 @@ class PrimaryShard:
             log.warning("%s; sent in full", error.message)
             update = self.server.wire.in_full(update)
             reply = self._ask(update)
-        if reply is None:
-            self._event_buffer.add("update_dropped", seq=update.seq, bytes_out=update.size_bytes)
-            effects = partial(self.server.on_dropped, update.seq)
+        if reply.dropped:
+            self._event_buffer.add("update_dropped", seq=update.seq, bytes_out=0)
         else:
-            if reply.dropped:
-                self._event_buffer.add("update_dropped", seq=update.seq, bytes_out=0)
-            else:
-                before = 4 * send.update.payload_P.numel()
-                self._event_buffer.add("exchange", **send.event(update, reply, began_s, before))
-            decoded = self.server.wire.decode(reply)
-            took_s = self._event_buffer.now_s() - began_s
-            effects = partial(self.server.on_reply, decoded, took_s)
+            before = 4 * send.update.payload_P.numel()
+            self._event_buffer.add("exchange", **send.event(update, reply, began_s, before))
+        decoded = self.server.wire.decode(reply)
+        took_s = self._event_buffer.now_s() - began_s
         with self._changed:
-            snapshots = self._carry_out(effects())
+            snapshots = self._carry_out(self.server.on_reply(decoded, took_s))
         self._write(snapshots)
 
     def _recall(self) -> None:
@@ -298,8 +291,8 @@ class PrimaryShard:
         if seq is not None:
             wire.unsent(seq, fields.count(meta, "first_rank"))
 
-    def _ask(self, update: Update) -> Reply | None:
-        """Carry an update to the averager; its reply, or None if it was dropped on the way."""
+    def _ask(self, update: Update) -> Reply:
+        """Send an update to the averager through the bridge and return its reply."""
         bridge = self._bridge
         if bridge is None:
             raise InvariantError(f"region '{self.server.plan.region}' is alone, but would send")
@@ -308,7 +301,7 @@ class PrimaryShard:
             payload_bytes(update),
             timeout_s=exchange_s(self._timeout_s),
         )
-        return read_reply(meta, payload) if read_dropped(meta) is None else None
+        return read_reply(meta, payload)
 
 
 def _typed(error: Exception) -> GeoRayError:

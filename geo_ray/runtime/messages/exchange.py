@@ -17,7 +17,7 @@ from geo_ray.strategies.base import Reply, Update
 from geo_ray.tasks.base import Stats
 from geo_ray.training.server.effects import Assignment
 from geo_ray.training.server.shard import Contribution
-from geo_ray.transport.wire.fields import count, optional_count, optional_text, text
+from geo_ray.transport.wire.fields import optional_count, optional_text, text
 from geo_ray.transport.wire.frames import Buffer
 from geo_ray.transport.wire.meta import Meta
 from geo_ray.transport.wire.record import Field, Known, Record, Rows
@@ -152,16 +152,6 @@ def contributions_meta(contributions: Sequence[Contribution]) -> Meta:
 def refusal_meta(seq: int, error: GeoRayError) -> Meta:
     """The averager's refusal of update ``seq`` as a header."""
     return _REFUSAL.write(Refusal(seq, error))
-
-
-def dropped_meta(seq: int) -> Meta:
-    """The bridge's answer that nobody took in update ``seq``, and nobody will answer it."""
-    return {"dropped": seq}
-
-
-def read_dropped(meta: Meta) -> int | None:
-    """The number of the dropped update; None if ``meta`` is that of a reply."""
-    return count(meta, "dropped") if "dropped" in meta else None
 
 
 def stats_message(

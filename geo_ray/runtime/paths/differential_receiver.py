@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
-from geo_ray.codecs.dgt import Dgt
+from geo_ray.codecs.differential import DifferentialCodec
 from geo_ray.errors import GeoRayError
 from geo_ray.runtime.paths.differential_messages import notify
 from geo_ray.strategies.base import Reply, Update
@@ -42,7 +42,7 @@ class DifferentialReceiver:
 
     def __init__(
         self,
-        codec: Dgt,
+        codec: DifferentialCodec,
         num_params: int,
         endpoint: Endpoint,
         refuse: Callable[[Update, GeoRayError], None],

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from geo_ray.codecs.base import Coded
 from geo_ray.codecs.common.dgt_report import LossyReport, unpack_ranks
-from geo_ray.codecs.dgt import Dgt
+from geo_ray.codecs.differential import DifferentialCodec
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class LossySender:
         codec: of both ends.
     """
 
-    codec: Dgt
+    codec: DifferentialCodec
     _sent: dict[int, _Sent] = field(default_factory=dict)  # by seq
 
     def sent(self, seq: int, coded: Coded | None) -> None:

@@ -1,7 +1,7 @@
 """A deployment's certificates on disk.
 
-``DIR/ca.pem`` and ``DIR/ca.key`` stay with whoever runs the deployment; ``DIR/regions/NAME`` with
-``ca.pem``, ``cert.pem`` and ``key.pem`` goes to the host of that region's bridge.
+``DIR/ca.pem`` and ``DIR/ca.key`` stay with the operator of the deployment; ``DIR/regions/NAME``
+with ``ca.pem``, ``cert.pem`` and ``key.pem`` goes to the host of that region's bridge.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class CertificateEntry:
         not_before: start of its validity.
         not_after: end of its validity.
         hosts: names and IPs that it mentions.
-        problem: why it cannot be used (not by date), or "".
+        problem: why it cannot be used, apart from its dates; or "".
     """
 
     name: str
@@ -158,17 +158,17 @@ def ca_path(directory: Path) -> Path:
 
 
 def files_of(directory: Path, region: str) -> TlsFiles:
-    """Where `issue` puts a region's files."""
+    """Return where `issue` puts a region's files."""
     return TlsFiles.in_directory(directory / _REGIONS / region)
 
 
 def regions_of(directory: Path) -> list[str]:
-    """Regions that have a certificate in a deployment's directory, sorted."""
+    """Return the regions with a certificate in a deployment's directory, sorted."""
     return sorted(path.parent.name for path in (directory / _REGIONS).glob("*/cert.pem"))
 
 
 def entries(directory: Path) -> list[CertificateEntry]:
-    """Every certificate of a deployment, the CA's first.
+    """Return every certificate of a deployment, the CA's first.
 
     Raises:
         CertificateError: a certificate cannot be read.
@@ -185,7 +185,7 @@ def entries(directory: Path) -> list[CertificateEntry]:
 def _problem(cert: x509.Certificate, ca: x509.Certificate) -> str:
     try:
         cert.verify_directly_issued_by(ca)
-    except Exception:  # what a broken certificate may raise here is not one kind
+    except Exception:  # a broken certificate may raise errors of several kinds
         return "from another CA"
     return ""
 

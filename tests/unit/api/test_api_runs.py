@@ -120,6 +120,19 @@ def test_relative_paths_in_a_mapping_start_where_they_are_said_to(
     assert geo_ray.simulate(experiment, changes).model() is not None
 
 
+def test_a_simulation_that_fails_before_its_first_event_leaves_no_directory(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "broken.py").write_text(
+        "from geo_ray.tasks.digits import Digits\n\n\nclass Broken(Digits):\n"
+        "    def model(self, seed):\n        raise ValueError('no model')\n"
+    )
+    changes = SMALL | {"run.dir": str(tmp_path / "runs"), "task": {"use": "broken.py:Broken"}}
+    with pytest.raises(errors.TaskError, match="no model"):
+        geo_ray.simulate(QUICKSTART, changes, base_dir=tmp_path)
+    assert not any((tmp_path / "runs").iterdir()), "its name is free"
+
+
 def test_a_run_that_was_cut_off_can_be_looked_at(run: geo_ray.Run, tmp_path: Path) -> None:
     cut = tmp_path / "cut"
     cut.mkdir()

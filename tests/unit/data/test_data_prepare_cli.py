@@ -27,11 +27,11 @@ from geo_ray.errors import (
 )
 
 TASK = '''
-from geo_ray.config.base import Model
+import geo_ray
 
 class Churn:
     """Columns only."""
-    class Options(Model):
+    class Options(geo_ray.Options):
         features: int = 8
     label_column = "bought"
     def __init__(self, options):
