@@ -13,17 +13,30 @@ from typing import TYPE_CHECKING, Any
 from geo_ray.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from geo_ray.api.certs import CertificateList as CertificateList
+    from geo_ray.api.certs import certs as certs
+    from geo_ray.api.certs import init_certs as init_certs
+    from geo_ray.api.certs import issue_cert as issue_cert
+    from geo_ray.api.certs import renew_ca as renew_ca
+    from geo_ray.api.certs import renew_certs as renew_certs
+    from geo_ray.api.check import PromiseCheck as PromiseCheck
+    from geo_ray.api.check import check as check
+    from geo_ray.api.columns import DataStatistics as DataStatistics
+    from geo_ray.api.columns import DataSurvey as DataSurvey
+    from geo_ray.api.columns import WantedStatistics as WantedStatistics
+    from geo_ray.api.columns import data_stats as data_stats
+    from geo_ray.api.columns import inspect_data as inspect_data
+    from geo_ray.api.columns import merge_data_stats as merge_data_stats
     from geo_ray.api.comparing import ComparisonResult as ComparisonResult
     from geo_ray.api.comparing import compare as compare
+    from geo_ray.api.data import DataCheck as DataCheck
+    from geo_ray.api.data import RegionData as RegionData
+    from geo_ray.api.data import SourceFiles as SourceFiles
+    from geo_ray.api.data import check_data as check_data
+    from geo_ray.api.data import merge_data as merge_data
+    from geo_ray.api.data import shard_data as shard_data
     from geo_ray.api.inputs import config_schema as config_schema
     from geo_ray.api.inputs import load_config as load_config
-    from geo_ray.api.inspect import DataCheck as DataCheck
-    from geo_ray.api.inspect import ProbeResult as ProbeResult
-    from geo_ray.api.inspect import check_data as check_data
-    from geo_ray.api.inspect import merge_data as merge_data
-    from geo_ray.api.inspect import prices as prices
-    from geo_ray.api.inspect import probe as probe
-    from geo_ray.api.inspect import report as report
     from geo_ray.api.planning import PlanInputs as PlanInputs
     from geo_ray.api.planning import PlanResult as PlanResult
     from geo_ray.api.planning import ProfileGrid as ProfileGrid
@@ -31,14 +44,24 @@ if TYPE_CHECKING:
     from geo_ray.api.planning import plan as plan
     from geo_ray.api.planning import profile as profile
     from geo_ray.api.planning import replan as replan
+    from geo_ray.api.prices import PriceList as PriceList
+    from geo_ray.api.prices import PriceRefresh as PriceRefresh
+    from geo_ray.api.prices import prices as prices
+    from geo_ray.api.prices import refresh_prices as refresh_prices
+    from geo_ray.api.probing import ProbeResult as ProbeResult
+    from geo_ray.api.probing import probe as probe
+    from geo_ray.api.probing import probe_host as probe_host
+    from geo_ray.api.probing import serve_probes as serve_probes
     from geo_ray.api.run import Run as Run
     from geo_ray.api.run import open_run as open_run
+    from geo_ray.api.run import report as report
     from geo_ray.api.saved import checkpoints as checkpoints
     from geo_ray.api.starters import init_project as init_project
     from geo_ray.api.training import simulate as simulate
     from geo_ray.api.training import train as train
     from geo_ray.config.base import StrictModel
     from geo_ray.config.experiment import Experiment as Experiment
+    from geo_ray.data.files.options import ReadOptions as ReadOptions
     from geo_ray.errors import GeoRayError as GeoRayError
     from geo_ray.errors import InterruptedRunError as InterruptedRunError
     from geo_ray.lab.lab import Lab as Lab
@@ -46,22 +69,37 @@ if TYPE_CHECKING:
     from geo_ray.observe.metrics.summary import Summary as Summary
     from geo_ray.tasks.base import Dataset as Dataset
     from geo_ray.tasks.base import Task as Task
+    from geo_ray.transport.probe.hosts import ProbeAddress as ProbeAddress
+    from geo_ray.transport.probe.hosts import ProbeSide as ProbeSide
     from geo_ray.transport.probe.plan import ProbePlan as ProbePlan
 
     Options = StrictModel
 
 _WHERE = {
+    "CertificateList": "api.certs",
+    "certs": "api.certs",
+    "init_certs": "api.certs",
+    "issue_cert": "api.certs",
+    "renew_ca": "api.certs",
+    "renew_certs": "api.certs",
+    "PromiseCheck": "api.check",
+    "check": "api.check",
+    "DataSurvey": "api.columns",
+    "DataStatistics": "api.columns",
+    "WantedStatistics": "api.columns",
+    "data_stats": "api.columns",
+    "inspect_data": "api.columns",
+    "merge_data_stats": "api.columns",
     "ComparisonResult": "api.comparing",
     "compare": "api.comparing",
+    "DataCheck": "api.data",
+    "RegionData": "api.data",
+    "SourceFiles": "api.data",
+    "check_data": "api.data",
+    "merge_data": "api.data",
+    "shard_data": "api.data",
     "config_schema": "api.inputs",
     "load_config": "api.inputs",
-    "DataCheck": "api.inspect",
-    "ProbeResult": "api.inspect",
-    "check_data": "api.inspect",
-    "merge_data": "api.inspect",
-    "prices": "api.inspect",
-    "probe": "api.inspect",
-    "report": "api.inspect",
     "PlanInputs": "api.planning",
     "PlanResult": "api.planning",
     "ProfileGrid": "api.planning",
@@ -69,17 +107,29 @@ _WHERE = {
     "plan": "api.planning",
     "profile": "api.planning",
     "replan": "api.planning",
+    "PriceList": "api.prices",
+    "PriceRefresh": "api.prices",
+    "prices": "api.prices",
+    "refresh_prices": "api.prices",
+    "ProbeResult": "api.probing",
+    "probe": "api.probing",
+    "probe_host": "api.probing",
+    "serve_probes": "api.probing",
     "Run": "api.run",
     "open_run": "api.run",
+    "report": "api.run",
     "checkpoints": "api.saved",
     "init_project": "api.starters",
     "simulate": "api.training",
     "train": "api.training",
     "Options": "config.base:StrictModel",
     "Experiment": "config.experiment",
+    "ReadOptions": "data.files.options",
     "GeoRayError": "errors",
     "InterruptedRunError": "errors",
     "Lab": "lab.lab",
+    "ProbeAddress": "transport.probe.hosts",
+    "ProbeSide": "transport.probe.hosts",
     "ProbePlan": "transport.probe.plan",
     "Event": "observe.events.schema",
     "Summary": "observe.metrics.summary",

@@ -239,14 +239,12 @@ class Plane:
             replies = [r for r in replies if r.seq not in self._under_way(r.to)]
         self._return(replies)
 
-    def drop(self, at: int) -> None:
-        """A sender takes back what it has not sent yet."""
-        if self.updates[at].epoch != self.epoch:
-            return  # of a life before: it was sent
-        update = self.updates.pop(at)
-        region = self.regions[update.region]
-        region.sent = None
-        self._take(update.region, region.server.on_dropped(update.seq))
+    def skip(self, update: Update) -> None:
+        """The averager answers an update that it does not take in; its content comes later."""
+        if update.epoch != self.epoch:
+            return  # of a life before: perhaps it was taken in
+        self.updates.remove(update)
+        self._return(self.averager.on_skip(update.region, update.epoch, update.seq))
 
     def repeat(self, update: Update) -> None:
         """A message arrives once more: it changes nothing, and its answer may be given again."""
@@ -284,7 +282,8 @@ class Plane:
         elif self.setup.strategy.kind in {"asgd", "asgd_ga", "ama"}:  # one version per update
             assert staleness <= len(others) + region.behind
         region.behind = max(0, self.cut_version - reply.version)
-        region.last_answered = self.answered.get((reply.to, reply.seq), 0)
+        # A skipped update is in no order of the averager's: the bound goes on from the last one.
+        region.last_answered = self.answered.get((reply.to, reply.seq), region.last_answered)
         region.sent = None
         if reply.checkpoint is not None:
             self._take(reply.to, region.server.cut(reply.checkpoint, halt=reply.halt))

@@ -210,9 +210,9 @@ class OverlayModel:
                 (self.coordinator.home, self.coordinator.out)
             ]:
                 said, out[:] = out[:], []
-                for dst, word in said:
+                for dst, message in said:
                     busy = True
-                    self._say(me, dst, word)
+                    self._say(me, dst, message)
         self._pull()
         for node in self.nodes:
             self._arm(node)
@@ -235,12 +235,12 @@ class OverlayModel:
             self.coordinator.on_peer(node.me, up=not pairs & self.lines.cut)
             node.tick(self.now_s)
 
-    def _say(self, src: int, dst: int, word: ControlMessage) -> None:
+    def _say(self, src: int, dst: int, message: ControlMessage) -> None:
         def deliver() -> None:
-            if isinstance(word, _TO_COORDINATOR):
-                self.coordinator.on_word(src, word, self.now_s)
+            if isinstance(message, _TO_COORDINATOR):
+                self.coordinator.on_message(src, message, self.now_s)
             else:
-                self.nodes[dst].on_word(src, word, self.now_s)
+                self.nodes[dst].on_message(src, message, self.now_s)
 
         self._carry((src, dst), deliver)
 

@@ -1,4 +1,4 @@
-"""What the functions of the library take: configurations, overrides, plans."""
+"""What the functions of the library take: configurations, overrides, names of tasks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Any, TypeAlias
 import torch
 
 from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import json_schema, read_text
+from geo_ray.config.load import json_schema, load_tree, read_text
 from geo_ray.config.source import ConfigSource, ConfigText, override_items, text_of
 from geo_ray.job.auto import load_experiment
+from geo_ray.tasks.load import TaskConfig
 
 FilePath: TypeAlias = str | os.PathLike[str]
 Config: TypeAlias = FilePath | Mapping[str, Any] | Experiment
@@ -22,6 +23,9 @@ Config: TypeAlias = FilePath | Mapping[str, Any] | Experiment
 
 Overrides: TypeAlias = Mapping[str, Any] | Sequence[str]
 """Values by dotted key, or a list of ``key.key=value`` as ``--set`` takes them."""
+
+NamedTask: TypeAlias = str | Mapping[str, Any] | TaskConfig
+"""What ``use`` says in a configuration's section ``task``, or the keys of that section."""
 
 
 def load_config(
@@ -55,6 +59,16 @@ def source_of(config: Config, base_dir: FilePath | None = None) -> ConfigSource:
     if base_dir is None:
         return path
     return replace(ConfigText(read_text(path), Path(base_dir).absolute()), name=str(path))
+
+
+def task_config(task: NamedTask) -> TaskConfig:
+    """The section ``task`` of a configuration.
+
+    Raises:
+        ConfigError: it has wrong keys or values.
+    """
+    tree = {"use": task} if isinstance(task, str) else task
+    return load_tree(text_of(tree, Path.cwd()), (), TaskConfig)
 
 
 @contextmanager

@@ -15,8 +15,9 @@ from geo_ray.api.series import metric_names, metric_table, regions_table
 from geo_ray.api.tables import Table
 from geo_ray.checkpoint.store import Checkpoint, CheckpointStore
 from geo_ray.config.experiment import Experiment
-from geo_ray.errors import RunDirectoryError
+from geo_ray.errors import ConfigError, RunDirectoryError
 from geo_ray.job import rundir
+from geo_ray.job.best import load_best
 from geo_ray.job.model_file import about_model, export_model, load_trained, module_with
 from geo_ray.job.rundir import RunDirectory
 from geo_ray.observe.events.columns import RunRecord
@@ -59,6 +60,11 @@ class Run:
     def model_path(self) -> Path:
         """The trained model; there is none before the run has finished."""
         return self.directory.model
+
+    @property
+    def best_path(self) -> Path:
+        """The best evaluated model; there is none without `train.keep_best`."""
+        return self.directory.best_model
 
     @property
     def report_path(self) -> Path:
@@ -125,21 +131,24 @@ class Run:
         store = self._store()
         return tuple(store.open(id) for id in store.ids())
 
-    def model(self, checkpoint: int | None = None) -> nn.Module:
+    def model(self, checkpoint: int | None = None, *, best: bool = False) -> nn.Module:
         """The task's module with trained parameters, on the CPU.
 
         Args:
             checkpoint: the id of the one to take them from; default: the final model.
+            best: those that evaluated best, which `train.keep_best` has kept.
 
         Raises:
-            RunDirectoryError: the run has no final model yet.
+            ConfigError: a checkpoint and the best model are asked for at once.
+            RunDirectoryError: the run has no final model yet, or keeps no best one.
             CheckpointMissingError: there is no such checkpoint.
             TaskError: the task cannot be loaded.
         """
+        self._check_best(checkpoint, best=best)
         task = load_task(self.experiment.task, self.directory.base_dir)
         seed = self.experiment.seed
         if checkpoint is None:
-            return load_trained(task, seed, self.model_path)
+            return load_trained(task, seed, self.best_path if best else self.model_path)
         saved = self._store().open(checkpoint)
         region = next(
             r for r in self.experiment.regions if r.name == self.experiment.averager_region
@@ -150,25 +159,41 @@ class Run:
         ]
         return module_with(task, seed, slices)
 
-    def export(self, out: FilePath, checkpoint: int | None = None) -> Path:
+    def export(self, out: FilePath, checkpoint: int | None = None, *, best: bool = False) -> Path:
         """Write the trained parameters for plain PyTorch.
 
         Args:
             out: ``.safetensors``, or ``.pt`` for a state dictionary that
                 ``torch.load(path, weights_only=True)`` reads.
             checkpoint: the id of the one to take them from; default: the final model.
+            best: those that evaluated best, which `train.keep_best` has kept.
 
         Raises:
             ConfigError: the file has another ending.
             RunDirectoryError: it cannot be written; or as for `model`.
         """
+        self._check_best(checkpoint, best=best)
         path = Path(out)
         step, metrics = self.summary.steps, self.summary.eval
+        if best and (kept := load_best(self.best_path)) is not None:
+            step, metrics = kept.step, kept.metrics
         if checkpoint is not None:
             step, metrics = self._store().open(checkpoint).manifest.step, {}
         about = about_model(self.experiment, step, metrics)
-        export_model(self.model(checkpoint), path, about)
+        export_model(self.model(checkpoint, best=best), path, about)
         return path
+
+    def _check_best(self, checkpoint: int | None, *, best: bool) -> None:
+        if best and checkpoint is not None:
+            raise ConfigError(
+                "the best model and a checkpoint are two things", fix="Ask for one of them."
+            )
+        if best and not self.best_path.exists():
+            raise RunDirectoryError(
+                f"{self.best_path} does not exist: the run has kept no best model",
+                fix="Train with `--set train.keep_best.metric=NAME --set train.keep_best.mode=max`"
+                " (or min), and let it come to its first evaluation.",
+            )
 
     def _store(self) -> CheckpointStore:
         return CheckpointStore(self.directory.checkpoints, self.experiment.checkpoint.keep)
@@ -218,6 +243,19 @@ def open_run(path: FilePath) -> Run:
             fix="Look at what the command that started it printed.",
         )
     return Run(directory, experiment, _so_far(experiment, read_events(log)), finished=False)
+
+
+def report(run: FilePath, out: FilePath | None = None) -> Path:
+    """Write the HTML page about a run and give its path.
+
+    Args:
+        run: its directory.
+        out: the file; default: ``report.html`` in that directory.
+
+    Raises:
+        RunDirectoryError: there is no run, or the page cannot be written.
+    """
+    return write_report(Path(run), None if out is None else Path(out))
 
 
 def _so_far(experiment: Experiment, events: Iterable[Event]) -> Summary:

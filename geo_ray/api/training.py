@@ -18,7 +18,7 @@ from geo_ray.checkpoint.store import CheckpointStore
 from geo_ray.config.source import override_items
 from geo_ray.errors import ConfigError, GeoRayError
 from geo_ray.job.rundir import RunDirectory
-from geo_ray.observe.events.log import EVENTS_FILE
+from geo_ray.observe.report.ending import has_begun
 from geo_ray.observe.report.report import write_report
 from geo_ray.runtime.control.train import Reporting, Resumption
 from geo_ray.runtime.control.train import train as train_to_end
@@ -141,12 +141,12 @@ def _tidied(run: RunDirectory, watch: RunWatch, *, is_new: bool) -> Iterator[Non
     try:
         yield
     except GeoRayError as error:
-        if (run.path / EVENTS_FILE).exists():
+        if has_begun(run.path):
             with suppress(GeoRayError):  # the run's own error matters more
                 watch.tell(f"report   {short_path(write_report(run.path))}")
         raise name_run(error, run.path) from error
     finally:
-        if is_new and not any((run.path / name).exists() for name in (EVENTS_FILE, "logs")):
+        if is_new and not has_begun(run.path):
             shutil.rmtree(run.path, ignore_errors=True)  # its name is free again
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from pathlib import Path
 
 import click
 
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 _DAYS = click.FloatRange(min=0, min_open=True, max=36500)
-_SOON_DAYS = 30
 
 
 @click.group()
@@ -23,10 +21,10 @@ def certs() -> None:
 @click.option("--force", is_flag=True, help="Replace a CA; every region needs a new certificate.")
 def init(directory: Path, days: float, force: bool) -> None:
     """Make the deployment's CA in DIR. Keep DIR/ca.key to yourself."""
-    from geo_ray.transport.security import cert_store
+    import geo_ray
 
-    cert_store.init(directory, days, force=force)
-    click.echo(f"CA: {directory / 'ca.pem'}, its key: {directory / 'ca.key'}")
+    made = geo_ray.init_certs(directory, days=days, force=force)
+    click.echo(f"CA: {made}, its key: {made.with_suffix('.key')}")
 
 
 @certs.command()
@@ -39,10 +37,10 @@ def init(directory: Path, days: float, force: bool) -> None:
 @click.option("--force", is_flag=True, help="Replace key and certificate of the region.")
 def issue(region: str, directory: Path, days: float, hosts: tuple[str, ...], force: bool) -> None:
     """Make key and certificate of REGION."""
-    from geo_ray.transport.security import cert_store
+    import geo_ray
 
-    files = cert_store.issue(directory, region, days, hosts, force=force)
-    click.echo(f"{region}: copy {Path(files.cert).parent} to the host of the region's bridge")
+    made = geo_ray.issue_cert(directory, region, days=days, hosts=hosts, force=force)
+    click.echo(f"{region}: copy {made} to the host of the region's bridge")
 
 
 @certs.command()
@@ -52,32 +50,25 @@ def show(directory: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from geo_ray.transport.security import cert_store
+    import geo_ray
 
-    now = dt.datetime.now(dt.UTC)
+    found = geo_ray.certs(directory)
     table = Table()
     for heading in ("certificate", "valid from", "expires", "days left", "state", "hosts"):
         table.add_column(heading, justify="right" if heading == "days left" else "left")
-    bad = 0
-    for entry in cert_store.entries(directory):
-        left_days = (entry.not_after - now).total_seconds() / 86400
-        state, color = "good", "green"
-        if entry.problem or left_days <= 0 or entry.not_before > now:
-            state = entry.problem or ("EXPIRED" if left_days <= 0 else "not valid yet")
-            color = "red"
-            bad += 1
-        elif left_days < _SOON_DAYS:
-            state, color = "renew soon", "yellow"
+    for entry in found.entries:
+        state = entry.state(found.at)
+        color = "red" if entry in found.bad else "green" if state == "good" else "yellow"
         table.add_row(
             entry.name,
             f"{entry.not_before:%Y-%m-%d}",
             f"{entry.not_after:%Y-%m-%d}",
-            f"{left_days:.0f}",
+            f"{entry.left_days(found.at):.0f}",
             f"[{color}]{state}[/{color}]",
             " ".join(entry.hosts) or "-",
         )
     Console().print(table)
-    if bad:
+    if found.bad:
         raise click.exceptions.Exit(1)
 
 
@@ -88,14 +79,13 @@ def show(directory: Path) -> None:
 @click.option("--ca", is_flag=True, help="The CA itself; certificates that it issued stay valid.")
 def renew(regions: tuple[str, ...], directory: Path, days: float | None, ca: bool) -> None:
     """Give certificates new dates; without REGION those of all regions. Keys stay."""
-    from geo_ray.transport.security import cert_store
+    import geo_ray
 
     if ca and regions:
         raise click.UsageError("--ca renews the CA; leave the regions away")
     if ca:
-        names = cert_store.renew_ca(directory, days or 3650)
+        names = geo_ray.renew_ca(directory, days=days or 3650)
         click.echo(f"CA renewed; copy ca.pem to the bridge hosts of: {', '.join(names) or '-'}")
         return
-    for region in regions or cert_store.regions_of(directory):
-        files = cert_store.renew(directory, region, days or 365)
-        click.echo(f"{region}: copy {files.cert} to the host of the region's bridge")
+    for region, path in geo_ray.renew_certs(directory, regions, days=days or 365).items():
+        click.echo(f"{region}: copy {path} to the host of the region's bridge")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import click
 
@@ -20,15 +19,14 @@ def check(name: str, options: tuple[str, ...]) -> None:
     names of the library's own work, too. Checks take the options as they are: a short interval
     makes them quick. The exit code is 1 if one fails.
     """
-    from geo_ray.contract.load import checked
-    from geo_ray.contract.load import load as load_subject
+    import geo_ray
 
-    findings = checked(load_subject(name, options, Path.cwd()))
-    for finding in findings:
+    found = geo_ray.check(name, options)
+    for finding in found.findings:
         if finding.why is None:
             click.echo(f"passed  {finding.promise}")
         else:
             click.echo(f"{click.style('failed', fg='red')}  {finding.promise}: {finding.why}")
-    failed = sum(finding.why is not None for finding in findings)
-    click.echo(f"{len(findings) - failed} of {len(findings)} checks passed")
+    total, failed = len(found.findings), len(found.broken)
+    click.echo(f"{total - failed} of {total} checks passed")
     sys.exit(1 if failed else 0)

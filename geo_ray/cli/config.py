@@ -37,13 +37,14 @@ def schema(key: str | None, as_json: bool) -> None:
     KEY is written as for --set, with or without the kind of a section: `train.steps`,
     `strategy.diloco`, `strategy.diloco.interval`, `strategy.interval`.
     """
-    from geo_ray.config.experiment import Experiment
-    from geo_ray.config.load import describe, json_schema
+    import geo_ray
+    from geo_ray.config.load import describe
     from geo_ray.config.subtree import describe_key
 
     if as_json:
         if key is not None:
             raise click.UsageError("--json prints the whole schema: leave KEY out")
-        click.echo(json.dumps(json_schema(Experiment), indent=2))
+        click.echo(json.dumps(geo_ray.config_schema(), indent=2))
     else:
-        click.echo(describe(Experiment) if key is None else describe_key(Experiment, key))
+        root = geo_ray.Experiment
+        click.echo(describe(root) if key is None else describe_key(root, key))

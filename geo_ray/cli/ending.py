@@ -20,3 +20,6 @@ def show_end(run: Run) -> None:
     console.print(f"report   {short_path(run.report_path)}", highlight=False, soft_wrap=True)
     if run.model_path.exists():
         console.print(f"model    {short_path(run.model_path)}", highlight=False, soft_wrap=True)
+    if run.summary.best is not None:
+        line = f"best     {short_path(run.best_path)} ({run.summary.best.text})"
+        console.print(line, highlight=False, soft_wrap=True, markup=False)

@@ -16,9 +16,10 @@ import click
     help="model.safetensors; or model.pt, which torch.load(..., weights_only=True) reads.",
 )
 @click.option("--from", "checkpoint", type=int, metavar="ID", help="Of this checkpoint.")
-def export(run_dir: str, out: Path, checkpoint: int | None) -> None:
-    """Write the model of RUN, or of one of its checkpoints, as a file of its own."""
+@click.option("--best", is_flag=True, help="The best one, which train.keep_best has kept.")
+def export(run_dir: str, out: Path, checkpoint: int | None, best: bool) -> None:
+    """Write the model of RUN, its best one, or one of a checkpoint, as a file of its own."""
     import geo_ray
 
-    path = geo_ray.open_run(run_dir).export(out, checkpoint)
+    path = geo_ray.open_run(run_dir).export(out, checkpoint, best=best)
     click.echo(f"model    {path}")

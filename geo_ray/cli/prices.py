@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import click
@@ -39,24 +38,15 @@ def show(
     as_json: bool,
 ) -> None:
     """Show the known prices: your own files', and those that came with this release."""
+    import geo_ray
     from geo_ray.cli.tables.prices import print_prices
-    from geo_ray.clouds.price_book import PriceBook, dump_book, known_book, own_files
+    from geo_ray.clouds.price_book import dump_book
 
-    book = known_book(files or own_files())
-    now = time.time()
-    records = tuple(
-        record
-        for record in book.records
-        if cloud in (None, record.cloud)
-        and region in (None, record.region)
-        and type_ in (None, record.type)
-        and (not stale or record.is_stale(now))
-    )
-    found = PriceBook(records=records, rates=book.rates)
+    found = geo_ray.prices(files, cloud=cloud, region=region, machine=type_, stale=stale)
     if as_json:
-        click.echo(dump_book(found), nl=False)
-    elif records:
-        print_prices(found, now)
+        click.echo(dump_book(found.book), nl=False)
+    elif found.book.records:
+        print_prices(found.book, found.at_unix_s)
     else:
         click.echo("no such price is known")
 
@@ -101,19 +91,20 @@ def refresh(
     What cannot be read keeps its old price. Credentials come from where the cloud's own tools take
     them; reading prices costs nothing and starts nothing.
     """
-    from geo_ray.cli.prices_refresh import Wanted, refresh_prices
-    from geo_ray.clouds.price_book import YAML_SUFFIXES, own_files
+    import geo_ray
 
-    if currency is not None and cloud != "tencent":
-        raise click.UsageError("--currency is for tencent; the others say it themselves")
-    target = file
-    if target is None:
-        json_files = [path for path in own_files() if path.suffix not in YAML_SUFFIXES]
-        target = json_files[0] if json_files else Path("prices.json")
-    if target.suffix in YAML_SUFFIXES:
-        raise click.UsageError(f"{target}: prices are written as JSON; name a .json file")
-    wanted = Wanted(cloud, _split(regions), _split(types), endpoints, currency, tries)
-    refresh_prices(wanted, target)
+    done = geo_ray.refresh_prices(
+        cloud,
+        regions=_split(regions),
+        types=_split(types),
+        file=file,
+        endpoints=endpoints,
+        currency=currency,
+        tries=tries,
+        progress=True,
+    )
+    failed = f", {len(done.failed)} questions failed" if done.failed else ""
+    click.echo(f"prices   {done.path}, {len(done.records)} read{failed}")
 
 
 def _split(text: str | None) -> tuple[str, ...]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
-    from geo_ray.transport.links.record import LinkRecord
-    from geo_ray.transport.probe.plan import ProbePlan
+    from geo_ray import ProbeAddress, ProbeResult, ProbeSide
 
 _CONFIGS = (".yaml", ".yml")
 
@@ -80,66 +80,53 @@ def probe(
     the first one shows (or the same GEO_RAY_PROBE_KEY, or --certs, on both). With a CONFIG: a
     probe in each of its regions, and every pair in turn.
     """
-    from geo_ray.transport.probe.plan import ProbePlan
+    import geo_ray
 
     if listen == (target is not None):
         raise click.UsageError("give a TARGET, or --listen")
-    plan = ProbePlan(
-        duration_s=duration_s, timeout_s=timeout_s, udp_s=0.0 if no_udp else ProbePlan().udp_s
+    how = geo_ray.ProbePlan(
+        duration_s=duration_s,
+        timeout_s=timeout_s,
+        udp_s=0.0 if no_udp else geo_ray.ProbePlan().udp_s,
     )
-    if target is not None and Path(target).suffix in _CONFIGS:
-        _keep(_probe_cluster(Path(target), overrides, plan, disjoint=disjoint), out)
-        return
-    from geo_ray.cli.probe_hosts import ProbeSide, measure, serve
-
+    side = geo_ray.ProbeSide(region, certs, peer)
     if target is None:
-        serve(bind, ProbeSide(region, certs, peer), once=once)
-    else:
-        _keep(measure(target, ProbeSide(region, certs, peer), plan), out)
-
-
-def _probe_cluster(
-    config: Path, overrides: tuple[str, ...], plan: ProbePlan, *, disjoint: bool
-) -> list[LinkRecord]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    from geo_ray.cli.tables.probe import describe
-    from geo_ray.config.experiment import Experiment
-    from geo_ray.config.load import load_tree
-    from geo_ray.runtime.control.probe import ProbeStatus, probe_cluster
-
-    experiment = load_tree(config, overrides, Experiment)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        bar = progress.add_task("preparing", total=None)
-
-        def on_status(status: ProbeStatus) -> None:
-            lines = "\n".join(describe(*pair, now) for pair, now in status.now)
-            progress.update(
-                bar, description=lines or "next", completed=status.done, total=status.total
-            )
-
-        outcome = probe_cluster(
-            experiment,
-            plan,
-            on_status,
-            lambda phase: progress.update(bar, description=phase),
-            disjoint=disjoint,
+        geo_ray.serve_probes(
+            bind,
+            side,
+            once=once,
+            on_listening=lambda at: _tell_other_end(at, side),
+            on_served=lambda count: click.echo(f"served {count}"),
         )
-    for (src, dst), error in outcome.failures.items():
-        click.secho(f"{src} -> {dst} was not measured: {error}", fg="red", err=True)
-    return list(outcome.table.links)
+    elif Path(target).suffix in _CONFIGS:
+        found = geo_ray.probe(target, overrides, how=how, disjoint=disjoint, progress=True)
+        for (src, dst), error in found.failures.items():
+            click.secho(f"{src} -> {dst} was not measured: {error}", fg="red", err=True)
+        _keep(found, out)
+    else:
+        _keep(geo_ray.probe_host(target, _with_key(side), how=how, progress=True), out)
 
 
-def _keep(records: list[LinkRecord], out: Path) -> None:
+def _tell_other_end(at: ProbeAddress, side: ProbeSide) -> None:
+    click.echo(f"listening on {at.host} port {at.port} (TCP and UDP); on the other host run")
+    names = f" --certs DIR --region NAME --peer {side.name}" if side.certs else ""
+    click.echo(f"    geo-ray probe ADDRESS_OF_THIS_HOST:{at.port}{names}")
+    if at.key:
+        click.echo(f"and give it the key {at.key}")
+
+
+def _with_key(side: ProbeSide) -> ProbeSide:
+    if side.certs is not None or side.shared_key:
+        return side
+    return replace(side, key=click.prompt("key", hide_input=True, err=True))
+
+
+def _keep(found: ProbeResult, out: Path) -> None:
     from geo_ray.cli.tables.probe import print_links
-    from geo_ray.transport.links.table import LinkTable, load_links, save_links
+    from geo_ray.transport.links.table import load_links
 
-    print_links(records)
-    table = load_links(out) if out.exists() else LinkTable()
-    table = table.with_records(records)
-    save_links(table, out)
+    print_links(found.links.links)
+    table = load_links(found.save(out))
     holes = [f"{src} -> {dst}" for src, dst in table.holes()]
     click.echo(f"links    {out}" + (f", without {', '.join(holes)}" if holes else ""))
     old_s = time.time() - min((r.measured_at_unix_s for r in table.links), default=time.time())

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import click
 
-from geo_ray.observe.report.report import write_report
-
 
 @click.command("report")
 @click.argument("run_dir", type=click.Path(path_type=Path))
@@ -24,7 +22,9 @@ def report(run_dir: Path, out: Path | None, open_page: bool) -> None:
     The page has curves, bytes between regions, a timeline, exchanges, faults and the configuration.
     It loads nothing from elsewhere, and works for runs that were cut off or are still going.
     """
-    path = write_report(run_dir, out)
+    import geo_ray
+
+    path = geo_ray.report(run_dir, out)
     click.echo(str(path))
     if open_page:
         webbrowser.open(path.resolve().as_uri())

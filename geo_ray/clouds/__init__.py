@@ -1,1 +1,1 @@
-"""What clouds offer and ask for it: price records, their tiers, snapshots and how to renew them."""
+"""Prices of clouds: records, tiers, snapshots, and queries that refresh them."""

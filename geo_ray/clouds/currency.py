@@ -1,4 +1,4 @@
-"""Exchange rates: explicit and dated, from the user; nothing is converted in silence."""
+"""Exchange rates: explicit and dated, from the user; nothing is converted without one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CurrencyCode = Annotated[
 
 
 class ExchangeRate(StrictModel):
-    """What one unit of a currency is worth."""
+    """The value of one unit of a currency."""
 
     currency: CurrencyCode = Field(description="ISO 4217")
     usd: float = Field(gt=0, description="US dollars per unit")
@@ -28,10 +28,10 @@ class ExchangeRate(StrictModel):
 
 
 def usd_per_unit(currency: str, rates: Sequence[ExchangeRate]) -> float:
-    """US dollars per unit of a currency, by the newest rate.
+    """Return US dollars per unit of a currency, by the newest rate.
 
     Raises:
-        CurrencyError: there is no rate; names the currency.
+        CurrencyError: there is no rate for the currency, which the message names.
     """
     if currency == "USD":
         return 1.0

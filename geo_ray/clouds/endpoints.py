@@ -1,4 +1,4 @@
-"""Addresses that stand in for a cloud's own: a private endpoint, a proxy, a server of a test."""
+"""Addresses used instead of a cloud's own: a private endpoint, a proxy, a server of a test."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _FIX = "Write --endpoint https://HOST, or --endpoint SERVICE=https://HOST for on
 
 
 def parse_endpoints(texts: Iterable[str], services: Iterable[str]) -> dict[str, str]:
-    """Addresses by service.
+    """Return addresses by service.
 
     Args:
-        texts: ``URL`` for all services, ``SERVICE=URL`` for one; a later one counts more.
+        texts: ``URL`` for all services, ``SERVICE=URL`` for one; later ones override earlier ones.
         services: of the cloud.
 
     Raises:
-        CloudError: an address is none, or of a service that is not asked.
+        CloudError: an address is not valid, or of an unknown service.
     """
     known = tuple(services)
     found: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""One price: of what, where, in which market, in which currency and unit, from when, by whom.
+"""A price record: item, place, market, currency, unit, date and source.
 
 A price that is not known is absent; it is never 0. Amounts are for the unit: an hour of an
 instance, a GB that leaves a region, a GB of disk kept for a month, or a Mbit/s for a month.
@@ -29,7 +29,7 @@ ANYWHERE: Final = "*"
 
 
 class PriceRecord(StrictModel):
-    """What one thing costs."""
+    """The price of one item."""
 
     cloud: str = Field(min_length=1, description="aws, tencent, or a name of the user's")
     region: str = Field(min_length=1, description="the cloud's region; of egress the source")
@@ -70,13 +70,13 @@ class PriceRecord(StrictModel):
 
     @property
     def key(self) -> tuple[str | None, ...]:
-        """What it is the price of; a newer record with the same key takes its place."""
+        """The key of the item; a newer record with the same key replaces this one."""
         own = (self.cloud, self.region, self.zone, self.item, self.type, self.to)
         return (*own, self.market, self.unit)
 
     @property
     def what(self) -> str:
-        """The same in words, for messages and tables."""
+        """The item in words, for messages and tables."""
         place = self.zone or self.region
         if self.item == "egress":
             to = "any other region" if self.to == ANYWHERE else self.to
@@ -84,9 +84,9 @@ class PriceRecord(StrictModel):
         return f"{self.cloud} {self.type} ({self.market}) in {place}"
 
     def age_s(self, now_unix_s: float) -> float:
-        """Seconds since it was read."""
+        """Return the seconds since the price was read."""
         return now_unix_s - self.fetched_at.timestamp()
 
     def is_stale(self, now_unix_s: float) -> bool:
-        """Whether it is older than it is to be believed."""
+        """Return whether the price is older than its validity."""
         return self.age_s(now_unix_s) > self.valid_for_s

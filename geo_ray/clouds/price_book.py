@@ -1,4 +1,4 @@
-"""All known prices: found by what they are of, renewed without losing what could not be read."""
+"""All known prices: found by item, refreshed without losing prices that could not be read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SNAPSHOTS: Final = "snapshots"
 
 
 class PriceBook(StrictModel):
-    """Prices and exchange rates; the file is this as JSON."""
+    """Prices and exchange rates; a price file holds this class as JSON."""
 
     version: Literal[1] = 1
     records: tuple[PriceRecord, ...] = ()
@@ -52,8 +52,8 @@ class PriceBook(StrictModel):
     ) -> PriceRecord:
         """The price of an instance type in a region.
 
-        That of the region as a whole, unless prices of its zones are newer: then that of the
-        cheapest zone, of one that is sold out only if all are.
+        The price of the region as a whole, unless prices of its zones are newer: then the price of
+        the cheapest zone; a sold-out zone counts only if all are sold out.
 
         Raises:
             PriceUnknownError: there is none.
@@ -81,7 +81,7 @@ class PriceBook(StrictModel):
         return found
 
     def egress(self, cloud: str, src: str, dst: str) -> PriceRecord:
-        """The price of what leaves ``src`` for ``dst``: of that pair, else to any other region.
+        """Return the price of traffic from ``src`` to ``dst``, or else to any other region.
 
         Per GB if there is such a price, else per Mbit/s and month.
 
@@ -103,7 +103,7 @@ class PriceBook(StrictModel):
         raise PriceUnknownError(f"no price of {cloud} egress from {src} to {dst}")
 
     def usd_of_hours(self, record: PriceRecord, hours: float, age_h: float = 0.0) -> float:
-        """US dollars for an instance that is kept for ``hours``.
+        """Return US dollars for an instance that is kept for ``hours``.
 
         Raises:
             CurrencyError: its currency has no rate.
@@ -112,7 +112,7 @@ class PriceBook(StrictModel):
         return each * billed_hours(hours, record.age_tiers, age_h)
 
     def usd_of_volume(self, record: PriceRecord, units: float, used: float = 0.0) -> float:
-        """US dollars for ``units`` GB in a month in which ``used`` GB were used before.
+        """Return US dollars for ``units`` GB in a month in which ``used`` GB were used before.
 
         What is priced per Mbit/s and month is converted as if it flowed evenly: bursts that last
         cost more.
@@ -141,26 +141,26 @@ class PriceBook(StrictModel):
         return _merged([*kept, *fresh], self.rates)
 
     def joined(self, other: PriceBook) -> PriceBook:
-        """Both books in one; where both have a price or a rate, that of ``other``."""
+        """Merge two books; where both have a price or a rate, the one of ``other`` counts."""
         rates = {(rate.currency, rate.on): rate for rate in (*self.rates, *other.rates)}
         records = [*self._by_key.values(), *other._by_key.values()]
         return _merged(records, tuple(rates[key] for key in sorted(rates)))
 
 
 def _zones(record: PriceRecord) -> tuple[str | None, ...]:
-    """The key without the zone."""
+    """Return the key without the zone."""
     return (*record.key[:2], *record.key[3:])
 
 
 def _merged(records: Iterable[PriceRecord], rates: tuple[ExchangeRate, ...]) -> PriceBook:
-    """Of records with the same key the last, in a stable order."""
+    """Return the last record of each key, in a stable order."""
     by_key = {record.key: record for record in records}
     order = sorted(by_key, key=lambda key: tuple(part or "" for part in key))
     return PriceBook(records=tuple(by_key[key] for key in order), rates=rates)
 
 
 def shipped_book() -> PriceBook:
-    """The dated snapshots that come with this release."""
+    """Return the dated snapshots that come with this release."""
     book = PriceBook()
     folder = resources.files("geo_ray.clouds") / _SNAPSHOTS
     for file in sorted(folder.iterdir(), key=lambda f: f.name):
@@ -170,12 +170,12 @@ def shipped_book() -> PriceBook:
 
 
 def parse_book(data: bytes | str, name: str, written: bytes | None = None) -> PriceBook:
-    """A book from JSON.
+    """Read a book from JSON.
 
     Args:
         data: the book.
-        name: what it is called in messages.
-        written: the file that the JSON was made of, if it was YAML.
+        name: name of the book in messages.
+        written: text of the file that the JSON was made of, if it was YAML.
 
     Raises:
         PriceBookError: it is not valid; names what is wrong.
@@ -215,7 +215,7 @@ def load_book(path: Path) -> PriceBook:
 
 
 def dump_book(book: PriceBook) -> bytes:
-    """The book as a JSON file, a line per record."""
+    """Return the book as JSON text, with a line per record."""
 
     def lines(items: Iterable[StrictModel]) -> str:
         shown = (item.model_dump(mode="json", exclude_none=True) for item in items)
@@ -228,7 +228,7 @@ def dump_book(book: PriceBook) -> bytes:
 
 
 def known_book(paths: Iterable[Path]) -> PriceBook:
-    """The shipped prices and those of files, of which a later one counts more.
+    """Return the shipped prices and those of files; later files override earlier ones.
 
     Raises:
         PriceBookError: a file cannot be read, or is not valid.
@@ -240,7 +240,7 @@ def known_book(paths: Iterable[Path]) -> PriceBook:
 
 
 def own_files() -> list[Path]:
-    """The user's files: those in GEO_RAY_PRICES, else ``prices.json`` here if there is one."""
+    """Return the user's files: those in GEO_RAY_PRICES, else an existing ``prices.json`` here."""
     named = [Path(part) for part in os.environ.get(VARIABLE, "").split(os.pathsep) if part]
     here = Path(DEFAULT_FILE)
     return named or ([here] if here.exists() else [])

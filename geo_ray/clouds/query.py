@@ -1,4 +1,4 @@
-"""One question to a cloud, and what came of it; a question that fails takes no other with it."""
+"""Queries to clouds and their results; a query that fails does not affect others."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from geo_ray.errors import CloudError
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A question about one region.
+    """A query about one region.
 
     Attributes:
-        cloud: which.
-        region: of it.
-        item: what is asked for.
-        markets: in which markets.
-        types: of instances or disks; none for egress.
-        ask: asks; raises CloudError.
+        cloud: name of the cloud.
+        region: region of the cloud.
+        item: item that is asked for.
+        markets: markets that are asked for.
+        types: types of instances or disks; none for egress.
+        ask: sends the query; raises CloudError.
     """
 
     cloud: str
@@ -32,13 +32,13 @@ class Query:
 
     @property
     def what(self) -> str:
-        """For messages."""
+        """The query in words, for messages."""
         if self.item == "egress":
             return f"{self.cloud} {self.region} egress"
         return f"{self.cloud} {self.region} {' and '.join(self.markets)}"
 
     def covers(self, record: PriceRecord) -> bool:
-        """Whether a record is an answer to this question."""
+        """Return whether a record is an answer to this query."""
         return (
             (record.cloud, record.region, record.item) == (self.cloud, self.region, self.item)
             and record.market in self.markets
@@ -46,18 +46,18 @@ class Query:
         )
 
     def known(self, book: PriceBook) -> list[PriceRecord]:
-        """What a book knows already of what is asked."""
+        """Return the records of a book that answer this query."""
         return [record for record in book.records if self.covers(record)]
 
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """What a cloud said.
+    """The result of a query.
 
     Attributes:
-        query: what it was asked.
-        records: prices; may lack what was asked for, if it is not sold there.
-        error: why there are none.
+        query: the query.
+        records: prices; may lack items that are not sold there.
+        error: why there are no records, if there are none.
     """
 
     query: Query
@@ -66,7 +66,7 @@ class QueryResult:
 
     @property
     def missing(self) -> list[str]:
-        """What was asked for and has no price there, such as ``p5.48xlarge (spot)``."""
+        """Return the queried items without a price there, such as ``p5.48xlarge (spot)``."""
         if self.error is not None:
             return []
         if self.query.item == "egress":
@@ -81,7 +81,7 @@ class QueryResult:
 
 
 def answer_to(query: Query) -> QueryResult:
-    """Ask; an error is an answer, too."""
+    """Send a query; an error is a result, too."""
     try:
         return QueryResult(query, tuple(query.ask()))
     except CloudError as error:

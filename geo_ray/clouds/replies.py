@@ -1,4 +1,4 @@
-"""Reading what a cloud replied: amounts, nonsense, and text that is fit to be repeated."""
+"""Reads a cloud's replies: amounts, malformed replies, and text that is safe to print."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _LONGEST: Final = 300
 
 
 def amount_of(value: object) -> float | None:
-    """A price; None for one that is absent or 0, which clouds send for what they do not sell.
+    """Return a price; None if it is absent or 0, which clouds send for items they do not sell.
 
     Raises:
-        ValueError: it is no number, negative or not finite.
+        ValueError: the value is no number, negative or not finite.
     """
     if value is None:
         return None
@@ -30,23 +30,23 @@ def amount_of(value: object) -> float | None:
 
 @contextmanager
 def making_sense(place: str) -> Iterator[None]:
-    """Turn what goes wrong while a reply is taken apart into a CloudError.
+    """Turn errors in reading a reply into a CloudError.
 
     Args:
-        place: whose reply, for the message.
+        place: origin of the reply, for the message.
 
     Raises:
-        CloudError: the reply is not what it should be.
+        CloudError: the reply is malformed.
     """
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         told = quoted(f"{type(error).__name__}: {error}")
-        raise CloudError(f"{place}: the answer makes no sense ({told})") from None
+        raise CloudError(f"{place}: the answer is not valid ({told})") from None
 
 
 def quoted(text: str, secrets: Iterable[str | None] = ()) -> str:
-    """What a cloud said on one line, bounded, without the secrets that it may repeat."""
+    """Return a cloud's text on one line, shortened, without secrets that it may repeat."""
     for secret in secrets:
         if secret:
             text = text.replace(secret, "***")

@@ -1,7 +1,7 @@
-"""Tiers of prices: an instance that gets older, a volume that gets larger.
+"""Tiers of prices by an instance's age and by a month's volume.
 
-Both costs are piecewise linear, continuous and never fall: tests hold them to it, since published
-code of others has charged 717 for 60 TB where the tiers give some 5,000.
+Both costs are piecewise linear, continuous and never fall, which tests check: published code of
+another project charged 717 for 60 TB where the tiers give some 5,000.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from pydantic import Field
 from geo_ray.config.base import StrictModel
 
 GB_PER_MBPS_MONTH: Final = 324.0
-"""What one Mbit/s carries in a month of 30 days: 10^6 / 8 * 86,400 * 30 bytes."""
+"""GB that one Mbit/s carries in a month of 30 days: 10^6 / 8 * 86,400 * 30 bytes."""
 
 
 class AgeTier(StrictModel):
-    """From an age on an instance pays a share of its price."""
+    """The share of its price that an instance pays from an age on."""
 
     after_h: float = Field(gt=0, description="hours since it was started")
     factor: float = Field(gt=0, description="share of the amount from then on")
 
 
 class VolumeTier(StrictModel):
-    """Beyond a volume in a month every further unit has another price."""
+    """The price of each further unit beyond a volume in a month."""
 
     above: float = Field(gt=0, description="units in the month")
     amount: float = Field(ge=0, description="per unit from there on, in the record's currency")
@@ -44,12 +44,12 @@ def check_volume_tiers(tiers: Sequence[VolumeTier]) -> None:
 
 
 def billed_hours(hours: float, tiers: Sequence[AgeTier], age_h: float = 0.0) -> float:
-    """How many full-price hours an instance is billed for.
+    """Return how many full-price hours an instance is billed for.
 
     Args:
-        hours: that it is kept for.
-        tiers: of its price.
-        age_h: hours that it is old already.
+        hours: hours that it is kept for.
+        tiers: tiers of its price.
+        age_h: its age in hours at the start.
     """
     return _integral(age_h + hours, tiers) - _integral(age_h, tiers)
 
@@ -57,13 +57,13 @@ def billed_hours(hours: float, tiers: Sequence[AgeTier], age_h: float = 0.0) -> 
 def volume_cost(
     units: float, amount: float, tiers: Sequence[VolumeTier], used: float = 0.0
 ) -> float:
-    """What ``units`` more cost in a month in which ``used`` were used before.
+    """Return the cost of ``units`` more in a month in which ``used`` were used before.
 
     Args:
-        units: GB, say.
-        amount: per unit below the first tier.
-        tiers: beyond.
-        used: in the account's month so far; tiers are of the account, not of the job.
+        units: volume, such as GB.
+        amount: price per unit below the first tier.
+        tiers: prices beyond.
+        used: volume of the account's month so far; tiers are of the account, not of the job.
     """
     edges = [0.0, *(tier.above for tier in tiers), math.inf]
     amounts = [amount, *(tier.amount for tier in tiers)]

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from geo_ray.codecs.differential import DifferentialCodec
+
 Sends = Literal["change", "model"]
 """What a strategy's payloads are; codecs make differences of models small, and changes as they
 are."""
@@ -49,6 +51,6 @@ class CodecTraits:
     up_only: bool = False
     suits_answers: bool = True
     expected_loss: float | None = None
-    # Typed where they are read: naming codecs here would make a circle of imports.
-    differential: Any = None
+    differential: DifferentialCodec | None = None
+    # A codec of the same class; naming `Codec` here would make a circle of imports.
     with_shapes: Callable[[Sequence[tuple[int, ...]]], Any] | None = None

@@ -10,7 +10,16 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 
-from geo_ray.config.annotations import Also, Place, alternatives, below, every_field, kinds_of, step
+from geo_ray.config.annotations import (
+    Also,
+    Place,
+    alternatives,
+    below,
+    every_field,
+    is_own,
+    kinds_of,
+    step,
+)
 from geo_ray.config.canonical import JSONValue
 from geo_ray.config.words import accepts, listed, meant
 from geo_ray.config.yaml_text import KeyPath
@@ -100,7 +109,9 @@ def _problem(item: Any, found: _Found, root: type[BaseModel]) -> tuple[KeyPath, 
         return _wrong_kind(str(ctx["tag"]), found)
     if kind == "union_tag_not_found":
         key, words = kinds_of(found.places[0])
-        return path, f"the key {key} is missing; it is {listed(words)}"
+        own = any(is_own(one) for place in found.places for one in alternatives(place))
+        other = "; or name a class of yours with `use: path/to/file.py:Class`" if own else ""
+        return path, f"the key {key} is missing; it is {listed(words)}{other}"
     if kind in ("value_error", "assertion_error"):
         return _broken_rule(str(ctx["error"]), item["input"], found, root)
     if kind == "json_invalid":

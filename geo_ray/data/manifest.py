@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import Field, ValidationError, model_validator
 
 from geo_ray.config.base import StrictModel
+from geo_ray.config.json_file import complaints
 from geo_ray.data.columns import parse_types
 from geo_ray.data.nearby import listed, missing_path, nearest
 from geo_ray.data.stores.base import open_store
@@ -176,7 +177,9 @@ def load_manifest(path_or_uri: str) -> Manifest:
     except ManifestError as error:
         raise ManifestError(f"{path_or_uri}: {error.message}", fix=error.fix) from None
     except ValidationError as error:
-        raise ManifestError(f"manifest {path_or_uri}: {_first_problem(error)}") from None
+        raise ManifestError(
+            f"manifest {path_or_uri}: {complaints(error, Manifest, text)}"
+        ) from None
     return manifest.model_copy(
         update={"stores": {r: _absolute(u, uri) for r, u in manifest.stores.items()}}
     )
@@ -281,8 +284,3 @@ def _relative(uri: str, base_uri: str) -> str:
         return uri
     path, base = local_path(uri), local_path(base_uri)
     return path.relative_to(base).as_posix() if path.is_relative_to(base) else path.as_uri()
-
-
-def _first_problem(error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"

@@ -16,6 +16,7 @@ from geo_ray.config.auto import AutoConfig
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import checked, load_text, load_tree, read_text
 from geo_ray.config.overrides import apply_overrides
+from geo_ray.config.own import context
 from geo_ray.config.source import ConfigSource
 from geo_ray.config.yaml_text import parse_yaml
 from geo_ray.errors import ConfigError
@@ -72,16 +73,19 @@ def load_experiment(
         known = load_tree(path, overrides, Experiment, base_dir=base_dir, allow_drift=allow_drift)
         return known, None
     wanted = checked(tree, AutoConfig, str(path), "strategy")
+    base_dir = path.parent if base_dir is None else base_dir
+    where = context(base_dir, allow_drift=allow_drift)
     if keys.get("codec"):
         raise ConfigError(
             f"{path}: strategy auto chooses the codec too, but `codec` is given",
             fix="Leave out `codec`, or name a strategy.",
         )
     plain = [*overrides, "strategy={kind: bsp}"]
-    situation = measure(load_text(text, plain, Experiment, str(path)), wanted, path.parent)
+    known = load_text(text, plain, Experiment, str(path), where=where)
+    situation = measure(known, wanted, base_dir)
     choice = advise(situation)
     chosen = [f"{key}={json.dumps(value)}" for key, value in sections(choice).items() if value]
-    experiment = load_text(text, [*overrides, *chosen], Experiment, str(path))
+    experiment = load_text(text, [*overrides, *chosen], Experiment, str(path), where=where)
     return experiment, Advice(choice, explain(choice, situation))
 
 

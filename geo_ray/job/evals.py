@@ -7,9 +7,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from geo_ray.errors import ConfigError
-from geo_ray.observe.events.schema import Event
-from geo_ray.observe.metrics.summary import Target
 from geo_ray.tasks.base import Stats, Task
 
 
@@ -23,6 +20,8 @@ class Evaluation:
         metrics: the task's metrics.
         samples: held-out rows behind them.
         final: made after the last exchange, when all regions agree.
+        one_model: all regions have told that they evaluated the same parameters, or there is one.
+        steps: each region's own step.
     """
 
     step: int
@@ -30,6 +29,16 @@ class Evaluation:
     metrics: dict[str, float]
     samples: int
     final: bool = False
+    one_model: bool = True
+    steps: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    stats: Stats
+    samples: int
+    step: int
+    model: str | None
 
 
 @dataclass(slots=True)
@@ -50,12 +59,27 @@ class EvalBoard:
     num_regions: int
     intervals: Mapping[str, int] = field(default_factory=dict)
     newest: bool = False
-    _open: dict[tuple[int, bool], dict[str, tuple[Stats, int, int]]] = field(default_factory=dict)
+    _open: dict[tuple[int, bool], dict[str, _Told]] = field(default_factory=dict)
 
     def add(
-        self, region: str, step: int, stats: Stats, samples: int, *, final: bool = False
+        self,
+        region: str,
+        step: int,
+        stats: Stats,
+        samples: int,
+        *,
+        final: bool = False,
+        model: str | None = None,
     ) -> list[Evaluation]:
         """Take in one region's statistics.
+
+        Args:
+            region: whose.
+            step: of the evaluated parameters.
+            stats: sums over its held-out rows.
+            samples: how many these are.
+            final: made after the last exchange.
+            model: digest of the evaluated parameters, if it is told.
 
         Returns:
             Its evaluation, and the combined one if it was the last region of that step (or of
@@ -65,8 +89,9 @@ class EvalBoard:
         number = 0 if self.newest else step // self.intervals.get(region, 1)
         key = (-1 if final else number, final)
         group = self._open.setdefault(key, {})
-        group[region] = (stats, samples, step)
-        done = [Evaluation(step, region, self.task.metrics(stats), samples, final)]
+        group[region] = _Told(stats, samples, step, model)
+        metrics = self.task.metrics(stats)
+        done = [Evaluation(step, region, metrics, samples, final, steps={region: step})]
         return done + self._complete([key])
 
     def forget(self, region: str) -> list[Evaluation]:
@@ -90,13 +115,15 @@ class EvalBoard:
                 done.append(self._together(group, final=key[1]))
         return done
 
-    def _together(self, group: Mapping[str, tuple[Stats, int, int]], *, final: bool) -> Evaluation:
+    def _together(self, group: Mapping[str, _Told], *, final: bool) -> Evaluation:
         ordered = [group[name] for name in sorted(group)]
-        names = ordered[0][0]
-        total = {name: sum_of([stats[name] for stats, _, _ in ordered]) for name in names}
-        rows = sum(samples for _, samples, _ in ordered)
-        step = max(step for _, _, step in ordered)
-        return Evaluation(step, None, self.task.metrics(total), rows, final)
+        total = {n: sum_of([told.stats[n] for told in ordered]) for n in ordered[0].stats}
+        rows = sum(told.samples for told in ordered)
+        steps = {name: told.step for name, told in sorted(group.items())}
+        models = {told.model for told in ordered}
+        one_model = len(ordered) == 1 or (len(models) == 1 and None not in models)
+        metrics = self.task.metrics(total)
+        return Evaluation(max(steps.values()), None, metrics, rows, final, one_model, steps)
 
 
 def sum_of(
@@ -107,19 +134,3 @@ def sum_of(
     for array in arrays[1:]:
         total += array
     return total
-
-
-def hits(target: Target | None, done: Evaluation, event: Event) -> bool:
-    """Whether ``done``, written down as ``event``, reaches the target of the whole run.
-
-    Raises:
-        ConfigError: if the task has no such metric.
-    """
-    if target is None or done.final or done.region is not None:
-        return False
-    if target.metric not in done.metrics:
-        raise ConfigError(
-            f"train.target.metric: the task's evaluation has no '{target.metric}'",
-            fix=f"Set train.target.metric to {' or '.join(sorted(done.metrics))}.",
-        )
-    return target.stop and target.reached(event)

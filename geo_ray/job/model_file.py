@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -17,7 +20,12 @@ from geo_ray.errors import ConfigError, RunDirectoryError, TaskOutputError
 from geo_ray.tasks.base import Task
 from geo_ray.tasks.guard import checked_model
 from geo_ray.training.compute.flat import FlatModel
-from geo_ray.util.atomic_file import unwritable, write_atomic
+from geo_ray.util.atomic_file import (
+    TEMPORARY_SUFFIX,
+    sync_directory,
+    unwritable,
+    write_atomic,
+)
 
 _MAX_HEADER_BYTES = 100_000_000
 
@@ -137,11 +145,19 @@ def export_model(module: nn.Module, path: Path, about: Mapping[str, str]) -> Non
 
 
 def _save(module: nn.Module, path: Path, about: Mapping[str, str]) -> None:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
     try:
-        save_model(module, str(path), dict(about))
-        _sort_metadata(path)
+        save_model(module, str(temporary), dict(about))
+        _sort_metadata(temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_directory(path.parent)
     except (OSError, SafetensorError) as error:
         raise RunDirectoryError(f"cannot write {path}: {error}") from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def _sort_metadata(path: Path) -> None:

@@ -16,6 +16,7 @@ CONFIG_FILE = "config.lock.yaml"
 PLAN_FILE = "plan.json"
 FOLLOWED_FILE = "followed_plan.json"
 MODEL_FILE = "model.safetensors"
+BEST_FILE = "model-best.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,11 @@ class RunDirectory:
     def model(self) -> Path:
         """The trained model, a safetensors file with the module's names."""
         return self.path / MODEL_FILE
+
+    @property
+    def best_model(self) -> Path:
+        """The best evaluated model, if `train.keep_best` asks for it; a file like `model`."""
+        return self.path / BEST_FILE
 
 
 def create(

@@ -1,4 +1,4 @@
-"""From a topology to the relay's plan: defaults filled in, seeds drawn, namespaces named."""
+"""Makes the relay's plan of a topology: fills in defaults, draws seeds, names namespaces."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from geo_ray.transport.emulation.link_model import link_seed
 
 
 def compile_plan(topology: Topology, lab_id: str) -> LabPlan:
-    """The plan of a lab.
+    """Return the plan of a lab.
 
     Args:
-        topology: what is wanted.
-        lab_id: part of the namespaces' names, so that labs do not meet.
+        topology: the configuration of the lab.
+        lab_id: part of the namespaces' names, so that labs do not collide.
     """
     names = topology.region_names
     stations = tuple(_station(topology, region, lab_id) for region in topology.regions)
@@ -52,7 +52,7 @@ def _station(topology: Topology, region: LabRegionConfig, lab_id: str) -> Statio
 
 
 def shape_of(config: LinkConfig | DefaultLink) -> LinkShape:
-    """The relay's values of a link, without its trace."""
+    """Return the relay's values of a link, without its trace."""
     return LinkShape(**{key: getattr(config, key) for key in LinkConfig.model_fields})
 
 

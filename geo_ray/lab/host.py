@@ -1,4 +1,4 @@
-"""The one setting of the host that a lab touches, for milliseconds, under a lock."""
+"""Changes the one host setting that a lab needs, for milliseconds and under a lock."""
 
 from __future__ import annotations
 

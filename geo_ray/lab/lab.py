@@ -1,4 +1,4 @@
-"""A running lab: the handle by which tests, benchmarks and the command line use it."""
+"""The handle of a running lab for tests, benchmarks and the command line."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ T = TypeVar("T")
 
 
 class Lab:
-    """Regions in network namespaces, joined as a topology says. Up on entry, gone after exit.
+    """Regions in network namespaces, joined as a topology says; up on entry, removed on exit.
 
     Args:
         topology: the configuration, the name of a preset, or the path of a YAML file.
         detached: leave the lab up when this process ends, or the block is left.
 
     Raises:
-        LabUnavailableError: on entry, if root, TUN or a program is lacking.
+        LabUnavailableError: on entry, if root, TUN or a program is missing.
         ConfigError: the topology is wrong.
         LabError: on entry, if the lab does not come up.
     """
@@ -64,7 +64,7 @@ class Lab:
     # ------------------------------------------------------------------ life
 
     def start(self) -> None:
-        """Bring the lab up; takes down what crashed labs have left first."""
+        """Take down what crashed labs have left, then bring the lab up."""
         requirements.check()
         records.reap()
         self.lab_id, self.directory = records.new_lab()
@@ -85,7 +85,7 @@ class Lab:
             raise
 
     def close(self) -> None:
-        """Take everything down, detached or not; may be called again."""
+        """Take the lab down, detached or not; may be called again."""
         if not self.lab_id:
             return
         if self._relay is not None:
@@ -97,10 +97,10 @@ class Lab:
 
     @classmethod
     def attach(cls, lab_id: str | None = None) -> Lab:
-        """The handle of a lab that another process has brought up.
+        """Return the handle of a lab that another process has brought up.
 
         Args:
-            lab_id: which; None means the only one there is.
+            lab_id: id of the lab; None means the only one there is.
 
         Raises:
             LabUnknownError: there is no such lab, or there are several.
@@ -114,7 +114,7 @@ class Lab:
         return lab
 
     def wait(self, longest_s: float | None = None) -> bool:
-        """Wait until somebody else has taken the lab down; False if nobody has by then."""
+        """Wait until another process has taken the lab down; False if none has by then."""
         return self._relay is None or self._relay.wait(longest_s)
 
     # ------------------------------------------------------------------ regions
@@ -152,7 +152,7 @@ class Lab:
         return self._plan.stations[self.regions.index(region)].namespace
 
     def argv_in(self, region: str, argv: Sequence[str]) -> list[str]:
-        """The command that runs ``argv`` inside a region; its pid becomes that of ``argv``."""
+        """Return the command that runs ``argv`` inside a region, with the same pid."""
         # not `ip netns exec`: that hides cgroups from Ray by mounting /sys anew
         path = namespace.path_of(self.namespace_of(region))
         return ["nsenter", f"--net={path}", "--", *argv]
@@ -168,17 +168,17 @@ class Lab:
         return subprocess.Popen(self.argv_in(region, argv), **options)
 
     def inside(self, region: str, action: Callable[[], T]) -> T:
-        """Call ``action`` in a thread inside a region: sockets that it makes belong there."""
+        """Call ``action`` in a thread inside a region, to which its sockets then belong."""
         return namespace.inside(self.namespace_of(region), action)
 
     def congestion_control(self, region: str) -> str:
-        """The congestion control that the region's kernel uses, asked of the kernel."""
+        """Return the congestion control of a region, as its kernel reports it."""
         return regions.congestion_control(self.namespace_of(region))
 
     # ------------------------------------------------------------------ links
 
     def set(self, src: str, dst: str, **changes: Any) -> None:
-        """Change a direction; what is not named stays. A rate that is set ends its trace.
+        """Change a direction; other keys stay. A rate that is set ends its trace.
 
         Args:
             src: sending region, or ``*`` for all.
@@ -200,12 +200,12 @@ class Lab:
     def cap(
         self, region: str, *, up: CapConfig | None = None, down: CapConfig | None = None
     ) -> None:
-        """Change a region's own line; a trace of it ends.
+        """Change a region's own line and end its trace.
 
         Args:
-            region: which.
+            region: name of the region.
             up: rate and queue towards the others; None leaves it.
-            down: the same from the others.
+            down: rate and queue from the others; None leaves it.
         """
         sides = {
             side: {"rate_mbps": config.rate_mbps, "queue_bytes": config.queue_bytes}
@@ -215,25 +215,25 @@ class Lab:
         self._client.ask("cap", region=region, **sides)
 
     def cut(self, a: str, b: str, *, one_way: bool = False) -> None:
-        """Lose all that is under way or comes from now on; ``one_way``: only from a to b."""
+        """Drop all packets under way or sent from now on; ``one_way``: only from a to b."""
         self._both("cut", a, b, one_way)
 
     def heal(self, a: str, b: str, *, one_way: bool = False) -> None:
-        """Carry packets again; ``one_way``: only from a to b."""
+        """Carry packets again after `cut`; ``one_way``: only from a to b."""
         self._both("heal", a, b, one_way)
 
     def restart_traces(self) -> None:
-        """Let every trace begin anew, now."""
+        """Restart every trace now."""
         self._client.ask("restart_traces")
 
-    # ------------------------------------------------------------------ books
+    # ------------------------------------------------------------------ counters
 
     def reset(self) -> None:
-        """Begin all counters anew."""
+        """Reset all counters."""
         self._client.ask("reset")
 
     def stats(self) -> LabStats:
-        """What the relay has counted since the start or `reset`, and the congestion controls."""
+        """Return the relay's counters since the start or `reset`, and the congestion controls."""
         totals = self._client.ask("totals")
         links: dict[tuple[str, str], LinkStats] = {}
         up, down, unrouted = {}, {}, 0
@@ -255,7 +255,7 @@ class Lab:
         """Refuse figures that were taken while the relay could not keep time.
 
         Returns:
-            The books on which that rests.
+            The counters of that time.
 
         Raises:
             LabLateError: more than 5 % of the packets were over 1 ms late.

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def path_of(namespace: str) -> Path:
-    """The file by which a named namespace is entered."""
+    """Return the file by which a named namespace is entered."""
     return NAMESPACES / namespace
 
 
@@ -37,11 +37,11 @@ def ip_batch(lines: Iterable[str], namespace: str | None = None) -> None:
 
 
 def inside(namespace: str, action: Callable[[], T]) -> T:
-    """Call ``action`` in a thread that has entered a namespace; sockets it makes belong there.
+    """Call ``action`` in a thread that has entered a namespace, to which its sockets then belong.
 
     Args:
         namespace: its name.
-        action: must not start threads that are to be elsewhere.
+        action: function that must not start threads for another namespace.
 
     Returns:
         What ``action`` returns; what it raises is raised.
@@ -68,7 +68,7 @@ def enter(namespace: str) -> None:
     """Move the calling thread into a namespace.
 
     Raises:
-        OSError: there is none of that name, or this process may not enter it.
+        OSError: the namespace does not exist, or this process may not enter it.
     """
     file = os.open(path_of(namespace), os.O_RDONLY | os.O_CLOEXEC)
     try:

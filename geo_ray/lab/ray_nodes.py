@@ -22,7 +22,7 @@ from geo_ray.lab.lab import Lab
 from geo_ray.runtime.cluster.labels import label_flag
 from geo_ray.runtime.cluster.settings import local_node_environment, token_environment
 
-_PORT: Final = 6379  # every region has all ports to itself
+_PORT: Final = 6379  # every region has all ports of its namespace
 _TAIL_LINES: Final = 15
 
 WAN_SETTINGS: Final[Mapping[str, str]] = {
@@ -37,7 +37,7 @@ WAN_SETTINGS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class RayOptions:
-    """How large the nodes are.
+    """The size of the nodes.
 
     Attributes:
         cpus: logical CPUs of each region; only a count.
@@ -61,7 +61,7 @@ def start_ray(lab: Lab, options: RayOptions | None = None) -> dict[str, str]:
         What a driver inside a region needs in its environment, RAY_ADDRESS included.
 
     Raises:
-        ClusterStartError: a node does not come up; what has started stays until the lab ends.
+        ClusterStartError: a node does not start; nodes that have started stay until the lab ends.
     """
     options = options or RayOptions()
     record = teardown.read_record(lab.directory)
@@ -94,7 +94,7 @@ def start_ray(lab: Lab, options: RayOptions | None = None) -> dict[str, str]:
                 env=node_environment,
                 start_new_session=True,
             )
-        if index == 0:  # the others would only wait for it
+        if index == 0:  # no other node can start without the head
             _wait(nodes, root, deadline_s)
     _wait(nodes, root, deadline_s)
     record["ray"] = environment
@@ -103,7 +103,7 @@ def start_ray(lab: Lab, options: RayOptions | None = None) -> dict[str, str]:
 
 
 def environment_of(lab: Lab) -> dict[str, str]:
-    """What a driver needs to find the lab's Ray cluster; empty if it has none."""
+    """Return the variables by which a driver finds the lab's Ray cluster; empty if it has none."""
     found: dict[str, str] = teardown.read_record(lab.directory).get("ray", {})
     return found
 

@@ -1,4 +1,4 @@
-"""The directories of the labs of this machine: which there are, and which nobody owns any more."""
+"""The directories of the labs of this machine, and the removal of those without owner."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def new_lab() -> tuple[str, Path]:
         try:
             BASE.mkdir(mode=0o700, exist_ok=True)
             directory.mkdir(mode=0o700)
-        except (FileExistsError, FileNotFoundError):  # the last lab has just removed BASE
+        except (FileExistsError, FileNotFoundError):  # another lab's end has removed BASE
             continue
         return lab_id, directory
 
 
 def labs() -> dict[str, dict[str, Any]]:
-    """The records of all labs of this machine by id, whether their relay lives or not.
+    """Return the records of all labs of this machine by id, whether their relay lives or not.
 
     Raises:
-        LabUnavailableError: this user may not look.
+        LabUnavailableError: this user may not read them.
     """
     try:
         found = sorted(BASE.iterdir()) if BASE.is_dir() else []
@@ -55,7 +55,7 @@ def find(lab_id: str | None) -> str:
         lab_id: as given by the user; None means the only one there is.
 
     Raises:
-        LabUnknownError: there is none, or none is named and there are several.
+        LabUnknownError: there is no such lab, or none is named and there are several.
     """
     living = [name for name, record in labs().items() if is_alive(record.get("relay"))]
     if lab_id is None and len(living) == 1:
@@ -68,7 +68,7 @@ def find(lab_id: str | None) -> str:
 
 
 def down(lab_id: str) -> None:
-    """Take a lab down, whatever is left of it."""
+    """Take down all that is left of a lab."""
     directory = BASE / lab_id
     record = read_record(directory)
     if is_alive(record.get("relay")):
@@ -81,16 +81,16 @@ def down(lab_id: str) -> None:
 
 
 def reap() -> list[str]:
-    """Take down what labs have left whose relay and whose owner are gone.
+    """Take down labs whose relay and owner have ended.
 
     Returns:
-        Their ids.
+        The ids of these labs.
     """
     reaped = []
     for lab_id, record in labs().items():
         if not is_alive(record.get("relay")) and not is_alive(record.get("owner")):
             if not record and _is_young(BASE / lab_id):
-                continue  # another process is just making it
+                continue  # another process is making this lab now
             take_down(BASE / lab_id)
             reaped.append(lab_id)
     return reaped
@@ -98,7 +98,7 @@ def reap() -> list[str]:
 
 @contextmanager
 def locked() -> Iterator[None]:
-    """Hold the lock that all labs of this machine share, for what is done to the host itself.
+    """Hold the lock that all labs of this machine share, for changes of the host itself.
 
     The caller has a lab: `BASE` exists as long as any lab does.
     """

@@ -1,4 +1,4 @@
-"""The regions' namespaces: made, and made ready for TCP over long links."""
+"""Makes the regions' namespaces and configures them for TCP over long links."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Final
 from geo_ray.lab import host, namespace, requirements
 from geo_ray.lab.relay.plan import DEVICE, LabPlan, ipv4_of, ipv6_of
 
-_TCP_BUFFERS: Final = "4096 131072 67108864"  # the usual 4 MB at most would cap long fat links
-_DEVICE_QUEUE: Final = 20_000  # packets; the device itself must never be what drops
+_TCP_BUFFERS: Final = "4096 131072 67108864"  # the usual 4 MB would limit long links
+_DEVICE_QUEUE: Final = 20_000  # packets; only links may drop packets, never the device
 
 
 def make(plan: LabPlan) -> None:
@@ -35,7 +35,7 @@ def configure(plan: LabPlan) -> None:
                     "ipv4/tcp_congestion_control": station.congestion_control,
                     "ipv4/tcp_wmem": _TCP_BUFFERS,
                     "ipv4/tcp_rmem": _TCP_BUFFERS,
-                    "ipv4/tcp_no_metrics_save": "1",  # a connection learns nothing from others
+                    "ipv4/tcp_no_metrics_save": "1",  # no connection learns from earlier ones
                 },
             )
     for index, station in enumerate(plan.stations):
@@ -54,5 +54,5 @@ def configure(plan: LabPlan) -> None:
 
 
 def congestion_control(name: str) -> str:
-    """What the kernel uses in a namespace."""
+    """Return the congestion control that the kernel uses in a namespace."""
     return namespace.read_setting(name, "ipv4/tcp_congestion_control")

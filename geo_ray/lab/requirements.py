@@ -1,4 +1,4 @@
-"""What a lab needs of the machine; said before anything is made."""
+"""The requirements of a lab, checked before anything is made."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PROGRAMS = {"ip": "iproute2", "nsenter": "util-linux"}
 
 
 def lacking() -> str | None:
-    """Why this machine and this user cannot have a lab; None if they can."""
+    """Return why this machine or user cannot have a lab; None if they can."""
     if not sys.platform.startswith("linux"):
         return "the WAN lab needs Linux"
     if os.geteuid() != 0:
@@ -30,10 +30,10 @@ def lacking() -> str | None:
 
 
 def check() -> None:
-    """Refuse early.
+    """Check the requirements.
 
     Raises:
-        LabUnavailableError: saying what is lacking.
+        LabUnavailableError: something is missing, which the message names.
     """
     reason = lacking()
     if reason is not None:
@@ -41,5 +41,5 @@ def check() -> None:
 
 
 def has_ipv6() -> bool:
-    """Whether this kernel speaks IPv6."""
+    """Return whether this kernel has IPv6."""
     return Path("/proc/sys/net/ipv6").is_dir()

@@ -1,7 +1,7 @@
-"""Takes a lab down by what its directory records; may run twice, and in whichever process is left.
+"""Takes a lab down by its directory's record; may run twice, and in any surviving process.
 
-A lab's processes are found by the network namespace they are in. That is the lab's own and nobody
-else's, so grandchildren that have left their parents are found as well.
+A lab's processes are found by their network namespace, which belongs to the lab alone, so daemons
+that have left their parents are found as well.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from geo_ray.lab.namespace import path_of
 
 RECORD_FILE: Final = "record.json"
 _GRACE_S: Final = 3.0
-_GIVE_UP_S: Final = 15.0  # a process that the kernel itself holds cannot be ended
+_GIVE_UP_S: Final = 15.0  # a process blocked in the kernel cannot be ended
 
 
 def read_record(directory: Path) -> dict[str, Any]:
-    """What a lab's directory says about it; empty if there is nothing readable."""
+    """Return the record in a lab's directory; empty if it cannot be read."""
     try:
         record: dict[str, Any] = json.loads((directory / RECORD_FILE).read_text())
     except (OSError, ValueError):
@@ -34,16 +34,16 @@ def read_record(directory: Path) -> dict[str, Any]:
 
 
 def write_record(directory: Path, record: dict[str, Any]) -> None:
-    """Replace the record in one step."""
+    """Replace the record atomically."""
     draft = directory / (RECORD_FILE + ".new")
     draft.write_text(json.dumps(record))
     draft.replace(directory / RECORD_FILE)
 
 
 def started_at(pid: int) -> int | None:
-    """When a living process was started, in clock ticks since boot; None if it does not live.
+    """Return when a living process was started, in clock ticks since boot; None if it has ended.
 
-    Together with the pid this names a process for good: pids are used again.
+    Together with the pid this identifies a process, since pids are reused.
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
@@ -54,18 +54,18 @@ def started_at(pid: int) -> int | None:
 
 
 def named(pid: int) -> list[int] | None:
-    """A living process as a record keeps it: pid and start; None if it does not live."""
+    """Return pid and start of a living process for a record; None if it has ended."""
     start = started_at(pid)
     return None if start is None else [pid, start]
 
 
 def is_alive(process: list[int] | None) -> bool:
-    """Whether the process (pid, start) of a record lives."""
+    """Return whether the process (pid, start) of a record lives."""
     return process is not None and started_at(process[0]) == process[1]
 
 
 def take_down(directory: Path) -> None:
-    """End a lab's processes, its relay unless that is the caller, and remove what it has made."""
+    """End a lab's processes, and its relay unless that is the caller; remove what the lab made."""
     record = read_record(directory)
     namespaces = [str(name) for name in record.get("namespaces", [])]
     _end(lambda: _pids_inside(namespaces))
@@ -79,11 +79,11 @@ def take_down(directory: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     shutil.rmtree(directory, ignore_errors=True)
     with contextlib.suppress(OSError):
-        directory.parent.rmdir()  # if this was the last lab
+        directory.parent.rmdir()  # succeeds only after the last lab
 
 
 def _end(find: Callable[[], list[int]]) -> None:
-    """SIGTERM to all that ``find`` returns, and SIGKILL to those that stay."""
+    """Send SIGTERM to all processes that ``find`` returns, and SIGKILL to those that stay."""
     began_s = time.monotonic()
     told: set[int] = set()
     while (pids := find()) and time.monotonic() < began_s + _GIVE_UP_S:

@@ -1,4 +1,4 @@
-"""What a lab is made of, as a configuration: regions, links, traces."""
+"""The configuration of a lab: regions, links, traces."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class PointsTrace(StrictModel):
 
 
 class UniformTrace(StrictModel):
-    """A rate that is drawn anew, evenly from a range, at fixed intervals."""
+    """A rate that is drawn evenly from a range at fixed intervals."""
 
     kind: Literal["uniform"] = "uniform"
     low_mbps: Mbps = Field(description="Least rate.")
@@ -62,7 +62,7 @@ class CapConfig(StrictModel):
     queue_bytes: int | None = Field(
         None, gt=0, description="Drop-tail queue; null: 100 ms at the present rate, >= 64 KiB."
     )
-    trace: TraceConfig | None = Field(None, description="A rate that changes; wins over rate_mbps.")
+    trace: TraceConfig | None = Field(None, description="A rate that changes; overrides rate_mbps.")
 
 
 class LabRegionConfig(StrictModel):
@@ -109,7 +109,7 @@ class LinkConfig(StrictModel):
 class DefaultLink(LinkConfig):
     """The link between two regions that are not named in ``links``."""
 
-    trace: TraceConfig | None = Field(None, description="A rate that changes; wins over rate_mbps.")
+    trace: TraceConfig | None = Field(None, description="A rate that changes; overrides rate_mbps.")
 
 
 class NamedLink(DefaultLink):
@@ -161,7 +161,7 @@ class Topology(StrictModel):
         return tuple(region.name for region in self.regions)
 
     def link_between(self, src: str, dst: str) -> DefaultLink:
-        """The link of an ordered pair: what its own entry sets, over the default."""
+        """Return the link of an ordered pair: its own entry over the default."""
         set_keys: dict[str, object] = {
             key: getattr(self.link, key) for key in self.link.model_fields_set
         }
@@ -174,6 +174,6 @@ class Topology(StrictModel):
         return DefaultLink.model_validate(set_keys)
 
     def congestion_control_of(self, region: str) -> CongestionControl:
-        """The congestion control of a region's TCP."""
+        """Return the congestion control of a region's TCP."""
         found = {r.name: r.congestion_control for r in self.regions}[region]
         return found or self.congestion_control

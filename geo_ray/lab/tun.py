@@ -1,4 +1,4 @@
-"""A TUN device: whole IP packets of one namespace, as reads and writes of a file."""
+"""A TUN device: IP packets of one namespace as reads and writes of a file."""
 
 from __future__ import annotations
 

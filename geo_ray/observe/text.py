@@ -54,6 +54,16 @@ def duration_text(seconds: float | None) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
+def age_text(age_s: float) -> str:
+    """An age in the largest unit that it has one of."""
+    if age_s < 0:
+        return "of the future"
+    for unit, seconds in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if age_s >= seconds:
+            return f"{age_s / seconds:.0f} {unit}"
+    return f"{age_s:.0f} s"
+
+
 def metrics_text(metrics: Mapping[str, float | None]) -> str:
     """Give ``accuracy 0.93, loss 0.21``."""
     return ", ".join(f"{name} {number_text(value)}" for name, value in metrics.items())

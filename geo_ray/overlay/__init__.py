@@ -1,1 +1,1 @@
-"""How bridges carry a sum and its answer other than as a star: who sends which part to whom."""
+"""Overlays: how bridges sum a round's updates on the way and hand the result out."""

@@ -1,4 +1,4 @@
-"""A policy from its configuration."""
+"""Builds a policy from its configuration."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from geo_ray.overlay.policy import PlannedPolicy, Policy
 
 
 def transfer_of(config: AnyOverlay) -> TransferOptions:
-    """How parts are handed on; a star's are as by default."""
+    """Return how parts are handed on; a star uses the defaults."""
     return TransferOptions() if isinstance(config, StarOverlay) else config.transfer
 
 
 def grid_of(config: AnyOverlay, num: int) -> Grid:
-    """The segments of a vector of ``num`` fp32 elements."""
+    """Return the segments of a vector of ``num`` fp32 elements."""
     return Grid(num, max(1, min(num, transfer_of(config).segment_bytes // 4)))
 
 
 def links_of(config: AnyOverlay, num_regions: int) -> Links:
-    """An empty table of links that ages as configured."""
+    """Return an empty table of links with the configured ageing."""
     if isinstance(config, TsengineOverlay | NetstormOverlay):
         return Links(num_regions, config.forget_rounds, config.smoothing)
     return Links(num_regions)

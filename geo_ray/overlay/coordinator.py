@@ -1,7 +1,7 @@
-"""Runs the rounds: asks the policy, hands out its orders, and goes round what does not work. Pure.
+"""Runs the rounds: asks the policy, hands out its orders, and avoids broken links. Pure.
 
-It lives beside the averager. What regions tell it comes in through `on_word`; what it wants to say
-to them is in `out`.
+It runs beside the averager. Messages of regions come in through `on_message`; messages to them are
+in `out`.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from geo_ray.transport.wire.meta import Meta
 
 _LOGGER = logging.getLogger(__name__)
 _KEPT_ROUNDS: Final = 3
-_MAX_ATTEMPTS: Final = 20  # afterwards a round waits for links to come back, as it is
+_MAX_ATTEMPTS: Final = 20  # after so many attempts a round waits for links to come back
 
 
 @dataclass(slots=True)
 class _Round:
     attempt: int = 0
-    ready: dict[int, Meta] = field(default_factory=dict)  # in the order of becoming ready
-    asked: int = 0  # how many of them the policy knows
+    ready: dict[int, Meta] = field(default_factory=dict)  # regions in the order of becoming ready
+    asked: int = 0  # how many of these the policy was told of
     settles_s: float | None = None
     is_summed: bool = False
     is_committed: bool = False
     whole: set[int] = field(default_factory=set)
-    sources: dict[int, set[int]] = field(default_factory=dict)  # who was told to serve whom
+    sources: dict[int, set[int]] = field(default_factory=dict)  # who serves each region
     flows: dict[int, dict[tuple[int, int], LinkFlow]] = field(default_factory=dict)  # by phase
     pending: dict[int, int] = field(default_factory=dict)  # orders not carried out yet, by phase
     probed: int = 0
@@ -81,30 +81,30 @@ class Coordinator:
     # ------------------------------------------------------------------ rounds
 
     def open(self, rnd: int) -> None:
-        """Give orders for a round before anybody is ready; rounds are opened in order."""
+        """Give a round's orders before any region is ready; rounds are opened in order."""
         self._fold(rnd)
         self._rounds[rnd] = _Round()
         self._order(rnd, self.policy.open(rnd))
 
     def about(self, rnd: int) -> dict[int, Meta]:
-        """What the regions told of their contributions."""
+        """Return what the regions reported of their contributions."""
         return dict(self._rounds[rnd].ready)
 
     def is_complete(self, rnd: int) -> bool:
-        """Whether every region has said that it contributes."""
+        """Return whether every region has reported its contribution."""
         entry = self._rounds.get(rnd)
         return entry is not None and len(entry.ready) == self.links.num_regions
 
     def seal(self, rnd: int) -> None:
-        """The sum is whole where the averager is, and will be committed: it begins anew no more."""
+        """Fix the attempt: the sum is complete at the averager and will be committed."""
         self._rounds[rnd].is_summed = True
 
     def commit(self, rnd: int, about: Iterable[tuple[int, Meta]], now_s: float) -> None:
-        """The sum counts: tell every region, and have the result handed out.
+        """Commit the sum: tell every region, and order the result to be handed out.
 
         Args:
             rnd: the round.
-            about: for every region, what its caller is to know.
+            about: what each region's caller is told.
             now_s: the time.
         """
         entry = self._rounds[rnd]
@@ -115,50 +115,50 @@ class Coordinator:
             self._order(rnd, self.policy.summed(rnd, now_s))
 
     def tick(self, now_s: float) -> None:
-        """Let the policy decide for those that it was worth gathering."""
+        """Let the policy decide for the regions that have become ready."""
         for rnd, entry in list(self._rounds.items()):
             if entry.settles_s is not None and now_s >= entry.settles_s:
                 self._ask(rnd, now_s)
 
     @property
     def wakes_s(self) -> float | None:
-        """When `tick` has something to do."""
+        """Return when `tick` has something to do."""
         times = [e.settles_s for e in self._rounds.values() if e.settles_s is not None]
         return min(times, default=None)
 
-    # ------------------------------------------------------------------ what regions tell
+    # ------------------------------------------------------------------ messages of regions
 
-    def on_word(self, node: int, word: ControlMessage, now_s: float) -> None:
-        """Take in what a region tells.
+    def on_message(self, node: int, message: ControlMessage, now_s: float) -> None:
+        """Take in a region's message.
 
         Raises:
-            FrameError: it makes no sense.
+            FrameError: the message does not fit the round.
         """
-        if not isinstance(word, Ready | Sent | Whole | Stuck | Starved):
-            raise FrameError(f"region {node} says {type(word).__name__} to the coordinator")
-        entry = self._rounds.get(word.rnd)
+        if not isinstance(message, Ready | Sent | Whole | Stuck | Starved):
+            raise FrameError(f"region {node} sends {type(message).__name__} to the coordinator")
+        entry = self._rounds.get(message.rnd)
         if entry is None:
             return  # of a round that is long over
-        if isinstance(word, Ready):
-            self._on_ready(node, word, entry, now_s)
-        elif isinstance(word, Sent):
-            self._on_sent(node, word, entry, now_s)
-        elif isinstance(word, Whole):
+        if isinstance(message, Ready):
+            self._on_ready(node, message, entry, now_s)
+        elif isinstance(message, Sent):
+            self._on_sent(node, message, entry, now_s)
+        elif isinstance(message, Whole):
             entry.whole.add(node)
-            self._probe(word.rnd, entry)
-        elif isinstance(word, Stuck):
-            self._on_stuck(node, word, entry, now_s)
+            self._probe(message.rnd, entry)
+        elif isinstance(message, Stuck):
+            self._on_stuck(node, message, entry, now_s)
         else:
-            self._feed(word.rnd, entry, node, avoid=entry.sources.get(node, set()))
+            self._feed(message.rnd, entry, node, avoid=entry.sources.get(node, set()))
 
     def on_peer(self, node: int, *, up: bool) -> None:
-        """A region can be reached from here, or cannot any more."""
+        """Note whether a region can be reached from here."""
         (self.links.down.discard if up else self.links.down.add)(node)
 
-    def _on_ready(self, node: int, word: Ready, entry: _Round, now_s: float) -> None:
-        entry.ready.setdefault(node, word.about)
-        if self.is_complete(word.rnd) or self.policy.settle_s == 0:
-            self._ask(word.rnd, now_s)
+    def _on_ready(self, node: int, message: Ready, entry: _Round, now_s: float) -> None:
+        entry.ready.setdefault(node, message.about)
+        if self.is_complete(message.rnd) or self.policy.settle_s == 0:
+            self._ask(message.rnd, now_s)
         elif entry.settles_s is None:
             entry.settles_s = now_s + self.policy.settle_s
 
@@ -168,35 +168,37 @@ class Coordinator:
         self._fold(rnd)
         self._order(rnd, self.policy.ready(rnd, list(entry.ready), now_s))
 
-    def _on_sent(self, node: int, word: Sent, entry: _Round, now_s: float) -> None:
-        send = word.send
+    def _on_sent(self, node: int, message: Sent, entry: _Round, now_s: float) -> None:
+        send = message.send
         if send.src != node or not 0 <= send.dst < self.links.num_regions:
             raise FrameError(f"region {node} says that it has sent {send}")
         phase = self._phase(send)
         entry.pending[phase] = entry.pending.get(phase, 0) - 1
         if send.phase == PROBE:
-            if self._is_idle(word.rnd) and word.size_bytes > 0 and word.busy_s > 0:
-                mbit = word.size_bytes * 8e-6
-                self.links.note([LinkFlow(node, send.dst, mbit, word.busy_s)])
-            self._probe(word.rnd, entry)
+            if self._is_idle(message.rnd) and message.size_bytes > 0 and message.busy_s > 0:
+                mbit = message.size_bytes * 8e-6
+                self.links.note([LinkFlow(node, send.dst, mbit, message.busy_s)])
+            self._probe(message.rnd, entry)
             return
-        if word.size_bytes > 0 and word.busy_s > 0:
+        if message.size_bytes > 0 and message.busy_s > 0:
             flows, pair = entry.flows.setdefault(phase, {}), (node, send.dst)
-            seen = LinkFlow(*pair, word.size_bytes * 8e-6, word.busy_s, word.starved, now_s)
+            seen = LinkFlow(
+                *pair, message.size_bytes * 8e-6, message.busy_s, message.starved, now_s
+            )
             flows[pair] = flows[pair] + seen if pair in flows else seen
-        if word.attempt == entry.attempt:
-            self._order(word.rnd, self.policy.sent(word.rnd, send, now_s))
+        if message.attempt == entry.attempt:
+            self._order(message.rnd, self.policy.sent(message.rnd, send, now_s))
 
     # ------------------------------------------------------------------ probes
 
     def _is_idle(self, rnd: int) -> bool:
-        """Whether nothing is under way: a round is over in all regions, and none is in the next."""
+        """Return whether links are idle: a round is over everywhere, and the next has not begun."""
         following = self._rounds.get(rnd + 1)
         is_over = len(self._rounds[rnd].whole) == self.links.num_regions
         return is_over and (following is None or not following.ready)
 
     def _probe(self, rnd: int, entry: _Round) -> None:
-        """Measure some links, if they are idle and the last ones are measured."""
+        """Order some links to be measured, if they are idle and the last measurements are done."""
         if not self._is_idle(rnd) or entry.pending.get(PROBE, 0) > 0:
             return
         if entry.probed < self.policy.probes:
@@ -205,20 +207,20 @@ class Coordinator:
 
     # ------------------------------------------------------------------ trouble
 
-    def _on_stuck(self, node: int, word: Stuck, entry: _Round, now_s: float) -> None:
-        dst = word.dst
-        _LOGGER.warning("round %d: what region %d sends to %d is stuck", word.rnd, node, dst)
+    def _on_stuck(self, node: int, message: Stuck, entry: _Round, now_s: float) -> None:
+        dst = message.dst
+        _LOGGER.warning("round %d: what region %d sends to %d is stuck", message.rnd, node, dst)
         self.links.break_link(node, dst)
         if not entry.is_summed:
-            # If the region is gone, the round cannot do without it anyway, and all goes on when it
+            # If the region is gone, the round needs it anyway, and goes on when it
             # is back. If only the link is, others can carry what it cannot.
             if dst not in self.links.down and node not in self.links.down:
-                self._restart(word.rnd, entry, now_s)
+                self._restart(message.rnd, entry, now_s)
             return
         orphans = [n for n, sources in entry.sources.items() if dst in sources]
         for orphan in [dst, *orphans]:
-            self._feed(word.rnd, entry, orphan, avoid={node, dst})
-        self._order(word.rnd, self.policy.lost(word.rnd, node, dst, now_s))
+            self._feed(message.rnd, entry, orphan, avoid={node, dst})
+        self._order(message.rnd, self.policy.lost(message.rnd, node, dst, now_s))
 
     def _restart(self, rnd: int, entry: _Round, now_s: float) -> None:
         if entry.attempt >= _MAX_ATTEMPTS:
@@ -227,12 +229,12 @@ class Coordinator:
         self.restarts += 1
         entry.sources.clear()
         entry.whole.clear()
-        _LOGGER.warning("round %d: the sums begin anew, attempt %d", rnd, entry.attempt)
+        _LOGGER.warning("round %d: the sums are restarted, attempt %d", rnd, entry.attempt)
         sends = self.policy.restart(rnd, list(entry.ready), now_s)
         self._order(rnd, sends, everyone=True)
 
     def _feed(self, rnd: int, entry: _Round, node: int, avoid: set[int]) -> None:
-        """Let a region ask another for what it lacks of a result."""
+        """Order a region to fetch the missing segments of a result from another."""
         if node in entry.whole or not entry.is_committed:
             return
         usable = (entry.whole | {self.home}) - {node}
@@ -250,7 +252,7 @@ class Coordinator:
     def _order(self, rnd: int, sends: Iterable[SendOrder], *, everyone: bool = False) -> None:
         entry = self._rounds[rnd]
         by_node: dict[int, list[SendOrder]] = {}
-        if everyone:  # also those without orders must hear of a new attempt
+        if everyone:  # regions without orders must hear of a new attempt, too
             by_node = {node: [] for node in range(self.links.num_regions)}
         for send in sends:
             by_node.setdefault(send.src, []).append(send)
@@ -262,16 +264,16 @@ class Coordinator:
             self.out.append((node, Orders(rnd, entry.attempt, tuple(orders))))
 
     def _phase(self, send: SendOrder) -> int:
-        """Sums and results that flow at the same time share lines, and are looked at together."""
+        """Return the phase of flows that share lines at the same time."""
         if send.phase == PROBE:
             return PROBE
         return SUM if self.policy.fused else send.phase
 
     def _fold(self, rnd: int) -> None:
-        """Let what was measured count, and forget what is old."""
+        """Hand the measured flows to `links`, and forget old ones."""
         for number, entry in self._rounds.items():
             for phase, flows in list(entry.flows.items()):
-                # Flows that shared a line must be seen together, unless some never end.
+                # Flows that shared a line must be evaluated together, unless some never end.
                 alone = phase == SUM and not self.policy.fused
                 is_over = entry.is_summed if alone else number < rnd - 1
                 if entry.pending.get(phase, 0) <= 0 or is_over:

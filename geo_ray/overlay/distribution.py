@@ -1,4 +1,4 @@
-"""Who serves whom next with a result: bookkeeping of one bucket's distribution, by predicted times.
+"""Chooses which region sends a bucket's result to which next, by predicted times.
 
 Times are seconds, sizes and rates segments and segments per second. A region that was promised the
 result counts as one that has it: it passes segments on as they arrive.
@@ -40,9 +40,9 @@ class Distribution:
         now_s: the time.
 
     Attributes:
-        left: regions that nobody was told to serve.
-        tail: who was promised the result last.
-        at_random: whether the next of them is chosen at random; None if that is not decided.
+        left: regions that no other was told to serve yet.
+        tail: the region that was promised the result last.
+        at_random: whether the next transfer is chosen at random; None if that is not decided.
     """
 
     def __init__(self, num_regions: int, root: int, num_segments: int, now_s: float) -> None:
@@ -59,16 +59,16 @@ class Distribution:
         now_s: float,
         receivers: Sequence[int],
     ) -> tuple[int, int] | None:
-        """The transfer to one of ``receivers`` that ends first, as (from, to).
+        """Return the transfer to one of ``receivers`` that ends first, as (from, to).
 
         Args:
             rate_NN: of links.
-            down: regions that serve nobody, unless there is nobody else.
+            down: regions that serve others only if there are no others to do so.
             now_s: the time.
             receivers: some of those that are left.
 
         Returns:
-            None if it is worth waiting for a region that is busy.
+            The transfer; None if waiting for a busy region is faster.
         """
         able = {node: h for node, h in self._holders.items() if node not in down}
         able = able or self._holders
@@ -80,7 +80,7 @@ class Distribution:
         return None if busy else (src, dst)
 
     def promise(self, src: int, dst: int, rate_NN: NDArray[np.float64], now_s: float) -> None:
-        """``src`` was told to serve ``dst``."""
+        """Note that ``src`` was told to serve ``dst``."""
         holder = self._holders[src]
         end_s = self._end_s(holder, rate_NN[src, dst], now_s)
         start_s = max(holder.first_s, holder.free_s, now_s)
@@ -91,14 +91,14 @@ class Distribution:
         self.tail, self.at_random = dst, None
 
     def is_free(self, src: int, dst: int, now_s: float) -> None:
-        """``src`` has served ``dst``."""
+        """Note that ``src`` has served ``dst``."""
         if (holder := self._holders.get(dst)) is not None:
             holder.first_s, holder.whole_s = min(holder.first_s, now_s), now_s
         if (holder := self._holders.get(src)) is not None:
             holder.busy, holder.free_s = False, now_s
 
     def gives_up(self, src: int, dst: int, now_s: float) -> None:
-        """What ``src`` was to send to ``dst`` does not arrive: neither is counted on for it."""
+        """Note that a transfer was given up: neither end counts as able to serve the other."""
         if (holder := self._holders.get(src)) is not None:
             holder.busy, holder.free_s = False, now_s
         self._holders.pop(dst, None)

@@ -1,8 +1,8 @@
-"""What the coordinator knows of the links between bridges, from transfers that it saw.
+"""The coordinator's knowledge of links between bridges, from the transfers of rounds.
 
-Goodput is bytes over wall-clock seconds in which something was under way, smoothed over rounds and
-forgotten when it is old. What is not known is taken for the median of what is: neither shunned nor
-preferred.
+Goodput is bytes over the wall-clock seconds in which something was under way, smoothed over rounds
+and forgotten when it is old. An unknown link is taken to be as fast as the median of known ones, so
+it is neither avoided nor preferred.
 
 Shape legend: N = regions; rows send, columns receive.
 """
@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-UNKNOWN_MBPS: Final = 1.0  # for every link alike while nothing is known: only ratios count
+UNKNOWN_MBPS: Final = 1.0  # the same for every link while none is known: only ratios count
 _BROKEN_MBPS: Final = 1e-3
 _FAIR_SHARE: Final = 0.75  # a flow this near to its fastest neighbour was held back by the node
 
@@ -57,7 +57,7 @@ class LinkFlow:
         return LinkFlow(self.src, self.dst, mbit, busy_s, starved, ended_s)
 
     def meets(self, other: LinkFlow) -> bool:
-        """Whether another flow was under way during at least half of this one."""
+        """Return whether another flow was under way during at least half of this one."""
         began_s = max(self.ended_s - self.busy_s, other.ended_s - other.busy_s)
         return min(self.ended_s, other.ended_s) - began_s >= self.busy_s / 2
 
@@ -84,7 +84,7 @@ class Links:
         self._broken: dict[tuple[int, int], int] = {}
 
     def seed(self, mbps: Mapping[tuple[int, int], float]) -> None:
-        """Take what was measured before the run; it ages like everything else."""
+        """Take measurements of before the run; they age like others."""
         for (src, dst), value in mbps.items():
             self._set(src, dst, value)
 
@@ -96,12 +96,12 @@ class Links:
         self._broken = {pair: at for pair, at in self._broken.items() if at >= oldest}
 
     def note(self, flows: Iterable[LinkFlow]) -> None:
-        """Take in the flows that shared one phase.
+        """Take in the flows of one phase.
 
         A flow that was alone at both its ends, or clearly slower than others there, shows what its
-        link can do. Any other shared its sender's or receiver's line: its link can do at least as
-        much, and at most as much as all flows there together, which it is taken for until something
-        else is seen. One that was starved shows only what its link can do at least.
+        link can do. Any other flow shared its sender's or receiver's line: its link carries at
+        least as much, and at most as much as all flows there together, which is assumed until
+        another measurement. A starved flow gives only a lower bound.
         """
         seen = [flow for flow in flows if flow.mbps > 0]
         up_N, down_N = np.zeros(self.num_regions), np.zeros(self.num_regions)
@@ -129,27 +129,27 @@ class Links:
             line_N += weight_N * (seen_N - line_N)
 
     def break_link(self, src: int, dst: int) -> None:
-        """A transfer made no progress: avoid the link, in both directions, for some rounds."""
+        """Avoid a link without progress, in both directions, for some rounds."""
         self._broken[src, dst] = self._broken[dst, src] = self._round
 
     def is_broken(self, src: int, dst: int) -> bool:
-        """Whether the link is to be avoided."""
+        """Return whether the link is to be avoided."""
         return (src, dst) in self._broken
 
     def is_known(self, src: int, dst: int) -> bool:
-        """Whether the link was measured lately."""
+        """Return whether the link was measured recently."""
         return not bool(np.isnan(self._mbps_NN[src, dst]))
 
     def mbps(self, src: int, dst: int) -> float:
-        """What the link is taken for, in 10^6 bit/s."""
+        """Return the rate assumed for the link, in 10^6 bit/s."""
         return float(self.matrix()[src, dst])
 
     def age(self, src: int, dst: int) -> int:
-        """Rounds since the link was measured; large if it never was."""
+        """Return the rounds since the link was measured; large if it never was."""
         return self._round - int(self._measured_NN[src, dst]) if self.is_known(src, dst) else 10**6
 
     def matrix(self) -> NDArray[np.float64]:
-        """`mbps` of all links (N, N); the diagonal means nothing."""
+        """Return `mbps` of all links (N, N); the diagonal has no meaning."""
         filled_NN = np.where(np.isnan(self._mbps_NN), self._middle(), self._mbps_NN)
         for src, dst in self._broken:
             filled_NN[src, dst] = _BROKEN_MBPS
@@ -160,11 +160,11 @@ class Links:
         return median(known.tolist()) if known.size else UNKNOWN_MBPS
 
     def up_mbps(self) -> NDArray[np.float64]:
-        """What each region's uplink is taken for (N,): the most that left it at a time."""
+        """Return each region's assumed uplink rate (N,): the most that left it at a time."""
         return self._at_least(self._up_N, axis=1)
 
     def down_mbps(self) -> NDArray[np.float64]:
-        """What each region's downlink is taken for (N,): the most that entered it at a time."""
+        """Return each region's assumed downlink rate (N,): the most that entered it at a time."""
         return self._at_least(self._down_N, axis=0)
 
     def _at_least(self, line_N: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
@@ -178,6 +178,6 @@ class Links:
 
 
 def _shares(flow: LinkFlow, beside: list[LinkFlow]) -> bool:
-    """Whether others at one of its ends held a flow back."""
+    """Return whether other flows at one of its ends slowed a flow down."""
     mostly_alone = flow.mbit >= _MOST * sum(other.mbit for other in beside)
     return not mostly_alone and flow.mbps >= _FAIR_SHARE * max(other.mbps for other in beside)

@@ -1,4 +1,4 @@
-"""How a tree goes round links and regions that do not work."""
+"""Changes a tree so that it avoids broken links and regions that are down."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from geo_ray.overlay.plan import Tree
 
 
 def mend(tree: Tree, links: Links) -> Tree:
-    """Hang regions elsewhere whose link to their parent is broken, or whose parent is down.
+    """Give a new parent to regions whose link to their parent is broken, or whose parent is down.
 
     A region goes to the nearest of its parent's ancestors that works, else to any region outside
-    its own subtree. If it reaches none of these but one below it does, the subtree is turned round
-    and hangs on that one. If none does, it stays where it is.
+    its own subtree. If the region reaches none of these but one below it does, the subtree is
+    re-rooted at that one. If none does, the region keeps its parent.
     """
     parents = list(tree.parents)
     masks = tree.masks()
@@ -35,7 +35,7 @@ def mend(tree: Tree, links: Links) -> Tree:
 
 
 def _turn(parents: list[int], top: int, end: int, outside: int) -> None:
-    """Hang the subtree of ``top`` on ``outside`` by its member ``end``."""
+    """Re-root the subtree of ``top`` at its member ``end`` and make it a child of ``outside``."""
     node, parent = end, outside
     while True:
         following, parents[node] = parents[node], parent

@@ -1,7 +1,7 @@
-"""What bridges and the coordinator send each other about a round, as typed records.
+"""Typed records that bridges and the coordinator send each other about a round.
 
-`wire` puts them into messages. The records that a region sends to the coordinator name no sender:
-the connection shows who it is.
+`wire` puts them into messages. Records from a region to the coordinator name no sender, because the
+connection identifies it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Ready:
 
     Attributes:
         rnd: number of the round, the same in all regions.
-        about: what the caller wants to know of the contribution where the sums meet.
+        about: facts about the contribution for the averager.
     """
 
     rnd: int
@@ -32,7 +32,7 @@ class Orders:
 
     Attributes:
         rnd: the round.
-        attempt: counts how often the round's sums were begun; a higher one voids what was summed.
+        attempt: counts the starts of the round's sums; a higher one voids earlier sums.
         sends: the region's orders.
     """
 
@@ -50,11 +50,11 @@ class SegmentPart:
         attempt: see `Orders`.
         phase: SUM or RESULT.
         index: number of the segment.
-        mask: for sums: whose contributions it holds.
+        mask: for sums: set of regions whose contributions are in it.
         weight: for sums: the sum of their weights.
         wants_ack: the sender waits for an acknowledgement.
         data: fp32 bytes.
-        acked: so many parts of the receiver have arrived; 0 says nothing.
+        acked: number of the receiver's parts that have arrived; 0 acknowledges none.
     """
 
     rnd: int
@@ -70,7 +70,7 @@ class SegmentPart:
 
 @dataclass(frozen=True, slots=True)
 class SegmentAck:
-    """So many parts of yours have arrived, over all rounds (between any two regions)."""
+    """Number of the receiver's parts that arrived over all rounds (between any two regions)."""
 
     count: int
 
@@ -85,7 +85,7 @@ class Sent:
         send: the order.
         size_bytes: what was acknowledged by that region since the last such report on it.
         busy_s: for how long something was under way to it meanwhile.
-        starved: there was often nothing to send: the link can do that much at least.
+        starved: whether there was often nothing to send, so that the goodput is a lower bound.
     """
 
     rnd: int
@@ -98,7 +98,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """The whole result of a round is here (to the coordinator)."""
+    """A region has the complete result of a round (to the coordinator)."""
 
     rnd: int
 
@@ -118,14 +118,14 @@ class Stuck:
 
 @dataclass(frozen=True, slots=True)
 class Starved:
-    """The round is committed, but no more of its result arrives (to the coordinator)."""
+    """The round is committed, but a region receives no more of its result (to the coordinator)."""
 
     rnd: int
 
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Ask region ``source`` for what you lack of a result (from the coordinator)."""
+    """Order to ask region ``source`` for missing segments of a result (from the coordinator)."""
 
     rnd: int
     source: int
@@ -133,7 +133,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """Send me these segments of a result (between any two regions).
+    """Request for segments of a result (between any two regions).
 
     Attributes:
         rnd: the round.
@@ -146,12 +146,12 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The round counts (from the coordinator).
+    """The round is committed (from the coordinator).
 
     Attributes:
         rnd: the round.
-        attempt: the one whose result counts.
-        about: for the region's caller.
+        attempt: the attempt whose result counts.
+        about: facts for the region's caller.
     """
 
     rnd: int
@@ -162,4 +162,4 @@ class Commit:
 ControlMessage = (
     Ready | Orders | SegmentAck | Sent | Whole | Stuck | Starved | Fetch | Want | Commit
 )
-"""Everything but the parts, which carry the bulk."""
+"""All messages but the parts, which carry the data."""

@@ -1,4 +1,4 @@
-"""A region's part in all rounds: takes parts in, and says which to send next. Pure; see `Node`."""
+"""A region's state in all rounds: takes in parts and chooses the next to send. Pure; see `Node`."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from geo_ray.overlay.vector import Floats, Vector
 from geo_ray.transport.wire.meta import Meta
 
 _LOGGER = logging.getLogger(__name__)
-_AHEAD = 2  # others may be so many rounds ahead of what is finished here
+_AHEAD = 2  # other regions may be at most so many rounds ahead
 
 
 @dataclass(slots=True)
-class _Going:
+class _ActiveSend:
     """An order that is being carried out; ``next`` is its next segment."""
 
     rnd: int
     attempt: int
     send: SendOrder
     next: int
-    last: int | None = None  # number of its last part, once that is sent
+    last: int | None = None  # number of the order's last part, once that is sent
 
 
 @dataclass(slots=True)
@@ -47,12 +47,12 @@ class _Round:
     contributed: bool = False
     commit: Commit | None = None
     told_whole: bool = False
-    moved_s: float = 0.0  # when something of it last arrived
+    moved_s: float = 0.0  # time of the last arrival
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What a round came to in this region."""
+    """The outcome of a round in this region."""
 
     rnd: int
     about: Meta
@@ -63,8 +63,8 @@ class Finished:
 class Node:
     """A state machine without clock, socket or thread.
 
-    It is told what the region contributes and what arrives, and asked for the next part to each
-    other region. What it wants to say beside parts is in `out`; what is finished, in `done`.
+    The caller tells it what the region contributes and what arrives, and asks it for the next part
+    to each other region. Other messages are in `out`, finished rounds in `done`.
 
     Attributes:
         me: this region's number.
@@ -74,8 +74,8 @@ class Node:
         fused: see `Policy`.
         window: parts under way to one region.
         stall_s: how long to wait for progress before the coordinator is told.
-        out: (to whom, what), in order; the caller takes them.
-        clashes: partial sums that were refused because they held something once more.
+        out: (receiver, message) in order; the caller takes them.
+        clashes: number of partial sums refused because they held a contribution a second time.
         done: rounds that are over; the caller takes them.
         finished: number of the last of them.
     """
@@ -93,17 +93,17 @@ class Node:
     clashes: int = 0
     _rounds: dict[int, _Round] = field(default_factory=dict)
     _paces: dict[int, Pace] = field(default_factory=dict)
-    _going: dict[int, list[_Going]] = field(default_factory=dict)
+    _active: dict[int, list[_ActiveSend]] = field(default_factory=dict)
     _received: dict[int, int] = field(default_factory=dict)  # parts by sender
     _owed: dict[int, int] = field(default_factory=dict)  # acknowledgements not sent yet
 
-    # ------------------------------------------------------------------ the region's own
+    # ------------------------------------------------------------------ own contribution
 
     def contribute(self, rnd: int, own_P: Floats, weight: float, about: Meta, now_s: float) -> None:
         """Take part in a round.
 
         Raises:
-            InvariantError: the region did so already, or it is not that round's turn.
+            InvariantError: the region has contributed already, or the round is out of turn.
         """
         if rnd != self.finished + 1 or self._round(rnd, now_s).contributed:
             raise InvariantError(f"region {self.me} contributes to round {rnd} out of turn")
@@ -114,51 +114,51 @@ class Node:
         self._check(rnd)
 
     def is_summed(self, rnd: int) -> bool:
-        """Whether the whole sum of a round is here."""
+        """Return whether the complete sum of a round is here."""
         entry = self._rounds.get(rnd)
         return entry is not None and entry.vector.is_summed
 
     def is_whole(self, rnd: int) -> bool:
-        """Whether the whole result of a round is here."""
+        """Return whether the complete result of a round is here."""
         entry = self._rounds.get(rnd)
         return entry is not None and entry.vector.is_whole
 
     def mean(self, rnd: int) -> Floats:
-        """The mean of a round: what its sum comes to, or its result if that is made of means."""
+        """Return the mean of a round: of its sum, or its result if that is made of means."""
         vector = self._rounds[rnd].vector
         return vector.result_P if self.fused else vector.mean()
 
     def set_result(self, rnd: int, result_P: Floats) -> None:
-        """In the coordinator's region, if not `fused`: what the sum came to."""
+        """Set the result of a round; only in the coordinator's region, and not if `fused`."""
         self._rounds[rnd].vector.set_result(result_P)
         self._check(rnd)
 
-    # ------------------------------------------------------------------ what arrives
+    # ------------------------------------------------------------------ arrivals
 
-    def on_word(self, peer: int, word: ControlMessage, now_s: float) -> None:
-        """Take in what a region or the coordinator says.
+    def on_message(self, peer: int, message: ControlMessage, now_s: float) -> None:
+        """Take in a message of a region or the coordinator.
 
         Raises:
-            FrameError: it makes no sense.
+            FrameError: the message does not fit the round.
         """
-        if isinstance(word, SegmentAck):
-            self._on_ack(peer, word.count, now_s)
-        elif isinstance(word, Want):
-            self._on_want(peer, word)
+        if isinstance(message, SegmentAck):
+            self._on_ack(peer, message.count, now_s)
+        elif isinstance(message, Want):
+            self._on_want(peer, message)
         elif peer != self.home:
-            raise FrameError(f"region {peer} says {type(word).__name__}; only {self.home} may")
-        elif isinstance(word, Orders):
-            self._on_orders(word, now_s)
-        elif isinstance(word, Fetch):
-            self._on_fetch(word)
-        elif isinstance(word, Commit):
-            self._on_commit(word, now_s)
+            raise FrameError(f"region {peer} sends {type(message).__name__}; only {self.home} may")
+        elif isinstance(message, Orders):
+            self._on_orders(message, now_s)
+        elif isinstance(message, Fetch):
+            self._on_fetch(message)
+        elif isinstance(message, Commit):
+            self._on_commit(message, now_s)
 
     def on_part(self, peer: int, part: SegmentPart, now_s: float) -> None:
         """Take in a segment.
 
         Raises:
-            FrameError: it makes no sense.
+            FrameError: the segment does not fit the round.
         """
         self._received[peer] = self._received.get(peer, 0) + 1
         if part.wants_ack:
@@ -185,9 +185,9 @@ class Node:
     def _on_ack(self, peer: int, count: int, now_s: float) -> None:
         pace = self._pace(peer)
         pace.ack(count, now_s)
-        going = self._going.get(peer, [])
-        for order in [o for o in going if o.last is not None and o.last <= pace.acked]:
-            going.remove(order)
+        active = self._active.get(peer, [])
+        for order in [o for o in active if o.last is not None and o.last <= pace.acked]:
+            active.remove(order)
             self.out.append((self.home, Sent(order.rnd, order.attempt, order.send, *pace.take())))
 
     def _on_orders(self, orders: Orders, now_s: float) -> None:
@@ -201,8 +201,8 @@ class Node:
         for send in orders.sends:
             if send.src != self.me or send.dst == self.me or not self._fits(send.first, send.stop):
                 raise FrameError(f"region {self.me} is ordered to do what it cannot: {send}")
-            going = _Going(orders.rnd, orders.attempt, send, send.first)
-            self._going.setdefault(send.dst, []).append(going)
+            active = _ActiveSend(orders.rnd, orders.attempt, send, send.first)
+            self._active.setdefault(send.dst, []).append(active)
 
     def _on_fetch(self, fetch: Fetch) -> None:
         entry = self._rounds.get(fetch.rnd)
@@ -220,8 +220,8 @@ class Node:
             if not self._fits(first, stop):
                 raise FrameError(f"region {peer} wants segments {first} to {stop}")
             send = SendOrder(self.me, peer, RESULT, first, stop)
-            going = _Going(want.rnd, entry.vector.attempt, send, first)
-            self._going.setdefault(peer, []).append(going)
+            active = _ActiveSend(want.rnd, entry.vector.attempt, send, first)
+            self._active.setdefault(peer, []).append(active)
 
     def _on_commit(self, commit: Commit, now_s: float) -> None:
         if commit.rnd <= self.finished:
@@ -232,14 +232,14 @@ class Node:
         entry.commit, entry.moved_s = commit, now_s
         self._check(commit.rnd)
 
-    # ------------------------------------------------------------------ what goes out
+    # ------------------------------------------------------------------ sending
 
     def targets(self) -> list[int]:
-        """Regions to which something is to be sent, now or later."""
-        return [peer for peer, going in self._going.items() if going]
+        """Return the regions to which something is to be sent, now or later."""
+        return [peer for peer, active in self._active.items() if active]
 
     def next_part(self, peer: int, now_s: float) -> SegmentPart | None:
-        """The next segment for a region; it counts as sent. None if there is none now."""
+        """Return the next segment for a region and count it as sent; None if there is none now."""
         pace = self._pace(peer)
         order = self._sendable(peer) if pace.has_room else None
         if order is None:
@@ -263,12 +263,12 @@ class Node:
         )
 
     def acknowledge(self) -> None:
-        """Say what is owed and did not go out with a part; after the last `next_part` for now."""
+        """Send acknowledgements that no part carried; call after the last `next_part` for now."""
         self.out += [(peer, SegmentAck(count)) for peer, count in self._owed.items()]
         self._owed.clear()
 
-    def _sendable(self, peer: int) -> _Going | None:
-        for order in self._going.get(peer, []):
+    def _sendable(self, peer: int) -> _ActiveSend | None:
+        for order in self._active.get(peer, []):
             if order.last is not None:
                 continue
             vector, index, send = self._rounds[order.rnd].vector, order.next, order.send
@@ -281,27 +281,27 @@ class Node:
         return None
 
     def _is_sending(self, peer: int) -> bool:
-        """Whether an order is begun and not finished."""
-        going = self._going.get(peer, [])
-        return any(o.last is None and o.next > o.send.first for o in going)
+        """Return whether an order is begun and not finished."""
+        active = self._active.get(peer, [])
+        return any(o.last is None and o.next > o.send.first for o in active)
 
     def _is_contributing(self) -> bool:
-        """Whether a round is under way."""
+        """Return whether a round is under way."""
         entry = self._rounds.get(self.finished + 1)
         return entry is not None and entry.contributed
 
     # ------------------------------------------------------------------ time
 
     def tick(self, now_s: float) -> None:
-        """Tell the coordinator of what makes no progress."""
+        """Report transfers without progress to the coordinator."""
         for peer, pace in self._paces.items():
             if pace.silent_s(now_s) <= self.stall_s:
                 continue
             pace.excuse(now_s)
-            going = self._going.get(peer, [])
-            self.out += [(self.home, Stuck(rnd, peer)) for rnd in sorted({o.rnd for o in going})]
-            # The coordinator finds somebody else for a result. A sum has to wait for its word.
-            self._going[peer] = [o for o in going if o.send.phase == SUM]
+            active = self._active.get(peer, [])
+            self.out += [(self.home, Stuck(rnd, peer)) for rnd in sorted({o.rnd for o in active})]
+            # The coordinator finds somebody else for a result. A sum waits for the coordinator.
+            self._active[peer] = [o for o in active if o.send.phase == SUM]
         for rnd, entry in self._rounds.items():
             if entry.commit is None or entry.vector.is_whole or rnd <= self.finished:
                 continue
@@ -310,13 +310,13 @@ class Node:
                 self.out.append((self.home, Starved(rnd)))
 
     def set_rtt(self, peer: int, rtt_s: float) -> None:
-        """The round trip to a region, for what is measured."""
+        """Set the measured round trip to a region."""
         self._pace(peer).rtt_s = rtt_s
 
     # ------------------------------------------------------------------ inside
 
     def _check(self, rnd: int) -> None:
-        """A round may be over."""
+        """Finish a round if it is over."""
         entry = self._rounds[rnd]
         if not entry.vector.is_whole:
             return
@@ -327,7 +327,7 @@ class Node:
             return
         self.finished = rnd
         self.done.append(Finished(rnd, entry.commit.about, entry.vector.result_P))
-        # All have contributed to this round, so all had the result of the one before.
+        # All regions have contributed to this round, so all had the result of the round before.
         self._drop(lambda order: order.rnd < rnd)
         for old in [known for known in self._rounds if known < rnd]:
             del self._rounds[old]
@@ -337,9 +337,9 @@ class Node:
         self._rounds[rnd].told_whole = False
         self._rounds[rnd].vector.restart(attempt)
 
-    def _drop(self, is_void: Callable[[_Going], bool]) -> None:
-        for peer, going in self._going.items():
-            self._going[peer] = [order for order in going if not is_void(order)]
+    def _drop(self, is_void: Callable[[_ActiveSend], bool]) -> None:
+        for peer, active in self._active.items():
+            self._active[peer] = [order for order in active if not is_void(order)]
 
     def _round(self, rnd: int, now_s: float) -> _Round:
         if rnd not in self._rounds:

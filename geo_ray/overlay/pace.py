@@ -1,12 +1,11 @@
-"""What is under way to one other region: how much more may be sent, and how fast it went.
+"""The parts under way to one other region: how many more may be sent, and the goodput.
 
-A line that many transfers share must not be flooded by them together, so each keeps no more under
-way than the path takes at the rate at which it delivers: rate times round trip, with a margin that
-lets the rate grow if there is more to be had.
+Transfers that share a line must not flood it together, so each keeps no more under way than its
+rate of delivery times round trip, with a margin that lets the rate grow if the line has more to
+give.
 
-Goodput is what was acknowledged over the time in which something was under way. Where there was
-often nothing to send, because it comes from a slower link, that only says what the link can do at
-least.
+Goodput is what was acknowledged over the time in which something was under way. If there was often
+nothing to send, because it comes over a slower link, goodput is only a lower bound.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from geo_ray.errors import FrameError
 
 _OFTEN: Final = 0.25  # of the busy time
 _GAIN: Final = 2.0  # on rate times round trip: doubles what is under way until the rate stays
-_SLACK_S: Final = 0.1  # beyond the round trip: what busy processes take to answer, a short queue
+_SLACK_S: Final = 0.1  # added to the round trip, for busy processes and a short queue
 _START: Final = 4  # parts, before a rate is known
 _LEAST: Final = 4
 _RATES: Final = 32  # acknowledgements over which the highest rate counts
@@ -36,13 +35,13 @@ class _Out:
 
 
 class Pace:
-    """Counts parts to one region.
+    """Counts the parts to one region.
 
     Args:
         window: most parts that may be under way at a time.
 
     Attributes:
-        sent: parts so far.
+        sent: number of parts sent.
         rtt_s: round trip of the path; 0 while it is not known.
         limit: parts that may be under way at present.
     """
@@ -53,7 +52,7 @@ class Pace:
         self.limit = min(window, _START)
         self._window = window
         self._out: deque[_Out] = deque()
-        self._asked = 0  # up to which part an acknowledgement was asked for
+        self._asked = 0  # the last part for which an acknowledgement was asked
         self._heard_s = 0.0
         self._delivered_bytes = 0
         self._delivered_s = 0.0
@@ -65,17 +64,17 @@ class Pace:
 
     @property
     def acked(self) -> int:
-        """Parts that have arrived."""
+        """The number of parts that have arrived."""
         return self.sent - len(self._out)
 
     @property
     def has_room(self) -> bool:
-        """Whether one more part may be sent."""
-        # The limit may have shrunk below what is out: without a question there is no answer.
+        """Return whether one more part may be sent."""
+        # The limit may have shrunk below what is under way: ask, or no acknowledgement comes.
         return len(self._out) < self.limit or self._asked <= self.acked
 
     def push(self, size_bytes: int, now_s: float) -> None:
-        """A part is sent."""
+        """Count a part that is sent."""
         if not self._out:
             self._busy_from_s = self._delivered_s = now_s
         elif self._lacks_from_s is not None:
@@ -87,22 +86,22 @@ class Pace:
         self.sent += 1
 
     def ask(self, *, is_last: bool) -> bool:
-        """Whether to ask for an acknowledgement with the part that was just pushed."""
+        """Return whether the part just pushed asks for an acknowledgement."""
         due = is_last or not self.has_room or self.sent - self._asked >= max(1, self.limit // 4)
         if due:
             self._asked = self.sent
         return due
 
     def lacks(self, now_s: float) -> None:
-        """There is room, but what is to be sent next is not here yet."""
+        """Note that there is room, but the next part to send is not here yet."""
         if self._lacks_from_s is None:
             self._lacks_from_s = now_s
 
     def ack(self, count: int, now_s: float) -> None:
-        """``count`` parts have arrived so far.
+        """Take in that ``count`` parts have arrived so far.
 
         Raises:
-            FrameError: it is more than were sent.
+            FrameError: fewer parts were sent.
         """
         if count > self.sent:
             raise FrameError(f"{count} parts are acknowledged, {self.sent} were sent")
@@ -128,13 +127,14 @@ class Pace:
         self.limit = max(_LEAST, min(self._window, 1 + round(parts)))
 
     def silent_s(self, now_s: float) -> float:
-        """For how long nothing moves that should; 0 if nothing has to."""
-        # A part that nobody was asked about is no sign of trouble while the next one is waited for.
+        """Return the seconds without expected progress; 0 if no progress is expected."""
+        # A part for which no acknowledgement was asked is no trouble while the next part is
+        # awaited.
         waits = self._asked > self.acked or (bool(self._out) and self._lacks_from_s is None)
         return now_s - self._heard_s if waits else 0.0
 
     def excuse(self, now_s: float) -> None:
-        """Count the silence from now on anew."""
+        """Count the seconds without progress from now on."""
         self._heard_s = now_s
 
     def take(self) -> tuple[int, float, bool]:
@@ -146,6 +146,6 @@ class Pace:
         """
         size_bytes, busy_s, lacked_s = self._seen
         self._seen = [0.0, 0.0, 0.0]
-        # The way there and back of the last part is no time in which it was sent.
+        # The last part's round trip is no time in which it was sent.
         sending_s = busy_s - min(self.rtt_s, busy_s / 2)
         return int(size_bytes), sending_s, lacked_s > _OFTEN * busy_s

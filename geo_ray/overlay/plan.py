@@ -1,4 +1,4 @@
-"""The words of a plan: segments of a vector, orders to send them, and trees that orders make up.
+"""The parts of a plan: segments of a vector, orders to send them, and trees made of orders.
 
 Regions are numbers here, 0 to N - 1, in the order of their names. A set of regions is a bit mask:
 bit i stands for region i.
@@ -13,8 +13,8 @@ from typing import Final
 from geo_ray.errors import InvariantError
 
 SUM: Final = 0  # towards a root: partial sums
-RESULT: Final = 1  # away from a root: what came of the sum
-PROBE: Final = 2  # a few segments of the result, only to see how fast a link is
+RESULT: Final = 1  # away from a root: the sum's result
+PROBE: Final = 2  # a few segments of the result, only to measure a link
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,11 @@ class Grid:
 
     @property
     def count(self) -> int:
-        """How many segments."""
+        """The number of segments."""
         return -(-self.num // self.segment)
 
     def bounds(self, index: int) -> tuple[int, int]:
-        """First element of a segment, and one past its last."""
+        """Return the first element of a segment, and one past its last."""
         return index * self.segment, min(self.num, (index + 1) * self.segment)
 
 
@@ -71,14 +71,14 @@ class Tree:
 
     @property
     def root(self) -> int:
-        """Where the sum comes together."""
+        """The region where the sum is completed."""
         return next(node for node, parent in enumerate(self.parents) if node == parent)
 
     def outward(self) -> list[int]:
-        """All regions, parents before children.
+        """Return all regions, parents before children.
 
         Raises:
-            InvariantError: it is no tree.
+            InvariantError: the parents make no tree.
         """
         roots = [node for node, parent in enumerate(self.parents) if node == parent]
         order = list(roots)
@@ -89,7 +89,7 @@ class Tree:
         return order
 
     def masks(self) -> list[int]:
-        """Of every region: itself and all below it."""
+        """Return for every region the set of itself and all below it."""
         masks = [1 << node for node in range(len(self.parents))]
         for node in reversed(self.outward()):
             if self.parents[node] != node:
@@ -97,7 +97,7 @@ class Tree:
         return masks
 
     def sums(self) -> list[SendOrder]:
-        """The orders that carry the sum to the root."""
+        """Return the orders that carry the sum to the root."""
         masks = self.masks()
         return [
             SendOrder(node, self.parents[node], SUM, self.first, self.stop, masks[node])
@@ -106,7 +106,7 @@ class Tree:
         ]
 
     def results(self) -> list[SendOrder]:
-        """The orders that carry the result from the root to all."""
+        """Return the orders that carry the result from the root to all regions."""
         return [
             SendOrder(self.parents[node], node, RESULT, self.first, self.stop)
             for node in self.outward()
@@ -115,18 +115,18 @@ class Tree:
 
 
 def full_mask(num_regions: int) -> int:
-    """The mask of all regions."""
+    """Return the mask of all regions."""
     return (1 << num_regions) - 1
 
 
 def equal_slices(count: int, num_segments: int) -> list[tuple[int, int]]:
-    """``num_segments`` dealt to ``count`` slices, equal to within one; empty ones are left out."""
+    """Split ``num_segments`` into ``count`` slices, equal to within one; leave out empty ones."""
     edges = [i * num_segments // count for i in range(count + 1)]
     return [(a, b) for a, b in pairwise(edges) if a < b]
 
 
 def sized_slices(shares: list[float], num_segments: int) -> list[tuple[int, int]]:
-    """Contiguous slices in proportion to ``shares``, which sum to about 1; some may be empty."""
+    """Return contiguous slices in proportion to ``shares`` (sum about 1); some may be empty."""
     total, edges = 0.0, [0]
     for share in shares:
         total += share

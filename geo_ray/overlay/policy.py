@@ -1,7 +1,7 @@
-"""What a policy is: it decides who sends which part of a round to whom, and nothing else.
+"""The protocol of policies, which decide who sends which part of a round to whom.
 
-A policy has no clock, socket or thread. The coordinator tells it what happened and hands its orders
-to the bridges.
+A policy has no clock, socket or thread. The coordinator tells it of events and hands its orders to
+the bridges.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ class Policy(Protocol):
     """The methods of a policy.
 
     Attributes:
-        fused: whether a segment's result goes out from whoever completed its sum, before the whole
-            sum is anywhere. Otherwise all sums meet in one region, and the result begins there.
+        fused: whether a segment's result goes out from the region that completed its sum, before
+            the other segments are complete. Otherwise all sums are completed in one region, which
+            sends the result.
         settle_s: how long to gather regions that become ready at about the same time.
         probes: how often to measure links between two rounds; see `probing`.
     """
@@ -29,7 +30,7 @@ class Policy(Protocol):
     probes: int
 
     def open(self, rnd: int) -> list[SendOrder]:
-        """Orders for a round in which nobody is ready yet."""
+        """Return orders for a round in which no region is ready yet."""
 
     def ready(self, rnd: int, ready: Sequence[int], now_s: float) -> list[SendOrder]:
         """Orders once these regions, in the order of their becoming ready, have contributions.
@@ -38,16 +39,16 @@ class Policy(Protocol):
         """
 
     def summed(self, rnd: int, now_s: float) -> list[SendOrder]:
-        """Orders for the result; called once, when the sum is whole. Not if `fused`."""
+        """Return orders for the result; called once, when the sum is complete. Not if `fused`."""
 
     def sent(self, rnd: int, send: SendOrder, now_s: float) -> list[SendOrder]:
-        """More orders after a transfer is over."""
+        """Return more orders after a transfer is over."""
 
     def lost(self, rnd: int, src: int, dst: int, now_s: float) -> list[SendOrder]:
-        """More orders after a transfer of the result was given up; ``dst`` is seen to otherwise."""
+        """Return more orders after a result's transfer was given up; others serve ``dst``."""
 
     def restart(self, rnd: int, ready: Sequence[int], now_s: float) -> list[SendOrder]:
-        """All orders anew, round links that are broken: the round's sums begin from nothing."""
+        """Return all orders again, without broken links, for a round whose sums are restarted."""
 
     def close(self, rnd: int) -> None:
         """Forget a round."""
@@ -100,7 +101,7 @@ class PlannedPolicy:
         return self.open(rnd)
 
     def close(self, rnd: int) -> None:
-        """Nothing is kept."""
+        """Do nothing, because nothing is kept per round."""
 
     def _trees(self, rnd: int) -> list[Tree]:
         return [mend(tree, self._links) for tree in self._plan(rnd)]

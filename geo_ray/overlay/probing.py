@@ -1,4 +1,4 @@
-"""Which links to measure while nothing else is under way: those that were seen longest ago.
+"""Chooses links to measure while nothing else is under way: those measured longest ago.
 
 Regions compute between two rounds, and the links are idle. Probes are pairs of which no two share a
 sender or a receiver, so that each shows what its link can do.
@@ -13,11 +13,11 @@ from geo_ray.overlay.plan import PROBE, SendOrder
 
 
 def probes(links: Links, num_segments: int, random: Random) -> list[SendOrder]:
-    """Orders to send a few segments, at most one from and to every region.
+    """Return orders to send a few segments, at most one from and to every region.
 
     Args:
-        links: what is known.
-        num_segments: how many segments a probe is.
+        links: present knowledge of links.
+        num_segments: segments per probe.
         random: breaks ties.
     """
     regions = [node for node in range(links.num_regions) if node not in links.down]

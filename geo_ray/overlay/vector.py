@@ -1,4 +1,4 @@
-"""One round's numbers in one region: the partial sum of what arrived, and the result.
+"""The data of one round in one region: the partial sum of arrivals, and the result.
 
 Shape legend: P = elements of the vector; K = segments; S = elements of one segment.
 """
@@ -16,16 +16,16 @@ Floats = NDArray[np.float32]
 
 
 class Vector:
-    """Sums weighted contributions segment by segment, each of them once.
+    """Sums weighted contributions segment by segment, each contribution once.
 
     Args:
         me: this region's number.
         num_regions: N.
         grid: the vector's segments.
-        fused: a segment that holds everybody's contribution becomes result at once, as the mean.
+        fused: whether a segment with all contributions becomes the result at once, as the mean.
 
     Attributes:
-        attempt: how often the sums were begun anew.
+        attempt: how often the sums were restarted.
     """
 
     def __init__(self, me: int, num_regions: int, grid: Grid, *, fused: bool) -> None:
@@ -44,12 +44,12 @@ class Vector:
 
     @property
     def is_summed(self) -> bool:
-        """Whether every contribution is in every segment."""
+        """Return whether every contribution is in every segment."""
         return bool((self._mask_K == self._full).all())
 
     @property
     def is_whole(self) -> bool:
-        """Whether every segment of the result is here."""
+        """Return whether every segment of the result is here."""
         return bool(self._have_K.all())
 
     @property
@@ -69,9 +69,9 @@ class Vector:
         self._complete(np.flatnonzero(self._mask_K == self._full))
 
     def restart(self, attempt: int) -> None:
-        """Begin the sums anew, and the result with them if it grows out of them."""
+        """Restart the sums, and the result if it is made of them (`fused`)."""
         self.attempt = attempt
-        # What is under way still reads the old array.
+        # Parts under way still read the old array.
         self._sum_P = np.zeros_like(self._sum_P)
         self._mask_K[:] = 0
         self._weight_K[:] = 0.0
@@ -134,26 +134,26 @@ class Vector:
         self._have_K[:] = True
 
     def can_send_sum(self, index: int, need: int) -> bool:
-        """Whether a segment's sum holds exactly the contributions ``need``."""
+        """Return whether a segment's sum holds exactly the contributions ``need``."""
         return int(self._mask_K[index]) == need
 
     def can_send_result(self, index: int) -> bool:
-        """Whether a segment of the result is here."""
+        """Return whether a segment of the result is here."""
         return bool(self._have_K[index])
 
     def sum_of(self, index: int) -> tuple[int, float, memoryview]:
-        """Mask, weight and bytes of a segment's sum."""
+        """Return mask, weight and bytes of a segment's sum."""
         first, stop = self._grid.bounds(index)
         data = self._sum_P[first:stop].data.cast("B")
         return int(self._mask_K[index]), float(self._weight_K[index]), data
 
     def result_of(self, index: int) -> memoryview:
-        """Bytes of a segment of the result."""
+        """Return the bytes of a segment of the result."""
         first, stop = self._grid.bounds(index)
         return self._result()[first:stop].data.cast("B")
 
     def missing(self) -> list[tuple[int, int]]:
-        """Runs of segments of the result that are not here, as (first, stop)."""
+        """Return the runs of missing segments of the result, as (first, stop)."""
         edges = np.flatnonzero(np.diff(np.concatenate(([True], self._have_K, [True]))))
         return [(int(a), int(b)) for a, b in edges.reshape(-1, 2)]
 

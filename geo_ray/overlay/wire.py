@@ -1,4 +1,4 @@
-"""What goes over an overlay as messages; whatever arrives is checked before it is used."""
+"""The messages of an overlay; received ones are checked before they are used."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from geo_ray.transport.wire.record import CountList, Field, Known, OneOf, Only, 
 CONTROL_MESSAGE: Final = "overlay"
 PART: Final = "overlay_part"
 
-_ABOUT: Final = "a."  # begins the names of what a caller added
+_ABOUT: Final = "a."  # prefix of the fields that a caller added
 _MAX_MASK: Final = 2**62
 
 
 class _About:
-    """The codec of what a caller adds: a header of its own, under names with a prefix."""
+    """The codec of a caller's fields: a header of its own, under names with a prefix."""
 
     names: tuple[str, ...] = ()
 
@@ -93,7 +93,7 @@ _CONTROL: Final = OneOf[ControlMessage](
 
 
 def part_message(part: SegmentPart) -> Message:
-    """A part on its way; its bytes are not copied."""
+    """Return a part as a message; its bytes are not copied."""
     traffic = "update" if part.phase == SUM else "reply"
     return Message(PART, _PART.write(part), part.data, traffic, DATA)
 
@@ -108,7 +108,7 @@ def read_part(message: Message) -> SegmentPart:
 
 
 def control_message(told: ControlMessage) -> Message:
-    """A control message on its way."""
+    """Return a control message as a message of the transport."""
     return Message(CONTROL_MESSAGE, _CONTROL.write(told), b"", "control", CONTROL)
 
 

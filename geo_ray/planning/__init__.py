@@ -1,1 +1,1 @@
-"""What should run where and how often it should speak. Pure, and without torch."""
+"""Plans what runs where and how often regions exchange updates. Pure, and without torch."""

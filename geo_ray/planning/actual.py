@@ -1,7 +1,7 @@
-"""A plan held against the run that followed it: the same terms, estimated and actual.
+"""Compares a plan with the run that followed it: the same terms, estimated and actual.
 
-Terms of time are those of the region that sets the pace, as in the plan: the one that computed
-longest. Where exchanges do not block it, what it waited for them is in the rest.
+Terms of time are those of the slowest region, as in the plan: the region that computed longest. If
+exchanges do not block it, its waits for them are part of the rest.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _MONEY: Final = (MACHINES, STANDS, EGRESS)
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What a run took.
+    """The time and traffic of a run.
 
     Attributes:
-        start_s: until the first step; None: nothing was started, as in a simulation.
-        run_s: from there to its end.
-        compute_s: of that, computing, in the region that sets the pace.
-        blocked_s: of that, standing still for exchanges, in the same region.
+        start_s: seconds until the first step; None: nothing was started, as in a simulation.
+        run_s: seconds from there to its end.
+        compute_s: seconds of these that the slowest region computed.
+        blocked_s: seconds of these that exchanges blocked the same region.
         sent_bytes: on the wire, by (source, destination).
         stop_cause: why it ended early; None if it did not.
     """
@@ -53,7 +53,7 @@ class Spent:
 
     @classmethod
     def of(cls, totals: RunTotals) -> Spent:
-        """What the events of a run say of it."""
+        """Return the totals of a run's events."""
         pace = max(totals.regions.values(), key=lambda region: region.compute_s, default=None)
         joined_s = 0.0 if totals.startup_s is None else totals.joined_s
         return cls(
@@ -67,9 +67,9 @@ class Spent:
 
 
 def held_against(plan: Plan, spent: Spent) -> Cost:
-    """Rows of estimated against actual; money at the plan's prices.
+    """Return rows of estimated and actual terms; money at the plan's prices.
 
-    What a pair of regions without a price has sent makes the egress unknown, and the total with it.
+    Traffic of a pair of regions without a price makes the egress, and hence the total, unknown.
     """
     notes = []
     wanted_s = _gathered(plan.seconds, {**dict.fromkeys(plan.seconds, REST), **_TIME_TERM}, _TIME)
@@ -84,7 +84,7 @@ def held_against(plan: Plan, spent: Spent) -> Cost:
         )
     if spent.stop_cause is not None:
         notes.append(f"the run was stopped, while the plan goes to the end: {spent.stop_cause}")
-    # Asynchronous workers compute side by side: more seconds than the run has.
+    # Asynchronous workers compute in parallel, so the sum may exceed the run's seconds.
     compute_s = min(spent.compute_s, spent.run_s)
     found_s = {
         START: start_s,
@@ -123,14 +123,14 @@ def _gathered(
 
 
 def _money_term(name: str) -> str:
-    # Whatever else is paid for is paid for machines, as work that was lost to preemption is.
+    # All other costs are those of machines, including work that was lost to preemption.
     return name if name in (STANDS, EGRESS) else MACHINES
 
 
 def _paid(
     bill: Bill, seconds: float, sent_bytes: Mapping[Link, float]
 ) -> tuple[dict[str, float | None], list[Link]]:
-    """Dollars by term, None where not known; and the pairs without a price."""
+    """Return dollars by term, None where not known, and the pairs without a price."""
     unpriced = bill.unpriced(sent_bytes)
     paid: dict[str, float | None] = {**bill.usd(seconds, {} if unpriced else sent_bytes)}
     if unpriced:

@@ -1,13 +1,13 @@
-"""Which strategy, interval and codec suit measured steps and links: `strategy: auto`, and the plan.
+"""Chooses strategy, interval and codec by measured steps and links, for `auto` and the plan.
 
-Every candidate is a family, an interval H and a codec. For each the advisor predicts which share of
-the regions' time is spent computing, and what it may cost in loss (`geo_ray.planning.tradeoffs`).
-Of those within the loss budget it takes the one that computes most; among those that compute
-nearly as much, the one that costs least.
+Every candidate is a family, an interval H and a codec. For each candidate the advisor predicts the
+share of the regions' time spent computing, and the cost in loss (`geo_ray.planning.tradeoffs`). Of
+the candidates within the loss budget it takes the one that computes most; among those that compute
+nearly as much, the one with the least loss.
 
 Transfer time of a round: ``max over regions of (bytes up / goodput to the averager + bytes down /
-goodput from it + round trip)``. Regions' lines are measured alone, so where many share the
-averager's line it is optimistic by up to their number.
+goodput from it + round trip)``. Regions' lines are measured alone, so the prediction is optimistic
+by up to the number of regions that share the averager's line.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from geo_ray.transport.links.table import LinkTable
 Family = Literal["bsp", "diloco", "one_step_delay", "async_local_sgd"]
 _FAMILIES: Final[tuple[Family, ...]] = ("diloco", "one_step_delay", "async_local_sgd")
 _INTERVALS: Final = tuple(2**n for n in range(10))
-_AS_GOOD: Final = 0.97  # of the best share: then the smaller loss decides
+_AS_GOOD: Final = 0.97  # share of the best candidate's; above it the smaller loss decides
 _SMALL_INTERVAL: Final = 16  # below that outer momentum overshoots
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What was measured.
+    """The measurements for a choice.
 
     Attributes:
-        num_params: of the model.
+        num_params: parameters of the model.
         step_s: seconds of a local step by region.
         links: goodput and round trip to and from the averager's region.
         averager: that region.
@@ -57,15 +57,15 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A candidate, and what is predicted of it.
+    """A candidate and its prediction.
 
     Attributes:
         family: the strategy.
         interval: local steps between exchanges.
-        codec: of both ways where it can be; None for none.
-        compute_share: of the regions' time.
-        transfer_s: of one exchange.
-        loss: relative, against the plainest training.
+        codec: codec for both ways where possible; None for none.
+        compute_share: share of the regions' time spent computing.
+        transfer_s: seconds of one exchange.
+        loss: relative loss against synchronous training without codecs.
     """
 
     family: Family
@@ -77,7 +77,7 @@ class Choice:
 
 
 def advise(situation: Situation) -> Choice:
-    """The best candidate.
+    """Return the best candidate.
 
     Raises:
         ConfigError: there is only one region.
@@ -98,7 +98,7 @@ def advise(situation: Situation) -> Choice:
 
 
 def candidates(situation: Situation) -> Iterator[Choice]:
-    """Every family with every interval and codec."""
+    """Return every family with every interval and codec."""
     for codec in BITS_PER_PARAM:
         transfer_s = transfer_time_s(situation, codec)
         for steps in _INTERVALS:
@@ -113,19 +113,19 @@ def candidates(situation: Situation) -> Iterator[Choice]:
 
 
 def _compute_share(situation: Situation, traits: Traits, steps: int, transfer_s: float) -> float:
-    """Share of the regions' time that is computing, with so many steps per exchange."""
+    """Return the share of the regions' time spent computing, with so many steps per exchange."""
     slowest_s = max(situation.step_s.values())
     rate = sum(1 / step_s for step_s in situation.step_s.values())
     if not traits.in_rounds:
         return sum(steps / (steps * s + transfer_s) for s in situation.step_s.values()) / rate
-    evenness = len(situation.step_s) / slowest_s / rate  # of rounds: all wait for the slowest
+    evenness = len(situation.step_s) / slowest_s / rate  # rounds wait for the slowest
     if traits.exchange.stands_still == "always":
         return evenness * steps * slowest_s / (steps * slowest_s + transfer_s)
     return evenness * min(1.0, steps * slowest_s / transfer_s)
 
 
 def _loss_of(traits: Traits) -> float:
-    """Of how the strategy merges answers."""
+    """Return the loss from how the strategy merges answers."""
     if not traits.in_rounds:
         return LOSS_OF_ASYNCHRONY
     return 0.0 if traits.exchange.stands_still == "always" else LOSS_OF_DELAY
@@ -136,7 +136,7 @@ def _suits_answers(codec: str | None) -> bool:
 
 
 def transfer_time_s(situation: Situation, codec: str | None) -> float:
-    """Seconds of one exchange of the worst region."""
+    """Return the seconds of one exchange of the slowest region."""
     up, down = BITS_PER_PARAM[codec]
     averager, links = situation.averager, situation.links
     times_s = []
@@ -151,7 +151,7 @@ def transfer_time_s(situation: Situation, codec: str | None) -> float:
 
 
 def sections(choice: Choice) -> dict[str, dict[str, object]]:
-    """The configuration's sections that a choice stands for."""
+    """Return the configuration's sections for a choice."""
     strategy: dict[str, object] = {"kind": choice.family}
     if choice.family != "bsp":
         strategy["interval"] = choice.interval
@@ -165,7 +165,7 @@ def sections(choice: Choice) -> dict[str, dict[str, object]]:
 
 
 def explain(choice: Choice, situation: Situation) -> str:
-    """Why, in one paragraph with the numbers."""
+    """Explain a choice in one paragraph with the numbers."""
     plain_s = transfer_time_s(situation, None)
     slowest_s, fastest_s = max(situation.step_s.values()), min(situation.step_s.values())
     codec = f"codec {choice.codec}" if choice.codec else "no codec"

@@ -1,4 +1,4 @@
-"""What is said when no plan keeps the limits: which one, how far off it is, and what would do."""
+"""Errors for limits that no plan keeps: which limit, by how much, and what would be enough."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _DIGITS = 3
 
 
 def at_least(value: float) -> str:
-    """A number as text, rounded up: whoever asks for as much has enough."""
+    """Return a number as text, rounded up, so that the printed value is enough."""
     step = 10.0 ** (math.floor(math.log10(value)) - _DIGITS + 1)
     return f"{math.ceil(value / step) * step:.{_DIGITS + 1}g}"
 
 
 def infeasible(search: Search, limits: Limits) -> PlanInfeasibleError:
-    """For a search that found nothing within ``limits``."""
+    """Make the error for a search that found nothing within ``limits``."""
     fastest, _ = search.best("time", Limits())
     cheapest, _ = search.best("cost", Limits())
     assert fastest is not None and cheapest is not None, "without limits there is a plan"  # noqa: S101

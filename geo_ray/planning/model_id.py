@@ -1,4 +1,4 @@
-"""Which model a profile or a plan is of, so that it is not taken for another one's."""
+"""Identifies the model of a profile or plan, so that it is not used for another model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from geo_ray.config.base import StrictModel
 
 
 class ModelId(StrictModel):
-    """What decides how long a step takes and how many bytes an exchange has."""
+    """The properties of a model that determine step time and bytes of an exchange."""
 
     task: str = Field(description="as the configuration names it")
     options: dict[str, str | int | float | bool | None] = Field({}, description="of the task")
@@ -18,7 +18,7 @@ class ModelId(StrictModel):
     num_params: int = Field(ge=1, description="parameters of the model")
 
     def differs(self, other: ModelId) -> str | None:
-        """In what ``other`` is another model, in words; None if it is the same."""
+        """Return in words how ``other`` differs; None if it is the same model."""
         if self.task != other.task:
             return f"the task is {other.task}, not {self.task}"
         if self.num_params != other.num_params:

@@ -1,4 +1,4 @@
-"""A plan: what would run where, and what is predicted of it, term by term. A value; prints, saves.
+"""A plan: what would run where, with the prediction term by term.
 
 Shared by `geo-ray plan`, which makes it, and `geo-ray train --plan`, which follows it.
 """
@@ -40,17 +40,17 @@ class RegionPlan(StrictModel):
 
     @property
     def workers(self) -> int:
-        """One per machine."""
+        """The number of workers: one per machine."""
         return sum(each.count for each in self.machines)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """Rows of a step by worker, in the order of `machines`."""
+        """Return the rows of a step by worker, in the order of `machines`."""
         return tuple(each.rows for each in self.machines for _ in range(each.count))
 
 
 class Plan(StrictModel):
-    """The whole decision, and what it is expected to take."""
+    """The whole decision and its predicted time and cost."""
 
     version: Literal[1] = 1
     policy: str = Field(description="who made it")

@@ -1,4 +1,4 @@
-"""What was measured of a job: step times, exchanges, links, noise. One JSON file that plans read.
+"""A profile of a job: step times, exchanges, links, noise. One JSON file that plans read.
 
 Source: Scavenger's profile of extreme configurations (arXiv 2303.06659), reused for the next run of
 the same model, and refused for another one.
@@ -33,12 +33,12 @@ class StepPoint(StrictModel):
 
     @property
     def key(self) -> tuple[str, str, int, int]:
-        """What it is about; a newer point of the same key replaces it."""
+        """The key of the point; a newer point of the same key replaces it."""
         return self.region, self.machine, self.workers, self.rows
 
 
 class ExchangePoint(StrictModel):
-    """What exchanges took beside their bytes and the round trip, and how large they were."""
+    """The overhead of exchanges beside bytes and round trip, and their sizes."""
 
     codec: str | None = Field(description="of the updates; null: fp32")
     overhead_s: float = Field(ge=0, description="coding, handing over, waiting in queues: median")
@@ -65,7 +65,7 @@ class NoisePoint(StrictModel):
 
 
 class Profile(StrictModel):
-    """Everything that was measured of one model."""
+    """All measurements of one model."""
 
     version: Literal[1] = 1
     model: ModelId
@@ -79,12 +79,12 @@ class Profile(StrictModel):
     spent_s: float = Field(0.0, ge=0, description="what measuring took")
 
     def with_steps(self, points: Iterable[StepPoint]) -> Self:
-        """The profile with ``points`` in place of what it had for their keys."""
+        """Return the profile with ``points`` in place of earlier ones of the same keys."""
         merged = {point.key: point for point in (*self.steps, *points)}
         return self.model_copy(update={"steps": tuple(merged[key] for key in sorted(merged))})
 
     def with_exchanges(self, points: Sequence[ExchangePoint]) -> Self:
-        """The same for exchanges, by codec."""
+        """Return the profile with ``points`` in place of earlier ones of the same codecs."""
         merged = {point.codec: point for point in (*self.exchanges, *points)}
         return self.model_copy(update={"exchanges": tuple(merged.values())})
 

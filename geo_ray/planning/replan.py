@@ -1,7 +1,7 @@
-"""Whether to leave a plan for another one in the middle of a job.
+"""Decides whether to change the plan in the middle of a job.
 
 The new plan must pay for the change and then gain 5 % of what is left: measured prices, speeds and
-links move all the time, and a job that follows every one of them does nothing else.
+links change all the time, and a job that follows every change makes no progress.
 
 Source: the 5 % are those of AdaptDL's and this project's other re-decisions; reconstructed.
 """
@@ -20,13 +20,13 @@ LEAST_GAIN: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What became of a new plan.
+    """The decision about a new plan.
 
     Attributes:
-        plan: the one to follow from now on.
-        changed: whether it is the new one.
-        gain: share of what is left that the new one would save, after the change is paid.
-        reason: with the numbers.
+        plan: the plan to follow from now on.
+        changed: whether it is the new plan.
+        gain: share of the rest that the new plan would save, after paying for the change.
+        reason: explanation with the numbers.
     """
 
     plan: Plan

@@ -1,4 +1,4 @@
-"""What a planning policy is asked: the job, what each region could rent, the links, the limits."""
+"""The request to a planning policy: the job, what each region could rent, the links, the limits."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Request:
     overhead_s: Mapping[str | None, float] = field(default_factory=dict)
 
     def fleets(self, hours: float, most_nodes: int = 20_000) -> list[RegionFleet]:
-        """What the regions could rent, at the mean price of ``hours`` hours.
+        """Return what the regions could rent, at the mean price of ``hours`` hours.
 
         Args:
             hours: how long machines are kept.
@@ -119,10 +119,10 @@ class Request:
         return found
 
     def options(self, hours: float) -> list[Option]:
-        """Ways to exchange that keep the loss budget.
+        """Return the ways to exchange that keep the loss budget.
 
         Raises:
-            PlanInfeasibleError: none does.
+            PlanInfeasibleError: no way keeps it.
             LinkUnknownError: a link was not measured.
         """
         names = [site.name for site in self.sites]
@@ -150,7 +150,7 @@ class Request:
 
     def _exchange(self, averager: str, codec: str | None) -> Exchange:
         names = [site.name for site in self.sites]
-        # What was not measured takes as long as the slowest that was.
+        # An exchange that was not measured is taken to be as slow as the slowest measured one.
         overhead_s = self.overhead_s.get(codec, max(self.overhead_s.values(), default=0.0))
         return exchange(
             self.work.num_params,

@@ -1,7 +1,8 @@
-"""Where things may go: data, gradients and checkpoints, each with its own rules. Closed by default.
+"""Rules for where data, gradients and checkpoints may be kept. Closed by default.
 
-A rule names, for the data of a region, the regions that something made of them may be in. No rule
-for a region: anything but raw data may go anywhere. Raw data never leave; a rule can only say so.
+A rule names, for the data of a region, the regions where something made of them may be. Without a
+rule for a region, anything but raw data may go anywhere. Raw data never leave their region; a rule
+can only confirm that.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Residency(StrictModel):
 
 
 def allowed_averagers(rules: Residency, regions: Sequence[str]) -> list[str]:
-    """Regions that may host the averager: it sees every update, and keeps the model.
+    """Return the regions that may host the averager, which sees every update and keeps the model.
 
     Args:
         rules: all of them.

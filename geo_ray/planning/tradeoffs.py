@@ -1,7 +1,7 @@
-"""What rounds and codecs cost in loss, and what codecs save in bytes: the advisor's assumptions.
+"""The advisor's assumptions: the cost of rounds and codecs in loss, and the sizes of codecs.
 
 The loss of long rounds is interpolated between a few points over the logarithm of H. Points and
-codec losses are rough: how much a task loses is the task's own, and `geo-ray compare` measures it.
+codec losses are rough, because they depend on the task; `geo-ray compare` measures them.
 
 Source of the points for H: the bounds that this project tests its `diloco` against (docs/results);
 losses of codecs with error feedback after published ablations (4 bits nearly free, sparse 2 bits a
@@ -41,14 +41,14 @@ LOSS_BY_CODEC: Final[dict[str | None, float]] = {None: 0.0} | {
 """Codec -> relative loss, with error feedback."""
 
 LOSS_OF_DELAY: Final = 0.005
-"""Of merging a round's answer one round late."""
+"""Relative loss of merging a round's answer one round late."""
 
 LOSS_OF_ASYNCHRONY: Final = 0.01
-"""Of updates that come one by one."""
+"""Relative loss of updates that are merged one by one."""
 
 
 def loss_of_interval(steps: int) -> float:
-    """Relative loss of rounds that are ``steps`` local steps long."""
+    """Return the relative loss of rounds that are ``steps`` local steps long."""
     last = LOSS_BY_INTERVAL[-1]
     for (low, loss), (high, more) in pairwise(LOSS_BY_INTERVAL):
         if steps <= high:

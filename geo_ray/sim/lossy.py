@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from geo_ray.codecs.base import LossyBlocks
-from geo_ray.codecs.dgt import Dgt
+from geo_ray.codecs.differential import DifferentialCodec
 from geo_ray.sim.network import Network
 from geo_ray.sim.scheduler import Scheduler
 from geo_ray.strategies.base import Reply, Update
@@ -53,7 +53,7 @@ class SimLossy:
 
     def __init__(
         self,
-        codec: Dgt,
+        codec: DifferentialCodec,
         num_params: int,
         network: Network,
         scheduler: Scheduler,

@@ -13,6 +13,7 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.config.region import RegionConfig
 from geo_ray.data.manifest import Manifest
 from geo_ray.job.build import build_server, build_shard, build_worker
+from geo_ray.job.candidates import Candidates
 from geo_ray.job.data import open_readers
 from geo_ray.sim.gradients import Gradients
 from geo_ray.sim.scheduler import Scheduler
@@ -36,13 +37,14 @@ class RegionHooks:
     Attributes:
         send: an update is on its way to the averager.
         step: a step was applied; with when its computation began.
-        evaluated: a worker's statistics: step, sums, rows, whether they are the last.
+        evaluated: a worker's statistics: step, sums, rows, whether they are the last, and the
+            digest of the evaluated parameters, if it is told.
         saved: the parts of a checkpoint: of the server, and of each shard.
     """
 
     send: Callable[[str, SendUpdate], None]
     step: Callable[[str, StepDone, float], None]
-    evaluated: Callable[[str, int, Stats, int, bool], None]
+    evaluated: Callable[[str, int, Stats, int, bool, str | None], None]
     saved: Callable[[str, Snapshot, list[ShardState]], None]
 
 
@@ -54,11 +56,13 @@ class Surroundings:
         scheduler: virtual time.
         lan_s: time of one message between a worker and its parameter server.
         gradients: computes those of many workers together; None for one at a time.
+        candidates: takes evaluated parameters; None if nobody wants them.
     """
 
     scheduler: Scheduler
     lan_s: float
     gradients: Gradients | None = None
+    candidates: Candidates | None = None
 
 
 class SimRegion:
@@ -102,6 +106,7 @@ class SimRegion:
         self._hooks = hooks
         self._lan_s = around.lan_s
         self._gradients = around.gradients
+        self._candidates = around.candidates
         self._began_s = 0.0
         self._experiment = experiment
         self._measured_s = 0.0
@@ -204,7 +209,10 @@ class SimRegion:
 
     def _evaluate(self, worker: Worker | LocalSteps, answer: Assignment) -> None:
         totals, rows = worker.evaluate_all(self._heldout.scan(self._eval_rows))
-        self._hooks.evaluated(self.name, answer.version, totals, rows, answer.done)
+        step, last, model = answer.version, answer.done, None
+        if self._candidates is not None:
+            model = self._candidates.note(self.name, step, worker.params_P, last)
+        self._hooks.evaluated(self.name, step, totals, rows, last, model)
 
     def _measure_step_s(self, batch_size: int) -> float:
         """Without an emulated duration, a step takes what it takes here (median of five)."""

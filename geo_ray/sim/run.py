@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.job.account import account
+from geo_ray.job.best import BestKeeper
 from geo_ray.job.build import use_one_thread
+from geo_ray.job.check_metrics import check_metric_names
 from geo_ray.job.data import prepare_manifest
 from geo_ray.job.model_file import about_model, save_trained
 from geo_ray.job.recorder import Recorder, Sink
@@ -41,12 +43,18 @@ def simulate(
     status("preparing task and data")
     task = load_task(experiment.task, run.base_dir)
     manifest, _ = prepare_manifest(experiment, task, run.base_dir, run.data)
+    check_metric_names(experiment, task, manifest)
     summing = Summing(experiment.train.target)
     with failure_noted(run.path), EventLog(run.path / EVENTS_FILE) as log:
         recorder = Recorder(log, [*sinks, summing.feed])
-        world = World(experiment, task, manifest, recorder.emit)
+        keeper = BestKeeper.of(experiment, task, run)
+        world = World(experiment, task, manifest, recorder.emit, keeper=keeper)
         recorder.started(experiment, run.path.name, 0.0, simulated=True)
-        result = world.run()
+        try:
+            result = world.run()
+        finally:
+            if keeper is not None:
+                keeper.candidates.close()
         final_P = result.params_P[experiment.averager_region]
         usd = account(run, summing.totals)
         summary = summing.summary(usd=usd, digest=digest(final_P))

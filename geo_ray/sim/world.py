@@ -7,7 +7,6 @@ run to the bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -16,10 +15,10 @@ from torch import Tensor
 from geo_ray.config.experiment import Experiment
 from geo_ray.data.manifest import Manifest
 from geo_ray.errors import InvariantError, NonFiniteError
+from geo_ray.job.best import BestKeeper
 from geo_ray.job.build import build_averager, build_evals, initial_parameters
 from geo_ray.job.codec_shapes import with_shapes
-from geo_ray.job.evals import hits
-from geo_ray.observe.events.schema import Event
+from geo_ray.job.eval_notes import Emit, EvalNotes
 from geo_ray.sim.gradients import MANY, Gradients
 from geo_ray.sim.lossy import SimLossy
 from geo_ray.sim.network import Network
@@ -34,9 +33,6 @@ from geo_ray.training.server.effects import SendUpdate, Snapshot, StepDone
 
 LAN_S = 0.0012
 """One way between a worker and its parameter server on one machine, queueing in Python included."""
-
-Emit = Callable[..., Event]
-"""``emit(kind, t_s, **fields)``: takes one event and gives it back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +74,7 @@ class World:
         manifest: its data.
         emit: takes the events.
         lan_s: time of one message inside a region.
+        keeper: keeps the best evaluated model; None if nobody wants it.
     """
 
     def __init__(
@@ -87,6 +84,7 @@ class World:
         manifest: Manifest,
         emit: Emit,
         lan_s: float = LAN_S,
+        keeper: BestKeeper | None = None,
     ) -> None:
         experiment = with_shapes(experiment, task)
         params_P = initial_parameters(task, experiment.seed)
@@ -121,14 +119,17 @@ class World:
                 self._on_update,
                 lambda *name: self._answered(self.averager.on_skip(*name)),
             )
-        self._evals = build_evals(experiment, task)
+        board = build_evals(experiment, task)
+        self._evals = EvalNotes(board, emit, experiment.train.target, keeper)
         self._open: dict[str, tuple[float, SendUpdate]] = {}
         self._arrived_s: dict[str, float] = {}
         self._wake_s: float | None = None
         self._applied_s: dict[str, float] = {}
         self.checkpoints: dict[int, SimCheckpoint] = {}
         self._next_checkpoint = 0
-        around = Surroundings(self._scheduler, lan_s, _together(experiment, task))
+        gradients = _together(experiment, task)
+        candidates = None if keeper is None else keeper.candidates
+        around = Surroundings(self._scheduler, lan_s, gradients, candidates)
         hooks = RegionHooks(self._on_send, self._on_step, self._on_evaluated, self._on_saved)
         self.regions = {
             region.name: SimRegion(experiment, region, task, manifest, params_P, around, hooks)
@@ -319,22 +320,15 @@ class World:
                 "`--set train.clip_norm=1.0`.",
             )
 
-    def _on_evaluated(self, name: str, step: int, stats: Stats, rows: int, final: bool) -> None:
-        target = self._experiment.train.target
-        for done in self._evals.add(name, step, stats, rows, final=final):
-            event = self._emit(
-                "eval",
-                self._scheduler.now_s,
-                step=done.step,
-                region=done.region,
-                metrics=done.metrics,
-                samples=done.samples,
-                final=done.final,
-            )
-            if done.region is None:
-                self._note_sent()  # a run is priced at the time of an evaluation
-            if target is not None and hits(target, done, event):
-                self._stop(f"{target.metric} reached {target.value:g}")
+    def _on_evaluated(
+        self, name: str, step: int, stats: Stats, rows: int, final: bool, model: str | None
+    ) -> None:
+        finished = self._evals.board.add(name, step, stats, rows, final=final, model=model)
+        cause = self._evals.take(finished, self._scheduler.now_s, self._hub)
+        if any(done.region is None for done in finished):
+            self._note_sent()  # a run is priced at the time of an evaluation
+        if cause is not None:
+            self._stop(cause)
 
     def _stop(self, cause: str) -> None:
         if self.averager.stopping:

@@ -25,7 +25,7 @@ Stats: TypeAlias = dict[str, npt.NDArray[np.float64]]
 class Task(Protocol):
     """What to train. Any class with these members is a task; nothing is inherited.
 
-    A task class also has a nested ``Options`` (derived from `geo_ray.config.base.Model`) and is
+    A task class also has a nested ``Options`` (derived from `geo_ray.Options`) and is
     built as ``Class(Options(...))``.
     """
 

@@ -74,8 +74,8 @@ def _build_options(kind: type, cfg: TaskConfig) -> StrictModel:
     options = getattr(kind, "Options", None)
     if not (isinstance(options, type) and issubclass(options, StrictModel)):
         raise TaskLoadError(
-            f"task {cfg.use} has no nested class Options derived from geo_ray.config.base.Model",
-            fix="Add `class Options(Model): ...` to the task; it may have no fields.",
+            f"task {cfg.use} has no nested class Options derived from geo_ray.Options",
+            fix="Add `class Options(geo_ray.Options): ...` to the task; it may have no fields.",
         )
     try:
         # Through JSON, as the rest of the configuration: strict, but a path may be text.

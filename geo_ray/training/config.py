@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from geo_ray.config.base import StrictModel
+from geo_ray.observe.metrics.best import KeepBest
 from geo_ray.observe.metrics.summary import Target
 from geo_ray.strategies.base import Strategy
 from geo_ray.training.server.stragglers import StragglersConfig, check_stragglers
@@ -32,6 +33,9 @@ class TrainConfig(StrictModel):
     )
     clip_norm: float | None = Field(None, gt=0, description="largest norm of a worker's gradient")
     target: Target | None = Field(None, description="stop early when this is reached")
+    keep_best: KeepBest | None = Field(
+        None, description="keep the best evaluated model beside the last one"
+    )
     stragglers: StragglersConfig | None = Field(
         None, description="do not wait for late workers of a region: spares, or coded gradients"
     )
@@ -61,6 +65,11 @@ class TrainConfig(StrictModel):
             check_stragglers(self.stragglers, workers, self.mode)
             if not even:
                 raise ValueError("train.stragglers: spares and codes need batches of equal size")
+        if self.keep_best is not None and self.eval_every == 0:
+            raise ValueError(
+                "train.keep_best: with train.eval_every 0 nothing is evaluated before the end, and "
+                "the last model would be the best; set train.eval_every to some steps"
+            )
         traits = strategy.traits
         if len(workers) == 1:
             return

@@ -1,1 +1,1 @@
-"""Who may send to the averager next: order on the bottleneck, bounded staleness, helper regions."""
+"""Scheduled transfers: order on the bottleneck, bounded staleness, helper regions."""

@@ -1,8 +1,8 @@
-"""Staleness on a line of updates: who must go first, who cannot be in time.
+"""The bound on staleness in a line of updates: which must go first, and which cannot be in time.
 
-A waiting update has *room*: how many commits may still come before it. In a line, the commits of
-those ahead use it up. A line in which everybody is in time exists if the one with the least room
-first is such a line (earliest deadline first); so that order answers both questions.
+The *slack* of a waiting update is the number of commits that may still come before it. In a line,
+the commits of those ahead use it up. If any order keeps all updates in time, the order by least
+slack (earliest deadline first) does, so that order answers both questions.
 """
 
 from __future__ import annotations
@@ -12,39 +12,41 @@ from collections.abc import Callable, Iterable, Sequence
 
 from geo_ray.transfers.requests import UploadRequest
 
-Roomy = tuple[float, UploadRequest]
-"""An update with its room, as of the moment at which the line begins to move."""
+WithSlack = tuple[float, UploadRequest]
+"""An update with its slack, as of the moment at which the line begins to move."""
 
 
-def is_in_time(line: Iterable[Roomy], first_commits: int = 0) -> bool:
-    """Whether some order of ``line`` makes everybody be in time.
+def is_in_time(line: Iterable[WithSlack], first_commits: int = 0) -> bool:
+    """Return whether some order of ``line`` keeps all updates in time.
 
     Args:
         line: the updates, in any order.
         first_commits: commits that come before all of them.
     """
     before = first_commits
-    for room, ask in _by_deadline(line):
-        if before > room:
+    for slack, ask in _by_deadline(line):
+        if before > slack:
             return False
         before += ask.commits
     return True
 
 
-def too_late(line: Sequence[Roomy], loss: Callable[[UploadRequest], float]) -> list[UploadRequest]:
-    """The updates to give up so that the rest can be in time: as few as possible.
+def too_late(
+    line: Sequence[WithSlack], loss: Callable[[UploadRequest], float]
+) -> list[UploadRequest]:
+    """Return the fewest updates to give up so that the rest can be in time.
 
     Args:
         line: the updates, in any order.
-        loss: what is lost with one; where there is a choice, the least goes.
+        loss: returns what is lost with an update; where there is a choice, the least is given up.
     """
-    kept: list[Roomy] = []
+    kept: list[WithSlack] = []
     given_up: list[UploadRequest] = []
-    for room, ask in _by_deadline(line):
+    for slack, ask in _by_deadline(line):
         before = sum(other.commits for _, other in kept)
-        kept.append((room, ask))
-        while before > room and (room, ask) in kept:
-            victims = kept if room >= 0 else kept[-1:]
+        kept.append((slack, ask))
+        while before > slack and (slack, ask) in kept:
+            victims = kept if slack >= 0 else kept[-1:]
             victim = min(
                 (k for k in victims if k[0] < math.inf),
                 key=lambda k: (loss(k[1]), k[1].key),
@@ -55,5 +57,5 @@ def too_late(line: Sequence[Roomy], loss: Callable[[UploadRequest], float]) -> l
     return given_up
 
 
-def _by_deadline(line: Iterable[Roomy]) -> list[Roomy]:
+def _by_deadline(line: Iterable[WithSlack]) -> list[WithSlack]:
     return sorted(line, key=lambda r: (r[0] + r[1].commits, r[1].key))

@@ -1,9 +1,9 @@
-"""Which waiting updates are summed on the way, and where.
+"""Decides which waiting updates are summed on the way, and in which region.
 
-The averager takes the first of the line itself: it would be idle otherwise. Those that come next
-are summed at one of them, a helper, for as long as the averager is busy with those before: a group
-grows as long as its sum is ready in time. So k updates cost one transfer on the bottleneck. How
-many go straight is tried out; what is through first wins.
+The first updates of the line go straight to the averager, which would be idle otherwise. The next
+ones are summed at one of their senders, a helper, while the averager is busy with those before: a
+group grows as long as its sum is ready in time. So k updates cost one transfer on the bottleneck.
+Every number of straight updates is tried; the plan that finishes first is taken.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 from geo_ray.transfers.requests import UploadRequest
 
 _LONGEST_LINE: Final = 32
-_LATE: Final = 0.25  # of a transfer
+_LATE: Final = 0.25  # share of a transfer
 
 Duration = Callable[[str, str, int], float]
 """``duration(src, dst, size_bytes)``: seconds that a transfer between two regions takes."""
@@ -26,9 +26,9 @@ class UploadGroup:
     """Updates to be summed at one of their senders.
 
     Attributes:
-        helper: where.
-        asks: what, in order.
-        spare_s: how long to wait with it for more updates without delaying it.
+        helper: the region that sums them.
+        asks: the requests, in order.
+        spare_s: how long the group can wait for more updates without delaying its sum.
     """
 
     helper: str
@@ -38,13 +38,13 @@ class UploadGroup:
 
 @dataclass(frozen=True, slots=True)
 class UploadPath:
-    """What the way to the averager is like.
+    """The path to the averager.
 
     Attributes:
         home: the averager's region.
-        busy_s: how long it still receives what was granted.
+        busy_s: how long it still receives granted updates.
         limit_mbps: what it can receive in all.
-        duration_s: how long transfers take that run alone.
+        duration_s: how long a transfer takes alone.
     """
 
     home: str
@@ -53,7 +53,7 @@ class UploadPath:
     duration_s: Duration
 
     def through_s(self, region: str, size_bytes: int, ready_s: float, free_s: float) -> float:
-        """When a transfer is through that is ready and finds the averager free at these times."""
+        """Return the end of a transfer that is ready, and has a free averager, at these times."""
         bottleneck_s = size_bytes * 8e-6 / self.limit_mbps
         path_s = self.duration_s(region, self.home, size_bytes)
         return max(max(ready_s, free_s) + bottleneck_s, ready_s + path_s)
@@ -62,23 +62,23 @@ class UploadPath:
 @dataclass(frozen=True, slots=True)
 class _Plan:
     end_s: float
-    total_s: float  # over all updates, of when each is through
+    total_s: float  # sum over all updates of the time when each is through
     groups: tuple[UploadGroup, ...]
 
 
 def plan_groups(line: Sequence[UploadRequest], path: UploadPath) -> tuple[UploadGroup, ...]:
-    """The groups worth forming now; updates in none of them go straight.
+    """Return the groups worth forming now; other updates go straight.
 
     Args:
-        line: what waits for the averager, in the order in which it would go.
-        path: the way there.
+        line: requests that wait for the averager, in the order in which they would go.
+        path: the path to the averager.
     """
     asks = [ask for ask in line if not ask.final and not ask.parts][:_LONGEST_LINE]
     sizes = {ask.size_bytes for ask in asks}
     if len(asks) < 2 or len(sizes) > 1:
         return ()
     plans = [_with_straight(number, asks, path) for number in range(len(asks) + 1)]
-    # Equal within rounding: the fewer groups the better, nothing can go wrong with the others.
+    # Equal within rounding: fewer groups are better, because single updates cannot fail as a group.
     best = min(plans, key=lambda p: (round(p.end_s, 9), round(p.total_s, 9), len(p.groups)))
     return best.groups
 
@@ -106,12 +106,12 @@ def _with_straight(number: int, asks: Sequence[UploadRequest], path: UploadPath)
 def _largest(
     asks: Sequence[UploadRequest], free_s: float, path: UploadPath
 ) -> tuple[UploadGroup, float]:
-    """The longest beginning of ``asks`` whose sum is ready when the averager is free; 2 at least.
+    """Return the longest prefix of ``asks``, at least 2, whose sum is ready in time.
 
     Returns:
         The group, and when its sum is ready.
     """
-    # A little late is better than one transfer more.
+    # A slightly late sum is better than one more transfer.
     latest_s = free_s + _LATE * asks[0].size_bytes * 8e-6 / path.limit_mbps
     group, ready_s = UploadGroup(asks[0].region, tuple(asks[:1])), 0.0
     for size in range(2, len(asks) + 1):
@@ -123,7 +123,7 @@ def _largest(
 
 
 def _best_helper(asks: Sequence[UploadRequest], path: UploadPath) -> tuple[str, float]:
-    """The sender from which the sum is soonest at the averager, and when it is ready there."""
+    """Return the sender whose sum is soonest at the averager, and when its sum is ready."""
 
     def ready_s(helper: str) -> float:
         others = [ask for ask in asks if ask.region != helper]

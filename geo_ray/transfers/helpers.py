@@ -1,8 +1,8 @@
-"""The scheduler with helper regions: it may answer an ask with "send it there, to be summed".
+"""The scheduler with helper regions, which may order updates to be summed on the way.
 
 A group has a deadline. If its sum was not asked for by then (the helper died, a part is slow), the
-group is dissolved: its parts wait for the averager again, each by itself, and the sum is refused if
-it comes after all. As one party decides, no update can go both ways.
+group is dissolved: its parts wait for the averager again, each by itself, and a late sum is
+refused. Because one party decides, no update is counted both ways.
 """
 
 from __future__ import annotations
@@ -88,11 +88,11 @@ class HelperScheduler:
         return self._settle(now_s, version, decisions + arrived)
 
     def committed(self, group: int) -> None:
-        """The averager has taken that sum in."""
+        """Note that the averager has taken a sum in."""
         self._open.pop(group, None)
 
     def refuse(self, now_s: float, version: int, group: int) -> list[Decision]:
-        """The averager does not want that sum; its parts shall come by themselves."""
+        """Refuse a sum for the averager; its parts are sent by themselves."""
         opened = self._open.pop(group, None)
         if opened is None:
             return []
@@ -115,20 +115,20 @@ class HelperScheduler:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether a sender would have the averager to itself."""
+        """Return whether a sender would have the averager to itself."""
         return self.line.is_quiet
 
     # ------------------------------------------------------------------ inside
 
     def _match(self, ask: UploadRequest) -> _Open | None:
-        """The open group that this may be the sum of."""
+        """Return the open group whose sum this may be."""
         opened = self._open.get(ask.seq)
         if opened is None or opened.total.region != ask.region:
             return None
         return opened if set(ask.parts) <= set(opened.total.parts) else None
 
     def _take_out(self, ask: UploadRequest) -> list[Decision]:
-        """A sender comes by itself after all: the group that it was to be in is off."""
+        """Dissolve the group of a sender that sends by itself after all."""
         for group, opened in list(self._open.items()):
             keys = {part.key for part in opened.total.parts}
             if ask.key in keys:
@@ -140,7 +140,7 @@ class HelperScheduler:
         return []
 
     def _settle(self, now_s: float, version: int, decisions: list[Decision]) -> list[Decision]:
-        """A sum that would be too stale falls apart; then sum what waits, if that is quicker."""
+        """Dissolve sums that would be too stale; then form groups if that is faster."""
         settled: list[Decision] = []
         while decisions:
             decision = decisions.pop(0)
@@ -156,7 +156,7 @@ class HelperScheduler:
         if not self.config.aggregate or self.paused or len(line) < 2 or limit_mbps is None:
             return decisions
         path = UploadPath(self.home, self.line.busy_s(now_s), limit_mbps, self._duration_s)
-        # Its members must hear of it, the helper must ask, and its grant must come back.
+        # The members must be told, the helper must ask, and its grant must come back.
         lead_s = _TRIPS * max(self.line.rates.latency_s.values(), default=0.0)
         for group in plan_groups(line, path):
             if group.spare_s <= lead_s + _MOMENT_S:
@@ -183,7 +183,8 @@ class HelperScheduler:
         rates = self.line.rates
         if dst == self.home:
             return rates.duration_s(src, size_bytes)
-        # What a region can receive is seen at its first sum; until then, what it can send.
+        # What a region can receive is learned at its first sum; until then its rate of sending
+        # counts.
         mbps = self.into_mbps.get(dst) or rates.paths.get(dst)
         own_mbps = rates.paths.get(src)
         if mbps is None or own_mbps is None:
@@ -191,7 +192,7 @@ class HelperScheduler:
         return size_bytes * 8e-6 / (mbps if dst in self.into_mbps else min(mbps, own_mbps))
 
     def _note_gathered(self, now_s: float, opened: _Open, ask: UploadRequest) -> None:
-        """All parts were summed in that time: so much does the helper receive."""
+        """Learn a helper's rate of receiving from the time in which all parts were summed."""
         parts = opened.total.parts
         took_s = now_s - opened.since_s - max(self.line.rates.latency_s.values(), default=0.0)
         if len(ask.parts) < len(parts) or took_s <= 0 or not ask.size_bytes:
@@ -202,6 +203,6 @@ class HelperScheduler:
 
 
 def part_of(total: UploadRequest, present: tuple[UploadRequest, ...]) -> UploadRequest:
-    """The ask for a sum of which only some parts are there."""
+    """Return the request for a sum of only some of its parts."""
     oldest = min(ask.base_version for ask in present)
     return replace(total, parts=present, base_version=oldest)

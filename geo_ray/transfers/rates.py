@@ -1,10 +1,10 @@
-"""What paths and the averager's region carry, from the transfers that were seen.
+"""The rates of paths and of the averager's region, learned from transfers.
 
-A path's rate is what a transfer gets that runs alone; until it is known, its transfers do run
-alone. What the averager's region can receive in all is given, or learned: as long as transfers that
-run side by side are about as fast as alone, nothing limits them; once they are not, what they got
-together is the limit. Now and then one transfer more than fits is let in, to see a limit that has
-grown.
+A path's rate is the rate of a transfer that runs alone; until it is known, its transfers run alone.
+The rate at which the averager's region can receive in all is given or learned: as long as
+concurrent transfers are about as fast as alone, there is no limit; once they are slower, their
+total is the limit. From time to time one more transfer than fits is admitted, to detect that the
+limit has grown.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 _MEASURABLE_BYTES: Final = 128 * 1024
-_CONTENDED: Final = 0.8  # of the rate alone
+_CONTENDED: Final = 0.8  # share of the rate alone
 _BESIDE: Final = 1.3  # transfers at a time, on average, from which on one did not run alone
 _SIGNS: Final = 3  # contended transfers that make a limit
 _TRY_EVERY: Final = 32
@@ -36,9 +36,9 @@ class Rates:
     """See the module's docstring.
 
     Attributes:
-        hub_mbps: what the averager's region can receive, if that is known; else it is learned.
+        hub_mbps: given rate at which the averager's region can receive; None: learned.
         paths: goodput alone by region, in 10^6 bit/s; may be set from measurements made elsewhere.
-        latency_s: by region, from a grant to the first byte of its transfer.
+        latency_s: time from a grant to the first byte of its transfer, by region.
     """
 
     hub_mbps: float | None = None
@@ -52,23 +52,23 @@ class Rates:
 
     @property
     def limit_mbps(self) -> float | None:
-        """What may come in at the same time; None if nothing limits it, as far as was seen."""
+        """The rate at which the averager's region can receive in all; None if no limit was seen."""
         return self._learned if self.hub_mbps is None else self.hub_mbps
 
     def of(self, region: str) -> float | None:
-        """What a transfer from ``region`` gets alone; None if it was not seen yet."""
+        """Return the rate of a transfer from ``region`` alone; None if there was none yet."""
         path, limit = self.paths.get(region), self.limit_mbps
         if path is None or limit is None:
             return path
         return min(path, limit)
 
     def duration_s(self, region: str, size_bytes: int) -> float:
-        """How long a transfer takes alone; 0 if that is not known: it is worth finding out."""
+        """Return how long a transfer takes alone; 0 if that is not known, so that it is tried."""
         rate = self.of(region)
         return 0.0 if rate is None else size_bytes * 8e-6 / rate
 
     def has_room(self, region: str, others: list[str]) -> bool:
-        """Whether ``region`` may send while ``others`` do, without making them slower."""
+        """Return whether ``region`` may send while ``others`` do, without making them slower."""
         if not others:
             return True
         rates = [self.of(name) for name in (region, *others)]
@@ -82,32 +82,32 @@ class Rates:
         return sum(known) <= limit * (_TRY if trying else _SLACK)
 
     def started(self, now_s: float, key: object, region: str, size_bytes: int) -> None:
-        """A transfer was let go."""
+        """Count a transfer that was granted."""
         self._count(now_s)
         self._started += 1
         latency_s = self.latency_s.get(region, 0.0)
         self._running[key] = _Running(region, size_bytes, now_s, latency_s)
 
     def gone(self, now_s: float, key: object) -> None:
-        """A transfer is not reckoned with any more."""
+        """Stop counting a transfer."""
         self._count(now_s)
         self._running.pop(key, None)
 
     def arrived(self, now_s: float, key: object) -> None:
-        """A transfer ended well."""
+        """Learn from a transfer that has arrived."""
         self._count(now_s)
         run = self._running.pop(key, None)
         if run is None or run.size_bytes < _MEASURABLE_BYTES:
             return
         took_s = now_s - run.since_s - run.latency_s
-        if took_s <= run.latency_s:  # too short to tell
+        if took_s <= run.latency_s:  # too short to measure
             return
         seen, alone = run.size_bytes * 8e-6 / took_s, self.paths.get(run.region)
         beside = run.beside_s / (now_s - run.since_s)
         if beside < _BESIDE:
             self.paths[run.region] = seen if alone is None else (alone + seen) / 2
         elif alone is None:
-            return  # beside others: not what the path carries, and it must not pass for that
+            return  # ran beside others, so that it does not show the path's rate
         elif seen >= _CONTENDED * alone:
             self._signs.clear()
             self.paths[run.region] = max(alone, seen)

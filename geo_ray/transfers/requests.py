@@ -1,4 +1,4 @@
-"""What a region asks before it ships an update, and what it may be told."""
+"""The request that a region makes before it sends an update, and the decisions about it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ class UploadRequest:
         seq: its number within the epoch; the group's number if it is a sum.
         size_bytes: of its payload.
         base_version: the averager's version that it was computed from; of a sum, the oldest.
-        norm: Euclidean norm of the payload; where one must be dropped, the smallest is.
-        final: the sender's last word: always taken, and no commit before all have said theirs.
+        norm: Euclidean norm of the payload; if one must be dropped, it is the smallest.
+        final: whether it is the sender's final update, which is never dropped; it is committed when
+            all final updates are there.
         again: an earlier averager had taken it in already: it is never dropped.
         parts: the asks that a sum is made of; empty for a plain update.
     """
@@ -34,24 +35,24 @@ class UploadRequest:
 
     @property
     def key(self) -> tuple[str, bool]:
-        """What tells it from others that are open at the same time."""
+        """The key among requests that are open at the same time."""
         return (f"{self.region}/{self.seq}", True) if self.parts else (self.region, False)
 
     @property
     def commits(self) -> int:
-        """How many commits it will be."""
+        """The number of commits that it will be."""
         return 0 if self.final else max(1, len(self.parts))
 
-    def room(self, version: int, before: int, max_staleness: int | None) -> float:
-        """How many more commits may come before it.
+    def slack(self, version: int, before: int, max_staleness: int | None) -> float:
+        """Return how many more commits may come before it.
 
         Args:
-            version: of the averager now.
+            version: the averager's present version.
             before: commits that come before it anyway.
             max_staleness: the bound; None for none.
 
         Returns:
-            Negative if it would be too stale already; infinite without a bound.
+            The number; negative if the update would be too stale already; infinite without a bound.
         """
         if max_staleness is None or self.final or self.again:
             return math.inf
@@ -62,28 +63,28 @@ class UploadRequest:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Send it to the averager now."""
+    """An order to send an update to the averager now."""
 
     ask: UploadRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """It is here: commit it now, before anything else that is decided."""
+    """An order to commit an update that is here, before carrying out later decisions."""
 
     ask: UploadRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """It would be too stale: do not send it; the sender keeps what is in it."""
+    """An order not to send an update that would be too stale; the sender keeps its content."""
 
     ask: UploadRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Send these to a helper region, which sums them and asks for the sum.
+    """An order to send updates to a helper region, which sums them and asks for the sum.
 
     Attributes:
         group: number of the sum, never used twice.
@@ -98,7 +99,7 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class Dissolve:
-    """The sum did not come in time: it is refused from now on, its parts go by themselves."""
+    """An order to send a group's parts by themselves; its late sum is refused from now on."""
 
     group: int
 

@@ -1,1 +1,1 @@
-"""Everything that crosses a socket: between regions (`endpoint`) and inside one (`lan`)."""
+"""Sockets: between regions (`endpoint`) and inside a region (`lan`)."""

@@ -1,4 +1,4 @@
-"""Settings of the two roads: sockets inside a region, and between regions."""
+"""Settings of the transport inside a region and between regions."""
 
 from __future__ import annotations
 

@@ -223,8 +223,8 @@ def _empty_handed(region: str, _: Authority) -> Node:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (_plain, "speaks without TLS, but `transport.tls` is required"),
-        (_bare, "speaks without TLS, but `transport.tls` is required"),
+        (_plain, "connects without TLS, but `transport.tls` is required"),
+        (_bare, "connects without TLS, but `transport.tls` is required"),
         (_empty_handed, "this region has no certificate, but `transport.tls` is required"),
     ],
 )

@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 import ray
 import torch
+from click.testing import CliRunner
+from safetensors.torch import load_file
 from train_support import experiment_of
 
 import geo_ray
 from geo_ray import errors
+from geo_ray.cli.main import root
 
 
 @pytest.mark.usefixtures("connected")
@@ -40,7 +43,13 @@ def test_train_interrupt_and_resume_in_a_connected_process(tmp_path: Path) -> No
     stopped = geo_ray.open_run(tmp_path / "runs" / "tiny")
     assert not stopped.finished
     (checkpoint,) = stopped.checkpoints
-    saved = stopped.model(checkpoint.manifest.id)
+    id = checkpoint.manifest.id
+    saved = stopped.model(id)
+    plain = ["export", str(stopped.path), "--from", str(id), "--out", str(tmp_path / "c.pt")]
+    assert CliRunner().invoke(root, plain).exit_code == 0
+    state = torch.load(tmp_path / "c.pt", weights_only=True)
+    assert list(state) == list(saved.state_dict())
+    assert all(torch.equal(state[name], value) for name, value in saved.state_dict().items())
 
     run = geo_ray.train(resume=stopped)
     assert run.path == stopped.path and run.summary.steps == 30
@@ -49,6 +58,10 @@ def test_train_interrupt_and_resume_in_a_connected_process(tmp_path: Path) -> No
     final = run.model()
     assert any(
         not torch.equal(a, b) for a, b in zip(saved.parameters(), final.parameters(), strict=True)
+    )
+    from_checkpoint = run.export(tmp_path / "c.safetensors", id)
+    assert all(
+        torch.equal(state[name], value) for name, value in load_file(from_checkpoint).items()
     )
     assert geo_ray.simulate(experiment).summary.digest == run.summary.digest
 

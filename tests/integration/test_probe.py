@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from train_support import experiment_of
 
+import geo_ray
 from geo_ray.errors import ConfigError, DeadlineExceededError
 from geo_ray.runtime.control.probe import ProbeStatus, probe_cluster
+from geo_ray.transport.links.table import load_links
 from geo_ray.transport.probe.plan import ProbePlan
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -57,6 +59,23 @@ def test_links_that_fail_are_holes_with_a_reason(tmp_path: Path) -> None:
     for error in found.failures.values():
         assert isinstance(error, DeadlineExceededError)
     assert sorted(found.failures) == found.table.holes(REGIONS)
+
+
+def test_the_library_probes_a_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    link = {"rate_mbps": 20.0, "delay_s": 0.01}
+    experiment = experiment_of(tmp_path, emulate={"link": link})
+    quick = PLAN.model_copy(update={"duration_s": 0.2, "udp_s": 0.0})
+    found = geo_ray.probe(experiment, how=quick)
+    assert repr(found) == "<Probe: 2 links, 0 not measured>" and not found.failures
+    rows = found.table().to_pylist()
+    assert {(row["src"], row["dst"]) for row in rows} == {
+        ("us-east", "eu-west"),
+        ("eu-west", "us-east"),
+    }
+    assert min(row["rtt_s"] for row in rows) >= 0.02
+    assert max(row["goodput_mbps"] for row in rows) < 60  # sanity only: it is emulated
+    assert load_links(found.save(tmp_path / "links.json")) == found.links
+    assert capsys.readouterr() == ("", "")
 
 
 def test_one_region_has_no_link(tmp_path: Path) -> None:

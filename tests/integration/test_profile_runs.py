@@ -11,10 +11,11 @@ import pytest
 from click.testing import CliRunner
 from train_support import eventually, experiment_of, train, write_config
 
+import geo_ray
 from geo_ray.cli.main import root
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_tree
-from geo_ray.errors import InterruptedRunError
+from geo_ray.errors import ConfigError, InterruptedRunError
 from geo_ray.job import rundir
 from geo_ray.observe.events.schema import Event
 from geo_ray.observe.metrics.cost import load_cost
@@ -61,6 +62,25 @@ def run(*words: str) -> str:
     result = CliRunner().invoke(root, [*words])
     assert result.exit_code == 0, (result.output, result.exception)
     return result.output
+
+
+def test_the_library_measures_a_job_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = config(tmp_path)
+    grid = geo_ray.ProfileGrid(workers=[2], batch_sizes=[8], steps=5)
+    seen: list[Event] = []
+    found = geo_ray.profile(path, grid=grid, out="p.json", on_event=seen.append)
+    assert found.path == Path("p.json") and load_profile(found.path) == found.profile
+    rows = {(row["region"], row["workers"], row["rows"]) for row in found.table().to_pylist()}
+    assert rows == {(NAMES[0], 2, 8), (NAMES[1], 1, 8)}
+    assert found.exchanges()["codec"].to_pylist() == [None]
+    assert {"run_started", "step", "run_finished"} <= {event.kind for event in seen}
+    assert "2 points" in repr(found) and "<table>" in found._repr_html_()
+    seen.clear()
+    again = geo_ray.profile(path, grid=grid, out="p.json", on_event=seen.append)
+    assert again.profile == found.profile and seen == []
+    with pytest.raises(ConfigError, match="batch_sizes"):
+        geo_ray.profile(path, grid=geo_ray.ProfileGrid(batch_sizes=[0]))
 
 
 @pytest.mark.slow

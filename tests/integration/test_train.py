@@ -56,12 +56,12 @@ USER_TASK = '''
 import numpy as np
 import torch
 from torch import nn
-from geo_ray.config.base import Model
+import geo_ray
 from geo_ray.tasks.base import Dataset
 
 
 class Line:
-    class Options(Model):
+    class Options(geo_ray.Options):
         noise: float = 0.1
 
     columns = {"x": "float32[3]", "y": "float32"}

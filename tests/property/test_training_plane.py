@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from plane_support import Plane, Setup
 
+from geo_ray.strategies.base import Update
 from geo_ray.strategies.common.staleness import Staleness
 from geo_ray.strategies.decoupled import Decoupled
 from geo_ray.strategies.registry import STRATEGIES
@@ -64,11 +65,6 @@ def setups(draw: st.DrawFn) -> Setup:
     )
 
 
-def can_drop(strategy) -> bool:
-    """Whether a change that is not taken in may go with the next; Experiment refuses others."""
-    return strategy.traits.averager.adds_up is not None or strategy.kind == "ama"
-
-
 class TrainingPlane(RuleBasedStateMachine):
     """The rules are the events; the invariants are looked at after each."""
 
@@ -87,6 +83,11 @@ class TrainingPlane(RuleBasedStateMachine):
             for rank in range(self.plane.setup.workers[name])
             if rank not in region.here and rank not in region.home
         ]
+
+    def _may_be_skipped(self) -> list[Update]:
+        """Updates that turns may drop: changes that add up, never a region's last."""
+        adds_up = self.plane.setup.strategy.traits.averager.adds_up is not None
+        return [update for update in self.plane.updates if adds_up and not update.final]
 
     def _busy(self) -> list[tuple[str, int]]:
         return [(n, rank) for n, region in self.plane.regions.items() for rank in region.busy]
@@ -119,10 +120,10 @@ class TrainingPlane(RuleBasedStateMachine):
     def update_arrives(self, data: st.DataObject) -> None:
         self.plane.deliver_update(data.draw(st.integers(0, len(self.plane.updates) - 1)))
 
-    @precondition(lambda self: self.plane.updates and can_drop(self.plane.setup.strategy))
+    @precondition(lambda self: self._may_be_skipped())
     @rule(data=st.data())
-    def update_is_dropped_at_the_sender(self, data: st.DataObject) -> None:
-        self.plane.drop(data.draw(st.integers(0, len(self.plane.updates) - 1)))
+    def update_is_skipped_by_the_averager(self, data: st.DataObject) -> None:
+        self.plane.skip(self._pick(data, self._may_be_skipped()))
 
     @precondition(lambda self: self.plane.replies)
     @rule(data=st.data())

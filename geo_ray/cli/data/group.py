@@ -7,7 +7,7 @@ import click
 from geo_ray.cli.data.inspect import inspect
 from geo_ray.cli.data.shard import shard
 from geo_ray.cli.data.stats import merge_stats, stats
-from geo_ray.cli.tables.data import print_table, progress_bar
+from geo_ray.cli.tables.data import print_table
 
 # The work is imported by each verb: `geo-ray --help` must not load Arrow and PyTorch.
 
@@ -26,24 +26,16 @@ for verb in (inspect, stats, merge_stats, shard):
 @click.option("--region", help="Only this region's shards, read from within that region.")
 def check(manifest_uri: str, region: str | None) -> None:
     """Verify size, hash, schema and rows of every shard of MANIFEST."""
-    from geo_ray.data.check import check_shards, shards_to_check
-    from geo_ray.data.manifest import load_manifest
+    import geo_ray
 
-    manifest = load_manifest(manifest_uri)
-    total = sum(shard.bytes for shard in shards_to_check(manifest, region))
-    verdicts = []
-    with progress_bar("Checking shards", total, unit="bytes") as advance:
-        for verdict in check_shards(manifest, region):
-            verdicts.append(verdict)
-            advance(verdict.shard.bytes)
-    bad = {v.shard.path: v.error for v in verdicts if v.error is not None}
-    print_table(manifest, region, frozenset(bad))
-    for error in bad.values():
-        click.echo(str(error), err=True)
-    if bad:
-        click.echo(f"{len(bad)} of {len(verdicts)} shards are bad.", err=True)
-        raise click.exceptions.Exit(next(iter(bad.values())).exit_code)
-    click.echo(f"All {len(verdicts)} shards are whole.")
+    found = geo_ray.check_data(manifest_uri, region, progress=True)
+    print_table(found.manifest, region, frozenset(verdict.shard.path for verdict in found.bad))
+    for verdict in found.bad:
+        click.echo(str(verdict.error), err=True)
+    if found.bad and found.bad[0].error is not None:
+        click.echo(f"{len(found.bad)} of {len(found.verdicts)} shards are bad.", err=True)
+        raise click.exceptions.Exit(found.bad[0].error.exit_code)
+    click.echo(f"All {len(found.verdicts)} shards are whole.")
 
 
 @data.command()
@@ -51,14 +43,7 @@ def check(manifest_uri: str, region: str | None) -> None:
 @click.option("--out", required=True, metavar="FILE_OR_URI", help="The merged manifest.")
 def merge(manifests: tuple[str, ...], out: str) -> None:
     """Make one manifest of MANIFESTS that were written apart, each in its own region."""
-    from geo_ray.data.manifest import load_manifest, manifest_file, merge_manifests, save_manifest
-    from geo_ray.data.prepare.saved import read_preparation_bytes, save_preparation
+    import geo_ray
 
-    merged = merge_manifests([load_manifest(uri) for uri in manifests])
-    if merged.preparation is not None:
-        made = read_preparation_bytes(merged.preparation, manifest_file(manifests[0]))
-        ref = save_preparation(made, out)
-        merged = merged.model_copy(update={"preparation": ref})
-    save_manifest(merged, out)
-    print_table(merged)
+    print_table(geo_ray.merge_data(manifests, out).manifest)
     click.echo(f"Manifest: {out}")

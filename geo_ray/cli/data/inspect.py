@@ -10,13 +10,12 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from geo_ray.cli.data.options import read_options, reading
-from geo_ray.cli.data.task import load_named_task
+from geo_ray.cli.data.options import read_options
+from geo_ray.cli.data.task import named_task
 from geo_ray.cli.tables.data import shown_time
-from geo_ray.errors import ConfigError
 
 if TYPE_CHECKING:
-    from geo_ray.data.files.options import ReadOptions
+    from geo_ray import DataSurvey, ReadOptions
     from geo_ray.data.prepare.survey import ColumnSurvey, Survey
 
 
@@ -41,38 +40,29 @@ def inspect(
     read: ReadOptions,
 ) -> None:
     """Show the columns of your files: types, missing values, and usual treatments."""
-    from geo_ray.data.files.find import find_files
-    from geo_ray.data.prepare.survey import survey_files
+    import geo_ray
 
     if draft_file is not None and use is None:
         raise click.UsageError("--draft needs --task, whose columns are to be made")
-    if draft_file is not None and draft_file.exists() and not force:
-        raise ConfigError(
-            f"--draft: {draft_file} is already there", fix="Choose another name, or add --force."
-        )
-    task = None if use is None else load_named_task(use, options)
-    found = find_files(source, read)
-    with reading("Reading files", len(found.files)) as on_read:
-        survey = survey_files(found, on_read=on_read)
-    _show(survey, None if task is None else task.label_column)
-    if task is not None:
-        wanted = ", ".join(f"{name}: {kind}" for name, kind in task.columns.items())
+    task = None if use is None else named_task(use, options)
+    found = geo_ray.inspect_data(
+        source, read, task=task, draft=draft_file, force=force, progress=True
+    )
+    _show(found)
+    if found.wanted:
+        wanted = ", ".join(f"{name}: {kind}" for name, kind in found.wanted.items())
         click.echo(f"The task wants {wanted}")
-    if task is not None and draft_file is not None:
-        from geo_ray.data.prepare.suggest import draft
-
-        draft_file.write_text(draft(survey, task.columns, task.label_column), "utf-8")
+    if draft_file is not None:
         click.echo(f"Preparation: {draft_file}")
-    for error in survey.unreadable:
+    unreadable = found.survey.unreadable
+    for error in unreadable:
         click.secho(f"error {error}", fg="red", err=True)
-    if survey.unreadable:
-        raise click.exceptions.Exit(survey.unreadable[0].exit_code)
+    if unreadable:
+        raise click.exceptions.Exit(unreadable[0].exit_code)
 
 
-def _show(survey: Survey, label: str | None) -> None:
-    from geo_ray.data.prepare.suggest import suggest, suggest_label
-    from geo_ray.data.prepare.yaml_line import source_text
-
+def _show(found: DataSurvey) -> None:
+    survey = found.survey
     table = Table(title=f"{survey.rows:,} rows in {_files(survey.files)}", box=SIMPLE)
     table.add_column("column", overflow="fold")
     table.add_column("type", no_wrap=True, min_width=5)
@@ -92,10 +82,9 @@ def _show(survey: Survey, label: str | None) -> None:
         click.echo(note)
     if survey.columns:
         click.echo("Usual treatments:")
-    for name, column in survey.columns.items():
-        found = suggest_label(name, column) if name == label else suggest(name, column)
-        text = f"{name}: leave it out" if found.source is None else source_text(found.source)
-        click.echo(f"  {text}" + (f"  # {found.remark}" if found.remark else ""))
+    for name, treatment in found.treatments.items():
+        remark = f"  # {treatment.remark}" if treatment.remark else ""
+        click.echo(f"  {found.treatment_text(name)}{remark}")
 
 
 def _different(column: ColumnSurvey) -> str:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from geo_ray.cli.tables.data import progress_bar
-
 if TYPE_CHECKING:
-    from geo_ray.data.files.options import ReadOptions
+    from geo_ray import ReadOptions
 
 _READ = (
     click.option(
@@ -57,7 +54,8 @@ def read_options(verb: Callable[..., None]) -> Callable[..., None]:
         nulls: tuple[str, ...],
         **others: Any,
     ) -> None:
-        from geo_ray.data.files.options import DEFAULT_NULLS, ReadOptions
+        from geo_ray import ReadOptions
+        from geo_ray.data.files.options import DEFAULT_NULLS
 
         names = tuple(name.strip() for name in header.split(",")) if header is not None else ()
         read = ReadOptions(
@@ -81,23 +79,8 @@ def names_of(text: str | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
-@contextmanager
-def reading(title: str, files: int) -> Iterator[Callable[[float, int], None]]:
-    """Progress while files are read; gives what readers call with (files read, rows)."""
-    done = 0.0
-    with progress_bar(title, files, unit="files") as advance:
-
-        def on_read(files_done: float, rows: int) -> None:
-            nonlocal done
-            advance(max(0.0, files_done - done))
-            done = max(done, files_done)
-
-        yield on_read
-        advance(files - done)
-
-
 def is_default(read: ReadOptions) -> bool:
     """Whether no option of reading was given."""
-    from geo_ray.data.files.options import ReadOptions as Options
+    from geo_ray import ReadOptions as Options
 
     return read == Options()

@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-import shlex
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from geo_ray.cli.data.options import is_default, read_options, reading
-from geo_ray.cli.data.task import load_named_task, pairs_of
-from geo_ray.cli.tables.data import print_table, progress_bar
-from geo_ray.errors import ConfigError
+from geo_ray.cli.data.options import is_default, read_options
+from geo_ray.cli.data.task import named_task, pairs_of
+from geo_ray.cli.tables.data import print_table
 
 if TYPE_CHECKING:
-    from geo_ray.data.columns import Columns
-    from geo_ray.data.files.options import ReadOptions
+    from geo_ray import ReadOptions
     from geo_ray.data.prepare.apply import Counts
-    from geo_ray.data.prepare.config import Preparation
-    from geo_ray.data.split import SplitConfig
-    from geo_ray.tasks.base import Task
-
-
-@dataclass(frozen=True)
-class _Input:
-    """The user's files and how their rows become those of the task."""
-
-    source: str
-    read: ReadOptions
-    prepare: Path | None
-    stats: Path | None
-    heldout: float
-    hint: str
 
 
 @click.command()
@@ -105,56 +86,36 @@ def shard(
     read: ReadOptions,
 ) -> None:
     """Write a task's data as Parquet shards, each region's in its own directory or store."""
-    from geo_ray.data.manifest import MANIFEST_NAME, save_manifest
-    from geo_ray.data.prepare.saved import preparation_bytes, save_preparation
-    from geo_ray.data.stores.base import open_store
-    from geo_ray.data.stores.uri import join
-    from geo_ray.data.write import write_shards
+    import geo_ray
 
     names = [name.strip() for name in regions.split(",") if name.strip()]
     split = _split(kind, names, ratio, alpha)
-    homes = dict.fromkeys(names, out) | pairs_of(stores, "--store")
-    if unknown := sorted(set(homes) - set(names)):
+    own = pairs_of(stores, "--store")
+    if unknown := sorted(set(own) - set(names)):
         raise click.BadParameter(f"{unknown[0]!r} is not among --regions", param_hint="--store")
-    if source is None:
-        _refuse_without_input(heldout, prepare_file, read)
     if stats_file is not None and prepare_file is None:
         raise click.UsageError("--stats goes with --prepare, which says what it is for")
-    if open_store(out).exists(MANIFEST_NAME) and not force:
-        raise ConfigError(
-            f"--out: {out} already has a manifest", fix="Choose another place, or add --force."
-        )
-    task = load_named_task(use, options)
-    made: Preparation | None = None
+    files = None
     if source is None:
-        parts = _own_data(task, use, seed)
+        _refuse_without_input(heldout, prepare_file, read)
     else:
-        hint = f"geo-ray data inspect {shlex.quote(source)} --task {shlex.quote(use)}"
-        given = _Input(
-            source, read, prepare_file, stats_file, 0.1 if heldout is None else heldout, hint
-        )
-        parts, made = _from_files(given, task, seed)
-    total = sum(len(next(iter(columns.values()))) for columns in parts.values())
-    with progress_bar("Writing shards", total, unit="rows") as advance:
-        manifest = write_shards(
-            columns_by_split=parts,
-            task_name=use,
-            column_types=task.columns,
-            label_column=task.label_column,
-            split=split,
-            regions=names,
-            seed=seed,
-            out=homes,
-            rows_per_shard=rows_per_shard,
-            on_shard=lambda written: advance(written.rows),
-        )
-    target = join(out, MANIFEST_NAME)
-    if made is not None:
-        ref = save_preparation(preparation_bytes(made), target)
-        manifest = manifest.model_copy(update={"preparation": ref})
-    save_manifest(manifest, target)
-    print_table(manifest)
-    click.echo(f"Manifest: {target.removeprefix('file://')}")
+        part = 0.1 if heldout is None else heldout
+        files = geo_ray.SourceFiles(source, read, prepare_file, stats_file, part)
+    made = geo_ray.shard_data(
+        named_task(use, options),
+        {name: own.get(name, out) for name in names} if own else names,
+        out,
+        files=files,
+        split=split,
+        rows_per_shard=rows_per_shard,
+        seed=seed,
+        force=force,
+        progress=True,
+    )
+    if made.counts is not None:
+        _show_counts(made.counts)
+    print_table(made.manifest)
+    click.echo(f"Manifest: {made.path}")
 
 
 def _refuse_without_input(
@@ -168,18 +129,16 @@ def _refuse_without_input(
         )
 
 
-def _split(kind: str, regions: list[str], ratio: str | None, alpha: float | None) -> SplitConfig:
-    from geo_ray.data.split import ByLabelSplit, DirichletSplit, IidSplit, RatioSplit
-
+def _split(kind: str, regions: list[str], ratio: str | None, alpha: float | None) -> dict[str, Any]:
     if (ratio is not None) != (kind == "ratio"):
         raise click.UsageError("--ratio and --split ratio go together")
     if alpha is not None and kind != "dirichlet":
         raise click.UsageError("--alpha goes with --split dirichlet")
     if ratio is not None:
-        return RatioSplit(ratios=_ratios(ratio, regions))
+        return {"kind": kind, "ratios": _ratios(ratio, regions)}
     if kind == "dirichlet":
-        return DirichletSplit(alpha=0.3 if alpha is None else alpha)
-    return ByLabelSplit() if kind == "by_label" else IidSplit()
+        return {"kind": kind, "alpha": 0.3 if alpha is None else alpha}
+    return {"kind": kind}
 
 
 def _ratios(text: str, regions: list[str]) -> dict[str, float]:
@@ -193,44 +152,6 @@ def _ratios(text: str, regions: list[str]) -> dict[str, float]:
             param_hint="--ratio",
         )
     return dict(zip(regions, shares, strict=True))
-
-
-def _own_data(task: Task, use: str, seed: int) -> dict[str, Columns]:
-    from geo_ray.tasks.base import SelfContained
-
-    if not isinstance(task, SelfContained):
-        raise ConfigError(
-            f"--task: {use} brings no data of its own", fix="Name your files with --input."
-        )
-    made = task.dataset(seed)
-    return {"train": made.train, "heldout": made.heldout}
-
-
-def _from_files(
-    given: _Input, task: Task, seed: int
-) -> tuple[dict[str, Columns], Preparation | None]:
-    """Rows to train on and to hold out, and how they were prepared if the user said how."""
-    from geo_ray.data.files.find import find_files
-    from geo_ray.data.inputs import Complaint, gather_rows, hold_out
-    from geo_ray.data.prepare.config import load_preparation
-    from geo_ray.data.prepare.resolve import resolve
-    from geo_ray.data.prepare.statistics import load_statistics
-
-    preparation = None if given.prepare is None else load_preparation(given.prepare)
-    statistics = None if given.stats is None else load_statistics(given.stats)
-    resolved = resolve(preparation, task.columns, statistics)
-    for note in resolved.notes:
-        click.echo(note, err=True)
-    found = find_files(given.source, given.read)
-    complaint = Complaint(
-        prepared=preparation is not None, draft=f"{given.hint} --draft prepare.yaml"
-    )
-    with reading("Reading files", len(found.files)) as on_read:
-        gathered = gather_rows(found, resolved.preparation, complaint, on_read)
-    if preparation is not None:
-        _show_counts(gathered.counts)
-    parts = hold_out(gathered.columns, given.heldout, seed)
-    return parts, None if preparation is None else resolved.preparation
 
 
 def _show_counts(counts: Counts) -> None:

@@ -11,14 +11,13 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from geo_ray.cli.data.options import names_of, read_options, reading
+from geo_ray.cli.data.options import names_of, read_options
 from geo_ray.cli.tables.data import shown_time
-from geo_ray.errors import ConfigError
 
 _DAY_S = 86_400
 
 if TYPE_CHECKING:
-    from geo_ray.data.files.options import ReadOptions
+    from geo_ray import ReadOptions
     from geo_ray.data.prepare.statistics import Statistics
 
 
@@ -63,24 +62,14 @@ def stats(
     read: ReadOptions,
 ) -> None:
     """Write statistics of a region's columns: counts, means, deviations; no rows."""
-    from geo_ray.data.files.find import find_files
-    from geo_ray.data.prepare.findings import Findings
-    from geo_ray.data.prepare.share import share
-    from geo_ray.data.prepare.statistics import save_statistics
-    from geo_ray.data.prepare.survey import survey_files
+    import geo_ray
 
-    counted = names_of(values)
-    wanted = _wanted(prepare_file, names_of(columns), counted)
-    found = find_files(source, read)
-    with reading("Reading files", len(found.files)) as on_read:
-        survey = survey_files(found, wanted, counted, on_read)
-    findings = Findings({})
-    for error in survey.unreadable:
-        findings.add_unreadable(error)
-    findings.raise_any(f"the files in {source} cannot all be read", prepared=True)
-    shared = share(survey, region, wanted, at_least, extremes=not no_extremes)
-    save_statistics(shared, out)
-    _show(shared)
+    wanted = geo_ray.WantedStatistics(
+        prepare_file, names_of(columns), names_of(values), at_least, extremes=not no_extremes
+    )
+    found = geo_ray.data_stats(source, region, wanted, read=read, progress=True)
+    found.save(out)
+    _show(found.statistics)
     click.echo(f"Statistics: {out}")
 
 
@@ -89,41 +78,12 @@ def stats(
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The file to write.")
 def merge_stats(files: tuple[Path, ...], out: Path) -> None:
     """Make statistics of all regions of FILES that `geo-ray data stats` wrote, one per region."""
-    from geo_ray.data.prepare.statistics import (
-        load_statistics,
-        merge_statistics,
-        save_statistics,
-    )
+    import geo_ray
 
-    merged = merge_statistics([load_statistics(path) for path in files])
-    save_statistics(merged, out)
-    _show(merged)
+    merged = geo_ray.merge_data_stats(files)
+    merged.save(out)
+    _show(merged.statistics)
     click.echo(f"Statistics: {out}")
-
-
-def _wanted(
-    prepare_file: Path | None, columns: tuple[str, ...], counted: tuple[str, ...]
-) -> tuple[str, ...] | None:
-    """The columns to look at; None for all."""
-    from geo_ray.data.prepare.config import load_preparation
-    from geo_ray.data.prepare.share import needs_of
-
-    if prepare_file is None:
-        return tuple(dict.fromkeys(columns + counted)) if columns else None
-    if columns:
-        raise click.UsageError("--columns and --prepare both say which columns; give one of them")
-    needs = needs_of(load_preparation(prepare_file))
-    if not needs.columns and not counted:
-        raise ConfigError(
-            f"{prepare_file} needs no statistics", fix="Leave this step and --stats out."
-        )
-    if silent := [name for name in needs.words if name not in counted]:
-        raise ConfigError(
-            f"{prepare_file} needs the words of {', '.join(silent)}, which are data of this region",
-            fix=f"If they may leave it, add --values {','.join(silent)}; words that fewer rows "
-            "have than --at-least stay here. Otherwise use vocabulary: {hash: N} or {file: FILE}.",
-        )
-    return tuple(dict.fromkeys(needs.columns + counted))
 
 
 def _show(shared: Statistics) -> None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import math
+from typing import Any
 
 import click
-
-if TYPE_CHECKING:
-    from geo_ray.tasks.base import Task
 
 
 def pairs_of(texts: tuple[str, ...], option: str) -> dict[str, str]:
@@ -23,22 +20,17 @@ def pairs_of(texts: tuple[str, ...], option: str) -> dict[str, str]:
     return pairs
 
 
-def load_named_task(use: str, options: tuple[str, ...]) -> Task:
-    """The task of ``--task`` with its options; a file's path starts at the current directory.
-
-    Raises:
-        TaskLoadError: it cannot be loaded.
-    """
-    from geo_ray.tasks.load import TaskConfig, load_task
-
+def named_task(use: str, options: tuple[str, ...]) -> dict[str, Any]:
+    """What ``--task`` and ``--task-option`` say, as the section ``task`` of a configuration."""
     values = {key: _scalar(text) for key, text in pairs_of(options, "--task-option").items()}
-    return load_task(TaskConfig(use=use, options=values), Path.cwd())
+    return {"use": use, "options": values}
 
 
 def _scalar(text: str) -> Any:
-    """A JSON number, true, false or null; anything else is text."""
+    """Read a finite JSON number, true, false or null; anything else is text."""
     try:
         value = json.loads(text)
     except ValueError:
         return text
-    return text if isinstance(value, (list, dict)) else value
+    is_plain = isinstance(value, int | None) or (isinstance(value, float) and math.isfinite(value))
+    return value if is_plain else text

@@ -11,9 +11,9 @@ from rich.table import Table
 
 from geo_ray.clouds.price import ANYWHERE, PriceRecord
 from geo_ray.clouds.price_book import PriceBook
+from geo_ray.observe.text import age_text
 
 _PIPE_WIDTH: Final = 200
-_UNITS: Final = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
 
 def print_prices(book: PriceBook, now_unix_s: float) -> None:
@@ -44,16 +44,6 @@ def print_prices(book: PriceBook, now_unix_s: float) -> None:
     for rate in book.rates:
         text = f"1 {rate.currency} = {rate.usd:g} USD on {rate.on} ({rate.source})"
         console.print(text, markup=False, highlight=False)
-
-
-def age_text(age_s: float) -> str:
-    """An age in the largest unit that it has one of."""
-    if age_s < 0:
-        return "of the future"
-    for seconds, unit in _UNITS:
-        if age_s >= seconds:
-            return f"{age_s / seconds:.0f} {unit}"
-    return f"{age_s:.0f} s"
 
 
 def _what(record: PriceRecord) -> str:

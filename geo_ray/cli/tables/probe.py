@@ -1,4 +1,4 @@
-"""What `geo-ray probe` shows: a table of links on stdout, progress on stderr."""
+"""The table of `geo-ray probe`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.table import Table
 
 from geo_ray.transport.links.record import LinkRecord
-from geo_ray.transport.probe.plan import ProbeProgress
 
 
 def print_links(records: Iterable[LinkRecord]) -> None:
@@ -29,13 +28,6 @@ def print_links(records: Iterable[LinkRecord]) -> None:
             "-" if record.loss is None else f"{record.loss:.2%}",
         )
     Console().print(table)
-
-
-def describe(src: str, dst: str, progress: ProbeProgress) -> str:
-    """One line about a measurement that is under way."""
-    rate = "" if progress.rate_mbps is None else f", {_number(progress.rate_mbps)} Mbit/s"
-    share = f" {progress.share:.0%}" if progress.share else ""
-    return f"{src} -> {dst}: {progress.phase}{share}{rate}"
 
 
 def _number(value: float) -> str:

@@ -46,7 +46,7 @@ def fetch_on_demand(aws: Aws, region: str, types: Sequence[str]) -> list[PriceRe
                     cloud="aws",
                     region=region,
                     type=type_,
-                    amount=max(amounts),  # several products for one type: not less than it costs
+                    amount=max(amounts),  # several products per type: the dearest
                     currency=currency,
                     unit="hour",
                     source=SOURCE,
@@ -58,14 +58,14 @@ def fetch_on_demand(aws: Aws, region: str, types: Sequence[str]) -> list[PriceRe
 
 
 def currency_of(region: str) -> str:
-    """In which AWS bills a region."""
+    """Return the currency in which AWS bills a region."""
     return "CNY" if region.startswith("cn-") else "USD"
 
 
 def products(
     aws: Aws, region: str, service_code: str, filters: dict[str, str]
 ) -> Iterator[dict[str, Any]]:
-    """The products of the price list that have all these attributes.
+    """Return the products of the price list that have all these attributes.
 
     Raises:
         CloudError: see `Aws.listed`.
@@ -83,17 +83,17 @@ def products(
     )
     for text in found:
         product = json.loads(text)
-        # A filter that the service does not know must not let other prices through.
+        # The service may ignore a filter that it does not know, so attributes are compared again.
         attributes = product["product"]["attributes"]
         if all(attributes.get(key, value) == value for key, value in filters.items()):
             yield product
 
 
 def dimensions(product: dict[str, Any], currency: str) -> Iterator[tuple[str, float, float]]:
-    """What a product costs on demand: unit, the volume from which on, amount; never 0.
+    """Return a product's prices on demand: unit, lower bound of the volume, amount; never 0.
 
     Raises:
-        ValueError: an amount is none.
+        ValueError: an amount is not a number.
     """
     for term in product["terms"].get("OnDemand", {}).values():
         for part in term["priceDimensions"].values():

@@ -1,4 +1,4 @@
-"""All that is asked of AWS when prices are refreshed."""
+"""The queries to AWS when prices are refreshed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SERVICES: Final = ("ec2", "pricing")
 
 
 def aws_queries(aws: Aws, types: Mapping[str, Sequence[str]]) -> list[Query]:
-    """On-demand and spot prices, and those of egress.
+    """Return the queries for on-demand, spot and egress prices.
 
     Args:
         aws: the account.

@@ -1,4 +1,4 @@
-"""Calls to AWS: bounded, tried again when it asks to slow down, and every failure typed.
+"""Calls to AWS: bounded, retried when it throttles, with typed errors for all failures.
 
 Credentials come only from boto3's own chain (environment, ``~/.aws``, the machine's role).
 """
@@ -73,11 +73,11 @@ class Aws:
     def listed(
         self, service: str, region: str, operation: str, key: str, **arguments: Any
     ) -> list[Any]:
-        """All items of all pages of an answer.
+        """Return all items of all pages of an answer.
 
         Args:
-            service: boto3's name of it.
-            region: that is asked.
+            service: boto3's name of the service.
+            region: region that is asked.
             operation: a method of boto3's client that gives pages.
             key: of the list in each page.
             **arguments: of the operation.
@@ -101,7 +101,7 @@ class Aws:
                     items = page.get(key)
                     if not isinstance(items, list) or number == _MOST_PAGES:
                         wrong = f"no {key}" if number < _MOST_PAGES else "pages without end"
-                        raise CloudError(f"{place}: the answer makes no sense ({wrong})")
+                        raise CloudError(f"{place}: the answer is not valid ({wrong})")
                     found += items
                 return found
         except ClientError as error:
@@ -112,9 +112,7 @@ class Aws:
         except BotoCoreError as error:
             raise CloudError(f"{place}: {type(error).__name__}") from None
         except (ResponseParserError, ValueError, TypeError) as error:
-            raise CloudError(
-                f"{place}: the answer makes no sense ({type(error).__name__})"
-            ) from None
+            raise CloudError(f"{place}: the answer is not valid ({type(error).__name__})") from None
 
     def _client(self, service: str, region: str) -> Any:
         from botocore.config import Config

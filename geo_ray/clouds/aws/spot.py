@@ -17,7 +17,7 @@ VALID_FOR_S: Final = 12 * 3600.0
 
 
 def fetch_spot(aws: Aws, region: str, types: Sequence[str]) -> list[PriceRecord]:
-    """A record per type and zone; local zones are left out.
+    """Return a record per type and zone, without local zones.
 
     Raises:
         CloudError: see `Aws.listed`.
@@ -30,7 +30,7 @@ def fetch_spot(aws: Aws, region: str, types: Sequence[str]) -> list[PriceRecord]
         "SpotPriceHistory",
         InstanceTypes=list(types),
         ProductDescriptions=["Linux/UNIX"],
-        StartTime=now,  # then the answer is the price that holds now
+        StartTime=now,  # with the present time, the answer is the present price
     )
     whole_zone = re.compile(re.escape(region) + "[a-z]")
     newest: dict[tuple[str, str], tuple[datetime, float]] = {}

@@ -1,7 +1,7 @@
-"""What a GB costs that leaves a region, from the Price List service.
+"""Prices per GB of traffic that leaves a region, from the Price List service.
 
-The names of the service, of its attributes and their values are reconstructed: this was tested
-with a server that answers as we believe AWS does, and never with AWS.
+The names of the service, its attributes and their values are reconstructed: this was tested with a
+server that imitates AWS as understood from its documents, never with AWS.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OUTSIDE: Final = "AWS Outbound"
 
 
 def fetch_transfer(aws: Aws, region: str) -> list[PriceRecord]:
-    """A record per other region, and one for the internet.
+    """Return a record per other region, and one for the internet.
 
     Raises:
         CloudError: see `Aws.listed`.
@@ -43,7 +43,7 @@ def _record(product: dict[str, Any], region: str, kind: str) -> PriceRecord | No
     if not to or to == region or attributes.get("toLocationType") == "AWS Local Zone":
         return None
     currency = currency_of(region)
-    # What is free stays out: an allowance is the account's, and others may have used it.
+    # Free allowances are left out: they are the account's, and other jobs may have used them.
     steps = sorted(
         (begin, each) for unit, begin, each in dimensions(product, currency) if unit == "GB"
     )

@@ -1,4 +1,4 @@
-"""What a GB to the internet costs in a region of Tencent Cloud: an inquiry, nothing is started."""
+"""The price per GB to the internet in a region of Tencent Cloud, by a mere inquiry."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _ACTION: Final = "InquiryPriceRunInstances"
 def fetch_egress(
     tencent: Tencent, region: str, types: Sequence[str], currency: str
 ) -> list[PriceRecord]:
-    """The price by traffic, as it would be for an instance of one of ``types``.
+    """Return the price by traffic for an instance of one of ``types``.
 
     Raises:
-        CloudError: see `Tencent.call`; or none of the types is to be had there.
+        CloudError: see `Tencent.call`; or none of the types is available there.
     """
     sold = [
         record
@@ -74,7 +74,7 @@ def fetch_egress(
 
 
 def _image(tencent: Tencent, region: str, type_: str) -> str:
-    """Any public image: an inquiry needs one, and its price is not read."""
+    """Return any public image: an inquiry needs one, and its price is not used."""
     filters = [{"Name": "image-type", "Values": ["PUBLIC_IMAGE"]}]
     reply = tencent.call(
         region, "DescribeImages", {"Filters": filters, "InstanceType": type_, "Limit": 1}

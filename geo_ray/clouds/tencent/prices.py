@@ -12,7 +12,7 @@ from geo_ray.clouds.tencent.session import Tencent
 from geo_ray.clouds.tiers import AgeTier
 
 VALID_FOR_S: Final = 12 * 3600.0
-"""Also on demand: the stock that comes with a price does not keep longer."""
+"""Validity of spot and on-demand prices, whose stock figures change soon."""
 
 MARKETS: Final[dict[str, Market]] = {"POSTPAID_BY_HOUR": "on_demand", "SPOTPAID": "spot"}
 
@@ -30,7 +30,7 @@ _STOCKS: Final[dict[str, Stock]] = {
 def fetch_instances(
     tencent: Tencent, region: str, types: Sequence[str], currency: str
 ) -> list[PriceRecord]:
-    """A record per type, zone and market; what is sold out is there too, and says so.
+    """Return a record per type, zone and market; sold-out ones are included and marked.
 
     Raises:
         CloudError: see `Tencent.call`.
@@ -52,14 +52,14 @@ def fetch_instances(
 
 
 def paid(price: Mapping[str, Any], step: str = "") -> float | None:
-    """What is paid per unit: with the account's discount, if there is one.
+    """Return the price per unit, with the account's discount if there is one.
 
     Args:
         price: an ``ItemPrice``.
-        step: of an instance's age, such as ``SecondStep``.
+        step: suffix of an instance's age step, such as ``SecondStep``.
 
     Raises:
-        ValueError: an amount is none.
+        ValueError: an amount is not a number.
     """
     return amount_of(price.get(f"UnitPriceDiscount{step}")) or amount_of(
         price.get(f"UnitPrice{step}")

@@ -1,4 +1,4 @@
-"""All that is asked of Tencent Cloud when prices are refreshed."""
+"""The queries to Tencent Cloud when prices are refreshed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def tencent_queries(
     Args:
         tencent: the account.
         types: instance types by region.
-        currency: that the account is billed in; the answers do not say it.
+        currency: currency that the account is billed in; the answers do not say it.
     """
     queries = []
     for region, wanted in types.items():

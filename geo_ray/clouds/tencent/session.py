@@ -1,8 +1,8 @@
-"""Calls to Tencent Cloud's CVM: bounded, tried again when it asks to slow down, failures typed.
+"""Calls to Tencent Cloud's CVM: bounded, retried when it throttles, with typed errors.
 
 Credentials come only from the SDK's places: TENCENTCLOUD_SECRET_ID and TENCENTCLOUD_SECRET_KEY
-(and TENCENTCLOUD_TOKEN), or ``~/.tencentcloud/credentials``. The machine's role is not asked: off
-Tencent's machines the SDK waits for it without bound.
+(and TENCENTCLOUD_TOKEN), or ``~/.tencentcloud/credentials``. The machine's role is not used:
+outside Tencent's machines the SDK waits for it without bound.
 """
 
 # The SDK ships no types.
@@ -56,7 +56,7 @@ class Tencent:
         self._credential = _credential()
 
     def call(self, region: str, action: str, parameters: dict[str, Any]) -> dict[str, Any]:
-        """One action of CVM; what its answer holds.
+        """Call one action of CVM and return its answer.
 
         Raises:
             CloudUnreachableError: it did not answer, or asked to slow down until the last try.
@@ -77,7 +77,7 @@ class Tencent:
         place = f"tencent {action} in {region}"
         try:
             with making_sense(place):
-                # The SDK looks for errors only in replies of two content types; we look in all.
+                # The SDK looks for errors only in replies of two content types; this looks in all.
                 reply = self._client(region).call_json(action, parameters)["Response"]
                 error = reply.get("Error")
                 if error is None:
@@ -85,12 +85,12 @@ class Tencent:
                 code, text = error["Code"], error["Message"]
         except TencentCloudSDKException as error:
             code, text = error.get_code(), error.get_message()
-        except OSError as error:  # a body that broke off leaves the SDK as it is
+        except OSError as error:  # the SDK does not wrap the error of a body that broke off
             code, text = "ClientNetworkError", type(error).__name__
         raise self._refusal(place, str(code), str(text))
 
     def _client(self, region: str) -> Any:
-        """A client; a client is of one region, and keeps no connection open once it is gone."""
+        """Return a client of a region; it keeps no connection open after its end."""
         from tencentcloud.common.common_client import CommonClient
         from tencentcloud.common.profile.client_profile import ClientProfile
         from tencentcloud.common.profile.http_profile import HttpProfile
@@ -109,7 +109,7 @@ class Tencent:
         code, text = quoted(code, known), quoted(text, known)
         if code.startswith(_SLOW_DOWN):
             return CloudUnreachableError(f"{place}: asked to slow down until the last try: {code}")
-        if code == "ClientNetworkError":  # its text quotes the connection's internals
+        if code == "ClientNetworkError":  # the error's text quotes the connection's internals
             return CloudUnreachableError(f"{place}: no answer until the last try")
         if code in _AGAIN:
             return CloudUnreachableError(f"{place}: failed until the last try: {code}: {text}")

@@ -117,7 +117,7 @@ def _is_identifier(name: str, column: ColumnSurvey) -> bool:
     return name.lower() == "id" or name.lower().endswith(("_id", " id"))
 
 
-def draft(survey: Survey, types: Mapping[str, str], label: str | None) -> str:
+def draft_text(survey: Survey, types: Mapping[str, str], label: str | None) -> str:
     """A preparation file to begin with, for the columns of a task.
 
     Columns of the task that the files have too are taken from there. The first list of numbers that

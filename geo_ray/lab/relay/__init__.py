@@ -1,1 +1,1 @@
-"""The relay's process and everything in it: links, queues, loss, delay."""
+"""The relay's process: links, queues, loss and delay."""

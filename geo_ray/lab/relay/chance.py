@@ -7,14 +7,14 @@ from random import Random
 
 
 class Loss:
-    """Decides packet by packet: independent loss, and bursts after Gilbert and Elliott.
+    """Decides which packets are lost: independent loss, and bursts after Gilbert and Elliott.
 
     The bursts are a chain of two states. In the bad one every packet is lost; the chain moves
     before each packet, so the share lost to bursts is ``start / (start + stop)`` and a burst is
     ``1 / stop`` packets long on average.
 
     Args:
-        random: the source of chance, this object's own.
+        random: random numbers of this object only.
         loss: probability of independent loss.
         start: probability to become bad.
         stop: probability to become good again.
@@ -28,7 +28,7 @@ class Loss:
         self._bad = False
 
     def hits(self) -> bool:
-        """Whether the next packet is lost."""
+        """Return whether the next packet is lost."""
         if self._start:
             turn = self._stop if self._bad else self._start
             if self._next() < turn:
@@ -39,13 +39,14 @@ class Loss:
 
 
 class Jitter:
-    """Gaussian deviations of the delay that forget themselves over time.
+    """Gaussian deviations of the delay, correlated over a limited time.
 
-    Independent deviations with order kept would turn into a higher mean: every packet would wait
-    for the slowest before it. Correlated ones move slowly against the spacing of packets.
+    Since order is kept, independent deviations would raise the mean delay: every packet would wait
+    for the slowest before it. Correlated deviations change slowly compared with the spacing of
+    packets.
 
     Args:
-        random: the source of chance, this object's own.
+        random: random numbers of this object only.
         deviation_s: standard deviation.
         memory_s: time constant of the correlation; 0 draws each packet's deviation afresh.
     """
@@ -60,10 +61,10 @@ class Jitter:
         self._at_s: float | None = None
 
     def offset_s(self, at_s: float) -> float:
-        """The deviation of a packet that leaves at ``at_s``."""
+        """Return the deviation of a packet that leaves at ``at_s``."""
         kept = 0.0
         if self._memory_s and self._at_s is not None:
-            # a cut or a higher rate lets a packet leave before the one asked for last would have
+            # after a cut or a higher rate a packet may leave earlier than the last one asked for
             kept = math.exp(min(0.0, self._at_s - at_s) / self._memory_s)
         fresh = math.sqrt(1.0 - kept * kept)
         self._value = kept * self._value + fresh * self._random.gauss(0.0, 1.0)

@@ -1,4 +1,4 @@
-"""Asks a running relay over its control socket."""
+"""Sends requests to a running relay over its control socket."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _number = itertools.count()
 
 
 class RelayClient:
-    """One relay; may be used from several threads.
+    """A client of one relay; several threads may use it.
 
     Args:
         control_path: its control socket.
@@ -31,12 +31,12 @@ class RelayClient:
         """Send a request and return the answer.
 
         Args:
-            do: what is wanted; see `geo_ray.lab.relay.control.Control`.
+            do: name of the request; see `geo_ray.lab.relay.control.Control`.
             values: JSON values.
 
         Raises:
             LabDownError: the relay does not answer.
-            ConfigError: the relay refuses the request, saying why.
+            ConfigError: the relay refuses the request; the message says why.
         """
         own = self._path.with_name(
             f"client-{os.getpid()}-{threading.get_ident()}-{next(_number)}.sock"

@@ -1,4 +1,4 @@
-"""What can be asked of a running relay: requests and answers as JSON values."""
+"""The requests that a running relay answers; requests and answers are JSON values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Control:
     """Carries out requests between two rounds of the relay.
 
     Args:
-        mesh: what is changed and read.
+        mesh: regions and links, which requests change and read.
         schedule: the traces.
         stop: ends the relay.
     """
@@ -32,7 +32,7 @@ class Control:
         self._began_s = time.monotonic()
 
     def answer(self, request: dict[str, Any], now_s: float) -> dict[str, Any]:
-        """Carry out one request; what is wrong with it becomes an answer with ``error``."""
+        """Carry out one request; a wrong request gets an answer with ``error``."""
         try:
             action = getattr(self, f"_do_{request['do']}", None)
             if action is None:
@@ -44,7 +44,7 @@ class Control:
             return {"error": str(error)}
 
     def apply(self, target: Target, rate_mbps: float, now_s: float) -> None:
-        """Set a rate, as a trace does."""
+        """Set a rate on behalf of a trace."""
         kind, src, dst = target
         if kind == "link":
             link = self._mesh.links[src, dst]
@@ -129,7 +129,7 @@ class Control:
         }
 
     def _links(self, request: dict[str, Any]) -> dict[tuple[int, int], Link]:
-        """The links of an ordered pair; ``*`` stands for every region."""
+        """Return the links of an ordered pair; ``*`` stands for every region."""
         wanted = request["src"], request["dst"]
         sources, targets = (None if name == "*" else self._mesh.index(name) for name in wanted)
         found = {

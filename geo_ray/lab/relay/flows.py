@@ -1,4 +1,4 @@
-"""A cap on each flow of a link: what a window or a provider's policy does to a single stream."""
+"""A cap on each flow of a link, as a window or a provider's policy limits a single stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WITH_PORTS: Final = frozenset((_TCP, _UDP, _SCTP))
 
 
 def flow_key(packet: bytes) -> bytes:
-    """Protocol, addresses and, where they can be read, ports of an IP packet."""
+    """Return protocol, addresses and, if they can be read, ports of an IP packet."""
     if packet[0] >> 4 == 6:
         if packet[6] in _WITH_PORTS:
             return packet[6:7] + packet[8:44]
@@ -26,7 +26,7 @@ def flow_key(packet: bytes) -> bytes:
 
 
 class FlowCaps:
-    """Each flow behind a rate and a queue of its own; what they let pass is merged by time.
+    """A rate and a queue for each flow; packets that have passed are merged by time.
 
     Args:
         rate_mbps: rate of every flow.
@@ -47,7 +47,7 @@ class FlowCaps:
         return len(self._ready)
 
     def push(self, at_s: float, packet: bytes) -> bool:
-        """Take a packet; False if its flow's queue is full."""
+        """Take a packet; return False if its flow's queue is full."""
         key = flow_key(packet)
         flow = self._flows.get(key)
         if flow is None:
@@ -62,16 +62,16 @@ class FlowCaps:
         return True
 
     def next_s(self) -> float | None:
-        """When the next packet has passed; None without any."""
+        """Return when the next packet will have passed; None without packets."""
         return self._ready[0][0] if self._ready else None
 
     def pop(self) -> tuple[float, bytes]:
-        """The packet of `next_s` and its time."""
+        """Return the packet of `next_s` and its time."""
         done_s, _, packet = heapq.heappop(self._ready)
         return done_s, packet
 
     def reshape(self, now_s: float, rate_mbps: float, limit_bytes: int) -> None:
-        """Go on with another rate and limit; all flows have the same, so the order stays."""
+        """Change rate and limit; all flows have the same, so the order stays."""
         factor = self.rate_mbps / rate_mbps
         self.rate_mbps, self._limit_bytes = rate_mbps, limit_bytes
         for flow in self._flows.values():
@@ -82,6 +82,6 @@ class FlowCaps:
         ]
 
     def _tidy(self, now_s: float) -> None:
-        """Forget idle flows; the limit doubles only if most are busy."""
+        """Forget idle flows; double the limit only if most are busy."""
         self._flows = {key: flow for key, flow in self._flows.items() if flow.free_s > now_s}
         self._tidy_at = max(_TIDY_AT, 2 * len(self._flows))

@@ -1,9 +1,9 @@
 """One direction between two regions: queue, serialiser, loss, delay line. Pure: times are given.
 
-A packet that comes passes its flow's cap if there is one, then the link's serialiser. Whether it is
-lost is decided there: a lost packet has used the link. The others wait in the delay line until they
-are due. Order is kept. Since everything in the line has already come, a new rate only stretches the
-time that the waiting packets still need.
+A packet passes its flow's cap if there is one, then the link's serialiser, where it is decided
+whether it is lost: a lost packet has used the link. Other packets wait in the delay line until they
+are due. Order is kept. A new rate only stretches the time that waiting packets still need, because
+all packets in the line have arrived already.
 
 `push` and `release` run once per packet and batch of the relay, so they are laid out for speed.
 """
@@ -21,23 +21,23 @@ from geo_ray.lab.relay.serialiser import Serialiser
 from geo_ray.lab.relay.shapes import LinkShape
 
 LATE_S: Final = 0.001
-MAX_RELEASE: Final = 32  # packets per look at the clock
+MAX_RELEASE: Final = 32  # packets per reading of the clock
 
 Device: TypeAlias = Callable[[bytes], object]
 """Gives a packet to a region; raises OSError if the region does not take it."""
 
 Sink: TypeAlias = "Callable[[Link, float, bytes], None]"
-"""Takes a packet at the link's end: the link, when it was due, the packet."""
+"""Takes (link, time when it was due, packet) at the link's end."""
 
 
 class Link:
-    """State and books of one direction.
+    """The state and counters of one direction.
 
     Packets are counted: ``in == out + lost + every kind of drop + waiting``.
 
     Args:
-        shape: what the link is like.
-        seed: of loss and jitter.
+        shape: properties of the link.
+        seed: seed of loss and jitter.
     """
 
     __slots__ = (
@@ -93,10 +93,10 @@ class Link:
         self.cut_drops += 1
 
     def release(self, now_s: float, device: Device) -> bool:
-        """Give the packets that are due to a region, in order; at most `MAX_RELEASE`.
+        """Give due packets to a region, in order; at most `MAX_RELEASE`.
 
         Returns:
-            Whether there was any.
+            Whether any packet was due.
         """
         if self._flows is not None:
             self._merge_flows(now_s)
@@ -126,7 +126,7 @@ class Link:
         return True
 
     def hand_over(self, now_s: float, sink: Sink) -> None:
-        """Hand all packets that are due to what comes behind the link, in order."""
+        """Hand all due packets on to the next queue behind the link, in order."""
         if self._flows is not None:
             self._merge_flows(now_s)
         line = self.line
@@ -145,7 +145,7 @@ class Link:
             self.late_max_s = late_s
 
     def next_s(self) -> float | None:
-        """When there is something to do next; None if nothing waits."""
+        """Return when there is something to do next; None if nothing waits."""
         times_s = [self.line[0][0]] if self.line else []
         if self._flows is not None and (ready_s := self._flows.next_s()) is not None:
             times_s.append(ready_s)
@@ -159,7 +159,7 @@ class Link:
     # ------------------------------------------------------------------ changes
 
     def reshape(self, now_s: float, shape: LinkShape) -> None:
-        """Become another link; what waits leaves at the new rate, what is under way stays."""
+        """Change the link's shape; waiting packets leave at the new rate, those under way stay."""
         old, self.shape = self.shape, shape
         factor = self._serial.reshape(now_s, shape.rate_mbps, shape.queue_limit_bytes())
         if factor != 1.0:
@@ -176,7 +176,7 @@ class Link:
             self._jitter = Jitter(self._random, *jitters) if shape.jitter_s else None
 
     def cut(self, now_s: float) -> None:
-        """Lose everything that waits or is under way, and all that comes, until `heal`."""
+        """Drop all packets that wait, are under way or come later, until `heal`."""
         self.cut_drops += self.waiting - self.held
         self.line.clear()
         if self._flows is not None:
@@ -186,7 +186,7 @@ class Link:
         self._choose_push()
 
     def heal(self) -> None:
-        """Carry packets again."""
+        """Carry packets again after `cut`."""
         self.is_cut = False
         self._choose_push()
 
@@ -221,7 +221,7 @@ class Link:
         self.line = stretched
         self._last_due_s = last_s
 
-    # ------------------------------------------------------------------ books
+    # ------------------------------------------------------------------ counters
 
     @property
     def waiting(self) -> int:
@@ -233,7 +233,7 @@ class Link:
         return self._serial.waiting_bytes(now_s)
 
     def reset(self) -> None:
-        """Begin the books anew; what waits counts as having come."""
+        """Reset the counters; waiting packets count as arrived after the reset."""
         self.in_packets = self.waiting
         self.out_packets = self.in_bytes = self.out_bytes = 0
         self.lost = self.queue_drops = self.cap_drops = self.cut_drops = self.device_drops = 0
@@ -242,7 +242,7 @@ class Link:
         self._serial.forget_peak()
 
     def books(self, now_s: float) -> dict[str, int | float | bool]:
-        """All counters, by the names of `geo_ray.lab.relay.stats.LinkStats`."""
+        """Return all counters, by the names of `geo_ray.lab.relay.stats.LinkStats`."""
         return {
             "in_packets": self.in_packets,
             "in_bytes": self.in_bytes,

@@ -1,8 +1,8 @@
 """The relay's process: `python -m geo_ray.lab.relay.main DIRECTORY [--detached]`.
 
-Reads ``plan.json`` in the directory, opens a TUN device in every region's namespace, answers on
-``control.sock``, and carries packets until it is told to quit, gets SIGTERM, or its owner's end of
-standard input closes. Whichever it is, it takes the whole lab down behind it.
+The process reads ``plan.json`` in the directory, opens a TUN device in every region's namespace,
+answers on ``control.sock``, and carries packets until it is told to quit, gets SIGTERM, or its
+owner's end of standard input closes. In each case it takes the whole lab down at its end.
 
 While packets flow it wakes once per quantum and serves everything that is due; a timer per packet
 would cost three times the CPU. It runs with a real-time priority, so that delays are right also
@@ -39,7 +39,7 @@ PLAN_FILE: Final = "plan.json"
 CONTROL_FILE: Final = "control.sock"
 
 _BATCH: Final = 256  # packets read from one region before the others get their turn
-_LINGER_S: Final = 0.005  # so long after the last packet the relay goes on waking up
+_LINGER_S: Final = 0.005  # the relay wakes up for that long after the last packet
 _LEAST_PAUSE_S: Final = 50e-6  # leaves the core to others even when the relay falls behind
 _MILLISECOND_S: Final = 0.001
 _PRIORITY: Final = 10
@@ -54,7 +54,7 @@ class Relay:
     Args:
         plan: what to carry how.
         control_path: where to make the control socket.
-        owner: a file whose end means that the owner is gone; None: nobody owns it.
+        owner: a file whose end means that the owner has ended; None: no owner.
     """
 
     def __init__(self, plan: LabPlan, control_path: Path, owner: int | None) -> None:
@@ -155,14 +155,14 @@ class Relay:
                     packets.append(read(file, mtu))
             except BlockingIOError:
                 pass
-            except OSError:  # somebody has deleted the namespace
+            except OSError:  # the namespace was deleted
                 self._epoll.unregister(file)
             station.accept(packets, now_s)
             total += len(packets)
         return total
 
     def _attend(self, file: int, now_s: float) -> None:
-        """Answer a request, or see that the owner is gone."""
+        """Answer a request, or notice that the owner has ended."""
         if file == self._owner:
             if not os.read(file, 1):
                 self.stop()
@@ -173,7 +173,7 @@ class Relay:
         except (ValueError, TypeError, AttributeError):
             answer = {"error": "a request is a JSON object"}
         if sender:
-            with contextlib.suppress(OSError):  # who asked is gone
+            with contextlib.suppress(OSError):  # the asking process has ended
                 self._socket.sendto(json.dumps(answer).encode(), sender)
 
 
@@ -191,7 +191,7 @@ def _traces(plan: LabPlan) -> dict[Target, Trace]:
 
 
 def _hurry() -> bool:
-    """Take what keeps wake-ups exact; False if the system refuses the real-time priority."""
+    """Set what keeps wake-ups exact; return False if the system refuses real-time priority."""
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -209,7 +209,7 @@ def main() -> None:
     """Carry packets; see the module's text. Writes `READY` to standard output when it does."""
     directory = Path(sys.argv[1])
     owner = None if "--detached" in sys.argv[2:] else sys.stdin.fileno()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the owner's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner handles the terminal's Ctrl-C
     try:
         plan = from_json((directory / PLAN_FILE).read_text())
         relay = Relay(plan, directory / CONTROL_FILE, owner)

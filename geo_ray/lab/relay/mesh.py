@@ -16,10 +16,10 @@ from geo_ray.lab.relay.shared_queue import SharedQueue
 
 
 class Station:
-    """A region's place in the mesh: where its packets come in, and where packets for it go out.
+    """A region in the mesh: takes its packets, and delivers packets to it.
 
     Args:
-        name: of the region.
+        name: name of the region.
         prefixes: first bytes of its IPv4 (2) and IPv6 (8) addresses.
         up: its own line towards the others.
         down: its own line from the others.
@@ -50,7 +50,7 @@ class Station:
             self._routes[prefix] = link
 
     def accept(self, packets: Iterable[bytes], now_s: float) -> None:
-        """Take packets that the region sends."""
+        """Take in packets that the region sends."""
         routes, up = self._routes, self.up
         for packet in packets:
             link = routes.get(packet[16:18] if packet[0] < 0x50 else packet[24:32])
@@ -74,7 +74,7 @@ class Station:
             return self._deliver_capped(clock)
         busy, now_s, device = False, clock(), self._device
         for link in self.inbound:
-            line = link.line  # looked at here: most links have nothing to do most of the time
+            line = link.line  # tested here, because most links have nothing to do most of the time
             if (line and line[0][0] <= now_s) or link.has_flows:
                 while link.release(now_s, device):
                     busy, now_s = True, clock()
@@ -137,7 +137,7 @@ class Mesh:
             stations[src].attach(link, stations[dst])
 
     def advance(self, clock: Callable[[], float]) -> bool:
-        """Do everything that is due; True if packets were given to regions."""
+        """Do everything that is due; return True if packets were given to regions."""
         now_s = clock()
         for station in self.stations:
             if not station.up.is_open:
@@ -164,7 +164,7 @@ class Mesh:
         raise KeyError(name)
 
     def reset(self) -> None:
-        """Begin all books anew."""
+        """Reset all counters."""
         for link in self.links.values():
             link.reset()
         for station in self.stations:

@@ -1,4 +1,4 @@
-"""A topology as the relay takes it: plain values, through JSON from one process to another."""
+"""The relay's plan of a topology: plain values, passed as JSON from one process to another."""
 
 from __future__ import annotations
 
@@ -61,28 +61,28 @@ class LabPlan:
 
 
 def ipv4_of(index: int) -> str:
-    """Address of the region with this index."""
+    """Return the IPv4 address of the region with this index."""
     return f"10.{FIRST_NET + index}.0.1"
 
 
 def ipv6_of(index: int) -> str:
-    """IPv6 address of the region with this index."""
+    """Return the IPv6 address of the region with this index."""
     return f"fd67:6562:6c61:{FIRST_NET + index:x}::1"
 
 
 def prefixes_of(index: int) -> tuple[bytes, bytes]:
-    """First bytes of all addresses of a region: 10.x/16 and fd67:6562:6c61:x/64."""
+    """Return the first bytes of a region's addresses: 10.x/16 and fd67:6562:6c61:x/64."""
     number = FIRST_NET + index
     return bytes([10, number]), bytes.fromhex("fd6765626c61") + number.to_bytes(2, "big")
 
 
 def to_json(plan: LabPlan) -> str:
-    """Write a plan."""
+    """Return a plan as JSON."""
     return json.dumps(asdict(plan), allow_nan=False)
 
 
 def from_json(text: str) -> LabPlan:
-    """Read what `to_json` has written."""
+    """Read what `to_json` wrote."""
     tree: dict[str, Any] = json.loads(text)
     return LabPlan(
         lab_id=tree["lab_id"],

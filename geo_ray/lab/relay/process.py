@@ -1,4 +1,4 @@
-"""The near end of a relay: starts its process, and knows when it is gone."""
+"""Starts a relay's process and waits for its end."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _PACKAGE_PARENT: Final = str(Path(__file__).resolve().parents[3])
 
 
 class RelayProcess:
-    """A relay's process. It cannot outlive this one, unless it is detached.
+    """A relay's process, which cannot outlive this one unless it is detached.
 
     Args:
-        directory: the lab's, with its plan.
-        detached: let it live on when this process ends.
+        directory: the lab's directory, with its plan.
+        detached: let the relay live on when this process ends.
     """
 
     def __init__(self, directory: Path, *, detached: bool) -> None:
@@ -44,14 +44,14 @@ class RelayProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The relay's process id."""
         return self._process.pid
 
     def wait_ready(self) -> None:
-        """Return once it has opened its devices.
+        """Return once the relay has opened its devices.
 
         Raises:
-            LabError: it ended, or did not get so far in time.
+            LabError: the relay ended, or was not ready in time.
         """
         stream = self._process.stdout
         said = b""
@@ -67,7 +67,7 @@ class RelayProcess:
             raise LabError(f"the relay did not start: {reason}")
 
     def wait(self, longest_s: float | None = None) -> bool:
-        """Wait until it has ended; False if it has not by then."""
+        """Wait until the relay has ended; return False if it has not by then."""
         try:
             self._process.wait(longest_s)
         except subprocess.TimeoutExpired:
@@ -75,7 +75,7 @@ class RelayProcess:
         return True
 
     def let_go(self) -> None:
-        """Close the owner's end, upon which the relay takes its lab down, and wait for that."""
+        """Close the owner's end, so that the relay takes its lab down, and wait for its end."""
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()

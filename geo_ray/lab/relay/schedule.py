@@ -1,4 +1,4 @@
-"""Which rates change when: all traces of a lab on one clock. Pure: times are given."""
+"""The schedule of rate changes of all traces of a lab. Pure: times are given."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class TraceSchedule:
     """The next change of every trace.
 
     Args:
-        traces: by what they drive.
+        traces: traces by the target that they change.
     """
 
     def __init__(self, traces: Mapping[Target, Trace]) -> None:
@@ -26,7 +26,7 @@ class TraceSchedule:
         self._changes: dict[Target, Iterator[tuple[float, float]]] = {}
 
     def start(self, now_s: float) -> None:
-        """Begin all traces, again if they have begun."""
+        """Start or restart all traces."""
         self._began_s = now_s
         self._heap = []
         self._changes = {target: trace.changes() for target, trace in self._traces.items()}
@@ -34,18 +34,18 @@ class TraceSchedule:
             self._push_next(target)
 
     def drop(self, target: Target) -> None:
-        """Forget a trace: somebody has set the rate by hand."""
+        """Forget a trace, because its rate was set by hand."""
         self._traces.pop(target, None)
         self._changes.pop(target, None)
         self._heap = [entry for entry in self._heap if entry[1] != target]
         heapq.heapify(self._heap)
 
     def next_s(self) -> float | None:
-        """When a rate changes next; None: never."""
+        """Return when a rate changes next; None: never."""
         return self._heap[0][0] if self._heap else None
 
     def due(self, now_s: float) -> list[tuple[Target, float]]:
-        """What changes until now: (target, Mbit/s) in order of time."""
+        """Return the changes until now: (target, Mbit/s) in order of time."""
         found = []
         while self._heap and self._heap[0][0] <= now_s:
             _, target, rate_mbps = heapq.heappop(self._heap)

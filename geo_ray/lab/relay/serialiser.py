@@ -1,7 +1,7 @@
-"""The sending end of a line: packets leave one after the other at a rate, behind a bounded queue.
+"""The sending end of a line: a rate behind a bounded queue.
 
-Nothing is stored here. Because packets come in order of time, the moment at which one has left is
-known when it comes, and the bytes that wait are the time until the line is free, times the rate.
+No packets are stored. Because packets come in order of time, the time at which one has left is
+known when it comes, and the waiting bytes are the time until the line is free, times the rate.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Serialiser:
         """Take a packet that comes at ``at_s``, not before the one taken last.
 
         Returns:
-            When its last bit has left, or None: it found the queue full and is dropped.
+            When its last bit has left; None if the queue was full and the packet is dropped.
         """
         cost_s = size_bytes * self._s_per_byte
         if self.free_s <= at_s:
@@ -42,22 +42,22 @@ class Serialiser:
         return done_s
 
     def waiting_bytes(self, now_s: float) -> int:
-        """Bytes that have come and not left by ``now_s``."""
+        """Return the bytes that have come and not left by ``now_s``."""
         return self._bytes_of(self.free_s - now_s)
 
     def peak_bytes(self) -> int:
-        """The most that waited since `forget_peak`, in bytes at the present rate."""
+        """Return the most bytes that waited since `forget_peak`, at the present rate."""
         return self._bytes_of(self.peak_s)
 
     def forget_peak(self) -> None:
-        """Begin `peak_bytes` anew."""
+        """Reset `peak_bytes`."""
         self.peak_s = 0.0
 
     def reshape(self, now_s: float, rate_mbps: float | None, limit_bytes: int) -> float:
-        """Go on with another rate and limit; what waits leaves at the new rate.
+        """Change rate and limit; waiting packets leave at the new rate.
 
         Returns:
-            The factor by which the time from now until any waiting packet has left changes.
+            The factor by which the remaining time of every waiting packet changes.
         """
         old = self._s_per_byte
         self._s_per_byte = 8e-6 / rate_mbps if rate_mbps else 0.0
@@ -69,7 +69,7 @@ class Serialiser:
         return factor
 
     def empty(self, now_s: float) -> None:
-        """Forget what waits."""
+        """Forget waiting packets."""
         self.free_s = min(self.free_s, now_s)
 
     def _bytes_of(self, span_s: float) -> int:

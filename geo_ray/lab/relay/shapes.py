@@ -1,4 +1,4 @@
-"""What a direction of a link, and a region's own line, are like: plain values for the relay."""
+"""The properties of a link's direction and of a region's own line: plain values for the relay."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 MIN_QUEUE_BYTES: Final = 64 * 1024
-_CAP_QUEUE_S: Final = 0.1  # what a node's own line holds, if nothing else is said
+_CAP_QUEUE_S: Final = 0.1  # default queue of a region's own line
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,11 @@ class LinkShape:
     flow_rate_mbps: float | None = None
 
     def queue_limit_bytes(self) -> int:
-        """The bytes that wait before the link drops: as set, or a round trip's worth."""
+        """The bytes that may wait before the link drops: as set, or a round trip's worth."""
         return self._limit_bytes(self.rate_mbps)
 
     def flow_limit_bytes(self) -> int:
-        """The same for the queue of one flow."""
+        """The bytes that may wait in the queue of one flow."""
         return self._limit_bytes(self.flow_rate_mbps)
 
     def _limit_bytes(self, rate_mbps: float | None) -> int:
@@ -45,7 +45,7 @@ class CapShape:
     queue_bytes: int | None = None
 
     def queue_limit_bytes(self) -> int:
-        """The bytes that wait before the line drops: as set, or 100 ms worth."""
+        """The bytes that may wait before the line drops: as set, or 100 ms worth."""
         if self.queue_bytes is not None:
             return self.queue_bytes
         return _worth_bytes(self.rate_mbps, _CAP_QUEUE_S)

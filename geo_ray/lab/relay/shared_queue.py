@@ -10,7 +10,7 @@ from geo_ray.lab.relay.shapes import CapShape
 
 
 class SharedQueue:
-    """Packets of several links behind one rate; they leave in the order in which they came.
+    """A queue of packets of several links behind one rate; they leave in order of arrival.
 
     Args:
         shape: rate and queue.
@@ -20,7 +20,7 @@ class SharedQueue:
 
     def __init__(self, shape: CapShape) -> None:
         self.shape = shape
-        self.is_open = shape.rate_mbps is None  # packets may pass it by: nothing waits or will
+        self.is_open = shape.rate_mbps is None  # packets may bypass the queue
         self._line: deque[tuple[float, Link, bytes]] = deque()
         self._serial = Serialiser(shape.rate_mbps, shape.queue_limit_bytes())
 
@@ -34,7 +34,7 @@ class SharedQueue:
         self._line.append((done_s, link, packet))
 
     def release(self, now_s: float, sink: Sink) -> None:
-        """Hand on every packet that has left by ``now_s``, in order."""
+        """Hand on all packets that have left by ``now_s``, in order."""
         line = self._line
         while line and line[0][0] <= now_s:
             done_s, link, packet = line.popleft()
@@ -43,11 +43,11 @@ class SharedQueue:
         self.is_open = self.shape.rate_mbps is None and not line
 
     def next_s(self) -> float | None:
-        """When the next packet has left; None if none waits."""
+        """Return when the next packet has left; None if none waits."""
         return self._line[0][0] if self._line else None
 
     def reshape(self, now_s: float, shape: CapShape) -> None:
-        """Go on with another rate and queue; what waits leaves at the new rate."""
+        """Change rate and queue; waiting packets leave at the new rate."""
         self.shape = shape
         self.is_open = shape.rate_mbps is None and not self._line
         factor = self._serial.reshape(now_s, shape.rate_mbps, shape.queue_limit_bytes())
@@ -58,7 +58,7 @@ class SharedQueue:
             )
 
     def books(self, now_s: float) -> dict[str, int | float | None]:
-        """Rate and queue, by the names of `geo_ray.lab.relay.stats.CapStats`."""
+        """Return rate and queue, by the names of `geo_ray.lab.relay.stats.CapStats`."""
         return {
             "rate_mbps": self.shape.rate_mbps,
             "queue_bytes": self._serial.waiting_bytes(now_s),
@@ -66,5 +66,5 @@ class SharedQueue:
         }
 
     def reset(self) -> None:
-        """Begin the peak anew."""
+        """Reset the peak."""
         self._serial.forget_peak()

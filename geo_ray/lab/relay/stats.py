@@ -1,4 +1,4 @@
-"""What a relay has counted, and whether it was in time."""
+"""A relay's counters, and whether it kept time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_LATE_SHARE: Final = 0.05
 
 @dataclass(frozen=True)
 class LinkStats:
-    """The books of one direction: ``in == out + lost + all drops + waiting`` in packets.
+    """The counters of one direction: ``in == out + lost + all drops + waiting`` in packets.
 
     Attributes:
         rate_mbps: present rate; None: unlimited.
@@ -97,18 +97,18 @@ class LabStats:
 
     @property
     def late_share(self) -> float:
-        """Share of packets that were taken or given more than 1 ms late; the worse of the two."""
+        """The share of packets taken or given more than 1 ms late, whichever is larger."""
         out = sum(link.out_packets for link in self.links.values())
         late = sum(link.late_packets for link in self.links.values())
         return max(late / max(1, out), self.stalled_packets / max(1, self.read_packets))
 
     @property
     def was_late(self) -> bool:
-        """Whether figures taken over this time must be rejected."""
+        """Whether figures of this time must be rejected."""
         return self.late_share > MAX_LATE_SHARE
 
     def record(self) -> dict[str, object]:
-        """What belongs beside every figure that was measured in a lab, as JSON values."""
+        """Return what is stored with every figure measured in a lab, as JSON values."""
         return {
             "congestion_control": dict(self.congestion_control),
             "relay_late_share": self.late_share,
@@ -131,5 +131,5 @@ class LabStats:
 
     @property
     def cpu_share(self) -> float:
-        """The relay's use of one core."""
+        """The share of one core that the relay used."""
         return self.cpu_s / self.seconds if self.seconds > 0 else 0.0

@@ -1,4 +1,4 @@
-"""Rates that change by themselves: given points, or redrawn at random. Pure and seeded."""
+"""Rates that change over time: given points, or random draws. Pure and seeded."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from random import Random
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Either points, or a range from which a rate is drawn every so often.
+    """Either points, or a range from which a rate is drawn at fixed intervals.
 
     Attributes:
         points: (seconds since the start, Mbit/s), ascending from 0; empty for a drawn trace.
-        repeat_s: begin the points again after so long; None keeps the last rate.
+        repeat_s: time after which the points are repeated; None keeps the last rate.
         low_mbps: least drawn rate.
         high_mbps: largest drawn rate.
         every_s: time between two draws.

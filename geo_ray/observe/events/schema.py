@@ -151,6 +151,16 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
         "metrics": _table(_number),
         "samples": _whole,
     },
+    "best_kept": {
+        "step": _whole,
+        "region": _or_null(_text),  # null: evaluated on the rows of all regions
+        "metric": _text,
+        "mode": _text,
+        "value": _number,
+        "samples": _whole,
+        "metrics": _table(_number),
+    },
+    "best_failed": {"step": _whole, "cause": _text},
     "checkpoint": {"id": _name, "step": _whole, "bytes": _whole},
     "checkpoint_failed": {"cause": _text},
     "worker_lost": {"region": _text, "worker": _name, "cause": _text},

@@ -17,6 +17,7 @@ from geo_ray.config.base import StrictModel
 from geo_ray.config.json_file import load_run_json
 from geo_ray.errors import RunDirectoryError
 from geo_ray.observe.events.schema import Event
+from geo_ray.observe.metrics.best import Best
 from geo_ray.observe.metrics.noise import newest_noise
 from geo_ray.observe.metrics.totals import RegionTotals, RunTotals
 from geo_ray.observe.text import (
@@ -76,6 +77,9 @@ class Summary(StrictModel):
     usd: float | None = Field(default=None, description="cost in US dollars; null without prices")
     eval: dict[str, float | None] = Field(
         description="newest metrics of all regions together; null where not finite"
+    )
+    best: Best | None = Field(
+        default=None, description="the best evaluated model; null without train.keep_best"
     )
     noise: dict[str, float | None] | None = Field(
         default=None,
@@ -147,6 +151,7 @@ class Summing:
             rounds=len(totals.rounds),
             usd=usd,
             eval=dict(totals.newest_eval["metrics"]) if totals.newest_eval else {},
+            best=None if totals.best is None else Best.of(totals.best.fields),
             noise=newest_noise(totals.noise),
             digest=digest,
             faults=totals.faults,

@@ -39,6 +39,7 @@ class RunTotals:
     payload_before: int = 0  # bytes of all exchanged payloads as vectors
     payload_after: int = 0  # the same as they were sent
     newest_eval: Event | None = None  # combined over regions
+    best: Event | None = None  # newest `best_kept` of this configuration
     noise: dict[str | None, Event] = field(default_factory=dict)  # newest by region; None: all
     stop_cause: str | None = None
     elapsed_s: float = 0.0
@@ -74,6 +75,8 @@ class RunTotals:
                     self.rounds.add(event["round"])
             case "eval" if event["region"] is None:
                 self.newest_eval = event
+            case "best_kept":
+                self.best = event
             case "noise":
                 self.noise[event["region"]] = event
             case "wan":
@@ -94,6 +97,7 @@ class RunTotals:
 
     def _start(self, event: Event) -> None:
         self.started, self.stop_cause = event, None
+        self.best = None  # a resumption says what is kept
         self.finished = self.failed = None
         self._began_s = event.t_s
         self.wan.restart()

@@ -54,6 +54,12 @@ def ending_of(run_dir: Path, totals: RunTotals) -> Ending:
     return Ending.GOING if going else Ending.CUT_OFF
 
 
+def has_begun(run_dir: Path) -> bool:
+    """Whether a run has written an event, or its actors have left logs."""
+    events = run_dir / EVENTS_FILE
+    return (events.exists() and events.stat().st_size > 0) or (run_dir / LOGS).is_dir()
+
+
 @contextmanager
 def failure_noted(run_dir: Path) -> Iterator[None]:
     """Call `note_failure` if an error leaves this block, at the time of the newest event."""
@@ -76,7 +82,7 @@ def note_failure(run_dir: Path, error: BaseException, began_unix_s: float = math
             then, the time without any until now is added to theirs.
     """
     path = run_dir / EVENTS_FILE
-    if not (path.exists() or (run_dir / LOGS).is_dir()):
+    if not has_begun(run_dir):
         return
     with suppress(GeoRayError, OSError, ValueError, KeyError):
         t_s = 0.0

@@ -9,6 +9,7 @@ from geo_ray.errors import RunDirectoryError
 from geo_ray.observe.events.columns import RunRecord, record
 from geo_ray.observe.events.log import EVENTS_FILE, read_events
 from geo_ray.observe.events.schema import Event
+from geo_ray.observe.metrics.best import Best
 from geo_ray.observe.metrics.cost import load_cost
 from geo_ray.observe.metrics.noise import newest_noise
 from geo_ray.observe.metrics.summary import Summary, load_summary
@@ -162,6 +163,8 @@ def _values(run: RunRecord, started: Event, summary: Summary | None) -> list[tup
     if totals.newest_eval is not None:
         metrics = totals.newest_eval["metrics"]
         facts += [(f"eval {name}", number_text(value)) for name, value in metrics.items()]
+    if totals.best is not None:
+        facts.append(("best kept", Best.of(totals.best.fields).text))
     if summary is not None and summary.time_to_target_s is not None:
         facts.append(("time to target", duration_text(summary.time_to_target_s)))
     noise = newest_noise(totals.noise)

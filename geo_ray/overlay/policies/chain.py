@@ -1,7 +1,7 @@
-"""The order in which a chain visits regions so that its slowest link is as fast as can be.
+"""The order of regions in a chain whose slowest link is as fast as possible.
 
-Exact search grows too fast; inserting regions one by one where they cost least, then moving single
-ones as long as that helps, comes near it.
+Exact search grows too fast. The order is built by inserting regions one by one where they cost
+least, then moving single ones as long as that helps.
 
 Shape legend: N = regions; rows send, columns receive.
 """
@@ -24,7 +24,7 @@ def best_chain(
     start: int | None = None,
     end: int | None = None,
 ) -> list[int]:
-    """All of ``nodes`` in a good order, after ``start`` and before ``end`` where those are given.
+    """Return ``nodes`` in a good order, after ``start`` and before ``end`` if these are given.
 
     Regions that make no difference stay in the order in which they are given.
     """
@@ -54,6 +54,6 @@ def _insert(
 
 
 def _cost(slow: list[list[float]], order: list[int]) -> tuple[float, float]:
-    """The slowest link, then all together; rounded, so that equal links are equal."""
+    """Return the cost of the slowest link, then of all; rounded, so that equal links are equal."""
     links = [slow[a][b] for a, b in pairwise(order)]
     return round(max(links, default=0.0), 12), round(sum(links), 12)

@@ -1,8 +1,8 @@
-"""Several roots: the model is cut in slices, and each has a tree of its own over measured links.
+"""Several roots: the model is cut in slices, each with its own tree over measured links.
 
-With one root every byte passes its line twice. With a root per slice the sums and results of a
-round load all lines alike, and slow links carry little or nothing. The trees come from `packing`,
-anew before a round if what was measured promises enough of a gain.
+With one root, every byte passes the root's line twice. With a root per slice, the sums and results
+of a round load all lines alike, and slow links carry little or nothing. The trees come from
+`packing`; they are replaced before a round if measurements predict enough gain.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from geo_ray.overlay.policies.packing import Parents, busiest_s, pack, share_out
 
 
 class Netstorm:
-    """The trees of each round.
+    """Chooses the trees of each round.
 
     Args:
-        links: what was measured.
-        num_segments: of the vector.
+        links: measured links.
+        num_segments: segments of the vector.
         num_trees: most slices.
         hysteresis: predicted gain below which trees and shares stay as they are.
     """
@@ -35,7 +35,7 @@ class Netstorm:
         self._packed: list[tuple[Parents, float]] = []
 
     def trees(self, rnd: int) -> list[Tree]:
-        """The trees of round ``rnd``, by the links as they are known now."""
+        """Return the trees of round ``rnd``, by the present knowledge of links."""
         lines = self._lines()
         fresh = pack(*lines, self._num_trees)
         if not self._packed:

@@ -1,10 +1,10 @@
-"""Packs spanning trees into a network, so that a vector cut along them comes round soonest.
+"""Packs spanning trees into a network, so that a vector split over them is summed and sent soonest.
 
 Every tree carries its slice up and, mirrored, down again: an edge between two regions costs both
-directions of their link, both uplinks and both downlinks. Wanted are trees and shares of the vector
-such that the busiest line is busy as short as possible, a packing program. It is solved nearly by
-prices that grow with a line's load: again and again a small share goes along the tree that is
-cheapest now. Any root costs the same, so the one in the middle is taken.
+directions of their link, both uplinks and both downlinks. The goal is a set of trees and shares of
+the vector for which the busiest line is busy for the shortest time, a packing program. It is solved
+approximately with prices that grow with a line's load: repeatedly, a small share is assigned to the
+tree that is cheapest now. Any root costs the same, so the one in the middle is taken.
 
 Shape legend: N = regions; rows send, columns receive.
 
@@ -39,7 +39,7 @@ class _Lines:
         self._load_NN = np.zeros_like(link_NN)  # of the vector, by ordered pair
 
     def worst(self) -> float:
-        """How long the busiest line is busy."""
+        """Return how long the busiest line is busy."""
         load_NN = self._load_NN
         return float(
             max(
@@ -50,7 +50,7 @@ class _Lines:
         )
 
     def prices(self) -> Floats:
-        """What an edge costs now, both directions together (N, N)."""
+        """Return the present price of each edge, both directions together (N, N)."""
         load_NN = self._load_NN
         busy_NN = load_NN * self._link_NN
         up_N, down_N = load_NN.sum(axis=1) * self._up_N, load_NN.sum(axis=0) * self._down_N
@@ -63,7 +63,7 @@ class _Lines:
         return np.asarray(price_NN + price_NN.T, dtype=np.float64)
 
     def add(self, parents: Parents, share: float) -> None:
-        """Let ``share`` of the vector go along a tree, up and down."""
+        """Send ``share`` of the vector along a tree, up and down."""
         for node, parent in enumerate(parents):
             if node != parent:
                 self._load_NN[node, parent] += share
@@ -73,7 +73,7 @@ class _Lines:
 def pack(
     link_NN: Floats, up_N: Floats, down_N: Floats, num_trees: int
 ) -> list[tuple[Parents, float]]:
-    """Trees and the share of the vector for each.
+    """Return trees and the share of the vector for each.
 
     Args:
         link_NN: rate of every ordered pair.
@@ -100,7 +100,7 @@ def pack(
 def share_out(
     trees: Sequence[Parents], link_NN: Floats, up_N: Floats, down_N: Floats
 ) -> list[tuple[Parents, float]]:
-    """The best shares for given trees, largest first."""
+    """Return the best shares for given trees, largest first."""
     lines = _Lines(link_NN, up_N, down_N)
     shares = [0] * len(trees)
     steps = 4 * _SHARES
@@ -117,7 +117,7 @@ def share_out(
 def busiest_s(
     packed: Sequence[tuple[Parents, float]], link_NN: Floats, up_N: Floats, down_N: Floats
 ) -> float:
-    """How long the busiest line carries a vector of size 1 along given trees."""
+    """Return how long the busiest line is busy with a vector of size 1 along given trees."""
     lines = _Lines(link_NN, up_N, down_N)
     for parents, share in packed:
         lines.add(parents, share)
@@ -125,12 +125,12 @@ def busiest_s(
 
 
 def edges_of(parents: Parents) -> frozenset[tuple[int, int]]:
-    """A tree's edges, whatever its root."""
+    """Return a tree's edges, whatever its root."""
     return frozenset((min(n, p), max(n, p)) for n, p in enumerate(parents) if n != p)
 
 
 def centred(parents: Parents) -> Parents:
-    """The same tree with its root in the middle, so that the way to it is short."""
+    """Return the same tree with its root in the middle, so that paths to it are short."""
     beside: dict[int, list[int]] = defaultdict(list)
     for a, b in sorted(edges_of(parents)):
         beside[a].append(b)
@@ -149,7 +149,7 @@ def centred(parents: Parents) -> Parents:
 
 
 def _cheapest(price_NN: Floats, start: int) -> Parents:
-    """A minimum spanning tree, by Prim's rule; of edges that cost alike, the one nearer in."""
+    """Return a minimum spanning tree by Prim's rule; equal edges are ranked by level."""
     num = len(price_NN)
     parents, depth = [start] * num, [0] * num
     cost = price_NN[start] * (1.0 + _HOP)

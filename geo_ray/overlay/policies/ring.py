@@ -1,4 +1,4 @@
-"""RING: reduce-scatter and all-gather, the bandwidth-optimal way between equal machines.
+"""RING: reduce-scatter and all-gather, which is bandwidth-optimal between equal machines.
 
 Each region sums one slice, which reaches it over a chain around the ring, and sends the result
 around once more: 2 (N - 1) / N S / B. The slowest link of the ring sets the pace.
@@ -10,7 +10,7 @@ from geo_ray.overlay.plan import Tree, equal_slices
 
 
 def ring(num_regions: int, num_segments: int) -> list[Tree]:
-    """Every region is the root of an equal slice, at the end of a chain."""
+    """Return a chain per slice, each with another region as its root."""
     trees = []
     for root, (first, stop) in enumerate(equal_slices(num_regions, num_segments)):
         parents = [(node + 1) % num_regions for node in range(num_regions)]

@@ -1,14 +1,15 @@
-"""Measured, learning distribution and minimal-waiting aggregation, decided while a round runs.
+"""TSENGINE: distribution and aggregation decided while a round runs, from measured links.
 
-Sums: the two that are ready first merge first; which of them sends is decided by the goodput
-between them, and towards the root when it is one of them. Where segments pipeline, the receiver of
-a merge is ready again at once and passes on what arrives, so that a chain grows in the order of
-readiness and the root takes part last. Whole messages (one segment) cannot be passed on early: then
-the receiver is ready again when it has everything, and pairs form a tree of log2 N levels.
+Sums: the two regions that are ready first merge first. The goodput between them decides which one
+sends; the root always receives. Where segments pipeline, the receiver of a merge is ready again at
+once and passes on what arrives, so that a chain grows in the order of readiness and the root takes
+part last. Whole messages (one segment) cannot be passed on early, so the receiver is ready again
+when it has everything, and pairs form a tree of log2 N levels.
 
-Results: whoever has, or is promised, the result may serve one more region at a time. The next
-transfer is the one that is predicted to end first; if it would come from a region that is still
-busy, it waits for that. A share epsilon of all decisions is random, so that links are seen again.
+Results: a region that has the result, or is promised it, may serve one more region at a time. The
+next transfer is the one that is predicted to end first; if it would come from a busy region, the
+receiver waits for that region. A share epsilon of all decisions is random, so that every link is
+measured again.
 
 Everything is keyed by round and bucket.
 
@@ -39,9 +40,9 @@ class _Merge:
     """The sums of one bucket.
 
     Attributes:
-        queue: regions with a partial sum that nobody was told to take, the oldest first.
-        masks: whose contributions each of them holds, or is promised.
-        fed: those that a transfer is on the way to.
+        queue: regions with a partial sum that is assigned to no transfer, the oldest first.
+        masks: sets of contributions that each of them holds or is promised.
+        fed: regions that a transfer is on the way to.
         seen: regions whose contribution was counted.
     """
 
@@ -87,7 +88,7 @@ class Tsengine:
     # ------------------------------------------------------------------ sums
 
     def open(self, rnd: int) -> list[SendOrder]:
-        """Nothing: who is ready first is not known yet."""
+        """Return no orders, because it is not known yet who is ready first."""
         for bucket in range(len(self._slices)):
             self._merges[rnd, bucket] = _Merge()
         return []
@@ -106,7 +107,7 @@ class Tsengine:
         return sends
 
     def _pair(self, merge: _Merge, bucket: int) -> list[SendOrder]:
-        """Let those merge that are ready."""
+        """Order merges between regions that are ready."""
         sends = []
         first, stop = self._slices[bucket]
         pipelined = self._pipelines(stop - first)
@@ -117,24 +118,24 @@ class Tsengine:
             merge.queue = [node for node in merge.queue if node not in pair]
             if pipelined:
                 merge.fed.add(dst)
-                merge.queue.insert(0, dst)  # what it is passed goes on from here
+                merge.queue.insert(0, dst)  # it passes on what it receives from here on
         return sends
 
     def _choose(self, merge: _Merge, pipelined: bool) -> tuple[int, int] | None:
-        """Who sends to whom next; None while there are no two that may."""
+        """Return who sends to whom next; None while no two regions may merge."""
         root, queue = self._root, merge.queue
         others = [node for node in queue if node != root]
         if not others:
             return None
         everyone = full_mask(self._links.num_regions)
         if merge.masks[others[0]] | merge.masks.get(root, 1 << root) == everyone:
-            return others[0], root  # which takes sums in before its own contribution is there
+            return others[0], root  # the root takes sums in before it has its own contribution
         if not pipelined:
             return self._two(merge)
         return self._partners(merge, others) if len(others) > 1 else None
 
     def _two(self, merge: _Merge) -> tuple[int, int] | None:
-        """The two that wait longest and can reach each other; the faster sender of them sends."""
+        """Return the two that wait longest and can reach each other, the faster sender first."""
         pairs = list(combinations(merge.queue, 2))
         pair = next((pair for pair in pairs if not self._links.is_broken(*pair)), None)
         if pair is None:
@@ -142,7 +143,7 @@ class Tsengine:
             for node in merge.queue:
                 present |= merge.masks[node]
             if not pairs or present != full_mask(self._links.num_regions):
-                return None  # somebody may come who can reach them
+                return None  # another region may become ready that can reach them
             pair = pairs[0]
         one, two = pair
         if self._root in pair:
@@ -151,7 +152,7 @@ class Tsengine:
         return (one, two) if there >= back else (two, one)
 
     def _partners(self, merge: _Merge, others: list[int]) -> tuple[int, int]:
-        """The next link of the chain through all that are ready, the fastest that is known."""
+        """Return the next link of the fastest known chain through all regions that are ready."""
         fed = others[0] if others[0] in merge.fed else None
         fresh = [node for node in others if node != fed]
         missing = full_mask(self._links.num_regions)
@@ -164,7 +165,7 @@ class Tsengine:
         return chain[0], chain[1]
 
     def _pipelines(self, segments: int) -> bool:
-        """Whether a chain of all regions is sooner done than a tree of whole messages."""
+        """Return whether a chain of all regions is faster than a tree of whole messages."""
         regions = self._links.num_regions
         return segments + regions - 2 < segments * math.ceil(math.log2(regions))
 
@@ -180,10 +181,10 @@ class Tsengine:
         return sends
 
     def _spread(self, spread: Distribution, first: int, stop: int, now_s: float) -> list[SendOrder]:
-        """Let those serve who may."""
+        """Order transfers of the result by regions that may serve."""
         sends = []
         rate_NN = self._links.matrix() / self._segment_mbit
-        waiting: list[int] = []  # served later, by a region that is busy now
+        waiting: list[int] = []  # a region that is busy now serves these later
         while left := [node for node in spread.left if node not in waiting]:
             left = [node for node in left if node not in self._links.down] or left
             if spread.at_random is None:
@@ -201,7 +202,7 @@ class Tsengine:
         return sends
 
     def _rolls(self, options: int) -> bool:
-        """Whether a decision among so many options is to be random."""
+        """Return whether a decision among so many options is to be random."""
         if options < 2:
             return False
         self.decisions += 1
@@ -212,9 +213,9 @@ class Tsengine:
     # ------------------------------------------------------------------ changes
 
     def sent(self, rnd: int, send: SendOrder, now_s: float) -> list[SendOrder]:
-        """A transfer is over: its receiver is ready again, or its sender may serve another."""
+        """End a transfer: its receiver is ready again, or its sender may serve another."""
         if (send.first, send.stop) not in self._slices:
-            return []  # what a region had missed and asked for
+            return []  # a part that a region had missed and asked for
         bucket = self._slices.index((send.first, send.stop))
         key = (rnd, bucket)
         if send.phase == RESULT:

@@ -1,1 +1,1 @@
-"""What a choice of machines and exchanges takes in time and money, term by term."""
+"""The model of time and money for a choice of machines and exchanges, term by term."""

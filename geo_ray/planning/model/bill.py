@@ -1,4 +1,4 @@
-"""What so much time and traffic costs at a plan's prices: the same sum for predictions and runs."""
+"""The cost of time and traffic at a plan's prices, for predictions and runs alike."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Bill:
 
     @classmethod
     def of(cls, plan: Plan) -> Bill:
-        """The prices that a plan goes by."""
+        """Return the prices of a plan."""
         return cls(plan.usd_per_h, plan.stands_usd_per_h, plan.usd_per_gb)
 
     def unpriced(self, sent_bytes: Mapping[tuple[str, str], float]) -> list[tuple[str, str]]:
-        """Pairs that have sent something and have no price, in order."""
+        """Return the pairs with traffic but without a price, in order."""
         return sorted(
             (src, dst)
             for (src, dst), count in sent_bytes.items()
@@ -42,15 +42,15 @@ class Bill:
         )
 
     def usd(self, seconds: float, sent_bytes: Mapping[tuple[str, str], float]) -> dict[str, float]:
-        """Dollars by term.
+        """Return dollars by term.
 
         Args:
-            seconds: that machines are kept, from renting on.
-            sent_bytes: by (source, destination); what a pair without a price has sent is free
-                only if it is one region with itself, so the plan must know the pair.
+            seconds: seconds that machines are kept, from renting on.
+            sent_bytes: bytes by (source, destination); traffic without a price is free only inside
+                a region, so the plan must know all other pairs.
 
         Raises:
-            KeyError: the plan has no price for a pair that has sent something.
+            KeyError: the plan has no price for a pair with traffic.
         """
         hours = seconds / HOUR_S
         egress = sum(

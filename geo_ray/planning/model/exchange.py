@@ -1,10 +1,9 @@
-"""What one exchange between the regions takes in time, bytes and dollars.
+"""The time, bytes and dollars of one exchange between the regions.
 
-Every region but the averager's sends an update up and gets an answer down, which takes it ``up /
+Every region but the averager's sends an update up and gets an answer down, which takes ``up /
 goodput(r, a) + down / goodput(a, r) + rtt``; the averager's own region takes no time. Pairs are
-measured alone, so where many share the averager's line this is optimistic.
-
-Egress is billed where bytes leave: up to the region's cloud, down to the averager's.
+measured alone, so this is optimistic if many regions share the averager's line. Egress is billed
+where bytes leave: updates by the region's cloud, answers by the averager's.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Exchange:
 
     @property
     def seconds(self) -> float:
-        """Of the slowest region."""
+        """The seconds of the slowest region."""
         return max(self.seconds_by_region)
 
 

@@ -1,4 +1,4 @@
-"""What gradient noise says about batch sizes; values are those of a run's `noise` events.
+"""What gradient noise implies for batch sizes; values are those of a run's `noise` events.
 
 Idea: a mean over B rows is the true gradient plus noise of variance ``tr(Sigma) / B``. While noise
 outweighs the gradient, a larger batch saves as many steps as it costs rows; beyond that it is
@@ -35,26 +35,26 @@ class Noise:
 
     @property
     def b_simple(self) -> float:
-        """Rows at which noise and gradient balance; infinite if ``grad_sq`` is not above zero."""
+        """The rows where noise and gradient balance; infinite if ``grad_sq`` is not above zero."""
         return max(0.0, self.trace) / self.grad_sq if self.grad_sq > 0 else math.inf
 
     def gamma(self, batch: int, workers: int) -> float:
-        """How much longer, squared, workers' gradients are than their mean: 1 to ``workers``.
+        """Return workers' squared gradient length over that of their mean: 1 to ``workers``.
 
         Args:
             batch: rows of a step.
-            workers: who share them evenly.
+            workers: number of workers that share them evenly.
         """
         noise = self.b_simple / batch
         return (1 + workers * noise) / (1 + noise) if math.isfinite(noise) else float(workers)
 
     def efficiency(self, batch: int, base: int) -> float:
-        """Progress per row with ``batch`` rows a step, relative to ``base`` rows: 1 at ``base``."""
+        """Return the progress per row with ``batch`` rows a step, relative to ``base`` rows."""
         noise = self.b_simple
         return (noise + base) / (noise + batch) if math.isfinite(noise) else 1.0
 
     def gain(self, batch: int, base: int) -> float:
-        """How many steps of ``base`` rows a step of ``batch`` rows is worth."""
+        """Return how many steps of ``base`` rows a step of ``batch`` rows is worth."""
         noise = self.b_simple
         if not math.isfinite(noise):
             return batch / base

@@ -1,4 +1,4 @@
-"""A choice of machines and exchanges, as a plan with every second and dollar in a named term."""
+"""Makes a plan of a choice, with every second and dollar in a named term."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from geo_ray.planning.search.whole_rows import shares
 
 
 def plan_of(request: Request, found: Found, policy: str, gap: float, reason: str) -> Plan:
-    """The plan that a choice stands for.
+    """Return the plan of a choice.
 
     Args:
-        request: what was asked.
+        request: the request.
         found: the choice.
-        policy: who made it.
-        gap: share by which another could be better at most.
-        reason: why this one.
+        policy: the policy that made it.
+        gap: share by which another plan could be better at most.
+        reason: why this plan was chosen.
     """
     seconds = _seconds(request, found)
     hours = sum(seconds.values()) / HOUR_S
@@ -99,7 +99,7 @@ def _compute_s(site: Site, step_s: float, machines: int) -> float:
 
 
 def _runs(values: list[int]) -> list[tuple[int, int]]:
-    """Value and how often, for every run of equal values, largest first."""
+    """Return each distinct value and its count, largest first."""
     counts: dict[int, int] = {}
     for value in sorted(values, reverse=True):
         counts[value] = counts.get(value, 0) + 1

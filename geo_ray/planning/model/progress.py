@@ -1,15 +1,15 @@
-"""How many steps a job needs with another batch than the configured one. Each rule is one class.
+"""Rules for the steps that a job needs with another batch than the configured one, one per class.
 
-- `fixed`: the same rows in all, so steps go by ``B0 / B``. By default, and the only choice while
-  the batch is fixed: then nothing is assumed.
+- `fixed`: the same rows in all, so steps go by ``B0 / B``. It is the default, and the only choice
+  while the batch is fixed; it assumes nothing.
 - `pollux`: rows are used less well by large batches, ``efficiency = (phi + B0) / (phi + B)`` with
   the measured noise scale ``phi = tr(Sigma) / |G|^2``; the learning rate is scaled by AdaScale's
   gain. When the rate is tuned for the configured batch.
 - `scavenger`: epochs lie on a line in ``1 / sqrt(B)``, fitted to runs of this job that reached its
   target. When the rate is not scaled, and two runs are known.
 
-`pollux` says that large batches need more epochs, `scavenger` often fewer: they speak of a rate
-that is tuned for each batch, and of one that is not.
+`pollux` predicts more epochs for large batches, `scavenger` often fewer: the former is for a rate
+that is tuned for each batch, the latter for one that is not.
 
 Source: Pollux (OSDI 2021), the form with phi derived from AdaptDL's code; AdaScale's gain;
 Scavenger (arXiv 2303.06659), whose noise is a line in ``1 / sqrt(B)``.
@@ -28,23 +28,23 @@ from geo_ray.planning.model.noise import Noise
 
 
 class FixedProgress(StrictModel):
-    """The same rows whatever the batch."""
+    """The rule of the same number of rows for every batch."""
 
     kind: Literal["fixed"] = "fixed"
 
     def steps(self, base_steps: float, base_rows: int, rows: int, noise: Noise | None) -> float:
-        """Steps of ``rows`` rows.
+        """Return the number of steps of ``rows`` rows.
 
         Args:
-            base_steps: with the configured batch.
-            base_rows: of a step of that.
-            rows: of a step.
-            noise: not needed.
+            base_steps: steps with the configured batch.
+            base_rows: rows of such a step.
+            rows: rows of a step.
+            noise: not used.
         """
         return base_steps * base_rows / rows
 
     def gain(self, base_rows: int, rows: int, noise: Noise | None) -> float:
-        """Factor on the learning rate: none."""
+        """Return the factor on the learning rate, which is 1."""
         return 1.0
 
 
@@ -54,7 +54,7 @@ class PolluxProgress(StrictModel):
     kind: Literal["pollux"] = "pollux"
 
     def steps(self, base_steps: float, base_rows: int, rows: int, noise: Noise | None) -> float:
-        """Steps of ``rows`` rows; arguments as for `FixedProgress.steps`.
+        """Return the number of steps of ``rows`` rows; arguments as for `FixedProgress.steps`.
 
         Raises:
             ProfileError: the noise was not measured.
@@ -62,7 +62,7 @@ class PolluxProgress(StrictModel):
         return base_steps / self.gain(base_rows, rows, noise)
 
     def gain(self, base_rows: int, rows: int, noise: Noise | None) -> float:
-        """Factor on the learning rate of plain SGD.
+        """Return the factor on the learning rate of plain SGD.
 
         Raises:
             ProfileError: the noise was not measured.
@@ -96,7 +96,7 @@ class ScavengerProgress(StrictModel):
         return self
 
     def steps(self, base_steps: float, base_rows: int, rows: int, noise: Noise | None) -> float:
-        """Steps of ``rows`` rows; the configured steps do not count.
+        """Return the number of steps of ``rows`` rows; the configured steps do not count.
 
         Raises:
             ExtrapolationError: the batch is beyond those of the runs.
@@ -113,7 +113,7 @@ class ScavengerProgress(StrictModel):
         return max(1.0, float(base + slope * rows**-0.5) / rows)
 
     def gain(self, base_rows: int, rows: int, noise: Noise | None) -> float:
-        """Factor on the learning rate: none, for its runs had none."""
+        """Return the factor on the learning rate, which is 1, as in its runs."""
         return 1.0
 
 

@@ -1,8 +1,7 @@
-"""Between what a plan's time and cost are expected to lie.
+"""The range in which a plan's time and cost are expected.
 
-Deviations of steps, links and preemptions are taken to be independent, two of each one's own
-standard deviations wide. What nobody has measured is not guessed: it adds nothing, and a note says
-so.
+Deviations of steps, links and preemptions are taken to be independent, each two of its standard
+deviations wide. What was not measured is not guessed: it adds nothing, and a note says so.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Unsure:
 
 
 def link_error(links: LinkTable, averager: str) -> float:
-    """The largest relative deviation among the links with ``averager``."""
+    """Return the largest relative deviation among the links with ``averager``."""
     return max(
         (
             _MAD_TO_SD * record.goodput_mad_mbps / record.goodput_mbps
@@ -45,12 +44,12 @@ def link_error(links: LinkTable, averager: str) -> float:
 
 
 def with_range(plan: Plan, unsure: Unsure) -> Plan:
-    """The plan with `Plan.seconds_range` and `Plan.usd_range`."""
+    """Return the plan with `Plan.seconds_range` and `Plan.usd_range`."""
     own_s = plan.seconds.get("compute", 0.0) + plan.seconds.get("inside the region", 0.0)
     wan_s = plan.seconds.get("between regions", 0.0) + plan.seconds.get("last exchange", 0.0)
     off_s = math.hypot(_WIDTH * (unsure.steps or 0.0) * own_s, _WIDTH * unsure.links * wan_s)
     hourly = plan.usd_per_h + plan.stands_usd_per_h
-    lost_usd = plan.usd.get("work lost to preemption", 0.0)  # none of it, or twice as much
+    lost_usd = plan.usd.get("work lost to preemption", 0.0)  # between none and twice as much
     off_usd = math.hypot(off_s / HOUR_S * hourly, lost_usd)
     notes = plan.notes
     if unsure.steps is None:

@@ -1,7 +1,7 @@
-"""How long a run takes to start, as a line in its workers, fitted to the starts that were measured.
+"""The start-up time of a run, linear in its workers, fitted to measured starts.
 
-``start = fixed_s + worker_s * workers``, both at least 0. Where every worker has a machine of its
-own they start side by side and ``worker_s`` is about 0; on one machine's cores they queue.
+``start = fixed_s + worker_s * workers``, both at least 0. If every worker has its own machine, they
+start in parallel and ``worker_s`` is about 0; on one machine's cores they queue.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class StartModel:
     worker_s: float = 0.0
 
     def seconds(self, workers: int) -> float:
-        """From the command to the first step, with so many workers in all."""
+        """Return the seconds from the command to the first step, with so many workers in all."""
         return self.fixed_s + self.worker_s * workers
 
 
 def fit_start(points: Sequence[StartPoint]) -> StartModel:
-    """Fit the line; with one number of workers alone all of it is fixed.
+    """Fit the line; with a single number of workers, all time counts as fixed.
 
     Args:
-        points: at least one.
+        points: at least one point.
     """
-    from scipy.optimize import nnls  # takes its time to import
+    from scipy.optimize import nnls  # slow to import
 
     took_s = np.array([point.start_s for point in points])
     workers = np.array([float(point.workers) for point in points])

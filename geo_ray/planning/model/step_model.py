@@ -1,10 +1,9 @@
-"""A region's step time as a line in rows and workers, fitted to what was measured.
+"""A region's step time, linear in rows and workers, fitted to measurements.
 
 ``step = fixed_s + rows * row_s + lan_s * workers``, each coefficient at least 0, with one ``row_s``
-per machine type. Relative errors are made small, so that short steps count like long ones.
-
-What the points cannot tell apart is pinned, after AdaptDL's rules: with one number of workers
-``lan_s`` is 0, with one batch size half of the time counts as fixed.
+per machine type. The fit minimises relative errors, so that short steps count like long ones.
+Coefficients that the points cannot tell apart are fixed by AdaptDL's rules: with one number of
+workers ``lan_s`` is 0, with one batch size half of the time counts as fixed.
 
 Source: Scavenger's two lines, computing in the batch and synchronising in the workers (arXiv
 2303.06659); pinning after AdaptDL's code, reconstructed.
@@ -44,14 +43,14 @@ class StepModel:
     error: float
 
     def step_s(self, machine: str, workers: int, rows: float) -> float:
-        """Seconds of a step with ``rows`` rows on each of ``workers`` workers."""
+        """Return the seconds of a step with ``rows`` rows on each of ``workers`` workers."""
         return self.fixed_s + self.row_s[machine] * rows + self.lan_s * workers
 
     def check(self, machine: str, workers: int, rows: int) -> None:
-        """Refuse what lies outside of the measured range.
+        """Refuse a step outside the measured range.
 
         Raises:
-            ExtrapolationError: says what was measured and what is asked for.
+            ExtrapolationError: the message gives the measured range and the request.
         """
         low, high = self.rows[machine]
         if not low <= rows <= high:
@@ -75,7 +74,7 @@ def fit_steps(region: str, points: Sequence[StepPoint]) -> StepModel:
     Raises:
         ProfileError: there is none of this region.
     """
-    from scipy.optimize import nnls  # takes its time to import
+    from scipy.optimize import nnls  # slow to import
 
     own = [point for point in points if point.region == region]
     if not own:

@@ -1,4 +1,4 @@
-"""What is to be computed: how many steps, of how many rows, and how steps and exchanges make time.
+"""The work of a job: steps, rows per step, and the time of steps and exchanges.
 
 A step has a fixed global batch; each region computes the part of it that its data are of all data,
 so that all regions pass over their data equally often. With ``S`` steps of ``tau_r`` seconds and an
@@ -10,8 +10,8 @@ exchange of ``w_r`` seconds every ``H`` of them:
 - regions that train on meanwhile: ``T = (S / H) max_r max(H tau_r, w_r)``, and a last exchange at
   the end, in full precision, which nothing hides
 
-The *pace* is what a step takes the region that all
-others wait for, its share of an exchange included where regions wait.
+The *pace* is the time of a step in the slowest region, including its share of an exchange if
+regions wait.
 """
 
 from __future__ import annotations
@@ -50,24 +50,24 @@ class JobWork:
     evaluations_s: float = 0.0
 
     def share(self, region: str) -> int:
-        """Rows of a step that are the region's, at least one."""
+        """Return the region's rows of a step, at least one."""
         return max(1, round(self.rows_per_step * self.rows[region] / sum(self.rows.values())))
 
     def rounds(self, interval: int) -> float:
-        """Exchanges of the job but for the `has_last` one."""
+        """Return the number of exchanges of the job, without the last one of `has_last`."""
         rounds = self.steps / interval
         return math.ceil(rounds - _EPS) if self.overlaps else math.floor(rounds + _EPS)
 
     def has_last(self, interval: int) -> bool:
-        """Whether the job ends with an exchange of its own, in full precision."""
+        """Return whether the job ends with an extra exchange in full precision."""
         return self.overlaps or self.steps / interval > self.rounds(interval) + _EPS
 
     def start_s(self, workers: int) -> float:
-        """Seconds until the first step."""
+        """Return the seconds until the first step."""
         return self.startup_s + self.worker_start_s * workers
 
     def waits_s(self, interval: int, exchange_s: float) -> float:
-        """What exchanges of ``exchange_s`` seconds add to each step."""
+        """Return what exchanges of ``exchange_s`` seconds add to each step."""
         return 0.0 if self.overlaps else exchange_s / interval
 
     def seconds(

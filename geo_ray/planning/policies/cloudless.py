@@ -1,4 +1,4 @@
-"""`cloudless`: give every region just the power that keeps up with the straggler.
+"""`cloudless`: gives every region just the power that keeps up with the slowest region.
 
 The *load power* of a region is what its machines compute per second over its share of the data. The
 region that others wait for with all that could be rented is the straggler, by load power and by
@@ -42,7 +42,7 @@ def cloudless(request: Request) -> Plan:
 
 
 def everything(request: Request) -> Plan:
-    """All that could be rented, everywhere: what `cloudless` is compared with.
+    """Return the plan with all that could be rented, which `cloudless` is compared with.
 
     Raises:
         PlanInfeasibleError: a region has data and nothing to rent.
@@ -54,7 +54,7 @@ def everything(request: Request) -> Plan:
 
 
 def _at_length(request: Request) -> Search:
-    """The search at the prices of about the job's length."""
+    """Return the search at the prices for about the job's length."""
     hours = 1.0
     for _ in range(2):
         search = Search(request.work, request.fleets(hours), request.options(hours))

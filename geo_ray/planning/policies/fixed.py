@@ -1,6 +1,6 @@
-"""`fixed`: the machines that somebody named, priced and timed like every other plan.
+"""`fixed`: plans given machines, priced and timed like every other plan.
 
-When: to see what today's configuration costs, or to hold a plan against a hunch.
+When: to see what today's configuration costs, or to compare a plan with a guess.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Counts = Mapping[str, Mapping[tuple[str, str], int]]
 
 
 def fixed(request: Request, counts: Counts) -> Plan:
-    """The plan of given machines, with the request's first averager, interval and codec.
+    """Return the plan of given machines, with the request's first averager, interval and codec.
 
     Args:
         request: the question; its limits are not looked at.
@@ -30,7 +30,7 @@ def fixed(request: Request, counts: Counts) -> Plan:
         PlanInfeasibleError: a region has none, or more than its cap, or of a kind it does not have.
     """
     hours = 1.0
-    for _ in range(2):  # the second time at the prices of its own length
+    for _ in range(2):  # the second search uses the prices for the length that the first found
         search = Search(request.work, request.fleets(hours), request.options(hours))
         picks = [
             fleet.pick(_counts_of(fleet, counts.get(fleet.name, {}))) for fleet in search.fleets

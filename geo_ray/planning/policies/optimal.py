@@ -31,12 +31,12 @@ _FIRST_HOURS: Final = 1.0
 
 
 def optimal(request: Request, gap: float | None = None) -> Plan:
-    """The best plan within the limits.
+    """Return the best plan within the limits.
 
     Args:
-        request: the question.
-        gap: share of the objective that is not worth looking for; None for a hundredth of a
-            percent, or one percent where there is much to choose from.
+        request: the request.
+        gap: share of the objective within which any plan is good enough; None for a hundredth of a
+            percent, or one percent where there are many choices.
 
     Raises:
         PlanInfeasibleError: no plan keeps the limits; names which one, and the nearest plan.
@@ -46,7 +46,7 @@ def optimal(request: Request, gap: float | None = None) -> Plan:
 
 
 def front(request: Request) -> list[Plan]:
-    """Plans that no other beats in both time and money, from fast to cheap, each with a reason.
+    """Return the plans that none beats in both time and money, from fast to cheap, with reasons.
 
     Raises:
         PlanInfeasibleError: as for `optimal`.
@@ -89,7 +89,7 @@ def _searched(request: Request, gap: float) -> tuple[Search, Found, float]:
 
 
 def _dearer_or_cheaper(request: Request, hours: float, now_hours: float) -> bool:
-    """Whether anything has another mean price per hour in so many hours."""
+    """Return whether any mean price per hour differs for so many hours."""
     costs = [rental.usd for site in request.sites for rental in site.rentals]
     costs += [site.stands_usd for site in request.sites]
     return any(

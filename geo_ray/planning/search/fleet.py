@@ -1,4 +1,4 @@
-"""What a region could rent, and the cheapest of it that makes a step short enough.
+"""The machines that a region could rent, and the cheapest of them that make a step short enough.
 
 A region's rows of a step are shared among its machines so that the last one is done first. A step
 takes
@@ -120,11 +120,11 @@ class RegionFleet:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to rent."""
+        """Return whether there is nothing to rent."""
         return not bool((self._cap_I > 0).any())
 
     def pick(self, counts: Sequence[int]) -> Pick:
-        """Price and step of given machines; at least one."""
+        """Return price and step time of given machines; at least one."""
         return self._pick(np.asarray(counts, dtype=float))
 
     def _pick(self, counts_I: NDArray[Any]) -> Pick:
@@ -132,12 +132,12 @@ class RegionFleet:
         return Pick(counts, float(counts_I @ self._price_I), self._step(counts_I))
 
     def everything(self) -> Pick:
-        """All that there is; the fastest of it if there are more machines than rows."""
+        """Return all machines; the fastest ones if there are more machines than rows."""
         index = self._from_fast_to_slow()
         return self.pick(np.bincount(index, minlength=len(self.offers)).tolist())
 
     def fastest(self) -> Pick:
-        """The machines that make the step shortest: the fastest N of them, for the best N."""
+        """Return the machines with the shortest step: the fastest N of them, for the best N."""
         if self._fastest is None:
             index = self._from_fast_to_slow()
             firsts = (
@@ -148,21 +148,21 @@ class RegionFleet:
         return self._fastest
 
     def _from_fast_to_slow(self) -> NDArray[np.intp]:
-        """The offer of each machine, as many as there are rows for."""
+        """Return the offer of each machine, as many as there are rows for."""
         order = np.lexsort((self._price_I, -self._speed_I))
         return np.repeat(order, self._cap_I[order].astype(int))[: self._most]
 
     def smallest(self) -> Pick:
-        """The one machine that costs least."""
+        """Return the machine that costs least."""
         allowed = np.where(self._cap_I > 0, self._price_I, np.inf)
         least = np.flatnonzero(allowed == allowed.min())
         index = int(least[np.argmax(self._speed_I[least])])
         return self.pick([int(i == index) for i in range(len(self.offers))])
 
     def least_usd_per_h(self, limit_s: float) -> float:
-        """A lower bound of the price of steps that are ``limit_s`` long at most.
+        """Return a lower bound of the price of steps that take at most ``limit_s``.
 
-        Machines may be cut in pieces here, and one machine's share of `lan_s` is all there is.
+        The bound allows fractions of machines and counts `lan_s` for one machine only.
         """
         powers, prices = self._in_pieces
         room_s = limit_s - self.fixed_s - self.lan_s
@@ -181,7 +181,7 @@ class RegionFleet:
         return least
 
     def cheapest(self, limit_s: float) -> Pick | None:
-        """The cheapest machines whose step takes ``limit_s`` at most; None if there are none.
+        """Return the cheapest machines whose step takes at most ``limit_s``, or None.
 
         They may be dearer than the cheapest if a tree was cut off; see `Pick.least_usd_per_h`.
         """
@@ -227,7 +227,7 @@ class RegionFleet:
         return replace(self._pick(counts_I), least_usd_per_h=least_usd)
 
     def _quick(self, limit_s: float) -> Pick:
-        """A choice that keeps the limit, not far from the cheapest: all of the best value first."""
+        """Return a choice that keeps the limit, close to the cheapest: best value first."""
         order, power = self._order, np.array(self._in_pieces[0][1:])
         count = np.cumsum(self._cap_I[order])
         fits = self.fixed_s + self.rows / power + self.lan_s * count <= limit_s
@@ -249,11 +249,11 @@ class RegionFleet:
         return self.fixed_s + rows_s + self.lan_s * number
 
     def _sums_of_better(self) -> tuple[Floats, Floats, Floats]:
-        """Rows/s, dollars and number of all machines that can take each one's place at no loss."""
+        """Return rows/s, dollars and number of all machines that are as good as each offer's."""
         price_I, speed_I = self._price_I, self._speed_I
         better_II = (price_I[None] <= price_I[:, None]) & (speed_I[None] >= speed_I[:, None])
         equal_II = (price_I[None] == price_I[:, None]) & (speed_I[None] == speed_I[:, None])
         later_II = np.arange(len(price_I))[None] >= np.arange(len(price_I))[:, None]
-        better_II &= ~(equal_II & later_II)  # of equals the first stays; none is its own better
+        better_II &= ~(equal_II & later_II)  # of equals the first is better
         cap_I = self._cap_I
         return better_II @ (cap_I * speed_I), better_II @ (cap_I * price_I), better_II @ cap_I

@@ -1,12 +1,12 @@
 """The best exchange, pace and machines by branch and bound, with a proven gap.
 
-For a way to exchange and a pace ``p`` (see `work`) the regions no longer hang together: each takes
-its cheapest machines whose step leaves time for its exchange (`RegionFleet.cheapest`), ``P(p)``
-dollars an hour in all. ``P`` falls with the pace and everything else rises with it, so on an
-interval nothing is better than the left end's time at the right end's price. Intervals are opened
-from the most promising on, first of all ways together, as if each region had the shortest wait of
-any, then, where an interval is narrow, of each way by itself; until what is left cannot beat the
-best found by more than the gap that is allowed.
+For a way to exchange and a pace ``p`` (see `work`) the regions are independent: each takes its
+cheapest machines whose step leaves time for its exchange (`RegionFleet.cheapest`), ``P(p)`` dollars
+an hour in all. ``P`` falls with the pace and everything else rises with it, so on an interval
+nothing is better than the left end's time at the right end's price. Intervals are opened from the
+most promising on, first of all ways together, as if each region had the shortest wait of any, then,
+where an interval is narrow, of each way by itself; until what is left cannot beat the best found by
+more than the gap that is allowed.
 
 The front of time and money is what the search met on its way, thinned to what nothing else beats,
 after a sweep over paces.
@@ -77,7 +77,7 @@ class _Node:
 
 @dataclass
 class Search:
-    """Finds the best choice; keeps what it met.
+    """Finds the best choice, and keeps all complete choices that it meets.
 
     Attributes:
         work: the job.
@@ -94,7 +94,7 @@ class Search:
     def best(
         self, objective: Objective, limits: Limits, gap: float = 1e-4, most_opened: int = 400
     ) -> tuple[Found | None, float]:
-        """The best choice within the limits, and by what share another could be better at most.
+        """Return the best choice within the limits, and its gap to the best possible one.
 
         Args:
             objective: fewest dollars, or least time; the other one breaks ties.
@@ -144,7 +144,7 @@ class Search:
         return best, max(0.0, 1 - lower / value) if value > 0 else 0.0
 
     def front(self, limits: Limits, points: int = _SWEEP) -> list[Found]:
-        """Choices that nothing that was met beats in both time and money, from fast to cheap."""
+        """Return the met choices that none beats in both time and money, from fast to cheap."""
         root = self._root
         objectives: tuple[Objective, ...] = ("cost", "time")
         for pace_s in np.geomspace(root.low_s, root.high_s, points).tolist():
@@ -161,7 +161,7 @@ class Search:
         return kept
 
     def complete(self, picks: Sequence[Pick], option: Option) -> Found:
-        """The choice of given machines and exchanges."""
+        """Return the complete choice of given machines and exchanges."""
         work, one = self.work, option.exchange
         pairs = zip(picks, self.waits_s(option), strict=True)
         paces_s = [pick.step_s + wait_s for pick, wait_s in pairs]
@@ -173,7 +173,7 @@ class Search:
         return Found(option, tuple(picks), paces_s.index(pace_s), pace_s, seconds, usd)
 
     def waits_s(self, option: Option) -> list[float]:
-        """What the exchanges of an option add to a step, by region."""
+        """Return what the exchanges of an option add to a step, by region."""
         of_each = option.exchange.seconds_by_region
         return [self.work.waits_s(option.interval, each_s) for each_s in of_each]
 
@@ -184,12 +184,12 @@ class Search:
         return _Node(ways, low_s, max([high_s, *(self._range(w)[1] for w in ways.singles)]), True)
 
     def _range(self, ways: Ways) -> tuple[float, float]:
-        """The fastest pace, and that of the smallest machines."""
+        """Return the fastest pace, and the pace of the smallest machines."""
         low_s = self._pace_s([fleet.fastest() for fleet in self.fleets], ways)
         return low_s, max(low_s, self._pace_s([fleet.smallest() for fleet in self.fleets], ways))
 
     def _parts(self, node: _Node) -> Iterator[_Node]:
-        """Halves of a group's interval, or its ways one by one."""
+        """Return the halves of a group's interval, or its ways one by one."""
         if node.high_s > node.low_s * _NARROW:
             yield from _halves(node, node.high_s)
             return
@@ -215,7 +215,7 @@ class Search:
         return max(pick.step_s + wait_s for pick, wait_s in pairs)
 
     def _cheapest(self, ways: Ways, pace_s: float) -> tuple[Pick, ...] | None:
-        """The cheapest machines of every region that keep the pace; None if some region cannot."""
+        """Return every region's cheapest machines that keep the pace; None if a region cannot."""
         picks = []
         for fleet, wait_s in zip(self.fleets, ways.least_waits_s, strict=True):
             pick = fleet.cheapest(pace_s - wait_s)
@@ -225,7 +225,7 @@ class Search:
         return tuple(picks)
 
     def _bound(self, node: _Node, objective: Objective, limits: Limits) -> float:
-        """What nothing of a node is below."""
+        """Return a lower bound of all choices of a node."""
         usd_per_h = 0.0
         for fleet, wait_s in zip(self.fleets, node.ways.least_waits_s, strict=True):
             usd_per_h += fleet.least_usd_per_h(node.high_s - wait_s)
@@ -233,7 +233,7 @@ class Search:
 
 
 def _halves(node: _Node, high_s: float) -> Iterator[_Node]:
-    """The part of a node up to ``high_s``, in two; nothing if that is empty."""
+    """Return the part of a node up to ``high_s`` in two halves; nothing if it is empty."""
     if high_s < node.low_s:
         return
     middle_s = math.sqrt(node.low_s * high_s)

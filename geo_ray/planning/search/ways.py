@@ -1,4 +1,4 @@
-"""Ways to exchange, looked at together: what each is at best with given machines.
+"""Ways to exchange, evaluated together: the best value of each with given machines.
 
 Shape legend: K = ways; R = regions.
 """
@@ -35,7 +35,7 @@ class Limits:
     budget_usd: float = math.inf
 
     def keeps(self, seconds: float, usd: float) -> bool:
-        """Whether both are kept."""
+        """Return whether both limits are kept."""
         return seconds <= self.deadline_s * SLACK and usd <= self.budget_usd * SLACK
 
 
@@ -61,7 +61,7 @@ class Option:
         return 0.0 if self.last is None else self.last.seconds
 
     def egress_usd(self, rounds: float) -> float:
-        """Of so many exchanges, and the last one."""
+        """Return the egress of so many exchanges, and the last one."""
         return rounds * self.exchange.usd + (0.0 if self.last is None else self.last.usd)
 
 
@@ -79,7 +79,7 @@ class Ways:
 
     @cached_property
     def waits_KR(self) -> Floats:
-        """What exchanges add to each step."""
+        """Return what exchanges add to each step."""
         return np.array(
             [
                 [self.work.waits_s(o.interval, each_s) for each_s in o.exchange.seconds_by_region]
@@ -89,12 +89,12 @@ class Ways:
 
     @cached_property
     def least_waits_s(self) -> list[float]:
-        """The least of any way, by region."""
+        """Return the least wait of any way, by region."""
         return [float(wait_s) for wait_s in self.waits_KR.min(axis=0)]
 
     @cached_property
     def singles(self) -> tuple[Ways, ...]:
-        """Each way by itself."""
+        """Return each way by itself."""
         return tuple(Ways(self.work, (option,)) for option in self.options)
 
     @cached_property
@@ -120,11 +120,11 @@ class Ways:
 
     @cached_property
     def _around_s_K(self) -> Floats:
-        """Seconds that no machine changes."""
+        """Return the seconds that do not depend on machines."""
         return np.array([o.last_s for o in self.options])
 
     def not_beaten(self) -> Ways:
-        """Without those that cost and take at least as much as another one at every pace.
+        """Leave out ways that cost and take at least as much as another at every pace.
 
         Of one averager and codec the longest interval is left, as a rule.
         """
@@ -139,7 +139,7 @@ class Ways:
         return Ways(self.work, tuple(self.options[k] for k in sorted(kept)))
 
     def bound(self, pace_s: float, usd_per_h: float, objective: Objective, limits: Limits) -> float:
-        """What no choice of that pace and price is below; infinite if none keeps the limits.
+        """Return a lower bound for choices of that pace and price; infinite outside the limits.
 
         Args:
             pace_s: see `work`.
@@ -161,7 +161,7 @@ class Ways:
         objective: Objective,
         limits: Limits,
     ) -> Option:
-        """The best way for given machines; any if none keeps the limits.
+        """Return the best way for given machines; any way if none keeps the limits.
 
         Args:
             steps_s: by region.

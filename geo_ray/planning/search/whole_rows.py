@@ -1,7 +1,7 @@
-"""Rows of a step split among machines: whole numbers, so that the last machine is done first.
+"""Splits a step's rows among machines in whole numbers, so that the last one ends earliest.
 
-A machine cannot compute a part of a row, so a step takes a little longer than rows over speed: with
-few rows per machine by a lot, with hundreds by nothing.
+A machine cannot compute a part of a row, so a step takes longer than rows over speed: much longer
+with few rows per machine, hardly with hundreds.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ CLOSE: Final = 1e-9  # relative: what is nearer than that is equal
 
 
 def most_rows(seconds: float, rows_per_s: float) -> int:
-    """Rows that a machine computes in so many seconds."""
+    """Return the rows that a machine computes in so many seconds."""
     return math.floor(seconds * rows_per_s * (1 + CLOSE))
 
 
 def slowest_s(rows: int, counts: Sequence[int], speeds: Sequence[float]) -> float:
-    """Seconds until the last machine is done, if rows are split best and each has one at least.
+    """Return the seconds of the last machine if rows are split best, at least one for each machine.
 
     Args:
         rows: at least as many as there are machines.
@@ -46,7 +46,7 @@ def slowest_s(rows: int, counts: Sequence[int], speeds: Sequence[float]) -> floa
 
 
 def shares(rows: int, speeds: Sequence[float]) -> list[int]:
-    """Split rows among machines so that the last one is done as early as can be.
+    """Split rows among machines so that the last one ends as early as possible.
 
     Args:
         rows: at least as many as there are speeds.

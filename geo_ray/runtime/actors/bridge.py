@@ -13,7 +13,6 @@ from typing import Any
 from geo_ray.clock import SystemClock
 from geo_ray.errors import InvariantError
 from geo_ray.runtime.messages.exchange import (
-    dropped_meta,
     payload_bytes,
     read_update,
     reply_meta,
@@ -73,8 +72,6 @@ class Bridge:
         if update.region != self._region:
             raise InvariantError(f"bridge of '{self._region}' got an update of '{update.region}'")
         reply = self.path.exchange(update)
-        if reply is None:
-            return dropped_meta(update.seq), None
         return reply_meta(reply), payload_bytes(reply)
 
     def on_message(self, peer: str, message: Message) -> None:

@@ -29,7 +29,6 @@ from geo_ray.runtime.actors.remote_shard import RemoteShard
 from geo_ray.runtime.messages.exchange import (
     answer_meta,
     payload_bytes,
-    read_dropped,
     read_reply,
     read_report,
     read_stats,
@@ -144,6 +143,7 @@ class PrimaryShard:
                 step=fields.count(meta, "version"),
                 rows=fields.count(meta, "rows"),
                 final=fields.flag(meta, "final"),
+                model=fields.optional_text(meta, "model"),
                 stats=read_stats(meta, payload),
             )
             with self._changed:
@@ -288,11 +288,6 @@ class PrimaryShard:
             with self._coding:
                 update = self.server.wire.in_full(update)
             reply = self._ask(update)
-        if reply is None:
-            self._event_buffer.add("update_dropped", seq=update.seq, bytes_out=update.size_bytes)
-            with self._coding, self._changed:
-                self._carry_out(self.server.on_dropped(update.seq))
-            return
         if reply.dropped:
             self._event_buffer.add("update_dropped", seq=update.seq, bytes_out=0)
         else:
@@ -318,8 +313,8 @@ class PrimaryShard:
         if seq is not None:
             wire.unsent(seq, fields.count(meta, "first_rank"))
 
-    def _ask(self, update: Update) -> Reply | None:
-        """Carry an update to the averager; its reply, or None if it was dropped on the way."""
+    def _ask(self, update: Update) -> Reply:
+        """Send an update to the averager through the bridge and return its reply."""
         bridge = self._bridge
         if bridge is None:
             raise InvariantError(f"region '{self.server.plan.region}' is alone, but would send")
@@ -328,7 +323,7 @@ class PrimaryShard:
             payload_bytes(update),
             timeout_s=exchange_s(self._timeout_s),
         )
-        return read_reply(meta, payload) if read_dropped(meta) is None else None
+        return read_reply(meta, payload)
 
 
 def _typed(error: Exception) -> GeoRayError:

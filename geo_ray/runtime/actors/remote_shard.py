@@ -121,7 +121,6 @@ OPERATIONS: Final = (
     _row("speak", Shard.outgoing, _NOTHING, _OUTGOING),
     _row("finish", Shard.finish, _NOTHING, _OUTGOING),
     _row("merge", Shard.merge, _REPLY, _DONE),
-    _row("dropped", Shard.dropped, _NOTHING, _DONE),
     _row("snapshot", Shard.snapshot, _CHECKPOINT, _DONE),
     _row("params", Shard.live_params, _NOTHING, _PARAMS),
     _row("write_part", HeldShard.write_part, _CHECKPOINT, _PART),

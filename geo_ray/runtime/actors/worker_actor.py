@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from functools import partial
+from pathlib import Path
 
 import ray
 
 from geo_ray.data.manifest import Manifest, load_manifest
 from geo_ray.errors import ResidencyDeniedError
 from geo_ray.job.build import build_worker, use_one_thread
+from geo_ray.job.candidates import Candidates
 from geo_ray.job.data import data_region, open_readers
 from geo_ray.runtime.actors.deadlines import step_timeout_s
 from geo_ray.runtime.actors.spec import RunSpec
@@ -66,6 +69,7 @@ class WorkerActor:
             timeout_s = step_timeout_s(experiment.train, spec.num_params)
             params_P, grad_P, links = links_over(clients, spec.num_params, timeout_s)
             worker = build_worker(experiment, self._region, task, params_P, grad_P)
+            candidates = Candidates.of(experiment, Path(spec.parts_dir).parent)
             return WorkerLoop(
                 worker,
                 links,
@@ -74,6 +78,7 @@ class WorkerActor:
                 rank=self._rank,
                 eval_rows=experiment.train.eval_batch_size,
                 step_s=None if experiment.step_s(self._region) is None else self._push_s,
+                note=None if candidates is None else partial(candidates.note, self._region),
             ).run()
         finally:
             for client in clients:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from geo_ray.data.reader import RegionReader
 from geo_ray.errors import GeoRayError, TaskOutputError
+from geo_ray.job.candidates import Note
 from geo_ray.runtime.actors.deadlines import answer_s
 from geo_ray.runtime.actors.layout import shared_bytes, shared_gradient, shared_parameters
 from geo_ray.runtime.messages.exchange import (
@@ -135,6 +136,7 @@ class WorkerLoop:
         rank: this worker's rank.
         eval_rows: rows per evaluation batch.
         step_s: how long the step over some rows is padded to; None for no padding.
+        note: takes evaluated parameters; None if nobody wants them.
     """
 
     def __init__(
@@ -147,6 +149,7 @@ class WorkerLoop:
         rank: int,
         eval_rows: int,
         step_s: Callable[[Span], float] | None,
+        note: Note | None = None,
     ) -> None:
         self._worker = worker
         self._primary, *self._others = links
@@ -155,6 +158,7 @@ class WorkerLoop:
         self._rank = rank
         self._eval_rows = eval_rows
         self._step_s = step_s
+        self._note = note
 
     def run(self) -> int:
         """Work until sent home.
@@ -208,9 +212,12 @@ class WorkerLoop:
             self._pull("judged")
         with _blamed_on_task():
             stats, rows = self._worker.evaluate_all(self._heldout.scan(self._eval_rows))
+        model = None
+        if self._note is not None:
+            model = self._note(answer.version, self._worker.params_P, answer.done)
         if answer.eval_params:
             self._pull("pull")
-        meta, payload = stats_message(answer.version, stats, rows, final=answer.done)
+        meta, payload = stats_message(answer.version, stats, rows, final=answer.done, model=model)
         self._primary.client.request(meta, payload, timeout_s=60.0)
 
     def _pull(self, what: str) -> None:

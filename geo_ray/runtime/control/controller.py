@@ -22,7 +22,8 @@ from geo_ray.errors import (
     RegionLostError,
     RunDirectoryError,
 )
-from geo_ray.job.evals import EvalBoard, Evaluation, hits
+from geo_ray.job.eval_notes import EvalNotes
+from geo_ray.job.evals import Evaluation
 from geo_ray.job.recorder import Recorder
 from geo_ray.runtime.actors.parts import shard_part_name
 from geo_ray.runtime.control.actor_group import ActorGroup, GroupWorker, collect, reason_of
@@ -48,7 +49,7 @@ class Controller:
         experiment: the run.
         actors: its actors.
         recorder: takes events.
-        evals: combines evaluations.
+        evals: combines evaluations, and keeps the best model.
         saver: commits checkpoints.
         origin_unix_s: time of day at which the run's clock was 0.
         links: what is learned about links.
@@ -60,7 +61,7 @@ class Controller:
     experiment: Experiment
     actors: ActorGroup
     recorder: Recorder
-    evals: EvalBoard
+    evals: EvalNotes
     saver: Saver
     origin_unix_s: float
     links: LinkNotes
@@ -193,8 +194,7 @@ class Controller:
         shards = self.actors.spec.region(region).ps_shards
         self.saver.forget({shard_part_name(region, index) for index in range(shards)})
         self.actors.lose(region)
-        for done in self.evals.forget(region):
-            self._note_eval(done, time.time() - self.origin_unix_s)
+        self._note_evals(self.evals.board.forget(region), time.time() - self.origin_unix_s)
         self._ask(self.actors.bridges[self.actors.home.region].report_dead.remote(region))
 
     def _follow_averager(self, answers: Answers) -> None:
@@ -239,24 +239,20 @@ class Controller:
 
     def _evaluate(self, region: str, t_s: float, event: dict[str, Any]) -> None:
         stats = {name: _array(values) for name, values in event["stats"].items()}
-        for done in self.evals.add(
-            region, event["step"], stats, event["rows"], final=event["final"]
-        ):
-            self._note_eval(done, t_s)
-
-    def _note_eval(self, done: Evaluation, t_s: float) -> None:
-        target = self.experiment.train.target
-        written = self.recorder.emit(
-            "eval",
-            t_s,
-            step=done.step,
-            region=done.region,
-            metrics=done.metrics,
-            samples=done.samples,
-            final=done.final,
+        finished = self.evals.board.add(
+            region,
+            event["step"],
+            stats,
+            event["rows"],
+            final=event["final"],
+            model=event["model"],
         )
-        if target is not None and hits(target, done, written):
-            self._stop(f"{target.metric} reached {target.value:g}")
+        self._note_evals(finished, t_s)
+
+    def _note_evals(self, finished: list[Evaluation], t_s: float) -> None:
+        cause = self.evals.take(finished, t_s, self.actors.home.region)
+        if cause is not None:
+            self._stop(cause)
 
     # -------------------------------------------------------------- saving and stopping
 

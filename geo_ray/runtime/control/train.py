@@ -18,9 +18,12 @@ from geo_ray.checkpoint.store import Checkpoint, CheckpointStore
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import digest
 from geo_ray.job.account import account
+from geo_ray.job.best import BestKeeper
 from geo_ray.job.build import build_evals, initial_parameters, use_one_thread
+from geo_ray.job.check_metrics import check_metric_names
 from geo_ray.job.codec_shapes import with_shapes
 from geo_ray.job.data import prepare_manifest
+from geo_ray.job.eval_notes import EvalNotes
 from geo_ray.job.model_file import about_model, save_trained
 from geo_ray.job.recorder import Recorder, Sink
 from geo_ray.job.rundir import RunDirectory, followed_plan
@@ -129,7 +132,8 @@ def train(
     reporting.status("preparing task and data")
     task = load_task(experiment.task, run.base_dir)
     num_params = initial_parameters(task, experiment.seed).numel()
-    _, address = prepare_manifest(experiment, task, run.base_dir, run.data)
+    manifest, address = prepare_manifest(experiment, task, run.base_dir, run.data)
+    check_metric_names(experiment, task, manifest)
     demands = demands_of(experiment)
     with (
         cluster_of(experiment, reporting.status)
@@ -190,19 +194,25 @@ def _train_on(
             recorder.started(
                 experiment, run.path.name, before_s, simulated=False, startup_s=startup_s
             )
+            board, keeper = build_evals(experiment, task), BestKeeper.of(experiment, task, run)
+            evals = EvalNotes(board, recorder.emit, experiment.train.target, keeper)
+            evals.begin(before_s)
             actors.wire(origin_unix_s, _START_TIMEOUT_S, reporting.awaiting)
             controller = Controller(
                 experiment,
                 actors,
                 recorder,
-                build_evals(experiment, task),
+                evals,
                 saver,
                 origin_unix_s,
                 LinkNotes(run.links),
                 reporting.status,
             )
-            with _interruptible(controller.interrupted):
-                controller.run()
+            try:
+                with _interruptible(controller.interrupted):
+                    controller.run()
+            finally:
+                evals.end()
             reporting.status("writing the model and the summary")
             return _finish(actors, experiment, run, task, recorder, startup_s, origin_unix_s)
     finally:

@@ -17,7 +17,7 @@ from geo_ray.strategies.base import Reply, Update
 from geo_ray.tasks.base import Stats
 from geo_ray.training.server.effects import Assignment
 from geo_ray.training.server.shard import Contribution
-from geo_ray.transport.wire.fields import count, optional_count, optional_text, text
+from geo_ray.transport.wire.fields import optional_count, optional_text, text
 from geo_ray.transport.wire.frames import Buffer
 from geo_ray.transport.wire.meta import Meta
 from geo_ray.transport.wire.record import Field, Known, Record, Rows
@@ -88,6 +88,7 @@ class _Evaluation:
     final: bool
     names: list[str]
     sizes: list[int]
+    model: str | None
 
 
 UPDATE: Final = Record(
@@ -120,7 +121,7 @@ _ASSIGNMENT: Final = Record(
     "done",
 )
 _REPORT: Final = Record(StepReport, Field("span", _SPAN), "loss compute_s refused grad_sq")
-_EVALUATION: Final = Record(_Evaluation, "version rows final names sizes")
+_EVALUATION: Final = Record(_Evaluation, "version rows final names sizes model")
 _CONTRIBUTIONS: Final = Rows(
     Record(Contribution, "worker=workers num_samples=samples weight=weights"), sparse="weights"
 )
@@ -153,21 +154,16 @@ def refusal_meta(seq: int, error: GeoRayError) -> Meta:
     return _REFUSAL.write(Refusal(seq, error))
 
 
-def dropped_meta(seq: int) -> Meta:
-    """The bridge's answer that nobody took in update ``seq``, and nobody will answer it."""
-    return {"dropped": seq}
+def stats_message(
+    version: int, stats: Stats, rows: int, *, final: bool, model: str | None = None
+) -> tuple[Meta, memoryview]:
+    """A worker's evaluation: names and sizes in the header, the float64 sums as payload.
 
-
-def read_dropped(meta: Meta) -> int | None:
-    """The number of the dropped update; None if ``meta`` is that of a reply."""
-    return count(meta, "dropped") if "dropped" in meta else None
-
-
-def stats_message(version: int, stats: Stats, rows: int, *, final: bool) -> tuple[Meta, memoryview]:
-    """A worker's evaluation: names and sizes in the header, the float64 sums as payload."""
+    ``model`` is the digest of the evaluated parameters, where it is told.
+    """
     names = sorted(stats)
     arrays = [np.ascontiguousarray(stats[name], dtype=np.float64).reshape(-1) for name in names]
-    told = _Evaluation(version, rows, final, names, [array.size for array in arrays])
+    told = _Evaluation(version, rows, final, names, [array.size for array in arrays], model)
     return {"op": "stats", **_EVALUATION.write(told)}, memoryview(np.concatenate(arrays).data).cast(
         "B"
     )

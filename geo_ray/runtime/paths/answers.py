@@ -10,7 +10,7 @@ from geo_ray.strategies.base import Reply
 
 
 class Answers:
-    """Hands answers, by the number of their update, from the threads they come in to who waits.
+    """Passes answers, by the number of their update, from receiving threads to the waiting one.
 
     Args:
         region: this region.
@@ -21,25 +21,19 @@ class Answers:
         self._region = region
         self._timeout_s = timeout_s
         self._changed = threading.Condition()
-        self._here: dict[int, Reply | GeoRayError | None] = {}  # None: dropped
+        self._here: dict[int, Reply | GeoRayError] = {}
         self._closed = False
 
     def give(self, reply: Reply) -> None:
-        """The averager answered."""
+        """Store the averager's answer for the thread that waits for it."""
         self._put(reply.seq, reply)
 
     def fail(self, seq: int, error: GeoRayError) -> None:
-        """The averager refused update ``seq``."""
+        """Let the wait for update ``seq``, which the averager refused, raise ``error``."""
         self._put(seq, error)
 
-    def drop(self, seq: int) -> None:
-        """Nobody took in, or will take in, the open update ``seq``."""
-        with self._changed:
-            self._here.setdefault(seq, None)
-            self._changed.notify_all()
-
-    def wait(self, seq: int, home: str) -> Reply | None:
-        """The answer to update ``seq``; None if that was dropped.
+    def wait(self, seq: int, home: str) -> Reply:
+        """Return the answer to update ``seq`` once it is here.
 
         Args:
             seq: its number.
@@ -68,7 +62,7 @@ class Answers:
         return answer
 
     def close(self) -> None:
-        """Whoever waits, or comes, is told that the bridge is closing."""
+        """Let every present and later `wait` fail because the bridge is closing."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -79,11 +79,11 @@ class UpdatePath(Protocol):
     def stage(self) -> UpdateStage:
         """Its stage; the bridge hands messages, addresses and the end on to it."""
 
-    def exchange(self, update: Update) -> Reply | None:
+    def exchange(self, update: Update) -> Reply:
         """Bring an update of the own region to the averager; blocks until it is answered.
 
         Returns:
-            The answer; None if nobody took the update in, or will.
+            The answer.
 
         Raises:
             GeoRayError: it was refused, not answered in time, or the path closes.

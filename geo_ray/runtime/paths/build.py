@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 from torch import Tensor
 
 from geo_ray.codecs.common.feedback import open_coded
-from geo_ray.codecs.dgt import Dgt
+from geo_ray.codecs.differential import DifferentialCodec
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import GeoRayError, InvariantError
 from geo_ray.job.build import wire_plan
@@ -161,7 +161,7 @@ def dials(experiment: Experiment) -> list[tuple[str, str]]:
     return [] if standby is None else [(name, standby) for name in others if name != standby]
 
 
-def _differential(experiment: Experiment) -> Dgt | None:
+def _differential(experiment: Experiment) -> DifferentialCodec | None:
     """The codec for updates, if parts of what it encodes may get lost on the way."""
     codec = experiment.codec.up
     return None if codec is None else codec.traits.differential

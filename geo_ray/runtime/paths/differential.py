@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from geo_ray.clock import SystemClock
-from geo_ray.codecs.dgt import Dgt
+from geo_ray.codecs.differential import DifferentialCodec
 from geo_ray.errors import LinkDownError
 from geo_ray.runtime.paths.base import Pass, StagedPath, UpdateStage
 from geo_ray.runtime.paths.differential_receiver import DifferentialReceiver
@@ -57,7 +57,7 @@ class Differential:
 
     def __init__(
         self,
-        codec: Dgt,
+        codec: DifferentialCodec,
         num_params: int,
         site: EndpointSite,
         path: StagedPath,

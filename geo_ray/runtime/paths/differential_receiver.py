@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from geo_ray.codecs.dgt import Dgt
+from geo_ray.codecs.differential import DifferentialCodec
 from geo_ray.errors import GeoRayError
 from geo_ray.runtime.paths.differential_messages import notify
 from geo_ray.strategies.base import Reply, Update
@@ -44,7 +44,7 @@ class DifferentialReceiver:
 
     def __init__(
         self,
-        codec: Dgt,
+        codec: DifferentialCodec,
         num_params: int,
         endpoint: Endpoint,
         refuse: Callable[[Update, GeoRayError], None],

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from geo_ray.clock import Clock
-from geo_ray.codecs.dgt import Dgt
+from geo_ray.codecs.differential import DifferentialCodec
 from geo_ray.errors import DeadlineExceededError, LinkDownError
 from geo_ray.runtime.paths.differential_messages import notify
 from geo_ray.strategies.base import Update
@@ -41,7 +41,7 @@ class DifferentialSender:
 
     def __init__(
         self,
-        codec: Dgt,
+        codec: DifferentialCodec,
         endpoint: Endpoint,
         channel: UdpChannel,
         home: str,

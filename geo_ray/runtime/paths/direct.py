@@ -71,7 +71,7 @@ class DirectPath:
 
     # ------------------------------------------------------------------ for the own region
 
-    def exchange(self, update: Update) -> Reply | None:
+    def exchange(self, update: Update) -> Reply:
         """See `UpdatePath`."""
         if self._local is not None:
             self._take_in(update)

@@ -208,9 +208,9 @@ class OverlayVectors:
 
     def _on_message(self, peer: str, message: Message) -> None:
         sender = self._number(peer)
-        word = read_control(message, sender, self._me, len(self._names))
+        control = read_control(message, sender, self._me, len(self._names))
         with self._changed:
-            self._hand_on(sender, word)
+            self._hand_on(sender, control)
             self._drain()
 
     def _on_part(self, peer: str, message: Message) -> None:
@@ -219,13 +219,13 @@ class OverlayVectors:
             self._node.on_part(self._number(peer), part, self._now_s())
             self._drain()
 
-    def _hand_on(self, sender: int, word: ControlMessage) -> None:
-        if not isinstance(word, _TO_COORDINATOR):
-            self._node.on_word(sender, word, self._now_s())
+    def _hand_on(self, sender: int, control: ControlMessage) -> None:
+        if not isinstance(control, _TO_COORDINATOR):
+            self._node.on_message(sender, control, self._now_s())
         elif self._coordinator is None:
             raise FrameError(f"'{self._names[sender]}' takes '{self._region}' for the coordinator")
         else:
-            self._coordinator.on_word(sender, word, self._now_s())
+            self._coordinator.on_message(sender, control, self._now_s())
 
     def _number(self, peer: str) -> int:
         if peer not in self._numbers:
@@ -252,11 +252,11 @@ class OverlayVectors:
         while any(outs):
             for out in outs:
                 outgoing, out[:] = out[:], []
-                for dst, word in outgoing:
+                for dst, control in outgoing:
                     if dst == self._me:
-                        self._hand_on(self._me, word)
+                        self._hand_on(self._me, control)
                     else:
-                        self._send(dst, control_message(word))
+                        self._send(dst, control_message(control))
 
     def _send_parts(self) -> None:
         """One to each region in turn, as long as there are any."""

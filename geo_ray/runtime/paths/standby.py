@@ -93,7 +93,7 @@ class StandbyPath:
 
     # ------------------------------------------------------------------ for the own region
 
-    def exchange(self, update: Update) -> Reply | None:
+    def exchange(self, update: Update) -> Reply:
         """See `UpdatePath`; the region may use its buffer again when it is answered."""
         # A copy: a message to a home that was cut off may leave long after another one's answer.
         kept = _copied(update)

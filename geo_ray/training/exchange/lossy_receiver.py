@@ -26,7 +26,8 @@ from torch import Tensor
 from geo_ray.codecs.base import Coded, LossyBlocks, wrong
 from geo_ray.codecs.common.dgt_blocks import lossy_bytes, unpack_lossy
 from geo_ray.codecs.common.dgt_report import LossyReport, pack_ranks
-from geo_ray.codecs.dgt import Dgt, DgtHeader
+from geo_ray.codecs.dgt import DgtHeader
+from geo_ray.codecs.differential import DifferentialCodec
 from geo_ray.strategies.base import Update
 
 Block = tuple[int, bytes]
@@ -80,7 +81,7 @@ class LossyReceiver:
         counts: for people.
     """
 
-    codec: Dgt
+    codec: DifferentialCodec
     num: int
     counts: LossyCounts = field(default_factory=LossyCounts)
     _done: tuple[int, int] | None = None

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from geo_ray.codecs.base import Coded
 from geo_ray.codecs.common.dgt_report import LossyReport, unpack_ranks
-from geo_ray.codecs.dgt import Dgt
+from geo_ray.codecs.differential import DifferentialCodec
 from geo_ray.errors import CheckpointCorruptError
 from geo_ray.training.exchange.saved import load_coded, save_coded
 
@@ -39,7 +39,7 @@ class LossySender:
         codec: of both ends.
     """
 
-    codec: Dgt
+    codec: DifferentialCodec
     _sent: dict[int, _Sent] = field(default_factory=dict)  # by seq
 
     def sent(self, seq: int, coded: Coded | None) -> None:

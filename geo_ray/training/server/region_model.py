@@ -73,10 +73,6 @@ class RegionModel:
         for shard, part_S in zip(self._shards, parts_S, strict=True):
             shard.ask(Shard.merge, replace(reply, payload_P=part_S))
 
-    def dropped(self) -> None:
-        """The last message will get no answer."""
-        self._all(Shard.dropped)
-
     def snapshot(self, checkpoint: int) -> None:
         """Every shard takes its copy."""
         self._all(Shard.snapshot, checkpoint)

@@ -164,21 +164,6 @@ class Server:
             self.phase = "done" if reply.final else "training"
         return self._advance()
 
-    def on_dropped(self, seq: int) -> list[Effect]:
-        """The open update was not taken in by anybody, and no answer will come; training goes on.
-
-        What it carried goes with the next one.
-        """
-        if seq != self.seq or not self.link_busy:
-            raise InvariantError(f"{self.plan.region} heard of a dropped {seq}, awaits {self.seq}")
-        self.wire.dropped(seq)
-        self.samples_since_send += self._sent_samples
-        self.link_busy, self._open = False, None
-        self.model.dropped()
-        if self.phase in {"waiting", "finishing"}:
-            self.phase = "training"
-        return self._advance()
-
     def stop(self) -> None:
         """Finish after the step that is being computed, if any.
 

@@ -153,10 +153,6 @@ class Shard:
         self.state.budget = reply.steps
         self._strategy.on_reply(self.state, reply)
 
-    def dropped(self) -> None:
-        """The last message was not taken in and gets no answer: the link is free again."""
-        self.state.link_busy = False
-
     def live_params(self) -> Tensor:
         """`params_S`, for who asks for it."""
         return self.params_S

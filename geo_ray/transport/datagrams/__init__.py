@@ -1,1 +1,1 @@
-"""Datagrams between regions: sealed, paced, lost now and then."""
+"""Datagrams between regions: sealed and paced; some of them get lost."""

@@ -1,18 +1,19 @@
-"""Datagrams between regions: sealed so that nobody else can make, read or repeat one. Pure.
+"""Datagrams between regions, encrypted so that no third party can forge, read or replay one. Pure.
 
     version 1 | session 8 | number 8 | AES-256-GCM of the body, with a tag of 16
 
-The first 17 bytes are authenticated, too. The key is random per session and travels over the
-authenticated connection; numbers begin at 1 and never repeat under one key, so they are the nonce.
-A `ReplayWindow` lets each number pass once, in any order within its length.
+The first 17 bytes are authenticated, too. The key is random per session and is sent over the
+authenticated connection. Numbers begin at 1 and never repeat under one key, so they serve as the
+nonce. A `ReplayWindow` accepts each number once, in any order within its length.
 
 The body is a few blocks of one update:
 
     sent 8 | epoch 4 | seq 8 | first rank 4 | blocks 1 | bytes of a block 2
     number of each block 4 | blocks
 
-Integers are big-endian. `sent` is the sender's clock in microseconds, for the time that a datagram
-took compared with others. Ranks count the update's lossy blocks in the order of their sending.
+Integers are big-endian. `sent` is the sender's clock in microseconds, from which the receiver tells
+how long a datagram took compared with others. Ranks count the update's lossy blocks in the order of
+their sending.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ _ROOM: Final = MAX_DATAGRAM_BYTES - _HEAD.size - _TAG_BYTES - _BODY.size
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """What both ends of a session know.
+    """The name and key of a session, known to both of its ends.
 
     Attributes:
-        session: names it; goes in the clear.
-        key: of AES-256.
+        session: number of the session; sent in the clear.
+        key: key for AES-256.
     """
 
     session: bytes
@@ -55,7 +56,7 @@ class Secret:
 
     @classmethod
     def make(cls) -> Self:
-        """A new one."""
+        """Make a secret with a random session number and key."""
         return cls(secrets.token_bytes(SESSION_BYTES), secrets.token_bytes(KEY_BYTES))
 
 
@@ -64,10 +65,10 @@ class BlockGroup:
     """Some blocks of one update, in one datagram.
 
     Attributes:
-        epoch: of the sender.
+        epoch: epoch of the sender.
         seq: the update's number.
-        first_rank: of the first of them; the others follow in order.
-        ids: numbers of the blocks within the vector.
+        first_rank: rank of the first block; the others follow in order.
+        ids: positions of the blocks within the vector.
         blocks: their bytes, all of one length.
         sent_us: the sender's clock in microseconds when it was sent.
     """
@@ -80,7 +81,7 @@ class BlockGroup:
     sent_us: int = 0
 
     def pack(self, sent_us: int = 0) -> bytes:
-        """The body of a datagram that is sent at ``sent_us``."""
+        """Return the body of a datagram that is sent at ``sent_us``."""
         size = len(self.blocks[0])
         update = self.epoch, self.seq, self.first_rank
         fixed = _BODY.pack(sent_us, *update, len(self.ids), size)
@@ -88,7 +89,7 @@ class BlockGroup:
 
     @classmethod
     def unpack(cls, body: bytes) -> Self:
-        """The inverse of `pack`.
+        """Read what `pack` wrote.
 
         Raises:
             FrameError: if the sizes do not fit.
@@ -106,7 +107,7 @@ class BlockGroup:
 
 
 def blocks_per_datagram(block_bytes: int) -> int:
-    """How many blocks one datagram holds; 0 if they are too large."""
+    """Return how many blocks one datagram holds; 0 if a block is too large."""
     return min(255, _ROOM // (block_bytes + _ID.size))
 
 
@@ -114,7 +115,7 @@ class Sealer:
     """The sending end of a session; not locked.
 
     Args:
-        secret: of the session.
+        secret: secret of the session.
     """
 
     def __init__(self, secret: Secret) -> None:
@@ -123,10 +124,10 @@ class Sealer:
         self._cipher = AESGCM(secret.key)
 
     def seal(self, body: bytes) -> bytes:
-        """The next datagram.
+        """Return the next datagram.
 
         Raises:
-            FrameError: it would be too long.
+            FrameError: the datagram would be too long.
         """
         if len(body) > MAX_DATAGRAM_BYTES - _HEAD.size - _TAG_BYTES:
             raise FrameError(f"a body of {len(body)} bytes is too long for a datagram")
@@ -139,12 +140,12 @@ class Opener:
     """The receiving end of a session; not locked.
 
     Args:
-        secret: of the session.
+        secret: secret of the session.
 
     Attributes:
-        highest: the highest number that was authentic.
-        received: how many were, each counted once.
-        repeated: authentic ones that had come before, or long ago.
+        highest: highest number of an authentic datagram.
+        received: count of authentic datagrams, each counted once.
+        repeated: count of authentic datagrams that were refused as repeated or too old.
     """
 
     def __init__(self, secret: Secret) -> None:
@@ -155,11 +156,11 @@ class Opener:
 
     @property
     def highest(self) -> int:
-        """The highest number so far."""
+        """The highest number of an authentic datagram so far."""
         return self._window.highest
 
     def open(self, datagram: bytes) -> bytes | None:
-        """The body, if it is authentic and new; `session_of` has found this session."""
+        """Return the body if it is authentic and new; `session_of` has found this session."""
         head = datagram[: _HEAD.size]
         _, _, number = _HEAD.unpack(head)
         if number == 0 or not self._window.is_new(number):
@@ -175,7 +176,7 @@ class Opener:
 
 
 class ReplayWindow:
-    """Lets each number through once; what is far behind the highest never.
+    """Accepts each number once, and no number that is far behind the highest.
 
     Attributes:
         highest: the highest number that was added.
@@ -192,7 +193,7 @@ class ReplayWindow:
         return behind < 0 or (behind < self._length and not self._seen >> behind & 1)
 
     def add(self, number: int) -> None:
-        """Let ``number`` never pass again; only after `is_new`."""
+        """Refuse ``number`` from now on; call only after `is_new`."""
         ahead = number - self.highest
         if ahead > 0:
             self._seen = 1 if ahead >= self._length else self._cut(self._seen << ahead) | 1
@@ -205,7 +206,7 @@ class ReplayWindow:
 
 
 def session_of(datagram: bytes) -> bytes | None:
-    """The session that a datagram claims to belong to; None if it is none of ours."""
+    """Return the session that a datagram names; None if it is too short or of another version."""
     if not _HEAD.size + _TAG_BYTES < len(datagram) <= MAX_DATAGRAM_BYTES:
         return None
     version, session, _ = _HEAD.unpack_from(datagram)

@@ -1,15 +1,15 @@
-"""How fast datagrams may leave: a token bucket, and a rate that gives way to everybody else. Pure.
+"""How fast datagrams may leave: a token bucket, and a rate that yields to other traffic. Pure.
 
-Datagrams are worth less than whatever else is on the link. `YieldingRate` therefore goes down when
+Datagrams matter less than other traffic on the link. `YieldingRate` therefore falls when
 datagrams wait in a queue longer than `TARGET_QUEUE_S`, long before the queue overflows, and when
 more of them get lost than the link always loses. The target is below the queue that connections of
-the transport aim at, `geo_ray.transport.flow.window.QUEUE_MIN_S` or more, so these push datagrams
-aside within a few reports and not the other way round. When they are silent the rate grows back
-fast to what the link was seen to carry, and slowly beyond: what it grows by between two reports is
-queue.
+the transport aim at, `geo_ray.transport.flow.window.QUEUE_MIN_S` or more, so connections push
+datagrams aside within a few reports, and not the reverse. When connections are silent the rate
+grows fast up to what the link was seen to carry, and slowly beyond that: growth between two reports
+becomes queue.
 
-Source: the idea of LEDBAT (RFC 6817), reconstructed: one-way delay over its own minimum, so that
-clocks need not agree.
+Source: the idea of LEDBAT (RFC 6817), reconstructed. It uses one-way delay over its own minimum, so
+the two clocks need not agree.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ TARGET_QUEUE_S: Final = 0.006
 REPORT_S: Final = 0.1
 """How often a receiver reports while datagrams arrive."""
 
-_BURST_S: Final = 0.004  # a sleep is not much shorter
+_BURST_S: Final = 0.004  # the shortest sleep that the system keeps to
 _LEAST_BURST_BYTES: Final = 2 * 1400
-_ROUNDING_BYTES: Final = 0.5  # or the time to wait could be too short to be told from none
+_ROUNDING_BYTES: Final = 0.5  # else the time to wait could round to zero
 _LOWEST_MBPS: Final = 0.2
 _HIGHEST_MBPS: Final = 10_000.0
 _GROW: Final = 1.5  # with an empty queue; half a queue grows half as much
 _GROW_SLOWLY: Final = 1.08
-_KNOWN: Final = 0.8  # up to this share of what the link carried it may grow fast
+_KNOWN: Final = 0.8  # the rate may grow fast up to this share of what the link carried
 _OVERSHOT: Final = 0.9  # of the rate at which datagrams began to wait
 _FADING: Final = 0.95  # of what was carried, if now it is less
 _SHRINK: Final = 0.7
 _EXTRA_LOSS: Final = 0.05  # above what the link always loses
-_ENOUGH: Final = 50  # datagrams that a share of lost ones can be told from
+_ENOUGH: Final = 50  # fewest datagrams from which a share of lost ones is computed
 _MEMORY_S: Final = 30.0  # after which the least delay and loss are forgotten
-_IN_USE: Final = 0.6  # of the rate was used: only then does a good report allow for more
+_IN_USE: Final = 0.6  # share of the rate that must have been used before a good report raises it
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,9 @@ class Seen:
     """A receiver's report on the datagrams of a session.
 
     Attributes:
-        highest: number of the newest one.
-        received: how many have arrived.
-        delay_s: the least time that one took since the last report, by two clocks that need not
-            agree.
+        highest: number of the newest datagram.
+        received: how many datagrams have arrived.
+        delay_s: shortest delay since the last report, measured with two clocks that need not agree.
     """
 
     highest: int
@@ -56,10 +55,10 @@ class Seen:
 
 
 class TokenBucket:
-    """Lets bytes pass at a rate, and a few milliseconds' worth of them at once after a pause.
+    """Lets bytes pass at a rate, with a burst of a few milliseconds' worth after a pause.
 
     Args:
-        rate_mbps: 10^6 bit/s.
+        rate_mbps: the rate in 10^6 bit/s.
     """
 
     def __init__(self, rate_mbps: float) -> None:
@@ -68,15 +67,15 @@ class TokenBucket:
         self._at_s: float | None = None
 
     def set_rate(self, now_s: float, rate_mbps: float) -> None:
-        """Go on at another rate."""
+        """Continue at another rate."""
         self._fill(now_s)
         self._rate_mbps = rate_mbps
 
     def take(self, now_s: float, size_bytes: int) -> float:
-        """Take tokens for a datagram, if there are any.
+        """Take tokens for a datagram if there are enough.
 
         Returns:
-            0 if it may leave now; otherwise nothing was taken, and it is so many seconds to wait.
+            0 if the datagram may leave now; otherwise the seconds to wait, and nothing was taken.
         """
         self._fill(now_s)
         missing_bytes = min(size_bytes, _LEAST_BURST_BYTES) - self._tokens_bytes
@@ -94,15 +93,15 @@ class TokenBucket:
 
 
 class YieldingRate:
-    """See the module's docstring.
+    """A rate that falls when datagrams queue or get lost; see the module's docstring.
 
     Args:
         start_mbps: first rate.
-        most_mbps: never above this; None for no limit.
+        most_mbps: upper bound of the rate; None for no bound.
 
     Attributes:
         mbps: the present rate.
-        loss: share of datagrams lost of late; None if too few were sent to tell.
+        loss: share of datagrams lost recently; None if too few were sent to tell.
     """
 
     def __init__(self, start_mbps: float, most_mbps: float | None = None) -> None:
@@ -117,11 +116,11 @@ class YieldingRate:
         self._losses = _Least(_MEMORY_S)
 
     def on_sent(self, size_bytes: int) -> None:
-        """A datagram has left."""
+        """Count a datagram that has left."""
         self._sent_bytes += size_bytes
 
     def on_seen(self, now_s: float, seen: Seen) -> None:
-        """A report has come."""
+        """Adapt the rate to a receiver's report."""
         self._delays_s.add(now_s, seen.delay_s)
         queue_s = seen.delay_s - self._delays_s.value
         sent = seen.highest - self._last.highest
@@ -152,7 +151,7 @@ class YieldingRate:
 
 
 class _Least:
-    """The least of the values of the last ``memory_s`` seconds; the newest counts always."""
+    """The least value of the last ``memory_s`` seconds; the newest value always counts."""
 
     def __init__(self, memory_s: float) -> None:
         self._memory_s = memory_s

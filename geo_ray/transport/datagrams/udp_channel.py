@@ -1,9 +1,9 @@
-"""One UDP socket of an endpoint, for blocks that may be lost: takes in and tells what came.
+"""One UDP socket of an endpoint, for blocks that may be lost: receives them and reports on them.
 
-It has the number of the endpoint's TCP port if that is free, so that a firewall has one number to
-let through; what it really is, and the key of a session, are told over the connection. A datagram
-that is not of a session is dropped before anything is done with it. One thread, which sleeps while
-nothing arrives.
+The socket has the number of the endpoint's TCP port if that is free, so that a firewall needs one
+rule. The real number and the key of a session are sent over the connection. A datagram of no known
+session is dropped before anything else is done with it. One thread, which sleeps while nothing
+arrives.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ class _Session:
     peer: str
     secret: Secret
     opener: Opener
-    delay_s: float = 0.0  # least since the last report
+    delay_s: float = 0.0  # shortest delay since the last report
     report_at_s: float | None = None
 
 
 @dataclass(slots=True)
 class UdpCounts:
-    """What arrived.
+    """What arrived at a channel.
 
     Attributes:
-        datagrams: authentic ones, each once.
-        bytes_in: their bytes by peer.
-        strange: of no session, altered, or malformed.
+        datagrams: count of authentic datagrams, each counted once.
+        bytes_in: bytes of these by peer.
+        strange: count of datagrams of no session, altered or malformed.
     """
 
     datagrams: int = 0
@@ -60,16 +60,18 @@ class UdpCounts:
 
 
 class UdpChannel:
-    """See the module's docstring.
+    """The UDP socket of an endpoint and its receiving thread; see the module's docstring.
 
     Args:
-        address: of the endpoint's listener; the same host and, if it can be, port are taken.
-        on_group: (peer, blocks); called in the receiving thread.
-        on_report: (peer, session, what was seen); about every `REPORT_S` while datagrams arrive.
-        clock: for delays and reports.
+        address: address of the endpoint's listener; the channel uses the same host, and the same
+            port if it is free.
+        on_group: called with (peer, blocks) in the receiving thread.
+        on_report: called with (peer, session, what was seen) about every `REPORT_S` while datagrams
+            arrive.
+        clock: clock for delays and reports.
 
     Raises:
-        TransportError: no UDP socket can be had there.
+        TransportError: no UDP socket can be opened there.
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class UdpChannel:
         return sockets.address_of(self._sock)[1]
 
     def expect(self, peer: str) -> Secret:
-        """A new session for datagrams of ``peer``; its older ones end."""
+        """Begin a new session for datagrams of ``peer``; older sessions of that peer end."""
         secret = Secret.make()
         with self._lock:
             mine = {k: s for k, s in self._sessions.items() if s.peer != peer}
@@ -105,12 +107,12 @@ class UdpChannel:
         return secret
 
     def send(self, datagram: bytes, address: Address, tos: int = 0) -> None:
-        """Send a datagram; one that the system does not take is lost, as on the way.
+        """Send a datagram; one that the system does not take counts as lost.
 
         Args:
-            datagram: sealed.
+            datagram: what `Sealer.seal` returned.
             address: numeric, see `resolve`.
-            tos: of the IP header; from one thread only, if not always the same.
+            tos: TOS field of the IP header; callers in several threads must use the same value.
         """
         with contextlib.suppress(OSError):
             if tos != self._tos:
@@ -119,7 +121,7 @@ class UdpChannel:
             self._sock.sendto(datagram, address)
 
     def resolve(self, address: Address) -> Address:
-        """A host's name and port as a numeric address of this socket's family.
+        """Return a host's name and port as a numeric address of this socket's family.
 
         Raises:
             TransportError: the name is unknown.
@@ -132,7 +134,7 @@ class UdpChannel:
         return str(host), int(port)
 
     def close(self) -> None:
-        """End the thread, free the socket."""
+        """End the thread and free the socket."""
         self._closed = True
         sockets.hang_up(self._sock)
         self._thread.join()
@@ -182,7 +184,7 @@ class UdpChannel:
         session.delay_s = min(session.delay_s, delay_s)
         try:
             self._on_group(session.peer, group)
-        except Exception:  # the thread serves other regions, too
+        except Exception:  # the thread also serves other regions
             _LOGGER.exception("blocks of region %s were not taken in", session.peer)
 
     def _report(self, now_s: float) -> None:
@@ -203,7 +205,7 @@ def _bind(host: str, port: int) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_DGRAM)
     for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
         sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
-    with contextlib.suppress(OSError):  # beyond the system's bound, which only root may
+    with contextlib.suppress(OSError):  # only root may set a size beyond the system's bound
         sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER_BYTES)
     for wanted in (port, 0):
         try:

@@ -1,8 +1,8 @@
 """Sends an update's lossy blocks to one peer: in order, paced, and only while nothing else is due.
 
-A thread per peer. It waits until the reliable part is acknowledged, then spends what the link has
-left over (`geo_ray.transport.datagrams.pacing`). The next update stops it at once; what has not
-left by then is reported, so that it is not lost.
+There is one thread per peer. The thread waits until the reliable part is acknowledged, then uses
+what the link has left over (`geo_ray.transport.datagrams.pacing`). The next update stops it at
+once; blocks that have not left by then are reported, so that they are not lost.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from geo_ray.clock import Clock
 from geo_ray.transport.datagrams.datagram import BlockGroup, Sealer, Secret, blocks_per_datagram
 from geo_ray.transport.datagrams.pacing import Seen, TokenBucket, YieldingRate
 
-_GATE_S: Final = 0.25  # how long one look at the reliable road may wait
+_GATE_S: Final = 0.25  # longest wait per check that reliable data are acknowledged
 _NAP_S: Final = 0.002  # shortest sleep of the pacing
 
 
@@ -25,11 +25,11 @@ class LossyLoad:
     """The lossy blocks of an update.
 
     Attributes:
-        epoch: of the sender.
+        epoch: epoch of the sender.
         seq: the update's number.
-        ids: number of each block within the vector, by rank.
+        ids: position of each block within the vector, by rank.
         data: the blocks' bytes, by rank, one after the other.
-        block_bytes: of each.
+        block_bytes: size of each block.
         bands: ranges of rank, for marking.
     """
 
@@ -41,7 +41,7 @@ class LossyLoad:
     bands: int = 1
 
     def group(self, first_rank: int, count: int) -> BlockGroup:
-        """``count`` blocks from ``first_rank`` on, or as many as there are."""
+        """Return ``count`` blocks from ``first_rank`` on, or as many as there are."""
         stop = min(len(self.ids), first_rank + count)
         size = self.block_bytes
         blocks = [self.data[rank * size : (rank + 1) * size] for rank in range(first_rank, stop)]
@@ -50,13 +50,13 @@ class LossyLoad:
 
 @dataclass(slots=True)
 class SenderCounts:
-    """What was sent.
+    """What a sender has sent.
 
     Attributes:
-        datagrams: how many.
-        bytes_out: their bytes.
-        blocks: lossy blocks in them.
-        unsent: blocks that an update left behind.
+        datagrams: count of datagrams.
+        bytes_out: bytes of these datagrams.
+        blocks: count of lossy blocks in them.
+        unsent: count of blocks that were not sent before the next update.
     """
 
     datagrams: int = 0
@@ -66,14 +66,15 @@ class SenderCounts:
 
 
 class UdpSender:
-    """See the module's docstring.
+    """The sending thread of one peer; see the module's docstring.
 
     Args:
-        send: (datagram, band, bands); never blocks for long.
-        is_drained: waits so many seconds at most; whether nothing reliable is due to the peer.
-        start_mbps: a first guess at what the link bears, asked when a session begins.
-        most_mbps: bound on the rate; None for none.
-        clock: for pacing.
+        send: takes (datagram, band, bands); must not block for long.
+        is_drained: waits at most the given seconds; returns whether no reliable data are due to the
+            peer.
+        start_mbps: returns a first guess at the link's rate when a session begins.
+        most_mbps: upper bound of the rate; None for no bound.
+        clock: clock for pacing.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class UdpSender:
         self._start_mbps = start_mbps
         self._most_mbps = most_mbps
         self._clock = clock
-        self._changed = threading.Condition()  # guards what follows
+        self._changed = threading.Condition()  # guards the attributes below
         self._session: bytes | None = None
         self._sealer: Sealer | None = None
         self._rate = YieldingRate(1.0, most_mbps)
@@ -108,7 +109,7 @@ class UdpSender:
 
     @property
     def loss(self) -> float | None:
-        """Share of datagrams that got lost of late, if it is known."""
+        """The share of datagrams lost recently; None if it is not known."""
         return self._rate.loss
 
     def use(self, secret: Secret) -> None:
@@ -116,23 +117,24 @@ class UdpSender:
         start_mbps = self._start_mbps()
         with self._changed:
             if self._session == secret.session:
-                return  # the numbers of a key must not begin again
+                return  # the numbers of one key must not begin again, since they are the nonce
             self._session, self._sealer = secret.session, Sealer(secret)
             self._rate = YieldingRate(start_mbps, self._most_mbps)
             self._bucket = TokenBucket(self._rate.mbps)
             self._changed.notify_all()
 
     def start(self, load: LossyLoad) -> None:
-        """Send these blocks, once the reliable road is drained; `stop` has ended the last ones."""
+        """Send these blocks once reliable data are acknowledged; `stop` has ended the last ones."""
         with self._changed:
             self._load, self._next_rank = load, 0
             self._changed.notify_all()
 
     def stop(self) -> tuple[int, int] | None:
-        """Send no more of the present update.
+        """Stop sending the present update.
 
         Returns:
-            The update's number, and the first rank that did not leave; None if there was none.
+            The update's number and the first rank that was not sent; None if no update was being
+            sent.
         """
         with self._changed:
             load, self._load = self._load, None
@@ -143,7 +145,7 @@ class UdpSender:
             return load.seq, self._next_rank
 
     def on_seen(self, session: bytes, seen: Seen) -> None:
-        """The peer tells what has arrived."""
+        """Adapt the rate to the peer's report."""
         now_s = self._clock.now_s()
         with self._changed:
             if session == self._session:
@@ -151,7 +153,7 @@ class UdpSender:
                 self._bucket.set_rate(now_s, self._rate.mbps)
 
     def close(self) -> None:
-        """End the thread."""
+        """End the sending thread."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -179,7 +181,7 @@ class UdpSender:
             self._send(datagram, rank * load.bands // len(load.ids), load.bands)
 
     def _next(self, load: LossyLoad, per_datagram: int) -> tuple[bytes, int] | None:
-        """The next datagram, when its time has come, and its first rank; None at the end."""
+        """Wait for the next datagram's time; return it and its first rank, or None at the end."""
         with self._changed:
             while True:
                 rank, sealer = self._next_rank, self._sealer

@@ -1,1 +1,1 @@
-"""Links that are not there: a model of one, and what holds real bytes back."""
+"""Emulated links: a model of a link, and shapers that delay real bytes by it."""

@@ -1,4 +1,4 @@
-"""An emulated link for datagrams over real sockets: the model says what arrives, and when."""
+"""Emulates a link for datagrams over real sockets, as the link model decides."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _HEADERS_BYTES: Final = 28  # IP and UDP
 
 
 class DatagramShaper:
-    """Holds datagrams back until the link model says that they arrive; drops those that do not.
+    """Delays datagrams until the link model says that they arrive, and drops those that do not.
 
     Args:
         send: puts a datagram on the real socket; loopback takes no time.
-        model: one direction of a link, the one that the endpoint's connections go through.
-        clock: the time that datagrams are released by.
+        model: one direction of a link; the endpoint's connections use the same one.
+        clock: clock by which datagrams are released.
         run_start_s: the clock's time at which the model's time is 0.
     """
 
@@ -48,7 +48,7 @@ class DatagramShaper:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End the thread; what is on the link is lost."""
+        """End the thread; datagrams on the link are lost."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -1,7 +1,7 @@
-"""What one direction of a WAN link does to bytes: a pure, seeded model without a clock.
+"""A pure, seeded model of one direction of a WAN link, without a clock.
 
-The simulator asks it when a message arrives; the transport's shaper holds real bytes back until
-then. Both use it unchanged, so they agree. TCP itself (slow start, windows, congestion) is not
+The simulator asks it when a message arrives; the transport's shaper delays real bytes until then.
+Both use the same model, so they agree. TCP itself (slow start, windows, congestion) is not
 modelled: see docs/transport.md for what that leaves out.
 """
 
@@ -62,13 +62,13 @@ class LinkSpec(StrictModel):
 
 
 class LinkModel:
-    """State of one direction of a link; deterministic by seed and sequence of calls.
+    """The state of one direction of a link; deterministic by seed and sequence of calls.
 
-    Connections and datagrams share a link and may come from different threads: calls are locked.
+    Connections and datagrams share a link and may come from different threads, so calls are locked.
 
     Args:
-        spec: what the link is like.
-        seed: of loss and jitter; see `link_seed`.
+        spec: properties of the link.
+        seed: seed of loss and jitter; see `link_seed`.
         round_trip_s: how much later a lost packet's chunk arrives, in seconds; None takes twice
             the one-way delay.
     """
@@ -78,7 +78,7 @@ class LinkModel:
         self.round_trip_s = 2 * spec.delay_s if round_trip_s is None else round_trip_s
         self._lock = threading.Lock()
         self._random = Random(seed)
-        self._drops = Random(f"datagrams {seed}")  # apart, so that connections fare as without
+        self._drops = Random(f"datagrams {seed}")  # leaves connections' chances as they are
         self._free_at_s = 0.0
         self._last_arrival_s = 0.0
         self._jitter_s = 0.0
@@ -86,11 +86,11 @@ class LinkModel:
 
     @property
     def free_at_s(self) -> float:
-        """When the sender's end of the link has put its last byte on the wire."""
+        """The time at which the sender's end of the link has put its last byte on the wire."""
         return self._free_at_s
 
     def transfer(self, now_s: float, size_bytes: int) -> float:
-        """Put bytes on the link behind those that are there.
+        """Put bytes on the link behind those that are on it.
 
         Calling it for a message at once, or for its 64 KiB chunks one after the other with the
         same ``now_s``, gives the same arrival.
@@ -115,7 +115,7 @@ class LinkModel:
             return self._last_arrival_s
 
     def datagram(self, now_s: float, size_bytes: int) -> float | None:
-        """Put a datagram on the link behind the bytes that are there.
+        """Put a datagram on the link behind the bytes that are on it.
 
         Args:
             now_s: when it is ready, in seconds since the run began.
@@ -179,7 +179,7 @@ class LinkModel:
 
 
 def link_seed(seed: int, src: str, dst: str) -> int:
-    """Seed of the link from region ``src`` to region ``dst`` in an experiment with ``seed``."""
+    """Return the seed of the link from ``src`` to ``dst`` in an experiment with ``seed``."""
     digest = blake2b(f"{seed}\0{src}\0{dst}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big")
 
@@ -187,7 +187,7 @@ def link_seed(seed: int, src: str, dst: str) -> int:
 def build_links(
     specs: Mapping[tuple[str, str], LinkSpec], seed: int
 ) -> dict[tuple[str, str], LinkModel]:
-    """The models of an experiment's links; the same for the simulator and for every bridge.
+    """Build the models of an experiment's links, the same for the simulator and for every bridge.
 
     Args:
         specs: by (source region, destination region).

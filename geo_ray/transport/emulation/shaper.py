@@ -1,4 +1,4 @@
-"""Link emulation over real sockets: bytes are held back until the link model says they arrive.
+"""Link emulation over real sockets: bytes are delayed until the link model says they arrive.
 
 Loopback takes no time, so a byte that is sent at its arrival time arrives then.
 """
@@ -12,15 +12,15 @@ from typing import Final
 from geo_ray.clock import Clock
 from geo_ray.transport.emulation.link_model import LinkModel
 
-_HORIZON_S: Final = 0.05  # how far ahead of the link bytes are scheduled; what a cut can lose
+_HORIZON_S: Final = 0.05  # bytes are scheduled so far ahead; a cut loses at most that
 
 
 class Shaper:
-    """A link model in real time; outlives the connections that go through it.
+    """A link model in real time; it outlives the connections that use it.
 
     Args:
         model: one direction of a link.
-        clock: the time that bytes are released by.
+        clock: clock by which bytes are released.
         run_start_s: the clock's time at which the model's time is 0.
     """
 
@@ -40,21 +40,21 @@ class Shaper:
             return self._model.transfer(ready_s, size_bytes)
 
     def backlog_s(self) -> float:
-        """How long the link is still busy with what it was given."""
+        """Return for how long the link is still busy with the bytes it was given."""
         with self._lock:
             return self._model.free_at_s - self.now_s()
 
     def has_room(self) -> bool:
-        """Whether the link will be idle soon unless it is given more."""
+        """Return whether the link will soon be idle unless it is given more."""
         return self.room_in_s() <= 0.0
 
     def room_in_s(self) -> float:
-        """How long until that is so, in seconds."""
+        """Return the seconds until `has_room` holds."""
         return max(0.0, self.backlog_s() - _HORIZON_S)
 
 
 def regroup(parts: Iterable[memoryview], size_bytes: int) -> Iterator[list[memoryview]]:
-    """The same bytes in groups of exactly ``size_bytes``, but for the last one."""
+    """Yield the same bytes in groups of exactly ``size_bytes``; the last group may be shorter."""
     group: list[memoryview] = []
     room = size_bytes
     for part in parts:

@@ -1,1 +1,1 @@
-"""Reliable messages between regions: connections, sessions, chunks, lanes."""
+"""Reliable messages between regions: connections, sessions, chunks and lanes."""

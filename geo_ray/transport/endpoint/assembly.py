@@ -1,4 +1,4 @@
-"""Chunks become messages again, whatever stream and order they come in: pure bookkeeping.
+"""Puts chunks together to messages, whatever stream and order they come in: pure bookkeeping.
 
 A payload is received straight into its place in the message's buffer. A second copy of a chunk,
 sent because the first was late, goes to a buffer of its own and counts if it is complete first.
@@ -15,7 +15,7 @@ from geo_ray.errors import FrameError
 from geo_ray.transport.wire.message import LANES, Message, Piece
 
 Divert = Callable[[], None]
-"""Tells a stream to put the rest of what it receives somewhere else."""
+"""Tells a stream to write the rest of the chunk it receives to another buffer."""
 
 
 @dataclass(slots=True)
@@ -29,20 +29,20 @@ class _Partial:
 
 @dataclass(slots=True)
 class _Lane:
-    complete: int = 0  # all messages up to this number were handed on
+    complete: int = 0  # number up to which all messages were delivered
     partial: dict[int, _Partial] = field(default_factory=dict)
-    waiting: dict[int, Message] = field(default_factory=dict)  # whole, but one before is missing
+    waiting: dict[int, Message] = field(default_factory=dict)  # complete, after a gap
 
 
 class Assembly:
-    """What has arrived of a peer's messages and is not whole yet.
+    """The parts of a peer's messages that are not complete yet.
 
     Args:
-        max_ahead: how many messages of a lane may be begun beyond the last one handed on.
+        max_ahead: how many messages of a lane may be begun beyond the last one delivered.
         max_payload_bytes: largest payload of one message.
 
     Attributes:
-        duplicates: chunks that were there already.
+        duplicates: count of chunks that had arrived before.
     """
 
     def __init__(self, max_ahead: int, max_payload_bytes: int) -> None:
@@ -52,16 +52,16 @@ class Assembly:
         self.duplicates = 0
 
     def place(self, piece: Piece, size_bytes: int, divert: Divert) -> memoryview:
-        """Where to put a chunk's payload of ``size_bytes`` bytes.
+        """Return the buffer for a chunk's payload of ``size_bytes`` bytes.
 
         Args:
-            piece: what the chunk says of itself.
+            piece: the chunk's header.
             size_bytes: the chunk's length.
-            divert: called if another copy of the chunk is complete first: the buffer must not be
-                written to any more.
+            divert: called if another copy of the chunk is complete first; from then on the buffer
+                must not be written.
 
         Raises:
-            FrameError: it does not fit its message, or the sender is too far ahead.
+            FrameError: the chunk does not fit its message, or the sender is too far ahead.
         """
         partial = self._partial(piece, size_bytes)
         if partial is None or piece.offset in partial.done or piece.offset in partial.writers:
@@ -71,23 +71,23 @@ class Assembly:
         return partial.buffer[piece.offset : piece.offset + size_bytes]
 
     def abandon(self, piece: Piece, divert: Divert) -> None:
-        """The stream that wrote a chunk died before it was complete."""
+        """Free a chunk's place, because its stream died before the chunk was complete."""
         partial = self._lanes[piece.lane].partial.get(piece.number)
         if partial is not None and partial.writers.get(piece.offset) is divert:
             del partial.writers[piece.offset]
 
     def complete(self, piece: Piece, payload: memoryview) -> tuple[bool, list[Message]]:
-        """A chunk is here.
+        """Take in a complete chunk.
 
         Args:
-            piece: what it says of itself.
-            payload: the buffer that `place` gave, full.
+            piece: the chunk's header.
+            payload: the buffer that `place` gave, filled.
 
         Returns:
-            Whether it was new, and the messages of its lane that are whole now, in order.
+            Whether the chunk was new, and the messages of its lane that are complete now, in order.
 
         Raises:
-            FrameError: it does not fit its message.
+            FrameError: the chunk does not fit its message.
         """
         partial = self._partial(piece, payload.nbytes)
         if partial is None or piece.offset in partial.done:
@@ -108,11 +108,11 @@ class Assembly:
         return True, self._finish(piece, partial)
 
     def restart(self) -> None:
-        """The peer began anew."""
+        """Forget everything, because the peer restarted."""
         self._lanes = [_Lane() for _ in range(LANES)]
 
     def _partial(self, piece: Piece, size_bytes: int) -> _Partial | None:
-        """The message that a chunk belongs to; None if it is whole already."""
+        """Return the message that a chunk belongs to; None if it is complete already."""
         if piece.offset + size_bytes > piece.size_bytes or (piece.size_bytes and not size_bytes):
             raise FrameError(
                 f"a chunk of {size_bytes} bytes at {piece.offset} of a payload of "

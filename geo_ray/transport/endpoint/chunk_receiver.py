@@ -1,4 +1,4 @@
-"""What comes in on a connection's streams: chunks to the session, the rest to the connection."""
+"""Receives the chunks of a connection's streams, and acknowledges them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from geo_ray.transport.wire.message import RESEND, TRANSPORT, Piece, read_piece
 from geo_ray.transport.wire.meta import Meta
 
 _ACKS_PER_FRAME: Final = 900  # three numbers each
-ACK_META_BYTES: Final = 32 * 1024  # most that an acknowledgement takes
+ACK_META_BYTES: Final = 32 * 1024  # largest header of an acknowledgement
 
 
 class ChunkReceiver:
-    """Receives the chunks of a connection and acknowledges them; the loop's thread only.
+    """Receives the chunks of a connection and acknowledges them; only the loop's thread may use it.
 
     Args:
-        session: what the connection belongs to.
+        session: session of the connection.
         epoch: the peer's incarnation.
 
     Attributes:
@@ -33,7 +33,7 @@ class ChunkReceiver:
         self._epoch = epoch
         self._placing: dict[Stream, tuple[Piece, Callable[[], None]]] = {}
         self._acks: list[int] = []  # lane, number, offset
-        self._told: list[int] = []  # up to where the peer knows that messages were delivered
+        self._told: list[int] = []  # numbers up to which delivery was acknowledged to the peer
 
     @property
     def owes(self) -> bool:
@@ -41,7 +41,7 @@ class ChunkReceiver:
         return bool(self._acks) or self._told != self._session.delivered()
 
     def place(self, stream: Stream, kind: FrameKind, meta: Meta, size_bytes: int) -> memoryview:
-        """Where a frame's payload goes; see `FrameReader`."""
+        """Return the buffer for a frame's payload; see `FrameReader`."""
         if kind is not FrameKind.CHUNK:
             if size_bytes:
                 raise FrameError(f"a {kind.name} frame with a payload of {size_bytes} bytes")
@@ -51,7 +51,7 @@ class ChunkReceiver:
         return self._session.place(self._epoch, piece, size_bytes, divert)
 
     def take(self, stream: Stream, frame: Frame, wire_bytes: int) -> None:
-        """A chunk is complete."""
+        """Hand a complete chunk to the session."""
         piece, _ = self._placing.pop(stream)
         payload = frame.payload if isinstance(frame.payload, memoryview) else memoryview(b"")
         is_new = self._session.complete(self._epoch, piece, payload)
@@ -59,13 +59,13 @@ class ChunkReceiver:
         self._acks += [piece.lane, piece.number, piece.offset]
 
     def forget(self, stream: Stream) -> None:
-        """A stream is over: what it was receiving may come over another."""
+        """Let another stream receive what an ended stream was receiving."""
         placing = self._placing.pop(stream, None)
         if placing is not None:
             self._session.abandon(*placing)
 
     def acknowledge(self, control: Stream) -> None:
-        """Tell the peer what has come."""
+        """Acknowledge the chunks that have arrived."""
         told = self._session.delivered()
         cut = 3 * _ACKS_PER_FRAME
         while self._acks or told != self._told:

@@ -1,4 +1,4 @@
-"""What goes out on a connection's streams: which chunk, on which stream, once more or not."""
+"""Decides which chunk goes out on which stream, and which is sent again."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _BLEND: Final = 0.1
 
 
 class ChunkSender:
-    """Sends the chunks of a connection; the loop's thread only.
+    """Sends the chunks of a connection; only the loop's thread may use it.
 
     Args:
-        link_id: of the connection.
-        session: what the connection belongs to.
-        write: hands what a stream holds to the kernel; survives a stream's failure.
+        link_id: id of the connection.
+        session: session of the connection.
+        write: hands a stream's buffers to the kernel; must not raise if the stream fails.
 
     Attributes:
-        late_s: a chunk that is not acknowledged for that long is sent once more when streams are
-            idle, in seconds; learned from the others.
+        late_s: a chunk that was not acknowledged for that many seconds is sent again when streams
+            are idle; learned from other chunks.
     """
 
     def __init__(self, link_id: str, session: SessionSide, write: Callable[[Stream], None]) -> None:
@@ -42,10 +42,10 @@ class ChunkSender:
         self._write = write
 
     def run(self, control: Stream, streams: Sequence[Stream], now_s: float) -> None:
-        """Hand chunks out as long as there are chunks, room and window.
+        """Hand out chunks as long as there are chunks, room and window.
 
         Args:
-            control: takes control messages; everything while there is no other.
+            control: stream for control messages; it takes all chunks while there is no data stream.
             streams: data streams that take chunks.
             now_s: the time.
         """
@@ -69,7 +69,7 @@ class ChunkSender:
                     ready.remove(stream)
 
     def take_acks(self, meta: Meta, streams: Sequence[Stream], now_s: float) -> None:
-        """The peer has received chunks.
+        """Take in an acknowledgement of the peer's.
 
         Raises:
             FrameError: the acknowledgement makes no sense.
@@ -97,7 +97,7 @@ class ChunkSender:
         return self._session.next_chunk(self._link_id, lanes, size_bytes, now_s)
 
     def _late(self, stream: Stream, holders: list[Stream], now_s: float) -> Chunk | None:
-        """Nothing new is to be sent: help out with what has been under way for too long."""
+        """Return a chunk that has been under way for too long, when nothing new is to be sent."""
         before_s = now_s - self.late_s
         chunk = self._session.straggler(self._link_id, before_s, _TIMES_SENT, now_s, stream.chunks)
         if chunk is not None:

@@ -1,7 +1,7 @@
-"""Two endpoints that are connected: one stream for control, others for data, one loop for all.
+"""A connection of two endpoints: one control stream, several data streams, one loop for all.
 
-The loop is a single thread that never blocks on a socket. It takes chunks from the session as
-streams have room for them, so a fast stream carries more than a slow one by itself.
+The loop is a single thread that never blocks on a socket. It takes chunks from the session when a
+stream has room for them, so a fast stream carries more than a slow one.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ Counts = list[dict[str, int]]
 
 
 class Connection:
-    """Control stream and data streams of one meeting with a peer, while it lasts.
+    """The control stream and data streams of one connection to a peer.
 
     Args:
         peer: the other region.
-        session: what it belongs to.
-        control: the stream that the handshake was made on.
+        session: session of the connection.
+        control: the stream on which the handshake was made.
         dialed: whether this side dialed it, and hence dials the data streams.
         config: limits and deadlines.
         clock: for heartbeats and silence.
-        dial_stream: starts a thread that dials a data stream of a number, and calls `attach` and
-            `dial_ended`.
+        dial_stream: starts a thread that dials the data stream with a given number, and calls
+            `attach` and `dial_ended`.
 
     Attributes:
         dialed: as given.
-        greeting: of the control stream.
-        cause: why it ended, if it did.
-        heartbeat: round trips.
+        greeting: outcome of the control stream's handshake.
+        cause: why the connection ended, if it did.
+        heartbeat: heartbeats and round trips.
         owes: whether acknowledgements or frames still have to go out.
     """
 
@@ -83,11 +83,11 @@ class Connection:
             self.greeting.link_id, session, partial(self._guard, work=Stream.write)
         )
         self._data: list[Stream] = []
-        self._past: list[tuple[dict[str, int], dict[str, int]]] = []  # counts of closed streams
+        self._past: list[tuple[dict[str, int], dict[str, int]]] = []  # bytes of closed streams
         self._last_number = 0
-        self._has_met = False  # whether the peer's loop has said something
+        self._has_met = False  # whether the peer's loop has sent anything
         self._redial_at_s = 0.0
-        self._wish = 0  # the peer's, for the number of streams
+        self._wish = 0  # number of streams that the peer asked for
         self._told_wish = 0
         self._heard_s = self._asked_s = clock.now_s()
         self._finishing = self._finished = False
@@ -103,7 +103,7 @@ class Connection:
     # ------------------------------------------------------------------ any thread
 
     def wake(self) -> None:
-        """Let the loop look at what is new."""
+        """Wake the loop, which then looks at what has changed."""
         if self._is_awake:
             return
         self._is_awake = True
@@ -125,7 +125,7 @@ class Connection:
         self.wake()
 
     def dial_ended(self, error: Exception | None) -> None:
-        """A dial that `dial_stream` began is over."""
+        """Note that a dial begun by `dial_stream` has ended."""
         with self._lock:
             self._dialing -= 1
         if error is not None:
@@ -133,33 +133,33 @@ class Connection:
             self._session.note_error(error)
 
     def end(self, cause: Exception | str) -> None:
-        """Let the loop end; the first cause counts."""
+        """End the loop; the first cause is kept."""
         with self._lock:
             if self.cause is None:
                 self.cause = LinkDownError(cause) if isinstance(cause, str) else cause
         self.wake()
 
     def finish(self) -> None:
-        """Send what was begun, then nothing more; ends when the peer has seen that."""
+        """Send what was begun, then nothing more; the connection ends when the peer has seen it."""
         self._finishing = True
         self.wake()
 
     def silent_s(self) -> float:
-        """How long nothing was heard of the peer, in seconds."""
+        """Return the seconds since anything was received from the peer."""
         return self._clock.now_s() - self._heard_s
 
     @property
     def streams(self) -> int:
-        """Data streams that are open."""
+        """The number of open data streams."""
         return len(self._data)
 
     @property
     def is_encrypted(self) -> bool:
-        """Whether TLS carries it."""
+        """Whether the connection is encrypted by TLS."""
         return self._control.is_tls
 
     def counts(self) -> tuple[Counts, Counts]:
-        """Bytes by class, sent and received, of every stream so far."""
+        """Return the bytes by class, sent and received, of all streams so far."""
         past, live = list(self._past), [self._control, *self._data]
         sent = [out for out, _ in past] + [dict(stream.sent) for stream in live]
         return sent, [back for _, back in past] + [dict(stream.received) for stream in live]
@@ -167,7 +167,7 @@ class Connection:
     # ------------------------------------------------------------------ the loop
 
     def run(self) -> None:
-        """Serve until it ends; frees all sockets."""
+        """Serve the connection until it ends; free all sockets."""
         self._selector.register(self._woken, selectors.EVENT_READ, None)
         try:
             self._open(self._control)
@@ -218,7 +218,7 @@ class Connection:
         return wait_s
 
     def _settle(self, now_s: float) -> None:
-        """All is done that can be done now."""
+        """Tell the session, the peer and flow control what the loop's turn has left to do."""
         streams = [self._control, *self._data]
         owed, self.owes = (
             self.owes,
@@ -241,7 +241,7 @@ class Connection:
         )
 
     def _guard(self, stream: Stream, work: Callable[[Stream], object]) -> None:
-        """Do something with a stream; a data stream that fails is given up, and no more."""
+        """Do something with a stream; if a data stream fails, only that stream is given up."""
         try:
             work(stream)
         except (TransportError, OSError) as error:
@@ -258,7 +258,7 @@ class Connection:
                 self._guard(stream, _give_up)
 
     def _ask_kernel(self, now_s: float) -> None:
-        """Learn what was lost on the way from TCP's own counters."""
+        """Read from TCP's own counters how many segments were lost."""
         if now_s - self._asked_s < _ASK_KERNEL_S:
             return
         self._asked_s = now_s
@@ -289,7 +289,7 @@ class Connection:
         return [stream for stream in self._data if not stream.is_draining]
 
     def _lose(self, stream: Stream, error: Exception | None) -> None:
-        """A data stream is over: what it carried goes elsewhere."""
+        """Close a data stream and give back its chunks to the session."""
         if stream not in self._data:
             return
         self._data.remove(stream)
@@ -303,7 +303,7 @@ class Connection:
             self._redial_at_s = self._clock.now_s() + _REDIAL_S
 
     def _tend_streams(self, now_s: float) -> None:
-        """Have as many data streams as the side that wants more thinks best."""
+        """Keep as many data streams as the side that wants more asks for."""
         mine = self._session.flow.streams
         if not self.dialed:
             if mine != self._told_wish:
@@ -314,7 +314,7 @@ class Connection:
             return  # it may not have adopted this connection, and would refuse its streams
         want = min(self._config.max_streams, max(mine, self._wish))
         for stream in sorted(self._live(), key=lambda each: each.number)[want:]:
-            self._say_bye(stream)
+            self._send_bye(stream)
         with self._lock:
             missing = want - len(self._live()) - self._dialing - len(self._attached)
             missing = max(0, min(missing, _DIALS_AT_ONCE - self._dialing))
@@ -325,11 +325,11 @@ class Connection:
             self._last_number += 1
             self._dial_stream(self, self._last_number)
 
-    def _say_bye(self, stream: Stream) -> None:
+    def _send_bye(self, stream: Stream) -> None:
         stream.is_draining = True
         stream.keep_copies()  # others may send the same
-        if not stream.said_bye:
-            stream.said_bye = True
+        if not stream.sent_bye:
+            stream.sent_bye = True
             stream.put(Frame(FrameKind.BYE, {}), TRANSPORT)
 
     def _flush(self, stream: Stream) -> None:
@@ -339,7 +339,7 @@ class Connection:
         wanted = selectors.EVENT_READ | (0 if took_all else selectors.EVENT_WRITE)
         if self._selector.get_key(stream.sock).events != wanted:
             self._selector.modify(stream.sock, wanted, stream)
-        if stream.said_bye and stream.heard_bye and stream.is_idle:
+        if stream.sent_bye and stream.received_bye and stream.is_idle:
             # All that it carried has arrived: its acknowledgements come over the control stream.
             self._lose(stream, None)
 
@@ -352,8 +352,8 @@ class Connection:
             elif stream is self._control:
                 self._take_control(frame)
             elif frame.kind is FrameKind.BYE:
-                stream.heard_bye = True
-                self._say_bye(stream)
+                stream.received_bye = True
+                self._send_bye(stream)
             else:
                 raise FrameError(f"a {frame.kind.name} frame on a data stream")
 
@@ -377,7 +377,7 @@ class Connection:
     # ------------------------------------------------------------------ the end
 
     def discard(self) -> None:
-        """Free the sockets of a connection that is not to be run."""
+        """Free the sockets of a connection that will not be run."""
         self.end("not wanted")
         self._close()
 
@@ -395,5 +395,5 @@ class Connection:
 
 
 def _give_up(stream: Stream) -> None:
-    """The link lives, but what this stream carries does not arrive: its path is dead."""
+    """Give up a stream whose chunks do not arrive although the link is alive."""
     raise LinkDownError(f"stream {stream.number} stands still")

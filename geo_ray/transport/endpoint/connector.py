@@ -1,4 +1,4 @@
-"""How two endpoints get from a TCP connection to a connection of a session."""
+"""Makes an authenticated connection of a session from a TCP connection."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _SERVICE = "wan"
 
 
 class Connector:
-    """Dials and receives on behalf of an endpoint.
+    """Dials and accepts connections for an endpoint.
 
     Args:
         identity: this endpoint.
-        instance: unique to this start of it.
+        instance: id that is unique to this start of the endpoint.
         config: timeouts.
-        clock: for waiting on emulated links.
+        clock: clock for emulated links.
         shapers: emulated links by destination region.
         encryption: which connections are encrypted.
-        find: the session with a region, or None; asked about strangers as well.
+        find: returns the session with a region, or None; it is also asked about unknown regions.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class Connector:
         """Connect to a session's region and authenticate.
 
         Args:
-            session: whose region.
-            address: where it listens.
+            session: session with the region to dial.
+            address: where the region listens.
             number: 0 for the control stream, else of a data stream.
             link_id: of the connection that a data stream belongs to.
 
@@ -90,7 +90,7 @@ class Connector:
 
         with self._interruptible(sock):
             sock = self._encryption.dialed(sock)
-        with self._interruptible(sock):  # the other one is detached if this is a TLS socket
+        with self._interruptible(sock):  # wrapping a socket in TLS detaches the original
             self._encryption.shake_hands(sock)
             self._encryption.expect(sock, session.peer)
             hello: Meta = {"to": session.peer, "stream": number, "link": link_id}
@@ -135,7 +135,7 @@ class Connector:
             return self._stream(sock, count(greeting.hello, "stream"), greeting, side)
 
     def close(self) -> None:
-        """Interrupt what is under way, and refuse what comes."""
+        """Interrupt handshakes under way, and refuse new ones."""
         self._closed.set()
         with self._lock:
             pending = list(self._pending)
@@ -145,7 +145,7 @@ class Connector:
     # ------------------------------------------------------------------ sockets
 
     def _connect(self, address: Address) -> socket.socket:
-        """A name may stand for several addresses: the first that answers."""
+        """Connect to the first of a name's addresses that answers."""
         last: OSError = ConnectionRefusedError(f"{address[0]} has no address")
         for info in sockets.resolve(address):
             sock = sockets.new_socket(info, self._config.socket_buffer_bytes)
@@ -161,7 +161,7 @@ class Connector:
 
     @contextlib.contextmanager
     def _interruptible(self, sock: socket.socket) -> Iterator[None]:
-        """While it lasts `close` interrupts; if it fails, the socket is closed."""
+        """Let `close` interrupt the block; close the socket if the block fails."""
         with self._lock:
             self._pending.add(sock)
         try:
@@ -179,7 +179,7 @@ class Connector:
     def _tune(self, sock: socket.socket) -> None:
         sockets.tune(sock, congestion=self._config.congestion_control)
 
-    # ------------------------------------------------------------------ words
+    # ------------------------------------------------------------------ messages
 
     def _check(self, theirs: Meta) -> None:
         expect_same("service", theirs.get("service"), _SERVICE)

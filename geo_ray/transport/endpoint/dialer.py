@@ -1,4 +1,4 @@
-"""The threads that bring connections about: who dials, who accepts, and what happens to both."""
+"""The threads that dial and accept connections."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from geo_ray.util.threads import Workers
 
 _LOGGER = logging.getLogger(__name__)
 _RETRY_S: Final = 0.05
-_FAILURES_TO_LOG: Final = 3  # at the end of a run the others go first or last
+_FAILURES_TO_LOG: Final = 3  # at the end of a run, other regions may close earlier or later
 
 
 class Dialer:
@@ -34,10 +34,11 @@ class Dialer:
     Args:
         connector: makes streams of sockets.
         config: pauses and bounds.
-        clock: for connections.
+        clock: clock for connections.
         workers: threads.
-        session: the session with a region, made if need be; LinkDownError once closed.
-        address: where a region that is dialed listens now.
+        session: returns the session with a region and makes it if need be; raises LinkDownError
+            once closed.
+        address: returns where a dialed region listens now.
     """
 
     def __init__(
@@ -60,13 +61,13 @@ class Dialer:
         self._closed = False
 
     def close(self) -> None:
-        """Accept nothing more; the listener is to be hung up next."""
+        """Accept nothing more; the caller closes the listener next."""
         self._closed = True
 
     # ------------------------------------------------------------------ dialing
 
     def keep_connected(self, session: Session) -> None:
-        """Dial a session's region again and again, until it is closed; for a thread of its own."""
+        """Dial a session's region whenever it is disconnected; ends with the session."""
         config = self._config
         failures = 0
         while session.wait_disconnected():
@@ -121,7 +122,7 @@ class Dialer:
     # ------------------------------------------------------------------ accepting
 
     def accept(self, listener: socket.socket) -> None:
-        """Take connections until closed; for a thread of its own."""
+        """Accept connections until closed; runs in a thread of its own."""
         while True:
             try:
                 sock, source = listener.accept()
@@ -149,7 +150,7 @@ class Dialer:
             session.run(connection)
 
     def _welcome(self, stream: Stream) -> tuple[Session, Connection] | None:
-        """A new connection to be run, or None for a data stream, which joins its own."""
+        """Return a new connection to run; None for a data stream, which joins its own."""
         try:
             session = self._session(text(stream.greeting.hello, "region"))
             if not stream.number:

@@ -1,8 +1,8 @@
-"""A bridge's road to the other regions: reliable, ordered messages over TCP, whatever the WAN does.
+"""Reliable, ordered messages between a bridge and other regions, over TCP.
 
-One connection per pair of regions, used in both directions and made anew when it breaks. Between
-two living endpoints every message arrives exactly once and in order. Blocking sockets, a thread per
-direction and peer; see docs/transport.md.
+There is one connection per pair of regions, used in both directions and made again when it breaks.
+Between two living endpoints every message arrives exactly once and in order. Blocking sockets, a
+thread per direction and peer; see docs/transport.md.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from geo_ray.util.threads import Workers
 __all__ = ["Address", "Endpoint", "EndpointIdentity", "Message", "PeerStats", "TransportConfig"]
 
 _LOGGER = logging.getLogger(__name__)
-_GOODBYE_S: Final = 0.5  # to see the peer's end of the stream; else the last acks may be lost
+_GOODBYE_S: Final = 0.5  # wait for the peer's end, which follows its last acks
 _JOIN_S: Final = 10.0
 
 
@@ -43,16 +43,17 @@ class Endpoint:
     """One region's end of the WAN.
 
     Args:
-        identity: who this is.
-        on_message: (peer's region, message); called in a receiving thread, in order, and no second
-            time for that peer before it returned. Acks of the same peer wait meanwhile: hand long
+        identity: identity of this endpoint.
+        on_message: called with (peer's region, message) in a receiving thread, in order, and not
+            again for that peer before it returns. Acks of the same peer wait meanwhile: hand long
             work to another thread, and do not wait here for room in that peer's outbox.
         config: None takes the defaults; the same in every region.
         shaping: link models by destination region, fresh ones (see `build_links`); what is not
             named is not shaped.
         clock: None takes the machine's.
-        on_peer: (peer's region, its epoch, whether it is connected); in order with its messages.
-            A higher epoch means that the peer began anew: what it had not acknowledged is dropped.
+        on_peer: called with (peer's region, its epoch, whether it is connected), in order with its
+            messages. A higher epoch means that the peer restarted: what it had not acknowledged is
+            dropped.
         run_start_s: the clock's time at which the link models' time is 0; None takes now.
         certificate: this region's, for TLS; None if it needs none (see ``transport.tls``).
 
@@ -88,7 +89,7 @@ class Endpoint:
             Encryption(self._config.tls, certificate),
             self._find,
         )
-        self._changed = threading.Condition()  # guards what follows
+        self._changed = threading.Condition()  # guards the attributes below
         self._sessions: dict[str, Session] = {}
         self._addresses: dict[str, Address] = {}
         self._listener: socket.socket | None = None
@@ -102,13 +103,13 @@ class Endpoint:
     # ------------------------------------------------------------------ links
 
     def listen(self, host: str = "127.0.0.1", port: int = 0) -> Address:
-        """Take connections; call once.
+        """Start to accept connections; call once.
 
         Returns:
             The bound (host, port).
 
         Raises:
-            PortInUseError: somebody else has the port.
+            PortInUseError: another process has the port.
             TransportError: the host is not one of this machine, or the endpoint listens already.
             LinkDownError: the endpoint is closed.
         """
@@ -124,7 +125,7 @@ class Endpoint:
 
     @property
     def advertised(self) -> Address:
-        """Where other regions reach this endpoint: ``advertise_host``, else what it listens on.
+        """The address for other regions: ``advertise_host``, else the address that it listens on.
 
         Raises:
             TransportError: it does not listen, or on every address without ``advertise_host``.
@@ -141,7 +142,7 @@ class Endpoint:
         return host, port
 
     def connect(self, peer: str, address: Address) -> None:
-        """Keep a connection to a region, from now on; a second call changes the address.
+        """Keep a connection to a region from now on; a second call changes the address.
 
         Returns at once; `wait_connected` waits.
 
@@ -162,7 +163,8 @@ class Endpoint:
         """Wait until all of ``peers`` are connected.
 
         Raises:
-            LinkDownError: some are not in time; names them, with the last cause.
+            LinkDownError: some are not connected in time; the message names them with the last
+                cause.
         """
         wanted = sorted(set(peers))
         with self._changed:
@@ -186,7 +188,7 @@ class Endpoint:
     # ------------------------------------------------------------------ messages
 
     def send(self, peer: str, message: Message, deadline_s: float | None = None) -> None:
-        """Queue a message; it arrives once, after the earlier ones, as long as both ends live.
+        """Queue a message; it arrives once, after earlier ones, as long as both endpoints live.
 
         Args:
             peer: a region that was connected to, or that has connected.
@@ -214,7 +216,7 @@ class Endpoint:
             )
 
     def stats(self) -> dict[str, PeerStats]:
-        """Counters by peer region; see `PeerStats`."""
+        """Return counters by peer region; see `PeerStats`."""
         with self._changed:
             sessions = dict(self._sessions)
         return {peer: session.stats() for peer, session in sorted(sessions.items())}

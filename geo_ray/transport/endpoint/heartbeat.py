@@ -1,4 +1,4 @@
-"""When to say that one is alive, and how long the way there and back takes: pure bookkeeping."""
+"""When heartbeats are due, and the round trips that they measure: pure bookkeeping."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from geo_ray.transport.wire.meta import Meta
 
 
 class Heartbeat:
-    """Pings that are due, and the peer's that are to be answered; for one connection.
+    """The pings that are due and the peer's pings to answer, of one connection.
 
     Args:
-        interval_s: between two pings while little happens, in seconds.
+        interval_s: time between two pings while little happens, in seconds.
 
     Attributes:
         rtt_s: the last round trip, or None.
-        rtt_min_s: the shortest one, or None.
+        rtt_min_s: the shortest round trip, or None.
     """
 
     def __init__(self, interval_s: float) -> None:
@@ -38,7 +38,7 @@ class Heartbeat:
         return self._last_s + min(self._interval_s, interval_s or self._interval_s)
 
     def frames(self, now_s: float, interval_s: float | None = None) -> list[Frame]:
-        """What is to be sent now: an answer, a ping, both or nothing."""
+        """Return the frames to send now: an answer, a ping, both or none."""
         due = []
         if self._unanswered_s is not None:
             due.append(Frame(FrameKind.PONG, {"at_s": self._unanswered_s}))
@@ -49,7 +49,7 @@ class Heartbeat:
         return due
 
     def ping(self, meta: Meta) -> None:
-        """The peer pinged; only its last one is answered.
+        """Note the peer's ping; only the last one is answered.
 
         Raises:
             FrameError: the frame is malformed.
@@ -57,7 +57,7 @@ class Heartbeat:
         self._unanswered_s = _seconds(meta)
 
     def pong(self, meta: Meta, now_s: float) -> float:
-        """The peer answered; returns the round trip in seconds.
+        """Take in the peer's answer and return the round trip in seconds.
 
         Raises:
             FrameError: the frame is malformed.

@@ -1,4 +1,4 @@
-"""What arrives from one peer goes to the user: in order, each message once, one call at a time."""
+"""Delivers a peer's messages to the user: in order, each once, one call at a time."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """What an endpoint's user wants to hear; never two at the same time for one peer.
+    """The callbacks of an endpoint's user; calls for one peer never overlap.
 
     Attributes:
-        on_message: (peer's region, message), in order, each once.
-        on_peer: (peer's region, its epoch, whether it is connected now).
+        on_message: takes (peer's region, message), in order, each message once.
+        on_peer: takes (peer's region, its epoch, whether it is connected now).
     """
 
     on_message: Callable[[str, Message], None]
@@ -38,7 +38,7 @@ class Inbox:
 
     Args:
         peer: the peer's region.
-        callbacks: see there; an exception from one is logged and ends nothing.
+        callbacks: the user's callbacks; an exception from one is logged and ends nothing.
         on_taken: called with a message that counts as received, before the user's handler.
     """
 
@@ -56,31 +56,31 @@ class Inbox:
 
     @property
     def delivered(self) -> list[int]:
-        """By lane, the number of the last message of the peer's present incarnation."""
+        """Return, by lane, the number of the last delivered message of the present incarnation."""
         with self._changed:
             return list(self._delivered)
 
     def begin_anew(self, epoch: int) -> None:
-        """A new incarnation of the peer counts from 1; its predecessor's messages are void."""
+        """Count from 1 for a new incarnation of the peer, and drop its predecessor's messages."""
         with self._changed:
             self._epoch, self._delivered = epoch, [0] * LANES
 
     def add(self, epoch: int, messages: list[Message]) -> None:
-        """Messages that are whole, in the order of their lane."""
+        """Queue complete messages, in the order of their lane."""
         self._append([_News(epoch, message) for message in messages])
 
     def tell_peer(self, epoch: int, *, is_up: bool) -> None:
-        """The peer is connected, or is so no more."""
+        """Queue the news that the peer is connected or disconnected."""
         self._append([_News(epoch, is_up=is_up)])
 
     def close(self) -> None:
-        """Let `run` end when it has delivered what is there."""
+        """End `run` once it has delivered what is queued."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def run(self) -> None:
-        """Deliver until closed; one thread only."""
+        """Deliver messages until closed; only one thread may run it."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._news)

@@ -1,4 +1,4 @@
-"""Which start of a peer this side talks to: pure bookkeeping."""
+"""Tracks which start of a peer this side talks to: pure bookkeeping."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from geo_ray.transport.wire.meta import Meta
 
 
 class Incarnation:
-    """The newest start of a peer that was here.
+    """The newest start of a peer that has connected.
 
     Args:
         peer: the peer's region.
 
     Attributes:
-        epoch: its epoch; -1 before there was one.
+        epoch: the epoch of that start; -1 before the first.
     """
 
     def __init__(self, peer: str) -> None:
@@ -23,10 +23,11 @@ class Incarnation:
         self._instance = ""
 
     def is_same(self, hello: Meta) -> bool:
-        """Whether a hello comes from it; False for a newer one.
+        """Return whether a hello comes from the known start; False for a newer one.
 
         Raises:
-            PeerRefusedError: it comes from a predecessor, or a twin.
+            PeerRefusedError: the hello comes from an older start, or from a second endpoint of the
+                same epoch.
             FrameError: the hello is malformed.
         """
         epoch, instance = count(hello, "epoch"), text(hello, "instance")
@@ -44,7 +45,7 @@ class Incarnation:
         return epoch == self.epoch
 
     def replace(self, hello: Meta) -> bool:
-        """Take the hello's sender for the present one; whether there was another before."""
+        """Make the hello's sender the present start; return whether there was another before."""
         had_one = self.epoch >= 0
         self.epoch, self._instance = count(hello, "epoch"), text(hello, "instance")
         return had_one

@@ -1,4 +1,4 @@
-"""Numbered messages on their way to one peer, cut into chunks: pure bookkeeping, no threads.
+"""Numbered messages to one peer, cut into chunks: pure bookkeeping, no threads.
 
 Every lane has its own numbers and its own order. A chunk is handed to one stream, and stays with
 the outbox until the peer has acknowledged it: a stream that dies gives its chunks back, and they go
@@ -26,7 +26,7 @@ class OutboxEntry:
     Attributes:
         number: counts up from 1 per lane, direction and pair of incarnations.
         message: the message.
-        view: its payload's bytes.
+        view: bytes of its payload.
         next_offset: where the part begins that was never handed out.
         is_open: whether something was never handed out; an empty message is one empty chunk.
     """
@@ -39,20 +39,20 @@ class OutboxEntry:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the payload."""
+        """Size of the payload in bytes."""
         return self.view.nbytes
 
 
 @dataclass(slots=True)
 class Chunk:
-    """A piece of a message that was handed out and is not acknowledged.
+    """A chunk of a message that was handed out and is not acknowledged.
 
     Attributes:
-        entry: its message.
+        entry: the message.
         offset: where it begins.
         size_bytes: its length.
-        times_sent: how often it was handed to a stream.
-        sent_s: when the last time.
+        times_sent: how often the chunk was handed to a stream.
+        sent_s: when it was last handed to a stream.
     """
 
     entry: OutboxEntry
@@ -63,11 +63,11 @@ class Chunk:
 
     @property
     def key(self) -> Key:
-        """What the peer acknowledges."""
+        """The key that the peer's acknowledgement names."""
         return self.entry.message.lane, self.entry.number, self.offset
 
     def frame(self) -> Frame:
-        """The chunk for the wire; a message's first chunk says what the message is."""
+        """Return the chunk as a frame; a message's first chunk describes the message."""
         lane, number, offset = self.key
         meta = to_meta(lane, number, offset, self.entry.size_bytes, self.entry.message)
         payload = self.entry.view[offset : offset + self.size_bytes]
@@ -80,11 +80,11 @@ class Chunk:
 
 @dataclass(slots=True)
 class _Lane:
-    entries: deque[OutboxEntry] = field(default_factory=deque)  # not delivered yet
-    unsent: deque[OutboxEntry] = field(default_factory=deque)  # a tail of them, that are still open
-    again: dict[Key, Chunk] = field(default_factory=dict)  # given back by streams that died
+    entries: deque[OutboxEntry] = field(default_factory=deque)  # entries not delivered yet
+    unsent: deque[OutboxEntry] = field(default_factory=deque)  # still to hand out
+    again: dict[Key, Chunk] = field(default_factory=dict)  # chunks given back by streams that died
     last_number: int = 0
-    ahead_bytes: int = 0  # of entries that were begun and are not delivered
+    ahead_bytes: int = 0  # payloads of entries begun and not delivered
 
 
 class Outbox:
@@ -110,7 +110,7 @@ class Outbox:
         return sum(len(lane.entries) for lane in self._lanes)
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether a message with that payload fits."""
+        """Return whether a message with that payload fits."""
         fits = self.size_bytes + size_bytes <= self._max_bytes
         count = len(self)
         return not count or (count < self._max_messages and fits)
@@ -132,7 +132,7 @@ class Outbox:
         return any(lane.again or self._may_begin(lane) for lane in self._lanes_of(lanes))
 
     def next_chunk(self, lanes: range, chunk_bytes: int, now_s: float) -> Chunk | None:
-        """The most urgent chunk, which counts as sent; what was given back comes first.
+        """Return the most urgent chunk, which then counts as sent; returned chunks come first.
 
         Args:
             lanes: which lanes to look at, the most urgent first.
@@ -149,13 +149,13 @@ class Outbox:
     def straggler(
         self, sent_before_s: float, times: int, now_s: float, but: Container[Key]
     ) -> Chunk | None:
-        """A chunk that has been out for long; it counts as sent once more.
+        """Return a chunk that was sent long ago, and count it as sent again.
 
         Args:
             sent_before_s: only chunks that were last sent before then.
             times: only chunks that were sent fewer times.
             now_s: remembered in the chunk.
-            but: not one of these.
+            but: chunks to leave out.
         """
         for key, chunk in self._in_flight.items():
             is_late = chunk.sent_s < sent_before_s and chunk.times_sent < times
@@ -203,26 +203,26 @@ class Outbox:
     # ------------------------------------------------------------------ back
 
     def acknowledge(self, key: Key) -> Chunk | None:
-        """The peer has a chunk; returns it unless that was known."""
+        """Note that the peer has a chunk; return the chunk unless that was known."""
         chunk = self._in_flight.pop(key, None)
         if chunk is not None:
             self.in_flight_bytes -= chunk.size_bytes
-        elif key[0] < LANES:  # its stream died, but it had arrived
+        elif key[0] < LANES:  # its stream died after the chunk had arrived
             chunk = self._lanes[key[0]].again.pop(key, None)
         return chunk
 
     def give_back(self, chunks: list[Chunk]) -> None:
-        """A stream died: what the peer has not acknowledged of these is due again."""
+        """Send again what the peer has not acknowledged of a dead stream's chunks."""
         for chunk in sorted(chunks, key=lambda chunk: chunk.key):
             if self._in_flight.pop(chunk.key, None) is not None:
                 self.in_flight_bytes -= chunk.size_bytes
                 self._lanes[chunk.entry.message.lane].again[chunk.key] = chunk
 
     def delivered(self, lane_number: int, number: int) -> None:
-        """The peer has delivered every message of a lane up to ``number``.
+        """Note that the peer has delivered every message of a lane up to ``number``.
 
         Raises:
-            FrameError: it was never sent that many.
+            FrameError: fewer messages were sent.
         """
         lane = self._lanes[lane_number]
         unsent = len(lane.unsent)
@@ -236,19 +236,19 @@ class Outbox:
             self.size_bytes -= entry.size_bytes
             lane.ahead_bytes -= entry.size_bytes
         done = [key for key in self._in_flight if key[0] == lane_number and key[1] <= number]
-        for key in done:  # their acks were lost, or are still to come
+        for key in done:  # their acks got lost, or come later
             self.acknowledge(key)
         if lane.again:
             lane.again = {key: chunk for key, chunk in lane.again.items() if key[1] > number}
 
     def rewind(self, delivered: list[int]) -> None:
-        """A new connection: what is not acknowledged is due again.
+        """Make what is not acknowledged due again, for a new connection.
 
         Args:
-            delivered: by lane, up to which number the peer has delivered.
+            delivered: by lane, the number up to which the peer has delivered.
 
         Raises:
-            FrameError: it was never sent that many, or there are not as many lanes.
+            FrameError: fewer messages were sent, or the number of lanes differs.
         """
         if len(delivered) != LANES:
             raise FrameError(f"the peer has {len(delivered)} lanes instead of {LANES}")
@@ -257,7 +257,7 @@ class Outbox:
         self.give_back(list(self._in_flight.values()))
 
     def restart(self) -> int:
-        """The peer began anew: drop what was meant for its predecessor; returns how many."""
+        """Drop the messages to a peer's earlier incarnation; return how many there were."""
         dropped = len(self)
         self._lanes = [_Lane() for _ in range(LANES)]
         self._in_flight.clear()

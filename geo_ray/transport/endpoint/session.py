@@ -1,4 +1,4 @@
-"""Everything between two endpoints, over any number of connections: order, acks, duplicates."""
+"""The state between two endpoints over any number of connections: order, acks, duplicates."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class Session:
-    """State shared with one peer region.
+    """The state shared with one peer region.
 
     A connection is adopted after its handshake and `run` in the thread that made it; the newest
-    one counts. Both ends say how far they got when they meet again, and the rest is sent once more.
+    one counts. When the endpoints reconnect, each tells the other how far it got, and the rest is
+    sent again.
 
     Args:
         identity: this endpoint.
@@ -105,7 +106,7 @@ class Session:
             connection.wake()
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until the peer has delivered everything and was acknowledged itself."""
+        """Wait until both sides have acknowledged all that they received."""
         with self._changed:
             return self._changed.wait_for(self._is_flushed, timeout_s)
 
@@ -141,7 +142,7 @@ class Session:
             )
 
     def note_error(self, error: Exception) -> None:
-        """Why a connection or stream could not be made, or ended; shown by `stats`."""
+        """Remember why a connection or stream could not be made, or ended; `stats` shows it."""
         with self._changed:
             self._counters.last_error = str(error)
 
@@ -149,23 +150,23 @@ class Session:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection."""
+        """Whether a connection is open."""
         return self._connection is not None
 
     def wait_disconnected(self) -> bool:
-        """Wait until there is no connection; False if the session was closed."""
+        """Wait until no connection is open; return False if the session was closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._connection is None)
             return not self._closed
 
     def wait_closed(self, timeout_s: float) -> bool:
-        """Wait for `finish`, or until a connection was adopted; whether it is closed."""
+        """Wait for `finish` or an adopted connection; return whether the session is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._connection is not None, timeout_s)
             return self._closed
 
     def admit(self, hello: Meta) -> Meta:
-        """Look at a peer's hello that is not authenticated yet; changes nothing.
+        """Check a peer's hello that is not authenticated yet; changes nothing.
 
         Returns:
             This side's READY: how many of that incarnation's messages were delivered.
@@ -183,14 +184,14 @@ class Session:
 
     @staticmethod
     def nothing_delivered() -> Meta:
-        """The READY for a peer that was not here before."""
+        """Return the READY for a peer that has not connected before."""
         return {"delivered": [0] * LANES}
 
     def connection_of(self, hello: Meta) -> Connection:
-        """The connection that a data stream's hello names.
+        """Return the connection that a data stream's hello names.
 
         Raises:
-            PeerRefusedError: it is no more.
+            PeerRefusedError: that connection has ended.
         """
         with self._changed:
             return self._connection_of(hello)
@@ -232,7 +233,7 @@ class Session:
         self._on_change()
 
     def _rank(self, connection: Connection) -> bool:
-        """Of two dials in opposite directions, the one of the region that sorts first stays."""
+        """Rank two dials in opposite directions: the one of the region that sorts first stays."""
         return connection.dialed == (self._region < self.peer)
 
     def _begin_anew(self, hello: Meta) -> None:
@@ -244,12 +245,12 @@ class Session:
         dropped = self._outbox.restart()
         self._counters.dropped_out += dropped
         _LOGGER.warning(
-            "region %s began anew with epoch %d; %d messages to its predecessor are dropped",
+            "region %s restarted with epoch %d; %d messages to its earlier incarnation are dropped",
             self.peer, self._incarnation.epoch, dropped,
         )  # fmt: skip
 
     def run(self, connection: Connection) -> None:
-        """Serve an adopted connection until it ends; frees its sockets."""
+        """Serve an adopted connection until it ends, then free its sockets."""
         connection.run()
         with self._changed:
             if self._connection is connection:
@@ -264,7 +265,7 @@ class Session:
         self._on_change()
 
     def finish(self) -> None:
-        """Accept and send nothing more; the connection ends when the peer has seen that."""
+        """Accept and send no more messages; the connection ends when the peer has seen that."""
         with self._changed:
             self._closed = True
             if self._connection is not None:
@@ -299,7 +300,7 @@ class Session:
             return chunk
 
     def _has(self, link_id: str) -> bool:
-        """Whether the connection of that link is the present one."""
+        """Return whether the present connection has that link id."""
         return self._connection is not None and self._connection.greeting.link_id == link_id
 
     def has_chunk(self, lanes: range) -> bool:
@@ -322,15 +323,15 @@ class Session:
             return self._outbox.straggler(sent_before_s, times, now_s, but)
 
     def acknowledged(self, link_id: str, keys: list[Key], delivered: list[int]) -> list[Chunk]:
-        """Take in an ACK; the chunks that it is news for.
+        """Take in an ACK and return the chunks that it newly acknowledges.
 
         Raises:
-            FrameError: more was acknowledged than was sent, or for other lanes.
+            FrameError: the ACK is for more than was sent, or for other lanes.
         """
         if len(delivered) != LANES:
             raise FrameError(f"an acknowledgement of {len(delivered)} lanes instead of {LANES}")
         with self._changed:
-            if not self._has(link_id):  # it may mean a predecessor's messages
+            if not self._has(link_id):  # it may be for an earlier incarnation's messages
                 return []
             acked = [self._outbox.acknowledge(key) for key in keys]
             if delivered != self._peer_delivered:
@@ -347,7 +348,7 @@ class Session:
                 self._outbox.give_back(chunks)
 
     def in_flight_bytes(self) -> int:
-        """Bytes that are not acknowledged."""
+        """Return the number of bytes sent and not acknowledged."""
         return self._outbox.in_flight_bytes
 
     def place(
@@ -356,7 +357,7 @@ class Session:
         """See `Assembly.place`."""
         with self._changed:
             if epoch != self._incarnation.epoch:
-                raise PeerRefusedError(f"region {self.peer} began anew")
+                raise PeerRefusedError(f"region {self.peer} restarted")
             return self._assembly.place(piece, size_bytes, divert)
 
     def abandon(self, piece: Piece, divert: Callable[[], None]) -> None:
@@ -375,11 +376,11 @@ class Session:
         return is_new
 
     def delivered(self) -> list[int]:
-        """By lane, up to which number messages were delivered here."""
+        """Return, by lane, the number up to which messages were delivered here."""
         return self.inbox.delivered
 
     def settled(self) -> None:
-        """Nothing is owed to the peer any more."""
+        """Note that nothing is owed to the peer any more."""
         with self._changed:
             self._changed.notify_all()
 

@@ -37,13 +37,13 @@ class SessionSide(Protocol):
         """See `Outbox.straggler`; None for a connection that was replaced."""
 
     def acknowledged(self, link_id: str, keys: list[Key], delivered: list[int]) -> list[Chunk]:
-        """Take in an ACK; the chunks that it is news for, none if the connection was replaced."""
+        """Take in an ACK; return the chunks that it newly acknowledges, none if replaced."""
 
     def give_back(self, link_id: str, chunks: list[Chunk]) -> None:
         """See `Outbox.give_back`; nothing happens for a connection that was replaced."""
 
     def in_flight_bytes(self) -> int:
-        """Bytes that are not acknowledged."""
+        """Return the number of bytes sent and not acknowledged."""
 
     def place(
         self, epoch: int, piece: Piece, size_bytes: int, divert: Callable[[], None]
@@ -57,10 +57,10 @@ class SessionSide(Protocol):
         """See `Assembly.complete`; whether the chunk was new."""
 
     def delivered(self) -> list[int]:
-        """By lane, up to which number messages were delivered here."""
+        """Return, by lane, the number up to which messages were delivered here."""
 
     def settled(self) -> None:
-        """Nothing is owed to the peer any more."""
+        """Note that nothing is owed to the peer any more."""
 
     def note_error(self, error: Exception) -> None:
         """Remember why a stream could not be made, or ended."""

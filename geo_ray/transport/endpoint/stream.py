@@ -38,15 +38,15 @@ class Stream:
     Attributes:
         number: as given.
         greeting: as given.
-        chunks: what was handed to it and is not acknowledged.
+        chunks: chunks that were handed to it and are not acknowledged.
         sent: bytes by class.
         received: bytes by class; a chunk's are added by the owner.
         is_draining: nothing new is handed to it; it closes when both sides have said so.
         has_moved: whether the kernel took bytes of chunks since the owner last looked. Heartbeats
-            do not count: they pass on a stream whose chunks do not arrive.
-        progress_s: when it did, or the peer acknowledged some; kept by the owner.
-        said_bye: this side has.
-        heard_bye: the other has.
+            do not count, because they may pass on a stream whose chunks do not arrive.
+        progress_s: time of the last such bytes or acknowledgement; set by the owner.
+        sent_bye: whether this side has sent BYE.
+        received_bye: whether the other side has.
         is_closed: its socket is free.
     """
 
@@ -65,7 +65,7 @@ class Stream:
         self.received: dict[str, int] = {TRANSPORT: handshake_bytes}
         self.has_moved = self.is_closed = False
         self.progress_s = 0.0
-        self.is_draining = self.said_bye = self.heard_bye = False
+        self.is_draining = self.sent_bye = self.received_bye = False
         self.sock = sock
         self._is_tls = isinstance(sock, ssl.SSLSocket)
         self._shaper = shaper
@@ -77,7 +77,7 @@ class Stream:
         sock.setblocking(False)
 
     def open(self, limits: FrameLimits, place: Place) -> None:
-        """Begin to parse what comes in."""
+        """Begin to parse received bytes."""
         self._reader = FrameReader(self.greeting.recv_key, limits, place)
 
     def fileno(self) -> int:
@@ -93,7 +93,7 @@ class Stream:
 
     @property
     def is_idle(self) -> bool:
-        """Whether everything was given to the kernel."""
+        """Whether all bytes were given to the kernel."""
         return not self._queue
 
     def has_room(self) -> bool:
@@ -103,7 +103,7 @@ class Stream:
         return not self._queue if self._shaper is None else self._shaper.has_room()
 
     def ready_in_s(self, *, has_chunk: bool) -> float:
-        """When an emulated link can do something again, in seconds; no socket tells.
+        """Return the seconds until an emulated link can act again, which no selector can tell.
 
         Args:
             has_chunk: whether something waits for room on the link.
@@ -120,7 +120,7 @@ class Stream:
         sockets.limit_unsent(self.sock, size_bytes)
 
     def put(self, frame: Frame, traffic: str) -> None:
-        """Queue a frame; its payload must stay as it is."""
+        """Queue a frame; its payload must not change until it is sent."""
         key, number = self.greeting.send_key, self._frames_out
         self._frames_out += 1
         parts = encode(frame, key, digest_payload=not self._is_tls, number=number)
@@ -135,13 +135,13 @@ class Stream:
             self._queue.extend((when_s, part, traffic) for part in group)
 
     def keep_copies(self) -> None:
-        """What waits to go out must not change, though its buffers may."""
+        """Copy what waits to go out, because its buffers may change."""
         self._queue = deque(
             (when_s, memoryview(bytes(part)), traffic) for when_s, part, traffic in self._queue
         )
 
     def write(self) -> bool:
-        """Give the kernel what is due; whether it took everything.
+        """Give the kernel what is due; return whether it took everything.
 
         Raises:
             OSError: the connection is lost.
@@ -158,7 +158,7 @@ class Stream:
         return True
 
     def _send(self, now_s: float) -> int:
-        if self._is_tls:  # what did not fit must be offered again as it was
+        if self._is_tls:  # TLS: the same bytes must be offered again
             return self.sock.send(self._queue[0][1])
         parts: list[memoryview] = []
         for when_s, part, _ in self._queue:
@@ -190,10 +190,11 @@ class Stream:
     # ------------------------------------------------------------------ in
 
     def read(self, on_bytes: Callable[[int], None]) -> Iterator[tuple[Frame, int]]:
-        """What has arrived: frames, with their bytes on the wire.
+        """Yield the frames that have arrived, with their bytes on the wire.
 
         Args:
-            on_bytes: told how many came, frame by frame or not.
+            on_bytes: called with the number of bytes of each read, whether or not a frame is
+                complete.
 
         Raises:
             TransportError: what arrived is no valid frame.
@@ -235,7 +236,7 @@ class Stream:
     # ------------------------------------------------------------------ the end
 
     def finish_sending(self) -> None:
-        """Tell the peer that nothing more will come; what it still says is received."""
+        """Tell the peer that nothing more will come; what it still sends is received."""
         sockets.stop_sending(self.sock)
 
     def close(self) -> None:
@@ -247,7 +248,7 @@ class Stream:
 
 
 def _first_record(parts: Iterator[memoryview]) -> Iterator[memoryview]:
-    """The same bytes, the head together with what fits into its TLS record.
+    """Return the same bytes, the head joined with what fits into its TLS record.
 
     A head alone would be a record, and a packet, of its own. The rest stays uncopied.
     """

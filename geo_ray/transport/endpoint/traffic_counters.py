@@ -1,4 +1,4 @@
-"""What went over the connections to one peer, counted."""
+"""Counters of the traffic with one peer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from geo_ray.transport.endpoint.connection import Connection
 
 
 class TrafficCounters:
-    """Counts over all connections of a session; the session guards it.
+    """Counters over all connections of a session; the session's lock guards them.
 
     Attributes:
         messages_out: messages sent, resends not counted.
@@ -29,12 +29,12 @@ class TrafficCounters:
         self._received: Counter[str] = Counter()
 
     def open(self, connection: Connection) -> None:
-        """Count a new connection's bytes from now on."""
+        """Include a new connection's bytes from now on."""
         self.connects += 1
         self._live.append(connection)
 
     def close(self, connection: Connection) -> None:
-        """Take over the final counts of a connection whose loop is done."""
+        """Add the final counts of a connection whose loop has ended."""
         self._live.remove(connection)
         sent, received = connection.counts()
         for counts in sent:

@@ -1,1 +1,1 @@
-"""How much is on its way at a time: window, streams, and what a link is seen to carry."""
+"""Flow control: window, number of streams, and the estimate of what a link carries."""

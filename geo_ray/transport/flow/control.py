@@ -1,4 +1,4 @@
-"""Which chunk goes out when, and over how many streams: what a busy link learns about itself."""
+"""When chunks go out and over how many streams, learned from the link's own traffic."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from geo_ray.transport.flow.window import Window
 _LONG_RTTS: Final = 8.0
 _LONG_S: Final = 0.4
 _SHORT_RTTS: Final = 1.5
-_NEAR_S: Final = 0.003  # a round trip shorter than that is no wide-area link
+_NEAR_S: Final = 0.003  # a link with a shorter round trip is no wide-area link
 _FIRST_FAR: Final = 4
 _MOST_NEAR: Final = 4
 _MANY: Final = 32
 _FIRST_FLIGHT_BYTES: Final = 13 * 1024  # with frame and TLS records less than 10 x 1448
-_KERNEL_BYTES: Final = 512 * 1024  # unsent in the kernel, over all streams
+_KERNEL_BYTES: Final = 512 * 1024  # limit of unsent bytes in the kernel, over all streams
 _ESTIMATE_EVERY_S: Final = 1.0
 _PING_MAX_S: Final = 0.05
 _PING_MIN_S: Final = 0.01
 
 
 class FlowControl:
-    """Window, stream count and chunk size of one direction of a link; outlives connections.
+    """The window, stream count and chunk size of one direction of a link; outlives connections.
 
     Args:
         config: bounds.
@@ -54,14 +54,14 @@ class FlowControl:
 
     @property
     def streams(self) -> int:
-        """How many data streams there should be now."""
+        """The number of data streams wanted now."""
         smallest = self._config.min_streams
         if self._is_shaped or self._count is None:
             return smallest
         return self._count.target
 
     def chunk_bytes(self, streams: int) -> int:
-        """Longest chunk with that many streams: small ones wait less for a slow stream.
+        """Return the longest chunk for that many streams: small chunks wait less for a slow stream.
 
         With many, a chunk is what TCP sends at once after a pause (ten segments, RFC 6928).
         """
@@ -70,7 +70,7 @@ class FlowControl:
         return max(16 * 1024, min(self._config.chunk_bytes, 1024**2 // max(1, streams)))
 
     def unsent_bytes(self, streams: int) -> int:
-        """How much a stream's kernel buffer may hold that was not sent at all."""
+        """Return how many unsent bytes a stream's kernel buffer may hold."""
         return max(16 * 1024, min(256 * 1024, _KERNEL_BYTES // max(1, streams)))
 
     def ping_every_s(self) -> float | None:
@@ -81,11 +81,11 @@ class FlowControl:
         return min(_PING_MAX_S, max(_PING_MIN_S, base_s / 4))
 
     def may_send(self, in_flight_bytes: int) -> bool:
-        """Whether the window has room for a chunk."""
+        """Return whether the window has room for a chunk."""
         return self._is_shaped or in_flight_bytes < self.window.size_bytes
 
     def on_rtt(self, now_s: float, rtt_s: float) -> None:
-        """A heartbeat came back; the first one says how far away the peer is."""
+        """Take in a heartbeat's round trip; the first one tells the distance of the peer."""
         self.window.on_rtt(now_s, rtt_s)
         self._estimator.on_rtt(now_s, rtt_s)
         if self._count is None:
@@ -96,19 +96,19 @@ class FlowControl:
                 self._count = StreamCount(smallest, max(smallest, min(largest, _MOST_NEAR)), 1)
 
     def on_acked(self, now_s: float, size_bytes: int, in_flight_bytes: int) -> None:
-        """Chunks were acknowledged; ``in_flight_bytes`` were under way before."""
+        """Take in an acknowledgement of chunks; ``in_flight_bytes`` were under way before."""
         self._acked_bytes += size_bytes
         self._estimator.on_delivered(now_s, size_bytes, self._had_more)
         self.window.on_acked(size_bytes, in_flight_bytes)
 
     def on_segments(self, now_s: float, sent: int, retransmitted: int) -> None:
-        """What the kernel has sent since the last call, over all streams."""
+        """Take in what the kernel has sent since the last call, over all streams."""
         self._estimator.on_segments(now_s, sent, retransmitted)
 
     def look(
         self, now_s: float, streams: int, *, is_busy: bool, has_more: bool, waits: bool
     ) -> None:
-        """The state of things, after everything that could be done was done.
+        """Observe the link's state at the end of a turn of the loop.
 
         Args:
             now_s: the time.

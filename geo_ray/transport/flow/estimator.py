@@ -1,7 +1,7 @@
-"""What a link can do, seen from the traffic that passes anyway: pure, fed by the transport.
+"""A passive estimate of a link from the traffic that passes anyway: pure, fed by the transport.
 
-Nothing is sent for it. All values age: a sample loses half its weight in ``half_life_s``, so that
-after a silence the first new samples count for most, and extremes are forgotten after a while.
+It sends nothing itself. All values age: a sample loses half its weight in ``half_life_s``, so after
+a silence the first new samples dominate; extremes are forgotten after ``window_s``.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ _RTT_GAIN: Final = 0.125  # RFC 6298's weight of a new round trip
 
 @dataclass(frozen=True, slots=True)
 class LinkEstimate:
-    """What is known of one direction at one time; None is not known.
+    """The estimate of one direction at one time; None means not known.
 
     Attributes:
         goodput_mbps: mean while the sender had more to send, in 10^6 bit/s.
-        goodput_peak_mbps: the most that was seen of late, also while the sender had little to send.
+        goodput_peak_mbps: the highest recent goodput, also while the sender had little to send.
         goodput_mad_mbps: median absolute deviation of the samples.
         rtt_s: smoothed round trip, queueing included.
-        rtt_min_s: the shortest of late: the path without queues.
+        rtt_min_s: the shortest recent round trip: the path without queues.
         rtt_mad_s: median absolute deviation of round trips.
         loss: share of segments that were sent again.
-        samples: how many goodput samples were taken in all.
+        samples: number of goodput samples so far.
         weight_s: seconds of sending behind ``goodput_mbps``, old ones counted as less.
-        age_s: since the last goodput sample.
+        age_s: seconds since the last goodput sample.
     """
 
     goodput_mbps: float | None
@@ -46,14 +46,14 @@ class LinkEstimate:
 
 
 class LinkEstimator:
-    """One direction of one pair of regions. Not locked: calls must not overlap.
+    """Estimates one direction of one pair of regions. Not locked: calls must not overlap.
 
     Args:
-        half_life_s: after which a sample counts half.
+        half_life_s: time after which a sample counts half.
         window_s: how long extremes (peak, shortest round trip) are remembered.
         sample_s: shortest time of sending that makes a sample; at least a round trip is taken,
             since acknowledgements come in lumps.
-        min_segments: without that many there is no loss to speak of.
+        min_segments: fewest segments from which a loss is computed.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class LinkEstimator:
         self._rtt_at_s = 0.0
         self._last_s: float | None = None
         self._taken_s: float | None = None
-        self._open = _AgeingRatio(half_life_s)  # of a sample that is not long enough yet
+        self._open = _AgeingRatio(half_life_s)  # the sample that is still too short
         self._samples = 0
 
     def on_delivered(self, now_s: float, delivered_bytes: int, inflight_limited: bool) -> None:
@@ -86,9 +86,9 @@ class LinkEstimator:
         Args:
             now_s: of a clock that never goes back.
             delivered_bytes: acknowledged since the last call; 0 is fine.
-            inflight_limited: ever since the last call the sender had more than the link took. Not
-                so for the first acknowledgement after a pause: its time contains a round trip and
-                the pause, and says little about the link.
+            inflight_limited: whether the sender had more to send than the link took, all the time
+                since the last call. False for the first acknowledgement after a pause: its time
+                contains a round trip and the pause.
         """
         last_s, self._last_s = self._last_s, now_s
         if last_s is None or now_s < last_s:
@@ -102,7 +102,7 @@ class LinkEstimator:
                 self._take(now_s, rate_mbps, busy_s)
                 self._open = _AgeingRatio(self._half_life_s)
         elif gap_s >= self._shortest_s():
-            # The link does at least that much: no news unless it is more than was believed.
+            # The link carries at least that much: only a higher value than the estimate counts.
             floor_mbps = delivered_bytes * 8e-6 / gap_s
             self._peak_mbps.add(now_s, floor_mbps)
             known_mbps = self._goodput.value()
@@ -110,7 +110,7 @@ class LinkEstimator:
                 self._take(now_s, floor_mbps, self._sample_s)
 
     def on_rtt(self, now_s: float, rtt_s: float) -> None:
-        """A round trip was seen, of a heartbeat or by the kernel."""
+        """Take in a round trip, measured by a heartbeat or by the kernel."""
         if rtt_s <= 0:
             return
         self._rtts.append(rtt_s)
@@ -122,14 +122,14 @@ class LinkEstimator:
         self._rtt_at_s = now_s
 
     def on_segments(self, now_s: float, sent: int, retransmitted: int) -> None:
-        """TCP has sent segments since the last call; see `TcpInfo.segments_since`."""
+        """Take in the segments sent since the last call; see `TcpInfo.segments_since`."""
         if sent > 0:
             self._segments.add(now_s, float(min(retransmitted, sent)), float(sent))
             if self._segments.weight(now_s) >= self._min_segments:
                 self._loss = self._segments.value()
 
     def snapshot(self, now_s: float) -> LinkEstimate:
-        """What is known now."""
+        """Return the present estimate."""
         taken_s = self._taken_s
         return LinkEstimate(
             goodput_mbps=self._goodput.value(),
@@ -183,7 +183,7 @@ class _AgeingRatio:
 class _Extreme:
     """The largest (sign 1) or smallest (sign -1) value of the last ``window_s`` seconds.
 
-    Kept are only values that no later one beats, so it costs a step or two per value.
+    Only values that no later one beats are kept, so a value costs a step or two.
     """
 
     def __init__(self, window_s: float, sign: int) -> None:
@@ -208,7 +208,7 @@ class _Extreme:
 
 
 def spread(values: Sequence[float]) -> float | None:
-    """Median absolute deviation from the median; None for no values."""
+    """Return the median absolute deviation from the median; None for no values."""
     if not values:
         return None
     middle = median(values)

@@ -1,10 +1,11 @@
-"""How many streams a link deserves: pure, learned from what each number of streams carried.
+"""How many streams a link gets: pure, learned from what each number of streams carried.
 
 One TCP stream fills a clean link, a tenth of a long lossy one, and only its own share of a link
 that caps every flow. So the number is tried, not computed: while data waits for streams although
-the link has no queue, twice as many are opened. If four times as many carried hardly more, those
-that were enough come back, and the next try has to wait for a minute. (Twice as many would be no
-test: after a pause a burst takes whole round trips, and a lossy link varies by more than that.)
+the link has no queue, the number of streams is doubled. If four times as many streams carried
+hardly more, the earlier number is used again, and the next try waits for a minute. (A comparison
+with twice as many would not be a test: after a pause a burst takes whole round trips, and the
+goodput of a lossy link varies by more than that.)
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import Final
 LEVELS: Final = (1, 2, 4, 8, 16, 32, 64, 96)
 _MEMORY_S: Final = 60.0
 _BETTER: Final = 1.15
-_LOOK_BACK: Final = 2  # levels
-_SETTLED: Final = 3  # stretches at a level before it is judged; TCP ramps up in the first
-_EASY: Final = 20  # stretches without waiting after which fewer are tried
-_WAITED: Final = 0.2  # of the time: below that, streams are not what holds the data up
+_LOOK_BACK: Final = 2  # number of doublings that are compared
+_SETTLED: Final = 3  # stretches at a level before it is compared; TCP ramps up in the first
+_EASY: Final = 20  # stretches without waiting after which fewer streams are tried
+_WAITED: Final = 0.2  # share of the time; below it, streams are not what delays the data
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +27,13 @@ class Stretch:
     """What happened while a link was busy.
 
     Attributes:
-        size_bytes: acknowledged in it.
-        lasted_s: from its begin to its end.
-        streams: how many carried it.
+        size_bytes: bytes acknowledged in it.
+        lasted_s: its duration.
+        streams: number of streams that carried it.
         waited: share of the time in which data waited for a stream, and not for the link's window.
         is_whole: a whole burst, from silence to silence, rather than a part of a long one.
-        most: streams whose first flights together fill the link's window. More would only overflow
-            the link's queue, each with so few segments that TCP must wait for timeouts.
+        most: streams whose first flights together fill the link's window. More streams would
+            overflow the link's queue, each with so few segments that TCP must wait for timeouts.
     """
 
     size_bytes: int
@@ -44,7 +45,7 @@ class Stretch:
 
     @property
     def score(self) -> float:
-        """Bytes per second."""
+        """The goodput in bytes per second."""
         return self.size_bytes / self.lasted_s
 
 
@@ -54,11 +55,11 @@ class _Climb:
 
     index: int
     seen_s: float = 0.0
-    scores: list[float] = field(default_factory=list)  # at the present level
-    path: dict[int, float] = field(default_factory=dict)  # of the levels on the way up
+    scores: list[float] = field(default_factory=list)  # scores at the present level
+    path: dict[int, float] = field(default_factory=dict)  # scores of the levels below
     easy: int = 0
     blocked_until_s: float = 0.0
-    given_up: float = 0.0  # score of the level that was one too many
+    given_up: float = 0.0  # score of the level that carried hardly more
 
     def move(self, index: int) -> None:
         self.index, self.scores, self.easy = index, [], 0
@@ -68,9 +69,9 @@ class StreamCount:
     """Chooses the number of data streams.
 
     Args:
-        smallest: never fewer.
-        largest: never more.
-        first: to begin with.
+        smallest: fewest streams.
+        largest: most streams.
+        first: number to begin with.
     """
 
     def __init__(self, smallest: int, largest: int, first: int) -> None:
@@ -82,7 +83,7 @@ class StreamCount:
 
     @property
     def target(self) -> int:
-        """How many streams there should be: as the most demanding kind of traffic lately wants."""
+        """The number of streams wanted by the most demanding recent kind of traffic."""
         fresh = [c.index for c in self._climbs.values() if self._now_s - c.seen_s < _MEMORY_S]
         return self._levels[max(fresh, default=self._first)]
 
@@ -98,7 +99,7 @@ class StreamCount:
         present = self._levels.index(self.target)
         climb = self._climbs.setdefault(self._kind(stretch, present), _Climb(present))
         climb.seen_s = now_s
-        if climb.index != present:  # another kind wants more: this one has nothing to say
+        if climb.index != present:  # another kind wants more
             return self.target
         climb.scores.append(stretch.score)
         waits = stretch.waited > _WAITED
@@ -109,19 +110,19 @@ class StreamCount:
         return self.target
 
     def _kind(self, stretch: Stretch, present: int) -> int:
-        """Bursts are compared with those of their size, parts of long transfers with each other."""
+        """Return the class of a stretch: bursts by size, all long transfers in one."""
         if stretch.is_whole:
             return stretch.size_bytes.bit_length()
         for kind, climb in self._climbs.items():
             on_trial = climb.index == present and len(climb.scores) < _SETTLED
             if on_trial and stretch.score < climb.path.get(present - 1, 0.0):
-                return kind  # with so many streams bursts take so long that none is whole
+                return kind  # bursts last so long now that none is whole
         return 0
 
     def _judge(self, now_s: float, climb: _Climb, *, waits: bool) -> None:
-        # New streams begin with a burst: the level below is judged by its worse stretch.
+        # New streams begin with a burst, so the level below is compared by its worse stretch.
         lower, upper = min(climb.scores[-_SETTLED:]), max(climb.scores[-_SETTLED:])
-        before = climb.path.pop(climb.index - _LOOK_BACK, None)  # judged once
+        before = climb.path.pop(climb.index - _LOOK_BACK, None)  # compared only once
         if before is not None and upper < _BETTER * before:
             climb.blocked_until_s, climb.given_up = now_s + _MEMORY_S, upper
             climb.path.clear()

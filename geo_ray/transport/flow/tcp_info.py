@@ -1,4 +1,4 @@
-"""What the kernel knows about a TCP connection: retransmissions, round trips, delivery rate.
+"""The kernel's counters of a TCP connection: retransmissions, round trips, delivery rate.
 
 Linux only (`struct tcp_info`, linux/tcp.h; a field's place never changes, new ones are appended).
 """
@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from typing import Final
 
-_ASK_BYTES: Final = 512  # more than any kernel fills
+_ASK_BYTES: Final = 512  # larger than the struct of any kernel
 _NEEDED_BYTES: Final = 168  # up to tcpi_delivery_rate, Linux 4.9
 _RTT, _RTT_VAR, _CWND = 68, 72, 80
 _TOTAL_RETRANS: Final = 100
@@ -25,7 +25,7 @@ _U32: Final = 2**32
 
 @dataclass(frozen=True, slots=True)
 class TcpInfo:
-    """A look at one socket; counters are since it was connected and wrap at 2^32.
+    """The counters of one socket since it was connected; they wrap at 2^32.
 
     Attributes:
         segments_out: data segments sent, retransmissions included.
@@ -52,10 +52,10 @@ class TcpInfo:
     window_segments: int
 
     def segments_since(self, earlier: TcpInfo | None) -> tuple[int, int]:
-        """Segments sent and lost since an earlier look at the same socket, or since its start.
+        """Return segments sent and lost since an earlier reading of the socket, or since its start.
 
-        Lost are retransmissions that were not spurious. That is the path's loss as TCP saw it: a
-        tail that was probed for without need counts until the other end says so.
+        Retransmissions that were not spurious count as lost. This is the path's loss as TCP saw it:
+        an unneeded probe of a tail counts as lost until the other end reports it.
         """
         sent = self.segments_out - (earlier.segments_out if earlier else 0)
         again = self.retransmitted - (earlier.retransmitted if earlier else 0)
@@ -82,7 +82,7 @@ def read_tcp_info(sock: socket.socket) -> TcpInfo | None:
 
 
 def parse(data: bytes) -> TcpInfo | None:
-    """Read the kernel's struct; None if it is shorter than what is needed of it."""
+    """Read the kernel's struct; None if it lacks fields that are needed."""
     if len(data) < _NEEDED_BYTES:
         return None
     (cwnd,) = struct.unpack_from("=I", data, _CWND)
@@ -108,5 +108,5 @@ def _u32(data: bytes, offset: int) -> int:
 
 
 def _seconds(microseconds: int) -> float | None:
-    """0 and 2^32 - 1 mean that there was none yet."""
+    """Return None for 0 and 2^32 - 1, which mean that there was no measurement yet."""
     return None if microseconds in (0, _U32 - 1) else microseconds * 1e-6

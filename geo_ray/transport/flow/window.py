@@ -1,10 +1,10 @@
-"""How much may be under way on a link: pure arithmetic on acknowledgements and round trips.
+"""The number of bytes that may be under way on a link: pure, from acknowledgements and round trips.
 
 TCP fills whatever queue the bottleneck has, and a heartbeat then waits behind it. So the link has a
-window of its own, over all streams, that aims at a short queue in the manner of LEDBAT (RFC 6817):
-it grows while round trips are shorter than the aim, whatever was lost, and shrinks while they are
-longer. Unlike there, the step is a share of the window, so that a large one is found as fast as a
-small one.
+window of its own, over all streams, that aims at a short queue like LEDBAT (RFC 6817): the window
+grows while round trips are shorter than the aim, whatever was lost, and shrinks while they are
+longer. Unlike LEDBAT's, the step is a share of the window, so that a large window is found as fast
+as a small one.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Final
 
 _START_BYTES: Final = 1024**2
 _LARGEST_BYTES: Final = 1024**3
-_QUEUE_SHARE: Final = 0.3  # of the shortest round trip: the queue that is aimed at
+_QUEUE_SHARE: Final = 0.3  # the aimed queue, as a share of the shortest round trip
 QUEUE_MIN_S: Final = 0.010
-"""The shortest queue that is aimed at: below that it is the machine, not the link."""
+"""The shortest queue that is aimed at; shorter delays come from the machine, not the link."""
 
 _BASE_MEMORY_S: Final = 60.0
 _LOOK_RTTS: Final = 1.5
-_FULL: Final = 0.9  # of the window under way: then the window is what holds data up
-_CLEAR: Final = 0.7  # a pull above that: no queue to speak of
+_FULL: Final = 0.9  # share of the window under way from which on the window limits the data
+_CLEAR: Final = 0.7  # above that pull there is hardly a queue
 _CLEAR_LOOKS: Final = 30
 _BLIND_RTTS: Final = 2.5
 _LOOK_SAMPLES: Final = 4
 _GAIN: Final = 0.25  # largest growth between two looks
-_YOUNG_GAIN: Final = 1.0  # until the first queue
+_YOUNG_GAIN: Final = 1.0  # largest growth until the first queue
 _STEEPEST: Final = -2.0
 
 
@@ -34,7 +34,7 @@ class Window:
     """Window of one direction of a link.
 
     Args:
-        smallest_bytes: it never falls below; enough for a chunk per stream.
+        smallest_bytes: lower bound; enough for a chunk per stream.
 
     Attributes:
         size_bytes: how much may be under way.
@@ -57,7 +57,7 @@ class Window:
 
     @property
     def has_met_queue(self) -> bool:
-        """Whether the size says something about the path: so far it only grew otherwise."""
+        """Whether a queue was seen, so that the size says something about the path."""
         return not self._is_young
 
     def begin(self, now_s: float) -> None:
@@ -70,7 +70,7 @@ class Window:
             self.size_bytes = min(self.size_bytes, self._held_bytes)
 
     def on_rtt(self, now_s: float, rtt_s: float) -> None:
-        """A heartbeat came back."""
+        """Take in a heartbeat's round trip."""
         while self._base and self._base[-1][1] >= rtt_s:
             self._base.pop()
         self._base.append((now_s, rtt_s))
@@ -83,11 +83,11 @@ class Window:
             self._look(now_s, self.base_rtt_s)
 
     def on_acked(self, size_bytes: int, in_flight_bytes: int) -> None:
-        """Chunks were acknowledged.
+        """Take in an acknowledgement of chunks.
 
         Args:
-            size_bytes: of the chunks.
-            in_flight_bytes: under way before that.
+            size_bytes: size of the chunks.
+            in_flight_bytes: bytes under way before that.
         """
         self._acked_bytes += size_bytes
         self._was_full = self._was_full or in_flight_bytes > _FULL * self.size_bytes
@@ -101,7 +101,7 @@ class Window:
             self._is_young = False
         self._remember(pull)
         is_blind = now_s < self._quiet_until_s and not self._is_young
-        if pull < 0.0 or (self._was_full and not is_blind):  # else the window holds nothing up
+        if pull < 0.0 or (self._was_full and not is_blind):  # else it is no limit
             gain = _YOUNG_GAIN if self._is_young else _GAIN
             moved = gain * pull * min(self._acked_bytes, self.size_bytes)
             grown = self.size_bytes + moved
@@ -117,7 +117,7 @@ class Window:
         """
         if pull > _CLEAR:
             self._clear_looks += 1
-            if self._clear_looks >= _CLEAR_LOOKS:  # the link must have become faster
+            if self._clear_looks >= _CLEAR_LOOKS:  # the link has become faster
                 self._held_bytes = None
             return
         self._clear_looks = 0

@@ -1,4 +1,4 @@
-"""The asking end of a region's inner road."""
+"""The client's end of connections inside a region."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class LanClient:
     Args:
         address: the server's (host, port).
         key: the run's key.
-        hello: who this is; ``peer`` is the id that the server's callbacks see.
-        connect_timeout_s: keeps trying for that long, in seconds.
+        hello: describes this client; ``peer`` is the id that the server's callbacks see.
+        connect_timeout_s: seconds for which it keeps trying to connect.
         shared_bytes: size of the shared memory to offer; 0 offers none.
         config: None takes the defaults.
 
     Attributes:
-        shared: memory that both ends see, or None where that is impossible: another host or
-            container, no room, or not wanted.
+        shared: memory that both ends see; None for another host or container, without room, or if
+            it is not wanted.
 
     Raises:
         LinkDownError: nobody answered in time.
@@ -214,7 +214,7 @@ class LanClient:
 
 
 def _error_of(meta: Meta) -> GeoRayError:
-    """The error of geo_ray's tree that a FAILURE frame describes."""
+    """Return the error of geo_ray's tree that a FAILURE frame describes."""
     fix = meta.get("fix")
     message = str(meta.get("message"))
     return from_code(str(meta.get("code")), message, fix if isinstance(fix, str) else None)

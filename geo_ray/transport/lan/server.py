@@ -1,4 +1,4 @@
-"""The answering end of a region's inner road: one blocking thread per connection."""
+"""The server's end of connections inside a region: one blocking thread per connection."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class LanConnection:
         self._scratch = memoryview(b"")
 
     def is_open(self) -> bool:
-        """Whether the client is still there; a handler that waits for long may look."""
+        """Return whether the client is still connected; a handler that waits for long may ask."""
         try:
             return bool(self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         except BlockingIOError:
@@ -80,13 +80,13 @@ class LanConnection:
         )
 
     def _into(self, size_bytes: int, _: Meta) -> memoryview:
-        # Reused: the kernel would have to clear fresh pages for every push.
+        # The buffer is reused, because the kernel would have to clear fresh pages for every push.
         if self._scratch.nbytes < size_bytes:
             self._scratch = memoryview(bytearray(size_bytes))
         return self._scratch
 
     def _share(self, meta: Meta) -> Frame:
-        """Take up, or drop again, the client's offer of shared memory."""
+        """Accept the client's offer of shared memory, or give the memory up again."""
         name, nonce = meta.get("name"), meta.get("nonce")
         self._drop_shared()
         if self._config.shared_memory and isinstance(name, str) and isinstance(nonce, bytes):

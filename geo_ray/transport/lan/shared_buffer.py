@@ -1,4 +1,4 @@
-"""Memory that two processes of one host share, found by name and proved by a nonce.
+"""Memory shared by two processes of one host, found by name and verified by a nonce.
 
 `multiprocessing.shared_memory` is not used: its resource tracker unlinks segments that other
 processes still use. The file is unlinked as soon as both sides have it mapped, so a killed process
@@ -34,7 +34,7 @@ _NAME: Final = re.compile(r"geo_ray-[0-9a-f]{32}")
 
 
 class SharedBuffer:
-    """A block of zeroed memory, shared by whoever attaches; build with `create` or `attach`.
+    """A block of zeroed memory shared by two processes; build it with `create` or `attach`.
 
     The data begin at a page's boundary, hence 64-byte aligned. Nothing orders the two sides'
     accesses: exchange a message before reading what the other wrote.
@@ -105,7 +105,7 @@ class SharedBuffer:
 
     @property
     def view(self) -> memoryview:
-        """The data, writable, as bytes."""
+        """Return the data as writable bytes."""
         return self._view
 
     def array(self) -> npt.NDArray[np.float32]:
@@ -113,16 +113,16 @@ class SharedBuffer:
         return np.frombuffer(self._view[: self.size_bytes // 4 * 4], dtype=np.float32)
 
     def proven(self) -> bool:
-        """Whether the attacher's proof shows here: both really see the same memory."""
+        """Return whether the attacher's proof is visible here, so that both see the same memory."""
         seen = self._mapping[_PROOF_AT : _PROOF_AT + _NONCE_BYTES]
         return hmac.compare_digest(seen, _proof(self.nonce))
 
     def unlink(self) -> None:
-        """Remove the file; who has it mapped keeps it. Call once all have attached."""
+        """Remove the file; processes that have mapped it keep it. Call once all have attached."""
         self._path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Give the mapping back; with arrays still in use that happens when the last one goes."""
+        """Release the mapping; while arrays are in use, the last of them releases it."""
         self._view.release()
         with contextlib.suppress(BufferError):
             self._mapping.close()
@@ -138,7 +138,7 @@ def _make(path: Path, size_bytes: int) -> mmap.mmap:
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     fd = os.open(path, flags, 0o600)
     try:
-        # Reserves the pages now: a full /dev/shm is an error here and not a SIGBUS later.
+        # Reserves the pages now, so that a full /dev/shm is an error here and not a SIGBUS later.
         os.posix_fallocate(fd, 0, size_bytes) if _CAN_RESERVE else os.truncate(fd, size_bytes)
         return mmap.mmap(fd, size_bytes)
     except OSError:

@@ -1,1 +1,1 @@
-"""What is known of links, as records in a table and a file."""
+"""Measurements of links, as records in a table and a file."""

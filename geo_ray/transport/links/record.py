@@ -1,4 +1,4 @@
-"""What is known of one direction of one pair of regions."""
+"""The measurements of one direction of one pair of regions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class LinkRecord(StrictModel):
 
 
 def record_of(src: str, dst: str, estimate: LinkEstimate, now_unix_s: float) -> LinkRecord | None:
-    """The record of a passive estimate; None while goodput or round trip are not known."""
+    """Return the record of a passive estimate; None while goodput or round trip are not known."""
     goodput_mbps, rtt_s, age_s = estimate.goodput_mbps, estimate.rtt_min_s, estimate.age_s
     if goodput_mbps is None or rtt_s is None or age_s is None:
         return None
@@ -63,7 +63,7 @@ def record_of(src: str, dst: str, estimate: LinkEstimate, now_unix_s: float) -> 
 
 
 def merge_records(one: LinkRecord, two: LinkRecord, half_life_s: float) -> LinkRecord:
-    """Two records of one pair in one, weighted by samples and age; see `LinkTable.merge`."""
+    """Merge two records of one pair, weighted by samples and age; see `LinkTable.merge`."""
     old, new = sorted((one, two), key=lambda record: record.measured_at_unix_s)
     age_s = new.measured_at_unix_s - old.measured_at_unix_s
     old_samples = old.samples * float(0.5 ** (age_s / half_life_s))

@@ -1,6 +1,6 @@
-"""What is known of every link between regions; one JSON file that planner, overlay and codecs read.
+"""The table of links between regions: one JSON file that planner, overlay and codecs read.
 
-A pair that was not measured is a hole, never a guess: `LinkTable.get` raises and names it.
+A pair that was not measured has no record; `LinkTable.get` raises an error that names it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LinkTable(StrictModel):
         """The record of a pair.
 
         Raises:
-            LinkUnknownError: it was not measured; names the pair.
+            LinkUnknownError: the pair, which the message names, was not measured.
         """
         record = self.find(src, dst)
         if record is None:
@@ -70,12 +70,12 @@ class LinkTable(StrictModel):
         return [pair for pair in pairs if pair not in self._by_pair]
 
     def with_records(self, records: Iterable[LinkRecord]) -> LinkTable:
-        """The table with ``records`` in place of what it had for their pairs."""
+        """Return the table with ``records`` in place of earlier ones for the same pairs."""
         merged = self._by_pair | {record.pair: record for record in records}
         return LinkTable(links=tuple(merged[pair] for pair in sorted(merged)))
 
     def fresh(self, now_unix_s: float, max_age_s: float) -> LinkTable:
-        """Only what was measured within ``max_age_s``; the rest become holes."""
+        """Return only the records that were measured within ``max_age_s``."""
         young = [r for r in self.links if now_unix_s - r.measured_at_unix_s <= max_age_s]
         return LinkTable(links=tuple(young))
 
@@ -83,7 +83,8 @@ class LinkTable(StrictModel):
         """Both tables in one.
 
         A pair that both have is averaged, weighted by samples, of which the older side loses half
-        per ``half_life_s`` that lies between the two. The spread holds what the sides differ by.
+        per ``half_life_s`` that lies between the two. The difference of the two sides counts as
+        spread.
         """
         merged = other._by_pair | self._by_pair
         for pair in self._by_pair.keys() & other._by_pair.keys():
@@ -92,9 +93,9 @@ class LinkTable(StrictModel):
 
 
 def table_of(specs: Mapping[tuple[str, str], LinkSpec], now_unix_s: float = 0.0) -> LinkTable:
-    """The table that a perfect measurement of emulated links would give.
+    """Return the table that a perfect measurement of emulated links would give.
 
-    Directions without a rate are left out: they have no goodput that could be told.
+    Directions without a rate are left out, since they have no goodput.
     """
     return LinkTable(
         links=tuple(
@@ -115,7 +116,7 @@ def table_of(specs: Mapping[tuple[str, str], LinkSpec], now_unix_s: float = 0.0)
 
 
 def save_links(table: LinkTable, path: Path) -> None:
-    """Write the table; the file is the old one or the new one, never a part.
+    """Write the table atomically.
 
     Raises:
         RunDirectoryError: it cannot be written.
@@ -133,7 +134,7 @@ def load_links(path: Path) -> LinkTable:
     """Read a table.
 
     Raises:
-        ConfigError: there is none, or it is not valid; names what is wrong.
+        ConfigError: the file is missing or not valid; the message says what is wrong.
     """
     fix = "Correct what is named, or measure anew with `geo-ray probe`."
     return load_json(path, LinkTable, "link table", partial(ConfigError, fix=fix))

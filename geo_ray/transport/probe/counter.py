@@ -1,4 +1,4 @@
-"""Counts UDP trains of peers, one at a time, each in a thread of its own."""
+"""Counts peers' UDP trains, one at a time, each in a thread of its own."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ class _Train:
     """One peer's UDP train to this end; ``counted`` once the counting thread is done."""
 
     number: int
-    port: int | None = None  # None until it is known; 0 if there is none to be had
+    port: int | None = None  # None until it is known; 0 if no port could be bound
     is_over: bool = False
     counted: bool = False
     result: TrainResult | None = None
 
 
 class TrainCounter:
-    """Answers what `ProbeSender.loss` of other regions asks.
+    """Answers the requests of `ProbeSender.loss` in other regions.
 
     Args:
-        answer: sends a control message, at once or not at all: whoever asked asks again.
-        clock: to pause between opening packets.
+        answer: sends a control message at once or drops it; the asking side repeats its request.
+        clock: clock for pauses between opening packets.
         udp: host and port to bind.
         workers: owner of the counting threads.
-        host_of: where a peer was dialed; None if it dialed here.
+        host_of: returns where a peer was dialed; None if it dialed here.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class TrainCounter:
         }
 
     def cancel(self) -> None:
-        """Let counting threads end."""
+        """End the counting threads."""
         with self._lock:
             for train in self._trains.values():
                 train.is_over = True
@@ -93,7 +93,7 @@ class TrainCounter:
                     earlier.is_over = True
                 self._trains = {peer: train}
         if known is not None:
-            self._say_way(peer, known)
+            self._send_way(peer, known)
         elif is_free:
             to_open = self._host_of(peer), port
             wait_s = seconds + _LATE_S
@@ -116,19 +116,19 @@ class TrainCounter:
         try:
             with contextlib.closing(UdpPort(*self._udp)) as udp:
                 train.port = udp.port
-                self._say_way(peer, train)
+                self._send_way(peer, train)
                 # Beside the counting: the train may start at the first of these.
                 self._workers.start("probe-open", lambda: self._open(udp, *to_open, token))
                 result = udp.count_train(token, packets, wait_s, lambda: train.is_over)
         except TransportError:
             train.port = 0
-            self._say_way(peer, train)
+            self._send_way(peer, train)
         finally:
             with self._lock:
                 train.result, train.counted = result, True
-            self._say_result(peer, train)
+            self._send_result(peer, train)
 
-    def _say_way(self, peer: str, train: _Train) -> None:
+    def _send_way(self, peer: str, train: _Train) -> None:
         if train.port is not None:
             self._answer(peer, words.WAY, {"id": train.number, "port": train.port})
 
@@ -150,9 +150,9 @@ class TrainCounter:
         with self._lock:
             train = self._find_train(peer, message)
         if train is not None and train.counted:
-            self._say_result(peer, train)
+            self._send_result(peer, train)
 
-    def _say_result(self, peer: str, train: _Train) -> None:
+    def _send_result(self, peer: str, train: _Train) -> None:
         result = train.result
         meta: Meta = {"id": train.number, "arrived": None}
         if result is not None:

@@ -1,4 +1,4 @@
-"""In which order links are probed, so that probes do not measure each other: pure."""
+"""The order in which links are probed, so that probes do not disturb each other: pure."""
 
 from __future__ import annotations
 

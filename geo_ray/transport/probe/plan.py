@@ -1,4 +1,4 @@
-"""What a probe does, what it says to the other end, and how what it hears is checked."""
+"""The plan of a probe, the kinds of its messages, and checks of received fields."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from geo_ray.config.base import StrictModel
 from geo_ray.errors import FrameError
 from geo_ray.transport.wire.meta import Meta
 
-TRAFFIC: Final = "probe"  # class that a probe's bytes are accounted to
+TRAFFIC: Final = "probe"  # traffic class of a probe's bytes
 
 PING: Final = "probe.ping"
 PONG: Final = "probe.pong"
@@ -32,7 +32,7 @@ REPORT: Final = "probe.report"
 
 
 class ProbePlan(StrictModel):
-    """How thoroughly one direction is measured."""
+    """The settings of a measurement of one direction."""
 
     duration_s: float = Field(
         5.0, gt=0, le=600, description="counted part of the transfer; at least 20 round trips"
@@ -47,22 +47,23 @@ class ProbePlan(StrictModel):
     )
 
     def counted_for(self, rtt_s: float) -> float:
-        """Seconds that count: on a long link more, since a lost packet holds up what follows."""
+        """Return the seconds that count: more on a long link, where loss delays what follows."""
         return max(self.duration_s, 20 * rtt_s)
 
     def ramp_for(self, rtt_s: float) -> float:
-        """Seconds that do not count on a link with that round trip."""
+        """Return the seconds that do not count on a link with that round trip."""
         return max(1.0, 12 * rtt_s) if self.ramp_s is None else self.ramp_s
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeProgress:
-    """Where a probe is.
+    """The progress of a probe.
 
     Attributes:
-        phase: "idle", "round trips", "goodput", "loss", or "receiving" for the other end's.
-        share: of the phase, 0 to 1.
-        rate_mbps: at the moment, if it is known.
+        phase: "idle", "round trips", "goodput", "loss", or "receiving" for the other end's
+            measurement.
+        share: completed share of the phase, 0 to 1.
+        rate_mbps: present rate, if it is known.
     """
 
     phase: str = "idle"

@@ -1,7 +1,7 @@
 """A link probe: goodput, round trips and loss of one direction, over the product's own transport.
 
-Both ends are a `ProbeNode` with an `Endpoint`. A node measures the direction that leads away from
-it; for the other one it asks its peer to do the same (`measure_back`).
+Both ends are a `ProbeNode` with an `Endpoint`. A node measures the direction away from itself; for
+the other direction it asks its peer to measure (`measure_back`).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ProbeNode:
         self._counter = TrainCounter(self._answer, self._clock, udp, self._workers, self._hosts.get)
         self._answers = self._receiver.routes | self._counter.routes
         self._measuring = threading.Lock()
-        self._changed = threading.Condition()  # guards what follows
+        self._changed = threading.Condition()  # guards the attributes below
         self._sender: ProbeSender | None = None
         self._reports: dict[str, Meta] = {}
         self._serving = 0
@@ -82,15 +82,15 @@ class ProbeNode:
         self._closed = False
 
     def use(self, endpoint: Endpoint) -> None:
-        """Speak through ``endpoint``."""
+        """Send all messages through ``endpoint``."""
         self._endpoint = endpoint
 
     def dialed(self, peer: str, host: str) -> None:
-        """A peer was dialed at ``host``; tells where UDP has to go."""
+        """Note that a peer was dialed at ``host``, where UDP packets are sent, too."""
         self._hosts[peer] = host
 
     def progress(self) -> ProbeProgress:
-        """Where the present measurement is."""
+        """Return the progress of the present measurement."""
         sender = self._sender
         if sender is not None:
             return sender.progress
@@ -106,7 +106,7 @@ class ProbeNode:
 
         Raises:
             DeadlineExceededError: the peer does not answer.
-            TransportError: it cannot be measured; says why.
+            TransportError: the link cannot be measured; the message says why.
         """
         with self._measuring:
             sender = ProbeSender(self._wan(), peer, plan, self._clock)
@@ -146,7 +146,7 @@ class ProbeNode:
 
         Raises:
             DeadlineExceededError: it does not answer.
-            GeoRayError: what went wrong there.
+            GeoRayError: the error of the peer's measurement.
         """
         limit_s = plan.counted_for(1.0) + plan.udp_s + plan.ramp_for(1.0) + 4 * plan.timeout_s
         with self._changed:
@@ -170,13 +170,13 @@ class ProbeNode:
             raise TransportError(f"region {peer} sent a record that is not valid") from None
 
     def wait_served(self, count: int, timeout_s: float | None = None) -> bool:
-        """Wait until peers have been sent ``count`` reports in all; whether it came to that."""
+        """Wait until ``count`` reports were sent to peers in all; return whether they were."""
         with self._changed:
             self._changed.wait_for(lambda: self._served >= count or self._closed, timeout_s)
             return self._served >= count
 
     def close(self) -> None:
-        """Stop what is under way and wait for the node's threads."""
+        """Stop measurements under way and wait for the node's threads."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -189,7 +189,7 @@ class ProbeNode:
     # ------------------------------------------------------------------ messages
 
     def on_message(self, peer: str, message: Message) -> None:
-        """What an endpoint received; nonsense is logged and dropped."""
+        """Handle a received message; a malformed one is logged and dropped."""
         try:
             self._dispatch(peer, message)
         except FrameError as error:
@@ -203,20 +203,20 @@ class ProbeNode:
         elif sender is not None and sender.peer == peer and message.kind in sender.routes:
             sender.routes[message.kind](message)
         elif message.kind == words.PLEASE:
-            self._on_please(peer, message)
+            self._on_request(peer, message)
         elif message.kind == words.REPORT:
             with self._changed:
                 self._reports[peer] = message.meta
                 self._changed.notify_all()
 
-    def _on_please(self, peer: str, message: Message) -> None:
+    def _on_request(self, peer: str, message: Message) -> None:
         asked, name = text(message.meta, "plan"), text(message.meta, "name")
         if len(asked) > _MOST_TEXT or not 0 < len(name) < 256:
-            raise FrameError("a probe was asked for in too many words")
+            raise FrameError("a probe's request is too long")
         try:
             plan = ProbePlan.model_validate(json.loads(asked))
         except (ValidationError, ValueError):
-            raise FrameError("a probe was asked for with a plan that is not valid") from None
+            raise FrameError("a probe's request has a plan that is not valid") from None
 
         def serve() -> None:
             try:
@@ -234,7 +234,7 @@ class ProbeNode:
 
         with self._changed:
             if self._closed or self._serving >= _MOST_ASKED:
-                raise FrameError("more probes are asked for than are worth to wait")
+                raise FrameError("too many probes are requested at the same time")
             self._serving += 1
         self._workers.start("probe-back", serve)
 

@@ -1,4 +1,4 @@
-"""The answering half of a probe: pongs, and what arrived when."""
+"""The receiving side of a probe: answers pings and records arrivals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Answer = Callable[[str, str, Meta], None]  # peer, kind, meta; must not wait
 
 @dataclass(slots=True)
 class _Incoming:
-    """One peer's transfer to this end."""
+    """A peer's transfer to this end."""
 
     number: int
     log: ArrivalLog
@@ -32,11 +32,11 @@ class _Incoming:
 
 
 class ProbeReceiver:
-    """Answers what `ProbeSender` of other regions ask.
+    """Answers the requests of `ProbeSender` in other regions.
 
     Args:
-        answer: sends a control message, at once or not at all: whoever asked asks again.
-        clock: of arrivals.
+        answer: sends a control message at once or drops it; the asking side repeats its request.
+        clock: clock for arrivals.
     """
 
     def __init__(self, answer: Answer, clock: Clock) -> None:
@@ -53,7 +53,7 @@ class ProbeReceiver:
         }
 
     def progress(self) -> ProbeProgress | None:
-        """What is arriving at the moment, if anything."""
+        """Return the progress of the transfer that is arriving, if there is one."""
         with self._lock:
             for incoming in self._incoming.values():
                 if self._is_busy(incoming):

@@ -1,4 +1,4 @@
-"""The asking half of a probe: round trips, a transfer that fills the link, a UDP train."""
+"""The sending side of a probe: round trips, a transfer that fills the link, a UDP train."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FASTEST_MBPS: Final = 1e7
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """A transfer as its receiver saw it, and round trips that were taken meanwhile."""
+    """A transfer as its receiver measured it, and the round trips during it."""
 
     goodput_mbps: float
     goodput_mad_mbps: float
@@ -44,10 +44,10 @@ class ProbeSender:
     """Measures the direction to one peer; one measurement at a time.
 
     Args:
-        endpoint: connected to the peer.
+        endpoint: endpoint that is connected to the peer.
         peer: region of the endpoint at the other end.
-        plan: how thoroughly.
-        clock: of round trips.
+        plan: settings of the measurement.
+        clock: clock for round trips.
     """
 
     def __init__(self, endpoint: Endpoint, peer: str, plan: ProbePlan, clock: Clock) -> None:
@@ -56,8 +56,8 @@ class ProbeSender:
         self._endpoint = endpoint
         self._plan = plan
         self._clock = clock
-        self._number = secrets.randbits(48)  # of this measurement
-        self._changed = threading.Condition()  # guards what follows
+        self._number = secrets.randbits(48)  # number of this measurement
+        self._changed = threading.Condition()  # guards the attributes below
         self._pings: dict[int, float] = {}
         self._next_ping = 0
         self._rtts: list[float] = []
@@ -74,7 +74,7 @@ class ProbeSender:
         }
 
     def cancel(self) -> None:
-        """Let whoever measures give up at once, with a `LinkDownError`."""
+        """Let a running measurement raise `LinkDownError` at once."""
         with self._changed:
             self._cancelled = True
             self._changed.notify_all()
@@ -99,7 +99,7 @@ class ProbeSender:
             number = self._next_ping
             self._next_ping += 1
             self._pings[number] = self._clock.now_s()
-        self._say(words.PING, {"n": number}, CONTROL)
+        self._send(words.PING, {"n": number}, CONTROL)
 
     def _on_pong(self, message: Message) -> None:
         now_s = self._clock.now_s()
@@ -124,13 +124,13 @@ class ProbeSender:
 
         Raises:
             DeadlineExceededError: the peer does not answer.
-            TransportError: the peer is being probed by another, or almost nothing arrived.
+            TransportError: another region is probing the peer, or almost nothing arrived.
         """
         ramp_s = self._plan.ramp_for(rtt_s)
-        payload = memoryview(os.urandom(MAX_CHUNK_BYTES))  # random: nothing may compress it
+        payload = memoryview(os.urandom(MAX_CHUNK_BYTES))  # random: cannot be compressed
         with self._changed:
             self._window = window = SendWindow(rtt_s)
-        self._say(words.BEGIN, {"id": self._number, "ramp_s": ramp_s}, DATA)
+        self._send(words.BEGIN, {"id": self._number, "ramp_s": ramp_s}, DATA)
         began_s = self._clock.now_s()
         total_s = ramp_s + self._plan.counted_for(rtt_s)
         ping_at_s = began_s + ramp_s
@@ -146,10 +146,10 @@ class ProbeSender:
                 ping_at_s = max(ping_at_s + _LOADED_PING_EVERY_S, began_s + passed_s)
                 self._ping()
             if size_bytes:
-                self._say(words.DATA_KIND, {"id": self._number}, DATA, payload[:size_bytes])
+                self._send(words.DATA_KIND, {"id": self._number}, DATA, payload[:size_bytes])
                 with self._changed:
                     window.sent(size_bytes)
-        self._say(words.END, {"id": self._number}, DATA)
+        self._send(words.END, {"id": self._number}, DATA)
         result = self._ask(words.ASK, words.RESULT)
         self._wait(lambda: not self._pings, self._plan.timeout_s, "a ping")
         if result.get("ok") is not True:
@@ -180,7 +180,8 @@ class ProbeSender:
         Args:
             goodput_mbps: what the link can do.
             udp: host and port to bind.
-            host: where the peer was dialed; None if it dialed here: then it must open the way.
+            host: where the peer was dialed; None if it dialed here, and must open the way through
+                firewalls.
 
         Returns:
             None if the plan has none, or UDP does not get through.
@@ -197,7 +198,7 @@ class ProbeSender:
         with contextlib.closing(bound) as port:
             meta: Meta = {"id": self._number, "packets": packets, "seconds": seconds}
             meta |= {"token": token, "port": port.port}
-            self._say(words.TRAIN, meta, CONTROL)
+            self._send(words.TRAIN, meta, CONTROL)
             theirs = whole(self._ask(words.TRAIN, words.WAY, meta), "port", 0, 65535)
             if not theirs:
                 return None
@@ -206,16 +207,16 @@ class ProbeSender:
             )
             if to is not None:
                 port.send_train(to, token, packets, seconds)
-            self._say(words.TRAIN_END, {"id": self._number}, CONTROL)
+            self._send(words.TRAIN_END, {"id": self._number}, CONTROL)
             result = self._ask(words.TRAIN_ASK, words.TRAIN_RESULT)
         if result.get("arrived") is None:
             return None
         arrived = whole(result, "arrived", 1, packets)
         return TrainResult(packets, arrived, 1 - arrived / packets, real(result, "loss_mad", 0, 1))
 
-    # ------------------------------------------------------------------ talk
+    # ------------------------------------------------------------------ messages
 
-    def _say(self, kind: str, meta: Meta, lane: int, payload: memoryview | bytes = b"") -> None:
+    def _send(self, kind: str, meta: Meta, lane: int, payload: memoryview | bytes = b"") -> None:
         message = Message(kind, meta, payload, words.TRAFFIC, lane)
         self._endpoint.send(self.peer, message, self._plan.timeout_s)
 
@@ -226,7 +227,7 @@ class ProbeSender:
                 self._changed.notify_all()
 
     def _ask(self, question: str, answer: str, meta: Meta | None = None) -> Meta:
-        """Wait and ask, again and again: the other end drops what it cannot say at once."""
+        """Repeat a request until it is answered: the other end may drop answers."""
         deadline_s = self._clock.now_s() + self._plan.timeout_s
         while (left_s := deadline_s - self._clock.now_s()) > 0:
             with self._changed:
@@ -236,7 +237,7 @@ class ProbeSender:
                 self._raise_if_over()
                 if answer in self._answers:
                     return self._answers.pop(answer)
-            self._say(question, meta or {"id": self._number}, CONTROL)
+            self._send(question, meta or {"id": self._number}, CONTROL)
         raise self._silent(question)
 
     def _wait(self, condition: Callable[[], bool], timeout_s: float, what: str) -> None:

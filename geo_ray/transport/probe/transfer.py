@@ -1,4 +1,4 @@
-"""The arithmetic of a probing transfer, pure: how much to have under way, and what arrived when."""
+"""The arithmetic of a probing transfer, pure: bytes to keep under way, and arrivals over time."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _MIN_CHUNK_BYTES: Final = 8 * 1024
 _FIRST_CHUNK_BYTES: Final = 16 * 1024
 _MAX_MESSAGES: Final = 48  # an outbox takes 64
 _MAX_AHEAD_BYTES: Final = 64 * 1024**2  # what the receiver may have to hold
-_AHEAD_S: Final = 0.5  # that and the next bound how long the rest takes at the end
-_AHEAD_RTTS: Final = 6  # a lost packet may hold up what follows for that long
+_AHEAD_S: Final = 0.5  # this and the next bound the time that the rest takes at the end
+_AHEAD_RTTS: Final = 6  # a lost packet may delay what follows for that long
 _SLICES: Final = 20
 _MAX_ARRIVALS: Final = 200_000
 
 
 class SendWindow:
-    """How much a probing sender keeps under way: enough to fill the link, little enough to end.
+    """The bytes that a probing sender keeps under way: enough for the link, few enough to end soon.
 
-    Grows by itself: what arrives in a round trip allows more than twice of that in the next.
+    It grows: after each round trip it allows more than twice of what arrived in it.
 
     Args:
         rtt_s: the idle link's.
@@ -41,14 +41,14 @@ class SendWindow:
 
     @property
     def chunk_bytes(self) -> int:
-        """Size of the next message."""
+        """Return the size of the next message."""
         if self.rate_mbps is None:
             return _FIRST_CHUNK_BYTES
         wanted = int(self.rate_mbps * 125_000 * self._ahead_s / (_MAX_MESSAGES - 8))
         return max(_MIN_CHUNK_BYTES, min(MAX_CHUNK_BYTES, wanted))
 
     def has_room(self) -> bool:
-        """Whether the next message may be sent now."""
+        """Return whether the next message may be sent now."""
         if len(self._sizes) >= _MAX_MESSAGES:
             return False
         rate_mbps = self.rate_mbps or 0.0
@@ -57,14 +57,14 @@ class SendWindow:
         return self._sent_bytes - self._got_bytes < window_bytes
 
     def sent(self, size_bytes: int) -> None:
-        """A message was handed to the transport."""
+        """Count a message that was handed to the transport."""
         self._sent_bytes += size_bytes
         self._sizes.append(size_bytes)
 
     def arrived(self, now_s: float, got_bytes: int) -> None:
-        """The receiver says that it has ``got_bytes`` in all."""
+        """Take in the receiver's report of ``got_bytes`` in all."""
         if not self._got_bytes < got_bytes <= self._sent_bytes:
-            return  # nothing new, or nonsense
+            return  # nothing new, or an impossible report
         done = got_bytes - self._got_bytes
         while self._sizes and done >= self._sizes[0]:
             done -= self._sizes.popleft()
@@ -75,7 +75,7 @@ class SendWindow:
             self._seen.popleft()
         first_s, first_bytes = self._seen[0]
         if len(self._seen) > 1:
-            # Two reports that were held up together come at the same moment.
+            # Two reports that were delayed together arrive at the same moment.
             passed_s = max(now_s - first_s, span_s / 2)
             self.rate_mbps = (self._got_bytes - first_bytes) * 8e-6 / passed_s
 
@@ -100,10 +100,10 @@ class Arrived:
 
 
 class ArrivalLog:
-    """When how much arrived, by one clock, so that none has to agree with another.
+    """Arrivals over time by the receiver's clock alone, so that clocks need not agree.
 
     Args:
-        ramp_s: that long after the first arrival nothing counts: TCP is still finding its pace.
+        ramp_s: seconds after the first arrival that do not count, while TCP finds its rate.
     """
 
     def __init__(self, ramp_s: float) -> None:
@@ -112,7 +112,7 @@ class ArrivalLog:
         self.got_bytes = 0
 
     def add(self, now_s: float, size_bytes: int) -> None:
-        """A message is here whole."""
+        """Note a complete message."""
         self.got_bytes += size_bytes
         if len(self._arrivals) < _MAX_ARRIVALS:
             self._arrivals.append((now_s, size_bytes))
@@ -121,10 +121,10 @@ class ArrivalLog:
             self._arrivals[-1] = (now_s, last + size_bytes)
 
     def result(self) -> Arrived | None:
-        """None if too little arrived to tell a rate.
+        """Return the result; None if too little arrived to compute a rate.
 
-        If nothing counts by the rule of the ramp (a link that is slower than anybody thought), all
-        but the first arrival do.
+        If nothing arrived after the ramp, because the link is slower than expected, all but the
+        first arrival count.
         """
         if not self._arrivals:
             return None

@@ -1,7 +1,7 @@
 """Loss of a path by a train of UDP packets: numbered, paced, counted where they arrive.
 
 The two ends agree on a token over an authenticated connection; packets without it do not count.
-Only one end has to be reachable: the other opens the way with a packet of its own.
+Only one end has to be reachable: the other opens the way through firewalls with a packet.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from geo_ray.transport.wire.sockets import Address
 PACKET_BYTES: Final = 1200  # passes every path without fragments
 TOKEN_BYTES: Final = 16
 MAX_PACKETS: Final = 20_000
-_MAX_PACKETS_S: Final = 3_000  # what a busy Python process can be relied on to count
+_MAX_PACKETS_S: Final = 3_000  # rate that a busy Python process can still count
 _RXQ_OVFL: Final = 40 if sys.platform.startswith("linux") else None  # SO_RXQ_OVFL
 _HEAD: Final = struct.Struct("!16sI")
-_OPEN: Final = 0xFFFFFFFF  # the number of packets that only open the way
+_OPEN: Final = 0xFFFFFFFF  # packet number that marks packets which only open the way
 _TICK_S: Final = 0.005
 _BLOCKS: Final = 10
 _BUFFER_BYTES: Final = 4 * 1024**2
@@ -51,12 +51,12 @@ class TrainResult:
 
 
 def new_token() -> bytes:
-    """Names a train, and proves that a packet is of it."""
+    """Make a token that names a train and proves that a packet belongs to it."""
     return secrets.token_bytes(TOKEN_BYTES)
 
 
 def packets_for(goodput_mbps: float, seconds: float) -> int:
-    """How many packets to send: half of what the link can do, so that loss is the path's own."""
+    """Return how many packets to send: half of the link's rate, so that loss is the path's own."""
     packets_s = min(_MAX_PACKETS_S, goodput_mbps * 0.5e6 / 8 / PACKET_BYTES)
     return max(20, min(MAX_PACKETS, int(packets_s * seconds)))
 
@@ -69,7 +69,7 @@ class UdpPort:
         port: port to bind; any free one if it is taken, or 0.
 
     Raises:
-        TransportError: no port can be had at all.
+        TransportError: no port can be bound.
     """
 
     def __init__(self, host: str, port: int = 0) -> None:
@@ -98,11 +98,11 @@ class UdpPort:
         self._sock.close()
 
     def open_way(self, to: Address, token: bytes) -> None:
-        """Let address translators and firewalls on this side take what comes from ``to``."""
+        """Make address translators and firewalls on this side accept packets from ``to``."""
         self._send(_HEAD.pack(token, _OPEN), to)
 
     def wait_opened(self, token: bytes, timeout_s: float) -> Address | None:
-        """Where the other end's opening packet came from; None if there was none in time."""
+        """Return where the other end's opening packet came from; None if none came in time."""
         deadline_s = time.monotonic() + timeout_s
         while (left_s := deadline_s - time.monotonic()) > 0:
             found = self._receive(token, left_s)
@@ -111,7 +111,7 @@ class UdpPort:
         return None
 
     def send_train(self, to: Address, token: bytes, packets: int, seconds: float) -> None:
-        """Send numbered packets, evenly over ``seconds``; late ones are made up for."""
+        """Send numbered packets evenly over ``seconds``, catching up after delays."""
         padding = bytes(PACKET_BYTES - _HEAD.size)
         began_s = time.monotonic()
         number = 0
@@ -131,10 +131,10 @@ class UdpPort:
             token: of the train.
             packets: how many are sent.
             timeout_s: longest time.
-            is_over: whether the sender has said that it is done; looked at when nothing comes.
+            is_over: whether the sender has finished; asked when nothing arrives.
 
         Returns:
-            None if nothing at all arrived: UDP is blocked, which is no loss.
+            The result; None if nothing arrived, since then UDP is blocked and loss is not known.
         """
         seen = bytearray(packets)
         arrived = 0
@@ -146,13 +146,13 @@ class UdpPort:
             if found is None:
                 if over:
                     break
-                over = is_over()  # once more round the loop for what is still on its way
+                over = is_over()  # one more turn of the loop for packets still on their way
             elif found[0] < packets and not seen[found[0]]:
                 seen[found[0]] = 1
                 arrived += 1
         if not arrived:
             return None
-        # What this host's own kernel had no room for is not the path's doing.
+        # Packets that this host's kernel dropped are not the path's loss.
         carried = min(packets, arrived + self._dropped - dropped_before)
         blocks = [seen[i * packets // _BLOCKS : (i + 1) * packets // _BLOCKS] for i in range(10)]
         losses = [1 - sum(block) / len(block) for block in blocks if block]

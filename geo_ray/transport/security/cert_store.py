@@ -1,7 +1,7 @@
 """A deployment's certificates on disk.
 
-``DIR/ca.pem`` and ``DIR/ca.key`` stay with whoever runs the deployment; ``DIR/regions/NAME`` with
-``ca.pem``, ``cert.pem`` and ``key.pem`` goes to the host of that region's bridge.
+``DIR/ca.pem`` and ``DIR/ca.key`` stay with the operator of the deployment; ``DIR/regions/NAME``
+with ``ca.pem``, ``cert.pem`` and ``key.pem`` goes to the host of that region's bridge.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from geo_ray.util.atomic_file import PRIVATE, PUBLIC, write_atomic
 _CA_CERT = "ca.pem"
 _CA_KEY = "ca.key"
 _REGIONS = "regions"
+_SOON_DAYS = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class CertificateEntry:
         not_before: start of its validity.
         not_after: end of its validity.
         hosts: names and IPs that it mentions.
-        problem: why it cannot be used (not by date), or "".
+        problem: why it cannot be used, apart from its dates; or "".
     """
 
     name: str
@@ -49,6 +50,20 @@ class CertificateEntry:
     not_after: dt.datetime
     hosts: tuple[str, ...]
     problem: str
+
+    def left_days(self, now: dt.datetime) -> float:
+        """Days until it expires; negative if it has."""
+        return (self.not_after - now).total_seconds() / 86400
+
+    def is_usable(self, now: dt.datetime) -> bool:
+        """Whether peers accept it."""
+        return not self.problem and self.not_before <= now < self.not_after
+
+    def state(self, now: dt.datetime) -> str:
+        """``good``, ``renew soon``, or why it cannot be used."""
+        if self.is_usable(now):
+            return "renew soon" if self.left_days(now) < _SOON_DAYS else "good"
+        return self.problem or ("EXPIRED" if now >= self.not_after else "not valid yet")
 
 
 def init(directory: Path, days: float = CA_DAYS, *, force: bool = False) -> Authority:
@@ -137,18 +152,23 @@ def renew_ca(directory: Path, days: float = CA_DAYS) -> list[str]:
     return names
 
 
+def ca_path(directory: Path) -> Path:
+    """Where `init` puts the CA's certificate."""
+    return directory / _CA_CERT
+
+
 def files_of(directory: Path, region: str) -> TlsFiles:
-    """Where `issue` puts a region's files."""
+    """Return where `issue` puts a region's files."""
     return TlsFiles.in_directory(directory / _REGIONS / region)
 
 
 def regions_of(directory: Path) -> list[str]:
-    """Regions that have a certificate in a deployment's directory, sorted."""
+    """Return the regions with a certificate in a deployment's directory, sorted."""
     return sorted(path.parent.name for path in (directory / _REGIONS).glob("*/cert.pem"))
 
 
 def entries(directory: Path) -> list[CertificateEntry]:
-    """Every certificate of a deployment, the CA's first.
+    """Return every certificate of a deployment, the CA's first.
 
     Raises:
         CertificateError: a certificate cannot be read.
@@ -165,7 +185,7 @@ def entries(directory: Path) -> list[CertificateEntry]:
 def _problem(cert: x509.Certificate, ca: x509.Certificate) -> str:
     try:
         cert.verify_directly_issued_by(ca)
-    except Exception:  # what a broken certificate may raise here is not one kind
+    except Exception:  # a broken certificate may raise errors of several kinds
         return "from another CA"
     return ""
 

@@ -28,7 +28,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
 
 class Authority:
-    """A CA with its key. Give it to nobody; hand out what `issue` returns.
+    """A CA with its key, which must stay secret; hand out only what `issue` returns.
 
     Args:
         cert: the CA's certificate.
@@ -49,11 +49,11 @@ class Authority:
 
     @classmethod
     def create(cls, name: str, days: float = CA_DAYS, now: dt.datetime | None = None) -> Authority:
-        """A new CA.
+        """Make a new CA.
 
         Args:
             name: common name, for people.
-            days: valid from now on.
+            days: days of validity from now on.
             now: None takes the machine's clock.
         """
         key = new_key()
@@ -79,7 +79,7 @@ class Authority:
         return pem_of_key(self._key)
 
     def renewed(self, days: float = CA_DAYS, now: dt.datetime | None = None) -> Authority:
-        """The same CA with new dates; certificates that it issued stay valid under it."""
+        """Return the same CA with new dates; certificates that it issued stay valid."""
         name = self.cert.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
         return Authority(_ca_certificate(str(name), self._key, days, now), self._key)
 
@@ -91,7 +91,7 @@ class Authority:
         now: dt.datetime | None = None,
         key: ec.EllipticCurvePrivateKey | None = None,
     ) -> TlsBytes:
-        """A certificate for a region, for both ends of a connection.
+        """Issue a certificate for a region, for both ends of a connection.
 
         Args:
             region: its name.
@@ -139,7 +139,7 @@ class Authority:
 def issue_for_run(
     run_id: str, regions: Sequence[str], days: float = REGION_DAYS
 ) -> dict[str, TlsBytes]:
-    """Certificates for one run, under a CA whose key is forgotten at once.
+    """Issue certificates for one run, under a CA whose key is forgotten at once.
 
     For the driver, which hands each bridge its own over Ray's control plane.
 
@@ -154,7 +154,7 @@ def issue_for_run(
 
 
 def check_region(region: str) -> None:
-    """Refuse a name that is no label value and would not be a directory's name.
+    """Refuse a name that cannot be a label value or a directory's name.
 
     Raises:
         CertificateError: it cannot be used.
@@ -203,7 +203,7 @@ def read_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
     """
     try:
         key = serialization.load_pem_private_key(pem, password=None)
-    except (ValueError, TypeError):  # the message could quote the text
+    except (ValueError, TypeError):  # the message could quote the key
         raise CertificateError(
             "this is no PEM text of an unencrypted private key",
             fix="Decrypt the key, or issue it anew with `geo-ray certs issue`.",

@@ -1,4 +1,4 @@
-"""Whether a connection between regions is encrypted, and the step that makes it so."""
+"""Decides whether a connection between regions is encrypted, and wraps its socket in TLS."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _TLS_RECORD: Final = b"\x16"  # how every TLS handshake begins
 
 
 class Encryption:
-    """Turns sockets into TLS sockets where that is called for.
+    """Turns sockets into TLS sockets where the mode wants TLS.
 
     Args:
         mode: ``auto`` wants TLS unless the other end has a loopback address; ``required`` always;
             ``off`` never.
-        source: this region's certificate; None if it has none.
+        source: this region's certificate, if there is one.
     """
 
     def __init__(self, mode: TlsMode, source: TlsSource | None) -> None:
@@ -35,7 +35,7 @@ class Encryption:
         self._server = server_context(source) if usable and source is not None else None
 
     def dialed(self, sock: socket.socket) -> socket.socket:
-        """The socket to go on with after `connect`; keeps the timeout that is set.
+        """Return the socket to use after `connect`, with the same timeout.
 
         `shake_hands` comes next.
 
@@ -54,7 +54,7 @@ class Encryption:
         return self._client.wrap_socket(sock, do_handshake_on_connect=False)
 
     def accepted(self, sock: socket.socket) -> socket.socket:
-        """The socket to go on with after `accept`; looks whether the other end begins TLS.
+        """Return the socket to use after `accept`, depending on whether the other end begins TLS.
 
         `shake_hands` comes next.
 
@@ -68,7 +68,7 @@ class Encryption:
         if not begins_tls:
             if self._is_wanted(sock):
                 raise PeerRefusedError(
-                    f"the peer speaks without TLS, but {self._why()}",
+                    f"the peer connects without TLS, but {self._why()}",
                     fix="Set `transport.tls` to the same in every region.",
                 )
             return sock
@@ -117,11 +117,11 @@ class Encryption:
 
 
 def _let_read(sock: socket.socket) -> None:
-    """Let the other end read why it is refused: closing with unread bytes would destroy that."""
+    """Let the other end read the refusal, which closing with unread bytes would destroy."""
     with contextlib.suppress(OSError):
         socket.socket.shutdown(sock, socket.SHUT_WR)
         sock.settimeout(_LAST_READ_S)
-        for _ in range(_LAST_READS):  # an end, however much it says
+        for _ in range(_LAST_READS):  # a limit, however much the peer sends
             if not socket.socket.recv(sock, 4096):
                 return
 

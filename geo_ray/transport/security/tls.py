@@ -1,8 +1,9 @@
-"""Mutual TLS 1.3 between regions: contexts, and who the other end is.
+"""Mutual TLS 1.3 between regions: contexts, and the identity of the other end.
 
-A certificate names a region, not a host: regions move from address to address. What is verified is
-the chain to the deployment's CA, and that the region in the certificate is the one that was dialed
-or that speaks (`expect_region`). Certificates are made in `geo_ray.transport.security.certs`.
+A certificate names a region, not a host: regions move from address to address. A connection is
+verified by the certificate's chain to the deployment's CA and by its region, which must be the one
+that was dialed or that the peer claims to be (`expect_region`). Certificates are made in
+`geo_ray.transport.security.certs`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _MOST_PEM_BYTES: Final = 1024 * 1024
 
 
 class TlsFiles(StrictModel):
-    """Where a region's certificate lies; `geo-ray certs issue` makes all three files."""
+    """The files of a region's certificate; `geo-ray certs issue` makes all three."""
 
     ca: str = Field(description="PEM file: the certificate of the deployment's CA")
     cert: str = Field(description="PEM file: this region's certificate")
@@ -35,7 +36,7 @@ class TlsFiles(StrictModel):
 
     @classmethod
     def in_directory(cls, directory: Path) -> TlsFiles:
-        """The files in a directory that `geo-ray certs issue` wrote for one region."""
+        """Return the files in a directory that `geo-ray certs issue` wrote for one region."""
         return cls(
             ca=str(directory / "ca.pem"),
             cert=str(directory / "cert.pem"),
@@ -76,8 +77,8 @@ def server_context(source: TlsSource) -> ssl.SSLContext:
         CertificateError: a file cannot be read, or the key is not the certificate's.
     """
     context = _context(ssl.PROTOCOL_TLS_SERVER, source)
-    # Nobody resumes: a region's connections live for hours, and tickets are bytes that a client
-    # which only writes would never read.
+    # No session is resumed: a region's connections live for hours, and tickets are bytes that a
+    # client which only writes would never read.
     context.num_tickets = 0
     return context
 
@@ -92,14 +93,14 @@ def client_context(source: TlsSource) -> ssl.SSLContext:
 
 
 def region_uri(region: str) -> str:
-    """What a certificate says of ``region`` in its subject alternative name."""
+    """Return the subject alternative name of ``region``'s certificate."""
     return URI_PREFIX + quote(region, safe="")
 
 
 def peer_region(sock: ssl.SSLSocket | ssl.SSLObject) -> str:
-    """The region in the verified certificate of the other end, after the handshake.
+    """Return the region in the verified certificate of the other end, after the handshake.
 
-    With TLS 1.3 a client is through before the server has looked at its certificate: a refusal
+    With TLS 1.3 a client's handshake ends before the server checks its certificate, so a refusal
     comes with the first read.
 
     Raises:
@@ -159,7 +160,7 @@ def _context(protocol: int, source: TlsSource) -> ssl.SSLContext:
 
 
 def _load_chain(context: ssl.SSLContext, material: TlsBytes) -> None:
-    """OpenSSL takes a chain from files only: give it some that live for this call, in memory."""
+    """Load the chain from temporary files in memory, because OpenSSL takes files only."""
     parent = _MEMORY if os.access(_MEMORY, os.W_OK) else None
     prefix = f"geo-ray-tls-{os.getpid()}-"
     with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as name:  # mode 0700

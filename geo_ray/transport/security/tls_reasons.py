@@ -1,4 +1,4 @@
-"""What an error of OpenSSL means for somebody who joins regions."""
+"""Explains errors of OpenSSL to people who connect regions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NO_TLS = "the peer does not speak TLS; is TLS off in its configuration?"
 _VERSION = "the peer offers no TLS 1.3"
 _GONE = "the peer ended the connection in the TLS handshake; its log has the reason"
 _REASONS: Final = {
-    # said by the peer, about this end
+    # alerts from the peer about this end
     "TLSV1_ALERT_UNKNOWN_CA": _WRONG_CA,
     "TLSV1_ALERT_DECRYPT_ERROR": _WRONG_CA,
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": (
@@ -35,7 +35,7 @@ _REASONS: Final = {
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": "the peer asks for a certificate and was shown none",
     "SSLV3_ALERT_HANDSHAKE_FAILURE": "the peer refused the TLS handshake",
     "TLSV1_ALERT_PROTOCOL_VERSION": _VERSION,
-    # noticed here
+    # errors found at this end
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "the peer showed no certificate",
     "UNSUPPORTED_PROTOCOL": _VERSION,
     "NO_PROTOCOLS_AVAILABLE": _VERSION,
@@ -49,10 +49,10 @@ _REASONS: Final = {
 
 
 def explain(error: ssl.SSLError) -> str:
-    """A sentence for people: expired, another CA, no certificate, no TLS at all.
+    """Return a sentence for people, such as that a certificate has expired.
 
     Args:
-        error: of a handshake, or of the first read after it (TLS 1.3 tells a client only then).
+        error: error of a handshake, or of the first read after it, when TLS 1.3 tells a client.
     """
     if isinstance(error, ssl.SSLCertVerificationError):
         return _VERIFY.get(

@@ -1,1 +1,1 @@
-"""What bytes on a socket mean: frames, headers, messages, the handshake."""
+"""The format of bytes on a socket: frames, headers, messages, the handshake."""

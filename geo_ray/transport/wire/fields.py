@@ -1,4 +1,4 @@
-"""Kinds of values in a header: a missing or wrong field is an error that names it."""
+"""Kinds of values in a header; the error for a missing or wrong field names it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Kind(Generic[T]):
-    """A kind of value; called with a header and a name, it gives that field.
+    """A kind of value; called with a header and a name, it returns that field.
 
     Attributes:
         what: the kind in words.
-        fits: whether a value is of it.
-        make: what is made of the value.
+        fits: returns whether a value is of this kind.
+        make: converts the value.
     """
 
     what: str

@@ -24,7 +24,7 @@ from geo_ray.transport.wire.frames import (
 from geo_ray.transport.wire.meta import Meta
 
 Place: TypeAlias = Callable[[FrameKind, Meta, int], memoryview]
-"""Given a frame's kind, its authenticated meta and its payload's length: where that should go."""
+"""Takes a frame's kind, authenticated meta and payload length; returns a buffer for the payload."""
 
 _SMALL_BYTES: Final = 4096
 
@@ -32,7 +32,7 @@ _SMALL_BYTES: Final = 4096
 class FrameReader:
     """Parses one connection's bytes; payloads are received straight into their place.
 
-    Usage: receive into `room()`, then tell `took(n)`, which gives the frames that are whole.
+    Usage: receive into `room()`, then call `took(n)`, which yields the complete frames.
 
     Args:
         key: shared with the sender, who numbers its frames from 0 in their digests.
@@ -44,7 +44,7 @@ class FrameReader:
         self._key = key
         self._limits = limits
         self._place = place
-        self._small = bytearray(_SMALL_BYTES)  # heads, digests, and what came right behind them
+        self._small = bytearray(_SMALL_BYTES)  # heads, digests, and the bytes right behind them
         self._begin = 0
         self._end = 0
         self._header: Header | None = None
@@ -61,7 +61,7 @@ class FrameReader:
         return self._payload is not None and self._filled < self._payload.nbytes
 
     def room(self) -> memoryview:
-        """Where the next bytes belong; never empty."""
+        """Return the buffer for the next bytes; never empty."""
         if self.is_within_payload and self._begin == self._end and self._payload is not None:
             return self._payload[self._filled :]
         if self._begin == self._end:
@@ -71,7 +71,7 @@ class FrameReader:
         return memoryview(self._small)[self._end :]
 
     def took(self, count: int) -> Iterator[tuple[Frame, int]]:
-        """``count`` bytes were received into `room()`; yields the frames that are whole now.
+        """Take in ``count`` bytes received into `room()`; yield the frames that are complete now.
 
         Yields:
             A frame, and its bytes on the wire.
@@ -88,7 +88,7 @@ class FrameReader:
             yield frame, self._frame_bytes
 
     def divert(self) -> None:
-        """Put the rest of the present payload into a fresh buffer: its place is taken."""
+        """Move the rest of the present payload to a fresh buffer, because its place is taken."""
         if self._payload is not None:
             self._payload = np.empty(self._payload.nbytes, np.uint8).data
 
@@ -112,7 +112,7 @@ class FrameReader:
         return taken
 
     def _next(self) -> Frame | None:
-        """A frame from what is there, or None if more must come first."""
+        """Return a frame of the received bytes, or None if more bytes are needed."""
         if self._header is None:
             head = self._take(HEADER.size)
             if head is None:

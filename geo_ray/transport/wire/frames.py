@@ -1,4 +1,4 @@
-"""Frames: the one wire format of every socket of the project.
+"""Frames: the wire format of every socket of the project.
 
 A frame is a fixed header, a small msgpack map (*meta*), a raw payload and the payload's digest::
 
@@ -42,7 +42,7 @@ _FLAG_PAYLOAD_DIGEST: Final = 1
 class FrameKind(enum.IntEnum):
     """What a frame is for."""
 
-    HELLO = 1  # who speaks, and a nonce; before there is a session key
+    HELLO = 1  # the sender's identity and a nonce; before there is a session key
     READY = 2  # proves that the sender has the key
     REFUSED = 3  # why the connection is not wanted
     CHUNK = 4  # WAN: a piece of a numbered message
@@ -100,7 +100,7 @@ class Header:
         payload_bytes: length of the payload after it.
         has_payload_digest: whether a digest follows the payload.
         signed: the header's bytes that the digest covers, together with the meta.
-        digest: what the sender says about them.
+        digest: the sender's digest of these bytes.
     """
 
     kind: FrameKind
@@ -142,7 +142,7 @@ class FrameHead:
 
 
 def view_of(buffer: Buffer) -> memoryview:
-    """The bytes of a contiguous buffer, without a copy.
+    """Return the bytes of a contiguous buffer, without a copy.
 
     Raises:
         FrameError: the buffer is not C-contiguous.
@@ -158,9 +158,10 @@ def view_of(buffer: Buffer) -> memoryview:
 def encode(
     frame: Frame, key: bytes, *, digest_payload: bool = True, number: int = 0
 ) -> Iterator[memoryview]:
-    """The frame's bytes in order: head with meta, pieces of the payload, its digest.
+    """Yield the frame's bytes in order: head with meta, pieces of the payload, its digest.
 
-    Lazy: a piece is hashed after the caller asked for the next one, so that sending it overlaps.
+    A piece is hashed only after the caller asked for the next one, so hashing overlaps with
+    sending.
 
     Args:
         frame: what to send.
@@ -190,7 +191,7 @@ def encode(
 
 
 def check_sendable(meta: Meta, payload_bytes: int, limits: FrameLimits) -> None:
-    """Find out before queueing a frame whether a receiver with these limits would take it.
+    """Check before queueing a frame whether a receiver with these limits would take it.
 
     Raises:
         FrameError: it would not.
@@ -242,7 +243,7 @@ def parse_header(header: Buffer, limits: FrameLimits) -> Header:
 
 
 def payload_hash(head_digest: bytes, key: bytes) -> blake2b:
-    """The hash that a payload's digest comes from; the head's digest binds it to its frame."""
+    """Return the hash for a payload's digest; the head's digest binds it to its frame."""
     return blake2b(head_digest, digest_size=DIGEST_BYTES, key=key, person=b"geo_ray payload")
 
 

@@ -1,4 +1,4 @@
-"""How two ends of a connection find out that they belong together.
+"""The handshake, by which two ends of a connection verify that they belong to the same run.
 
 ::
 
@@ -62,14 +62,14 @@ class HandshakeSide:
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """What a handshake yields.
+    """The result of a handshake.
 
     Attributes:
-        hello: who the other end is.
-        ready: what it said after it proved that.
-        send_key: for frames to it.
-        recv_key: for frames from it.
-        link_id: names the connection that began with it; both ends know it, nobody else.
+        hello: identity of the other end.
+        ready: what the other end sent in its READY.
+        send_key: session key for frames to it.
+        recv_key: session key for frames from it.
+        link_id: id of the connection, known to both ends only.
     """
 
     hello: Meta
@@ -139,10 +139,10 @@ def expect_same(what: str, theirs: object, ours: object) -> None:
 
 
 def admit_lan(theirs: Meta) -> Meta:
-    """Admit whoever has the key and means a region's inner road.
+    """Admit a peer with the key that asks for the service inside a region.
 
     Raises:
-        PeerRefusedError: it means something else.
+        PeerRefusedError: the peer asks for another service.
     """
     expect_same("service", theirs.get("service"), LAN_SERVICE)
     return {}
@@ -199,10 +199,10 @@ def _link_id(dial_key: bytes, listen_key: bytes) -> str:
 
 
 def _key_id(key: bytes) -> str:
-    """Names a key without giving it away: four bytes of its hash."""
+    """Return an id of a key that does not reveal it: four bytes of its hash."""
     return blake2b(b"", key=key, digest_size=4, person=b"geo_ray key id").hexdigest()
 
 
 def _short(value: object) -> str:
-    # Somebody unknown may have sent it; it goes into errors and logs.
+    # An unknown peer may have sent the value, which goes into errors and logs.
     return repr(value)[:_REASON_CHARS]

@@ -1,4 +1,4 @@
-"""What bridges say to each other, and who they are."""
+"""Messages between endpoints, and the identity of an endpoint."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class Message:
     """One message between regions.
 
     Attributes:
-        kind: what it is; up to the caller.
+        kind: name of the kind, chosen by the caller.
         meta: scalars and lists of scalars by name; names must not begin with an underscore.
-        payload: C-contiguous bytes. Not copied: leave them alone until the peer acknowledged them
-            (`Endpoint.flush`).
+        payload: C-contiguous bytes. Not copied: they must not change until the peer has
+            acknowledged them (`Endpoint.flush`).
         traffic: class that its bytes are accounted to, such as "update", "reply", "control".
         lane: CONTROL, DATA or BACKGROUND. Messages of one lane arrive in order; a lower lane's
             overtake those of higher ones at every chunk.
@@ -67,7 +67,7 @@ class Message:
 
 
 class PeerStats(TypedDict):
-    """What an endpoint knows about a peer; ready for JSON.
+    """An endpoint's counters for a peer, as plain values for JSON.
 
     ``bytes_out`` and ``bytes_in`` count all bytes on the connections by class, headers included;
     "transport" are handshakes, acks and heartbeats, "resend" what passed more than once.
@@ -99,7 +99,7 @@ class PeerStats(TypedDict):
 
 
 def check_message(message: Message) -> None:
-    """Find out whether a message could be sent at all.
+    """Check whether a message can be sent.
 
     Raises:
         FrameError: its meta uses a name of the transport, or its lane does not exist.
@@ -114,7 +114,7 @@ def check_message(message: Message) -> None:
 
 
 def to_meta(lane: int, number: int, offset: int, size_bytes: int, message: Message) -> Meta:
-    """What a chunk says of itself; the first one of a message says what the message is."""
+    """Return a chunk's header; that of a message's first chunk also describes the message."""
     own: Meta = {
         "_l": lane,
         "_n": number,

@@ -1,12 +1,12 @@
-"""Records as headers: a table of fields, from which writing a header and reading it back follow.
+"""Records as headers: one table of fields defines both writing and reading a header.
 
     SKIP = Record(Skip, Known("region"), "epoch seq=number")
     SKIP.write(skip)                     # {"epoch": 2, "number": 7}
     SKIP.read(header, region="eu")       # Skip("eu", 2, 7), or a FrameError that names the field
 
 A text in the table names fields whose kinds are the types of the record's attributes, each with its
-name in the header where that is another one. Fields stand in the header in the table's order.
-Whatever else a header holds is left to others.
+name in the header if that differs. Fields stand in the header in the table's order. Other fields of
+a header are ignored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from geo_ray.transport.wire.meta import Meta
 
 T = TypeVar("T")
 ALWAYS: Final = object()
-"""As a field's default: it has none, and is written whatever its value is."""
+"""Marks a field without default, which is always written."""
 
 _KINDS: Final[Mapping[Any, Kind[Any]]] = {
     int: fields.count,
@@ -40,7 +40,7 @@ _KINDS: Final[Mapping[Any, Kind[Any]]] = {
 
 
 class ValueCodec(Protocol[T]):
-    """What puts a value into a header and finds it there again.
+    """Writes a value into a header and reads it back.
 
     Attributes:
         names: of its fields.

@@ -1,4 +1,4 @@
-"""Plain TCP sockets, set up the way that both roads need them."""
+"""Plain TCP sockets with the settings that connections inside and between regions need."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _KEEPALIVE_INTERVAL_S: Final = 5
 _KEEPALIVE_PROBES: Final = 3
 _BACKLOG: Final = 1024
 _IS_LINUX: Final = sys.platform.startswith("linux")
-_NOTSENT_LOWAT: Final = 25  # Linux's number; Python names it from 3.12 on
+_NOTSENT_LOWAT: Final = 25  # Linux's number; Python has a name for it from 3.12 on
 
 
 def listen(host: str, port: int, buffer_bytes: int = 0) -> socket.socket:
     """Listen on ``host:port``; port 0 takes any free one.
 
     Raises:
-        PortInUseError: somebody else has the port.
+        PortInUseError: another process has the port.
         TransportError: the host is not one of this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -63,7 +63,7 @@ class SocketTarget:
 
 
 def resolve(address: Address) -> list[SocketTarget]:
-    """Every address that a host's name stands for, IPv6 or IPv4, in the system's order.
+    """Return every address of a host's name, IPv6 or IPv4, in the system's order.
 
     Raises:
         OSError: the name is unknown.
@@ -74,7 +74,7 @@ def resolve(address: Address) -> list[SocketTarget]:
 
 
 def new_socket(target: SocketTarget, buffer_bytes: int = 0) -> socket.socket:
-    """A socket that can be connected to ``target``."""
+    """Return a socket that can be connected to ``target``."""
     sock = socket.socket(target.family, socket.SOCK_STREAM)
     _set_buffers(sock, buffer_bytes)
     return sock
@@ -89,7 +89,7 @@ def connect(sock: socket.socket, address: Any, timeout_s: float) -> None:
     sock.settimeout(timeout_s)
     sock.connect(address)
     if sock.getsockname() == sock.getpeername():
-        # Happens when a port that nobody listens on is dialed often enough.
+        # This happens when a port without a listener is dialed often enough.
         raise ConnectionRefusedError("the kernel connected the socket to itself")
     sock.settimeout(None)
 
@@ -147,7 +147,7 @@ def limit_unsent(sock: socket.socket, size_bytes: int) -> None:
 
 
 def hang_up(sock: socket.socket) -> None:
-    """Wake every thread that waits on the socket. Its owner closes it afterwards.
+    """Wake every thread that waits on the socket; its owner closes the socket afterwards.
 
     Closing it here would free its number while another thread still reads from it.
     """
@@ -157,7 +157,7 @@ def hang_up(sock: socket.socket) -> None:
 
 
 def stop_sending(sock: socket.socket) -> None:
-    """Let the other end see the end of the stream; it can still be read from."""
+    """Send the end of the stream to the other end; this end can still read."""
     with contextlib.suppress(OSError):
         socket.socket.shutdown(sock, socket.SHUT_WR)
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import geo_ray
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -25,6 +27,11 @@ def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     for block in simulated:
         exec(compile(block, "docs/python.md", "exec"), names)
     assert (tmp_path / "model.pt").exists() and (tmp_path / "plan.json").exists()
+
+
+def test_the_page_names_all_that_the_package_offers() -> None:
+    words = set(re.findall(r"\w+", (ROOT / "docs" / "python.md").read_text()))
+    assert [name for name in geo_ray.__all__ if name not in words] == []
 
 
 @pytest.mark.parametrize("name", ["first_run", "choose_a_strategy"])

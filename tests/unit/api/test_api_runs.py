@@ -86,6 +86,11 @@ def test_the_model_is_the_trained_one(run: geo_ray.Run, tmp_path: Path) -> None:
         run.export(tmp_path / "m.onnx")
     with pytest.raises(errors.CheckpointMissingError):
         run.model(checkpoint=3)
+    with pytest.raises(errors.RunDirectoryError, match="no best model") as caught:
+        run.model(best=True)
+    assert "train.keep_best" in caught.value.fix
+    with pytest.raises(errors.ConfigError):
+        run.export(tmp_path / "m.pt", checkpoint=3, best=True)
 
 
 def test_a_mapping_an_experiment_and_a_file_are_the_same_run(
@@ -113,6 +118,19 @@ def test_relative_paths_in_a_mapping_start_where_they_are_said_to(
     geo_ray.simulate(experiment, changes, base_dir=tmp_path / "there")
     monkeypatch.chdir(tmp_path / "there")
     assert geo_ray.simulate(experiment, changes).model() is not None
+
+
+def test_a_simulation_that_fails_before_its_first_event_leaves_no_directory(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "broken.py").write_text(
+        "from geo_ray.tasks.digits import Digits\n\n\nclass Broken(Digits):\n"
+        "    def model(self, seed):\n        raise ValueError('no model')\n"
+    )
+    changes = SMALL | {"run.dir": str(tmp_path / "runs"), "task": {"use": "broken.py:Broken"}}
+    with pytest.raises(errors.TaskError, match="no model"):
+        geo_ray.simulate(QUICKSTART, changes, base_dir=tmp_path)
+    assert not any((tmp_path / "runs").iterdir()), "its name is free"
 
 
 def test_a_run_that_was_cut_off_can_be_looked_at(run: geo_ray.Run, tmp_path: Path) -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import fnmatch
+import json
 import tomllib
 from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 import geo_ray
 from geo_ray import errors
 from geo_ray.api.starters import STARTERS
 from geo_ray.cli.main import root
+from geo_ray.lab.presets import preset_names
 
 ROOT = Path(__file__).parents[3]
 FEW = {"train.steps": 4, "train.eval_every": 2}
@@ -67,20 +70,30 @@ def test_files_that_are_there_are_not_replaced(tmp_path: Path) -> None:
         geo_ray.init_project(tmp_path, "rust")
 
 
-def test_the_wheel_carries_every_starter() -> None:
+def test_the_wheel_carries_every_file_that_the_library_reads() -> None:
+    """Starters, configurations, presets of the lab, prices: whatever is no Python."""
     tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     patterns = tools["package-data"]["geo_ray"]
     folder = ROOT / "geo_ray"
+    files = [file for file in folder.rglob("*") if "__pycache__" not in file.parts]
+    files += (folder / "starters" / "configs").glob("*")  # a link, which rglob does not follow
+    data = [file for file in files if file.is_file() and file.suffix != ".py"]
+    names = {file.relative_to(folder).as_posix() for file in data}
+    assert {"py.typed", "clouds/snapshots/aws.json", "starters/configs/quickstart.yaml"} <= names
+    assert {f"lab/presets/{name}.yaml" for name in preset_names()} <= names
+    for name in names:
+        depth = name.count("/")
+        fitting = [p for p in patterns if p.count("/") == depth and fnmatch.fnmatch(name, p)]
+        assert fitting, f"{name} is not in package-data"
     for starter in STARTERS:
-        for file in (folder / "starters" / starter).rglob("*"):
-            name = file.relative_to(folder).as_posix()
-            depth = name.count("/")
-            fitting = [p for p in patterns if p.count("/") == depth and fnmatch.fnmatch(name, p)]
-            assert file.is_dir() or fitting, f"{name} is not in package-data"
+        assert any(name.startswith(f"starters/{starter}/") for name in names)
+    lost = {file.parent for file in files if file.suffix == ".py"}
+    assert not [place for place in lost if not (place / "__init__.py").exists()]
 
 
 def test_export_writes_what_plain_pytorch_reads(tmp_path: Path) -> None:
-    changes = FEW | {"run.dir": str(tmp_path), "task.options": {"width": 2}}
+    keep = {"train.keep_best": {"metric": "loss", "mode": "max"}, "train.eval_every": 2}
+    changes = FEW | {"run.dir": str(tmp_path), "task.options": {"width": 2}} | keep
     run = geo_ray.simulate(ROOT / "configs" / "quickstart.yaml", changes)
     told = invoke("export", str(run.path), "--out", str(tmp_path / "m.pt"))
     assert told.exit_code == 0 and "m.pt" in told.output
@@ -90,6 +103,14 @@ def test_export_writes_what_plain_pytorch_reads(tmp_path: Path) -> None:
     trained = run.model().state_dict()
     assert list(state) == list(trained) and set(plain) == set(trained)
     assert all(torch.equal(state[name], trained[name]) for name in trained)
+    best = run.summary.best
+    invoke("export", str(run.path), "--best", "--out", str(tmp_path / "b.safetensors"))
+    with safe_open(tmp_path / "b.safetensors", "pt") as file:
+        assert file.metadata()["step"] == str(best.step)
+        assert json.loads(file.metadata()["metrics"]) == best.metrics
+    kept = load_file(tmp_path / "b.safetensors")
+    assert any(not torch.equal(kept[name], trained[name]) for name in trained)
+    assert best.text in run.report_path.read_text()
     missing = CliRunner().invoke(
         root, ["export", str(run.path), "--out", str(tmp_path / "c.pt"), "--from", "7"]
     )

@@ -6,13 +6,16 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from queue import Queue
 
 import pytest
 from click.testing import CliRunner, Result
 
+import geo_ray
 from geo_ray.cli.probe import probe
 from geo_ray.errors import ConfigError, GeoRayError, LinkDownError
 from geo_ray.transport.links.record import LinkRecord
@@ -109,8 +112,8 @@ def test_regions_with_certificates_need_no_key(tmp_path: Path) -> None:
     with listening("--region", "eu", *tls) as (port, shown):
         assert "--peer eu" in shown
         address = f"127.0.0.1:{port}"
-        missing = run(address, "--region", "us", *tls, *QUICK)
-        assert missing.exit_code == 2 and "--peer" in missing.output
+        missing = run(address, "--region", "us", *tls, *QUICK, error=ConfigError)
+        assert "--peer" in str(missing.exception)
         other = ("--timeout", "2", "--out", out)
         run(address, "--region", "us", *tls, "--peer", "ap", *other, error=LinkDownError)
         result = run(address, "--region", "us", *tls, "--peer", "eu", *QUICK, "--out", out)
@@ -123,16 +126,45 @@ def test_regions_with_certificates_need_no_key(tmp_path: Path) -> None:
     [
         ((), "TARGET, or --listen"),
         (("--listen", "h:1"), "TARGET, or --listen"),
-        (("nowhere",), "neither HOST:PORT"),
-        (("host:port",), "neither HOST:PORT"),
-        (("host:70000",), "neither HOST:PORT"),
-        ((":80",), "neither HOST:PORT"),
         (("h:1", "--duration", "0"), "--duration"),
     ],
 )
 def test_what_cannot_be_meant_is_said(arguments: tuple[str, ...], says: str) -> None:
     result = run(*arguments)
     assert result.exit_code == 2 and says in result.output
+
+
+@pytest.mark.parametrize("target", ["nowhere", "host:port", "host:70000", ":80"])
+def test_what_is_no_address_is_refused(target: str) -> None:
+    refused = run(target, error=ConfigError).exception
+    assert "neither HOST:PORT" in str(refused) and refused.exit_code == 2  # type: ignore[union-attr]
+
+
+def test_two_hosts_measure_each_other_through_the_library(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at: Queue[geo_ray.ProbeAddress] = Queue()
+    served: list[int] = []
+    listener = threading.Thread(
+        target=geo_ray.serve_probes,
+        args=("127.0.0.1:0", geo_ray.ProbeSide("eu")),
+        kwargs={"once": True, "on_listening": at.put, "on_served": served.append},
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("GEO_RAY_PROBE_KEY", raising=False)
+        listener.start()
+        place = at.get(timeout=WAIT_S)
+        how = geo_ray.ProbePlan(duration_s=0.2, udp_s=0.0)
+        side = geo_ray.ProbeSide("us", key=place.key)
+        found = geo_ray.probe_host(f"127.0.0.1:{place.port}", side, how=how)
+        listener.join(WAIT_S)
+    assert served == [1] and place.key not in repr(place) + repr(side)
+    assert repr(found) == "<Probe: 2 links, 0 not measured>"
+    rows = found.table().to_pylist()
+    assert {(row["src"], row["dst"]) for row in rows} == {("us", "eu"), ("eu", "us")}
+    assert min(row["goodput_mbps"] for row in rows) > 0 and found._repr_html_().count("<tr>") == 3
+    assert load_links(found.save(tmp_path / "links.json")) == found.links
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_short_key_is_refused() -> None:

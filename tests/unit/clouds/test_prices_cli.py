@@ -31,9 +31,10 @@ from cloud_servers import (
 )
 from wan_support import WAIT_S, leaving_nothing_behind
 
+import geo_ray
 from geo_ray.cli.prices import prices
 from geo_ray.clouds.price_book import load_book, parse_book
-from geo_ray.errors import CloudError, GeoRayError, PriceBookError
+from geo_ray.errors import CloudError, ConfigError, GeoRayError, PriceBookError
 
 TYPE = "GN7.2XLARGE32"
 INTERNATIONAL = ("--cloud", "tencent", "--endpoint", "https://cvm.intl.tencentcloudapi.com")
@@ -141,7 +142,9 @@ def test_without_names_every_known_region_and_type_is_asked() -> None:
     assert not Path("prices.json").exists()
 
 
-def test_a_region_that_fails_keeps_its_prices_and_says_how_old_they_are() -> None:
+def test_a_region_that_fails_keeps_its_prices_and_says_how_old_they_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     answers = aws_answers()
     names = ("--regions", "us-east-1,eu-west-1", "--types", "g5.xlarge")
     refresh(answers, "aws", *names)
@@ -151,6 +154,14 @@ def test_a_region_that_fails_keeps_its_prices_and_says_how_old_they_are() -> Non
     done = refresh(answers, "aws", *names)
     assert "us-east-1 on_demand was not read: aws pricing in us-east-1 refused" in done.output
     assert re.search(r"1 older price stays, the oldest \d+ (s|min) old, 0 stale", done.output)
+    with LoopbackCloud(answers) as server:
+        names_there = {"regions": ["us-east-1", "eu-west-1"], "types": ["g5.xlarge"]}
+        found = geo_ray.refresh_prices("aws", **names_there, endpoints=[server.url], tries=2)
+    assert [r.region for r in found.kept] == ["us-east-1"] * len(found.kept) and found.failed
+    assert {row["error"] is None for row in found.table().to_pylist()} == {True, False}
+    assert (
+        "was not read" not in capsys.readouterr().err and "<td>aws us-east-1" in found._repr_html_()
+    )
     after = load_book(Path("prices.json"))
     assert after.instance("aws", "eu-west-1", "g5.xlarge").amount == 1.3
     for market in ("on_demand", "spot"):
@@ -262,12 +273,18 @@ def test_one_region_of_tencent_does_not_take_the_other_with_it() -> None:
         (("--cloud", "aws", "--regions", "xx-north-9"), "--types"),
         (("--cloud", "aws", "--currency", "USD"), "--currency"),
         (("--cloud", "aws", "--file", "x.yaml"), "JSON"),
-        (("--cloud", "azure"), "azure"),
         ((*INTERNATIONAL, "--regions", "a", "--types", "b"), "--currency"),
     ],
 )
 def test_a_question_that_cannot_be_asked_is_refused(options: tuple[str, ...], said: str) -> None:
-    assert said in run("refresh", *options, code=2).output
+    refused = run("refresh", *options, error=ConfigError).exception
+    assert said in str(refused) and refused.exit_code == 2  # type: ignore[union-attr]
+
+
+def test_a_cloud_that_cannot_be_asked_is_refused() -> None:
+    assert "azure" in run("refresh", "--cloud", "azure", code=2).output
+    with pytest.raises(ConfigError, match="azure"):
+        geo_ray.refresh_prices("azure")
 
 
 @pytest.mark.parametrize(
@@ -295,7 +312,7 @@ def test_a_file_that_cannot_be_written_is_an_error() -> None:
 
 
 def test_ages_are_told_in_a_unit_that_fits() -> None:
-    from geo_ray.cli.tables.prices import age_text
+    from geo_ray.observe.text import age_text
 
     told = {-5: "of the future", 0: "0 s", 59: "59 s", 60: "1 min", 7200: "2 h", 3456000: "40 d"}
     assert {age: age_text(age) for age in told} == told

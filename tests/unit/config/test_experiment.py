@@ -9,7 +9,7 @@ import pytest
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import digest, dump_yaml, load_text
-from geo_ray.errors import ConfigError
+from geo_ray.errors import ConfigError, TaskLoadError
 from geo_ray.job.auto import load_experiment
 from geo_ray.strategies.registry import STRATEGIES
 from geo_ray.transport.emulation.link_model import LinkSpec
@@ -49,6 +49,22 @@ def test_the_files_to_try_are_valid(path):
     experiment, advice = load_experiment(path, [])
     assert (advice is not None) == (path.stem == "auto")
     assert len(experiment.regions) >= 1
+
+
+def test_auto_goes_by_the_directory_that_is_given(tmp_path):
+    """As for a run that is resumed: its configuration lies elsewhere than its task."""
+    there, home = tmp_path / "run", tmp_path / "home"
+    there.mkdir()
+    home.mkdir()
+    (home / "own.py").write_text(
+        "from geo_ray.tasks.digits import Digits\n\n\nclass Own(Digits):\n    pass\n"
+    )
+    file = there / "config.yaml"
+    file.write_text(TEXT.replace("kind: sma", "kind: auto").replace("digits", "own.py:Own"))
+    with pytest.raises(TaskLoadError):
+        load_experiment(file, [])
+    experiment, advice = load_experiment(file, [], base_dir=home)
+    assert advice is not None and experiment.task.use == "own.py:Own"
 
 
 def test_defaults():

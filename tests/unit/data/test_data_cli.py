@@ -16,11 +16,11 @@ from geo_ray.data.reader import RegionReader
 from geo_ray.errors import ConfigError, GeoRayError, ManifestError, TaskLoadError
 
 TASK = '''
-from geo_ray.config.base import Model
+import geo_ray
 
 class Toy:
     """Two columns, no data of its own."""
-    class Options(Model):
+    class Options(geo_ray.Options):
         scale: float = 1.0
     columns = {"x": "float32[2]", "y": "int64"}
     label_column = "y"
@@ -175,6 +175,9 @@ def test_tasks_that_cannot_be_sharded_are_said_so(my_files: Path) -> None:
     run("shard", "--task", "toy.py:Toy", *rest, error=ConfigError)
     run("shard", "--task", "digit", *rest, error=TaskLoadError)
     run("shard", "--task", "digits", "--task-option", "colour=1", *rest, error=TaskLoadError)
+    for width in ("NaN", "Infinity", "1e999", "[1]"):  # no numbers that an option can have
+        wrong = f"width={width}"
+        run("shard", "--task", "digits", "--task-option", wrong, *rest, error=TaskLoadError)
     assert not (my_files / "out").exists()
 
 

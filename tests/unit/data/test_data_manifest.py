@@ -91,8 +91,8 @@ def test_of_and_rows_select_a_regions_split(tmp_path: Path) -> None:
         ({"rows": -1}, "shards.0.rows"),
         ({"bytes": 0}, "shards.0.bytes"),
         ({"split": "test"}, "shards.0.split"),
-        ({"sha1": "x"}, "shards.0.sha1"),
-        ({"rows": "3"}, "shards.0.rows"),
+        ({"sha1": "x"}, "shards.0.sha1 (line 1): unknown key; did you mean sha256?"),
+        ({"rows": "3"}, 'got "3", expected a whole number'),
     ],
 )
 def test_a_contradictory_shard_is_refused(
@@ -116,7 +116,7 @@ def test_a_contradictory_shard_is_refused(
         ({"columns": {"label": "float32[0]"}}, "'label'"),
         ({"stores": {"us-east": "ftp://host/x"}}, "us-east"),
         ({"stores": {"us-east": ".", "a/b": "."}}, "'a/b'"),
-        ({"seed": -1}, "seed"),
+        ({"seed": -1}, "seed (line 1): got -1, expected a whole number of at least 0"),
         ({"surprise": 1}, "surprise"),
     ],
 )

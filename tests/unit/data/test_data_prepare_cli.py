@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from geo_ray.api import progress
 from geo_ray.cli.data.group import data
-from geo_ray.cli.tables import data as data_tables
 from geo_ray.data.manifest import load_manifest
 from geo_ray.data.prepare.apply import Preparer
 from geo_ray.data.prepare.saved import load_prepared
@@ -27,11 +27,11 @@ from geo_ray.errors import (
 )
 
 TASK = '''
-from geo_ray.config.base import Model
+import geo_ray
 
 class Churn:
     """Columns only."""
-    class Options(Model):
+    class Options(geo_ray.Options):
         features: int = 8
     label_column = "bought"
     def __init__(self, options):
@@ -323,16 +323,16 @@ def test_options_that_do_not_go_together_end_with_code_2(
 def test_progress_is_shown_once_work_takes_longer(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_tables, "_FIRST_LINE_S", 1e9)
-    with data_tables.progress_bar("Reading files", 4, unit="files") as advance:
+    monkeypatch.setattr(progress, "_FIRST_LINE_S", 1e9)
+    with progress.progress_bar("Reading files", 4, unit="files") as advance:
         advance(1)
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(data_tables, "_FIRST_LINE_S", 0.0)
-    with data_tables.progress_bar("Reading files", 4, unit="files") as advance:
+    monkeypatch.setattr(progress, "_FIRST_LINE_S", 0.0)
+    with progress.progress_bar("Reading files", 4, unit="files") as advance:
         advance(1.5)
         advance(0.5)
     assert capsys.readouterr().err == "Reading files: 38% of 4 files\n"
-    with data_tables.progress_bar("Reading files", 1, unit="files") as advance:
+    with progress.progress_bar("Reading files", 1, unit="files") as advance:
         advance(0.5)
     assert capsys.readouterr().err == "Reading files: 50%\n"
 

@@ -70,7 +70,7 @@ def test_a_receiver_that_dies_in_mid_transfer_does_not_stop_the_others(name: str
             for n in model.nodes
             if n.me != 0
             and 2 in n._rounds
-            and any(o.last is None for g in n._going.values() for o in g)
+            and any(o.last is None for g in n._active.values() for o in g)
         ),
         num - 1,
     )
@@ -140,7 +140,7 @@ def test_a_region_that_never_comes_back_holds_the_round_and_no_memory() -> None:
     with pytest.raises(InvariantError, match="nothing more happens"):
         model.run_until(lambda: len(model.results[2]) == num)
     assert all(len(node._rounds) <= 2 for node in model.nodes)
-    assert all(sum(map(len, node._going.values())) <= 2 * num for node in model.nodes)
+    assert all(sum(map(len, node._active.values())) <= 2 * num for node in model.nodes)
     assert len(model.coordinator._rounds) <= 3
 
 

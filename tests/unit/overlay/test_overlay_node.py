@@ -136,7 +136,7 @@ def test_partial_sums_that_make_no_sense_are_refused(
 
 def test_a_leaf_sends_its_segments_in_order_once_it_is_ready() -> None:
     node = node_of(2)
-    node.on_word(0, Orders(1, 0, (SendOrder(2, 1, SUM, 0, 3, 0b100),)), 0.0)
+    node.on_message(0, Orders(1, 0, (SendOrder(2, 1, SUM, 0, 3, 0b100),)), 0.0)
     assert parts_to(node, 1) == []
     node.contribute(1, ramp(), 2.0, {"x": 1}, 0.0)
     assert taken(node) == [(0, Ready(1, {"x": 1}))]
@@ -148,7 +148,7 @@ def test_a_leaf_sends_its_segments_in_order_once_it_is_ready() -> None:
 
 def test_a_segment_goes_on_as_soon_as_all_it_waits_for_is_in() -> None:
     node = node_of(1)
-    node.on_word(0, Orders(1, 0, (SendOrder(1, 0, SUM, 0, 3, 0b110),)), 0.0)
+    node.on_message(0, Orders(1, 0, (SendOrder(1, 0, SUM, 0, 3, 0b110),)), 0.0)
     node.contribute(1, ramp(), 1.0, {}, 0.0)
     assert parts_to(node, 0) == []
     node.on_part(2, part_of(0, ramp(2.0)), 0.0)
@@ -159,28 +159,28 @@ def test_a_segment_goes_on_as_soon_as_all_it_waits_for_is_in() -> None:
 
 def test_no_more_is_under_way_than_the_window() -> None:
     node = node_of(2, window=2)
-    node.on_word(0, Orders(1, 0, (SendOrder(2, 1, SUM, 0, 3, 0b100),)), 0.0)
+    node.on_message(0, Orders(1, 0, (SendOrder(2, 1, SUM, 0, 3, 0b100),)), 0.0)
     node.contribute(1, ramp(), 1.0, {}, 0.0)
     first = parts_to(node, 1)
     assert len(first) == 2 and first[-1].wants_ack
-    node.on_word(1, SegmentAck(1), 1.0)
+    node.on_message(1, SegmentAck(1), 1.0)
     assert len(parts_to(node, 1)) == 1
 
 
 def test_an_order_that_is_carried_out_is_told_with_what_was_seen() -> None:
     node = node_of(2)
     send = SendOrder(2, 1, SUM, 0, 3, 0b100)
-    node.on_word(0, Orders(1, 0, (send,)), 0.0)
+    node.on_message(0, Orders(1, 0, (send,)), 0.0)
     node.contribute(1, ramp(), 1.0, {}, 0.0)
     taken(node)
     assert parts_to(node, 1, 10.0)[-1].wants_ack
-    node.on_word(1, SegmentAck(3), 12.0)
+    node.on_message(1, SegmentAck(3), 12.0)
     assert taken(node) == [(0, Sent(1, 0, send, 40, 2.0))]
 
 
 def test_an_acknowledgement_rides_on_a_part_if_there_is_one() -> None:
     node = node_of(1)
-    node.on_word(0, Orders(1, 0, (SendOrder(1, 2, SUM, 0, 1, 0b010),)), 0.0)
+    node.on_message(0, Orders(1, 0, (SendOrder(1, 2, SUM, 0, 1, 0b010),)), 0.0)
     node.on_part(2, part_of(0, ramp(), RESULT, wants_ack=True), 0.0)
     node.contribute(1, ramp(), 1.0, {}, 0.0)
     taken(node)
@@ -194,10 +194,10 @@ def test_an_acknowledgement_rides_on_a_part_if_there_is_one() -> None:
 
 def test_a_higher_attempt_voids_what_was_summed_and_a_lower_one_is_late() -> None:
     node = node_of(1)
-    node.on_word(0, Orders(1, 0, (SendOrder(1, 0, SUM, 0, 3, 0b110),)), 0.0)
+    node.on_message(0, Orders(1, 0, (SendOrder(1, 0, SUM, 0, 3, 0b110),)), 0.0)
     node.contribute(1, ramp(), 1.0, {}, 0.0)
     node.on_part(2, part_of(0, ramp()), 0.0)
-    node.on_word(0, Orders(1, 1, (SendOrder(1, 2, SUM, 0, 3, 0b010),)), 0.0)
+    node.on_message(0, Orders(1, 1, (SendOrder(1, 2, SUM, 0, 3, 0b010),)), 0.0)
     assert parts_to(node, 0) == []
     node.on_part(2, part_of(0, ramp()), 0.0)  # of the first attempt
     assert [part.mask for part in parts_to(node, 2)] == [0b010] * 3
@@ -208,7 +208,7 @@ def test_a_part_of_a_higher_attempt_may_come_before_the_word_of_it() -> None:
     node.contribute(1, ramp(), 1.0, {}, 0.0)
     node.on_part(2, part_of(0, ramp()), 0.0)
     node.on_part(2, part_of(0, ramp(), attempt=1), 0.0)
-    node.on_word(0, Orders(1, 1, (SendOrder(1, 0, SUM, 0, 1, 0b110),)), 0.0)
+    node.on_message(0, Orders(1, 1, (SendOrder(1, 0, SUM, 0, 1, 0b110),)), 0.0)
     assert len(parts_to(node, 0)) == 1
 
 
@@ -220,12 +220,12 @@ def test_a_round_is_over_with_its_result_and_its_commit_in_any_order() -> None:
         node = node_of(1)
         node.contribute(1, ramp(), 1.0, {}, 0.0)
         if commit_first:
-            node.on_word(0, Commit(1, 0, {"version": 7}), 0.0)
+            node.on_message(0, Commit(1, 0, {"version": 7}), 0.0)
         for index in range(3):
             node.on_part(0, part_of(index, ramp(4.0), RESULT), 0.0)
         if not commit_first:
             assert node.done == []
-            node.on_word(0, Commit(1, 0, {"version": 7}), 0.0)
+            node.on_message(0, Commit(1, 0, {"version": 7}), 0.0)
         (done,) = node.done
         assert done.about == {"version": 7}
         np.testing.assert_allclose(done.result_P, ramp(4.0))
@@ -235,7 +235,7 @@ def test_a_round_is_over_with_its_result_and_its_commit_in_any_order() -> None:
 def test_results_are_forwarded_as_they_arrive_and_twice_is_once() -> None:
     node = node_of(1)
     node.contribute(1, ramp(), 1.0, {}, 0.0)
-    node.on_word(0, Orders(1, 0, (SendOrder(1, 2, RESULT, 0, 3),)), 0.0)
+    node.on_message(0, Orders(1, 0, (SendOrder(1, 2, RESULT, 0, 3),)), 0.0)
     node.on_part(0, part_of(0, ramp(), RESULT), 0.0)
     node.on_part(0, part_of(0, ramp(9.0), RESULT), 0.0)
     (part,) = parts_to(node, 2)
@@ -250,10 +250,10 @@ def test_who_is_told_to_fetch_asks_for_what_it_lacks_and_the_other_sends_that() 
         holder.on_part(0, part_of(index, ramp(), RESULT), 0.0)
     orphan.on_part(0, part_of(1, ramp(), RESULT), 0.0)
     taken(orphan)
-    orphan.on_word(0, Fetch(1, 2), 0.0)
+    orphan.on_message(0, Fetch(1, 2), 0.0)
     ((to, want),) = taken(orphan)
     assert (to, want) == (2, Want(1, ((0, 1), (2, 3))))
-    holder.on_word(1, want, 0.0)
+    holder.on_message(1, want, 0.0)
     assert [part.index for part in parts_to(holder, 1)] == [0, 2]
 
 
@@ -262,11 +262,11 @@ def test_probes_are_sent_between_rounds_only() -> None:
     node.contribute(1, ramp(), 1.0, {}, 0.0)
     for index in range(3):
         node.on_part(0, part_of(index, ramp(), RESULT), 0.0)
-    node.on_word(0, Orders(1, 0, (SendOrder(1, 2, PROBE, 0, 2),)), 0.0)
+    node.on_message(0, Orders(1, 0, (SendOrder(1, 2, PROBE, 0, 2),)), 0.0)
     assert parts_to(node, 2) == []
-    node.on_word(0, Commit(1, 0, {}), 0.0)
+    node.on_message(0, Commit(1, 0, {}), 0.0)
     assert [part.phase for part in parts_to(node, 2)] == [RESULT] * 2
-    node.on_word(0, Orders(1, 0, (SendOrder(1, 0, PROBE, 0, 2),)), 0.0)
+    node.on_message(0, Orders(1, 0, (SendOrder(1, 0, PROBE, 0, 2),)), 0.0)
     node.contribute(2, ramp(), 1.0, {}, 0.0)
     assert parts_to(node, 0) == []
 
@@ -276,7 +276,7 @@ def test_probes_are_sent_between_rounds_only() -> None:
 
 def test_a_region_that_acknowledges_nothing_is_told_of_once_per_stall() -> None:
     node = node_of(0, stall_s=10.0)
-    node.on_word(
+    node.on_message(
         0, Orders(1, 0, (SendOrder(0, 1, RESULT, 0, 3), SendOrder(0, 2, RESULT, 0, 3))), 0.0
     )
     node.contribute(1, ramp(), 1.0, {}, 0.0)
@@ -284,7 +284,7 @@ def test_a_region_that_acknowledges_nothing_is_told_of_once_per_stall() -> None:
     taken(node)
     parts_to(node, 1)
     parts_to(node, 2)
-    node.on_word(1, SegmentAck(3), 9.0)
+    node.on_message(1, SegmentAck(3), 9.0)
     taken(node)
     node.tick(9.9)
     assert taken(node) == []
@@ -296,11 +296,11 @@ def test_a_region_that_acknowledges_nothing_is_told_of_once_per_stall() -> None:
 
 def test_what_is_not_acknowledged_because_nobody_asked_is_no_stall() -> None:
     node = node_of(1, stall_s=10.0, window=32)
-    node.on_word(0, Orders(1, 0, (SendOrder(1, 0, SUM, 0, 3, 0b110),)), 0.0)
+    node.on_message(0, Orders(1, 0, (SendOrder(1, 0, SUM, 0, 3, 0b110),)), 0.0)
     node.contribute(1, ramp(), 1.0, {}, 0.0)
     node.on_part(2, part_of(0, ramp()), 0.0)
     (part,) = parts_to(node, 0)
-    node.on_word(0, SegmentAck(1), 0.0) if part.wants_ack else None
+    node.on_message(0, SegmentAck(1), 0.0) if part.wants_ack else None
     taken(node)
     node.tick(100.0)
     assert taken(node) == []
@@ -312,7 +312,7 @@ def test_a_committed_result_that_does_not_come_is_told() -> None:
     taken(node)
     node.tick(50.0)
     assert taken(node) == [], "whether the others are ready is not known here"
-    node.on_word(0, Commit(1, 0, {}), 50.0)
+    node.on_message(0, Commit(1, 0, {}), 50.0)
     node.on_part(0, part_of(0, ramp(), RESULT), 55.0)
     node.tick(64.0)
     assert taken(node) == []
@@ -329,7 +329,7 @@ def test_memory_holds_a_few_rounds_only() -> None:
         node.on_part(2, part_of(0, ramp(), rnd=rnd + 1), 0.0)  # others may be ahead by one
         for index in range(3):
             node.on_part(0, part_of(index, ramp(), RESULT, rnd=rnd), 0.0)
-        node.on_word(0, Commit(rnd, 0, {}), 0.0)
+        node.on_message(0, Commit(rnd, 0, {}), 0.0)
         assert len(node._rounds) <= 3
     assert node.finished == 5
 
@@ -344,7 +344,7 @@ def test_nobody_contributes_twice_or_out_of_turn() -> None:
 
 
 @pytest.mark.parametrize(
-    ("peer", "word"),
+    ("peer", "message"),
     [
         (2, Commit(1, 0, {})),
         (2, Orders(1, 0, ())),
@@ -355,8 +355,8 @@ def test_nobody_contributes_twice_or_out_of_turn() -> None:
         (2, Want(1, ((0, 9),))),
     ],
 )
-def test_words_that_make_no_sense_are_refused(peer: int, word: ControlMessage) -> None:
+def test_messages_that_make_no_sense_are_refused(peer: int, message: ControlMessage) -> None:
     node = node_of(1)
     node.contribute(1, ramp(), 1.0, {}, 0.0)
     with pytest.raises(FrameError):
-        node.on_word(peer, word, 0.0)
+        node.on_message(peer, message, 0.0)

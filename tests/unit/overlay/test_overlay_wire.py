@@ -55,7 +55,7 @@ def carried(message: Message) -> Message:
 
 
 @pytest.mark.parametrize("word", WORDS, ids=lambda word: type(word).__name__)
-def test_words_come_back_as_they_were(word: ControlMessage) -> None:
+def test_messages_come_back_as_they_were(word: ControlMessage) -> None:
     message = carried(control_message(word))
     assert message.kind == CONTROL_MESSAGE and message.lane == CONTROL
     me = 2 if isinstance(word, Orders) else 0

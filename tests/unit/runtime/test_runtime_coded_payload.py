@@ -120,14 +120,6 @@ def test_sizes_that_contradict_each_other(changes: Meta) -> None:
         exchange.read_update(meta, exchange.payload_bytes(UPDATE))
 
 
-def test_a_dropped_update_is_no_reply() -> None:
-    assert exchange.read_dropped(over_the_wire(exchange.dropped_meta(7))) == 7
-    reply = Reply("eu", 7, 6, 128, torch.ones(1))
-    assert exchange.read_dropped(exchange.reply_meta(reply)) is None
-    with pytest.raises(FrameError, match="'dropped'"):
-        exchange.read_dropped({"dropped": "yes"})
-
-
 def test_bytes_may_lie_anywhere() -> None:
     """A slice of a larger buffer, at an odd address, read-only or not."""
     payload = b"x" + bytes(exchange.payload_bytes(UPDATE))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from torch import nn
-from geo_ray.config.base import Model
+import geo_ray
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Helper:
 
 
 class Small:
-    class Options(Model):
+    class Options(geo_ray.Options):
         width: int = 3
         rate: float = 0.5
         directory: str | None = None
@@ -176,8 +176,12 @@ def test_an_interrupt_is_not_taken_for_a_bad_file(tmp_path: Path) -> None:
         ('"float32[2]"', '"float[2]"', ["'x'", "'float[2]'"]),
         ('"float32[2]"', "2", ["columns must map text to text"]),
         ('{"x": "float32[2]", "label": "int64"}', "{}", ["non-empty mapping"]),
-        ("class Options(Model)", "class Settings(Model)", ["no nested class Options"]),
-        ("class Options(Model)", "class Options", ["no nested class Options"]),
+        (
+            "class Options(geo_ray.Options)",
+            "class Settings(geo_ray.Options)",
+            ["no nested class Options"],
+        ),
+        ("class Options(geo_ray.Options)", "class Options", ["no nested class Options"]),
         ("self.options = options", "1 / 0", ["mine.py:25", "ZeroDivisionError"]),
         ("self, options: Options", "self", ["mine.py", "TypeError"]),
     ],

@@ -72,15 +72,15 @@ def test_the_least_loss_goes() -> None:
 
 def test_a_last_word_is_never_too_late_and_delays_nobody() -> None:
     final = ask("a", final=True)
-    assert final.room(100, 100, 1) == float("inf")
-    line = [(final.room(100, 0, 1), final), (0.0, ask("b"))]
+    assert final.slack(100, 100, 1) == float("inf")
+    line = [(final.slack(100, 0, 1), final), (0.0, ask("b"))]
     assert too_late(line, lambda a: 0.0) == []
 
 
 def test_room_counts_what_comes_before_and_beside() -> None:
     plain = UploadRequest("a", 1, 1, 10, base_version=7)
-    assert plain.room(version=9, before=2, max_staleness=5) == 1
+    assert plain.slack(version=9, before=2, max_staleness=5) == 1
     total = UploadRequest("a", 0, 1, 10, base_version=7, parts=(plain, plain, plain))
     assert total.commits == 3
-    assert total.room(version=9, before=0, max_staleness=5) == 1
-    assert plain.room(version=10**9, before=0, max_staleness=None) == float("inf")
+    assert total.slack(version=9, before=0, max_staleness=5) == 1
+    assert plain.slack(version=10**9, before=0, max_staleness=None) == float("inf")

@@ -1,4 +1,4 @@
-"""`geo-ray probe` between two hosts, without a cluster."""
+"""A probe between two hosts, without a cluster: one listens, the other dials and measures."""
 
 from __future__ import annotations
 
@@ -10,14 +10,10 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
-import click
-from rich.console import Console
-
-from geo_ray.cli.tables.probe import describe
 from geo_ray.errors import ConfigError
 from geo_ray.transport.endpoint.endpoint import (
     Address,
@@ -26,11 +22,11 @@ from geo_ray.transport.endpoint.endpoint import (
     TransportConfig,
 )
 from geo_ray.transport.links.record import LinkRecord
-from geo_ray.transport.probe.plan import ProbePlan
+from geo_ray.transport.probe.plan import ProbePlan, ProbeProgress
 from geo_ray.transport.probe.probe import ProbeNode
 from geo_ray.transport.security.cert_store import files_of
 
-_VARIABLE: Final = "GEO_RAY_PROBE_KEY"
+KEY_VARIABLE: Final = "GEO_RAY_PROBE_KEY"
 _RUN: Final = "geo-ray-probe"
 _LISTENER: Final = "listener"
 _SHORTEST_KEY: Final = 16
@@ -47,23 +43,31 @@ class ProbeSide:
     Attributes:
         region: its name in the table; with ``certs`` that of its certificate. None: the host's.
         certs: directory with `regions/NAME/`; None: no TLS, both ends share a key.
-        peer: region of the listening end; needed with ``certs``.
+        peer: region of the listening end; who dials with ``certs`` needs it.
+        key: that both ends share, 16 characters or more; default: that in GEO_RAY_PROBE_KEY.
     """
 
-    region: str | None
-    certs: Path | None
-    peer: str | None
+    region: str | None = None
+    certs: str | os.PathLike[str] | None = None
+    peer: str | None = None
+    key: str | None = field(default=None, repr=False)
 
     @property
     def name(self) -> str:
         """This end's in the table."""
         return self.region or socket.gethostname()
 
+    @property
+    def shared_key(self) -> str:
+        """The key that was given, or is in the environment; "" if there is none."""
+        return self.key or os.environ.get(KEY_VARIABLE, "")
+
     def endpoint(self, node: ProbeNode, anonymous: str, key_text: str) -> Endpoint:
         """An endpoint whose peer is whoever has a certificate of the CA, or the key.
 
         Raises:
             CertificateError: the certificate cannot be used.
+            ConfigError: the key is too short.
         """
         if self.certs is None:
             identity = EndpointIdentity(_RUN, anonymous, 1, _key(key_text))
@@ -73,73 +77,118 @@ class ProbeSide:
             identity,
             node.on_message,
             TransportConfig(tls="required"),
-            certificate=files_of(self.certs, self.name),
+            certificate=files_of(Path(self.certs), self.name),
         )
 
 
-def serve(bind: str, side: ProbeSide, *, once: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class ProbeAddress:
+    """Where a listening end can be reached.
+
+    Attributes:
+        host: the address that it is bound to.
+        port: of TCP and UDP.
+        key: that the other end needs, if one was made up; else "".
+    """
+
+    host: str
+    port: int
+    key: str = field(repr=False)
+
+
+def serve(
+    bind: str,
+    side: ProbeSide,
+    on_listening: Callable[[ProbeAddress], None],
+    on_served: Callable[[int], None],
+    *,
+    once: bool,
+) -> None:
     """Answer probes until Ctrl-C, or one.
+
+    Args:
+        bind: HOST:PORT of TCP and UDP; port 0 takes a free one.
+        side: this end; without certificates and key a key is made up.
+        on_listening: told once where, before the first probe.
+        on_served: told the number of probes after each.
+        once: end after the first.
 
     Raises:
         GeoRayError: the port cannot be had, or the certificate not be used.
     """
-    host, port = _address(bind)
-    key_text = os.environ.get(_VARIABLE) or secrets.token_hex(16)
+    host, port = address_of(bind)
+    made_up = "" if side.certs is not None or side.shared_key else secrets.token_hex(16)
     node = ProbeNode(side.name, (host, port))
     with ExitStack() as stack:
-        endpoint = stack.enter_context(side.endpoint(node, _LISTENER, key_text))
+        endpoint = stack.enter_context(side.endpoint(node, _LISTENER, side.shared_key or made_up))
         stack.callback(node.close)
         node.use(endpoint)
         _, bound = endpoint.listen(host, port)
-        click.echo(f"listening on {host} port {bound} (TCP and UDP); on the other host run")
-        names = f" --certs DIR --region NAME --peer {side.name}" if side.certs else ""
-        click.echo(f"    geo-ray probe ADDRESS_OF_THIS_HOST:{bound}{names}")
-        if side.certs is None and _VARIABLE not in os.environ:
-            click.echo(f"and give it the key {key_text}")
+        on_listening(ProbeAddress(host, bound, made_up))
         served = 0
         while not (once and served):
             if node.wait_served(served + 1, _WAIT_S):
                 served += 1
-                click.echo(f"served {served}")
+                on_served(served)
 
 
-def measure(target: str, side: ProbeSide, plan: ProbePlan) -> list[LinkRecord]:
+def measure(
+    target: str,
+    side: ProbeSide,
+    plan: ProbePlan,
+    show: Callable[[str, str, ProbeProgress], None],
+) -> list[LinkRecord]:
     """Probe both directions between this host and a listening one.
 
+    Args:
+        target: HOST:PORT of the listening end.
+        side: this end.
+        plan: how thoroughly.
+        show: told a few times a second from where to where, and how far it is.
+
     Raises:
+        ConfigError: there is no key, or with certificates no name of the peer.
         GeoRayError: it cannot be reached, refuses key or certificate, or does not answer.
     """
-    address = _address(target)
+    address = address_of(target)
     peer = _LISTENER if side.certs is None else side.peer
     if peer is None:
-        raise click.UsageError("--certs needs --peer, the region of the listening end")
-    key_text = os.environ.get(_VARIABLE, "")
-    if side.certs is None and not key_text:
-        key_text = click.prompt("key", hide_input=True, err=True)
+        raise ConfigError(
+            "with certificates the other end has a name",
+            fix="Add --peer (peer=...), the region of the listening end.",
+        )
     node = ProbeNode(side.name, (_wildcard(address), 0))
-    console = Console(stderr=True)
     with ExitStack() as stack:
         anonymous = f"dialer-{secrets.token_hex(4)}"
-        endpoint = stack.enter_context(side.endpoint(node, anonymous, key_text))
+        endpoint = stack.enter_context(side.endpoint(node, anonymous, side.shared_key))
         stack.callback(node.close)
         node.use(endpoint)
         node.dialed(peer, address[0])
         endpoint.connect(peer, address)
-        with console.status(f"connecting to {target}"):
-            endpoint.wait_connected([peer], plan.timeout_s)
-        with console.status("") as status:
-
-            def show(src: str, dst: str) -> None:
-                status.update(describe(src, dst, node.progress()))
-
-            there = _while_showing(
-                lambda: node.measure(peer, plan), lambda: show(side.name, target)
-            )
-            # Last: a listener that serves one probe ends when it has sent this.
-            back = _while_showing(
-                lambda: node.measure_back(peer, plan), lambda: show(target, side.name)
-            )
+        endpoint.wait_connected([peer], plan.timeout_s)
+        there = _while_showing(
+            lambda: node.measure(peer, plan), lambda: show(side.name, target, node.progress())
+        )
+        # Last: a listener that serves one probe ends when it has sent this.
+        back = _while_showing(
+            lambda: node.measure_back(peer, plan), lambda: show(target, side.name, node.progress())
+        )
     return [there.model_copy(update={"dst": back.src}), back]
+
+
+def address_of(text: str) -> Address:
+    """Host and port of ``HOST:PORT``.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(
+            f"{text!r} is neither HOST:PORT nor a .yaml file", fix="Write it like 10.0.0.5:8476."
+        )
+    return host, int(port)
 
 
 def _while_showing(work: Callable[[], Result], show: Callable[[], None]) -> Result:
@@ -167,17 +216,9 @@ def _key(text: str) -> bytes:
     if len(text) < _SHORTEST_KEY:
         raise ConfigError(
             f"the probe's key has fewer than {_SHORTEST_KEY} characters",
-            fix=f"Take the key that the listening end shows, or set {_VARIABLE} on both hosts.",
+            fix=f"Take the key that the listening end shows, or set {KEY_VARIABLE} on both hosts.",
         )
     return hashlib.blake2b(text.encode(), digest_size=32, person=b"geo-ray-probe").digest()
-
-
-def _address(text: str) -> Address:
-    host, colon, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise click.BadParameter(f"{text!r} is neither HOST:PORT nor a .yaml file")
-    return host, int(port)
 
 
 def _wildcard(address: Address) -> str:

@@ -1,0 +1,324 @@
+"""What instances and traffic cost: `prices` and `refresh_prices`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from geo_ray.api.html import html_view
+from geo_ray.api.inputs import FilePath
+from geo_ray.api.tables import Table, table_of
+from geo_ray.api.watch import RunWatch, ShowProgress
+from geo_ray.clouds.endpoints import parse_endpoints
+from geo_ray.clouds.price import PriceRecord
+from geo_ray.clouds.price_book import (
+    YAML_SUFFIXES,
+    PriceBook,
+    dump_book,
+    known_book,
+    load_book,
+    own_files,
+)
+from geo_ray.clouds.query import Query, QueryResult, answer_to
+from geo_ray.errors import CloudError, ConfigError, PriceBookError
+from geo_ray.observe.text import age_text, number_text
+from geo_ray.util.atomic_file import write_atomic
+
+CLOUDS: Final = ("aws", "tencent")
+"""Those that can be asked."""
+
+_WORDS = ("cloud", "region", "zone", "item", "type", "to", "market", "currency", "unit", "source")
+
+
+@dataclass(frozen=True, repr=False)
+class PriceList:
+    """Known prices.
+
+    Attributes:
+        book: they, and exchange rates.
+        at_unix_s: when they were looked up.
+    """
+
+    book: PriceBook
+    at_unix_s: float
+
+    def table(self) -> Table:
+        """A row per price."""
+        rows = [
+            {name: getattr(record, name) for name in _WORDS}
+            | {"amount": record.amount, "age_s": record.age_s(self.at_unix_s)}
+            for record in self.book.records
+        ]
+        return table_of(rows, dict.fromkeys(_WORDS, str) | {"amount": float, "age_s": float})
+
+    def __repr__(self) -> str:
+        stale = sum(record.is_stale(self.at_unix_s) for record in self.book.records)
+        return f"<Prices: {len(self.book.records)}, {stale} of them stale>"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                f"{record.cloud} {record.zone or record.region}",
+                str(record.type or record.item),
+                record.market,
+                f"{number_text(record.amount)} {record.currency}/{record.unit}",
+                age_text(record.age_s(self.at_unix_s)),
+            )
+            for record in self.book.records
+        ]
+        return html_view(repr(self)[1:-1], ("place", "what", "market", "price", "age"), rows)
+
+
+def prices(
+    files: Sequence[FilePath] = (),
+    *,
+    cloud: str | None = None,
+    region: str | None = None,
+    machine: str | None = None,
+    stale: bool = False,
+) -> PriceList:
+    """The known prices: those of your files, and those that came with this release.
+
+    Args:
+        files: yours, of which the later count more; default: those in GEO_RAY_PRICES, else
+            ``prices.json`` here.
+        cloud: only of this cloud.
+        region: only of this region.
+        machine: only of this instance type.
+        stale: only those that are older than they are believed.
+
+    Raises:
+        PriceBookError: a file cannot be read, or is not valid.
+    """
+    book = known_book([Path(file) for file in files] or own_files())
+    now = time.time()
+    records = tuple(
+        record
+        for record in book.records
+        if cloud in (None, record.cloud)
+        and region in (None, record.region)
+        and machine in (None, record.type)
+        and (not stale or record.is_stale(now))
+    )
+    return PriceList(PriceBook(records=records, rates=book.rates), now)
+
+
+@dataclass(frozen=True, repr=False)
+class PriceRefresh:
+    """What a cloud said about its prices.
+
+    Attributes:
+        path: the file that has them now.
+        answers: one per question; a question that failed has an error.
+        kept: older prices that stay because their question failed.
+    """
+
+    path: Path
+    answers: tuple[QueryResult, ...]
+    kept: tuple[PriceRecord, ...]
+
+    @property
+    def records(self) -> tuple[PriceRecord, ...]:
+        """All prices that were read."""
+        return tuple(record for answer in self.answers for record in answer.records)
+
+    @property
+    def failed(self) -> tuple[QueryResult, ...]:
+        """What could not be read."""
+        return tuple(answer for answer in self.answers if answer.error is not None)
+
+    def table(self) -> Table:
+        """A row per question; ``error`` is null where it was answered."""
+        kinds = {"question": str, "read": int, "missing": str, "error": str}
+        rows = [
+            {
+                "question": answer.query.what,
+                "read": len(answer.records),
+                "missing": ", ".join(answer.missing),
+                "error": None if answer.error is None else answer.error.message,
+            }
+            for answer in self.answers
+        ]
+        return table_of(rows, kinds)
+
+    def __repr__(self) -> str:
+        read, failed = len(self.records), len(self.failed)
+        return f"<PriceRefresh {self.path}: {read} prices read, {failed} questions failed>"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (row["question"], str(row["read"]), row["error"] or row["missing"])
+            for row in self.table().to_pylist()
+        ]
+        return html_view(repr(self)[1:-1], ("question", "prices", "not read"), rows)
+
+
+def refresh_prices(
+    cloud: str,
+    *,
+    regions: Sequence[str] = (),
+    types: Sequence[str] = (),
+    file: FilePath | None = None,
+    endpoints: Sequence[str] = (),
+    currency: str | None = None,
+    tries: int = 5,
+    progress: ShowProgress = False,
+) -> PriceRefresh:
+    """Ask a cloud for its present prices and keep them in a file, also if it ends early.
+
+    What cannot be read keeps its old price. Credentials come from where the cloud's own tools take
+    them; reading prices costs nothing and starts nothing.
+
+    Args:
+        cloud: one of `CLOUDS`.
+        regions: of it; none: those with known prices.
+        types: of instances; none: those with a known price in the region.
+        file: where they go, JSON; default: the first JSON file in GEO_RAY_PRICES, else
+            ``prices.json`` here. What else is in it stays.
+        endpoints: ``[SERVICE=]URL`` each, to ask there instead.
+        currency: tencent: what you are billed in; default: CNY.
+        tries: per call.
+        progress: say on standard error what is asked and what is not answered.
+
+    Raises:
+        ConfigError: the question cannot be asked like that.
+        CloudError: there are no credentials, or nothing at all could be read.
+        PriceBookError: a file of prices is not valid, or cannot be written.
+    """
+    if cloud not in CLOUDS:
+        raise ConfigError(f"{cloud!r} cannot be asked", fix=f"Choose among {', '.join(CLOUDS)}.")
+    if currency is not None and cloud != "tencent":
+        raise ConfigError(
+            "--currency is for tencent; the others say it themselves", fix="Leave it out."
+        )
+    target = _target(file)
+    others = [path for path in own_files() if path != target]
+    before = known_book([*others, *([target] if target.exists() else [])])
+    wanted = _types_by_region(cloud, regions, types, before)
+    try:
+        queries = _queries(cloud, wanted, endpoints, currency, tries)
+    except CloudError:  # of the credentials: nobody was asked
+        known = [r for r in before.records if r.cloud == cloud and r.region in wanted]
+        RunWatch(progress).tell(_kept_text(known))
+        raise
+    answers: list[QueryResult] = []
+    try:
+        _ask_all(queries, answers, before, shown=bool(progress))
+    finally:
+        if any(answer.records for answer in answers):
+            _write(answers, target)
+    kept = tuple(r for a in answers if a.error is not None for r in a.query.known(before))
+    done = PriceRefresh(target, tuple(answers), kept)
+    errors = [answer.error for answer in answers if answer.error is not None]
+    if errors and not done.records:
+        raise CloudError(
+            f"no price was read, {target} is as it was; {errors[0].message}", fix=errors[0].fix
+        )
+    return done
+
+
+def _target(file: FilePath | None) -> Path:
+    if file is None:
+        json_files = [path for path in own_files() if path.suffix not in YAML_SUFFIXES]
+        return json_files[0] if json_files else Path("prices.json")
+    if Path(file).suffix in YAML_SUFFIXES:
+        raise ConfigError(f"{file}: prices are written as JSON", fix="Name a .json file.")
+    return Path(file)
+
+
+def _types_by_region(
+    cloud: str, named: Sequence[str], types: Sequence[str], book: PriceBook
+) -> dict[str, tuple[str, ...]]:
+    known = [r for r in book.records if r.cloud == cloud and r.item == "instance"]
+    regions = named or sorted({record.region for record in known})
+    if not regions:
+        raise ConfigError(f"no price of {cloud} is known yet", fix="Name the --regions.")
+    found = {}
+    for region in regions:
+        there = sorted({str(record.type) for record in known if record.region == region})
+        found[region] = tuple(types) or tuple(there)
+        if not found[region]:
+            raise ConfigError(
+                f"no price of {cloud} in {region} is known yet", fix="Name the --types."
+            )
+    return found
+
+
+def _queries(
+    cloud: str,
+    types: Mapping[str, tuple[str, ...]],
+    endpoints: Sequence[str],
+    currency: str | None,
+    tries: int,
+) -> list[Query]:
+    if cloud == "aws":
+        from geo_ray.clouds.aws.queries import SERVICES as AWS_SERVICES
+        from geo_ray.clouds.aws.queries import aws_queries
+        from geo_ray.clouds.aws.session import Aws
+
+        return aws_queries(Aws(parse_endpoints(endpoints, AWS_SERVICES), attempts=tries), types)
+    from geo_ray.clouds.tencent.queries import SERVICES as TENCENT_SERVICES
+    from geo_ray.clouds.tencent.queries import tencent_queries
+    from geo_ray.clouds.tencent.session import Tencent
+
+    endpoint = parse_endpoints(endpoints, TENCENT_SERVICES).get("cvm")
+    if currency is None and "intl" in (endpoint or ""):
+        raise ConfigError(
+            "accounts of that site may not pay in CNY", fix="Name the --currency of yours."
+        )
+    return tencent_queries(Tencent(endpoint, attempts=tries), types, currency or "CNY")
+
+
+def _ask_all(
+    queries: Sequence[Query], answers: list[QueryResult], before: PriceBook, *, shown: bool
+) -> None:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=not shown) as progress:
+        bar = progress.add_task("", total=len(queries))
+        for query in queries:
+            progress.update(bar, description=query.what)
+            answers.append(answer_to(query))
+            progress.advance(bar)
+            if shown and (text := _trouble(answers[-1], before)):
+                color = None if answers[-1].error is None else "red"
+                progress.console.print(
+                    text, style=color, highlight=False, markup=False, soft_wrap=True
+                )
+
+
+def _trouble(answer: QueryResult, before: PriceBook) -> str:
+    """What people are told of an answer that is not whole, or ""."""
+    what = answer.query.what
+    if answer.error is not None:
+        kept = _kept_text(answer.query.known(before))
+        return f"{what} was not read: {answer.error.message}\n  {kept}"
+    return f"{what}: no price of {', '.join(answer.missing)}" if answer.missing else ""
+
+
+def _write(answers: Sequence[QueryResult], target: Path) -> None:
+    fresh = [record for answer in answers for record in answer.records]
+    try:
+        # Read again: another refresh may have written meanwhile.
+        old = load_book(target) if target.exists() else PriceBook()
+        write_atomic(target, dump_book(old.renewed(fresh)))
+    except OSError as error:
+        raise PriceBookError(
+            f"prices {target} cannot be written: {error.strerror or error}",
+            fix="Name another file with --file.",
+        ) from None
+
+
+def _kept_text(kept: Sequence[PriceRecord]) -> str:
+    if not kept:
+        return "no older price is known"
+    now = time.time()
+    old = age_text(max(record.age_s(now) for record in kept))
+    stale = sum(record.is_stale(now) for record in kept)
+    count = "1 older price stays" if len(kept) == 1 else f"{len(kept)} older prices stay"
+    return f"{count}, the oldest {old} old, {stale} stale"

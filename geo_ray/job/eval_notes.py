@@ -1,0 +1,107 @@
+"""What follows from an evaluation: it is written down, may be the best so far, or reach the target.
+
+The same for real and simulated runs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from geo_ray.errors import RunDirectoryError
+from geo_ray.job.best import BestKeeper, no_such_metric
+from geo_ray.job.evals import EvalBoard, Evaluation
+from geo_ray.observe.events.schema import Event
+from geo_ray.observe.metrics.best import Best
+from geo_ray.observe.metrics.summary import Target
+
+log = logging.getLogger(__name__)
+
+Emit = Callable[..., Event]
+"""``emit(kind, t_s, **fields)``: takes one event and gives it back."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvalNotes:
+    """See the module's docstring.
+
+    Attributes:
+        board: combines the regions' evaluations.
+        emit: takes events.
+        target: of the run.
+        keeper: keeps the best model; None if nobody wants it.
+    """
+
+    board: EvalBoard
+    emit: Emit
+    target: Target | None = None
+    keeper: BestKeeper | None = None
+
+    def begin(self, t_s: float) -> None:
+        """Write down what is the best so far, if the run goes on with an earlier one."""
+        if self.keeper is not None and self.keeper.best is not None:
+            self._note_best(self.keeper.best, t_s)
+
+    def end(self) -> None:
+        """Leave nothing behind but the best model."""
+        if self.keeper is not None:
+            self.keeper.candidates.close()
+
+    def take(self, finished: list[Evaluation], t_s: float, home: str) -> str | None:
+        """Take in what `EvalBoard` has put together.
+
+        Args:
+            finished: evaluations in order.
+            t_s: when.
+            home: the averager's region.
+
+        Returns:
+            Why the run is to stop, if it is.
+
+        Raises:
+            ConfigError: target or best model go by a metric that the task does not have.
+        """
+        cause = None
+        for done in finished:
+            written = self.emit(
+                "eval",
+                t_s,
+                step=done.step,
+                region=done.region,
+                metrics=done.metrics,
+                samples=done.samples,
+                final=done.final,
+            )
+            self._consider(done, t_s, home)
+            if self.target is not None and hits(self.target, done, written):
+                cause = f"{self.target.metric} reached {self.target.value:g}"
+        return cause
+
+    def _consider(self, done: Evaluation, t_s: float, home: str) -> None:
+        if self.keeper is None:
+            return
+        try:
+            best = self.keeper.consider(done, home)
+        except RunDirectoryError as error:
+            log.error("the best model so far was not kept: %s", error)
+            self.emit("best_failed", t_s, step=done.step, cause=error.message)
+            return
+        if best is not None:
+            self._note_best(best, t_s)
+
+    def _note_best(self, best: Best, t_s: float) -> None:
+        self.emit("best_kept", t_s, **best.model_dump())
+
+
+def hits(target: Target, done: Evaluation, event: Event) -> bool:
+    """Whether ``done``, written down as ``event``, reaches the target of the whole run.
+
+    Raises:
+        ConfigError: if the task has no such metric.
+    """
+    if done.final or done.region is not None:
+        return False
+    if target.metric not in done.metrics:
+        raise no_such_metric("train.target.metric", target.metric, done.metrics)
+    return target.stop and target.reached(event)
