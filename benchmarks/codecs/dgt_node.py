@@ -44,6 +44,7 @@ from geo_ray.transport.lan.server import LanServer
 from geo_ray.transport.security.tls import TlsBytes
 from geo_ray.transport.wire.message import EndpointIdentity
 from geo_ray.transport.wire.meta import Meta
+from geo_ray.types import Span
 
 WAIT_S = 60.0
 HERE = Path(__file__).resolve().parent
@@ -98,6 +99,10 @@ class Region:
         flat_P, grad_P, links = links_over(clients, num_params, timeout_s)
         worker = Worker(task, flat_P, grad_P, region=name, seed=experiment.seed)
         train, heldout = open_readers(experiment, load_manifest(order["manifest"]), name)
+
+        def pace(span: Span) -> float:
+            return experiment.push_s(name, 0, span.start, span.count) or 0.0
+
         self.loop = WorkerLoop(
             worker,
             links,
@@ -105,7 +110,7 @@ class Region:
             heldout,
             rank=0,
             eval_rows=experiment.train.eval_batch_size,
-            step_s=experiment.step_s(name),
+            step_s=pace,
         )
         self.address = self.endpoint.advertised
 

@@ -26,7 +26,7 @@ def check_resumable(run: RunDirectory, saved: Experiment, wanted: Experiment) ->
     has_checkpoint = bool(CheckpointStore(run.checkpoints, saved.checkpoint.keep).ids())
     if totals.started is not None and totals.started["simulated"]:
         raise CheckpointMissingError(
-            f"{run.path} was simulated: a simulation takes no checkpoints",
+            f"{run.path} was simulated: the checkpoints of a simulation are not written",
             fix="Train it from the start: `geo-ray train CONFIG`.",
         )
     if totals.finished is not None and not (has_checkpoint and _asks_for_more(saved, wanted)):

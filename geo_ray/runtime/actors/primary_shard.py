@@ -84,7 +84,8 @@ class PrimaryShard:
         self._failure: GeoRayError | None = None
         self._exhausted = False
         self._began_s = self._applied_s = event_buffer.now_s()
-        self._carry_out(server.resume())
+        with self._changed:
+            self._carry_out(server.resume())
         self._exchanger = threading.Thread(target=self._exchange, name="exchange", daemon=True)
         self._exchanger.start()
 
