@@ -193,7 +193,7 @@ def test_a_misspelt_task_file_is_guessed(shop: Path) -> None:
 
 
 def test_holding_nothing_out_is_warned_of(shop: Path) -> None:
-    warning = "No rows are held out; a run needs some in every region."
+    warning = "no rows are held out; a run needs some in every region"
     assert warning in shard(*PREPARED, *TWO, "--heldout", 0).stderr
     assert "held out" not in shard(*PREPARED, *TWO, out="more").stderr
 
