@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from geo_ray.api.html import html_view
@@ -26,10 +27,11 @@ from geo_ray.data.prepare.statistics import (
 )
 from geo_ray.data.prepare.suggest import Suggestion, draft_text, suggest, suggest_label
 from geo_ray.data.prepare.survey import Survey, survey_files
+from geo_ray.data.prepare.written import written_sources
 from geo_ray.data.prepare.yaml_line import source_text
 from geo_ray.errors import ConfigError
 from geo_ray.observe.text import number_text
-from geo_ray.tasks.load import load_task
+from geo_ray.tasks.load import load_task, option_for
 from geo_ray.util.atomic_file import save_text
 
 
@@ -131,7 +133,8 @@ def inspect_data(
             f"--draft: {path} is already there",
             fix="Choose another name, or add --force (force=True).",
         )
-    loaded = None if task is None else load_task(task_config(task), Path.cwd())
+    named = None if task is None else task_config(task)
+    loaded = None if named is None else load_task(named, Path.cwd())
     found = find_files(os.fspath(source), read)
     with reading_files(len(found.files), progress) as on_read:
         survey = survey_files(found, on_read=on_read)
@@ -141,8 +144,9 @@ def inspect_data(
         for name, column in survey.columns.items()
     }
     wanted = {} if loaded is None else dict(loaded.columns)
-    if path is not None:
-        save_text(path, draft_text(survey, wanted, label))
+    if path is not None and named is not None:
+        finder = partial(option_for, named, Path.cwd())
+        save_text(path, draft_text(survey, wanted, label, finder))
     return DataSurvey(survey, treatments, wanted)
 
 
@@ -286,7 +290,8 @@ def data_stats(
     for error in survey.unreadable:
         findings.add_unreadable(error)
     findings.raise_any(f"the files in {place} cannot all be read", prepared=True)
-    return DataStatistics(share(survey, region, names, wanted.at_least, wanted.extremes))
+    written = written_sources(None if wanted.prepare is None else Path(wanted.prepare))
+    return DataStatistics(share(survey, region, names, wanted.at_least, wanted.extremes, written))
 
 
 def merge_data_stats(parts: Sequence[FilePath | DataStatistics]) -> DataStatistics:

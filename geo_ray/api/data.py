@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -41,16 +42,19 @@ from geo_ray.data.prepare.saved import (
     save_preparation,
 )
 from geo_ray.data.prepare.statistics import Statistics, load_statistics
+from geo_ray.data.prepare.written import written_sources
 from geo_ray.data.split import SplitConfig
 from geo_ray.data.stores.base import open_store
 from geo_ray.data.stores.uri import is_s3, join, local_path
 from geo_ray.data.write import write_shards
 from geo_ray.errors import ConfigError
 from geo_ray.tasks.base import SelfContained, Task
-from geo_ray.tasks.load import load_task
+from geo_ray.tasks.load import TaskConfig, load_task, option_for
 
 Split: TypeAlias = str | Mapping[str, Any] | SplitConfig
 """The kind of a split, or its keys as the section ``data.generate.split`` has them."""
+
+_NOTHING_HELD_OUT = "no rows are held out; a run needs some in every region"
 
 _KINDS = {"region": str, "split": str, "path": str, "rows": int, "bytes": int}
 
@@ -90,7 +94,7 @@ class RegionData:
         manifest: what is where.
         path: of the manifest, or its address.
         counts: what preparing the rows did; None if they were taken as they are.
-        notes: what a user should know of the columns, such as that one is constant.
+        notes: what a user should know, such as that a column is constant.
     """
 
     manifest: Manifest
@@ -163,7 +167,7 @@ def shard_data(
     if files is None:
         rows = _own_data(loaded, named.use, seed)
     else:
-        rows = _from_files(files, loaded, named.use, seed, progress)
+        rows = _from_files(files, loaded, named, seed, progress)
     total = sum(len(next(iter(columns.values()))) for columns in rows.parts.values())
     with progress_bar("Writing shards", total, "rows", progress) as advance:
         manifest = write_shards(
@@ -312,22 +316,30 @@ def _own_data(task: Task, use: str, seed: int) -> _Rows:
 
 
 def _from_files(
-    files: SourceFiles, task: Task, use: str, seed: int, progress: ShowProgress
+    files: SourceFiles, task: Task, named: TaskConfig, seed: int, progress: ShowProgress
 ) -> _Rows:
     source = os.fspath(files.source)
-    preparation = None if files.prepare is None else load_preparation(Path(files.prepare))
-    resolved = resolve(preparation, task.columns, _statistics(files.stats))
-    for note in resolved.notes:
+    prepare = None if files.prepare is None else Path(files.prepare)
+    preparation = None if prepare is None else load_preparation(prepare)
+    finder = partial(option_for, named, Path.cwd())
+    resolved = resolve(preparation, task.columns, _statistics(files.stats), finder)
+    notes = resolved.notes if files.heldout else (*resolved.notes, _NOTHING_HELD_OUT)
+    for note in notes:
         RunWatch(progress).tell(note)
     found = find_files(source, files.read)
-    hint = f"geo-ray data inspect {shlex.quote(source)} --task {shlex.quote(use)}"
-    complaint = Complaint(prepared=preparation is not None, draft=f"{hint} --draft prepare.yaml")
+    hint = f"geo-ray data inspect {shlex.quote(source)} --task {shlex.quote(named.use)}"
+    complaint = Complaint(
+        prepared=preparation is not None,
+        draft=f"{hint} --draft prepare.yaml",
+        label=task.label_column,
+        written=written_sources(prepare),
+    )
     with reading_files(len(found.files), progress) as on_read:
         gathered = gather_rows(found, resolved.preparation, complaint, on_read)
     parts = hold_out(gathered.columns, files.heldout, seed)
     if preparation is None:
-        return _Rows(parts, notes=resolved.notes)
-    return _Rows(parts, resolved.preparation, gathered.counts, resolved.notes)
+        return _Rows(parts, notes=notes)
+    return _Rows(parts, resolved.preparation, gathered.counts, notes)
 
 
 def _statistics(stats: FilePath | DataStatistics | None) -> Statistics | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from geo_ray.data.columns import parse_types
 from geo_ray.data.manifest import DataShard, Manifest
+from geo_ray.data.nearby import listed
 from geo_ray.data.stores.base import open_store
 from geo_ray.data.verify import fetch_shard
 from geo_ray.errors import DataError, ManifestError
@@ -33,7 +34,7 @@ def shards_to_check(manifest: Manifest, region: str | None) -> tuple[DataShard, 
     """
     if region is not None and region not in manifest.stores:
         raise ManifestError(
-            f"region {region!r} is not in the manifest, which has {list(manifest.stores)}",
+            f"region {region!r} is not in the manifest, which has {listed(manifest.stores)}",
             fix="Correct the region's name.",
         )
     return tuple(s for s in manifest.shards if region is None or s.region == region)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from geo_ray.data.nearby import listed
 from geo_ray.errors import SchemaMismatchError
 
 Columns = Mapping[str, np.ndarray[Any, Any]]
@@ -88,6 +89,11 @@ def parse_types(types: Mapping[str, str]) -> dict[str, ColumnType]:
     return {name: ColumnType.parse(text, name) for name, text in types.items()}
 
 
+def counts_text(rows: Mapping[str, int]) -> str:
+    """How many rows columns have, for messages: "x has 3, y has 2"."""
+    return listed(f"{name} has {count}" for name, count in rows.items())
+
+
 def row_bytes(types: Mapping[str, ColumnType]) -> int:
     """The size of a row in memory."""
     return sum(kind.dtype.itemsize * (kind.length or 1) for kind in types.values())
@@ -125,11 +131,13 @@ def check_columns(columns: Columns, types: Mapping[str, ColumnType], where: str)
     """
     if set(columns) != set(types):
         raise SchemaMismatchError(
-            f"{where}: columns are {sorted(columns)}, declared are {sorted(types)}"
+            f"{where}: columns are {listed(sorted(columns))}, declared are {listed(sorted(types))}"
         )
     rows = {name: len(array) if array.ndim else -1 for name, array in columns.items()}
     if len(set(rows.values())) != 1:
-        raise SchemaMismatchError(f"{where}: columns differ in their number of rows: {rows}")
+        raise SchemaMismatchError(
+            f"{where}: columns differ in their number of rows: {counts_text(rows)}"
+        )
     count = next(iter(rows.values()))
     for name, kind in types.items():
         array = columns[name]

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from geo_ray.data.files.rows import Batch, Unreadable, read_rows
 from geo_ray.data.prepare.apply import Counts, Preparer
 from geo_ray.data.prepare.config import Preparation
 from geo_ray.data.prepare.findings import Findings, Spot
+from geo_ray.data.prepare.written import WrittenSources
 from geo_ray.data.spool import Spool, pick
 from geo_ray.errors import ConfigError, ShardEmptyError
 
@@ -43,10 +44,14 @@ class Complaint:
     Attributes:
         prepared: whether the user has a preparation file already.
         draft: the command that writes a first one.
+        label: the task's column that has the class of each row.
+        written: of the preparation file.
     """
 
     prepared: bool = False
     draft: str = ""
+    label: str | None = None
+    written: WrittenSources = field(default_factory=dict)
 
 
 def gather_rows(
@@ -73,9 +78,10 @@ def gather_rows(
     """
     complaint = complaint or Complaint()
     types = parse_types(preparation.types)
-    preparer = Preparer(preparation)
+    preparer = Preparer(preparation, decimal=found.options.decimal)
     is_csv = any(file.format == "csv" for file in found.files)
-    findings, unreadable, counts = Findings(types, is_csv), list[Unreadable](), Counts()
+    findings = Findings(types, is_csv, complaint.label, complaint.written)
+    unreadable, counts = list[Unreadable](), Counts()
     names: dict[str, None] = {}
     step = max(1, _PREPARED_BYTES // row_bytes(types))
     spool = Spool(types)

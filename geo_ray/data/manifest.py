@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from pydantic import Field, ValidationError, model_validator
@@ -104,7 +104,7 @@ class Manifest(StrictModel):
             if shard.region not in self.stores:
                 raise ManifestError(
                     f"shard {shard.path!r} is of region {shard.region!r}, which has no store; "
-                    f"known are {sorted(self.stores)}"
+                    f"known are {listed(sorted(self.stores))}"
                 )
         return self
 
@@ -218,8 +218,8 @@ def merge_manifests(manifests: Sequence[Manifest]) -> Manifest:
     for manifest in manifests:
         if (manifest.task, manifest.columns) != (first.task, first.columns):
             raise ManifestError(
-                f"manifests differ: task {first.task!r} with {first.columns}, "
-                f"task {manifest.task!r} with {manifest.columns}",
+                f"manifests differ: task {first.task!r} with {_typed(first.columns)}; "
+                f"task {manifest.task!r} with {_typed(manifest.columns)}",
                 fix="Merge only manifests that were written for the same task.",
             )
         if manifest.preparation_sha256 != first.preparation_sha256:
@@ -244,6 +244,10 @@ def merge_manifests(manifests: Sequence[Manifest]) -> Manifest:
         shards=tuple(shard for manifest in manifests for shard in manifest.shards),
         preparation=first.preparation,
     )
+
+
+def _typed(columns: Mapping[str, str]) -> str:
+    return listed(f"{name}: {kind}" for name, kind in columns.items())
 
 
 def _no_manifest(path_or_uri: str) -> ManifestError:

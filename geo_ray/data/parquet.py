@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from geo_ray.data.columns import Columns, ColumnType
+from geo_ray.data.nearby import listed
 from geo_ray.data.parquet_guard import refuse_extensions
 from geo_ray.errors import SchemaMismatchError, ShardCorruptError
 
@@ -90,7 +91,9 @@ def decode(
 
 def _check_exact(schema: pa.Schema, types: Mapping[str, ColumnType], where: str) -> None:
     if sorted(schema.names) != sorted(types):
-        raise SchemaMismatchError(f"{where}: columns are {schema.names}, declared {list(types)}")
+        raise SchemaMismatchError(
+            f"{where}: columns are {listed(schema.names)}, declared {listed(types)}"
+        )
     for name, kind in types.items():
         found = schema.field(name).type
         if not found.equals(arrow_type(kind)):

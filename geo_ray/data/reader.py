@@ -11,6 +11,7 @@ import numpy as np
 
 from geo_ray.data.columns import Columns, parse_types
 from geo_ray.data.manifest import DataShard, Manifest, SplitName
+from geo_ray.data.nearby import listed
 from geo_ray.data.order import StreamOrder
 from geo_ray.data.residency import check_residency
 from geo_ray.data.stores.base import Store, open_store
@@ -56,7 +57,7 @@ class RegionReader:
     ) -> None:
         if region not in manifest.stores:
             raise ManifestError(
-                f"region {region!r} is not in the manifest, which has {list(manifest.stores)}",
+                f"region {region!r} is not in the manifest, which has {listed(manifest.stores)}",
                 fix="Correct the region's name, or write data for it.",
             )
         self._here = region if here is None else here

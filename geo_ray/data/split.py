@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from geo_ray.config.base import StrictModel
+from geo_ray.data.nearby import listed
 from geo_ray.errors import ConfigError, ShardEmptyError
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -81,7 +82,11 @@ def assign(
         ShardEmptyError: if a region gets no row.
     """
     if not regions or len(set(regions)) != len(regions):
-        raise ConfigError(f"split.regions: {list(regions)} is empty or names a region twice")
+        raise ConfigError(
+            f"split.regions: {listed(regions)} has a region twice"
+            if regions
+            else "split.regions: there are none"
+        )
     if seed < 0:
         raise ConfigError(f"split.seed: {seed} is negative")
     if labels_N is not None and len(labels_N) != num_rows:
@@ -94,7 +99,8 @@ def assign(
         case RatioSplit(ratios=ratios):
             if set(ratios) != set(regions):
                 raise ConfigError(
-                    f"split.ratios: has {sorted(ratios)}, the regions are {sorted(regions)}"
+                    f"split.ratios: has {listed(sorted(ratios))}, the regions are "
+                    f"{listed(sorted(regions))}"
                 )
             shares = np.array([ratios[region] for region in regions])
             _deal(out_N, rows_rng.permutation(num_rows), shares)

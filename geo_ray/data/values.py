@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+_NO_PYTHON_TYPE = (pa.ArrowException, ArithmeticError, ValueError, LookupError)
+_FAR = "<value out of range: "  # Arrow, of times beyond the year 32767
+
 
 def arrow_of(values: Sequence[Any] | np.ndarray[Any, Any]) -> pa.Array:
     """One array of the type that the values have in common; without such a type, of text.
@@ -27,6 +30,29 @@ def arrow_of(values: Sequence[Any] | np.ndarray[Any, Any]) -> pa.Array:
         return pa.array(values)
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
         return _in_common(list(values))
+
+
+def python_values(array: pa.Array) -> list[Any]:
+    """The values of an array.
+
+    Those that Python has no type for, such as dates after the year 9999, are text.
+    """
+    try:
+        return array.to_pylist()  # type: ignore[no-any-return]
+    except _NO_PYTHON_TYPE:
+        return [_python_value(scalar) for scalar in array]
+
+
+def _python_value(scalar: pa.Scalar) -> Any:
+    try:
+        return scalar.as_py()
+    except _NO_PYTHON_TYPE:
+        pass
+    try:
+        text: str = scalar.cast(pa.string()).as_py()
+    except pa.ArrowException:  # a time zone that nobody knows
+        return str(scalar.value)
+    return text.removeprefix(_FAR).removesuffix(">")
 
 
 def text_of(value: Any) -> str:

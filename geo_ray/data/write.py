@@ -10,6 +10,7 @@ import numpy as np
 
 from geo_ray.data.columns import Columns, ColumnType, check_columns, parse_types
 from geo_ray.data.manifest import DataShard, Manifest, SplitName, is_region_name
+from geo_ray.data.nearby import listed
 from geo_ray.data.parquet import encode
 from geo_ray.data.split import SplitConfig, assign
 from geo_ray.data.stores.base import Store, open_store
@@ -106,7 +107,9 @@ def _check(
     rows_per_shard: int,
 ) -> None:
     if "train" not in parts or not set(parts) <= set(_SPLITS):
-        raise ConfigError(f"data parts are {sorted(parts)}; 'train' is needed, 'heldout' may be")
+        raise ConfigError(
+            f"data parts are {', '.join(sorted(parts))}; 'train' is needed, 'heldout' may be"
+        )
     for name, columns in parts.items():
         if not columns or not all(len(array) for array in columns.values()):
             raise ShardEmptyError(f"the {name} data has no rows", fix="Give it at least one row.")
@@ -114,7 +117,9 @@ def _check(
         if not is_region_name(region):
             raise ConfigError(f"region name {region!r} is not letters, digits, '.', '_', '-'")
     if set(uris) != set(regions):
-        raise ConfigError(f"stores are of {sorted(uris)}, the regions are {sorted(regions)}")
+        raise ConfigError(
+            f"stores are of {listed(sorted(uris))}, the regions are {listed(sorted(regions))}"
+        )
     if rows_per_shard < 1:
         raise ConfigError(f"rows_per_shard must be positive, is {rows_per_shard}")
 

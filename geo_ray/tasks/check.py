@@ -87,7 +87,8 @@ def _check_schema(task: object, name: str) -> None:
         return
     if label not in columns:
         raise TaskLoadError(
-            f"task {name}: label_column {label!r} is none of its columns {sorted(columns)}",
+            f"task {name}: label_column {label!r} is none of its columns, "
+            f"{', '.join(sorted(columns))}",
             fix="Name one of the columns, or None if the data have no label.",
         )
     kind = parse_column_type(columns[label])

@@ -53,7 +53,9 @@ def check_columns(types: Mapping[str, str], columns: Columns) -> None:
         SchemaMismatchError: naming the first column that differs and how.
     """
     if set(types) != set(columns):
-        raise SchemaMismatchError(f"columns are {sorted(columns)}, the task has {sorted(types)}")
+        raise SchemaMismatchError(
+            f"columns are {', '.join(sorted(columns))}; the task has {', '.join(sorted(types))}"
+        )
     rows: dict[int, str] = {}
     for name, text in types.items():
         expected, array = parse_column_type(text), columns[name]

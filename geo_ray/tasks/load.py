@@ -15,6 +15,7 @@ from geo_ray.config.explain import explain
 from geo_ray.errors import GeoRayError, TaskLoadError
 from geo_ray.tasks.base import Task
 from geo_ray.tasks.check import check_task
+from geo_ray.tasks.columns import parse_column_type
 from geo_ray.util.blame import place, source_of, summary
 from geo_ray.util.user_class import UserClass, find_class
 
@@ -70,13 +71,47 @@ def load_task(cfg: TaskConfig, base_dir: Path) -> Task:
     return cast(Task, task)
 
 
-def _build_options(kind: type, cfg: TaskConfig) -> StrictModel:
+def option_for(cfg: TaskConfig, base_dir: Path, column: str, wanted: str) -> str | None:
+    """Find the option of a task that decides how long the lists of a column are.
+
+    Args:
+        cfg: a task that can be loaded.
+        base_dir: as for `load_task`.
+        column: one of its columns, whose lists have the wrong length.
+        wanted: the type that the column should have.
+
+    Returns:
+        The option and its value, such as ``features=31``, with which the column has that type;
+        None if no option alone gives it.
+    """
+    spec = parse_column_type(wanted)
+    width = spec.length or 1
+    options = _options_class(find_class(cfg.use, base_dir, _TASK, BUILT_IN), cfg)
+    for name, info in options.model_fields.items():
+        if info.annotation is not int:
+            continue
+        changed = cfg.model_copy(update={"options": {**cfg.options, name: width}})
+        try:
+            given = parse_column_type(load_task(changed, base_dir).columns.get(column, ""))
+        except GeoRayError:
+            continue
+        if (given.dtype, given.length or 1) == (spec.dtype, width):
+            return f"{name}={width}"
+    return None
+
+
+def _options_class(kind: type, cfg: TaskConfig) -> type[StrictModel]:
     options = getattr(kind, "Options", None)
     if not (isinstance(options, type) and issubclass(options, StrictModel)):
         raise TaskLoadError(
             f"task {cfg.use} has no nested class Options derived from geo_ray.Options",
             fix="Add `class Options(geo_ray.Options): ...` to the task; it may have no fields.",
         )
+    return options
+
+
+def _build_options(kind: type, cfg: TaskConfig) -> StrictModel:
+    options = _options_class(kind, cfg)
     try:
         # Through JSON, as the rest of the configuration: strict, but a path may be text.
         return options.model_validate_json(json.dumps(cfg.options))

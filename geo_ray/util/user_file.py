@@ -11,6 +11,7 @@ from types import ModuleType
 
 from geo_ray.errors import GeoRayError, TaskLoadError
 from geo_ray.util.blame import import_advice, place, summary
+from geo_ray.util.nearest import nearest
 
 
 class _Source(importlib.abc.SourceLoader):
@@ -46,9 +47,14 @@ def import_file(
     try:
         source = path.read_bytes()
     except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+        if isinstance(error, FileNotFoundError):
+            near = nearest(path.name, sorted(each.name for each in path.parent.glob("*.py")))
+            problem = f"does not exist; did you mean {near}?" if near else "does not exist"
         raise error_class(
-            f"{what} file {path} cannot be read: {error.strerror}",
-            fix="Correct the path; a relative one starts at the configuration file's directory.",
+            f"{what} file {path} {problem}",
+            fix="Correct the path. A relative one starts at the configuration file's directory; "
+            "on a command line without a configuration, at the working directory.",
         ) from error
     name = "geo_ray_user_" + hashlib.sha256(str(path).encode() + b"\0" + source).hexdigest()[:16]
     if name in sys.modules:

@@ -27,9 +27,11 @@ for verb in (inspect, stats, merge_stats, shard):
 def check(manifest_uri: str, region: str | None) -> None:
     """Verify size, hash, schema and rows of every shard of MANIFEST."""
     import geo_ray
+    from geo_ray.data.prepare.saved import label_words
 
     found = geo_ray.check_data(manifest_uri, region, progress=True)
-    print_table(found.manifest, region, frozenset(verdict.shard.path for verdict in found.bad))
+    bad = frozenset(verdict.shard.path for verdict in found.bad)
+    print_table(found.manifest, label_words(manifest_uri), region, bad)
     for verdict in found.bad:
         click.echo(str(verdict.error), err=True)
     if found.bad and found.bad[0].error is not None:
@@ -44,6 +46,7 @@ def check(manifest_uri: str, region: str | None) -> None:
 def merge(manifests: tuple[str, ...], out: str) -> None:
     """Make one manifest of MANIFESTS that were written apart, each in its own region."""
     import geo_ray
+    from geo_ray.data.prepare.saved import label_words
 
-    print_table(geo_ray.merge_data(manifests, out).manifest)
+    print_table(geo_ray.merge_data(manifests, out).manifest, label_words(out))
     click.echo(f"Manifest: {out}")

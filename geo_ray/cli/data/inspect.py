@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.box import SIMPLE
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from geo_ray.cli.data.options import read_options
@@ -70,7 +71,7 @@ def _show(found: DataSurvey) -> None:
         table.add_column(heading, justify="right", no_wrap=True)
     for name, column in survey.columns.items():
         table.add_row(
-            name,
+            escape(name),
             _type(column),
             f"{column.nulls + column.nans:,}",
             _different(column),

@@ -87,6 +87,7 @@ def shard(
 ) -> None:
     """Write a task's data as Parquet shards, each region's in its own directory or store."""
     import geo_ray
+    from geo_ray.data.prepare.saved import label_words
 
     names = [name.strip() for name in regions.split(",") if name.strip()]
     split = _split(kind, names, ratio, alpha)
@@ -114,7 +115,7 @@ def shard(
     )
     if made.counts is not None:
         _show_counts(made.counts)
-    print_table(made.manifest)
+    print_table(made.manifest, label_words(made.path))
     click.echo(f"Manifest: {made.path}")
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from rich.box import SIMPLE
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -24,21 +27,25 @@ def shown_time(seconds: float) -> str:
 
 
 def print_table(
-    manifest: Manifest, region: str | None = None, bad: frozenset[str] = frozenset()
+    manifest: Manifest,
+    words: Mapping[str, str],
+    region: str | None = None,
+    bad: frozenset[str] = frozenset(),
 ) -> None:
     """One line per region and split: shards, rows, bytes and labels.
 
     Args:
         manifest: what to show.
+        words: label -> its word, where that is known.
         region: only this one, or None for all.
         bad: paths of shards that must not be used.
     """
-    table = Table(title=f"{manifest.task}, seed {manifest.seed}")
+    table = Table(title=f"{manifest.task}, seed {manifest.seed}", box=SIMPLE)
     for heading in ("region", "split"):
         table.add_column(heading, no_wrap=True)
     for heading in ("shards", "bad", "rows", "bytes"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("label:rows")
+    table.add_column("label:rows", min_width=len("label:rows"), overflow="fold")
     groups: dict[tuple[str, str], list[DataShard]] = {}
     for shard in manifest.shards:
         if region is None or shard.region == region:
@@ -52,16 +59,18 @@ def print_table(
             f"[red]{wrong:,}[/red]" if wrong else "0",
             f"{sum(shard.rows for shard in shards):,}",
             f"{sum(shard.bytes for shard in shards):,}",
-            _labels(shards),
+            _labels(shards, words),
         )
     Console().print(table)
 
 
-def _labels(shards: list[DataShard]) -> str:
+def _labels(shards: list[DataShard], words: Mapping[str, str]) -> str:
     counts: Counter[str] = Counter()
     for shard in shards:
         counts.update(shard.labels)
     ordered = sorted(counts, key=lambda label: int(label) if label.lstrip("-").isdigit() else 0)
-    shown = " ".join(f"{label}:{counts[label]:,}" for label in ordered[:_MOST_LABELS])
+    shown = " ".join(
+        f"{escape(words.get(label, label))}:{counts[label]:,}" for label in ordered[:_MOST_LABELS]
+    )
     more = len(ordered) - _MOST_LABELS
     return f"{shown} and {more:,} more" if more > 0 else shown or "-"

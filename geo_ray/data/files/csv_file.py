@@ -15,7 +15,6 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any, BinaryIO
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from geo_ray.data.files.find import InputFile
@@ -28,7 +27,6 @@ BLOCK_BYTES = 8 << 20
 
 _HEAD_BYTES = 1 << 20
 _NUMBER = re.compile(r"\s*[+-]?(\d+[.,]?\d*|[.,]\d+)([eE][+-]?\d+)?\s*")
-_DECIMAL_COMMA = r"^(\s*[+-]?\d*),(\d+(?:[eE][+-]?\d+)?\s*)$"
 _OTHER_DELIMITERS = {";": "';'", "\t": "tab", "|": "'|'", ",": "','"}
 
 
@@ -75,7 +73,7 @@ def _header(stream: Any, path: str, delimiter: str, options: ReadOptions) -> tup
     head = bytes(stream.read(_HEAD_BYTES))
     _refuse_other_formats(head, path, options)
     text = head.decode(options.encoding, errors="replace").removeprefix("\ufeff")
-    if not text.strip():
+    if not text.strip(_blank(delimiter, options)):
         return [], False
     lines = io.StringIO(text, newline="")
     try:
@@ -102,7 +100,15 @@ def _header(stream: Any, path: str, delimiter: str, options: ReadOptions) -> tup
             f"{path}: its header names {twice[0] or 'nothing'!r} twice",
             fix="Give each column a name of its own.",
         )
-    return first, bool(lines.read().strip())
+    rest = lines.read()
+    return first, bool(rest if len(first) == 1 else rest.strip("\r\n"))
+
+
+def _blank(delimiter: str, options: ReadOptions) -> str:
+    """Characters that alone make no row: not the delimiter, which separates empty values."""
+    if options.header:
+        return "\r\n" if len(options.header) > 1 else ""
+    return " \t\r\n".replace(delimiter, "")
 
 
 def _blocks(
@@ -130,7 +136,10 @@ def _blocks(
             encoding=options.encoding,
         ),
         parse_options=pa_csv.ParseOptions(
-            delimiter=delimiter, newlines_in_values=True, invalid_row_handler=note
+            delimiter=delimiter,
+            newlines_in_values=True,
+            ignore_empty_lines=len(raw_names) > 1,  # of a single column they are empty values
+            invalid_row_handler=note,
         ),
         convert_options=pa_csv.ConvertOptions(
             column_types={raw: pa.string() for raw in raw_names},
@@ -147,11 +156,6 @@ def _blocks(
             if batch.num_rows:
                 last = batch.column(raw_names[-1])[-1].as_py()
             columns = {raw.strip(): batch.column(raw) for raw in chosen}
-            if options.decimal == ",":
-                columns = {
-                    name: pc.replace_substring_regex(array, _DECIMAL_COMMA, r"\1.\2")
-                    for name, array in columns.items()
-                }
             # Arrow reads ahead of what it decodes, a block per batch.
             decoded = min(1.0, number * BLOCK_BYTES / size)
             done = decoded if found.compression is None else fraction_read(file)

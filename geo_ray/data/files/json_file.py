@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -20,7 +21,22 @@ from geo_ray.errors import SchemaMismatchError, ShardCorruptError
 _LINES = 16_384  # decoded at a time
 _LINE_CHARS = 64 << 20
 
+_ONE_EACH = "Write one JSON object per line."
+
 Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Bad:
+    """A line that cannot be taken."""
+
+    number: int
+    why: str
+    fix: str = _ONE_EACH
+
+
+class _TwiceError(Exception):
+    """An object has the named key twice."""
 
 
 def json_pieces(
@@ -31,10 +47,11 @@ def json_pieces(
     A key that a line lacks has no value there.
 
     Raises:
-        SchemaMismatchError: lines that are no JSON object (raised at the end, after the good ones).
+        SchemaMismatchError: lines that are no JSON object, or have a key twice or half characters
+            (raised at the end, after the good ones).
         ShardCorruptError: it is not text of the encoding, or cannot be decompressed.
     """
-    bad: list[tuple[int, str]] = []
+    bad: list[_Bad] = []
     try:
         for lines in _groups(_text(file, found, options), found.path):
             rows: list[Row] = []
@@ -51,11 +68,11 @@ def json_pieces(
             f"{found.path}: cannot be read: {error}", fix="Write the file anew."
         ) from error
     if bad:
-        number, why = bad[0]
+        first = bad[0]
         raise SchemaMismatchError(
-            f"{found.path} has lines that are no JSON object: {len(bad)} of them, the first is "
-            f"line {number}: {why}",
-            fix="Write one JSON object per line.",
+            f"{found.path} has lines that cannot be taken: {len(bad)} of them, the first is line "
+            f"{first.number}: {first.why}",
+            fix=first.fix,
         )
 
 
@@ -75,7 +92,7 @@ def _groups(text: io.TextIOBase, path: str) -> Iterator[list[tuple[int, str]]]:
         if len(line) >= _LINE_CHARS:
             raise SchemaMismatchError(
                 f"{path}: line {number} is longer than {_LINE_CHARS} characters",
-                fix="Write one JSON object per line.",
+                fix=_ONE_EACH,
             )
         if number == 1 and line.lstrip().startswith("["):
             raise SchemaMismatchError(
@@ -91,16 +108,31 @@ def _groups(text: io.TextIOBase, path: str) -> Iterator[list[tuple[int, str]]]:
         yield group
 
 
-def _take(line: str, number: int, rows: list[Row], bad: list[tuple[int, str]]) -> None:
+def _take(line: str, number: int, rows: list[Row], bad: list[_Bad]) -> None:
     try:
-        value = json.loads(line)
+        value = json.loads(line, object_pairs_hook=_object)
+        if "\\u" in line:
+            json.dumps(value, ensure_ascii=False).encode()
+        if isinstance(value, dict):
+            rows.append(_flat(value))
+            return
+        bad.append(_Bad(number, f"{line.strip()[:60]!r} is not in braces"))
+    except _TwiceError as error:
+        why = f"it has the key {error.args[0]!r} twice"
+        bad.append(_Bad(number, why, "Give each key a name of its own."))
+    except UnicodeEncodeError as error:
+        why = f"it has half a surrogate pair, {error.object[error.start]!r}"
+        bad.append(_Bad(number, why, "Write the character itself, or both halves."))
     except (ValueError, RecursionError) as error:
-        bad.append((number, str(error)))
-        return
-    if isinstance(value, dict):
-        rows.append(_flat(value))
-    else:
-        bad.append((number, f"{line.strip()[:60]!r} is not in braces"))
+        bad.append(_Bad(number, f"it is no JSON object: {error}"))
+
+
+def _object(pairs: list[tuple[str, Any]]) -> Row:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _TwiceError(next(name for name in names if names.count(name) > 1))
+    return row
 
 
 def _flat(row: Row) -> Row:
@@ -111,6 +143,8 @@ def _flat(row: Row) -> Row:
         name, value = waiting.pop()
         if isinstance(value, dict):
             waiting += [(f"{name}.{inner}", item) for inner, item in value.items()][::-1]
+        elif name in flat:
+            raise _TwiceError(name)
         else:
             flat[name] = value
     return flat

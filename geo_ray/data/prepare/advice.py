@@ -92,29 +92,46 @@ def in_words(kind: Kind, example: Any, wanted: ColumnType) -> str:
             return f"has values that are no numbers, no text and no times, {has}"
 
 
+@dataclass(frozen=True)
+class ColumnTarget:
+    """What a column is for.
+
+    Attributes:
+        wanted: the task's column.
+        is_label: whether it has the class of each row, so that a place more were a class more.
+        has_statistics: whether its treatment takes something from statistics.
+    """
+
+    wanted: ColumnType
+    is_label: bool = False
+    has_statistics: bool = False
+
+
 def advise(
-    kind: Kind, source: Source, wanted: ColumnType, seen: ColumnFacts, csv: bool
+    kind: Kind, source: Source, role: ColumnTarget, seen: ColumnFacts, csv: bool
 ) -> ColumnAdvice:
     """A treatment that mends it.
 
     Args:
         kind: what is wrong.
         source: the treatment so far.
-        wanted: the task's column.
+        role: what it is for.
         seen: the values that are wrong.
         csv: whether options of CSV files may help.
     """
+    wanted = role.wanted
     match kind:
         case "missing":
-            return _of_missing(source, wanted)
+            return _of_missing(source, role)
         case "text":
-            return _of_text(seen, wanted, csv)
+            return _of_text(seen, role, csv)
         case "infinite":
             drop = {} if source.missing != "refuse" else {"missing": "drop_row"}
             return ColumnAdvice({"infinite": "missing", **drop}, "or infinite: keep")
         case "inexact":
             return ColumnAdvice(
-                {"vocabulary": {"hash": 1024}}, "if it is an identifier, leave it out"
+                {"vocabulary": {"hash": 1024}},
+                "if it is an identifier, leave it out; if it is a time, write it as a timestamp",
             )
         case "fraction":
             floats = "float32" if wanted.length is None else f"float32[{wanted.length}]"
@@ -124,7 +141,8 @@ def advise(
             return ColumnAdvice({}, f"the task could have {wider} for it, or scale it: standard")
         case "unknown":
             words = flow(sorted(seen.words)[:_FEW_WORDS])
-            return ColumnAdvice({}, f"add {words} to the vocabulary, or write other: bucket there")
+            more = "" if role.is_label else ", or write other: bucket there"
+            return ColumnAdvice({}, f"add {words} to the vocabulary{more}")
         case "is_list":
             count = len(seen.example) if isinstance(seen.example, list) else 2
             return ColumnAdvice(
@@ -141,19 +159,22 @@ def advise(
             return ColumnAdvice({}, "leave the column out, or write it as numbers or text")
 
 
-def _of_missing(source: Source, wanted: ColumnType) -> ColumnAdvice:
+def _of_missing(source: Source, role: ColumnTarget) -> ColumnAdvice:
     if source.vocabulary is not None:
-        if source.vocabulary.hash is None and source.vocabulary.other == "bucket":
+        has_place = source.vocabulary.hash is None and source.vocabulary.other == "bucket"
+        if has_place and not role.is_label:
             return ColumnAdvice({"missing": "other"}, "or missing: drop_row")
         return ColumnAdvice({"missing": "drop_row"}, "or missing: {fill: WORD}")
-    if wanted.dtype.kind == "f":
+    if role.has_statistics:
+        return ColumnAdvice({"missing": "mean"}, "or missing: drop_row, or missing: {fill: 0}")
+    if role.wanted.dtype.kind == "f":
         return ColumnAdvice(
             {"missing": "drop_row"}, "or missing: {fill: 0}, or missing: mean (--stats)"
         )
     return ColumnAdvice({"missing": "drop_row"}, "or missing: {fill: 0}")
 
 
-def _of_text(seen: ColumnFacts, wanted: ColumnType, csv: bool) -> ColumnAdvice:
+def _of_text(seen: ColumnFacts, role: ColumnTarget, csv: bool) -> ColumnAdvice:
     text = str(seen.example).strip()
     if parse_time(text) is not None:
         return ColumnAdvice({"cast": "time"})
@@ -163,8 +184,12 @@ def _of_text(seen: ColumnFacts, wanted: ColumnType, csv: bool) -> ColumnAdvice:
         options = " ".join(f"--null {shlex.quote(word)}" for word in sorted(seen.words))
         return ColumnAdvice({}, f"add {options} if that means that there is no value")
     if seen.whole and len(seen.words) <= _FEW_WORDS:
-        return ColumnAdvice(
-            {"vocabulary": {"values": sorted(seen.words)}}, "or vocabulary: {file: WORDS.txt}"
-        )
+        words: dict[str, Any] = {"values": sorted(seen.words)}
+        if role.is_label:
+            return ColumnAdvice(
+                {"vocabulary": words | {"other": "refuse"}},
+                "list the words of every region; their order numbers the classes, from 0",
+            )
+        return ColumnAdvice({"vocabulary": words}, "or vocabulary: {file: WORDS.txt}")
     hashed = {"vocabulary": {"hash": 64}}
     return ColumnAdvice(hashed, "or vocabulary: {file: WORDS.txt}, or {counted: 10} (with --stats)")

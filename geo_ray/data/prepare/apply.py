@@ -11,22 +11,24 @@ The same code prepares shards and, at inference, single rows:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from geo_ray.data.columns import ColumnType, parse_types
-from geo_ray.data.prepare.advice import ColumnFacts
+from geo_ray.data.columns import ColumnType, counts_text, parse_types
+from geo_ray.data.nearby import listed
+from geo_ray.data.prepare.advice import ColumnFacts, shown
 from geo_ray.data.prepare.config import Preparation, Source
 from geo_ray.data.prepare.findings import Findings, Spot
 from geo_ray.data.prepare.number_part import fit_dtype, number_part
+from geo_ray.data.prepare.numbers import decoded, with_points
 from geo_ray.data.prepare.part import Array, Part, Wrong, unusable
 from geo_ray.data.prepare.word_part import WordPlaces
 from geo_ray.data.prepare.words import to_words
-from geo_ray.data.values import arrow_of
+from geo_ray.data.values import arrow_of, python_values
 from geo_ray.errors import SchemaMismatchError
 
 
@@ -78,20 +80,23 @@ class Preparer:
     Args:
         preparation: a resolved one, see `geo_ray.data.prepare.resolve`.
         only: columns of the task to make; None for all. At inference there is no label column.
+        decimal: the decimal mark of numbers that are text, "." or ",".
 
     Raises:
         SchemaMismatchError: if the preparation is not resolved, or has no such column.
     """
 
-    def __init__(self, preparation: Preparation, only: Sequence[str] | None = None) -> None:
-        self._preparation = preparation
+    def __init__(
+        self, preparation: Preparation, only: Sequence[str] | None = None, decimal: str = "."
+    ) -> None:
+        self._decimal = decimal
         self._types = parse_types(preparation.types)
         chosen = tuple(preparation.types) if only is None else tuple(only)
         unknown = sorted(set(chosen) - (set(preparation.types) & set(preparation.columns)))
         if unknown:
             raise SchemaMismatchError(
                 f"the preparation does not make column {unknown[0]!r}; it makes "
-                f"{sorted(preparation.types)}",
+                f"{listed(sorted(preparation.types))}",
                 fix="Use the preparation that `geo-ray data shard` wrote beside the manifest.",
             )
         self._sources = {name: preparation.columns[name] for name in chosen}
@@ -121,11 +126,11 @@ class Preparer:
         Raises:
             SchemaMismatchError: listing everything that the preparation refuses.
         """
-        arrays = {name: arrow_of(rows[name]) for name in self.inputs if name in rows}
+        arrays = {name: _array(name, rows[name]) for name in self.inputs if name in rows}
         lengths = {name: len(array) for name, array in arrays.items()}
         if len(set(lengths.values())) > 1:
             raise SchemaMismatchError(
-                f"columns differ in their number of rows: {lengths}",
+                f"columns differ in their number of rows: {counts_text(lengths)}",
                 fix="Give each column one value per row, None where there is none.",
             )
         findings = Findings(self._types)
@@ -182,7 +187,9 @@ class Preparer:
         if array is None:
             return unusable("absent", rows, source.width)
         places = self._places.get(key)
-        return number_part(source, array) if places is None else places.part(array)
+        if places is not None:
+            return places.part(array)
+        return number_part(source, with_points(decoded(array), self._decimal))
 
     def _join(
         self,
@@ -207,6 +214,23 @@ class Preparer:
             out_NW[:, at : at + source.width] = fitted_NW
             at += source.width
         return out_NW[:, 0] if kind.length is None else out_NW
+
+
+def _array(name: str, values: Any) -> pa.Array:
+    """One array of a column's rows, which the caller gives."""
+    single = isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable)
+    if single or (isinstance(values, np.ndarray) and not values.ndim):
+        raise SchemaMismatchError(
+            f"column {name!r} is {shown(values)}; it must have one value per row",
+            fix="Give each column a list of values, also where there is a single row.",
+        )
+    try:
+        return arrow_of(values)
+    except UnicodeEncodeError as error:
+        raise SchemaMismatchError(
+            f"column {name!r} has half a surrogate pair in its text: {error.object[error.start]!r}",
+            fix="Write the character itself, or both halves.",
+        ) from None
 
 
 def _each(
@@ -239,5 +263,6 @@ def _note(
     else:
         words = to_words(array.take(pa.array(rows))) if wrong.kind in ("text", "unknown") else None
         whole = len(rows) >= len(array) - array.null_count
-        seen = ColumnFacts(array[int(rows[0])].as_py(), words.words if words else (), whole)
+        (example,) = python_values(array.slice(int(rows[0]), 1))
+        seen = ColumnFacts(example, words.words if words else (), whole)
     findings.add(name, source, wrong.kind, len(rows), spot.at(int(rows[0])), seen)

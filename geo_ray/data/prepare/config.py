@@ -23,6 +23,8 @@ MAX_WORDS = 1_000_000
 
 Word = bool | int | float | str
 
+_LEAST, _GREATEST = -(2**63), 2**64 - 1
+
 
 class Fill(StrictModel):
     """A value in the place of a missing one."""
@@ -151,6 +153,8 @@ class Source(StrictModel):
                 raise ValueError("missing: other goes with a vocabulary")
             if isinstance(self.missing, Fill) and isinstance(self.missing.fill, str):
                 raise ValueError(f"fill: {self.missing.fill!r} is no number")
+            if isinstance(self.missing, Fill) and not _LEAST <= self.missing.fill <= _GREATEST:  # type: ignore[operator]
+                raise ValueError("fill: must be from -2**63 to 2**64 - 1")
             if self.length is not None and self.scale in ("standard", "minmax"):
                 raise ValueError("there are no statistics of lists; write {subtract, divide}")
             return self
@@ -240,13 +244,10 @@ def _with_words(source: Source, path: Path) -> Source:
         return source
     file = path.parent / words.file
     try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
+        # Not splitlines(), which cuts at more than the ends of lines.
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeError) as error:
-        raise ConfigError(
-            f"{path}: the vocabulary {words.file!r} of column {source.column!r} cannot be read: "
-            f"{error}",
-            fix=f"Write a UTF-8 file with a word per line at {file}.",
-        ) from None
+        raise _no_words(source.column, path, file, error) from None
     values = tuple(line.strip() for line in lines if line.strip())
     twice = [word for word, n in Counter(values).items() if n > 1]
     if twice or not values or len(values) > MAX_WORDS:
@@ -257,3 +258,17 @@ def _with_words(source: Source, path: Path) -> Source:
         )
     inlined = words.model_copy(update={"values": values, "file": None})
     return source.model_copy(update={"vocabulary": inlined})
+
+
+def _no_words(column: str, path: Path, file: Path, error: OSError | UnicodeError) -> ConfigError:
+    where = f"{path}: the vocabulary of column {column!r}"
+    if isinstance(error, FileNotFoundError):
+        return ConfigError(
+            f"{where}: there is no file {file}{missing_path(file)}",
+            fix=f"Correct its name, which starts at the folder of {path.name}, or write a UTF-8 "
+            "file with a word per line there.",
+        )
+    reason = "it is not UTF-8 text" if isinstance(error, UnicodeError) else error.strerror
+    return ConfigError(
+        f"{where}: {file} cannot be read: {reason}", fix="Name a UTF-8 file with a word per line."
+    )

@@ -8,9 +8,17 @@ from typing import Any
 
 from geo_ray.data.columns import ColumnType
 from geo_ray.data.nearby import listed, nearest
-from geo_ray.data.prepare.advice import MOST_WORDS, ColumnAdvice, ColumnFacts, advise, in_words
+from geo_ray.data.prepare.advice import (
+    MOST_WORDS,
+    ColumnAdvice,
+    ColumnFacts,
+    ColumnTarget,
+    advise,
+    in_words,
+)
 from geo_ray.data.prepare.config import Source
 from geo_ray.data.prepare.part import Kind
+from geo_ray.data.prepare.written import WrittenSources
 from geo_ray.data.prepare.yaml_line import flow, source_text
 from geo_ray.errors import GeoRayError, SchemaMismatchError, ShardCorruptError
 
@@ -55,11 +63,21 @@ class Findings:
     Args:
         types: the task's columns.
         null_option: whether the files are CSV, so that ``--null`` and ``--decimal`` may help.
+        label: the task's column that has the class of each row, if that is known.
+        written: of the preparation file, if there is one.
     """
 
-    def __init__(self, types: Mapping[str, ColumnType], null_option: bool = False) -> None:
+    def __init__(
+        self,
+        types: Mapping[str, ColumnType],
+        null_option: bool = False,
+        label: str | None = None,
+        written: WrittenSources | None = None,
+    ) -> None:
         self._types = types
         self._null_option = null_option
+        self._label = label
+        self._written = written or {}
         self._found: dict[tuple[str, str], dict[Kind, _Record]] = {}
         self._sources: dict[tuple[str, str], Source] = {}
         self._unreadable: dict[str, GeoRayError] = {}
@@ -115,17 +133,20 @@ class Findings:
             text, more = self._say(key, records)
             lines += text
             helped = helped or more
-        only_files = not self._found
-        if only_files and not any(
-            isinstance(error, SchemaMismatchError) for error in self._unreadable.values()
-        ):
-            raise ShardCorruptError("\n  ".join(lines), fix="Mend the files that are named.")
+        if not self._found:
+            wrong_rows = any(isinstance(e, SchemaMismatchError) for e in self._unreadable.values())
+            error_class = SchemaMismatchError if wrong_rows else ShardCorruptError
+            raise error_class("\n  ".join(lines), fix="Mend the files that are named.")
         raise SchemaMismatchError("\n  ".join(lines), fix=_fix(helped, prepared, draft))
 
     def _say(self, key: tuple[str, str], records: Mapping[Kind, _Record]) -> tuple[list[str], bool]:
         name, column = key
         source, wanted = self._sources[key], self._types[name]
-        where = f"column {column!r}" if column == name else f"column {column!r} (for {name!r})"
+        written = self._written.get(key)
+        hints = ([f"for {name!r}"] if column != name else []) + ([written.where] if written else [])
+        where = f"column {column!r}" + (f" ({'; '.join(hints)})" if hints else "")
+        by_statistics = written is not None and isinstance(written.keys.get("scale"), str)
+        role = ColumnTarget(wanted, name == self._label, by_statistics)
         lines: list[str] = []
         changes: dict[str, Any] = {}
         remarks: list[str] = []
@@ -133,7 +154,7 @@ class Findings:
             lines.append(
                 f"  {where}: {in_words(kind, record.example, wanted)}{_places(kind, record)}"
             )
-            advice = advise(kind, source, wanted, _seen(record), self._null_option)
+            advice = advise(kind, source, role, _seen(record), self._null_option)
             if kind == "absent":
                 advice = _of_absent(column, record, wanted)
             changes |= advice.changes
@@ -141,7 +162,7 @@ class Findings:
                 remarks.append(advice.remark)
         if changes:
             joined = wanted.length is not None and source.length is None
-            text = source_text(source, changes)
+            text = source_text(source, changes) if written is None else written.changed(changes)
             line = f"{flow(name)}: [{text}, ...]" if joined else f"{flow(name)}: {text}"
             lines.append(f"      {line}")
         lines += [f"      {remark}" for remark in dict.fromkeys(remarks)]
@@ -183,7 +204,8 @@ def _of_absent(column: str, record: _Record, wanted: ColumnType) -> ColumnAdvice
 
 def _fix(helped: bool, prepared: bool, draft: str) -> str:
     if not helped:
-        return "Mend what is listed, in the files or in the task."
+        place = "the preparation file or in the files" if prepared else "the files or in the task"
+        return f"Mend what is listed, in {place}."
     if prepared:
         return "Put the lines with braces into the preparation file, or mend the files."
     first = f"; `{draft}` writes a first one" if draft else ""

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from geo_ray.data.prepare.config import Fill, Linear, Source
+from geo_ray.data.prepare.config import Fill, Linear, Source, Word
 from geo_ray.data.prepare.numbers import EXACT_INTEGERS, Numbers, decoded, is_list, to_numbers
 from geo_ray.data.prepare.part import Array, Kind, Part, Wrong, any_of, unusable
 
@@ -40,7 +40,7 @@ def number_part(source: Source, array: pa.Array) -> Part:
     if missing_NW.any():
         _fill(source, part, missing_NW)
     if isinstance(source.scale, Linear):
-        before = part.values_NW.astype(np.float64)
+        before = _to_floats(part)
         with np.errstate(over="ignore"):
             part.values_NW = (before - source.scale.subtract) / source.scale.divide
         part.refuse("range", any_of(np.isinf(part.values_NW) & np.isfinite(before)))
@@ -50,17 +50,44 @@ def number_part(source: Source, array: pa.Array) -> Part:
 def _fill(source: Source, part: Part, missing_NW: Array) -> None:
     rows_N = any_of(missing_NW)
     if isinstance(source.missing, Fill):
-        value = np.asarray(source.missing.fill)
-        if part.values_NW.dtype.kind != "f" and value.dtype.kind == "f":
-            part.values_NW = part.values_NW.astype(np.float64)
-        part.values_NW = np.where(missing_NW, value.astype(part.values_NW.dtype), part.values_NW)
+        value = _beside(part, source.missing.fill)
+        part.values_NW = np.where(missing_NW, value, part.values_NW)
         part.filled = int(rows_N.sum())
     elif source.missing == "drop_row":
         part.dropped_N = rows_N
     elif source.missing == "keep":
-        part.values_NW = np.where(missing_NW, np.nan, part.values_NW)
+        part.values_NW = np.where(missing_NW, np.nan, _to_floats(part))
     else:
         part.refuse("missing", rows_N)
+
+
+def _beside(part: Part, fill: Word) -> Array:
+    """The value for missing numbers, in the type of the others; theirs is changed if need be.
+
+    Whole numbers stay integers, so that whether a row has a gap is nothing to its neighbours.
+    """
+    number = float(fill)
+    if part.values_NW.dtype.kind != "f" and number.is_integer():
+        whole = int(fill)
+        for name in (part.values_NW.dtype.name, "int64", "uint64"):
+            limits = np.iinfo(name)
+            if limits.min <= whole <= limits.max and not _outside(part.values_NW, limits).any():
+                part.values_NW = part.values_NW.astype(name)
+                return np.asarray(whole, name)
+    part.values_NW = _to_floats(part)
+    return np.asarray(number)
+
+
+def _to_floats(part: Part) -> Array:
+    """Its numbers as float64; rows whose integers that would change are refused."""
+    if part.values_NW.dtype.kind in "iu":
+        part.refuse("inexact", any_of(_beyond_floats(part.values_NW)))
+    return part.values_NW.astype(np.float64)
+
+
+def _beyond_floats(values_NW: Array) -> Array:
+    beyond_NW: Array = (values_NW > EXACT_INTEGERS) | (values_NW < -EXACT_INTEGERS)
+    return beyond_NW
 
 
 def fit_dtype(values_NW: Array, dtype: np.dtype[np.generic]) -> tuple[Array, list[Wrong]]:
@@ -81,7 +108,7 @@ def fit_dtype(values_NW: Array, dtype: np.dtype[np.generic]) -> tuple[Array, lis
             if values_NW.dtype.kind == "f":
                 wrong["range"] = np.isinf(fitted) & np.isfinite(values_NW)
             elif values_NW.dtype.itemsize > 1:
-                wrong["inexact"] = (values_NW > EXACT_INTEGERS) | (values_NW < -EXACT_INTEGERS)
+                wrong["inexact"] = _beyond_floats(values_NW)
                 wrong["range"] = np.isinf(fitted)
         else:
             whole_NW = np.rint(values_NW) if values_NW.dtype.kind == "f" else values_NW

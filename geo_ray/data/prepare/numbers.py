@@ -21,9 +21,11 @@ EXACT_INTEGERS = 2**53
 
 _INTEGER = r"^[+-]?[0-9]+$"
 _FLOAT = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$|^[+-]?(?i:nan|inf|infinity)$"
+_DECIMAL_COMMA = r"^(\s*[+-]?\d*),(\d+(?:[eE][+-]?\d+)?\s*)$"
 _TRUTH = {"true": "1", "false": "0"}
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_DAY_S = 86_400.0
 _SECONDS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 
 
@@ -71,6 +73,13 @@ def decoded(array: pa.Array) -> pa.Array:
     if pa.types.is_run_end_encoded(array.type):
         return pc.run_end_decode(array)
     return array
+
+
+def with_points(array: pa.Array, decimal: str) -> pa.Array:
+    """Text whose decimal mark is ``decimal`` with points instead; other columns as they are."""
+    if decimal == "." or not is_text(array.type):
+        return array
+    return pc.replace_substring_regex(array.cast(pa.string()), _DECIMAL_COMMA, r"\1.\2")
 
 
 def to_numbers(array: pa.Array, cast: Cast = "number") -> Numbers | None:
@@ -160,7 +169,10 @@ def _of_text(text: pa.Array) -> Numbers:
                 continue
             return Numbers(found.values, found.null & ~bad, found.nan, bad, found.inexact)
     floats = usable.cast(pa.float64())
-    large = np.abs(floats.fill_null(0.0).to_numpy(zero_copy_only=False)) >= EXACT_INTEGERS
+    size = np.abs(floats.fill_null(0.0).to_numpy(zero_copy_only=False))
+    large = size > EXACT_INTEGERS
+    for row in np.flatnonzero(_mask(is_integer) & (size == EXACT_INTEGERS)):
+        large[row] = abs(int(text[int(row)].as_py())) != EXACT_INTEGERS
     return _of_floats(floats, bad, large & _mask(is_integer))
 
 
@@ -177,8 +189,10 @@ def _of_times_in_text(text: pa.Array) -> Numbers:
 def _seconds(array: pa.Array) -> pa.Array | None:
     """Times as float64 seconds; dates as their midnight; None for other types."""
     kind, types = array.type, pa.types
-    if types.is_date(kind):
-        array = array.cast(pa.timestamp("s"))
+    if types.is_date32(kind):
+        return pc.multiply(array.cast(pa.int32()).cast(pa.float64()), _DAY_S)
+    if types.is_date64(kind):
+        array = array.cast(pa.int64()).cast(pa.timestamp("ms"))
     elif types.is_time(kind):
         wide = pa.int32() if types.is_time32(kind) else pa.int64()
         return pc.divide(array.cast(wide).cast(pa.float64()), _SECONDS[kind.unit])

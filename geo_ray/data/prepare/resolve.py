@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from geo_ray.data.columns import ColumnType, parse_types
-from geo_ray.data.nearby import nearest
+from geo_ray.data.nearby import listed, nearest
 from geo_ray.data.prepare.config import Fill, Linear, Preparation, Source, Vocabulary
+from geo_ray.data.prepare.numbers import EXACT_INTEGERS
 from geo_ray.data.prepare.statistics import ColumnStatistics, Statistics
 from geo_ray.data.values import text_of
 from geo_ray.errors import ConfigError
+
+OptionFor: TypeAlias = Callable[[str, str], str | None]
+"""(column of the task, type) -> its option that gives it that type, such as ``features=31``."""
 
 _STATISTICS_FIX = (
     "In each region run `geo-ray data stats FILES --region REGION --prepare PREPARATION --out "
@@ -38,13 +44,22 @@ class Resolved:
 class _Gathered:
     """What was found out on the way."""
 
+    option_for: OptionFor
     problems: list[str] = field(default_factory=list)
+    options: list[str] = field(default_factory=list)
     without_statistics: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
+def no_option(column: str, wanted: str) -> None:
+    """The `OptionFor` of a task that has none."""
+
+
 def resolve(
-    preparation: Preparation | None, types: Mapping[str, str], statistics: Statistics | None = None
+    preparation: Preparation | None,
+    types: Mapping[str, str],
+    statistics: Statistics | None = None,
+    option_for: OptionFor = no_option,
 ) -> Resolved:
     """Fit a preparation to a task and to statistics; pure.
 
@@ -54,6 +69,7 @@ def resolve(
         preparation: as loaded, or None to take every column as it is.
         types: the task's columns.
         statistics: of all regions, if the preparation refers to any.
+        option_for: names the option of the task that gives a column the type that is needed.
 
     Raises:
         ConfigError: listing everything that does not fit.
@@ -61,12 +77,14 @@ def resolve(
     """
     kinds = parse_types(types)
     given = preparation.columns if preparation is not None else {}
-    out = _Gathered()
+    out = _Gathered(option_for)
     for name in given:
         if name not in types:
             close = nearest(name, types)
             hint = f"; did you mean {close!r}?" if close else ""
-            out.problems.append(f"{name}: the task has no such column, it has {list(types)}{hint}")
+            out.problems.append(
+                f"{name}: the task has no such column, it has {listed(types)}{hint}"
+            )
     columns: dict[str, tuple[Source, ...]] = {}
     for name, kind in kinds.items():
         sources = given.get(name, (Source(column=name),))
@@ -76,12 +94,18 @@ def resolve(
         out.problems.insert(0, f"it needs statistics of {lost}")
     if out.problems:
         raise ConfigError(
-            "\n    ".join(["the preparation does not fit:", *out.problems]),
-            fix=_STATISTICS_FIX
-            if out.without_statistics
-            else "Correct the preparation file, or the task's columns.",
+            "\n    ".join(["the preparation does not fit:", *out.problems]), fix=_fix(out)
         )
     return Resolved(Preparation(columns=columns, types=dict(types)), tuple(out.notes))
+
+
+def _fix(out: _Gathered) -> str:
+    if out.without_statistics:
+        return _STATISTICS_FIX
+    if not out.options:
+        return "Correct the preparation file, or the task's columns."
+    given = " ".join(f"--task-option {option}" for option in dict.fromkeys(out.options))
+    return f"Add {given}, or correct the preparation file."
 
 
 def _column(
@@ -120,9 +144,14 @@ def _column(
     if len(done) == len(sources) and len(out.problems) == before and width != (kind.length or 1):
         parts = ", ".join(f"{source.column} {source.width}" for source in done)
         fitting = kind.scalar if width == 1 else f"{kind.scalar}[{width}]"
+        option = out.option_for(name, fitting)
+        if option is not None:
+            out.options.append(option)
+        would = f'"{fitting}" in the task' if option is None else f"the task's option {option}"
+        numbers = "1 number" if width == 1 else f"{width} numbers"
         out.problems.append(
-            f"{name}: the preparation gives {width} numbers per row ({parts}), the task wants "
-            f'{kind.in_words}; "{fitting}" in the task would fit'
+            f"{name}: the preparation gives {numbers} per row ({parts}), the task wants "
+            f"{kind.in_words}; {would} would fit"
         )
     return tuple(done)
 
@@ -154,7 +183,7 @@ def _source(source: Source, known: ColumnStatistics | None, where: str, out: _Ga
     if source.missing == "most_frequent":
         common = _frequent(known, 1)
         if common:
-            value: Any = common[0] if source.vocabulary is not None else _number(common[0])
+            value: Any = common[0] if source.vocabulary is not None else _number(common[0], known)
             if value is None:
                 out.problems.append(f"{where}: the most frequent value {common[0]!r} is no number")
             else:
@@ -202,7 +231,9 @@ def _no_words(column: str) -> str:
     return f"the statistics have no words of it; write them with --values {column}"
 
 
-def _number(word: str) -> int | float | None:
+def _number(word: str, known: ColumnStatistics) -> int | float | None:
+    if known.kind == "number":  # so a comma is a decimal mark
+        word = word.replace(",", ".")
     for read in (int, float):
         try:
             return read(word)
@@ -221,9 +252,13 @@ def _check_fill(source: Source, where: str, out: _Gathered) -> Source:
 
 
 def _check_type(source: Source, kind: ColumnType, where: str, out: _Gathered) -> None:
+    fill = source.missing.fill if isinstance(source.missing, Fill) else None
+    if source.vocabulary is None and isinstance(fill, int | float):
+        problem = _misfit(fill, kind)
+        if problem:
+            out.problems.append(f"{where}: fill: {problem}")
     if kind.dtype.kind == "f":
         return
-    fill = source.missing.fill if isinstance(source.missing, Fill) else None
     fraction = isinstance(fill, float) and not fill.is_integer()
     for bad, what in (
         (source.scale is not None, "scale"),
@@ -236,3 +271,14 @@ def _check_type(source: Source, kind: ColumnType, where: str, out: _Gathered) ->
                 f"{where}: {what} gives numbers that {kind.in_words} cannot hold; "
                 'have "float32" in the task'
             )
+
+
+def _misfit(fill: int | float, kind: ColumnType) -> str | None:
+    """Why a column cannot hold the value for missing ones, if it cannot."""
+    if kind.dtype.kind == "f":
+        exact = isinstance(fill, float) or abs(fill) <= EXACT_INTEGERS
+        return None if exact else f"{fill} is beyond 2**53, and a float cannot hold it"
+    if kind.dtype.kind == "b":
+        return None if fill in (0, 1) else f"{fill} is neither true nor false, nor 1 or 0"
+    limits = np.iinfo(kind.scalar)
+    return None if limits.min <= fill <= limits.max else f"{fill} does not fit {kind.scalar}"

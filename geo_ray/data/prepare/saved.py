@@ -8,11 +8,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from geo_ray.data.columns import parse_types
 from geo_ray.data.manifest import PreparationRef, load_manifest, manifest_file
 from geo_ray.data.prepare.config import Preparation
 from geo_ray.data.stores.base import open_store
 from geo_ray.data.stores.uri import split
-from geo_ray.errors import ManifestError, ShardMissingError
+from geo_ray.errors import ManifestError, ShardMissingError, StoreError
 
 _SUFFIX = ".preparation.json"
 
@@ -90,3 +91,27 @@ def load_prepared(manifest_uri: str) -> Preparation:
         raise ManifestError(
             f"preparation {manifest.preparation.path}: {key}: {first['msg']}"
         ) from None
+
+
+def label_words(manifest_uri: str) -> dict[str, str]:
+    """The words that a manifest's labels were made of, where its preparation tells them.
+
+    Args:
+        manifest_uri: as `geo_ray.data.manifest.load_manifest` takes it.
+
+    Returns:
+        Label, as histograms have it -> word; empty if nothing tells them.
+    """
+    try:
+        preparation = load_prepared(manifest_uri)
+    except (ManifestError, StoreError):
+        return {}
+    kinds = parse_types(preparation.types)
+    # A manifest does not say which column has the labels; with a single candidate it is known.
+    whole = [n for n, kind in kinds.items() if kind.length is None and kind.dtype.kind in "iu"]
+    sources = preparation.columns.get(whole[0], ()) if len(whole) == 1 else ()
+    words = sources[0].vocabulary if len(sources) == 1 else None
+    if words is None or words.hash is not None:
+        return {}
+    names = [*words.words, *(("other",) if words.other == "bucket" else ())]
+    return {str(place): name for place, name in enumerate(names)}

@@ -14,6 +14,7 @@ from geo_ray.data.prepare.statistics import (
     column_statistics,
 )
 from geo_ray.data.prepare.survey import ColumnSurvey, Survey
+from geo_ray.data.prepare.written import WrittenSources
 from geo_ray.errors import ConfigError
 
 
@@ -39,7 +40,12 @@ def needs_of(preparation: Preparation) -> Needs:
 
 
 def share(
-    survey: Survey, region: str, wanted: Collection[str] | None, at_least: int, extremes: bool
+    survey: Survey,
+    region: str,
+    wanted: Collection[str] | None,
+    at_least: int,
+    extremes: bool,
+    written: WrittenSources | None = None,
 ) -> Statistics:
     """The statistics of a region.
 
@@ -49,19 +55,25 @@ def share(
         wanted: columns that must be there, or None for all that the files have.
         at_least: words that fewer rows have are left out.
         extremes: whether least and greatest numbers, which are values of single rows, are told.
+        written: of the preparation file that wants the columns, for messages.
 
     Raises:
         ConfigError: if a wanted column is not in the files; names all of them.
     """
     lost = [name for name in wanted or () if name not in survey.columns]
     if lost:
+        places = {key[1]: source.where for key, source in (written or {}).items()}
         hints = []
         for name in lost:
-            close = nearest(name, survey.columns)
-            hints.append(f"{name!r}" + (f" (did you mean {close!r}?)" if close else ""))
+            close = nearest(name, survey.names)
+            remarks = [places[name]] if name in places else []
+            remarks += [f"did you mean {close!r}?"] if close else []
+            hints.append(f"{name!r}" + (f" ({'; '.join(remarks)})" if remarks else ""))
         raise ConfigError(
-            f"the files have no column {', '.join(hints)}; they have {listed(survey.columns)}",
-            fix="Correct --columns, --values or the preparation file.",
+            f"the files have no column {', '.join(hints)}; they have {listed(survey.names)}",
+            fix="Correct the preparation file."
+            if set(lost) <= set(places)
+            else "Correct --columns, --values or the preparation file.",
         )
     columns, left_out = {}, {}
     for name in survey.columns if wanted is None else dict.fromkeys(wanted):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from geo_ray.config.base import StrictModel
 from geo_ray.config.json_file import load_json
@@ -82,6 +82,14 @@ class ColumnStatistics(StrictModel):
     words: dict[str, int] | None = Field(
         default=None, description="word -> rows, of the frequent ones; only where asked for"
     )
+
+    @model_validator(mode="after")
+    def _no_mean_of_nothing(self) -> ColumnStatistics:
+        if (self.mean is None) != (self.m2 is None):
+            raise ValueError("mean and m2 go together")
+        if self.mean is not None and not self.count:
+            raise ValueError("there is a mean, but count is 0")
+        return self
 
 
 class Statistics(StrictModel):

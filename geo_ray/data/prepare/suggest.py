@@ -9,6 +9,7 @@ from typing import Literal
 from geo_ray.data.columns import ColumnType, parse_types
 from geo_ray.data.nearby import nearest
 from geo_ray.data.prepare.config import Fill, Source, Vocabulary
+from geo_ray.data.prepare.resolve import OptionFor, no_option
 from geo_ray.data.prepare.survey import ColumnSurvey, Survey
 from geo_ray.data.prepare.yaml_line import flow, source_text
 
@@ -41,9 +42,7 @@ def suggest(name: str, column: ColumnSurvey) -> Suggestion:
             return Suggestion(None, "its values are no numbers, no text and no times")
         case "list":
             if len(column.lengths) != 1:
-                return Suggestion(
-                    None, f"its lists have different lengths, {sorted(column.lengths)}"
-                )
+                return Suggestion(None, f"its lists have different lengths: {_lengths(column)}")
             length = max(*column.lengths, 1)
             return Suggestion(Source(column=name, length=length, missing=_drop_if(lacking)))
         case "text" if not _mostly_numbers(column):
@@ -79,7 +78,7 @@ def suggest_label(name: str, column: ColumnSurvey) -> Suggestion:
     if not words or len(words) > _MOST_CLASSES:
         return Suggestion(None, f"it has not between 1 and {_MOST_CLASSES} classes")
     vocabulary = Vocabulary(values=tuple(words), other="refuse")
-    remark = "all its words, also those of other regions"
+    remark = "list the words of every region here; their order numbers the classes, from 0"
     return Suggestion(Source(column=name, vocabulary=vocabulary, missing=missing), remark)
 
 
@@ -117,7 +116,16 @@ def _is_identifier(name: str, column: ColumnSurvey) -> bool:
     return name.lower() == "id" or name.lower().endswith(("_id", " id"))
 
 
-def draft_text(survey: Survey, types: Mapping[str, str], label: str | None) -> str:
+def _lengths(column: ColumnSurvey) -> str:
+    return ", ".join(str(length) for length in sorted(column.lengths))
+
+
+def draft_text(
+    survey: Survey,
+    types: Mapping[str, str],
+    label: str | None,
+    option_for: OptionFor = no_option,
+) -> str:
     """A preparation file to begin with, for the columns of a task.
 
     Columns of the task that the files have too are taken from there. The first list of numbers that
@@ -127,6 +135,7 @@ def draft_text(survey: Survey, types: Mapping[str, str], label: str | None) -> s
         survey: what the files have.
         types: the task's columns.
         label: its label column, if there is one.
+        option_for: names the option of the task that gives a column the type that is needed.
     """
     kinds = parse_types(types)
     direct = {name: _origin(name, survey, label) for name in kinds}
@@ -142,7 +151,7 @@ def draft_text(survey: Survey, types: Mapping[str, str], label: str | None) -> s
         if origin is not None:
             lines += _single(name, origin, survey.columns[origin], name == label)
         elif kind.length is not None and not joined:
-            lines += _joined(name, kind, rest)
+            lines += _joined(name, kind, rest, option_for)
             joined = True
         else:
             lines.append(f"  {flow(name)}: {{column: NAME}}  # name the column of the files")
@@ -171,14 +180,21 @@ def _untouched(name: str, column: ColumnSurvey) -> Suggestion:
     return Suggestion(source.model_copy(update={"scale": None, "missing": missing}), found.remark)
 
 
-def _joined(name: str, kind: ColumnType, rest: Mapping[str, Suggestion]) -> list[str]:
+def _joined(
+    name: str, kind: ColumnType, rest: Mapping[str, Suggestion], option_for: OptionFor
+) -> list[str]:
     used = [found for found in rest.values() if found.source is not None]
     width = sum(
         s.width if s.vocabulary is None else s.vocabulary.places
         for s in (found.source for found in used)
         if s is not None
     )
-    lines = [f"  {flow(name)}:  # {width} numbers per row; the task has {kind}"]
+    remark = f"{width} numbers per row"
+    if width != kind.length:
+        option = option_for(name, f"{kind.scalar}[{width}]") if width else None
+        remark += f"; the task has {kind}"
+        remark += f", and needs --task-option {option}" if option is not None else ""
+    lines = [f"  {flow(name)}:  # {remark}"]
     for column, found in rest.items():
         remark = f"  # {found.remark}" if found.remark else ""
         if found.source is None:

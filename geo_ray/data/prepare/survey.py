@@ -19,7 +19,15 @@ import pyarrow.compute as pc
 from geo_ray.data.files.find import InputFiles
 from geo_ray.data.files.rows import Unreadable, read_rows
 from geo_ray.data.prepare.config import MAX_WORDS
-from geo_ray.data.prepare.numbers import Numbers, decoded, is_list, is_text, parse_time, to_numbers
+from geo_ray.data.prepare.numbers import (
+    Numbers,
+    decoded,
+    is_list,
+    is_text,
+    parse_time,
+    to_numbers,
+    with_points,
+)
 from geo_ray.data.prepare.statistics import Moments
 from geo_ray.data.prepare.words import to_words
 from geo_ray.errors import ConfigError
@@ -88,11 +96,13 @@ class Survey:
         rows: how many rows they have.
         columns: name -> what was seen, in the order of first appearance.
         rows_of: file -> its rows; files without rows are not in it.
+        names: all columns of the files, also those that were not looked at.
         unreadable: what is wrong with files.
     """
 
     files: int
     rows: int = 0
+    names: dict[str, None] = field(default_factory=dict)
     columns: dict[str, ColumnSurvey] = field(default_factory=dict)
     rows_of: Counter[str] = field(default_factory=Counter)
     unreadable: list[Unreadable] = field(default_factory=list)
@@ -120,6 +130,7 @@ def survey_files(
     for batch in read_rows(found, wanted, survey.unreadable):
         survey.rows += batch.piece.rows
         survey.rows_of[batch.path] += batch.piece.rows
+        survey.names.update(dict.fromkeys(batch.piece.names))
         for name, array in batch.piece.columns.items():
             column = survey.columns.get(name)
             if column is None:
@@ -127,7 +138,7 @@ def survey_files(
                 column = survey.columns[name] = ColumnSurvey(words=words)
             column.rows += len(array)
             column.files[batch.path] = None
-            _look(column, decoded(array), batch.path)
+            _look(column, with_points(decoded(array), found.options.decimal), batch.path)
             _distinguish(column, array, name)
         if on_read is not None:
             on_read(batch.files_done, batch.piece.rows)

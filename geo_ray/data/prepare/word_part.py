@@ -35,6 +35,11 @@ class WordPlaces:
         self._source = source
         self._vocabulary = vocabulary
         self._place = {word: place for place, word in enumerate(vocabulary.words)}
+        # True and False of a CSV file are the flags that a Parquet file has as such.
+        for value in vocabulary.values or ():
+            if isinstance(value, bool):
+                for word in (str(value), str(value).upper()):
+                    self._place.setdefault(word, self._place[text_of(value)])
 
     def part(self, array: pa.Array) -> Part:
         """Read and treat a column of categories (N,)."""

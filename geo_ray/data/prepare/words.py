@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from geo_ray.data.prepare.numbers import decoded, is_list
-from geo_ray.data.values import text_of
+from geo_ray.data.values import python_values, text_of
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -45,12 +45,14 @@ def to_words(array: pa.Array) -> WordColumn | None:
     kind = array.type
     if is_list(kind) or types.is_binary(kind) or types.is_large_binary(kind):
         return None
+    if types.is_binary_view(kind):
+        return None
     if types.is_nested(kind) or types.is_fixed_size_binary(kind):
         return None
     if types.is_null(kind):
         return WordColumn((), np.full(len(array), -1, np.int64))
     encoded = array.dictionary_encode()
-    raw = [_word(value) for value in encoded.dictionary.to_pylist()]
+    raw = [_word(value) for value in python_values(encoded.dictionary)]
     words = tuple(dict.fromkeys(word for word in raw if word is not None))
     index = {word: number for number, word in enumerate(words)}
     code_W = np.array([-1 if word is None else index[word] for word in raw] + [-1], np.int64)

@@ -54,7 +54,8 @@ def parse_s3(uri: str) -> S3Address:
     if not parts.netloc or unknown or addressing not in ("auto", "path", "virtual"):
         # Only names are repeated: a value may be a secret that was put there by mistake.
         raise StoreError(
-            f"address of bucket {parts.netloc!r} is not understood (options {sorted(options)})",
+            f"address of bucket {parts.netloc!r} is not understood "
+            f"(options {', '.join(sorted(options))})",
             fix="Write s3://BUCKET/PREFIX?endpoint_url=URL&region=NAME&addressing=path|virtual; "
             "all options may be left out.",
         )

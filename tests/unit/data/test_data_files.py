@@ -151,7 +151,7 @@ def test_delimiters_decimal_commas_and_encodings(tmp_path: Path) -> None:
     )
     options = ReadOptions(delimiter=";", decimal=",", encoding="cp1252")
     assert read(tmp_path, options) == {
-        "größe": ["1.5", "-2.25e3", ".5"],
+        "größe": ["1,5", "-2,25e3", ",5"],
         "ort": ["Köln", "a,b", "1,2,3"],
     }
     (tmp_path / "a.csv").rename(tmp_path / "old")
@@ -189,7 +189,26 @@ def test_compressed_files_are_read_in_blocks(tmp_path: Path, compress: Any) -> N
     assert done == 1.0
 
 
-@pytest.mark.parametrize("data", ["", "\n\n", "x,y\n", "x,y", "\ufeff"])
+def test_rows_of_empty_values_are_rows(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("x\ty\n\t\n\t\n")
+    assert read(tmp_path) == {"x": [None, None], "y": [None, None]}
+    headless = ReadOptions(header=("p", "q"))
+    (tmp_path / "a.tsv").write_text("\t\n\t\n")
+    assert read(tmp_path, headless) == {"p": [None, None], "q": [None, None]}
+
+
+def test_blank_lines_are_values_only_where_there_is_a_single_column(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x\n1\n\n3\n")
+    assert read(tmp_path) == {"x": ["1", None, "3"]}
+    (tmp_path / "a.csv").write_bytes(b"x\r\n\r\n")
+    assert read(tmp_path) == {"x": [None]}
+    (tmp_path / "a.csv").write_text("\n7\n")
+    assert read(tmp_path, ReadOptions(header=("x",))) == {"x": [None, "7"]}
+    (tmp_path / "a.csv").write_text("x,y\n1,2\n\n3,4\n")
+    assert read(tmp_path) == {"x": ["1", "3"], "y": ["2", "4"]}
+
+
+@pytest.mark.parametrize("data", ["", "\n\n", " \t\n", "x,y\n", "x,y", "\ufeff"])
 def test_files_without_rows_are_no_error(tmp_path: Path, data: str) -> None:
     (tmp_path / "a.csv").write_text(data)
     (tmp_path / "b.csv").write_text("x,y\n1,2\n")
@@ -271,7 +290,15 @@ def test_json_lines_nested_mixed_and_sparse(tmp_path: Path) -> None:
     ("data", "message", "fix"),
     [
         (b'[{"x": 1}]', "one JSON array", "jq"),
-        (b'{"x": 1}\n{"x": \n3\n', "no JSON object: 2 of them, the first is line 2", "per line"),
+        (
+            b'{"x": 1}\n{"x": \n3\n',
+            "cannot be taken: 2 of them, the first is line 2: it is no JSON object",
+            "per line",
+        ),
+        (b'{"a": {"b": 1}, "a.b": 2}\n', "line 1: it has the key 'a.b' twice", "name of its own"),
+        (b'{"a": 1}\n{"a": 1, "a": 2}\n', "line 2: it has the key 'a' twice", "name of its own"),
+        (b'{"\\ud800": 1}\n', "line 1: it has half a surrogate pair", "both halves"),
+        (b'{"x": "\\uDE00"}\n', "line 1: it has half a surrogate pair", "both halves"),
         (b'{"x": "\xe9"}\n', "not utf-8", "--encoding"),
     ],
 )

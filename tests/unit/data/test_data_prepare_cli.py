@@ -194,7 +194,9 @@ def test_files_that_do_not_fit_are_refused_with_a_command_that_helps(folders: Pa
     assert isinstance(error, SchemaMismatchError)
     assert "column 'x': is missing in all files of us" in error.message
     assert "join some of them: [{column: customer_id}, {column: age}, ...]" in error.message
-    assert "bought: {column: bought, vocabulary: {values: [no, yes]}}" in error.message
+    assert (
+        "bought: {column: bought, vocabulary: {values: [no, yes], other: refuse}}" in error.message
+    )
     command = "geo-ray data inspect us --task churn.py:Churn --draft prepare.yaml"
     assert command in error.fix
     assert not Path("out").exists()

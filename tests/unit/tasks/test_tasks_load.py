@@ -125,7 +125,7 @@ def test_a_class_of_an_importable_module_loads(tmp_path: Path) -> None:
         ("digit", ["'digit'", "did you mean 'digits'"]),
         ("nothing-like-it", ["bytelm", "ctr", "digits", "images"]),
         ("mine.py", ["'mine.py'", "mine.py:Class"]),
-        ("absent.py:Small", ["absent.py", "No such file"]),
+        ("absent.py:Small", ["absent.py", "does not exist"]),
         ("no_such_package.tasks:Small", ["'no_such_package'"]),
         ("geo_ray.tasks.nothing:Small", ["'geo_ray.tasks.nothing'"]),
         ("geo_ray.tasks.digits:Digit", ["'Digit'", "did you mean 'Digits'"]),
