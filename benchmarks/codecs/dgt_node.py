@@ -27,7 +27,7 @@ from geo_ray.job.build import (
 )
 from geo_ray.job.data import open_readers
 from geo_ray.runtime.actors.bridge import open_bridge
-from geo_ray.runtime.actors.deadlines import step_timeout_s
+from geo_ray.runtime.actors.deadlines import operation_s
 from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.actors.parts import HeldShard
 from geo_ray.runtime.actors.primary_shard import PrimaryShard
@@ -65,7 +65,7 @@ class Region:
         task = load_task(experiment.task, HERE)
         params_P = initial_parameters(task, experiment.seed)
         num_params = params_P.numel()
-        timeout_s = step_timeout_s(experiment.train, num_params)
+        timeout_s = operation_s(experiment.train, num_params)
         (region,) = [r for r in experiment.regions if r.name == name]
         self.event_buffer = EventBuffer(name, order["origin_unix_s"])
         own = build_averager(experiment, num_params) if name == self.hub else None

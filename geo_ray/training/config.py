@@ -47,7 +47,8 @@ class TrainConfig(StrictModel):
     step_timeout_s: float | None = Field(
         None,
         gt=0,
-        description="longest wait for one answer; null: 300 s, and the model both ways at 4 Mbit/s",
+        description="longest wait for others' training; null: as long as their processes and links "
+        "live",
     )
 
     def check(self, strategy: Strategy, workers: Mapping[str, int], *, even: bool) -> None:

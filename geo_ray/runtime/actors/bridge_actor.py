@@ -10,7 +10,7 @@ import ray
 
 from geo_ray.job.build import build_averager, use_one_thread
 from geo_ray.runtime.actors.bridge import open_bridge
-from geo_ray.runtime.actors.deadlines import step_timeout_s
+from geo_ray.runtime.actors.deadlines import wait_limit_s
 from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.actors.parts import AVERAGER_PART
 from geo_ray.runtime.actors.spec import RunSpec
@@ -70,7 +70,7 @@ class BridgeActor:
             self._averager,
             self._event_buffer,
             spec.parts_dir,
-            step_timeout_s(experiment.train, spec.num_params),
+            wait_limit_s(experiment.train),
             self._saved,
         )
         identity = EndpointIdentity(spec.run_id, self._region, spec.epoch, spec.key)

@@ -55,7 +55,7 @@ class PrimaryShard:
             parts of a checkpoint holds up nothing else.
         bridge: the region's bridge; None if the region is alone.
         event_buffer: takes events for the controller.
-        step_timeout_s: longest wait of a worker for its answer, and of a request to the bridge.
+        limit_s: longest wait of a worker for its answer, and of a request to the bridge.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class PrimaryShard:
         writers: Sequence[RemoteShard],
         bridge: LanClient | None,
         event_buffer: EventBuffer,
-        step_timeout_s: float,
+        limit_s: float,
     ) -> None:
         self.server = server
         self._held = held
@@ -73,7 +73,7 @@ class PrimaryShard:
         self._writers = writers
         self._bridge = bridge
         self._event_buffer = event_buffer
-        self._timeout_s = step_timeout_s
+        self._timeout_s = limit_s
         self._changed = threading.Condition(threading.Lock())
         # Held while something is coded or decoded, and taken before `_changed`: a checkpoint copies
         # what is owed to other regions, and the model, either before a message counts or after.

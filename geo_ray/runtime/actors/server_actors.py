@@ -14,7 +14,7 @@ from geo_ray.checkpoint.manifest import PartInfo
 from geo_ray.checkpoint.parts import write_part
 from geo_ray.errors import InvariantError
 from geo_ray.job.build import build_server, build_shard, initial_parameters, use_one_thread
-from geo_ray.runtime.actors.deadlines import step_timeout_s
+from geo_ray.runtime.actors.deadlines import operation_s, wait_limit_s
 from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.actors.parts import HeldShard, shard_part_name, wire_tensors
 from geo_ray.runtime.actors.primary_shard import PrimaryShard
@@ -82,7 +82,7 @@ class PrimaryActor:
             Where workers connect.
         """
         spec, experiment = self._spec, self._spec.experiment
-        timeout_s = step_timeout_s(experiment.train, spec.num_params)
+        timeout_s = operation_s(experiment.train, spec.num_params)
         self._event_buffer = EventBuffer(self._region, origin_unix_s)
         remotes = [RemoteShard(self._dial(address), timeout_s) for address in others]
         server = build_server(
@@ -97,7 +97,12 @@ class PrimaryActor:
         uplink = None if bridge is None else self._dial(bridge)
         writers = [RemoteShard(self._dial(address), timeout_s) for address in others]
         self._primary = PrimaryShard(
-            server, self._held, writers, uplink, self._event_buffer, timeout_s
+            server,
+            self._held,
+            writers,
+            uplink,
+            self._event_buffer,
+            wait_limit_s(experiment.train),
         )
         handle, on_close = self._primary.handle, self._primary.on_close
         self._lan = LanServer(_host(), spec.key, handle, on_close=on_close)

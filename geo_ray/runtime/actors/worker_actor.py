@@ -13,7 +13,7 @@ from geo_ray.errors import ResidencyDeniedError
 from geo_ray.job.build import build_worker, use_one_thread
 from geo_ray.job.candidates import Candidates
 from geo_ray.job.data import data_region, open_readers
-from geo_ray.runtime.actors.deadlines import step_timeout_s
+from geo_ray.runtime.actors.deadlines import wait_limit_s
 from geo_ray.runtime.actors.spec import RunSpec
 from geo_ray.runtime.actors.worker_loop import WorkerLoop, dial_shards, links_over
 from geo_ray.runtime.cluster.labels import REGION_LABEL
@@ -66,7 +66,7 @@ class WorkerActor:
         }
         clients = dial_shards(shards, spec.key, hello, spec.num_params)
         try:
-            timeout_s = step_timeout_s(experiment.train, spec.num_params)
+            timeout_s = wait_limit_s(experiment.train)
             params_P, grad_P, links = links_over(clients, spec.num_params, timeout_s)
             worker = build_worker(experiment, self._region, task, params_P, grad_P)
             candidates = Candidates.of(experiment, Path(spec.parts_dir).parent)

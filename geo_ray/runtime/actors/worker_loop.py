@@ -45,7 +45,7 @@ class ShardLink:
         client: the connection.
         params_S: the worker's parameters of this slice, fp32 (S,).
         grad_S: the worker's gradient of this slice, fp32 (S,).
-        timeout_s: ``train.step_timeout_s``; the shard gives up earlier, see `deadlines`.
+        timeout_s: longest wait for others; the shard gives up earlier, see `deadlines`.
     """
 
     def __init__(

@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 _TICK_S = 0.2
 _POLL_TIMEOUT_S = 60.0
 _WAN_EVERY_S = 1.0
+_PROGRESS = frozenset({"step", "exchange", "stats", "update_dropped"})
 
 Answers = Mapping[tuple[str, str], dict[str, Any]]
 """What servers and bridges told in one round of polling, by (role, region)."""
@@ -69,6 +70,7 @@ class Controller:
     interrupted: threading.Event = field(default_factory=threading.Event)
     policy: RunPolicy = field(init=False)
     _wan_s: float = 0.0
+    _phases: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         train, checkpoint = self.experiment.train, self.experiment.checkpoint
@@ -211,8 +213,13 @@ class Controller:
     def _handle_all(self, answers: Answers) -> int:
         """Take in what was told; gives the number of events."""
         events = [event for answer in answers.values() for event in answer["events"]]
+        if any(event["kind"] in _PROGRESS for event in events):
+            self.policy.on_progress(time.monotonic())
         for event in sorted(events, key=lambda e: float(e["t_s"])):
             self._handle(dict(event))
+        self._phases = {
+            r: str(a["status"]["phase"]) for (role, r), a in answers.items() if role == "ps"
+        }
         self._follow_averager(answers)
         exhausted = [r for (_, r), a in answers.items() if a["status"].get("exhausted")]
         why = self.policy.exhausted(exhausted[0], time.monotonic()) if exhausted else None
@@ -263,6 +270,10 @@ class Controller:
             why = InterruptedRunError("the run was interrupted")
             self.policy.halt(why, now_s)
             self._emit("stop_requested", cause=why.message)
+        still_s = self.policy.stalled(now_s)
+        if still_s is not None:
+            what = ", ".join(f"{region} is {phase}" for region, phase in self._phases.items())
+            self.status(f"no step and no exchange for {still_s:.0f} s: {what}")
         save = self.policy.due(now_s, is_open=self.saver.open_id is not None)
         if save is not None:
             self._begin_checkpoint(halt=save.halt)

@@ -6,6 +6,7 @@ a deadline.
     worker_lost  -> replace it, ignore it, or the error that ends the run
     regions_lost -> the regions to go on without, or the error that ends the run
     due          -> Save (and whether the regions stand still after it), or nothing
+    stalled      -> for how long nothing has happened, if that is worth a line
     save_failed  -> nothing: go on with the checkpoint before; or the error that ends the run
 """
 
@@ -25,6 +26,7 @@ from geo_ray.errors import (
 )
 
 HALT_DEADLINE_S: Final = 120.0
+STALL_S: Final = 300.0
 MAX_FAILED_SAVES: Final = 3
 
 
@@ -71,6 +73,7 @@ class RunPolicy:
         self._halt_began_s = 0.0
         self._halt_saved = False
         self.stopping: str | None = None
+        self._progress_s = self._told_s = now_s
 
     @property
     def is_halting(self) -> bool:
@@ -141,6 +144,21 @@ class RunPolicy:
             if region not in spare:
                 raise RegionLostError(cause)
         return gone
+
+    def on_progress(self, now_s: float) -> None:
+        """A region has made a step or an exchange, or has evaluated."""
+        self._progress_s = self._told_s = now_s
+
+    def stalled(self, now_s: float) -> float | None:
+        """Seconds without progress anywhere, if the user should hear of it (again); else None.
+
+        That is no reason to end a run: a step takes as long as it takes, and who is gone is noticed
+        otherwise.
+        """
+        if now_s - self._told_s < STALL_S:
+            return None
+        self._told_s = now_s
+        return now_s - self._progress_s
 
     # -------------------------------------------------------------- saving
 

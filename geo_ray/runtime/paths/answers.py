@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from typing import Final
 
 from geo_ray.errors import DeadlineExceededError, GeoRayError, LinkDownError
+from geo_ray.runtime.actors.deadlines import UNREACHABLE_S
 from geo_ray.strategies.base import Reply
+
+_LOOK_S: Final = 0.5  # between two looks at whether the averager's region is there
 
 
 class Answers:
@@ -15,11 +20,21 @@ class Answers:
     Args:
         region: this region.
         timeout_s: longest wait.
+        is_reachable: whether there is a connection to a region at present.
+        unreachable_s: how long the averager's region may be out of reach.
     """
 
-    def __init__(self, region: str, timeout_s: float) -> None:
+    def __init__(
+        self,
+        region: str,
+        timeout_s: float,
+        is_reachable: Callable[[str], bool] = lambda region: True,
+        unreachable_s: float = UNREACHABLE_S,
+    ) -> None:
         self._region = region
         self._timeout_s = timeout_s
+        self._is_reachable = is_reachable
+        self._unreachable_s = unreachable_s
         self._changed = threading.Condition()
         self._here: dict[int, Reply | GeoRayError] = {}
         self._closed = False
@@ -32,34 +47,50 @@ class Answers:
         """Let the wait for update ``seq``, which the averager refused, raise ``error``."""
         self._put(seq, error)
 
-    def wait(self, seq: int, home: str) -> Reply:
+    def wait(self, seq: int, home: Callable[[], str]) -> Reply:
         """Return the answer to update ``seq`` once it is here.
 
         Args:
             seq: its number.
-            home: the averager's region, for the error.
+            home: gives the averager's region, which may change.
 
         Raises:
             DeadlineExceededError: it did not come in time.
-            LinkDownError: the bridge is closing.
+            LinkDownError: the averager's region is out of reach, or the bridge is closing.
             GeoRayError: the update was refused.
         """
-        deadline_s = time.monotonic() + self._timeout_s
-        with self._changed:
-            while seq not in self._here:
-                if self._closed:
-                    raise LinkDownError(f"the bridge of region '{self._region}' is closing")
-                left_s = deadline_s - time.monotonic()
-                if left_s <= 0 or not self._changed.wait(left_s):
-                    raise DeadlineExceededError(
-                        f"region '{self._region}': the averager in '{home}' did not answer "
-                        f"update {seq} within train.step_timeout_s = {self._timeout_s:g} s; on a "
-                        "slow link a large model may need longer"
-                    )
-            answer = self._here.pop(seq)
+        began_s = reached_s = time.monotonic()
+        while (answer := self._look(seq)) is None:
+            now_s, peer = time.monotonic(), home()
+            if peer == self._region or self._is_reachable(peer):
+                reached_s = now_s
+            elif now_s - reached_s > self._unreachable_s:
+                raise LinkDownError(
+                    f"region '{self._region}': the averager's region '{peer}' is out of reach "
+                    f"since {self._unreachable_s:g} s; update {seq} is not answered"
+                )
+            if now_s - began_s > self._timeout_s:
+                raise DeadlineExceededError(
+                    f"region '{self._region}': the averager in '{peer}' did not answer update "
+                    f"{seq} within train.step_timeout_s = {self._timeout_s:g} s; on a slow link a "
+                    "large model may need longer"
+                )
         if isinstance(answer, GeoRayError):
             raise answer
         return answer
+
+    def _look(self, seq: int) -> Reply | GeoRayError | None:
+        """Wait a little; the answer, if it is here. What is older is of no use to anybody."""
+        with self._changed:
+            if seq not in self._here and not self._closed:
+                self._changed.wait(min(_LOOK_S, self._timeout_s))
+            for old in [number for number in self._here if number < seq]:
+                del self._here[old]
+            if seq in self._here:
+                return self._here.pop(seq)
+            if self._closed:
+                raise LinkDownError(f"the bridge of region '{self._region}' is closing")
+        return None
 
     def close(self) -> None:
         """Let every present and later `wait` fail because the bridge is closing."""

@@ -114,7 +114,7 @@ def build_path(setting: PathSetting, site: EndpointSite) -> UpdatePath:
     choice, home = choose_path(experiment), AveragerHome(experiment.averager_region)
     own = setting.averager if region == home.region else None
     output = AveragerOutput(setting.event_buffer, setting.parts_dir)
-    answers = Answers(region, setting.timeout_s)
+    answers = Answers(region, setting.timeout_s, lambda peer: _is_connected(endpoint, peer))
 
     def stage(path: StagedPath) -> UpdateStage:
         codec = _differential(experiment)
@@ -143,6 +143,11 @@ def build_path(setting: PathSetting, site: EndpointSite) -> UpdatePath:
             return OverlayPath(
                 overlay, experiment.strategy, own, output, endpoint, setting.timeout_s
             )
+
+
+def _is_connected(endpoint: Endpoint, peer: str) -> bool:
+    stats = endpoint.stats().get(peer)
+    return stats is not None and bool(stats["connected"])
 
 
 def averager_lives_in(experiment: Experiment, region: str) -> bool:

@@ -77,7 +77,7 @@ class DirectPath:
             self._take_in(update)
         else:
             self.stage.depart(update, self._ship, False)
-        return self.answers.wait(update.seq, self.home.region)
+        return self.answers.wait(update.seq, lambda: self.home.region)
 
     def _ship(self, update: Update) -> None:
         message = Message("update", update_meta(update), payload_bytes(update), "update")

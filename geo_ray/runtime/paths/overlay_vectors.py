@@ -39,6 +39,7 @@ from geo_ray.overlay.wire import (
     read_control,
     read_part,
 )
+from geo_ray.runtime.actors.deadlines import UNREACHABLE_S
 from geo_ray.transport.endpoint.endpoint import Endpoint
 from geo_ray.transport.wire.message import Message
 from geo_ray.transport.wire.meta import Meta
@@ -127,6 +128,7 @@ class OverlayVectors:
         self._finished: dict[int, Finished] = {}
         self._committed = 0
         self._looked_s = 0.0
+        self._unreachable_s: dict[str, float] = {}  # since when, by region
         self._failure: GeoRayError | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="overlay", daemon=True)
@@ -328,6 +330,19 @@ class OverlayVectors:
                 self._node.set_rtt(self._numbers[peer], stats["rtt_min_s"] or 0.0)
                 if self._coordinator is not None:
                     self._coordinator.on_peer(self._numbers[peer], up=stats["connected"])
+                self._note_reach(peer, now_s, up=stats["connected"])
+
+    def _note_reach(self, peer: str, now_s: float, *, up: bool) -> None:
+        """A round has no deadline of its own, but it cannot end without a region that is gone."""
+        if up:
+            self._unreachable_s.pop(peer, None)
+            return
+        since_s = self._unreachable_s.setdefault(peer, now_s)
+        if now_s - since_s > UNREACHABLE_S and self._failure is None:
+            self._failure = LinkDownError(
+                f"region '{self._region}': region '{peer}' is out of reach for too long"
+            )
+            self._changed.notify_all()
 
     def _is_due(self) -> int | None:
         """The round that could be committed now."""

@@ -105,7 +105,7 @@ class StandbyPath:
                 self._carry_out([SendMessage(self.home.region, request)])
         if is_home:
             self._arrived(self._node.region, request)
-        return self._answers.wait(update.seq, self.home.region)
+        return self._answers.wait(update.seq, lambda: self.home.region)
 
     # ------------------------------------------------------------------ for the controller
 

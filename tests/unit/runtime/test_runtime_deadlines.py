@@ -1,21 +1,27 @@
-"""How long parties wait for each other."""
-
 from __future__ import annotations
 
-from geo_ray.runtime.actors.deadlines import answer_s, exchange_s, step_timeout_s
+from geo_ray.runtime.actors.deadlines import answer_s, exchange_s, operation_s, wait_limit_s
 from geo_ray.training.config import TrainConfig
+
+YEAR_S = 365 * 86400.0
+
+
+def test_without_a_limit_others_may_train_as_long_as_they_like() -> None:
+    assert wait_limit_s(TrainConfig(steps=1)) == YEAR_S
+
+
+def test_what_is_configured_holds_whatever_the_size() -> None:
+    train = TrainConfig(steps=1, step_timeout_s=7.0)
+    assert wait_limit_s(train) == 7.0
+    assert [operation_s(train, n) for n in (0, 10**10)] == [7.0, 7.0]
+
+
+def test_an_operation_has_the_time_that_the_model_needs_at_four_megabits() -> None:
+    train, bits = TrainConfig(steps=1), 2 * 32 * 10**9
+    assert operation_s(train, 10**9) - operation_s(train, 0) == bits / 4e6
 
 
 def test_who_knows_more_gives_up_first() -> None:
-    assert 60.0 < exchange_s(60.0) < answer_s(60.0)
-
-
-def test_a_large_model_is_given_the_time_that_a_slow_link_takes() -> None:
-    train = TrainConfig(steps=1)
-    assert 300.0 < step_timeout_s(train, 10_000) < 301.0
-    over_10_mbps_s = 2 * 51_200_000 * 32 / 10e6
-    assert step_timeout_s(train, 51_200_000) > 2 * over_10_mbps_s
-
-
-def test_what_is_configured_counts() -> None:
-    assert step_timeout_s(TrainConfig(steps=1, step_timeout_s=7.0), 10**9) == 7.0
+    for limit_s in (0.5, 300.0, YEAR_S):
+        assert limit_s < exchange_s(limit_s)
+        assert limit_s + exchange_s(limit_s) < answer_s(limit_s)

@@ -17,6 +17,7 @@ from geo_ray.errors import (
 from geo_ray.runtime.control.policy import (
     HALT_DEADLINE_S,
     MAX_FAILED_SAVES,
+    STALL_S,
     RunLimits,
     RunPolicy,
     Save,
@@ -165,3 +166,15 @@ def test_all_are_told_to_finish_once() -> None:
     run = policy()
     assert run.stop("loss reached 0.1") and not run.stop("accuracy reached 0.9")
     assert run.stopping == "loss reached 0.1"
+
+
+# ------------------------------------------------------------------ waiting
+
+
+def test_a_run_that_stands_still_is_told_of_now_and_then_and_never_ended() -> None:
+    rules = policy(every_s=None)
+    told = [rules.stalled(100.0 + t) for t in (10.0, STALL_S, STALL_S + 1, 2 * STALL_S)]
+    assert told == [None, STALL_S, None, 2 * STALL_S]
+    rules.on_progress(1000.0)
+    assert rules.stalled(1000.0 + STALL_S - 1) is None
+    assert rules.stalled(1000.0 + STALL_S) == STALL_S
