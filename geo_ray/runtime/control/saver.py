@@ -118,6 +118,31 @@ def regions_in(parts: Collection[str], experiment: Experiment) -> list[str]:
     ]
 
 
+def without_lost(
+    experiment: Experiment, parts: Collection[str]
+) -> tuple[Experiment, tuple[str, ...]]:
+    """An experiment as it goes on from a checkpoint, and the regions that were lost before that.
+
+    The averager lives where it lived then: at its standby, if its own region was lost.
+
+    Args:
+        experiment: with all regions.
+        parts: names of the checkpoint's.
+    """
+    there = regions_in(parts, experiment)
+    lost = tuple(name for name in experiment.region_names if name not in there)
+    if not lost or not there:
+        return experiment, ()
+    home, standby = experiment.averager_region, experiment.averager.standby
+    averager = {"region": home if home in there else standby, "standby": None}
+    return experiment.model_copy(
+        update={
+            "regions": tuple(region for region in experiment.regions if region.name in there),
+            "averager": experiment.averager.model_copy(update=averager),
+        }
+    ), lost
+
+
 def part_names(experiment: Experiment) -> set[str]:
     """Names of all parts of a checkpoint of ``experiment``."""
     names = {shard_part_name(r.name, i) for r in experiment.regions for i in range(r.ps_shards)}

@@ -41,7 +41,7 @@ from geo_ray.runtime.control.controller import Controller
 from geo_ray.runtime.control.health import LossHealth
 from geo_ray.runtime.control.link_notes import LinkNotes
 from geo_ray.runtime.control.metrics import RayMetrics
-from geo_ray.runtime.control.saver import Saver, regions_in
+from geo_ray.runtime.control.saver import Saver, without_lost
 from geo_ray.tasks.base import Task
 from geo_ray.tasks.load import load_task
 
@@ -128,7 +128,11 @@ def train(
     store = CheckpointStore(run.checkpoints, experiment.checkpoint.keep)
     found = None if resume is None else _find_checkpoint(store, resume, reporting)
     if found is not None:
-        experiment = _without_lost(experiment, found, reporting)
+        experiment, lost = without_lost(experiment, {part.name for part in found.manifest.parts})
+        if lost:
+            reporting.status(
+                f"going on without {', '.join(lost)}: lost before checkpoint {found.manifest.id}"
+            )
     reporting.status("preparing task and data")
     task = load_task(experiment.task, run.base_dir)
     num_params = initial_parameters(task, experiment.seed).numel()
@@ -267,25 +271,6 @@ def _find_checkpoint(
 
 def _parts_of(found: Checkpoint) -> Resume:
     return Resume(str(found.path), {part.name: part for part in found.manifest.parts})
-
-
-def _without_lost(experiment: Experiment, found: Checkpoint, reporting: Reporting) -> Experiment:
-    """The experiment of the regions that the checkpoint has; one may have been lost before it."""
-    there = regions_in({part.name for part in found.manifest.parts}, experiment)
-    lost = [name for name in experiment.region_names if name not in there]
-    if not lost or not there:
-        return experiment
-    reporting.status(
-        f"going on without {', '.join(lost)}: lost before checkpoint {found.manifest.id}"
-    )
-    home, standby = experiment.averager_region, experiment.averager.standby
-    averager = {"region": home if home in there else standby, "standby": None}
-    return experiment.model_copy(
-        update={
-            "regions": tuple(region for region in experiment.regions if region.name in there),
-            "averager": experiment.averager.model_copy(update=averager),
-        }
-    )
 
 
 @contextmanager

@@ -17,14 +17,14 @@ from geo_ray.errors import CheckpointCorruptError, CheckpointMissingError
 from geo_ray.runtime.actors.parts import AVERAGER_PART
 from geo_ray.runtime.actors.spec import Resume
 from geo_ray.runtime.control.health import LossHealth
-from geo_ray.runtime.control.saver import Saver, part_names
+from geo_ray.runtime.control.saver import Saver, part_names, without_lost
 
 REGIONS = [{"name": "us", "ps_shards": 2}, {"name": "eu"}]
 DIGEST = "d" * 64
 NAMES = ["averager", "eu-ps0", "us-ps0", "us-ps1"]
 
 
-def experiment_of(regions: list[dict[str, object]]) -> Experiment:
+def experiment_of(regions: list[dict[str, object]], **sections: object) -> Experiment:
     tree = {
         "name": "tiny",
         "task": {"use": "digits"},
@@ -33,6 +33,7 @@ def experiment_of(regions: list[dict[str, object]]) -> Experiment:
         "strategy": {"kind": "sma"},
         "optimizer": {"kind": "sgd"},
         "train": {"steps": 1},
+        **sections,
     }
     return Experiment.model_validate_json(json.dumps(tree))
 
@@ -163,3 +164,18 @@ def test_the_newest_healthy_checkpoint_is_never_removed(
     assert store.ids() == [1, 4, 5]
     found = store.latest()
     assert found.manifest.id == 1 and len(found.problems) == 2
+
+
+def test_a_run_goes_on_with_the_regions_that_its_checkpoint_has() -> None:
+    asked = experiment_of(
+        regions=[{"name": "us"}, {"name": "eu", "ps_shards": 2}, {"name": "asia"}],
+        averager={"standby": "eu"},
+    )
+    names = {"us-ps0", "eu-ps0", "eu-ps1", "asia-ps0", "averager"}
+    assert without_lost(asked, names) == (asked, ())
+    left, lost = without_lost(asked, names - {"us-ps0"})
+    assert lost == ("us",) and left.region_names == ("eu", "asia")
+    assert left.averager_region == "eu" and left.averager.standby is None
+    assert part_names(left) == names - {"us-ps0"}
+    halved, lost = without_lost(asked, names - {"eu-ps1"})  # a part of a region is no region
+    assert lost == ("eu",) and halved.averager_region == "us"
