@@ -25,7 +25,8 @@ def test_train_interrupt_and_resume_in_a_connected_process(tmp_path: Path) -> No
     """A notebook's life: a run is interrupted, resumed, and its model taken."""
     train = {"steps": 30, "eval_every": 10, "step_timeout_s": 60}
     slow = {"link": {"rate_mbps": 100, "delay_s": 0.01}, "step_s": 0.1}
-    experiment = experiment_of(tmp_path, train=train, emulate=slow)
+    seldom = {"every_s": 3600.0}
+    experiment = experiment_of(tmp_path, train=train, emulate=slow, checkpoint=seldom)
     handler = signal.getsignal(signal.SIGINT)
     interrupted = []
 
@@ -51,7 +52,18 @@ def test_train_interrupt_and_resume_in_a_connected_process(tmp_path: Path) -> No
     assert list(state) == list(saved.state_dict())
     assert all(torch.equal(state[name], value) for name, value in saved.state_dict().items())
 
-    run = geo_ray.train(resume=stopped)
+    (row,) = geo_ray.checkpoints(stopped.path).to_pylist()
+    assert (row["id"], row["state"]) == (id, "healthy") and row["regions"] == "us-east, eu-west"
+    listed = CliRunner().invoke(root, ["checkpoints", str(stopped.path)])
+    assert listed.exit_code == 0 and "healthy" in listed.output
+    with pytest.raises(errors.CheckpointMissingError):
+        geo_ray.train(resume=stopped, checkpoint=id + 5)
+    with pytest.raises(errors.ConfigError, match="of which run"):
+        geo_ray.train(experiment, checkpoint=id)
+
+    run = geo_ray.train(resume=stopped, checkpoint=id)
+    last = geo_ray.checkpoints(run.path).to_pylist()[-1]
+    assert last["step"] == 30, "a run saves at its end"
     assert run.path == stopped.path and run.summary.steps == 30
     assert run.metrics("loss").num_rows == 2 * 30
     assert run.report_path.exists() and ray.is_initialized()
