@@ -19,7 +19,7 @@ pushes are applied one by one). A step of the run is one push of ``local_steps``
 Defaults are those of the released recipe (`examples/run_halos.sh` of utnslab/halos, made for four
 workers per region): H 8, K 32, alpha 0.25; rate 0.2, momentum 0.9, N 16 at the region; 0.15, 0.5,
 N 2 at the averager. Its scripts hand *rate times N* to an optimizer that divides by N, so ``lr`` is
-0.2 * 16 = 3.2 and 0.15 * 2 = 0.3 here. Equal pushes ``g`` then move a region by ``lr / N`` g = 0.2 g
+0.2 * 16 = 3.2 and 0.15 * 2 = 0.3 here. Equal pushes ``g`` then move a region by ``lr / N`` = 0.2 g
 each at once, and by ``lr beta m`` with every N-th, where m settles at ``g / (1 - beta)``. Together
 that is ``lr / (N (1 - beta))`` per push: 2 g at a region, 0.3 D at the averager; over the first 320
 pushes, while m still grows, 1.29 g. A region with one worker has nothing to combine: take a smaller
