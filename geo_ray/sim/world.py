@@ -17,6 +17,7 @@ from geo_ray.errors import InvariantError, NonFiniteError
 from geo_ray.job.best import BestKeeper
 from geo_ray.job.build import build_averager, build_evals, initial_parameters
 from geo_ray.job.codec_shapes import with_shapes
+from geo_ray.job.data import data_rows
 from geo_ray.job.eval_notes import Emit, EvalNotes
 from geo_ray.sim.gradients import MANY, Gradients
 from geo_ray.sim.lossy import SimLossy
@@ -92,7 +93,8 @@ class World:
         self._emit = emit
         self._scheduler = Scheduler()
         self._network = Network(experiment)
-        self.averager = build_averager(experiment, params_P.numel())
+        rows = data_rows(experiment, manifest)
+        self.averager = build_averager(experiment, params_P.numel(), rows)
         self._hub = experiment.averager_region
         self._lossy: SimLossy | None = None
         up = experiment.codec.up
