@@ -1,8 +1,9 @@
 """Federated averaging: K local steps in a sample of the sites, then the weighted mean of models.
 
 Idea: in every round a share of the sites trains K steps from the same model; the rest stand still.
-The outer model moves by the mean of what they did. With ``fraction`` 1 and the default outer
-optimizer it is `sma`; with few sites per round it is what makes a thousand sites bearable.
+The outer model moves by the mean of what they did. With ``fraction`` 1, the default outer optimizer
+and ``weights: samples`` it is `sma`; with few sites per round it is what makes a thousand sites
+bearable.
 
 Rule: ``w <- w - outer(sum_i q_i (w - w_i))`` over the sampled sites, ``q_i`` by the sizes of their
 data sets (or by the rows of the round, or alike), so that every row of data counts the same.
