@@ -1,11 +1,10 @@
-"""Rounds over an overlay on the virtual clock: the runtime's own coordinator, nodes and policies.
+"""Simulates rounds over an overlay with the runtime's own coordinator, nodes and policies.
 
-Who sends what to whom, and when, is decided by the very state machines of a real run; here their
-parts take the time of the emulated links, one after the other in each direction, and their words
-one delay. So a round takes what its schedule takes on links that every pair of regions has to
-itself. What is not modelled, as elsewhere in the simulator: lines that several pairs share, what
-processors take for adding and copying, and connections that break (a link that carries nothing for
-``transfer.stall_s`` is gone round, as in a run).
+The state machines of a real run decide who sends what to whom, and when. Their parts take the time
+of the emulated links, one after the other in each direction; control messages take one delay. Every
+pair of regions has links of its own. The simulation leaves out lines that several pairs share, the
+time that processors take for adding and copying, and connections that break. A link that carries
+nothing for ``transfer.stall_s`` is avoided, as in a run.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ class SimOverlay:
                 node.set_rtt(peer, self._delay_s(node.me, peer) + self._delay_s(peer, node.me))
         self._rounds: dict[int, _Round] = {}
         self._committed = 0
-        self._flying = 0  # words and parts under way
+        self._flying = 0  # messages and parts under way
         self._wakes_s: float | None = None
         self._tick_s = tick_s(config)
         self._is_ticking = False
@@ -128,20 +127,20 @@ class SimOverlay:
         """Say what is to be said; whom it has reached already, being in the same region."""
         reached = set()
         while out:
-            dst, word = out.pop(0)
+            dst, message = out.pop(0)
             if dst == src:
-                self._on_word(src, dst, word)
+                self._on_message(src, dst, message)
                 reached.add(dst)
             else:
-                heard = partial(self._on_word, src, dst, word)
+                heard = partial(self._on_message, src, dst, message)
                 self._fly(self._time.now_s + self._delay_s(src, dst), heard, dst)
         return reached
 
-    def _on_word(self, src: int, dst: int, word: ControlMessage) -> None:
-        if isinstance(word, _TO_COORDINATOR):
-            self._coordinator.on_word(src, word, self._time.now_s)
+    def _on_message(self, src: int, dst: int, message: ControlMessage) -> None:
+        if isinstance(message, _TO_COORDINATOR):
+            self._coordinator.on_message(src, message, self._time.now_s)
         else:
-            self._nodes[dst].on_word(src, word, self._time.now_s)
+            self._nodes[dst].on_message(src, message, self._time.now_s)
 
     def _send_parts(self, node: Node) -> None:
         """One to each region in turn, as long as there are any."""

@@ -1,7 +1,7 @@
 """Overlays on the virtual clock: rounds take what their schedule takes, computed here by itself.
 
 Every pair of regions has a link of its own each way. A part of a vector takes ``SEND_S`` to be put
-on it and ``DELAY_S`` to arrive; words take the delay.
+on it and ``DELAY_S`` to arrive; control messages take the delay.
 """
 
 from __future__ import annotations
