@@ -68,7 +68,7 @@ class Region:
         timeout_s = operation_s(experiment.train, num_params)
         (region,) = [r for r in experiment.regions if r.name == name]
         self.event_buffer = EventBuffer(name, order["origin_unix_s"])
-        own = build_averager(experiment, num_params) if name == self.hub else None
+        own = build_averager(experiment, num_params, {}) if name == self.hub else None
         setting = PathSetting(experiment, num_params, own, self.event_buffer, os.devnull, timeout_s)
         certificate = hello["certificate"]
         self.bridge = open_bridge(

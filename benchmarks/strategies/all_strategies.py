@@ -76,14 +76,18 @@ checkpoint: {{every_s: null}}
 
 
 def main() -> None:
-    options = support.parse(__doc__)
+    parser = support.parser(__doc__)
+    parser.add_argument("--cases", help="only these strategies beside bsp, separated by commas")
+    options = parser.parse_args()
     machine = support.hardware()
+    cases = {BASE, *(options.cases.split(",") if options.cases else VARIANTS)}
+    variants = {name: label for name, label in VARIANTS.items() if name in cases}
     seeds, rates = (1, (1.0,)) if options.quick else (3, (0.3, 1.0, 3.0))
-    labels = list(VARIANTS.values())
+    labels = list(variants.values())
     comparison = compared(config(24 if options.quick else 160), labels, rates, seeds)
     plain_s = to_target_s(of(comparison, VARIANTS[BASE]))
     figures = []
-    for name, label in VARIANTS.items():
+    for name, label in variants.items():
         runs = of(comparison, label)
         times_s = to_target_s(runs)
         reached = statistics.mean(run.time_to_target_s is not None for run in runs)

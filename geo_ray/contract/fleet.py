@@ -29,6 +29,9 @@ NUM_PARAMS = 67
 SAMPLES: Mapping[str, int] = {"a": 16, "b": 8, "c": 4}
 """Rows behind a step, by region."""
 
+DATA_ROWS: Mapping[str, float] = {"a": 100.0, "b": 300.0, "c": 200.0}
+"""Rows of each region's training data; not in proportion to `SAMPLES`."""
+
 LAG = 2
 """Steps until an answer that nobody stands still for is there."""
 
@@ -115,7 +118,8 @@ class Fleet:
             )
             for name in names
         }
-        self.averager = Averager(strategy, NUM_PARAMS, AveragerState(tuple(sorted(names))))
+        state = AveragerState(tuple(sorted(names)), data_rows=DATA_ROWS)
+        self.averager = Averager(strategy, NUM_PARAMS, state)
         self.updates: list[Update] = []
         self.replies: list[Reply] = []
         self.waits: set[str] = set()  # regions that stood still since their answer was late

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -112,12 +112,14 @@ def build_worker(
     return LocalSteps(worker, optimizer, steps, place.rows_per_step(experiment.data.batch_size))
 
 
-def build_averager(experiment: Experiment, num_params: int) -> Averager:
-    """The averager over all regions."""
+def build_averager(
+    experiment: Experiment, num_params: int, data_rows: Mapping[str, float]
+) -> Averager:
+    """The averager over all regions, whose data sets have so many rows (`job.data.data_rows`)."""
     members = tuple(sorted(experiment.region_names))
     wire = AveragerWire(wire_plan(experiment))
     enough = experiment.rows if experiment.counts_together else None
-    state, goal = AveragerState(members), _goal(experiment)
+    state, goal = AveragerState(members, data_rows=dict(data_rows)), _goal(experiment)
     return Averager(experiment.strategy, num_params, state, wire=wire, enough=enough, goal=goal)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 from geo_ray.codecs.common.feedback import seed_of
@@ -98,6 +99,18 @@ def check_manifest(experiment: Experiment, task: Task, manifest: Manifest) -> No
 def data_region(region: RegionConfig, manifest: Manifest) -> str:
     """Whose rows ``region`` reads: its own, or, as one of several sites, those of its region."""
     return region.name if region.name in manifest.stores else region.label
+
+
+def data_rows(experiment: Experiment, manifest: Manifest) -> dict[str, float]:
+    """Rows of the training data that each region stands for.
+
+    Sites that share the rows of a region have equal parts of them, so that all add up to the rows
+    that there are.
+    """
+    sources = {region.name: data_region(region, manifest) for region in experiment.regions}
+    readers = Counter(sources.values())
+    parts = {source: manifest.rows(source, "train") / count for source, count in readers.items()}
+    return {name: parts[source] for name, source in sources.items()}
 
 
 def open_readers(

@@ -1,9 +1,10 @@
-"""Builds a policy from its configuration."""
+"""Builds the parts of an overlay from its configuration, for a run and the simulator alike."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Final
 
 from geo_ray.overlay.config import (
     AnyOverlay,
@@ -15,7 +16,9 @@ from geo_ray.overlay.config import (
     TransferOptions,
     TsengineOverlay,
 )
+from geo_ray.overlay.coordinator import Coordinator
 from geo_ray.overlay.links import Links
+from geo_ray.overlay.node import Node
 from geo_ray.overlay.plan import Grid, Tree
 from geo_ray.overlay.policies.binary import binary
 from geo_ray.overlay.policies.netstorm import Netstorm
@@ -24,6 +27,9 @@ from geo_ray.overlay.policies.ring import ring
 from geo_ray.overlay.policies.star import star
 from geo_ray.overlay.policies.tsengine import Tsengine
 from geo_ray.overlay.policy import PlannedPolicy, Policy
+
+_MOST_PARTS: Final = 32  # under way to one region: half of what an endpoint takes by default
+_PROBE_BYTES: Final = 256 * 1024
 
 
 def transfer_of(config: AnyOverlay) -> TransferOptions:
@@ -64,6 +70,28 @@ def build_policy(
         return PlannedPolicy(storm.trees, links, fused=True, probes=config.probes)
     trees = partial(_static, config, tuple(regions), home, segments)
     return PlannedPolicy(lambda rnd: trees(), links, fused=isinstance(config, RingOverlay))
+
+
+def build_node(
+    config: AnyOverlay, me: int, num_regions: int, home: int, grid: Grid, *, fused: bool
+) -> Node:
+    """Region ``me``'s part in all rounds; ``fused`` is the policy's."""
+    transfer = transfer_of(config)
+    window = max(2, min(_MOST_PARTS, transfer.window_bytes // (4 * grid.segment)))
+    return Node(me, num_regions, home, grid, fused, window, transfer.stall_s)
+
+
+def build_coordinator(
+    home: int, policy: Policy, links: Links, grid: Grid, seed: int
+) -> Coordinator:
+    """The coordinator, beside the averager in region ``home``."""
+    probe_segments = min(grid.count, max(2, -(-_PROBE_BYTES // (4 * grid.segment))))
+    return Coordinator(home, policy, links, probe_segments, seed)
+
+
+def tick_s(config: AnyOverlay) -> float:
+    """How often to look whether transfers make progress."""
+    return min(1.0, transfer_of(config).stall_s / 4)
 
 
 def _static(

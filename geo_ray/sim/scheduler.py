@@ -17,6 +17,7 @@ class Scheduler:
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._number = count()
         self._idle: set[int] = set()  # numbers of those that need not happen
+        self._holds = 0
 
     @property
     def now_s(self) -> float:
@@ -37,9 +38,17 @@ class Scheduler:
         """Call ``callback`` ``delay_s`` seconds from now."""
         self.at(self.now_s + delay_s, callback)
 
+    def hold(self) -> None:
+        """Let idle callbacks happen too, whatever is left, until `let_go`; they may be nested."""
+        self._holds += 1
+
+    def let_go(self) -> None:
+        """See `hold`."""
+        self._holds -= 1
+
     def run(self) -> None:
         """Go on until nothing is left to happen."""
-        while len(self._queue) > len(self._idle):
+        while len(self._queue) > (0 if self._holds else len(self._idle)):
             when_s, number, callback = heapq.heappop(self._queue)
             self._idle.discard(number)
             self.clock.advance_to_s(when_s)

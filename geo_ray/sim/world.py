@@ -1,4 +1,4 @@
-"""A whole run on the virtual clock: regions, links and averager; events as of a real run.
+"""A whole run on the virtual clock: regions, links, overlay and averager; events as of a real run.
 
 The simulator is deterministic: the same experiment gives the same events and parameters, and, for
 strategies whose order of updates does not depend on time (`bsp`, `sma`), the parameters of the real
@@ -18,10 +18,12 @@ from geo_ray.errors import InvariantError, NonFiniteError
 from geo_ray.job.best import BestKeeper
 from geo_ray.job.build import build_averager, build_evals, initial_parameters
 from geo_ray.job.codec_shapes import with_shapes
+from geo_ray.job.data import data_rows
 from geo_ray.job.eval_notes import Emit, EvalNotes
 from geo_ray.sim.gradients import MANY, Gradients
 from geo_ray.sim.lossy import SimLossy
 from geo_ray.sim.network import Network
+from geo_ray.sim.overlay import SimOverlay
 from geo_ray.sim.region import RegionHooks, ShardState, SimRegion, Surroundings
 from geo_ray.sim.scheduler import Scheduler
 from geo_ray.sim.turns import SimTurns
@@ -93,7 +95,8 @@ class World:
         self._emit = emit
         self._scheduler = Scheduler()
         self._network = Network(experiment)
-        self.averager = build_averager(experiment, params_P.numel())
+        rows = data_rows(experiment, manifest)
+        self.averager = build_averager(experiment, params_P.numel(), rows)
         self._hub = experiment.averager_region
         self._lossy: SimLossy | None = None
         up = experiment.codec.up
@@ -118,6 +121,16 @@ class World:
                 lambda: self.averager.state.version,
                 self._on_update,
                 lambda *name: self._answered(self.averager.on_skip(*name)),
+            )
+        self._overlay: SimOverlay | None = None
+        if experiment.overlay.kind != "star" and len(experiment.regions) > 1:
+            self._overlay = SimOverlay(
+                experiment,
+                self._num_params,
+                self._network,
+                self._scheduler,
+                self._on_update,
+                self._on_reply,
             )
         board = build_evals(experiment, task)
         self._evals = EvalNotes(board, emit, experiment.train.target, keeper)
@@ -205,6 +218,8 @@ class World:
             self.averager.at(now_s)
             self.averager.begin_checkpoint(checkpoint, halt=False)
             self._answered([])
+        if self._overlay is not None:
+            return  # they hear of it by their answers only
         for name, region in self.regions.items():
             told_s = now_s + self._network.delay_s(self._hub, name)
             self._scheduler.idly_at(told_s, partial(region.cut, checkpoint))
@@ -237,7 +252,9 @@ class World:
             self._lossy.recall(name, wire)
         update = wire.encode(send.update)
         self._open[name] = (now_s, replace(send, update=update))
-        if self._turns is not None:
+        if self._overlay is not None:
+            self._overlay.send(name, update)
+        elif self._turns is not None:
             self._turns.send(name, update)
         elif self._lossy is None:
             self._ship(name, update)
@@ -284,6 +301,9 @@ class World:
             self._return(reply)
 
     def _return(self, reply: Reply) -> None:
+        if self._overlay is not None:
+            self._overlay.answered(reply)
+            return
         if self._lossy is not None:
             reply = self._lossy.beside(reply)
         now_s = self._scheduler.now_s

@@ -80,10 +80,14 @@ def weighted_mean(updates: Sequence[Update], weights: Weights) -> Tensor:
     Returns:
         A new fp32 tensor (P,).
     """
-    shares = shares_of(updates, weights)
-    mean_P = torch.mul(updates[0].payload_P, shares[0])
-    for update, share in zip(updates[1:], shares[1:], strict=True):
-        mean_P.add_(update.payload_P, alpha=share)
+    return mean_by([update.payload_P for update in updates], shares_of(updates, weights))
+
+
+def mean_by(vectors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+    """The sum of vectors (P,), each times its share, in the given order; a new tensor (P,)."""
+    mean_P = torch.mul(vectors[0], shares[0])
+    for vector_P, share in zip(vectors[1:], shares[1:], strict=True):
+        mean_P.add_(vector_P, alpha=share)
     return mean_P
 
 

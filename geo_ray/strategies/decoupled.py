@@ -9,11 +9,13 @@ rda`` on the mean direction times the mean norm: changes of several regions are 
 and their plain mean shrinks by ``1/sqrt(M)``. A region merges an answer when it comes: ``w_p <-
 alpha w_p + (1 - alpha) outer_p``, and counts from there.
 
-When: regions that stall, fail or differ in speed, with transfers that must hide behind training.
+When: regions that stall or differ in speed, with transfers that must hide behind training.
 `rda` makes steps up to ``sqrt(M)`` longer: lower the outer learning rate with it.
 
-Trouble: who does not answer, or leaves, is not waited for once K others spoke and ``grace_s`` is
-over. A region that returns gets all it missed, fragment by fragment.
+Trouble: who does not answer is not waited for once K others spoke and ``grace_s`` is over, but for
+the last exchange, which needs everybody. A region whose link returns gets all it missed, fragment
+by fragment. A region whose processes are lost ends the run here too, but for the averager's own
+with a standby.
 
 Source: Decoupled DiLoCo, from secondary summaries; reconstructed, not checked against the paper.
 Fragments are contiguous here, and `rda` is per fragment, not per tensor.

@@ -15,8 +15,9 @@ Durations are measured by each site's own clock, so clocks need not agree, and t
 is told with its answer: no question per mini-batch. The first round is one of ``slowest_steps`` for
 everybody, since nothing is measured yet.
 
-Trouble: a site that does not answer holds the round until it is declared dead. A site that becomes
-slower makes one round late; the next has the new duration.
+Trouble: a site whose link is cut holds the round until the link is back, or until a deadline ends
+the run; a site whose processes are lost ends the run, but for the averager's own with a standby. A
+site that becomes slower makes one round late; the next has the new duration.
 
 Source: ESync (Li et al., IEEE Transactions on Services Computing), reconstructed from its public
 description and released code. Budgets per round, transfer time and the outer optimizer are ours.

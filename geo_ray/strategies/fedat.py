@@ -11,14 +11,18 @@ rounds of tier m so far, tiers sorted from fast to slow; the tier's sites go on 
 When: many sites of very unequal speed, tiers of like data. If one kind of data is only in a slow
 tier, `fedgsync` weighs by data and not by speed.
 
-Tiers are made after the first round, which waits for everybody, from the measured time of a local
-round and exchange, and anew every ``retier_every`` versions.
+Until every site has reported a whole round, exchange included, nobody knows who is fast: all sites
+are one tier, and the global model is their mean. A site's first exchange is timed when its second
+round is in, so two rounds wait for everybody, and the second of them makes the tiers. They are made
+anew when some site's rounds were longer, or shorter, than those that it was sorted by, by more than
+a share ``retier_at``, three times in a row: one late packet changes nothing.
 
-Trouble: a site that does not answer holds its tier, and no other, until it is declared dead; then
-the tier's round closes without it.
+Trouble: a site whose link is cut holds its tier, and no other, until the link is back or a deadline
+ends the run; while there is one tier, it holds all. A site whose processes are lost ends the run,
+but for the averager's own region with a standby, which its tier then goes on without.
 
-Source: FedAT (arXiv 2010.05958), reconstructed; five tiers as there. Its lossy coding of floats is
-a matter of codecs here.
+Source: FedAT (arXiv 2010.05958), reconstructed; five tiers as there. When tiers are made and made
+anew is ours; its lossy coding of floats is a matter of codecs here.
 """
 
 from __future__ import annotations
@@ -36,13 +40,18 @@ from geo_ray.strategies.base import (
     RegionState,
     Reply,
     Update,
-    Weights,
-    shares_of,
+    mean_by,
 )
-from geo_ray.strategies.common import local, published, speeds
+from geo_ray.strategies.common import local, published
+from geo_ray.strategies.common.data_sizes import SiteWeights, site_shares
 from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
 
-_TIERED: Final = "tiered"  # the version at which tiers were made
+_TIERED: Final = "tiered"  # whether there are tiers
+_REPORTS: Final = "reports/"  # of a site; from the second on the exchange before is timed
+_ROUND_S: Final = "round_s/"  # a site's whole round, smoothed
+_SORTED_S: Final = "sorted_s/"  # the same when it was sorted
+_MOVED: Final = "moved/"  # rounds in a row that were longer than that, or, below 0, shorter
+_PATIENCE: Final = 3
 
 
 class FedAt(StrictModel):
@@ -51,8 +60,12 @@ class FedAt(StrictModel):
     kind: Literal["fedat"] = "fedat"
     interval: int = Field(8, ge=1, description="local steps per round")
     tiers: int = Field(5, ge=1, description="classes of speed; at most one per site")
-    retier_every: int = Field(100, ge=1, description="versions until sites are sorted anew")
-    weights: Weights = Field("samples", description="weight of a site within its tier")
+    retier_at: float = Field(
+        0.25, gt=0, description="change of a site's round, as a share, that sorts sites anew"
+    )
+    weights: SiteWeights = Field(
+        "data", description="within a tier: by data sets, by the round's rows, or alike"
+    )
 
     @property
     def traits(self) -> Traits:
@@ -86,45 +99,45 @@ class FedAt(StrictModel):
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Close the rounds of the tiers that are complete."""
         averager.waiting[update.region] = update
-        speeds.note(averager, update)
+        self._note(averager, update)
+        all_in = all(name in averager.waiting for name in averager.members)
         if _TIERED not in averager.numbers:
-            if any(name not in averager.waiting for name in averager.members):
+            if not all_in:
                 return []
-            self._sort(averager)
-        tiers = self._by_tier(averager)
+            reports = [averager.numbers.get(_REPORTS + name, 0.0) for name in averager.members]
+            if min(reports) >= 2:
+                self._sort(averager)
         if update.final or averager.stopping:  # the last answers are one model for all
-            whole = all(name in averager.waiting for name in averager.members)
-            return self._close(averager, tiers) if whole else []
-        full = {m: names for m, names in tiers.items() if all(n in averager.waiting for n in names)}
-        return self._close(averager, full)
+            return self._close(averager, self._by_tier(averager)) if all_in else []
+        return self._close(averager, self._full(averager))
 
     def on_release(self, averager: AveragerState) -> list[Reply]:
         """Close what is open with whoever is in."""
-        if averager.waiting and _TIERED not in averager.numbers:
-            self._sort(averager)
         return self._close(averager, self._by_tier(averager)) if averager.waiting else []
 
     def _close(self, averager: AveragerState, tiers: dict[int, list[str]]) -> list[Reply]:
         """Take in what is there of the given tiers, then answer those who are in."""
-        replies: list[Update] = []
+        held = self._take_in(averager, tiers)
+        if _TIERED in averager.numbers and self._have_times_moved(averager):
+            self._sort(averager)
+            held += self._take_in(averager, self._full(averager))  # whom nobody slow holds now
+        return [published.answer(averager, update) for update in held]
+
+    def _take_in(self, averager: AveragerState, tiers: dict[int, list[str]]) -> list[Update]:
+        taken: list[Update] = []
         for tier, names in tiers.items():
             held = [averager.waiting.pop(name) for name in names if name in averager.waiting]
-            replies += held
+            taken += held
             used = [update for update in held if update.num_samples > 0]
             if not used:
                 continue
             # Where each site stands, as the distance from the start of the run.
             stands = [published.told(averager, update).add_(update.payload_P) for update in used]
-            shares = shares_of(used, self.weights)
-            mean_P = torch.mul(stands[0], shares[0])
-            for stand_P, share in zip(stands[1:], shares[1:], strict=True):
-                mean_P.add_(stand_P, alpha=share)
-            averager.memory[f"tier{tier}"] = mean_P
+            shares = site_shares(averager, used, self.weights)
+            averager.memory[f"tier{tier}"] = mean_by(stands, shares)
             averager.numbers[f"count{tier}"] = averager.numbers.get(f"count{tier}", 0.0) + 1.0
             published.move_to(averager, self._mix(averager))
-        if averager.version - averager.numbers[_TIERED] >= self.retier_every:
-            self._sort(averager)
-        return [published.answer(averager, update) for update in replies]
+        return taken
 
     def _mix(self, averager: AveragerState) -> Tensor:
         """The global model, as the distance from the start of the run (P,)."""
@@ -135,15 +148,50 @@ class FedAt(StrictModel):
             global_P.add_(averager.memory[f"tier{tier}"], alpha=count / sum(counts))
         return global_P
 
+    def _note(self, averager: AveragerState, update: Update) -> None:
+        """Remember how long a whole round of the sender takes."""
+        numbers, name = averager.numbers, update.region
+        if update.steps == 0:
+            return  # a last word without a round
+        numbers[_REPORTS + name] = numbers.get(_REPORTS + name, 0.0) + 1.0
+        if numbers[_REPORTS + name] < 2:
+            return
+        took_s = self.interval * update.step_s + update.exchange_s
+        numbers[_ROUND_S + name] = (numbers.get(_ROUND_S + name, took_s) + took_s) / 2
+        then_s = numbers.get(_SORTED_S + name)
+        if then_s is None:
+            return
+        far = 1.0 + self.retier_at
+        way = float(took_s > far * then_s) - float(took_s * far < then_s)
+        moved = numbers.get(_MOVED + name, 0.0)
+        numbers[_MOVED + name] = moved + way if moved * way >= 0 and way else way
+
+    def _have_times_moved(self, averager: AveragerState) -> bool:
+        moved = (averager.numbers.get(_MOVED + name, 0.0) for name in averager.members)
+        return any(abs(times) >= _PATIENCE for times in moved)
+
     def _sort(self, averager: AveragerState) -> None:
         """Tiers of about equal size, by the time of a round."""
-        order = sorted(averager.members, key=lambda name: (speeds.round_s(averager, name), name))
+        numbers, members = averager.numbers, averager.members
+        if _TIERED not in numbers:  # what was one tier of all is none of those that begin
+            for tier in range(self.tiers):
+                averager.memory.pop(f"tier{tier}", None)
+                numbers.pop(f"count{tier}", None)
+        order = sorted(members, key=lambda name: (numbers.get(_ROUND_S + name, 0.0), name))
         tiers = min(self.tiers, len(order))
         for place, name in enumerate(order):
-            averager.numbers[f"tier/{name}"] = float(place * tiers // len(order))
-        averager.numbers[_TIERED] = float(averager.version)
+            numbers[f"tier/{name}"] = float(place * tiers // len(order))
+            numbers[_SORTED_S + name] = numbers.get(_ROUND_S + name, 0.0)
+            numbers[_MOVED + name] = 0.0
+        numbers[_TIERED] = 1.0
+
+    def _full(self, averager: AveragerState) -> dict[int, list[str]]:
+        """The tiers all of whose sites are in."""
+        tiers = self._by_tier(averager)
+        return {m: names for m, names in tiers.items() if all(n in averager.waiting for n in names)}
 
     def _by_tier(self, averager: AveragerState) -> dict[int, list[str]]:
+        """Sites by tier, fast ones first; all in one while nobody is sorted."""
         found: dict[int, list[str]] = {}
         for name in averager.members:
             found.setdefault(int(averager.numbers.get(f"tier/{name}", 0.0)), []).append(name)

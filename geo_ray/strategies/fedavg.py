@@ -1,18 +1,22 @@
 """Federated averaging: K local steps in a sample of the sites, then the weighted mean of models.
 
 Idea: in every round a share of the sites trains K steps from the same model; the rest stand still.
-The outer model moves by the mean of what they did. With ``fraction`` 1 and the default outer
-optimizer it is `sma`; with few sites per round it is what makes a thousand sites bearable.
+The outer model moves by the mean of what they did. With ``fraction`` 1, the default outer optimizer
+and ``weights: samples`` it is `sma`; with few sites per round it is what makes a thousand sites
+bearable.
 
-Rule: ``w <- w - outer(sum_i q_i (w - w_i))`` over the sampled sites, ``q_i`` by samples or alike.
+Rule: ``w <- w - outer(sum_i q_i (w - w_i))`` over the sampled sites, ``q_i`` by the sizes of their
+data sets (or by the rows of the round, or alike), so that every row of data counts the same.
 The first round takes every site, since all begin with the same model; then ``ceil(fraction * M)``
 of them, drawn anew for every round from ``seed`` and the round's number.
 
 When: many sites, most of which may rest. For few regions `diloco` or `sma` say the same.
 
-Trouble: a site that does not answer holds its round until it is declared dead; then the round
-closes without it. A site that returns, or that a checkpoint had to answer, trains a round unasked
-and is taken in with the round that is open then.
+Trouble: a round waits for every chosen site. A site whose link is cut holds it until the link is
+back, or until a deadline ends the run. A site whose processes are lost ends the run at once. Only
+the averager's own region may be lost, with a standby: then the round closes without it, and all
+who wait are answered. Whoever was not chosen trains a round unasked then, which counts with the
+round that is open when it comes.
 
 Source: FedAvg (McMahan et al., 2017; arXiv 1602.05629), reconstructed. Local epochs are steps
 here, as everywhere.
@@ -34,10 +38,10 @@ from geo_ray.strategies.base import (
     RegionState,
     Reply,
     Update,
-    Weights,
-    weighted_mean,
+    mean_by,
 )
 from geo_ray.strategies.common import local, published, speeds
+from geo_ray.strategies.common.data_sizes import SiteWeights, site_shares
 from geo_ray.strategies.common.outer import OuterConfig, OuterSgd, outer_change
 from geo_ray.strategies.traits import AveragerTraits, ExchangeTraits, RegionTraits, Traits
 
@@ -51,7 +55,9 @@ class FedAvg(StrictModel):
     interval: int = Field(8, ge=1, description="local steps per round")
     by_speed: bool = Field(False, description="slower sites take fewer local steps")
     fraction: float = Field(1.0, gt=0, le=1, description="share of the sites in a round")
-    weights: Weights = Field("samples", description="weight of a site: alike, or by its samples")
+    weights: SiteWeights = Field(
+        "data", description="weight of a site: by its data set, by the round's rows, or alike"
+    )
     outer: OuterConfig = Field(OuterSgd(), description="what is made of the mean change")
     seed: int = Field(0, ge=0, description="of the draw of sites")
 
@@ -108,7 +114,8 @@ class FedAvg(StrictModel):
             if update.num_samples > 0 and not averager.numbers.get(f"rests/{update.region}")
         ]
         if fresh:
-            mean_P = weighted_mean(fresh, self.weights)
+            shares = site_shares(averager, fresh, self.weights)
+            mean_P = mean_by([update.payload_P for update in fresh], shares)
             published.publish(averager, outer_change(self.outer, averager, mean_P))
         everybody = everybody or averager.stopping or any(update.final for update in held)
         count = (

@@ -16,8 +16,16 @@ books: by how much it helps is measured in docs/strategies.md.
 When: several regions with several workers each, of unequal speed (``train.mode: async``, so that
 pushes are applied one by one). A step of the run is one push of ``local_steps`` batches.
 
-Source: HALoS (arXiv 2506.04531), reconstructed; its defaults: local 0.2 and 0.9 with N 16, K 32,
-global 0.15 and 0.5 with N 2, alpha 0.25. Released code multiplies the rate by N and divides by it.
+Defaults are those of the released recipe (`examples/run_halos.sh` of utnslab/halos, made for four
+workers per region): H 8, K 32, alpha 0.25; rate 0.2, momentum 0.9, N 16 at the region; 0.15, 0.5,
+N 2 at the averager. Its scripts hand *rate times N* to an optimizer that divides by N, so ``lr`` is
+0.2 * 16 = 3.2 and 0.15 * 2 = 0.3 here. Equal pushes ``g`` then move a region by ``lr / N`` = 0.2 g
+each at once, and by ``lr beta m`` with every N-th, where m settles at ``g / (1 - beta)``. Together
+that is ``lr / (N (1 - beta))`` per push: 2 g at a region, 0.3 D at the averager; over the first 320
+pushes, while m still grows, 1.29 g. A region with one worker has nothing to combine: take a smaller
+K, and ``local: {lr: 1, momentum: 0, period: 1}``, which passes pushes on as they are.
+
+Source: HALoS (arXiv 2506.04531), reconstructed from its abstract and released code.
 """
 
 from __future__ import annotations
@@ -49,14 +57,14 @@ class Halos(StrictModel):
 
     kind: Literal["halos"] = "halos"
     local_steps: int = Field(8, ge=1, description="local steps of a worker per push (H)")
-    interval: int = Field(8, ge=1, description="pushes per exchange over the WAN (K)")
+    interval: int = Field(32, ge=1, description="pushes per exchange over the WAN (K)")
     by_speed: bool = Field(False, description="slower regions push less often per exchange")
     alpha: float = Field(0.25, gt=0, le=1, description="share of the global model in a merge")
     in_flight: Literal["exact", "paper"] = Field(
         "exact", description="whether pushes during an exchange are reported by the next"
     )
-    local: DelayedNesterov = DelayedNesterov(lr=0.2, momentum=0.9, period=16)
-    outer: DelayedNesterov = DelayedNesterov(lr=0.15, momentum=0.5, period=2)
+    local: DelayedNesterov = DelayedNesterov(lr=3.2, momentum=0.9, period=16)
+    outer: DelayedNesterov = DelayedNesterov(lr=0.3, momentum=0.5, period=2)
     weights: Weights = Field("uniform", description="weight of an update: alike, or by its samples")
     staleness: Staleness = Staleness()
 

@@ -5,7 +5,7 @@ Shape legend: P = parameters of the region's model (or of the slice that one sha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -188,6 +188,9 @@ class AveragerState:
         stopping: whether every answer from now on tells its region to finish.
         now_s: time of the present event by the averager's clock.
         wake_s: when the strategy wants to be woken (`AveragerTraits.on_wake`); None: not at all.
+        data_rows: rows of every region's training data, as the manifest says; sites that share a
+            region's rows have equal parts of them. Given when the averager is built, so it is not
+            in checkpoints. Empty where nobody said (a strategy that is tried by hand).
     """
 
     members: tuple[str, ...]
@@ -199,6 +202,7 @@ class AveragerState:
     stopping: bool = False
     now_s: float = 0.0
     wake_s: float | None = None
+    data_rows: Mapping[str, float] = field(default_factory=dict)
 
     def gather(self, update: Update) -> list[Update] | None:
         """Hold ``update`` until every live region has spoken.

@@ -232,24 +232,31 @@ def golden_fedavg(start_P, grads, s) -> Trace:
 
 
 def golden_fedat(start_P, grads, s) -> Trace:
-    """Two sites of unknown speed: the first round waits for both; then one tier, or one each."""
-    tiers = {"a": 0, "b": min(s.tiers, 2) - 1}
+    """Two sites of unknown speed: one tier, until both have spoken twice; then one each, if so."""
     averager, w = Hub(start_P), dict.fromkeys(AB, start_P)
     models: dict[int, Tensor] = {}
     counts: dict[int, int] = {}
-    since, waiting, sorted_yet, trace = dict.fromkeys(AB, 0), set(), False, []
+    tiers, spoken, is_sorted = dict.fromkeys(AB, 0), dict.fromkeys(AB, 0), False
+    since, waiting, trace = dict.fromkeys(AB, 0), set(), []
+    q = shares(s.weights)
 
     def close(m):
         inside = [i for i in AB if i in waiting and tiers[i] == m and since[i]]
         if not inside:
             return
-        rows = {i: SAMPLES[i] if s.weights == "samples" else 1 for i in inside}
-        models[m] = sum(rows[i] * w[i] for i in inside) / sum(rows.values())
+        models[m] = sum(q[i] * w[i] for i in inside) / sum(q[i] for i in inside)
         counts[m] = counts.get(m, 0) + 1
         known = sorted(models)
         weights = [counts[k] for k in reversed(known)]
         mixed = sum(c * models[k] for c, k in zip(weights, known, strict=True)) / sum(weights)
         averager.step(averager.now - mixed)
+
+    def sort():
+        nonlocal tiers, is_sorted
+        if not is_sorted and min(spoken.values()) >= 2:
+            tiers, is_sorted = {"a": 0, "b": min(s.tiers, 2) - 1}, True
+            models.clear()
+            counts.clear()
 
     def go_on(who):
         for i in who:
@@ -262,15 +269,17 @@ def golden_fedat(start_P, grads, s) -> Trace:
             if since[i] < s.interval:
                 continue
             waiting.add(i)
-            if not sorted_yet and len(waiting) < 2:
-                continue
+            spoken[i] += 1
+            if len(waiting) == 2:
+                sort()
             full = [m for m in set(tiers.values()) if {j for j in AB if tiers[j] == m} <= waiting]
-            sorted_yet = True
             for m in full:
                 close(m)
             go_on({j for j in AB if tiers[j] in full})
         trace.append(dict(w))
     waiting.update(AB)
+    spoken = {i: spoken[i] + 1 for i in AB}
+    sort()
     for m in sorted(set(tiers.values())):
         close(m)
     return [*trace, dict.fromkeys(AB, averager.now)]
@@ -285,9 +294,10 @@ def golden_fedgsync(start_P, grads, s) -> Trace:
     def close():
         nonlocal last
         lags = {i: averager.version - averager.at[i] for i in waiting}
-        used = [i for i in waiting if since[i] and lags[i] <= s.max_lag]
-        deltas = [(averager.given[i] - w[i]) / (1 + lags[i]) for i in used]
-        last = sum(deltas) / len(used) if used else s.absent * last
+        used = [i for i in waiting if since[i] and (s.max_lag is None or lags[i] <= s.max_lag)]
+        a = {i: 1 / (1 + lags[i]) for i in used}
+        deltas = [a[i] * (averager.given[i] - w[i]) for i in used]
+        last = max(a.values()) * sum(deltas) / sum(a.values()) if used else s.absent * last
         averager.step(outer(s.outer, state, last))
         for i in waiting:
             w[i], since[i] = averager.give(i), 0

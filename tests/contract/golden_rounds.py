@@ -20,7 +20,9 @@ Trace = list[dict[str, Tensor]]
 
 
 def shares(weights: str) -> dict[str, float]:
-    return {"a": 2 / 3, "b": 1 / 3} if weights == "samples" else {"a": 0.5, "b": 0.5}
+    """By the rows of a step, by those of the data sets (100 and 300), or alike."""
+    of = {"samples": (2 / 3, 1 / 3), "data": (0.25, 0.75), "uniform": (0.5, 0.5)}
+    return dict(zip(AB, of[weights], strict=True))
 
 
 def outer(config, state: dict, delta_P: Tensor) -> Tensor:

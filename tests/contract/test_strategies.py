@@ -31,7 +31,10 @@ MORE_OPTIONS = {
     ],
     "ama": [{"interval": 2, "alpha": 0.5}, {"staleness": {"weight": "inverse", "bound": 1}}],
     "sma": [{"interval": 3, "weights": "uniform"}],
-    "fedavg": [{"interval": 2, "fraction": 0.5}, {"interval": 1, "outer": {"kind": "adam"}}],
+    "fedavg": [
+        {"interval": 2, "fraction": 0.5, "weights": "samples"},
+        {"interval": 1, "outer": {"kind": "adam"}},
+    ],
     "fedssgd": [{"accumulate": 3, "weights": "uniform"}],
     "esync": [{"slowest_steps": 2, "weights": "samples", "outer": {"kind": "nesterov"}}],
     "hfa": [{"k1": 1, "k2": 2}],
@@ -48,8 +51,8 @@ MORE_OPTIONS = {
         {"interval": 2, "fragments": 2, "quorum": 2, "alpha": 0.5},
     ],
     "fedasync": [{"interval": 2, "staleness": {"weight": "hinge", "bound": 1}}],
-    "fedat": [{"interval": 2, "tiers": 1}, {"interval": 1, "retier_every": 1}],
-    "fedgsync": [{"interval": 2}, {"interval": 1, "outer": {"kind": "nesterov"}}],
+    "fedat": [{"interval": 2, "tiers": 1}, {"interval": 1, "weights": "samples"}],
+    "fedgsync": [{"interval": 2, "max_lag": 1}, {"interval": 1, "outer": {"kind": "nesterov"}}],
     "async_local_sgd": [{"interval": 2, "by_speed": False}, {"interval": 1, "weights": "uniform"}],
     "halos": [
         {"interval": 2, "in_flight": "paper"},

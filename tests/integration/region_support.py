@@ -23,7 +23,7 @@ from geo_ray.job.build import (
     initial_parameters,
 )
 from geo_ray.job.codec_shapes import with_shapes
-from geo_ray.job.data import open_readers, prepare_manifest
+from geo_ray.job.data import data_rows, open_readers, prepare_manifest
 from geo_ray.runtime.actors.bridge import Bridge, open_bridge
 from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.actors.parts import HeldShard
@@ -140,7 +140,8 @@ class Site:
         """The averager, or the standby's own copy of it."""
         world, name = self.world, self.region.name
         if name == world.experiment.averager.standby:
-            return build_averager(world.experiment, world.params_P.numel())
+            rows = data_rows(world.experiment, world.manifest)
+            return build_averager(world.experiment, world.params_P.numel(), rows)
         return world.averager if name == world.experiment.averager_region else None
 
     def _serve(self, handler: Any, on_close: Any = None) -> LanServer:
@@ -248,8 +249,9 @@ class InProcess:
         self.manifest: Manifest
         self.manifest, _ = prepare_manifest(experiment, self.task, directory, directory / "data")
         many = len(experiment.regions) > 1
+        rows = data_rows(experiment, self.manifest)
         self.averager: Averager | None = (
-            build_averager(experiment, self.params_P.numel()) if many else None
+            build_averager(experiment, self.params_P.numel(), rows) if many else None
         )
         self.sites = {region.name: Site(region, self) for region in experiment.regions}
         home = experiment.averager_region

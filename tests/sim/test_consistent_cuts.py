@@ -117,3 +117,18 @@ def test_an_answer_that_is_on_its_way_at_the_cut_arrives_after_the_resume(data_d
         resumed.result.params_P.values(), resumed.result.params_P.values(), strict=True
     ):
         assert torch.allclose(one_P, other_P, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("overlay", ["binary", "ring", "tsengine"])
+def test_over_an_overlay_regions_hear_of_a_checkpoint_by_their_answers(data_dir, overlay) -> None:
+    sections = sections_of("bsp") | {"overlay": {"kind": overlay}}
+    often, never = (experiment(**sections, checkpoint={"every_s": s}) for s in (0.5, None))
+    saved, whole = Run(often, data_dir).go(), Run(never, data_dir).go()
+    assert saved.of("checkpoint") and saved.digests() == whole.digests()
+    assert saved.result.seconds == pytest.approx(whole.result.seconds, rel=0.02)
+    killed = Run(never, data_dir)
+    killed.world.checkpoint_at(2.5, 1)
+    killed.go()
+    resumed = Run(never, data_dir)
+    resumed.world.restore(killed.world.checkpoints[1])
+    assert resumed.go().digests() == whole.digests()

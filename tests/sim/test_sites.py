@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from world_support import BASE, experiment, of_kind
+from world_support import BASE, Run, experiment, of_kind
 
 from geo_ray.errors import ConfigError
 
@@ -88,6 +88,49 @@ def test_fedat_lets_fast_tiers_go_on(simulated):
     rounds = {name: len(run.of("exchange", name)) for name in SPEEDS}
     assert rounds["w-0"] == rounds["w-1"] > 2 * rounds["w-2"]
     assert abs(rounds["w-2"] - rounds["w-3"]) <= 1
+
+
+def test_fedat_counts_the_exchange_in_its_tiers(simulated):
+    """b is behind a slow link; c and d are a little slower than a to compute."""
+    slow = [{"src": s, "dst": d, "rate_mbps": 0.02} for s, d in (("a", "b"), ("b", "a"))]
+    emulate = {
+        "link": {"rate_mbps": 100, "delay_s": 0.03},
+        "links": slow,
+        "step_s_by_region": {"a": 0.1, "b": 0.1, "c": 0.15, "d": 0.15},
+    }
+    run = simulated(
+        regions=[{"name": name} for name in "abcd"],
+        emulate=emulate,
+        strategy={"kind": "fedat", "interval": 2, "tiers": 2},
+        train={"steps": 40, "eval_every": 0},
+    )
+    numbers = run.world.averager.state.numbers
+    assert {name: numbers[f"tier/{name}"] for name in "abcd"} == {"a": 0, "c": 0, "d": 1, "b": 1}
+
+
+def test_a_checkpoint_in_the_first_round_puts_nobody_slow_into_a_fast_tier(data_dir):
+    """c and d have not spoken when it comes."""
+    speeds = {"a": 0.1, "b": 0.1, "c": 0.8, "d": 0.8}
+    run = Run(
+        experiment(
+            regions=[{"name": name} for name in "abcd"],
+            emulate={"link": {"rate_mbps": 100, "delay_s": 0.03}, "step_s_by_region": speeds},
+            strategy={"kind": "fedat", "interval": 2, "tiers": 2},
+            train={"steps": 20, "eval_every": 0},
+        ),
+        data_dir,
+    )
+    run.world.checkpoint_at(0.1, 1)
+    run.go()
+    assert run.world.checkpoints[1].averager is not None
+    numbers = run.world.averager.state.numbers
+    assert {name: numbers[f"tier/{name}"] for name in "abcd"} == {"a": 0, "b": 0, "c": 1, "d": 1}
+
+
+def test_the_simulator_knows_the_sizes_of_data_sets(simulated):
+    run = simulated(strategy={"kind": "fedavg", "interval": 2})
+    rows = run.world.averager.state.data_rows
+    assert set(rows) == {"a", "b"} and sum(rows.values()) == 1433
 
 
 def test_fedgsync_does_not_wait_for_slow_sites_of_a_group(simulated):

@@ -58,6 +58,7 @@ class RunSpec:
         num_params: size of the model.
         epoch: incarnation of the run; grows with every resume.
         resume: where to start from, or None.
+        data_rows: rows of each region's training data.
     """
 
     experiment_json: str
@@ -70,6 +71,7 @@ class RunSpec:
     num_params: int = 0
     epoch: int = 1
     resume: Resume | None = None
+    data_rows: dict[str, float] = field(default_factory=dict)
 
     @property
     def experiment(self) -> Experiment:

@@ -22,7 +22,7 @@ from geo_ray.job.best import BestKeeper
 from geo_ray.job.build import build_evals, initial_parameters, use_one_thread
 from geo_ray.job.check_metrics import check_metric_names
 from geo_ray.job.codec_shapes import with_shapes
-from geo_ray.job.data import prepare_manifest
+from geo_ray.job.data import data_rows, prepare_manifest
 from geo_ray.job.eval_notes import EvalNotes
 from geo_ray.job.model_file import about_model, save_trained
 from geo_ray.job.recorder import Recorder, Sink
@@ -159,6 +159,7 @@ def train(
                 num_params=num_params,
                 epoch=1 if found is None else int(str(found.manifest.extra["epoch"])) + 1,
                 resume=None if found is None else _parts_of(found),
+                data_rows=data_rows(experiment, manifest),
             )
             saver = Saver(
                 store,

@@ -24,12 +24,19 @@ from geo_ray.errors import (
     InvariantError,
     LinkDownError,
 )
-from geo_ray.overlay.build import build_policy, grid_of, links_of, transfer_of
+from geo_ray.overlay.build import (
+    build_coordinator,
+    build_node,
+    build_policy,
+    grid_of,
+    links_of,
+    tick_s,
+)
 from geo_ray.overlay.config import AnyOverlay
 from geo_ray.overlay.coordinator import Coordinator
 from geo_ray.overlay.links import Links
 from geo_ray.overlay.messages import ControlMessage, Ready, Sent, Starved, Stuck, Whole
-from geo_ray.overlay.node import Finished, Node
+from geo_ray.overlay.node import Finished
 from geo_ray.overlay.vector import Floats
 from geo_ray.overlay.wire import (
     CONTROL_MESSAGE,
@@ -51,8 +58,6 @@ Commit = Callable[[Mapping[str, Meta], Floats], tuple[Mapping[str, Meta], Floats
 to know, and the result. None if the round must not count: then it never ends."""
 
 _TO_COORDINATOR: Final = (Ready, Sent, Whole, Stuck, Starved)
-_MOST_PARTS: Final = 32  # under way to one region: half of what an endpoint takes by default
-_PROBE_BYTES: Final = 256 * 1024
 _RETRY_S: Final = 0.02
 _LINKS_EVERY_S: Final = 1.0
 
@@ -110,18 +115,16 @@ class OverlayVectors:
         self._commit = commit
         self._clock = clock or SystemClock()
         config, num = setting.config, len(self._names)
-        grid, transfer = grid_of(config, setting.num_params), transfer_of(config)
+        grid = grid_of(config, setting.num_params)
         links = links_of(config, num)
         self._seed_links(links, setting.links_mbps or {})
         policy = build_policy(config, self._names, home, grid, links, setting.seed)
-        window = max(2, min(_MOST_PARTS, transfer.window_bytes // (4 * grid.segment)))
-        self._node = Node(self._me, num, home, grid, policy.fused, window, transfer.stall_s)
-        probe = min(grid.count, max(2, -(-_PROBE_BYTES // (4 * grid.segment))))
-        self._coordinator = (
-            None if commit is None else Coordinator(home, policy, links, probe, setting.seed)
-        )
+        self._node = build_node(config, self._me, num, home, grid, fused=policy.fused)
+        self._coordinator: Coordinator | None = None
+        if commit is not None:
+            self._coordinator = build_coordinator(home, policy, links, grid, setting.seed)
         self.fused = policy.fused
-        self._tick_s = min(1.0, transfer.stall_s / 4)
+        self._tick_s = tick_s(config)
         self._endpoint = endpoint
         self._changed = threading.Condition()  # guards all that follows, node and coordinator
         self._backlog: dict[int, deque[Message]] = {}

@@ -69,6 +69,26 @@ def group(sketches: Sequence[Tensor], most: int, seed: int) -> list[int]:
     return [order.index(label) for label in labels.tolist()]
 
 
+def matched(before: Sequence[int], now: Sequence[int]) -> list[int]:
+    """The groups of ``now`` under numbers of ``before``: as many sites as can be keep theirs.
+
+    A group that has no counterpart gets the lowest number that is free.
+
+    Args:
+        before: a group number for each site.
+        now: the same, of another grouping of the same sites.
+    """
+    from scipy.optimize import linear_sum_assignment  # slow to import, as above
+
+    shared = np.zeros((max(now) + 1, max(before) + 1))
+    for new, old in zip(now, before, strict=True):
+        shared[new, old] += 1
+    pairs = zip(*linear_sum_assignment(shared, maximize=True), strict=True)
+    numbers = {int(new): int(old) for new, old in pairs if shared[new, old] > 0}
+    free = (number for number in range(len(now) + max(before) + 1) if number not in before)
+    return [numbers[new] if new in numbers else numbers.setdefault(new, next(free)) for new in now]
+
+
 def principal_components(rows_ND: Tensor) -> np.ndarray:
     """Unit rows in as few principal directions as hold most of their variance (N, Q)."""
     norms_N1 = torch.linalg.vector_norm(rows_ND, dim=1, keepdim=True).clamp_min(1e-30)

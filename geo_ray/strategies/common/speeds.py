@@ -16,7 +16,6 @@ _ROUNDING: Final = 1e-9  # of a whole number of steps that just fits
 def note(averager: AveragerState, update: Update) -> None:
     """Remember an update's measurements."""
     averager.numbers[f"step_s/{update.region}"] = update.step_s
-    averager.numbers[f"round_s/{update.region}"] = update.steps * update.step_s + update.exchange_s
     if update.num_samples:
         averager.numbers[f"rows/{update.region}"] = float(update.num_samples)
 
@@ -35,8 +34,3 @@ def steps_by_speed(averager: AveragerState, region: str, steps: int) -> int:
     if own_s is None:
         return steps
     return max(1, math.floor(steps * min(known_s.values()) / own_s + _ROUNDING))
-
-
-def round_s(averager: AveragerState, region: str) -> float:
-    """Seconds of the region's last local round and exchange; 0 if not known."""
-    return averager.numbers.get(f"round_s/{region}", 0.0)

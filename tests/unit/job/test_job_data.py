@@ -7,7 +7,11 @@ from job_support import digits, experiment
 
 from geo_ray.data.manifest import save_manifest
 from geo_ray.errors import ConfigError, ManifestError, SchemaMismatchError, ShardEmptyError
-from geo_ray.job.data import open_readers, prepare_manifest
+from geo_ray.job.build import build_averager
+from geo_ray.job.data import data_rows, open_readers, prepare_manifest
+from geo_ray.job.rundir import CONFIG_FILE
+from geo_ray.runtime.actors.bridge_actor import BridgeActor
+from geo_ray.runtime.actors.spec import RunSpec
 
 
 class Borrowed:
@@ -94,3 +98,43 @@ def test_a_region_without_rows_is_named(tmp_path):
     fewer = experiment("regions=[{name: us}]", "data.generate=null",
                        "data.manifest=data/manifest.json")  # fmt: skip
     prepare_manifest(fewer, digits(), tmp_path, tmp_path)  # a part of the regions is enough
+
+
+def test_each_region_stands_for_the_rows_of_its_data(tmp_path):
+    config = experiment("data.generate={split: {kind: ratio, ratios: {eu: 3, us: 1}}}")
+    manifest, _ = prepare_manifest(config, digits(), tmp_path, tmp_path / "data")
+    rows = data_rows(config, manifest)
+    assert rows == {name: manifest.rows(name, "train") for name in ("eu", "us")}
+    assert rows["eu"] == pytest.approx(3 * rows["us"], rel=0.01)
+    assert build_averager(config, 10, rows).state.data_rows == rows
+
+
+def test_sites_that_share_rows_have_equal_parts_of_them(tmp_path):
+    """Together they count as the region does; a site with rows of its own has those."""
+    manifest, _ = prepare_manifest(experiment(), digits(), tmp_path, tmp_path / "data")
+    shared = experiment(
+        "regions=[{name: eu}, {name: x, at: us}, {name: y, at: us}, {name: us}]",
+        "data.generate=null",
+        "data.manifest=data/manifest.json",
+    )
+    rows = data_rows(shared, manifest)
+    assert rows["x"] == rows["y"] == rows["us"] == manifest.rows("us", "train") / 3
+    assert sum(rows.values()) == manifest.rows("eu", "train") + manifest.rows("us", "train")
+
+
+def test_the_actor_that_hosts_the_averager_is_told_them(tmp_path):
+    (tmp_path / CONFIG_FILE).write_text("x: 1", "utf-8")
+    spec = RunSpec(
+        experiment().model_dump_json(),
+        str(tmp_path),
+        str(tmp_path),
+        "",
+        "run",
+        b"",
+        parts_dir=str(tmp_path / "checkpoints"),
+        num_params=10,
+        data_rows={"eu": 5.0, "us": 7.0},
+    )
+    actor = BridgeActor(spec, spec.experiment.averager_region)
+    actor.ready()
+    assert actor._averager.state.data_rows == {"eu": 5.0, "us": 7.0}
