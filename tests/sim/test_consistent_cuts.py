@@ -135,3 +135,44 @@ def test_over_an_overlay_regions_hear_of_a_checkpoint_by_their_answers(data_dir,
     resumed = Run(never, data_dir)
     resumed.world.restore(killed.world.checkpoints[1])
     assert resumed.go().digests() == whole.digests()
+
+
+MEETINGS = {
+    "lossy blocks": {"codec": {"up": {"kind": "dgt", "block_bytes": 64, "share": 0.4}}},
+    "lossy blocks with grace": {
+        "codec": {"up": {"kind": "dgt", "block_bytes": 64, "share": 0.4, "grace_s": 0.2}}
+    },
+    "turns": {"transfers": {"order": "shortest_first", "small_bytes": 0, "hub_mbps": 0.4}},
+    "turns that give updates up": {
+        "transfers": {"small_bytes": 0, "hub_mbps": 0.4, "max_staleness": 3}
+    },
+    "shards": {"regions": [{"name": "a", "ps_shards": 2}, {"name": "b", "ps_shards": 3}]},
+    "codecs": {
+        "codec": {"up": {"kind": "topk", "ratio": 0.2}, "down": {"kind": "topk", "ratio": 0.3}}
+    },
+}
+"""What meets checkpoints. Ends are equal only if every change counts once, in every region."""
+
+
+@pytest.mark.parametrize("kind", ["asgd", "asgd_ga"])
+@pytest.mark.parametrize("meeting", MEETINGS)
+def test_every_change_counts_once_after_a_resume(data_dir, kind: str, meeting: str) -> None:
+    emulate = {"link": {"rate_mbps": 0.4, "delay_s": 0.03, "loss": 0.2}, "step_s": 0.5}
+    sections = {
+        "strategy": {"kind": kind} | ({"interval": 2} if kind == "asgd_ga" else {}),
+        "train": {"steps": 12, "eval_every": 0},
+        "emulate": emulate,
+        "checkpoint": {"every_s": None},
+    }
+    config = experiment(**sections | MEETINGS[meeting])
+    whole = Run(config, data_dir).go()
+    for part in (0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 0.98):
+        killed = Run(config, data_dir)
+        killed.world.checkpoint_at(part * whole.result.seconds, 1)
+        assert killed.go().digests() == whole.digests()
+        resumed = Run(config, data_dir)
+        resumed.world.restore(killed.world.checkpoints[1])
+        resumed.go()
+        assert rows_applied(resumed) == rows_applied(whole)
+        a_P, b_P = resumed.result.params_P.values()
+        assert torch.allclose(a_P, b_P, rtol=0, atol=1e-5), f"cut at {part} of the run"
