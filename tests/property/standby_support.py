@@ -333,8 +333,5 @@ class World:
 
 
 def known_to(averager: Averager) -> Tensor:
-    """The sum of what an averager has taken in, or holds back for a checkpoint."""
-    known_P = averager.strategy.taken_P.clone()
-    for update, skip in [] if averager._request is None else averager._request.held:
-        known_P += 0 if skip else update.payload_P
-    return known_P
+    """The sum of what an averager has taken in."""
+    return averager.strategy.taken_P.clone()
