@@ -161,7 +161,12 @@ class Plane:
         members = AveragerState(self.names)
         wire = AveragerWire(self.setup.wire)
         self.averager = Averager(
-            Watched(self), NUM_PARAMS, members, wire=wire, enough=self.setup.rows
+            Watched(self),
+            NUM_PARAMS,
+            members,
+            wire=wire,
+            enough=self.setup.rows,
+            goal=str(self.setup.steps),
         )
         whole = [save for save in self.saves.values() if self.complete(save)]
         self.regions = {name: self._region(name) for name in self.names}
@@ -191,6 +196,7 @@ class Plane:
             None if self.setup.rows else self.setup.steps,
             self.setup.mode,
             epoch=self.epoch,
+            goal=str(self.setup.steps),
         )
         return Region(Server.over(shards, NUM_PARAMS, plan, self.setup.wire), shards)
 
