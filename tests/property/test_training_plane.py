@@ -211,9 +211,10 @@ TestTrainingPlane.settings = settings(
 
 
 @pytest.mark.parametrize("kind", ["nbsync", "one_step_delay", "diloco_eager", "diloco_streaming"])
-@pytest.mark.parametrize("more", [1, 5])
+@pytest.mark.parametrize("more", [4, 9])
 def test_saved_with_its_final_update_open_it_goes_on_and_has_another(kind: str, more: int) -> None:
-    options = {} if kind == "nbsync" else {"interval": 3}
+    # Without the bound nbsync has more rows by then than the longer run asks for.
+    options = {"max_local_steps": 1} if kind == "nbsync" else {"interval": 3}
     options |= {"fragments": 2, "tau": 1} if kind == "diloco_streaming" else {}
     workers = {"a": 2, "b": 1, "c": 1}
     strategy = STRATEGIES[kind](**options)
