@@ -199,18 +199,18 @@ def test_another_key_version_or_missing_digest_is_refused() -> None:
     frame = Frame(FrameKind.CHUNK, {"a": 1}, b"abc")
     with pytest.raises(FrameError, match="digest"):
         _receive(b"".join(encode(frame, b"x" * 32)))
-    with pytest.raises(FrameError, match="no digest"):
+    with pytest.raises(FrameError, match="no tag"):
         _receive(_raw(frame, digest_payload=False))
     other_version = bytearray(_raw(frame))
     other_version[4] = 9
-    with pytest.raises(PeerRefusedError, match=r"version 9, this side version 3"):
+    with pytest.raises(PeerRefusedError, match=r"version 9, this side version 4"):
         _receive(bytes(other_version))
 
 
 def test_a_payload_of_another_frame_is_refused() -> None:
     one, two = (Frame(FrameKind.CHUNK, {"n": n}, bytes([n]) * 50) for n in (1, 2))
     tail = 50 + 16
-    with pytest.raises(FrameError, match="payload's digest"):
+    with pytest.raises(FrameError, match="payload's tag"):
         _receive(_raw(one)[:-tail] + _raw(two)[-tail:])
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import hmac
 import socket
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import TypeAlias
 
 from geo_ray.errors import FrameError
 from geo_ray.transport.wire.frames import (
-    DIGEST_BYTES,
     HEADER,
     PIECE_BYTES,
     Frame,
@@ -20,10 +17,10 @@ from geo_ray.transport.wire.frames import (
     FrameLimits,
     encode,
     parse_header,
-    payload_hash,
     view_of,
 )
 from geo_ray.transport.wire.meta import Meta
+from geo_ray.transport.wire.seal import TAG_BYTES, PayloadCheck, PayloadOpener
 
 Into: TypeAlias = Callable[[int, Meta], memoryview | None]
 
@@ -48,6 +45,7 @@ def send_frame(
     key: bytes,
     *,
     digest_payload: bool = True,
+    encrypt: bool = False,
     number: int = 0,
     count: WireCount | None = None,
 ) -> int:
@@ -57,7 +55,8 @@ def send_frame(
         sock: a connected stream socket, blocking or with a timeout.
         frame: what to send.
         key: 1 to 64 bytes, shared with the receiver.
-        digest_payload: False leaves the payload's digest out; the receiver must agree.
+        digest_payload: False leaves the payload's tag out; the receiver must agree.
+        encrypt: see `encode`.
         number: see `encode`.
         count: told what the kernel took, piece by piece.
 
@@ -72,7 +71,8 @@ def send_frame(
     before = count.wire_bytes
     pending: list[memoryview] = []
     pending_bytes = 0
-    for part in encode(frame, key, digest_payload=digest_payload, number=number):
+    parts = encode(frame, key, digest_payload=digest_payload, encrypt=encrypt, number=number)
+    for part in parts:
         pending.append(part)
         pending_bytes += part.nbytes
         if pending_bytes >= PIECE_BYTES:
@@ -163,7 +163,7 @@ def recv_frame(
         The frame; its payload is a view of the buffer, of the payload's length.
 
     Raises:
-        FrameError: not a frame, over a limit, or a digest is wrong.
+        FrameError: not a frame, over a limit, or a digest or tag is wrong.
         PeerRefusedError: the peer speaks another protocol version.
         OSError: the connection ended or the time is up (`TimeoutError`).
     """
@@ -182,24 +182,28 @@ def recv_frame(
     payload = target[:payload_bytes]
     if timeout_s is not None:
         sock.settimeout(timeout_s)
-    if head.header.has_payload_digest:
-        _recv_checked(sock, payload, payload_hash(head.header.digest, key), count)
+    if head.header.has_tag:
+        kind = PayloadOpener if head.header.is_encrypted else PayloadCheck
+        _recv_checked(sock, payload, kind(head.header.digest, key), count)
     else:
         _recv_payload(sock, payload, count)
     return Frame(head.header.kind, meta, payload)
 
 
 def _recv_checked(
-    sock: socket.socket, payload: memoryview, state: blake2b, count: WireCount
+    sock: socket.socket,
+    payload: memoryview,
+    check: PayloadCheck | PayloadOpener,
+    count: WireCount,
 ) -> None:
     for start in range(0, payload.nbytes, PIECE_BYTES):
         piece = payload[start : start + PIECE_BYTES]
         _recv_payload(sock, piece, count)
-        state.update(piece)
-    digest = bytearray(DIGEST_BYTES)
-    _recv_payload(sock, memoryview(digest), count)
-    if not hmac.compare_digest(state.digest(), digest):
-        raise FrameError("a payload's digest is wrong: damaged on the way")
+        check.update(piece)
+    tag = bytearray(TAG_BYTES)
+    _recv_payload(sock, memoryview(tag), count)
+    if not check.has_tag(bytes(tag)):
+        raise FrameError("a payload's tag is wrong: damaged on the way")
 
 
 def _recv_exactly(
