@@ -155,7 +155,7 @@ class LanClient:
             if self._closed:
                 raise LinkDownError(f"the connection to {host}:{port} is closed")
             try:
-                self._sock.settimeout(timeout_s)
+                sockets.block(self._sock, timeout_s)
                 self._frames.send(frame)
                 return self._frames.receive(None if into is None else lambda *_: into, timeout_s)
             except TimeoutError as error:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from geo_ray.errors import FrameError
+from geo_ray.transport.wire import sockets
 from geo_ray.transport.wire.frames import (
     HEADER,
     PIECE_BYTES,
@@ -31,12 +32,9 @@ class WireCount:
 
     Attributes:
         wire_bytes: all bytes so far.
-        on_payload: called with the size of each piece of a payload whose head was authenticated:
-            the peer may be alive although no frame is complete.
     """
 
     wire_bytes: int = 0
-    on_payload: Callable[[int], None] | None = None
 
 
 def send_frame(
@@ -96,7 +94,10 @@ def send_parts(sock: socket.socket, parts: Iterable[memoryview], count: WireCoun
     """
     rest = list(parts)
     while rest:
-        sent = sock.sendmsg(rest)
+        try:
+            sent = sock.sendmsg(rest)
+        except BlockingIOError as error:  # see `sockets.block`
+            raise TimeoutError("the peer takes nothing") from error
         count.wire_bytes += sent
         while rest and sent >= rest[0].nbytes:
             sent -= rest.pop(0).nbytes
@@ -181,7 +182,7 @@ def recv_frame(
         )
     payload = target[:payload_bytes]
     if timeout_s is not None:
-        sock.settimeout(timeout_s)
+        sockets.block(sock, timeout_s)
     if head.header.has_tag:
         kind = PayloadOpener if head.header.is_encrypted else PayloadCheck
         _recv_checked(sock, payload, kind(head.header.digest, key), count)
@@ -220,14 +221,14 @@ def _recv_exactly(
 
 def _recv_payload(sock: socket.socket, view: memoryview, count: WireCount) -> None:
     while view.nbytes:
-        got = _recv_some(sock, view, count)
-        view = view[got:]
-        if count.on_payload is not None:
-            count.on_payload(got)
+        view = view[_recv_some(sock, view, count, socket.MSG_WAITALL) :]
 
 
-def _recv_some(sock: socket.socket, view: memoryview, count: WireCount) -> int:
-    got = sock.recv_into(view)
+def _recv_some(sock: socket.socket, view: memoryview, count: WireCount, flags: int = 0) -> int:
+    try:
+        got = sock.recv_into(view, 0, flags)
+    except BlockingIOError as error:  # see `sockets.block`
+        raise TimeoutError("the peer sends nothing") from error
     if not got:
         raise ConnectionResetError("the peer closed the connection")
     count.wire_bytes += got
