@@ -11,6 +11,8 @@ from functools import partial
 from types import TracebackType
 from typing import Final, TypeAlias
 
+import numpy as np
+
 from geo_ray.errors import (
     FrameError,
     GeoRayError,
@@ -71,7 +73,7 @@ class LanConnection:
     def _into(self, size_bytes: int, _: Meta) -> memoryview:
         # The buffer is reused, because the kernel would have to clear fresh pages for every push.
         if self._scratch.nbytes < size_bytes:
-            self._scratch = memoryview(bytearray(size_bytes))
+            self._scratch = np.empty(size_bytes, np.uint8).data
         return self._scratch
 
     def _share(self, meta: Meta) -> Frame:

@@ -32,7 +32,9 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 PROTOCOL_VERSION: Final = 4
 HEADER: Final = struct.Struct("!4sBBHIQ16s")
 DIGEST_BYTES: Final = 16
-PIECE_BYTES: Final = 1024**2  # tagged and moved at a time: few calls, and still in a core's cache
+PIECE_BYTES: Final = (
+    512 * 1024
+)  # tagged and moved at a time: few calls, and still in a core's cache
 
 _MAGIC: Final = b"GEOR"
 _FIELDS: Final = struct.Struct("!4sBBHIQ")  # the header without its digest
