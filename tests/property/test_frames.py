@@ -28,7 +28,7 @@ from geo_ray.transport.wire.frames import (
     encode,
 )
 from geo_ray.transport.wire.meta import decode_meta, encode_meta
-from geo_ray.transport.wire.seal import TAG_BYTES
+from geo_ray.transport.wire.sealer import TAG_BYTES
 
 KEY = b"k" * 32
 LIMITS = FrameLimits(max_meta_bytes=4096, max_payload_bytes=100_000)

@@ -19,7 +19,7 @@ from geo_ray.errors import (
     from_code,
 )
 from geo_ray.transport.config import LanConfig
-from geo_ray.transport.lan.numbered_frames import NumberedFrames, lan_side
+from geo_ray.transport.lan.frame_series import FrameSeries, lan_side
 from geo_ray.transport.lan.shared_buffer import SharedBuffer
 from geo_ray.transport.wire import sockets
 from geo_ray.transport.wire.frames import Buffer, Frame, FrameKind, check_sendable, view_of
@@ -124,7 +124,7 @@ class LanClient:
 
     def _connect(
         self, key: bytes, hello: Meta, timeout_s: float
-    ) -> tuple[socket.socket, NumberedFrames]:
+    ) -> tuple[socket.socket, FrameSeries]:
         deadline_s = time.monotonic() + timeout_s
         while True:
             try:
@@ -139,12 +139,12 @@ class LanClient:
 
     def _connect_once(
         self, key: bytes, hello: Meta, timeout_s: float
-    ) -> tuple[socket.socket, NumberedFrames]:
+    ) -> tuple[socket.socket, FrameSeries]:
         sock = sockets.dial(self.address, timeout_s)
         try:
             sockets.tune(sock, silence_s=self._config.silence_timeout_s)
             greeting = greet(sock, lan_side(sock, key, hello, self._config, timeout_s))
-            return sock, NumberedFrames(sock, greeting, self._config)
+            return sock, FrameSeries(sock, greeting, self._config)
         except BaseException:
             sock.close()
             raise

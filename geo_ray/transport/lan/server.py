@@ -20,7 +20,7 @@ from geo_ray.errors import (
     TransportError,
 )
 from geo_ray.transport.config import LanConfig
-from geo_ray.transport.lan.numbered_frames import NumberedFrames, lan_side
+from geo_ray.transport.lan.frame_series import FrameSeries, lan_side
 from geo_ray.transport.lan.shared_buffer import SharedBuffer
 from geo_ray.transport.wire import sockets
 from geo_ray.transport.wire.frames import Buffer, Frame, FrameKind, check_sendable, view_of
@@ -50,7 +50,7 @@ class LanConnection:
         self.peer = str(self.hello.get("peer"))
         self.shared: memoryview | None = None
         self._sock = sock
-        self._frames = NumberedFrames(sock, greeting, config)
+        self._frames = FrameSeries(sock, greeting, config)
         self._config = config
         self._memory: SharedBuffer | None = None
         self._scratch = memoryview(b"")

@@ -21,7 +21,7 @@ from geo_ray.transport.wire.frames import (
     view_of,
 )
 from geo_ray.transport.wire.meta import Meta
-from geo_ray.transport.wire.seal import TAG_BYTES, PayloadCheck, PayloadOpener
+from geo_ray.transport.wire.sealer import TAG_BYTES, PayloadCheck, PayloadOpener
 
 Into: TypeAlias = Callable[[int, Meta], memoryview | None]
 

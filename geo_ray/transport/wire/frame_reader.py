@@ -18,7 +18,7 @@ from geo_ray.transport.wire.frames import (
     parse_header,
 )
 from geo_ray.transport.wire.meta import Meta
-from geo_ray.transport.wire.seal import TAG_BYTES, PayloadCheck
+from geo_ray.transport.wire.sealer import TAG_BYTES, PayloadCheck
 
 Place: TypeAlias = Callable[[FrameKind, Meta, int], memoryview]
 """Takes a frame's kind, authenticated meta and payload length; returns a buffer for the payload."""

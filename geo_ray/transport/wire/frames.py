@@ -8,7 +8,7 @@ A frame is a fixed header, a small msgpack map (*meta*), a raw payload and the p
 The head digest is keyed, so it authenticates as well. It also covers how many frames came before,
 which is never sent: whole frames that were lost, repeated or swapped on the way are noticed. It
 covers the header and the meta and is checked before anything is allocated for the payload: a wrong
-length is found at once instead of being waited for. The payload's tag (see `seal`) follows the
+length is found at once instead of being waited for. The payload's tag (see `sealer`) follows the
 payload, so that either end computes it of one piece while the kernel moves the next. Received bytes
 are never executed: meta may hold only scalars and lists of scalars.
 """
@@ -25,7 +25,7 @@ from typing import Final, TypeAlias
 
 from geo_ray.errors import FrameError, PeerRefusedError
 from geo_ray.transport.wire.meta import Meta, decode_meta, encode_meta
-from geo_ray.transport.wire.seal import PayloadSeal
+from geo_ray.transport.wire.sealer import PayloadSealer
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -197,7 +197,7 @@ def encode(
         if payload.nbytes:
             yield payload
         return
-    seal = PayloadSeal(digest, key)
+    seal = PayloadSealer(digest, key)
     for start in range(0, payload.nbytes, PIECE_BYTES):
         piece = payload[start : start + PIECE_BYTES]
         if encrypt:

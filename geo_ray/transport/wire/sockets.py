@@ -141,7 +141,7 @@ def block(sock: socket.socket, timeout_s: float) -> None:
     """Let calls wait in the kernel, each for at most that long; then they raise `BlockingIOError`.
 
     With Python's own timeout, every call is preceded by another one that waits, and none waits for
-    more than the first bytes: twice the time of a processor, for large payloads.
+    more than the first bytes, which costs processor time where payloads are large.
     """
     sock.settimeout(None)
     seconds, part_s = divmod(max(timeout_s, 1e-6), 1.0)

@@ -19,7 +19,7 @@ TAG_BYTES: Final = 16
 _NONCE: Final = bytes(12)
 
 
-class PayloadSeal:
+class PayloadSealer:
     """Takes in one payload, piece by piece; both ends end up with the same tag.
 
     Args:
@@ -45,7 +45,7 @@ class PayloadSeal:
 
 
 class PayloadOpener:
-    """Decrypts what `PayloadSeal.encrypt` returned; nothing may be used before `has_tag` is true.
+    """Decrypts what `PayloadSealer.encrypt` returned; nothing may be used before `has_tag` is true.
 
     Args:
         head_digest: of the frame.
@@ -77,7 +77,7 @@ class PayloadCheck:
     """
 
     def __init__(self, head_digest: bytes, key: bytes) -> None:
-        self._seal = PayloadSeal(head_digest, key)
+        self._seal = PayloadSealer(head_digest, key)
 
     def update(self, piece: memoryview) -> None:
         """Take in the next piece."""

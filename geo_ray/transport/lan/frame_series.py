@@ -12,7 +12,7 @@ from geo_ray.transport.wire.handshake import Greeting, HandshakeSide, expect_sam
 from geo_ray.transport.wire.meta import Meta
 
 
-class NumberedFrames:
+class FrameSeries:
     """Sends and receives frames whose digests cover how many came before, each way.
 
     Every request has one answer, and the next request comes after it. So the count of an answer is
