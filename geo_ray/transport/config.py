@@ -14,7 +14,12 @@ class LanConfig(StrictModel):
 
     digest_payload: bool = Field(
         default=True,
-        description="Authenticate payloads as well as heads; costs about 1 ms per MB.",
+        description="Authenticate payloads as well as heads; about 0.1 ms per MB at each end.",
+    )
+    encrypt_payload: bool = Field(
+        default=False,
+        description="Encrypt payloads, which are authenticated then whatever `digest_payload` "
+        "says; about 0.25 ms per MB at each end. Heads stay readable.",
     )
     shared_memory: bool = Field(
         default=True, description="Pass tensors through memory when both ends share a host."
@@ -32,7 +37,19 @@ class LanConfig(StrictModel):
 
     def limits(self) -> FrameLimits:
         """What a receiver takes."""
-        return FrameLimits(self.max_meta_bytes, self.max_payload_bytes, self.digest_payload)
+        return FrameLimits(
+            self.max_meta_bytes,
+            self.max_payload_bytes,
+            payload_digest=self.digest_payload or self.encrypt_payload,
+            encrypted=self.encrypt_payload,
+        )
+
+    @property
+    def protection(self) -> str:
+        """What is done for payloads; both ends must do the same."""
+        if self.encrypt_payload:
+            return "encrypted"
+        return "authenticated" if self.digest_payload else "plain"
 
 
 class TransportConfig(StrictModel):

@@ -7,10 +7,12 @@ import threading
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -26,9 +28,11 @@ from geo_ray.transport.wire.frames import (
     encode,
 )
 from geo_ray.transport.wire.meta import decode_meta, encode_meta
+from geo_ray.transport.wire.sealer import TAG_BYTES
 
 KEY = b"k" * 32
 LIMITS = FrameLimits(max_meta_bytes=4096, max_payload_bytes=100_000)
+SEALED = FrameLimits(max_meta_bytes=4096, max_payload_bytes=100_000, encrypted=True)
 
 scalars = (
     st.none()
@@ -72,8 +76,8 @@ def _write(sock: socket.socket, raw: bytes) -> None:
         pass  # the receiver gave up
 
 
-def _raw(frame: Frame, *, digest_payload: bool = True) -> bytes:
-    return b"".join(encode(frame, KEY, digest_payload=digest_payload))
+def _raw(frame: Frame, *, digest_payload: bool = True, encrypt: bool = False) -> bytes:
+    return b"".join(encode(frame, KEY, digest_payload=digest_payload, encrypt=encrypt))
 
 
 @given(frame=frames, digest=st.booleans())
@@ -81,6 +85,37 @@ def test_round_trip(frame: Frame, digest: bool) -> None:
     limits = FrameLimits(LIMITS.max_meta_bytes, LIMITS.max_payload_bytes, payload_digest=digest)
     got = _receive(_raw(frame, digest_payload=digest), limits)
     assert (got.kind, got.meta, bytes(got.payload)) == (frame.kind, frame.meta, frame.payload)
+
+
+@given(frame=frames)
+def test_an_encrypted_payload_comes_back_and_is_not_on_the_wire(frame: Frame) -> None:
+    raw = _raw(frame, encrypt=True)
+    got = _receive(raw, SEALED)
+    assert (got.kind, got.meta, bytes(got.payload)) == (frame.kind, frame.meta, frame.payload)
+    payload = bytes(frame.payload)
+    assert len(payload) < 8 or payload not in raw[-len(payload) - TAG_BYTES :]
+
+
+@given(
+    payload=st.binary(min_size=1, max_size=2000),
+    number=st.integers(0, 2**64 - 1),
+    sealed=st.booleans(),
+)
+def test_the_tag_is_what_another_implementation_makes(
+    payload: bytes, number: int, sealed: bool
+) -> None:
+    """`AESGCM` takes a payload whole; the frame's key and nonce as the page says."""
+    raw = b"".join(encode(Frame(FrameKind.CHUNK, {}, payload), KEY, encrypt=sealed, number=number))
+    fields, head_digest, meta = raw[:20], raw[20:36], raw[36:37]
+    salt, person = number.to_bytes(16, "big"), b"geo_ray head"
+    head = blake2b(fields + meta, digest_size=16, key=KEY, salt=salt, person=person)
+    assert head.digest() == head_digest
+    key = blake2b(head_digest, digest_size=32, key=KEY, person=b"geo_ray payload").digest()
+    cipher = AESGCM(key)
+    if sealed:
+        assert raw[37:] == cipher.encrypt(bytes(12), payload, None)
+    else:
+        assert raw[37:] == payload + cipher.encrypt(bytes(12), b"", payload)
 
 
 @given(junk=st.binary(max_size=3000))
@@ -95,12 +130,17 @@ def test_random_bytes_after_a_valid_magic_and_version_are_refused(junk: bytes) -
         _receive(b"GEOR" + bytes([PROTOCOL_VERSION]) + junk)
 
 
-@given(frame=frames, at=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-def test_any_flipped_bit_is_noticed(frame: Frame, at: float, bit: int) -> None:
-    raw = bytearray(_raw(frame))
+@given(
+    frame=frames,
+    at=st.floats(0, 1, exclude_max=True),
+    bit=st.integers(0, 7),
+    encrypt=st.booleans(),
+)
+def test_any_flipped_bit_is_noticed(frame: Frame, at: float, bit: int, encrypt: bool) -> None:
+    raw = bytearray(_raw(frame, encrypt=encrypt))
     raw[int(at * len(raw))] ^= 1 << bit
     with pytest.raises((FrameError, PeerRefusedError, ConnectionError)):
-        _receive(bytes(raw))
+        _receive(bytes(raw), SEALED if encrypt else LIMITS)
 
 
 @given(frame=frames, keep=st.floats(0, 1, exclude_max=True))
@@ -199,18 +239,22 @@ def test_another_key_version_or_missing_digest_is_refused() -> None:
     frame = Frame(FrameKind.CHUNK, {"a": 1}, b"abc")
     with pytest.raises(FrameError, match="digest"):
         _receive(b"".join(encode(frame, b"x" * 32)))
-    with pytest.raises(FrameError, match="no digest"):
+    with pytest.raises(FrameError, match="no tag"):
         _receive(_raw(frame, digest_payload=False))
+    with pytest.raises(FrameError, match="is encrypted"):
+        _receive(_raw(frame, encrypt=True))
+    with pytest.raises(FrameError, match="not encrypted"):
+        _receive(_raw(frame), SEALED)
     other_version = bytearray(_raw(frame))
     other_version[4] = 9
-    with pytest.raises(PeerRefusedError, match=r"version 9, this side version 3"):
+    with pytest.raises(PeerRefusedError, match=r"version 9, this side version 4"):
         _receive(bytes(other_version))
 
 
 def test_a_payload_of_another_frame_is_refused() -> None:
     one, two = (Frame(FrameKind.CHUNK, {"n": n}, bytes([n]) * 50) for n in (1, 2))
     tail = 50 + 16
-    with pytest.raises(FrameError, match="payload's digest"):
+    with pytest.raises(FrameError, match="payload's tag"):
         _receive(_raw(one)[:-tail] + _raw(two)[-tail:])
 
 

@@ -6,7 +6,6 @@ import logging
 import socket
 import threading
 import time
-from functools import partial
 from types import TracebackType
 from typing import Final
 
@@ -20,11 +19,11 @@ from geo_ray.errors import (
     from_code,
 )
 from geo_ray.transport.config import LanConfig
+from geo_ray.transport.lan.frame_series import FrameSeries, lan_side
 from geo_ray.transport.lan.shared_buffer import SharedBuffer
 from geo_ray.transport.wire import sockets
-from geo_ray.transport.wire.frame_io import recv_frame, send_frame, send_plain
 from geo_ray.transport.wire.frames import Buffer, Frame, FrameKind, check_sendable, view_of
-from geo_ray.transport.wire.handshake import LAN_SERVICE, Greeting, HandshakeSide, admit_lan, greet
+from geo_ray.transport.wire.handshake import greet
 from geo_ray.transport.wire.meta import Meta
 from geo_ray.transport.wire.sockets import Address
 
@@ -68,7 +67,7 @@ class LanClient:
         self._lock = threading.Lock()
         self._memory: SharedBuffer | None = None
         self._closed = False
-        self._sock, self._greeting = self._connect(key, hello, connect_timeout_s)
+        self._sock, self._frames = self._connect(key, hello, connect_timeout_s)
         if shared_bytes and self._config.shared_memory:
             try:
                 self._offer_shared(shared_bytes, connect_timeout_s)
@@ -123,7 +122,9 @@ class LanClient:
     ) -> None:
         self.close()
 
-    def _connect(self, key: bytes, hello: Meta, timeout_s: float) -> tuple[socket.socket, Greeting]:
+    def _connect(
+        self, key: bytes, hello: Meta, timeout_s: float
+    ) -> tuple[socket.socket, FrameSeries]:
         deadline_s = time.monotonic() + timeout_s
         while True:
             try:
@@ -138,18 +139,12 @@ class LanClient:
 
     def _connect_once(
         self, key: bytes, hello: Meta, timeout_s: float
-    ) -> tuple[socket.socket, Greeting]:
+    ) -> tuple[socket.socket, FrameSeries]:
         sock = sockets.dial(self.address, timeout_s)
         try:
             sockets.tune(sock, silence_s=self._config.silence_timeout_s)
-            side = HandshakeSide(
-                key=key,
-                hello={**hello, "service": LAN_SERVICE},
-                admit=admit_lan,
-                send=partial(send_plain, sock),
-                timeout_s=min(timeout_s, self._config.handshake_timeout_s),
-            )
-            return sock, greet(sock, side)
+            greeting = greet(sock, lan_side(sock, key, hello, self._config, timeout_s))
+            return sock, FrameSeries(sock, greeting, self._config)
         except BaseException:
             sock.close()
             raise
@@ -160,20 +155,9 @@ class LanClient:
             if self._closed:
                 raise LinkDownError(f"the connection to {host}:{port} is closed")
             try:
-                self._sock.settimeout(timeout_s)
-                send_frame(
-                    self._sock,
-                    frame,
-                    self._greeting.send_key,
-                    digest_payload=self._config.digest_payload,
-                )
-                return recv_frame(
-                    self._sock,
-                    self._greeting.recv_key,
-                    self._config.limits(),
-                    None if into is None else lambda *_: into,
-                    timeout_s=timeout_s,
-                )
+                sockets.block(self._sock, timeout_s)
+                self._frames.send(frame)
+                return self._frames.receive(None if into is None else lambda *_: into, timeout_s)
             except TimeoutError as error:
                 self._drop()
                 raise DeadlineExceededError(

@@ -11,6 +11,8 @@ from functools import partial
 from types import TracebackType
 from typing import Final, TypeAlias
 
+import numpy as np
+
 from geo_ray.errors import (
     FrameError,
     GeoRayError,
@@ -18,17 +20,11 @@ from geo_ray.errors import (
     TransportError,
 )
 from geo_ray.transport.config import LanConfig
+from geo_ray.transport.lan.frame_series import FrameSeries, lan_side
 from geo_ray.transport.lan.shared_buffer import SharedBuffer
 from geo_ray.transport.wire import sockets
-from geo_ray.transport.wire.frame_io import recv_frame, send_frame, send_plain
 from geo_ray.transport.wire.frames import Buffer, Frame, FrameKind, check_sendable, view_of
-from geo_ray.transport.wire.handshake import (
-    LAN_SERVICE,
-    Greeting,
-    HandshakeSide,
-    admit_lan,
-    welcome,
-)
+from geo_ray.transport.wire.handshake import Greeting, welcome
 from geo_ray.transport.wire.meta import Meta
 from geo_ray.transport.wire.sockets import Address
 from geo_ray.util.rate_limited_log import RateLimitedLog
@@ -54,7 +50,7 @@ class LanConnection:
         self.peer = str(self.hello.get("peer"))
         self.shared: memoryview | None = None
         self._sock = sock
-        self._greeting = greeting
+        self._frames = FrameSeries(sock, greeting, config)
         self._config = config
         self._memory: SharedBuffer | None = None
         self._scratch = memoryview(b"")
@@ -69,20 +65,15 @@ class LanConnection:
             return False
 
     def _receive(self) -> Frame:
-        return recv_frame(self._sock, self._greeting.recv_key, self._config.limits(), self._into)
+        return self._frames.receive(self._into)
 
     def _send(self, frame: Frame) -> None:
-        send_frame(
-            self._sock,
-            frame,
-            self._greeting.send_key,
-            digest_payload=self._config.digest_payload,
-        )
+        self._frames.send(frame)
 
     def _into(self, size_bytes: int, _: Meta) -> memoryview:
         # The buffer is reused, because the kernel would have to clear fresh pages for every push.
         if self._scratch.nbytes < size_bytes:
-            self._scratch = memoryview(bytearray(size_bytes))
+            self._scratch = np.empty(size_bytes, np.uint8).data
         return self._scratch
 
     def _share(self, meta: Meta) -> Frame:
@@ -194,13 +185,7 @@ class LanServer:
                     self._sockets.discard(sock)
 
     def _welcome(self, sock: socket.socket) -> LanConnection | None:
-        side = HandshakeSide(
-            key=self._key,
-            hello={"service": LAN_SERVICE},
-            admit=admit_lan,
-            send=partial(send_plain, sock),
-            timeout_s=self._config.handshake_timeout_s,
-        )
+        side = lan_side(sock, self._key, {}, self._config, self._config.handshake_timeout_s)
         try:
             sockets.tune(sock, silence_s=self._config.silence_timeout_s)
             greeting = welcome(sock, side)

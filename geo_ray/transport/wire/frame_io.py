@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import hmac
 import socket
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import TypeAlias
 
 from geo_ray.errors import FrameError
+from geo_ray.transport.wire import sockets
 from geo_ray.transport.wire.frames import (
-    DIGEST_BYTES,
     HEADER,
     PIECE_BYTES,
     Frame,
@@ -20,10 +18,10 @@ from geo_ray.transport.wire.frames import (
     FrameLimits,
     encode,
     parse_header,
-    payload_hash,
     view_of,
 )
 from geo_ray.transport.wire.meta import Meta
+from geo_ray.transport.wire.sealer import TAG_BYTES, PayloadCheck, PayloadOpener
 
 Into: TypeAlias = Callable[[int, Meta], memoryview | None]
 
@@ -34,12 +32,9 @@ class WireCount:
 
     Attributes:
         wire_bytes: all bytes so far.
-        on_payload: called with the size of each piece of a payload whose head was authenticated:
-            the peer may be alive although no frame is complete.
     """
 
     wire_bytes: int = 0
-    on_payload: Callable[[int], None] | None = None
 
 
 def send_frame(
@@ -48,6 +43,7 @@ def send_frame(
     key: bytes,
     *,
     digest_payload: bool = True,
+    encrypt: bool = False,
     number: int = 0,
     count: WireCount | None = None,
 ) -> int:
@@ -57,7 +53,8 @@ def send_frame(
         sock: a connected stream socket, blocking or with a timeout.
         frame: what to send.
         key: 1 to 64 bytes, shared with the receiver.
-        digest_payload: False leaves the payload's digest out; the receiver must agree.
+        digest_payload: False leaves the payload's tag out; the receiver must agree.
+        encrypt: see `encode`.
         number: see `encode`.
         count: told what the kernel took, piece by piece.
 
@@ -72,7 +69,8 @@ def send_frame(
     before = count.wire_bytes
     pending: list[memoryview] = []
     pending_bytes = 0
-    for part in encode(frame, key, digest_payload=digest_payload, number=number):
+    parts = encode(frame, key, digest_payload=digest_payload, encrypt=encrypt, number=number)
+    for part in parts:
         pending.append(part)
         pending_bytes += part.nbytes
         if pending_bytes >= PIECE_BYTES:
@@ -96,7 +94,10 @@ def send_parts(sock: socket.socket, parts: Iterable[memoryview], count: WireCoun
     """
     rest = list(parts)
     while rest:
-        sent = sock.sendmsg(rest)
+        try:
+            sent = sock.sendmsg(rest)
+        except BlockingIOError as error:  # see `sockets.block`
+            raise TimeoutError("the peer takes nothing") from error
         count.wire_bytes += sent
         while rest and sent >= rest[0].nbytes:
             sent -= rest.pop(0).nbytes
@@ -163,7 +164,7 @@ def recv_frame(
         The frame; its payload is a view of the buffer, of the payload's length.
 
     Raises:
-        FrameError: not a frame, over a limit, or a digest is wrong.
+        FrameError: not a frame, over a limit, or a digest or tag is wrong.
         PeerRefusedError: the peer speaks another protocol version.
         OSError: the connection ended or the time is up (`TimeoutError`).
     """
@@ -181,25 +182,29 @@ def recv_frame(
         )
     payload = target[:payload_bytes]
     if timeout_s is not None:
-        sock.settimeout(timeout_s)
-    if head.header.has_payload_digest:
-        _recv_checked(sock, payload, payload_hash(head.header.digest, key), count)
+        sockets.block(sock, timeout_s)
+    if head.header.has_tag:
+        kind = PayloadOpener if head.header.is_encrypted else PayloadCheck
+        _recv_checked(sock, payload, kind(head.header.digest, key), count)
     else:
         _recv_payload(sock, payload, count)
     return Frame(head.header.kind, meta, payload)
 
 
 def _recv_checked(
-    sock: socket.socket, payload: memoryview, state: blake2b, count: WireCount
+    sock: socket.socket,
+    payload: memoryview,
+    check: PayloadCheck | PayloadOpener,
+    count: WireCount,
 ) -> None:
     for start in range(0, payload.nbytes, PIECE_BYTES):
         piece = payload[start : start + PIECE_BYTES]
         _recv_payload(sock, piece, count)
-        state.update(piece)
-    digest = bytearray(DIGEST_BYTES)
-    _recv_payload(sock, memoryview(digest), count)
-    if not hmac.compare_digest(state.digest(), digest):
-        raise FrameError("a payload's digest is wrong: damaged on the way")
+        check.update(piece)
+    tag = bytearray(TAG_BYTES)
+    _recv_payload(sock, memoryview(tag), count)
+    if not check.has_tag(bytes(tag)):
+        raise FrameError("a payload's tag is wrong: damaged on the way")
 
 
 def _recv_exactly(
@@ -216,14 +221,14 @@ def _recv_exactly(
 
 def _recv_payload(sock: socket.socket, view: memoryview, count: WireCount) -> None:
     while view.nbytes:
-        got = _recv_some(sock, view, count)
-        view = view[got:]
-        if count.on_payload is not None:
-            count.on_payload(got)
+        view = view[_recv_some(sock, view, count, socket.MSG_WAITALL) :]
 
 
-def _recv_some(sock: socket.socket, view: memoryview, count: WireCount) -> int:
-    got = sock.recv_into(view)
+def _recv_some(sock: socket.socket, view: memoryview, count: WireCount, flags: int = 0) -> int:
+    try:
+        got = sock.recv_into(view, 0, flags)
+    except BlockingIOError as error:  # see `sockets.block`
+        raise TimeoutError("the peer sends nothing") from error
     if not got:
         raise ConnectionResetError("the peer closed the connection")
     count.wire_bytes += got

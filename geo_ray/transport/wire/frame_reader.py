@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Callable, Iterator
-from hashlib import blake2b
 from typing import Final, TypeAlias
 
 import numpy as np
 
 from geo_ray.errors import FrameError
 from geo_ray.transport.wire.frames import (
-    DIGEST_BYTES,
     HEADER,
     Frame,
     FrameHead,
@@ -19,9 +16,9 @@ from geo_ray.transport.wire.frames import (
     FrameLimits,
     Header,
     parse_header,
-    payload_hash,
 )
 from geo_ray.transport.wire.meta import Meta
+from geo_ray.transport.wire.sealer import TAG_BYTES, PayloadCheck
 
 Place: TypeAlias = Callable[[FrameKind, Meta, int], memoryview]
 """Takes a frame's kind, authenticated meta and payload length; returns a buffer for the payload."""
@@ -44,14 +41,14 @@ class FrameReader:
         self._key = key
         self._limits = limits
         self._place = place
-        self._small = bytearray(_SMALL_BYTES)  # heads, digests, and the bytes right behind them
+        self._small = bytearray(_SMALL_BYTES)  # heads, tags, and the bytes right behind them
         self._begin = 0
         self._end = 0
         self._header: Header | None = None
         self._meta: Meta = {}
         self._payload: memoryview | None = None
         self._filled = 0
-        self._hash: blake2b | None = None
+        self._check: PayloadCheck | None = None
         self._frame_bytes = 0
         self._count = 0  # frames whose head was authenticated
 
@@ -77,7 +74,8 @@ class FrameReader:
             A frame, and its bytes on the wire.
 
         Raises:
-            FrameError: not a frame, over a limit, or a digest is wrong; the stream is out of step.
+            FrameError: not a frame, over a limit, or a digest or tag is wrong; the stream is out
+                of step.
             PeerRefusedError: the peer speaks another protocol version.
         """
         if self.is_within_payload and self._begin == self._end and self._payload is not None:
@@ -101,8 +99,8 @@ class FrameReader:
 
     def _fill(self, piece: memoryview) -> None:
         self._filled += piece.nbytes
-        if self._hash is not None:
-            self._hash.update(piece)
+        if self._check is not None:
+            self._check.update(piece)
 
     def _take(self, count: int) -> bytes | None:
         if self._end - self._begin < count:
@@ -134,8 +132,7 @@ class FrameReader:
                 f"a payload of {header.payload_bytes} bytes got a place of {self._payload.nbytes}"
             )
         self._filled = 0
-        checked = header.has_payload_digest
-        self._hash = payload_hash(header.digest, self._key) if checked else None
+        self._check = PayloadCheck(header.digest, self._key) if header.has_tag else None
         return True
 
     def _finish(self, header: Header) -> Frame | None:
@@ -150,14 +147,14 @@ class FrameReader:
             self._fill(piece)
         if self._filled < payload.nbytes:
             return None
-        if self._hash is not None:
-            digest = self._take(DIGEST_BYTES)
-            if digest is None:
+        if self._check is not None:
+            tag = self._take(TAG_BYTES)
+            if tag is None:
                 return None
-            if not hmac.compare_digest(self._hash.digest(), digest):
-                raise FrameError("a payload's digest is wrong: damaged on the way")
-        tail_bytes = DIGEST_BYTES if self._hash is not None and payload.nbytes else 0
+            if not self._check.has_tag(tag):
+                raise FrameError("a payload's tag is wrong: damaged on the way")
+        tail_bytes = TAG_BYTES if self._check is not None and payload.nbytes else 0
         self._frame_bytes = HEADER.size + header.meta_bytes + payload.nbytes + tail_bytes
         frame = Frame(header.kind, self._meta, payload)
-        self._header, self._payload, self._hash = None, None, None
+        self._header, self._payload, self._check = None, None, None
         return frame

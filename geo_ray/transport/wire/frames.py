@@ -1,17 +1,16 @@
 """Frames: the wire format of every socket of the project.
 
-A frame is a fixed header, a small msgpack map (*meta*), a raw payload and the payload's digest::
+A frame is a fixed header, a small msgpack map (*meta*), a raw payload and the payload's tag::
 
     magic 4 | version 1 | kind 1 | flags 2 | meta bytes 4 | payload bytes 8 | head digest 16
-    meta | payload | payload digest 16 (only with a payload, and unless the sender left it out)
+    meta | payload | payload tag 16 (only with a payload, and unless the sender left it out)
 
-Both digests are keyed, so they authenticate as well. On a stream between endpoints they also cover
-how many frames came before, which is never sent: whole frames that were lost, repeated or swapped
-on the way are noticed. The head digest covers the header and the
-meta and is checked before anything is allocated for the payload: a wrong length is found at once
-instead of being waited for. The payload's digest follows the payload, so that either end hashes
-one piece while the kernel moves the next. Received bytes are never executed: meta may hold only
-scalars and lists of scalars.
+The head digest is keyed, so it authenticates as well. It also covers how many frames came before,
+which is never sent: whole frames that were lost, repeated or swapped on the way are noticed. It
+covers the header and the meta and is checked before anything is allocated for the payload: a wrong
+length is found at once instead of being waited for. The payload's tag (see `sealer`) follows the
+payload, so that either end computes it of one piece while the kernel moves the next. Received bytes
+are never executed: meta may hold only scalars and lists of scalars.
 """
 
 from __future__ import annotations
@@ -26,17 +25,21 @@ from typing import Final, TypeAlias
 
 from geo_ray.errors import FrameError, PeerRefusedError
 from geo_ray.transport.wire.meta import Meta, decode_meta, encode_meta
+from geo_ray.transport.wire.sealer import PayloadSealer
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
-PROTOCOL_VERSION: Final = 3
+PROTOCOL_VERSION: Final = 4
 HEADER: Final = struct.Struct("!4sBBHIQ16s")
 DIGEST_BYTES: Final = 16
-PIECE_BYTES: Final = 128 * 1024  # hashed and moved at a time: still in the processor's cache
+PIECE_BYTES: Final = (
+    512 * 1024
+)  # tagged and moved at a time: few calls, and still in a core's cache
 
 _MAGIC: Final = b"GEOR"
 _FIELDS: Final = struct.Struct("!4sBBHIQ")  # the header without its digest
-_FLAG_PAYLOAD_DIGEST: Final = 1
+_FLAG_TAG: Final = 1
+_FLAG_ENCRYPTED: Final = 2
 
 
 class FrameKind(enum.IntEnum):
@@ -82,12 +85,14 @@ class FrameLimits:
     Attributes:
         max_meta_bytes: largest meta.
         max_payload_bytes: largest payload.
-        payload_digest: whether a payload without digest is refused.
+        payload_digest: whether a payload without tag is refused.
+        encrypted: whether payloads are encrypted; others are refused then, as these are otherwise.
     """
 
     max_meta_bytes: int = 64 * 1024
     max_payload_bytes: int = 4 * 1024**3
     payload_digest: bool = True
+    encrypted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +103,8 @@ class Header:
         kind: the frame's kind.
         meta_bytes: length of the meta that follows.
         payload_bytes: length of the payload after it.
-        has_payload_digest: whether a digest follows the payload.
+        has_tag: whether a tag follows the payload.
+        is_encrypted: whether the payload is encrypted.
         signed: the header's bytes that the digest covers, together with the meta.
         digest: the sender's digest of these bytes.
     """
@@ -106,7 +112,8 @@ class Header:
     kind: FrameKind
     meta_bytes: int
     payload_bytes: int
-    has_payload_digest: bool
+    has_tag: bool
+    is_encrypted: bool
     signed: bytes
     digest: bytes
 
@@ -156,17 +163,23 @@ def view_of(buffer: Buffer) -> memoryview:
 
 
 def encode(
-    frame: Frame, key: bytes, *, digest_payload: bool = True, number: int = 0
+    frame: Frame,
+    key: bytes,
+    *,
+    digest_payload: bool = True,
+    encrypt: bool = False,
+    number: int = 0,
 ) -> Iterator[memoryview]:
-    """Yield the frame's bytes in order: head with meta, pieces of the payload, its digest.
+    """Yield the frame's bytes in order: head with meta, pieces of the payload, its tag.
 
-    A piece is hashed only after the caller asked for the next one, so hashing overlaps with
-    sending.
+    The tag takes in a piece only after the caller asked for the next one, so that its computation
+    overlaps with sending.
 
     Args:
         frame: what to send.
         key: 1 to 64 bytes, shared with the receiver.
-        digest_payload: False leaves the payload's digest out; the receiver must agree.
+        digest_payload: False leaves the payload's tag out; the receiver must agree.
+        encrypt: encrypt the payload, which has a tag then; the receiver must agree.
         number: how many frames went before, where both ends count.
 
     Raises:
@@ -174,7 +187,9 @@ def encode(
     """
     payload = view_of(frame.payload)
     meta = encode_meta(frame.meta)
-    flags = _FLAG_PAYLOAD_DIGEST if digest_payload and payload.nbytes else 0
+    flags = 0
+    if payload.nbytes and (digest_payload or encrypt):
+        flags = _FLAG_TAG | _FLAG_ENCRYPTED if encrypt else _FLAG_TAG
     fields = _FIELDS.pack(_MAGIC, PROTOCOL_VERSION, frame.kind, flags, len(meta), payload.nbytes)
     digest = _head_digest(fields, meta, key, number)
     yield memoryview(fields + digest + meta)
@@ -182,12 +197,15 @@ def encode(
         if payload.nbytes:
             yield payload
         return
-    state = payload_hash(digest, key)
+    seal = PayloadSealer(digest, key)
     for start in range(0, payload.nbytes, PIECE_BYTES):
         piece = payload[start : start + PIECE_BYTES]
-        yield piece
-        state.update(piece)
-    yield memoryview(state.digest())
+        if encrypt:
+            yield memoryview(seal.encrypt(piece))
+        else:
+            yield piece
+            seal.update(piece)
+    yield memoryview(seal.tag())
 
 
 def check_sendable(meta: Meta, payload_bytes: int, limits: FrameLimits) -> None:
@@ -222,7 +240,7 @@ def parse_header(header: Buffer, limits: FrameLimits) -> Header:
         raise PeerRefusedError(
             f"the peer speaks protocol version {version}, this side version {PROTOCOL_VERSION}"
         )
-    if kind not in _KINDS or flags & ~_FLAG_PAYLOAD_DIGEST:
+    if kind not in _KINDS or flags & ~(_FLAG_TAG | _FLAG_ENCRYPTED):
         raise FrameError(f"a frame has the unknown kind {kind} or flags {flags:#x}")
     if meta_bytes > limits.max_meta_bytes:
         raise FrameError(f"a frame's meta has {meta_bytes} bytes; limit {limits.max_meta_bytes}")
@@ -230,21 +248,22 @@ def parse_header(header: Buffer, limits: FrameLimits) -> Header:
         raise FrameError(
             f"a frame's payload has {payload_bytes} bytes; limit {limits.max_payload_bytes}"
         )
-    if limits.payload_digest and payload_bytes and not flags & _FLAG_PAYLOAD_DIGEST:
-        raise FrameError("a frame's payload has no digest, but this side demands one")
+    has_tag, is_encrypted = bool(flags & _FLAG_TAG), bool(flags & _FLAG_ENCRYPTED)
+    if limits.payload_digest and payload_bytes and not has_tag:
+        raise FrameError("a frame's payload has no tag, but this side demands one")
+    wants = limits.encrypted and payload_bytes > 0
+    if is_encrypted != wants or (is_encrypted and not has_tag):
+        sent = "encrypted" if is_encrypted else "not encrypted"
+        raise FrameError(f"a frame's payload is {sent}; this side demands otherwise")
     return Header(
         kind=FrameKind(kind),
         meta_bytes=meta_bytes,
         payload_bytes=payload_bytes,
-        has_payload_digest=bool(flags & _FLAG_PAYLOAD_DIGEST),
+        has_tag=has_tag,
+        is_encrypted=is_encrypted,
         signed=bytes(header[: _FIELDS.size]),
         digest=digest,
     )
-
-
-def payload_hash(head_digest: bytes, key: bytes) -> blake2b:
-    """Return the hash for a payload's digest; the head's digest binds it to its frame."""
-    return blake2b(head_digest, digest_size=DIGEST_BYTES, key=key, person=b"geo_ray payload")
 
 
 def _head_digest(fields: bytes, meta: bytes, key: bytes, number: int) -> bytes:

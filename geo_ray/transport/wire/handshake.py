@@ -9,8 +9,9 @@
                                <-----------  READY, session key
 
 The hellos are readable by anyone, so that a mismatch can be named in words. The session keys, one
-per direction, come from the run's key and both hellos: a recorded or reflected connection is
-worthless. All frames after the hellos carry a session key's digest.
+per direction, are derived (HKDF) from the run's key and both hellos, whose nonces are fresh: a
+recorded or reflected connection is worthless. All frames after the hellos carry a digest under a
+session key.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
 
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
 from geo_ray.errors import FrameError, PeerRefusedError
 from geo_ray.transport.wire.frame_io import WireCount, recv_head
 from geo_ray.transport.wire.frames import Frame, FrameKind, FrameLimits
 from geo_ray.transport.wire.meta import Meta, encode_meta
 
-LAN_SERVICE: Final = "lan"
 _PLAIN_KEY: Final = b"geo_ray hello"  # no secret: it only finds damage
 _LIMITS: Final = FrameLimits(max_meta_bytes=4096, max_payload_bytes=0)
 _REASON_CHARS: Final = 300
@@ -138,16 +141,6 @@ def expect_same(what: str, theirs: object, ours: object) -> None:
         raise PeerRefusedError(f"the peer's {what} is {_short(theirs)}, this side's {_short(ours)}")
 
 
-def admit_lan(theirs: Meta) -> Meta:
-    """Admit a peer with the key that asks for the service inside a region.
-
-    Raises:
-        PeerRefusedError: the peer asks for another service.
-    """
-    expect_same("service", theirs.get("service"), LAN_SERVICE)
-    return {}
-
-
 @contextlib.contextmanager
 def _telling(sock: socket.socket, side: HandshakeSide) -> Iterator[None]:
     """Tell the other end why it is refused, then raise."""
@@ -186,9 +179,9 @@ def _receive(
 
 
 def _session_keys(key: bytes, dial_hello: bytes, listen_hello: bytes) -> tuple[bytes, bytes]:
-    transcript = blake2b(dial_hello).digest() + blake2b(listen_hello).digest()
+    transcript = blake2b(dial_hello).digest() + blake2b(listen_hello).digest()  # has both nonces
     dial, listen = (
-        blake2b(transcript, key=key, digest_size=32, person=role).digest()
+        HKDF(SHA256(), 32, salt=transcript, info=role).derive(key)
         for role in (b"geo_ray dialer", b"geo_ray listener")
     )
     return dial, listen

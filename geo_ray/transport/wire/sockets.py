@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket
+import struct
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ _KEEPALIVE_INTERVAL_S: Final = 5
 _KEEPALIVE_PROBES: Final = 3
 _BACKLOG: Final = 1024
 _IS_LINUX: Final = sys.platform.startswith("linux")
+_TIMEVAL: Final = struct.Struct("ll")
 _NOTSENT_LOWAT: Final = 25  # Linux's number; Python has a name for it from 3.12 on
 
 
@@ -133,6 +135,19 @@ def tune(sock: socket.socket, *, silence_s: float = 0.0, congestion: str = "") -
     if congestion and hasattr(socket, "TCP_CONGESTION"):
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
+
+
+def block(sock: socket.socket, timeout_s: float) -> None:
+    """Let calls wait in the kernel, each for at most that long; then they raise `BlockingIOError`.
+
+    With Python's own timeout, every call is preceded by another one that waits, and none waits for
+    more than the first bytes, which costs processor time where payloads are large.
+    """
+    sock.settimeout(None)
+    seconds, part_s = divmod(max(timeout_s, 1e-6), 1.0)
+    value = _TIMEVAL.pack(int(seconds), int(part_s * 1e6))
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        sock.setsockopt(socket.SOL_SOCKET, option, value)
 
 
 def limit_unsent(sock: socket.socket, size_bytes: int) -> None:

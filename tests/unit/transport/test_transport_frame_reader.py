@@ -176,7 +176,7 @@ def test_an_honest_frame_over_a_limit_is_refused_by_its_header(frame: Frame, wor
 
 
 def test_a_payload_without_digest_is_refused_where_one_is_demanded() -> None:
-    with pytest.raises(FrameError, match="no digest"):
+    with pytest.raises(FrameError, match="no tag"):
         _read(_raw(FRAMES[1], digest=False))
 
 
@@ -189,7 +189,7 @@ def test_a_payload_of_another_frame_is_refused() -> None:
     one = _raw(Frame(FrameKind.CHUNK, {"_n": 1}, b"one one"))
     two = _raw(Frame(FrameKind.CHUNK, {"_n": 2}, b"two two"))
     tail_bytes = 7 + DIGEST_BYTES
-    with pytest.raises(FrameError, match="payload's digest"):
+    with pytest.raises(FrameError, match="payload's tag"):
         _read(one[:-tail_bytes] + two[-tail_bytes:])
 
 

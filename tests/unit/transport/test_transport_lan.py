@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,8 @@ from geo_ray.errors import (
 )
 from geo_ray.transport.lan import shared_buffer
 from geo_ray.transport.lan.lan import Handler, LanClient, LanConfig, LanConnection, LanServer, Meta
+from geo_ray.transport.wire.frame_io import recv_frame
+from geo_ray.transport.wire.frames import Frame, FrameKind, FrameLimits, encode
 
 KEY = b"k" * 32
 Answer = tuple[Meta, memoryview | None]
@@ -47,10 +49,13 @@ def test_request_and_answer() -> None:
         assert client.shared is None
 
 
-@pytest.mark.parametrize("digest", [True, False])
+@pytest.mark.parametrize(
+    "config",
+    [LanConfig(), LanConfig(digest_payload=False), LanConfig(encrypt_payload=True)],
+    ids=lambda config: config.protection,
+)
 @pytest.mark.parametrize("size", [1, 1000, 3_000_001])
-def test_payloads_both_ways(digest: bool, size: int) -> None:
-    config = LanConfig(digest_payload=digest)
+def test_payloads_both_ways(config: LanConfig, size: int) -> None:
     sent = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
     with (
         _serving(config=config) as server,
@@ -237,15 +242,189 @@ def test_garbage_and_oversize_close_only_their_own_connection() -> None:
         good.close()
 
 
-def test_undigested_payload_is_refused_by_a_server_that_wants_digests() -> None:
-    with (
-        _serving() as server,
-        LanClient(
-            server.address, KEY, {"peer": "w"}, config=LanConfig(digest_payload=False)
-        ) as client,
-        pytest.raises(LinkDownError),
-    ):
-        client.request({}, b"abc")
+@pytest.mark.parametrize(
+    "config", [LanConfig(digest_payload=False), LanConfig(encrypt_payload=True)]
+)
+def test_a_peer_that_protects_payloads_otherwise_is_refused(config: LanConfig) -> None:
+    with _serving() as server:
+        with pytest.raises(PeerRefusedError, match=r"payloads is.*this side's 'authenticated'"):
+            LanClient(server.address, KEY, {"peer": "w"}, config=config)
+        with LanClient(server.address, KEY, {"peer": "w"}) as client:
+            assert client.request({}, b"abc")[1] == b"abc"
+
+
+class Wire:
+    """A wire between a client and its server that a test can look at and change.
+
+    Args:
+        address: the server's.
+        up: given the client's bytes as they come; returns what the server gets.
+        down: the same for the server's.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        up: Callable[[bytes], bytes] = bytes,
+        down: Callable[[bytes], bytes] = bytes,
+    ) -> None:
+        self.seen = b""
+        self._server = address
+        self._changes = up, down
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = self._listener.getsockname()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Join the threads; the client must have gone."""
+        self._thread.join(30)
+        self._listener.close()
+
+    def _run(self) -> None:
+        client, _ = self._listener.accept()
+        server = socket.create_connection(self._server)
+        up, down = self._changes
+        with client, server:
+            back = threading.Thread(target=self._pass, args=(server, client, down))
+            back.start()
+            self._pass(client, server, up)
+            back.join(30)
+
+    def _pass(
+        self, source: socket.socket, target: socket.socket, change: Callable[[bytes], bytes]
+    ) -> None:
+        with suppress(OSError):
+            while piece := source.recv(1 << 16):
+                self.seen += piece
+                target.sendall(change(piece))
+        with suppress(OSError):
+            target.shutdown(socket.SHUT_RDWR)
+
+
+def _is_request(piece: bytes) -> bool:
+    return piece[:4] == b"GEOR" and piece[5] == FrameKind.REQUEST
+
+
+@pytest.mark.parametrize("config", [LanConfig(), LanConfig(digest_payload=False)])
+def test_a_request_that_comes_twice_is_carried_out_once_and_ends_the_connection(
+    config: LanConfig,
+) -> None:
+    ran: list[object] = []
+    gone = threading.Event()
+
+    def note(_: LanConnection, meta: Meta, __: memoryview | None) -> Answer:
+        ran.append(meta["n"])
+        return {"answer": meta["n"]}, None
+
+    def twice(piece: bytes) -> bytes:
+        return piece + piece if _is_request(piece) else piece
+
+    with _serving(note, config=config, on_close=lambda _: gone.set()) as server:
+        wire = Wire(server.address, twice)
+        with LanClient(wire.address, KEY, {"peer": "w"}, config=config) as client:
+            assert client.request({"n": 1})[0] == {"answer": 1}
+            assert gone.wait(30)
+            with pytest.raises(LinkDownError):
+                client.request({"n": 2})
+        wire.close()
+    assert ran == [1]
+
+
+def test_the_answer_to_another_request_is_refused() -> None:
+    """The answer to request 0 comes once more, as if it were that to request 1."""
+    held: list[bytes] = []
+
+    def repeat(piece: bytes) -> bytes:
+        if not (piece[:4] == b"GEOR" and piece[5] == FrameKind.RESPONSE):
+            return piece
+        held.append(piece)
+        return held[0]
+
+    with _serving() as server:
+        wire = Wire(server.address, down=repeat)
+        with LanClient(wire.address, KEY, {"peer": "w"}) as client:
+            assert client.request({"n": 1})[0]["n"] == 1
+            with pytest.raises(FrameError, match="digest"):
+                client.request({"n": 2})
+            with pytest.raises(LinkDownError, match="closed"):
+                client.request({"n": 3})
+        wire.close()
+    assert len(held) == 2
+
+
+@pytest.mark.parametrize("encrypt", [True, False])
+def test_encrypted_payloads_cannot_be_read_on_the_wire_either_way(encrypt: bool) -> None:
+    config = LanConfig(encrypt_payload=encrypt)
+    secret = b"the weights of the model" * 50_000
+
+    def twist(_: LanConnection, meta: Meta, payload: memoryview | None) -> Answer:
+        assert payload is not None and payload == secret
+        return {}, memoryview(secret[::-1])
+
+    with _serving(twist, config=config) as server:
+        wire = Wire(server.address)
+        with LanClient(wire.address, KEY, {"peer": "w"}, config=config) as client:
+            _, answer = client.request({}, secret)
+            assert answer is not None and answer == secret[::-1]
+        wire.close()
+    for text in (secret[:24], secret[::-1][:24]):
+        assert (text in wire.seen) is not encrypt
+
+
+@pytest.mark.parametrize("encrypt", [True, False])
+def test_a_changed_payload_never_reaches_the_handler(encrypt: bool) -> None:
+    config = LanConfig(encrypt_payload=encrypt)
+    ran: list[Meta] = []
+
+    def note(_: LanConnection, meta: Meta, __: memoryview | None) -> Answer:
+        ran.append(meta)
+        return {}, None
+
+    def flip(piece: bytes) -> bytes:
+        return piece[:-20] + bytes([piece[-20] ^ 1]) + piece[-19:] if _is_request(piece) else piece
+
+    with _serving(note, config=config) as server:
+        wire = Wire(server.address, flip)
+        with (
+            LanClient(wire.address, KEY, {"peer": "w"}, config=config) as client,
+            pytest.raises(LinkDownError),
+        ):
+            client.request({}, bytes(1000))
+        wire.close()
+    assert ran == []
+
+
+def test_an_older_release_is_refused_and_reads_that_it_is() -> None:
+    with _serving() as server, socket.create_connection(server.address) as sock:
+        sock.settimeout(30)
+        hello = b"".join(encode(Frame(FrameKind.HELLO, {"service": "lan"}), b"geo_ray hello"))
+        sock.sendall(hello[:4] + b"\x03" + hello[5:])
+        refused = recv_frame(sock, b"geo_ray hello", FrameLimits())
+        assert refused.kind is FrameKind.REFUSED
+        assert "version 3, this side version 4" in str(refused.meta["reason"])
+
+
+def test_an_answer_that_stops_in_the_middle_ends_at_the_timeout() -> None:
+    left = 100_000
+
+    def stop(piece: bytes) -> bytes:
+        nonlocal left
+        kept = piece[:left]
+        left -= len(kept)
+        return kept
+
+    def answer(_: LanConnection, __: Meta, ___: memoryview | None) -> Answer:
+        return {}, memoryview(bytes(3_000_000))
+
+    with _serving(answer) as server:
+        wire = Wire(server.address, down=stop)
+        with (
+            LanClient(wire.address, KEY, {"peer": "w"}) as client,
+            pytest.raises(DeadlineExceededError, match="timeout_s"),
+        ):
+            client.request({}, timeout_s=0.3)
+        wire.close()
 
 
 def test_nobody_listens() -> None:
