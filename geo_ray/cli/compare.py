@@ -80,11 +80,8 @@ def compare(
 
 def _numbers(text: str) -> tuple[float, ...]:
     try:
-        found = tuple(float(part) for part in text.split(","))
+        return tuple(float(part) for part in text.split(","))
     except ValueError:
-        found = ()
-    if not found or min(found) <= 0:
         raise click.BadParameter(
-            f"{text!r} is not a list of positive numbers", param_hint="--rates"
-        )
-    return found
+            f"{text!r} is not a list of numbers separated by commas", param_hint="--rates"
+        ) from None

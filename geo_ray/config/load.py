@@ -49,6 +49,7 @@ def load_tree(
     *,
     base_dir: Path | None = None,
     allow_drift: bool = False,
+    to_look_at: bool = False,
 ) -> T:
     """Read a configuration file.
 
@@ -59,12 +60,17 @@ def load_tree(
         advice: where its keys are described; None if `geo-ray config schema` does.
         base_dir: where relative paths to the user's classes start; default: the file's directory.
         allow_drift: take them although their files are not those that the file tells of.
+        to_look_at: what the file says of them is enough; see `geo_ray.config.own.context`.
 
     Raises:
         ConfigError: naming the file and every key that is wrong; nothing else escapes.
         ConfigDriftError: a class of the user's has changed since the file was written.
     """
-    where = context(path.parent if base_dir is None else base_dir, allow_drift=allow_drift)
+    where = context(
+        path.parent if base_dir is None else base_dir,
+        allow_drift=allow_drift,
+        to_look_at=to_look_at,
+    )
     return load_text(read_text(path), overrides, root, str(path), advice, where)
 
 

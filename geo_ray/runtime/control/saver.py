@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+from pydantic import JsonValue
+
 from geo_ray.checkpoint.manifest import CheckpointManifest, PartInfo
 from geo_ray.checkpoint.store import CheckpointStore
 from geo_ray.config.experiment import Experiment
+from geo_ray.job.resumption import codecs_of
 from geo_ray.runtime.actors.parts import AVERAGER_PART, shard_part_name
 
 
@@ -27,7 +30,7 @@ class Saver:
         self._store = store
         self._expected = part_names(experiment)
         self._config_digest = config_digest
-        self._epoch = epoch
+        self._extra: dict[str, JsonValue] = {"epoch": epoch, "codecs": codecs_of(experiment)}
         self._id: int | None = None
         self._newest = -1
         self._parts: dict[str, PartInfo] = {}
@@ -77,7 +80,7 @@ class Saver:
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             config_digest=self._config_digest,
             parts=tuple(self._parts[name] for name in sorted(self._parts)),
-            extra={"epoch": self._epoch},
+            extra=self._extra,
         )
         self._store.commit(checkpoint, manifest)
         self._id = None
