@@ -27,12 +27,12 @@ from geo_ray.config.load import load_tree
 from geo_ray.config.source import override_items
 from geo_ray.errors import ConfigError, RunDirectoryError
 from geo_ray.job import rundir
+from geo_ray.job.before_start import check_device
 from geo_ray.job.follow_plan import changes_of
 from geo_ray.observe.text import bytes_text, duration_text, number_text
 from geo_ray.planning.model.bill import Bill
 from geo_ray.runtime.control.train import Reporting
 from geo_ray.runtime.control.train import train as train_to_end
-
 
 T = TypeVar("T")
 
@@ -153,6 +153,8 @@ def compare(
     if twice is not None:
         raise ConfigError(f"strategies: {twice} is there twice", fix="Name each strategy once.")
     experiment = load_tree(source, changes, Experiment)
+    if not real or len(rates) > 1 or experiment.cluster.kind == "local":
+        check_device(experiment)
     bill = None
     if plan is not None:
         followed = plan_to_follow(plan)

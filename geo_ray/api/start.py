@@ -13,6 +13,7 @@ from geo_ray.config.source import ConfigSource
 from geo_ray.errors import ConfigError
 from geo_ray.job import rundir
 from geo_ray.job.auto import load_experiment
+from geo_ray.job.before_start import check_device
 from geo_ray.job.follow_plan import changes_of, check_model, emulation_of
 from geo_ray.job.resumption import check_resumable
 from geo_ray.job.rundir import RunDirectory
@@ -65,7 +66,8 @@ def new_run(
         overrides: as for ``--set``.
         plan: to follow: workers, batches, averager, interval, codec.
         tell: told what was decided.
-        emulated: whether machines are to be as fast as the plan takes them to be.
+        emulated: whether it computes in this process, on machines as fast as the plan takes them
+            to be.
 
     Raises:
         ConfigError: the configuration is wrong.
@@ -80,6 +82,8 @@ def new_run(
     experiment, advice = load_experiment(config, overrides)
     if advice is not None:
         tell(advice.reason)
+    if emulated or experiment.cluster.kind == "local":
+        check_device(experiment)
     run = rundir.create(experiment, config.parent, advice.reason if advice else None, plan)
     if run.path.name != experiment.name:
         taken = run.path.parent / experiment.name
@@ -137,6 +141,8 @@ def resumed_run(
         )
         rundir.check_drift(experiment, wanted, allow=allow_drift)
     check_resumable(run, experiment, wanted)
+    if wanted.cluster.kind == "local":
+        check_device(wanted)
     # What is on the disk is compared: with `allow_drift` the digest of a file may be another.
     written = rundir.reopen(path, to_look_at=True)[1]
     return ReadyRun(run, wanted, digest(wanted) != digest(written))

@@ -34,7 +34,7 @@ from pydantic import (
 )
 
 from geo_ray.config.base import StrictModel
-from geo_ray.errors import ConfigDriftError, ConfigError, GeoRayError
+from geo_ray.errors import ConfigDriftError, ConfigError, GeoRayError, OwnCodeError
 from geo_ray.util.blame import place, source_of, summary
 from geo_ray.util.user_class import UserClass, find_class, or_meant, source_digest
 
@@ -177,7 +177,7 @@ class OwnLoader:
                 "configuration was made with",
                 fix=f"Restore the file here and on every node{otherwise}",
             )
-        named = _named(kind, section.use, digest)
+        named = _named(kind, section.use, digest, self._guarded)
         options = dict(section.model_extra or {})
         unknown = [key for key in options if key not in kind.model_fields]
         if unknown:
@@ -217,6 +217,16 @@ class OwnLoader:
             raise ConfigError(f"{name}: its option {hidden[0]!r} has the name of another key")
         return kind
 
+    def _guarded(self, kind: type, use: str) -> dict[str, Callable[..., Any]]:
+        """The methods of the protocol, each naming the line that raised."""
+        path = source_of(kind) or Path(use)
+        members = dict(inspect.getmembers_static(kind))
+        return {
+            key: _blaming(members[key], f"{self.wanted.what} {use}: {key}", path)
+            for key in vars(self.protocol)
+            if not key.startswith("_") and inspect.isfunction(members.get(key))
+        }
+
     def _check_object(self, found: StrictModel, kind: type, use: str) -> None:
         try:
             name, traits = self.look(found)
@@ -236,13 +246,35 @@ class OwnLoader:
 
 
 @functools.cache
-def _named(kind: type[StrictModel], use: str, digest: str) -> type[StrictModel]:
-    """The same class, of which objects know where they come from."""
+def _named(
+    kind: type[StrictModel],
+    use: str,
+    digest: str,
+    guarded: Callable[[type, str], Mapping[str, Callable[..., Any]]],
+) -> type[StrictModel]:
+    """The same class, of which objects know where they come from, and whose line raised."""
     fields: dict[str, Any] = {
         _USE: (Literal[use], use),
         _DIGEST: (Literal[digest], digest),
     }
-    return create_model(kind.__name__, __base__=kind, __module__=kind.__module__, **fields)
+    about = {"__module__": kind.__module__, "__doc__": kind.__doc__}
+    base = type(kind)(kind.__name__, (kind,), {**about, **guarded(kind, use)})
+    return create_model(kind.__name__, __base__=base, __module__=kind.__module__, **fields)
+
+
+def _blaming(method: Callable[..., Any], name: str, path: Path) -> Callable[..., Any]:
+    """The method; what it raises names it and the line of the user's file."""
+
+    @functools.wraps(method)
+    def call(*arguments: Any, **named: Any) -> Any:
+        try:
+            return method(*arguments, **named)
+        except GeoRayError:
+            raise
+        except Exception as error:
+            raise OwnCodeError(f"{name} raised {summary(error)} ({place(error, path)})") from error
+
+    return call
 
 
 def _check_signature(name: str, method: str, wanted: Callable[..., Any], found: object) -> None:

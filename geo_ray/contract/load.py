@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Final, Literal, TypeAlias
 
 from geo_ray.codecs.base import Codec
 from geo_ray.codecs.registry import CODECS, AnyCodec
 from geo_ray.config.base import StrictModel
 from geo_ray.config.load import load_text
 from geo_ray.config.own import context
-from geo_ray.contract import codecs, strategies
+from geo_ray.contract import codecs, processes, strategies
 from geo_ray.contract.findings import Finding, run_checks
 from geo_ray.errors import ConfigError
 from geo_ray.strategies.base import Strategy
@@ -21,6 +23,11 @@ from geo_ray.strategies.registry import STRATEGIES, AnyStrategy
 from geo_ray.util.user_class import UserClass, find_class
 
 _ANY = UserClass("strategy or codec", ConfigError, "examples/own_strategy.py")
+What: TypeAlias = Literal["strategy", "codec"]
+_METHODS: Final[Mapping[What, tuple[str, ...]]] = {
+    what: tuple(k for k, v in vars(wanted).items() if inspect.isfunction(v) and k[0] != "_")
+    for what, wanted in (("strategy", Strategy), ("codec", Codec))
+}
 
 
 class StrategySection(StrictModel):
@@ -42,10 +49,12 @@ class Subject:
     Attributes:
         strategy: if it is one.
         codec: if it is one.
+        base_dir: where a relative path to its file starts.
     """
 
     strategy: Strategy | None = None
     codec: Codec | None = None
+    base_dir: Path = Path()
 
 
 def load(name: str, options: Sequence[str], base_dir: Path) -> Subject:
@@ -61,21 +70,73 @@ def load(name: str, options: Sequence[str], base_dir: Path) -> Subject:
     """
     overrides = [f"option.{option}" for option in options]
     if name in STRATEGIES or name in CODECS:
-        section, is_codec = {"kind": name}, name in CODECS
-    else:
-        members = dict(inspect.getmembers_static(find_class(name, base_dir, _ANY)))
-        section, is_codec = {"use": name}, "encode" in members
+        what = "codec" if name in CODECS else "strategy"
+        return _built(what, {"kind": name}, overrides, name, base_dir)
+    what = _what_is(name, find_class(name, base_dir, _ANY))
+    return _built(what, {"use": name}, overrides, name, base_dir)
+
+
+def object_of(what: What, section: Mapping[str, object], base_dir: Path) -> Subject:
+    """The same again from its section, as `model_dump` gives it.
+
+    Args:
+        what: which of the two it is.
+        section: with ``kind`` or ``use``, and its options.
+        base_dir: where a relative path starts.
+
+    Raises:
+        ConfigError: as for `load`.
+    """
+    return _built(what, section, [], what, base_dir)
+
+
+def _built(
+    what: What, section: Mapping[str, object], overrides: list[str], name: str, base_dir: Path
+) -> Subject:
     text, where = json.dumps({"option": section}), context(base_dir)
-    if is_codec:
-        return Subject(codec=load_text(text, overrides, CodecSection, name, where=where).option)
-    return Subject(strategy=load_text(text, overrides, StrategySection, name, where=where).option)
+    if what == "codec":
+        codec = load_text(text, overrides, CodecSection, name, where=where).option
+        return Subject(codec=codec, base_dir=base_dir)
+    strategy = load_text(text, overrides, StrategySection, name, where=where).option
+    return Subject(strategy=strategy, base_dir=base_dir)
+
+
+def _what_is(name: str, kind: type) -> What:
+    """Which of the two a class of the user's is meant to be: the one that it has methods of.
+
+    Raises:
+        ConfigError: it has none of either, or of both.
+    """
+    members = dict(inspect.getmembers_static(kind))
+    lacks = {
+        what: [key for key in wanted if key not in members] for what, wanted in _METHODS.items()
+    }
+    begun = [what for what, wanted in _METHODS.items() if len(lacks[what]) < len(wanted)]
+    if len(begun) == 1:
+        return begun[0]
+    if not begun:
+        wants = "; ".join(f"a {what} has {', '.join(keys)}" for what, keys in lacks.items())
+        raise ConfigError(
+            f"{name} is neither a strategy nor a codec: {wants}",
+            fix="docs/own.md has a whole one of each.",
+        )
+    whole = [what for what in begun if not lacks[what]]
+    if len(whole) == 1:
+        return whole[0]
+    raise ConfigError(
+        f"{name} has methods of a strategy and of a codec", fix="Write a class for each."
+    )
 
 
 def checked(subject: Subject) -> list[Finding]:
     """Put it to the checks of its kind."""
     found: list[Finding] = []
     if subject.strategy is not None:
-        found += run_checks(strategies.CHECKS, subject.strategy)
+        elsewhere = partial(processes.check_strategy, base_dir=subject.base_dir)
+        checks = {**strategies.CHECKS, "another process ends with the same bits": elsewhere}
+        found += run_checks(checks, subject.strategy)
     if subject.codec is not None:
-        found += run_checks(codecs.CHECKS, subject.codec)
+        decoding = partial(processes.check_codec, base_dir=subject.base_dir)
+        promises = {**codecs.CHECKS, "another process decodes the same": decoding}
+        found += run_checks(promises, subject.codec)
     return found

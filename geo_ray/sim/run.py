@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.job.account import account
+from geo_ray.job.before_start import warn_of_few_rows
 from geo_ray.job.best import BestKeeper
 from geo_ray.job.build import use_one_thread
 from geo_ray.job.check_metrics import check_metric_names
@@ -44,6 +45,7 @@ def simulate(
     task = load_task(experiment.task, run.base_dir)
     manifest, _ = prepare_manifest(experiment, task, run.base_dir, run.data)
     check_metric_names(experiment, task, manifest)
+    warn_of_few_rows(experiment, manifest)
     summing = Summing(experiment.train.target)
     with failure_noted(run.path), EventLog(run.path / EVENTS_FILE) as log:
         recorder = Recorder(log, [*sinks, summing.feed])

@@ -14,7 +14,7 @@ from geo_ray.checkpoint.store import CheckpointStore
 from geo_ray.cli.main import root
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_tree
-from geo_ray.errors import ConfigDriftError, GeoRayError
+from geo_ray.errors import ConfigDriftError, GeoRayError, OwnCodeError
 from geo_ray.job import rundir
 from geo_ray.job.resumption import codecs_of
 
@@ -55,7 +55,8 @@ def everything_in(directory: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("change", [edited, Path.unlink])
-def test_a_run_can_be_looked_at_whatever_became_of_the_files(change, place):
+def test_a_run_can_be_looked_at_whatever_became_of_the_files(change, place, monkeypatch):
+    monkeypatch.chdir(place)
     run = geo_ray.simulate(place / "own.yaml")
     for name in FILES:
         change(place / name)
@@ -130,3 +131,21 @@ def test_what_refuses_a_resume_later_changes_nothing_either(place):
     with pytest.raises(GeoRayError, match="width"):
         geo_ray.train(resume=path, overrides=changes, allow_drift=True)
     assert everything_in(path) == before
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "method"),
+    [
+        ("own_strategy.py", "region.params_P.lerp_(reply.payload_P, self.share)", "on_reply"),
+        ("own_strategy.py", "updates = averager.gather(update)", "on_update"),
+        ("own_codec.py", "codes_P = torch.zeros_like(x_P)", "encode"),
+        ("own_codec.py", "num = check_num(self.kind, coded.num)", "decode"),
+    ],
+)
+def test_what_own_code_raises_names_the_line(file, line, method, place):
+    text = (place / file).read_text()
+    number = next(n for n, each in enumerate(text.splitlines(), 1) if each.strip() == line)
+    (place / file).write_text(text.replace(line, 'raise KeyError("oh")', 1))
+    what = rf"{method} raised KeyError: 'oh' \(.*{file}:{number}\)"
+    with pytest.raises(OwnCodeError, match=what):
+        geo_ray.simulate(place / "own.yaml")
