@@ -20,7 +20,7 @@ from geo_ray.contract.findings import Finding, run_checks
 from geo_ray.errors import ConfigError
 from geo_ray.strategies.base import Strategy
 from geo_ray.strategies.registry import STRATEGIES, AnyStrategy
-from geo_ray.util.user_class import UserClass, find_class
+from geo_ray.util.user_class import UserClass, find_class, or_meant
 
 _ANY = UserClass("strategy or codec", ConfigError, "examples/own_strategy.py")
 What: TypeAlias = Literal["strategy", "codec"]
@@ -72,8 +72,32 @@ def load(name: str, options: Sequence[str], base_dir: Path) -> Subject:
     if name in STRATEGIES or name in CODECS:
         what = "codec" if name in CODECS else "strategy"
         return _built(what, {"kind": name}, overrides, name, base_dir)
-    what = _what_is(name, find_class(name, base_dir, _ANY))
+    kind = find_class(name, base_dir, _ANY)
+    what = _what_is(name, kind)
+    if issubclass(kind, StrictModel):
+        _check_names(name, kind, options)
     return _built(what, {"use": name}, overrides, name, base_dir)
+
+
+def _check_names(name: str, kind: type[StrictModel], options: Sequence[str]) -> None:
+    """Refuse options that the class does not have, by their names."""
+    for option in options:
+        key = option.partition("=")[0].partition(".")[0].strip()
+        if key not in kind.model_fields:
+            hint = or_meant(key, set(kind.model_fields) - {"kind"}) or "; it takes no options"
+            raise ConfigError(f"{name} has no option {key!r}{hint}", fix=_about_options(kind))
+
+
+def _about_options(kind: type[StrictModel]) -> str:
+    fields = {name: info for name, info in kind.model_fields.items() if name != "kind"}
+    if not fields:
+        return "Leave --option out: the class has no options."
+    shown = [
+        f"{name} ({'required' if info.is_required() else f'default {info.default!r}'}"
+        + (f": {info.description})" if info.description else ")")
+        for name, info in fields.items()
+    ]
+    return f"Its options are {'; '.join(shown)}."
 
 
 def object_of(what: What, section: Mapping[str, object], base_dir: Path) -> Subject:
@@ -94,10 +118,11 @@ def _built(
     what: What, section: Mapping[str, object], overrides: list[str], name: str, base_dir: Path
 ) -> Subject:
     text, where = json.dumps({"option": section}), context(base_dir)
+    fix = "Correct the class, or what --option says; docs/own.md says what a class needs."
     if what == "codec":
-        codec = load_text(text, overrides, CodecSection, name, where=where).option
+        codec = load_text(text, overrides, CodecSection, name, fix, where).option
         return Subject(codec=codec, base_dir=base_dir)
-    strategy = load_text(text, overrides, StrategySection, name, where=where).option
+    strategy = load_text(text, overrides, StrategySection, name, fix, where).option
     return Subject(strategy=strategy, base_dir=base_dir)
 
 

@@ -1,4 +1,4 @@
-"""The process that repeats what a check has done: JSON on standard input, JSON on standard output."""
+"""The process that repeats what a check has done: JSON on standard input, JSON out."""
 
 from __future__ import annotations
 

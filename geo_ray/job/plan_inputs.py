@@ -15,6 +15,7 @@ from geo_ray.planning.config import MachineConfig, PlanConfig, RegionOffer
 from geo_ray.planning.model.start_model import StartModel, fit_start
 from geo_ray.planning.model.step_model import StepModel, fit_steps
 from geo_ray.planning.model.work import HOUR_S, JobWork
+from geo_ray.planning.no_section import no_plan_section
 from geo_ray.planning.policies.fixed import Counts
 from geo_ray.planning.profile import Profile
 from geo_ray.planning.request import Rental, Request, Site
@@ -114,10 +115,7 @@ def section_of(experiment: Experiment) -> PlanConfig:
     """
     plan = experiment.plan
     if plan is None:
-        raise ConfigError(
-            "the configuration has no section 'plan'",
-            fix="Say there what could be rented where; docs/planning.md shows one.",
-        )
+        raise no_plan_section(experiment.region_names)
     missing = [name for name in experiment.region_names if name not in plan.regions]
     unknown = [name for name in plan.regions if name not in experiment.region_names]
     if missing or unknown:
