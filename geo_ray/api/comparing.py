@@ -27,8 +27,8 @@ from geo_ray.config.load import load_tree
 from geo_ray.config.source import override_items
 from geo_ray.errors import ConfigError, RunDirectoryError
 from geo_ray.job import rundir
-from geo_ray.job.before_start import check_device
 from geo_ray.job.follow_plan import changes_of
+from geo_ray.job.start_checks import check_device
 from geo_ray.observe.text import bytes_text, duration_text, number_text
 from geo_ray.planning.model.bill import Bill
 from geo_ray.runtime.control.train import Reporting

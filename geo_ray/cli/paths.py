@@ -68,7 +68,7 @@ def check_plan_section(path: Path, overrides: Sequence[str]) -> None:
     Raises:
         ConfigError: the configuration has no section `plan`; shows one.
     """
-    from geo_ray.planning.no_section import no_plan_section
+    from geo_ray.planning.section import no_plan_section
 
     keys = _keys_of(path, overrides)
     regions = keys.get("regions")

@@ -53,7 +53,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class CaseNames:
+class CaseDirectories:
     """Names of the directories of a comparison's runs, no two of them the same.
 
     Attributes:

@@ -55,7 +55,7 @@ class OwnClass(StrictModel):
     )
 
 
-class RecordedClass(OwnClass):
+class SavedClass(OwnClass):
     """What a run has written down of a class that is not there any more as it was.
 
     Enough to look at the run; nothing can be run with it.
@@ -92,7 +92,7 @@ def context(
 
 def only_recorded(*sections: object) -> bool:
     """Whether one of the sections is what a run has written down, and not the class itself."""
-    return any(isinstance(section, RecordedClass) for section in sections)
+    return any(isinstance(section, SavedClass) for section in sections)
 
 
 def section_type(classes: Sequence[type], load: OwnLoader) -> Any:
@@ -160,7 +160,7 @@ class OwnLoader:
             if not where[_TO_LOOK_AT]:
                 raise
             written = {"kind": section.use.rpartition(":")[2]} | section.model_dump()
-            return RecordedClass.model_validate(written)
+            return SavedClass.model_validate(written)
 
     def _object(self, section: OwnClass, where: Mapping[str, Any]) -> StrictModel:
         base_dir = where[_BASE_DIR]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, TypeVar
 
 from geo_ray.codecs.base import Codec
 from geo_ray.codecs.registry import CODECS, AnyCodec
@@ -16,13 +16,14 @@ from geo_ray.config.base import StrictModel
 from geo_ray.config.load import load_text
 from geo_ray.config.own import context
 from geo_ray.contract import codecs, processes, strategies
-from geo_ray.contract.findings import Finding, run_checks
+from geo_ray.contract.findings import Checks, Finding, run_checks
 from geo_ray.errors import ConfigError
 from geo_ray.strategies.base import Strategy
 from geo_ray.strategies.registry import STRATEGIES, AnyStrategy
 from geo_ray.util.user_class import UserClass, find_class, or_meant
 
 _ANY = UserClass("strategy or codec", ConfigError, "examples/own_strategy.py")
+T = TypeVar("T")
 What: TypeAlias = Literal["strategy", "codec"]
 _METHODS: Final[Mapping[What, tuple[str, ...]]] = {
     what: tuple(k for k, v in vars(wanted).items() if inspect.isfunction(v) and k[0] != "_")
@@ -143,7 +144,7 @@ def _what_is(name: str, kind: type) -> What:
         wants = "; ".join(f"a {what} has {', '.join(keys)}" for what, keys in lacks.items())
         raise ConfigError(
             f"{name} is neither a strategy nor a codec: {wants}",
-            fix="docs/own.md has a whole one of each.",
+            fix="Look at docs/own.md, which has a whole one of each.",
         )
     whole = [what for what in begun if not lacks[what]]
     if len(whole) == 1:
@@ -153,15 +154,24 @@ def _what_is(name: str, kind: type) -> What:
     )
 
 
-def checked(subject: Subject) -> list[Finding]:
-    """Put it to the checks of its kind."""
+def checked(subject: Subject, promises: Collection[str] | None = None) -> list[Finding]:
+    """Put it to the checks of its kind.
+
+    Args:
+        subject: what to check.
+        promises: the checks to do, by their names; None for all.
+    """
     found: list[Finding] = []
     if subject.strategy is not None:
         elsewhere = partial(processes.check_strategy, base_dir=subject.base_dir)
         checks = {**strategies.CHECKS, "another process ends with the same bits": elsewhere}
-        found += run_checks(checks, subject.strategy)
+        found += run_checks(_chosen(checks, promises), subject.strategy)
     if subject.codec is not None:
         decoding = partial(processes.check_codec, base_dir=subject.base_dir)
-        promises = {**codecs.CHECKS, "another process decodes the same": decoding}
-        found += run_checks(promises, subject.codec)
+        coding = {**codecs.CHECKS, "another process decodes the same": decoding}
+        found += run_checks(_chosen(coding, promises), subject.codec)
     return found
+
+
+def _chosen(checks: Checks[T], promises: Collection[str] | None) -> Checks[T]:
+    return {name: check for name, check in checks.items() if promises is None or name in promises}

@@ -45,7 +45,7 @@ def main() -> None:
         answer = answer_to(json.load(sys.stdin))
     except GeoRayError as error:
         answer = {"error": error.message}
-    print(json.dumps(answer))
+    sys.stdout.write(json.dumps(answer) + "\n")
 
 
 if __name__ == "__main__":

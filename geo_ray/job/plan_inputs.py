@@ -15,12 +15,12 @@ from geo_ray.planning.config import MachineConfig, PlanConfig, RegionOffer
 from geo_ray.planning.model.start_model import StartModel, fit_start
 from geo_ray.planning.model.step_model import StepModel, fit_steps
 from geo_ray.planning.model.work import HOUR_S, JobWork
-from geo_ray.planning.no_section import no_plan_section
 from geo_ray.planning.policies.fixed import Counts
 from geo_ray.planning.profile import Profile
 from geo_ray.planning.request import Rental, Request, Site
 from geo_ray.planning.residency import allowed_averagers
 from geo_ray.planning.search.ways import Limits
+from geo_ray.planning.section import no_plan_section
 from geo_ray.planning.tradeoffs import BITS_PER_PARAM
 from geo_ray.transport.links.table import LinkTable
 

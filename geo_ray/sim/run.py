@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.job.account import account
-from geo_ray.job.before_start import warn_of_few_rows
+from geo_ray.job.start_checks import warn_of_few_rows
 from geo_ray.job.best import BestKeeper
 from geo_ray.job.build import use_one_thread
 from geo_ray.job.check_metrics import check_metric_names

@@ -133,8 +133,8 @@ OUTSIDE = [
     ],
 )  # fmt: skip
 def test_a_broken_strategy_is_found_by_the_right_check(changes, promise, why, place):
-    found = checked(load(changed(place, STRATEGY, *changes), [], place))
-    said = {finding.promise: finding.why for finding in found}[promise]
+    (found,) = checked(load(changed(place, STRATEGY, *changes), [], place), [promise])
+    said = found.why
     assert said is not None and why in said
 
 
@@ -170,8 +170,8 @@ def test_a_broken_strategy_is_found_by_the_right_check(changes, promise, why, pl
 )  # fmt: skip
 def test_a_broken_codec_is_found_by_the_right_check(changes, promise, why, place):
     options = ["levels=3"] if "more is lost" in why else []
-    found = checked(load(changed(place, CODEC, *changes), options, place))
-    said = {finding.promise: finding.why for finding in found}[promise]
+    (found,) = checked(load(changed(place, CODEC, *changes), options, place), [promise])
+    said = found.why
     assert said is not None and why in said
 
 
@@ -216,7 +216,7 @@ def test_what_is_no_strategy_is_refused_with_the_reason(changes, options, why, p
 
 def test_what_is_neither_or_both_is_told(place):
     (place / "none.py").write_text("class X:\n    pass\n")
-    with pytest.raises(ConfigError, match="neither .* on_gradient, .*on_update; .* encode, decode"):
+    with pytest.raises(ConfigError, match=r"neither .* on_gradient, .*; .* encode, decode"):
         load("none.py:X", [], place)
     half = "class X:\n    def encode(self): ...\n    def on_reply(self): ...\n"
     (place / "both.py").write_text(half)

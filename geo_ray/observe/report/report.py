@@ -167,7 +167,7 @@ def _values(run: RunRecord, started: Event, summary: Summary | None) -> list[tup
         payloads = {"before": totals.payload_before, "after": totals.payload_after}
         facts += [
             ("codec", codec_text(totals.codec)),
-            ("payloads between regions", saving_text(payloads)),
+            ("between regions", saving_text(payloads)),
         ]
     if totals.newest_eval is not None:
         metrics = totals.newest_eval["metrics"]
