@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -250,15 +251,17 @@ def _named(
     kind: type[StrictModel],
     use: str,
     digest: str,
-    guarded: Callable[[type, str], Mapping[str, Callable[..., Any]]],
+    guarded: Callable[[type, str], dict[str, Callable[..., Any]]],
 ) -> type[StrictModel]:
     """The same class, of which objects know where they come from, and whose line raised."""
     fields: dict[str, Any] = {
         _USE: (Literal[use], use),
         _DIGEST: (Literal[digest], digest),
     }
-    about = {"__module__": kind.__module__, "__doc__": kind.__doc__}
-    base = type(kind)(kind.__name__, (kind,), {**about, **guarded(kind, use)})
+    about: dict[str, Any] = {"__module__": kind.__module__, "__doc__": kind.__doc__}
+    base: type[StrictModel] = types.new_class(
+        kind.__name__, (kind,), exec_body=lambda space: space.update(about | guarded(kind, use))
+    )
     return create_model(kind.__name__, __base__=base, __module__=kind.__module__, **fields)
 
 

@@ -25,9 +25,15 @@ from geo_ray.util.user_class import UserClass, find_class, or_meant
 _ANY = UserClass("strategy or codec", ConfigError, "examples/own_strategy.py")
 T = TypeVar("T")
 What: TypeAlias = Literal["strategy", "codec"]
+
+
+def _methods_of(protocol: type) -> tuple[str, ...]:
+    return tuple(k for k, v in vars(protocol).items() if inspect.isfunction(v) and k[0] != "_")
+
+
 _METHODS: Final[Mapping[What, tuple[str, ...]]] = {
-    what: tuple(k for k, v in vars(wanted).items() if inspect.isfunction(v) and k[0] != "_")
-    for what, wanted in (("strategy", Strategy), ("codec", Codec))
+    "strategy": _methods_of(Strategy),
+    "codec": _methods_of(Codec),
 }
 
 
@@ -71,8 +77,8 @@ def load(name: str, options: Sequence[str], base_dir: Path) -> Subject:
     """
     overrides = [f"option.{option}" for option in options]
     if name in STRATEGIES or name in CODECS:
-        what = "codec" if name in CODECS else "strategy"
-        return _built(what, {"kind": name}, overrides, name, base_dir)
+        built_in: What = "codec" if name in CODECS else "strategy"
+        return _built(built_in, {"kind": name}, overrides, name, base_dir)
     kind = find_class(name, base_dir, _ANY)
     what = _what_is(name, kind)
     if issubclass(kind, StrictModel):
@@ -164,11 +170,14 @@ def checked(subject: Subject, promises: Collection[str] | None = None) -> list[F
     found: list[Finding] = []
     if subject.strategy is not None:
         elsewhere = partial(processes.check_strategy, base_dir=subject.base_dir)
-        checks = {**strategies.CHECKS, "another process ends with the same bits": elsewhere}
+        checks: Checks[Strategy] = {
+            **strategies.CHECKS,
+            "another process ends with the same bits": elsewhere,
+        }
         found += run_checks(_chosen(checks, promises), subject.strategy)
     if subject.codec is not None:
         decoding = partial(processes.check_codec, base_dir=subject.base_dir)
-        coding = {**codecs.CHECKS, "another process decodes the same": decoding}
+        coding: Checks[Codec] = {**codecs.CHECKS, "another process decodes the same": decoding}
         found += run_checks(_chosen(coding, promises), subject.codec)
     return found
 

@@ -34,7 +34,7 @@ def check_device(experiment: Experiment) -> None:
     number = int(device.partition(":")[2] or 0)
     if number < count:
         return
-    build = "" if torch.backends.cuda.is_built() else ", and this PyTorch is built without CUDA"
+    build = "" if torch.version.cuda is not None else ", and this PyTorch is built without CUDA"
     found = f"GPUs 0 to {count - 1}" if count else f"no GPU{build}"
     raise ConfigError(
         f"device: {device}, but PyTorch finds {found} on this machine",
