@@ -17,7 +17,7 @@ from geo_ray.comparison.outcome import (
 )
 from geo_ray.comparison.pool import SimulatedCase, simulate_all
 from geo_ray.comparison.price import priced
-from geo_ray.comparison.variants import Case, CaseDirectories, Variant, experiment_of
+from geo_ray.comparison.variants import Case, CaseDirectory, Variant, experiment_of
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.source import ConfigSource
 from geo_ray.errors import NonFiniteError
@@ -54,9 +54,9 @@ class ComparisonPlan:
     bill: Bill | None = None
 
     @property
-    def names(self) -> CaseDirectories:
+    def names(self) -> CaseDirectory:
         """What the directories of its runs are called."""
-        return CaseDirectories(self.variants, self.rates)
+        return CaseDirectory(self.variants, self.rates)
 
 
 @dataclass(frozen=True, slots=True)

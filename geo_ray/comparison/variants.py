@@ -53,7 +53,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class CaseDirectories:
+class CaseDirectory:
     """Names of the directories of a comparison's runs, no two of them the same.
 
     Attributes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -41,11 +42,13 @@ def answer_to(what: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Answer one request."""
-    try:
-        answer = answer_to(json.load(sys.stdin))
-    except GeoRayError as error:
-        answer = {"error": error.message}
-    sys.stdout.write(json.dumps(answer) + "\n")
+    with os.fdopen(os.dup(sys.stdout.fileno()), "w") as answers:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a class that prints is no answer
+        try:
+            answer = answer_to(json.load(sys.stdin))
+        except GeoRayError as error:
+            answer = {"error": error.message}
+        answers.write(json.dumps(answer) + "\n")
 
 
 if __name__ == "__main__":

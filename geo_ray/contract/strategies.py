@@ -190,15 +190,12 @@ def rounds_do_not_depend_on_who_comes_first(strategy: Strategy) -> None:
 
 
 def more_regions_come_to_one_model_too(strategy: Strategy) -> None:
-    """Four and five of them, in a whole run that is the same every time."""
+    """Four and five of them."""
+    steps = _steps_of(strategy)
     for names in ("abcd", "abcde"):
-        steps, results = _steps_of(strategy), []
-        for _ in range(2):
-            fleet = Fleet(strategy, names=tuple(names))
-            fleet.run(gradients(steps, tuple(names)), range(steps)).finish()
-            _expect_equal(strategy, fleet, f"after a run of {len(names)} regions")
-            results.append(fleet.digests())
-        expect(results[0] == results[1], f"two runs of {len(names)} regions end differently")
+        fleet = Fleet(strategy, names=tuple(names))
+        fleet.run(gradients(steps, tuple(names)), range(steps)).finish()
+        _expect_equal(strategy, fleet, f"after a run of {len(names)} regions")
 
 
 def nobody_waits_for_a_region_that_left(strategy: Strategy) -> None:

@@ -15,7 +15,7 @@ from geo_ray.comparison.outcome import Outcome
 from geo_ray.comparison.price import priced
 from geo_ray.comparison.variants import (
     Case,
-    CaseDirectories,
+    CaseDirectory,
     Variant,
     experiment_of,
     parse_variant,
@@ -164,11 +164,11 @@ def test_directories_are_readable_and_never_shared() -> None:
     def variant(label: str) -> Variant:
         return Variant(label, (f"strategy={label}",))
 
-    usual = CaseDirectories((variant("sma:interval=4"), variant("bsp")), (0.5, 1.0))
+    usual = CaseDirectory((variant("sma:interval=4"), variant("bsp")), (0.5, 1.0))
     assert usual.of(Case(variant("sma:interval=4"), 0.5, 3)) == "sma-interval-4_x0.5_s3"
     variants = tuple(map(variant, ("a_b.py:X", "a-b.py:X", "A_b.py:X", "bsp")))
     rates = (1.0, 1.0000001, 1.0000002, 2.0)
-    names = CaseDirectories(variants, rates)
+    names = CaseDirectory(variants, rates)
     cases = [Case(each, rate, seed) for each in variants for rate in rates for seed in (0, 1)]
     found = [names.of(case).lower() for case in cases]
     assert len(set(found)) == len(cases)
