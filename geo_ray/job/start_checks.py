@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
 
 import torch
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.data.manifest import Manifest
-from geo_ray.data.stores.uri import is_s3
 from geo_ray.errors import ConfigError
-from geo_ray.job.data import data_region, open_readers
-from geo_ray.tasks.base import Task
-from geo_ray.tasks.guard import checked_evaluate, checked_model
-from geo_ray.tasks.seeding import seeded
-from geo_ray.util.nearest import nearest
+from geo_ray.job.data import data_region
 
-_FEW_ROWS = 8
 _log = logging.getLogger(__name__)
 
 
@@ -42,39 +35,6 @@ def check_device(experiment: Experiment) -> None:
     )
 
 
-def check_metrics(experiment: Experiment, task: Task, manifest: Manifest) -> None:
-    """Refuse a target that the task's evaluation never tells of.
-
-    The task evaluates a few held-out rows with its first parameters. Where that cannot be done
-    here, nothing is said: the first evaluation of the run tells.
-
-    Raises:
-        ConfigError: naming the key and what the task does tell.
-    """
-    target = experiment.train.target
-    if target is None:
-        return
-    metrics = _metrics(experiment, task, manifest)
-    if metrics is not None:
-        check_metric("train.target.metric", target.metric, metrics)
-
-
-def check_metric(key: str, name: str, metrics: Collection[str]) -> None:
-    """Refuse a metric that is not among those of the task.
-
-    Raises:
-        ConfigError: naming the key.
-    """
-    if name in metrics:
-        return
-    near = nearest(name, metrics)
-    hint = f"; did you mean '{near}'?" if near else ""
-    raise ConfigError(
-        f"{key}: the task's evaluation has no '{name}'{hint}",
-        fix=f"Set {key} to {' or '.join(sorted(metrics))}.",
-    )
-
-
 def warn_of_few_rows(experiment: Experiment, manifest: Manifest) -> None:
     """Say so if a batch has more rows than its region has: some are in it twice."""
     for region in experiment.regions:
@@ -90,21 +50,3 @@ def warn_of_few_rows(experiment: Experiment, manifest: Manifest) -> None:
                 largest,
                 key,
             )
-
-
-def _metrics(experiment: Experiment, task: Task, manifest: Manifest) -> Mapping[str, float] | None:
-    """What the task tells of a few rows; None if there are none on this machine's disk."""
-    names = sorted(experiment.region_names, key=lambda name: name != experiment.averager_region)
-    regions = {region.name: data_region(region, manifest) for region in experiment.regions}
-    for name in names:
-        if is_s3(manifest.stores[regions[name]]):
-            continue  # rows stay in their region
-        try:
-            _, heldout = open_readers(experiment, manifest, name)
-            with seeded(experiment.seed), torch.no_grad():
-                model = checked_model(task, experiment.seed).eval()
-                batch = task.collate(heldout.read(0, _FEW_ROWS), torch.device("cpu"))
-                return task.metrics(checked_evaluate(task, model, batch))
-        except Exception as error:  # whoever does it in the run says what is wrong
-            _log.debug("region '%s' cannot be evaluated here: %s", name, error)
-    return None

@@ -18,7 +18,6 @@ from geo_ray.checkpoint.store import CheckpointStore
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import digest
 from geo_ray.job.account import account
-from geo_ray.job.start_checks import warn_of_few_rows
 from geo_ray.job.best import BestKeeper
 from geo_ray.job.build import build_evals, initial_parameters, use_one_thread
 from geo_ray.job.check_metrics import check_metric_names
@@ -28,6 +27,7 @@ from geo_ray.job.eval_notes import EvalNotes
 from geo_ray.job.model_file import about_model, save_trained
 from geo_ray.job.recorder import Recorder, Sink
 from geo_ray.job.rundir import RunDirectory, followed_plan
+from geo_ray.job.start_checks import warn_of_few_rows
 from geo_ray.observe.events.log import EVENTS_FILE, EventLog, last_time_s, read_events
 from geo_ray.observe.metrics.summary import Summary, Summing, save_summary
 from geo_ray.observe.report.ending import LOGS, note_failure

@@ -13,7 +13,7 @@ from job_support import TEXT, digits, experiment
 from geo_ray.cli.main import root
 from geo_ray.errors import ConfigError
 from geo_ray.job.data import prepare_manifest
-from geo_ray.job.start_checks import check_device, check_metrics, warn_of_few_rows
+from geo_ray.job.start_checks import check_device, warn_of_few_rows
 
 TARGET = "train.target={metric: accurracy, value: 0.5, direction: at_least}"
 GPU = ("device=cuda:7", "regions.0.gpus_per_worker=1", "regions.1.gpus_per_worker=1")
@@ -34,21 +34,6 @@ def test_a_gpu_that_is_not_there_is_told_before_anything_is_made(verb, tmp_path,
 
 def test_the_cpu_is_always_there():
     check_device(experiment())
-
-
-def test_a_metric_that_the_task_does_not_tell_is_refused(tmp_path):
-    wrong = experiment(TARGET)
-    manifest, _ = prepare_manifest(wrong, digits(), tmp_path, tmp_path)
-    before = torch.get_rng_state()
-    with pytest.raises(ConfigError, match="no 'accurracy'; did you mean 'accuracy'") as caught:
-        check_metrics(wrong, digits(), manifest)
-    assert "accuracy or loss" in caught.value.fix
-    assert torch.equal(torch.get_rng_state(), before)
-    right = experiment(TARGET.replace("rr", "r"))
-    check_metrics(right, digits(), manifest)
-    for shard in tmp_path.rglob("heldout*"):
-        shard.unlink()
-    check_metrics(wrong, digits(), manifest)  # nobody here can know
 
 
 def test_a_simulation_with_such_a_target_leaves_nothing(tmp_path, monkeypatch):
