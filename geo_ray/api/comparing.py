@@ -27,8 +27,8 @@ from geo_ray.config.load import load_tree
 from geo_ray.config.source import override_items
 from geo_ray.errors import ConfigError, RunDirectoryError
 from geo_ray.job import rundir
+from geo_ray.job.build import check_device
 from geo_ray.job.follow_plan import changes_of
-from geo_ray.job.start_checks import check_device
 from geo_ray.observe.text import bytes_text, duration_text, number_text
 from geo_ray.planning.model.bill import Bill
 from geo_ray.runtime.control.train import Reporting
@@ -179,9 +179,10 @@ def compare(
         bill=bill,
     )
     with own_threads_kept():
-        comparison = compare_all(
-            wanted, _teller(RunWatch(progress)), partial(_train, source.parent)
-        )
+        watch = RunWatch(progress)
+        rates_text = f" at {len(rates)} learning rates" if len(rates) > 1 else ""
+        watch.tell(f"comparing {len(variants)} strategies{rates_text}, {seeds} runs of each count")
+        comparison = compare_all(wanted, _teller(watch), partial(_train, source.parent))
     save_comparison(comparison, directory / "compare.json")
     title = f"{experiment.name}: {','.join(texts)}"
     page = write_page(comparison, title, directory / "compare.html")

@@ -13,10 +13,10 @@ from geo_ray.config.source import ConfigSource
 from geo_ray.errors import ConfigError
 from geo_ray.job import rundir
 from geo_ray.job.auto import load_experiment
+from geo_ray.job.build import check_device
 from geo_ray.job.follow_plan import changes_of, check_model, emulation_of
 from geo_ray.job.resumption import check_resumable
 from geo_ray.job.rundir import RunDirectory
-from geo_ray.job.start_checks import check_device
 from geo_ray.observe.events.schema import Event
 from geo_ray.planning.plan import Plan
 

@@ -12,8 +12,8 @@ from job_support import TEXT, digits, experiment
 
 from geo_ray.cli.main import root
 from geo_ray.errors import ConfigError
-from geo_ray.job.data import prepare_manifest
-from geo_ray.job.start_checks import check_device, warn_of_few_rows
+from geo_ray.job.build import check_device
+from geo_ray.job.data import prepare_manifest, warn_of_few_rows
 
 TARGET = "train.target={metric: accurracy, value: 0.5, direction: at_least}"
 GPU = ("device=cuda:7", "regions.0.gpus_per_worker=1", "regions.1.gpus_per_worker=1")
