@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from geo_ray.api.html import html_view
 from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
@@ -25,11 +27,14 @@ from geo_ray.config.load import load_tree
 from geo_ray.config.source import override_items
 from geo_ray.errors import ConfigError, RunDirectoryError
 from geo_ray.job import rundir
+from geo_ray.job.build import check_device
 from geo_ray.job.follow_plan import changes_of
 from geo_ray.observe.text import bytes_text, duration_text, number_text
 from geo_ray.planning.model.bill import Bill
 from geo_ray.runtime.control.train import Reporting
 from geo_ray.runtime.control.train import train as train_to_end
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, repr=False)
@@ -133,20 +138,23 @@ def compare(
         base_dir: as for `geo_ray.train`.
 
     Raises:
+        ConfigError: an argument is wrong; names it.
         RunDirectoryError: the directory exists, and ``resume`` is not set.
         GeoRayError: whatever ends the comparison early.
     """
-    if seeds < 1 or (jobs is not None and jobs < 1) or not rates or min(rates) <= 0:
-        raise ConfigError(
-            "compare: seeds, jobs and rates are positive numbers", fix="Give at least one of each."
-        )
+    _check_numbers(seeds, jobs, rates)
     source = source_of(config, base_dir)
     changes = override_items(overrides)
     texts = strategies.split(",") if isinstance(strategies, str) else strategies
     variants = tuple(parse_variant(text, source.parent) for text in texts)
     if not variants:
-        raise ConfigError("compare: no strategies", fix="Name one at least, such as 'sma'.")
+        raise ConfigError("strategies: there are none", fix="Name one at least, such as 'sma'.")
+    twice = _repeated([variant.label for variant in variants])
+    if twice is not None:
+        raise ConfigError(f"strategies: {twice} is there twice", fix="Name each strategy once.")
     experiment = load_tree(source, changes, Experiment)
+    if not real or len(rates) > 1 or experiment.cluster.kind == "local":
+        check_device(experiment)
     bill = None
     if plan is not None:
         followed = plan_to_follow(plan)
@@ -171,13 +179,37 @@ def compare(
         bill=bill,
     )
     with own_threads_kept():
-        comparison = compare_all(
-            wanted, _teller(RunWatch(progress)), partial(_train, source.parent)
-        )
+        watch = RunWatch(progress)
+        rates_text = f" at {len(rates)} learning rates" if len(rates) > 1 else ""
+        watch.tell(f"comparing {len(variants)} strategies{rates_text}, {seeds} runs of each count")
+        comparison = compare_all(wanted, _teller(watch), partial(_train, source.parent))
     save_comparison(comparison, directory / "compare.json")
     title = f"{experiment.name}: {','.join(texts)}"
     page = write_page(comparison, title, directory / "compare.html")
     return ComparisonResult(comparison, directory, page)
+
+
+def _check_numbers(seeds: int, jobs: int | None, rates: Sequence[float]) -> None:
+    if seeds < 1:
+        raise ConfigError(f"seeds: {seeds} runs of each", fix="Ask for one at least.")
+    if jobs is not None and jobs < 1:
+        raise ConfigError(f"jobs: {jobs} runs side by side", fix="Ask for one at least.")
+    if not rates:
+        raise ConfigError("rates: there are none", fix="Give one at least, such as 1.0.")
+    for rate in rates:
+        if not (math.isfinite(rate) and rate > 0):
+            raise ConfigError(
+                f"rates: {rate} is no factor on a learning rate",
+                fix="Give finite positive numbers, such as 0.5, 1.0 and 2.0.",
+            )
+    twice = _repeated(list(rates))
+    if twice is not None:
+        raise ConfigError(f"rates: {twice} is there twice", fix="Name each factor once.")
+
+
+def _repeated(values: Sequence[T]) -> T | None:
+    """The first value that is there more than once."""
+    return next((value for value in values if values.count(value) > 1), None)
 
 
 def _teller(watch: RunWatch) -> Tell:

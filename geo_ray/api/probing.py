@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from geo_ray.api.html import html_view
 from geo_ray.api.inputs import Config, FilePath, Overrides, source_of
 from geo_ray.api.tables import Table, table_of
-from geo_ray.api.watch import ShowProgress
+from geo_ray.api.watch import RunWatch, ShowProgress
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_tree
 from geo_ray.config.source import override_items
@@ -93,10 +93,26 @@ def probe(
     """
     experiment = load_tree(source_of(config, base_dir), override_items(overrides), Experiment)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not progress) as bars:
+    console = Console(stderr=True)
+    live = progress is True and console.is_terminal
+    watch = RunWatch(progress=bool(progress) and not live)
+    with Progress(*columns, console=console, disable=not live) as bars:
         bar = bars.add_task("preparing", total=None)
+        said = ""
+
+        def tell(line: str) -> None:
+            nonlocal said
+            if line != said:  # it is called again and again while a pair is measured
+                said = line
+                watch.tell(line)
+
+        def on_phase(phase: str) -> None:
+            tell(phase)
+            bars.update(bar, description=phase)
 
         def on_status(status: ProbeStatus) -> None:
+            pairs = ", ".join(f"{src} -> {dst}" for (src, dst), _ in status.now)
+            tell(f"{status.done} of {status.total} measured" + (f", now {pairs}" if pairs else ""))
             lines = "\n".join(_line(*pair, now) for pair, now in status.now)
             bars.update(bar, description=lines or "next", completed=status.done, total=status.total)
 
@@ -104,7 +120,7 @@ def probe(
             experiment,
             how or ProbePlan(),
             on_status,
-            lambda phase: bars.update(bar, description=phase),
+            on_phase,
             disjoint=disjoint,
         )
     return ProbeResult(outcome.table, outcome.failures)

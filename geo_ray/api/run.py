@@ -229,10 +229,13 @@ class Run:
 def open_run(path: FilePath) -> Run:
     """Open the directory of a run: finished, cut off, or still going.
 
+    What the run has written down is enough: a file with a strategy or codec of the user's may have
+    been changed or removed since.
+
     Raises:
         RunDirectoryError: there is no run, or nothing has happened in it yet.
     """
-    directory, experiment = rundir.reopen(Path(path))
+    directory, experiment = rundir.reopen(Path(path), to_look_at=True)
     summary = load_summary(directory.path)
     if summary is not None:
         return Run(directory, experiment, summary)

@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import TypeAlias
 
 from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_tree
+from geo_ray.config.load import digest, load_tree
 from geo_ray.config.source import ConfigSource
 from geo_ray.errors import ConfigError
 from geo_ray.job import rundir
 from geo_ray.job.auto import load_experiment
+from geo_ray.job.build import check_device
 from geo_ray.job.follow_plan import changes_of, check_model, emulation_of
 from geo_ray.job.resumption import check_resumable
 from geo_ray.job.rundir import RunDirectory
+from geo_ray.observe.events.schema import Event
 from geo_ray.planning.plan import Plan
 
 Tell: TypeAlias = Callable[[str], None]
@@ -28,10 +30,25 @@ class ReadyRun:
     Attributes:
         run: its directory.
         experiment: its configuration.
+        is_changed: whether that is another one than the directory has.
+        plan: to follow from now on, if it is another one than before.
     """
 
     run: RunDirectory
     experiment: Experiment
+    is_changed: bool = False
+    plan: Plan | None = None
+
+    def begun(self, event: Event) -> None:
+        """Write a changed configuration down once the run goes on; given every event.
+
+        Not before: a resumption that is refused, by a node for example, changes nothing.
+
+        Raises:
+            RunDirectoryError: it cannot be written.
+        """
+        if event.kind == "run_started" and self.is_changed:
+            rundir.adopt(self.run, self.experiment, self.plan)
 
 
 def new_run(
@@ -49,7 +66,8 @@ def new_run(
         overrides: as for ``--set``.
         plan: to follow: workers, batches, averager, interval, codec.
         tell: told what was decided.
-        emulated: whether machines are to be as fast as the plan takes them to be.
+        emulated: whether it computes in this process, on machines as fast as the plan takes them
+            to be.
 
     Raises:
         ConfigError: the configuration is wrong.
@@ -64,6 +82,8 @@ def new_run(
     experiment, advice = load_experiment(config, overrides)
     if advice is not None:
         tell(advice.reason)
+    if emulated or experiment.cluster.kind == "local":
+        check_device(experiment)
     run = rundir.create(experiment, config.parent, advice.reason if advice else None, plan)
     if run.path.name != experiment.name:
         taken = run.path.parent / experiment.name
@@ -82,7 +102,7 @@ def resumed_run(
     *,
     allow_drift: bool,
 ) -> ReadyRun:
-    """Open the directory of an earlier run, to go on with it.
+    """Open the directory of an earlier run, to go on with it; changes nothing in it.
 
     Args:
         path: the directory.
@@ -93,7 +113,7 @@ def resumed_run(
 
     Raises:
         RunDirectoryError: there is no run.
-        ConfigDriftError: the configuration differs.
+        ConfigDriftError: the configuration differs; or its codecs do, which no run outlives.
         CheckpointMissingError: nothing would come of it; the run is finished, or never saved.
         ConfigError, PlanError: as for `new_run`.
     """
@@ -104,8 +124,9 @@ def resumed_run(
                 "a run that is resumed with a plan has its own configuration",
                 fix="Leave out the configuration and the overrides, or the plan.",
             )
-        check_resumable(run, experiment, experiment)
-        return ReadyRun(run, rundir.follow(run, experiment, plan))
+        changed = rundir.following(run, experiment, plan)
+        check_resumable(run, experiment, changed)
+        return ReadyRun(run, changed, True, plan)
     wanted = experiment
     if config is not None or overrides:
         followed = rundir.followed_plan(run)
@@ -120,9 +141,11 @@ def resumed_run(
         )
         rundir.check_drift(experiment, wanted, allow=allow_drift)
     check_resumable(run, experiment, wanted)
-    if wanted != experiment:
-        rundir.adopt(run, wanted)
-    return ReadyRun(run, wanted)
+    if wanted.cluster.kind == "local":
+        check_device(wanted)
+    # What is on the disk is compared: with `allow_drift` the digest of a file may be another.
+    written = rundir.reopen(path, to_look_at=True)[1]
+    return ReadyRun(run, wanted, digest(wanted) != digest(written))
 
 
 def _following(config: ConfigSource, overrides: tuple[str, ...], plan: Plan) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from geo_ray.api.inputs import FilePath
 from geo_ray.errors import ConfigError, RunDirectoryError
 from geo_ray.util.atomic_file import save_text
 
-STARTERS = ("quickstart", "csv", "language_model")
+STARTERS = ("quickstart", "csv", "language_model", "own")
 _SHARED = {
     "quickstart": ("quickstart.yaml", "planned.yaml", "auto.yaml", "cluster.yaml"),
 }
@@ -26,7 +26,7 @@ def init_project(
 
     Args:
         directory: where; made if it is not there.
-        starter: one of `STARTERS`: quickstart, csv or language_model.
+        starter: one of `STARTERS`: quickstart, csv, language_model or own.
         force: replace files that are there.
 
     Returns:

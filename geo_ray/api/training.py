@@ -86,7 +86,8 @@ def train(
             _tidied(ready.run, watch, is_new=resume is None),
             watch.over(ready.experiment) as watched,
         ):
-            reporting = Reporting(watched.status, watched.sinks, began_unix_s, watched.awaiting)
+            sinks = (ready.begun, *watched.sinks)
+            reporting = Reporting(watched.status, sinks, began_unix_s, watched.awaiting)
             summary = train_to_end(
                 ready.experiment,
                 ready.run,

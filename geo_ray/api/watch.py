@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from rich.console import Console
@@ -39,7 +40,7 @@ class RunWatch:
 
     Attributes:
         progress: whether people are shown the run.
-        on_event: given every event, in the caller's thread; what it raises ends the run.
+        on_event: given a copy of every event, in the caller's thread; what it raises ends the run.
     """
 
     progress: ShowProgress = False
@@ -53,7 +54,7 @@ class RunWatch:
     @contextmanager
     def over(self, experiment: Experiment) -> Iterator[Watched]:
         """RunWatch one run of ``experiment``."""
-        sinks = () if self.on_event is None else (self.on_event,)
+        sinks = () if self.on_event is None else (_with_copies(self.on_event),)
         if not self.progress:
             yield Watched(_nothing, _nobody, sinks)
             return
@@ -64,6 +65,11 @@ class RunWatch:
         with Progress(train.steps * most, experiment.region_names, console, plain) as shown:
             yield Watched(shown.status, shown.awaiting, (shown.feed, *sinks))
             shown.status("")
+
+
+def _with_copies(on_event: OnEvent) -> OnEvent:
+    """Whatever the caller does to an event, the run's books do not change with it."""
+    return lambda event: on_event(replace(event, fields=deepcopy(dict(event.fields))))
 
 
 def _nothing(text: str) -> None:

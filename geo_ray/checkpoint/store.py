@@ -187,20 +187,32 @@ class CheckpointStore:
             CheckpointError: if it was written in another version of the format.
         """
         path = self._path(id)
-        manifest = self._manifest(id)
+        manifest = self.manifest(id)
         for part in manifest.parts:
             verify_part(path, part)
         return Checkpoint(path, manifest)
 
     def manifest(self, id: int) -> CheckpointManifest:
-        """What one checkpoint consists of; its parts are not looked at.
+        """Read what one checkpoint consists of; its parts are not looked at.
 
         Raises:
-            CheckpointMissingError: if it is not there.
-            CheckpointCorruptError: if the manifest is damaged.
-            CheckpointError: if it was written in another version of the format.
+            CheckpointMissingError, CheckpointCorruptError, CheckpointError: as for `open`.
         """
-        return self._manifest(id)
+        file = self._path(id) / MANIFEST_FILE
+        try:
+            with file.open("rb") as stream:
+                data = stream.read(MAX_MANIFEST_BYTES + 1)
+        except FileNotFoundError as error:
+            raise CheckpointMissingError(f"{file}: there is no such checkpoint") from error
+        except OSError as error:
+            raise CheckpointCorruptError(f"{file}: cannot be read: {error.strerror}") from error
+        try:
+            manifest = decode_manifest(data)
+        except CheckpointError as error:
+            raise type(error)(f"{file}: {error.message}", fix=error.fix) from error
+        if manifest.id != id:
+            raise CheckpointCorruptError(f"{file}: it is the manifest of {manifest.id}")
+        return manifest
 
     def latest(self) -> Checkpoint:
         """Open the newest checkpoint that is whole and healthy.
@@ -253,23 +265,6 @@ class CheckpointStore:
         found = [int(match[1]) for name in names if (match := _DIRECTORY.match(name))]
         return sorted(id for id in found if self._path(id).is_dir())
 
-    def _manifest(self, id: int) -> CheckpointManifest:
-        file = self._path(id) / MANIFEST_FILE
-        try:
-            with file.open("rb") as stream:
-                data = stream.read(MAX_MANIFEST_BYTES + 1)
-        except FileNotFoundError as error:
-            raise CheckpointMissingError(f"{file}: there is no such checkpoint") from error
-        except OSError as error:
-            raise CheckpointCorruptError(f"{file}: cannot be read: {error.strerror}") from error
-        try:
-            manifest = decode_manifest(data)
-        except CheckpointError as error:
-            raise type(error)(f"{file}: {error.message}", fix=error.fix) from error
-        if manifest.id != id:
-            raise CheckpointCorruptError(f"{file}: it is the manifest of {manifest.id}")
-        return manifest
-
     def _sweep(self) -> None:
         """Remove what saves that never ended have left, this process's open ones excepted."""
         for id in self._directories():
@@ -291,7 +286,7 @@ class CheckpointStore:
         kept, has_healthy = 0, False
         for id in reversed(self.ids()):
             is_whole = id not in self._known_bad and self._looks_whole(id)
-            is_first_healthy = is_whole and not has_healthy and self._manifest(id).healthy
+            is_first_healthy = is_whole and not has_healthy and self.manifest(id).healthy
             has_healthy |= is_first_healthy
             if kept < self._keep or is_first_healthy:
                 kept += is_whole
@@ -309,7 +304,7 @@ class CheckpointStore:
     def _looks_whole(self, id: int) -> bool:
         """Check manifest and file sizes only; hashing old checkpoints at each save costs much."""
         try:
-            parts = self._manifest(id).parts
+            parts = self.manifest(id).parts
             return all((self._path(id) / part.file).stat().st_size == part.bytes for part in parts)
         except (CheckpointError, OSError):
             return False

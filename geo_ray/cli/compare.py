@@ -6,9 +6,11 @@ from pathlib import Path
 
 import click
 
+from geo_ray.cli.paths import check_config, config_file
+
 
 @click.command()
-@click.argument("config", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("config", type=click.Path(path_type=Path), callback=config_file)
 @click.option(
     "--strategies",
     required=True,
@@ -20,7 +22,8 @@ import click
 @click.option(
     "--plan",
     "plan_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=click.Path(path_type=Path),
+    callback=config_file,
     help="Workers, batches, averager and prices of a plan of `geo-ray plan --out`; fills USD.",
 )
 @click.option("--seeds", default=3, show_default=True, type=click.IntRange(1), help="Runs of each.")
@@ -56,6 +59,7 @@ def compare(
     links of CONFIG. Every strategy gets the same number of trials for its learning rate. The result
     is a table, compare.json and compare.html.
     """
+    check_config(config, overrides)
     from rich.console import Console
 
     import geo_ray
@@ -80,11 +84,8 @@ def compare(
 
 def _numbers(text: str) -> tuple[float, ...]:
     try:
-        found = tuple(float(part) for part in text.split(","))
+        return tuple(float(part) for part in text.split(","))
     except ValueError:
-        found = ()
-    if not found or min(found) <= 0:
         raise click.BadParameter(
-            f"{text!r} is not a list of positive numbers", param_hint="--rates"
-        )
-    return found
+            f"{text!r} is not a list of numbers separated by commas", param_hint="--rates"
+        ) from None

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from geo_ray.cli.paths import config_file
+
 
 @click.group()
 def config() -> None:
@@ -14,7 +16,7 @@ def config() -> None:
 
 
 @config.command()
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path), callback=config_file)
 @click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change one key.")
 def show(file: Path, overrides: tuple[str, ...]) -> None:
     """Print FILE as it would run, defaults included, and its digest."""

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import click
 
+from geo_ray.cli.paths import config_file
+
 plan_option = click.option(
     "--plan",
     "plan_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=click.Path(path_type=Path),
+    callback=config_file,
     help="Follow a plan of `geo-ray plan --out`: workers, batches, averager, interval, codec.",
 )

@@ -12,7 +12,7 @@ import click
 @click.option(
     "--from",
     "starter",
-    type=click.Choice(["quickstart", "csv", "language_model"]),
+    type=click.Choice(["quickstart", "csv", "language_model", "own"]),
     default="quickstart",
     show_default=True,
     help="What to begin with.",

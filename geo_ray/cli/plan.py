@@ -6,12 +6,14 @@ from pathlib import Path
 
 import click
 
+from geo_ray.cli.paths import check_plan_section, config_file, run_directory
+
 _file_type = click.Path(exists=True, dir_okay=False, path_type=Path)
 _out_type = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command()
-@click.argument("config", type=_file_type)
+@click.argument("config", type=click.Path(path_type=Path), callback=config_file)
 @click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change one key.")
 @click.option(
     "--policy",
@@ -37,7 +39,8 @@ _out_type = click.Path(dir_okay=False, path_type=Path)
 @click.option(
     "--from",
     "run_dir",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=click.Path(path_type=Path),
+    callback=run_directory,
     metavar="RUN",
     help="Plan what is left of a run that follows a plan: whether a change pays.",
 )
@@ -67,6 +70,7 @@ def plan(
     CONFIG has a section `plan` that says what could be rented where. Prices come with this release
     and from `geo-ray prices`; links from a table, or from the section `emulate`.
     """
+    check_plan_section(config, overrides)
     from rich.console import Console
 
     import geo_ray

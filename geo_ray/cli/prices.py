@@ -10,9 +10,15 @@ _CLOUDS = ("aws", "tencent")
 _file_type = click.Path(dir_okay=False, path_type=Path)
 
 
-@click.group()
-def prices() -> None:
-    """Show the known prices, or ask a cloud for its present ones."""
+@click.group(invoke_without_command=True)
+@click.pass_context
+def prices(context: click.Context) -> None:
+    """Show the known prices, or ask a cloud for its present ones.
+
+    Without a verb it is `show`.
+    """
+    if context.invoked_subcommand is None:
+        context.invoke(show)
 
 
 @prices.command()

@@ -8,10 +8,11 @@ from pathlib import Path
 import click
 
 from geo_ray.cli.follow import plan_option
+from geo_ray.cli.paths import check_config, config_file
 
 
 @click.command()
-@click.argument("config", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("config", type=click.Path(path_type=Path), callback=config_file)
 @click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change one key.")
 @plan_option
 @click.option("--plain", is_flag=True, help="Lines instead of a live table.")
@@ -20,6 +21,7 @@ def simulate(config: Path, overrides: tuple[str, ...], plan_file: Path | None, p
 
     Seconds in its output are predictions for the real run.
     """
+    check_config(config, overrides)
     import geo_ray
     from geo_ray.cli.ending import show_end
 

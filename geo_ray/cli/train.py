@@ -8,17 +8,17 @@ from pathlib import Path
 import click
 
 from geo_ray.cli.follow import plan_option
+from geo_ray.cli.paths import check_config, config_file, run_directory
 
 
 @click.command()
-@click.argument(
-    "config", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
-)
+@click.argument("config", required=False, type=click.Path(path_type=Path), callback=config_file)
 @click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change one key.")
 @click.option(
     "--resume",
     "resume_dir",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=click.Path(path_type=Path),
+    callback=run_directory,
     metavar="RUN",
     help="Go on with an earlier run from its newest whole and healthy checkpoint.",
 )
@@ -58,6 +58,8 @@ def train(
         raise click.UsageError("--from ID goes with --resume RUN")
     if resume_dir is not None and plan_file is not None and (config is not None or overrides):
         raise click.UsageError("a run that is resumed with a plan has its own CONFIG")
+    if config is not None and resume_dir is None:
+        check_config(config, overrides)
     run = geo_ray.train(
         config,
         overrides,

@@ -48,6 +48,7 @@ LOAD: Final = OwnLoader(
     lambda c: (c.kind, c.traits),
     CodecTraits,
     CODECS,
+    may_drift=False,
 )
 """Makes a codec of the user's from its section."""
 

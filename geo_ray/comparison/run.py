@@ -17,7 +17,7 @@ from geo_ray.comparison.outcome import (
 )
 from geo_ray.comparison.pool import SimulatedCase, simulate_all
 from geo_ray.comparison.price import priced
-from geo_ray.comparison.variants import Case, Variant, experiment_of
+from geo_ray.comparison.variants import Case, CaseDirectory, Variant, experiment_of
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.source import ConfigSource
 from geo_ray.errors import NonFiniteError
@@ -52,6 +52,11 @@ class ComparisonPlan:
     jobs: int
     real: bool = False
     bill: Bill | None = None
+
+    @property
+    def names(self) -> CaseDirectory:
+        """What the directories of its runs are called."""
+        return CaseDirectory(self.variants, self.rates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +130,7 @@ def compare(
 def _simulated(plan: ComparisonPlan, cases: Sequence[Case]) -> Iterator[Outcome]:
     todo = []
     for case in cases:
-        directory = plan.out / "simulated" / case.name
+        directory = plan.out / "simulated" / plan.names.of(case)
         experiment = experiment_of(case, plan.config, plan.common, directory)
         known = load_outcome(directory, experiment)
         if known is None:
@@ -149,7 +154,7 @@ def _real(
     plan: ComparisonPlan, cases: Sequence[Case], train: Callable[[Experiment, Path], Outcome]
 ) -> Iterator[Outcome]:
     for case in cases:
-        directory = plan.out / "real" / case.name
+        directory = plan.out / "real" / plan.names.of(case)
         experiment = experiment_of(case, plan.config, plan.common, directory)
         outcome = load_outcome(directory, experiment)
         if outcome is None:

@@ -8,6 +8,7 @@ where it can be both, and ``up`` and ``down`` that of one.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -50,11 +51,32 @@ class Case:
     rate: float
     seed: int
 
-    @property
-    def name(self) -> str:
-        """Name of its directory."""
-        safe = "".join(c if c.isalnum() else "-" for c in self.variant.label).strip("-")
-        return f"{safe}_x{self.rate:g}_s{self.seed}"
+
+@dataclass(frozen=True, slots=True)
+class CaseDirectory:
+    """Names of the directories of a comparison's runs, no two of them the same.
+
+    Attributes:
+        variants: all of the comparison.
+        rates: all factors on learning rates that it may take.
+    """
+
+    variants: tuple[Variant, ...]
+    rates: tuple[float, ...]
+
+    def of(self, case: Case) -> str:
+        """The name of one case; with a digest or all digits only where another has the same."""
+        name, rate = _safe(case.variant.label), f"{case.rate:g}"
+        if sum(_safe(other.label).lower() == name.lower() for other in self.variants) > 1:
+            whole = "\n".join((case.variant.label, *case.variant.overrides))
+            name = f"{name}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
+        if sum(f"{other:g}" == rate for other in self.rates) > 1:
+            rate = repr(case.rate)
+        return f"{name}_x{rate}_s{case.seed}"
+
+
+def _safe(label: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in label).strip("-")
 
 
 def parse_variant(text: str, base_dir: Path = Path()) -> Variant:
@@ -74,7 +96,7 @@ def parse_variant(text: str, base_dir: Path = Path()) -> Variant:
             near = nearest(kind, STRATEGIES)
             hint = f"; did you mean {near}?" if near else ""
             raise ConfigError(
-                f"--strategies {text}: there is no strategy '{kind}'{hint}",
+                f"strategies: {text}: there is no strategy '{kind}'{hint}",
                 fix=f"Choose among {', '.join(STRATEGIES)}; or name your own, FILE.py:CLASS.",
             )
         section = {"use": f"{kind}:{parts.pop(0)}"}
@@ -83,7 +105,7 @@ def parse_variant(text: str, base_dir: Path = Path()) -> Variant:
         key, equals, value = part.partition("=")
         if not equals or not key:
             raise ConfigError(
-                f"--strategies {text}: '{part}' is not of the form key=value",
+                f"strategies: {text}: '{part}' is not of the form key=value",
                 fix="Write for example diloco:interval=16:codec=int4.",
             )
         overrides += _overrides(key.strip(), value.strip())

@@ -14,6 +14,7 @@ from geo_ray.config.auto import OR_AUTO
 from geo_ray.config.base import StrictModel
 from geo_ray.config.cluster import ClusterConfig, LocalClusterConfig
 from geo_ray.config.emulate import EmulateConfig
+from geo_ray.config.own import only_recorded
 from geo_ray.config.region import Name, RegionConfig, check_device, no_such_region, with_copies
 from geo_ray.data.split import IidSplit, SplitConfig
 from geo_ray.overlay.config import AnyOverlay, StarOverlay, check_overlay
@@ -101,7 +102,8 @@ class Experiment(StrictModel):
         for where, name in self._mentions():
             if name not in names:
                 raise ValueError(no_such_region(where, name, names))
-        self._check_sections({region.name: region.workers for region in self.regions})
+        if not only_recorded(self.strategy, self.codec.up, self.codec.down):
+            self._check_sections({region.name: region.workers for region in self.regions})
         return self
 
     def _check_sections(self, workers: Mapping[str, int]) -> None:

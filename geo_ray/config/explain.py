@@ -64,8 +64,16 @@ def explain(
         under: where the tree hangs in the one that the origins are of.
     """
     problems: dict[KeyPath, list[str]] = {}
-    for item in error.errors(include_url=False):
-        path, text = _problem(item, _locate(item["loc"], root), root)
+    items = [(item, _locate(item["loc"], root)) for item in error.errors(include_url=False)]
+    misspelt = {
+        (*found.path[:-1], _near_key(str(item["loc"][-1]), _valid_keys(found.holders), root))
+        for item, found in items
+        if item["type"] == "extra_forbidden"
+    }
+    for item, found in items:
+        if item["type"] == "missing" and found.path in misspelt:
+            continue  # it is there, by a name of which another line tells
+        path, text = _problem(item, found, root)
         if text not in problems.setdefault(path, []):
             problems[path].append(text)
     return [
@@ -129,7 +137,29 @@ def _or_meant(value: JSONValue, found: _Found) -> str:
     if _is_secret(found.path):
         return ""
     near = next((near for place in found.places if (near := meant(value, place))), None)
+    near = near or next((near for place in found.places if (near := _as_kind(value, place))), None)
     return f"; did you mean {near}?" if near else ""
+
+
+def _as_kind(value: JSONValue, place: Place) -> str | None:
+    """A section of which only the kind was written, maybe one section too high."""
+    key, words = kinds_of(place)
+    if key and value in words:
+        return f"{{{key}: {value}}}"
+    for option in alternatives(place):
+        for name, info in option.model.model_fields.items() if option.model is not None else ():
+            key, words = kinds_of(Place.of(info))
+            if key and value in words:
+                return f"{{{name}: {{{key}: {value}}}}}"
+    return None
+
+
+def keys_in(error: ValidationError, root: type[BaseModel]) -> list[str]:
+    """The top-level keys that ``error`` is about, those that there are, each once."""
+    found = [_locate(item["loc"], root).path for item in error.errors(include_url=False)]
+    return list(
+        dict.fromkeys(str(path[0]) for path in found if path and path[0] in root.model_fields)
+    )
 
 
 def _wrong_kind(tag: str, found: _Found) -> tuple[KeyPath, str]:
@@ -213,15 +243,32 @@ def _valid_keys(holders: list[Place]) -> list[str]:
 
 
 def _nearest_key(word: str, valid: Sequence[str], root: type[BaseModel]) -> str:
-    near = nearest(word, valid)
-    if near is None:
-        others = [path for path, _ in every_field(root) if path.endswith(f".{word}")]
-        if others:  # the key of another section, the nearest to the root
-            near = min(others, key=lambda path: path.count("."))
+    if word in root.model_fields and word not in valid:
+        return f"{word} is a key of the whole file: write it without what is before it"
+    near = _near_key(word, valid, root)
     if near is not None:
         return f"did you mean {near}?"
     shown = ", ".join(valid[:_MAX_KEYS]) + (", ..." if len(valid) > _MAX_KEYS else "")
     return f"valid are: {shown}" if valid else "no key is valid here"
+
+
+def _near_key(word: str, valid: Sequence[str], root: type[BaseModel]) -> str | None:
+    """The key that was probably meant: of this section, or with its path one of another."""
+    paths = [path for path, _ in every_field(root)]
+    whole = [path for path in paths if "." in path and _bare(path) == _bare(word)]
+    if whole:  # a path whose dots were forgotten
+        return min(whole, key=len)
+    near = nearest(word, valid)
+    if near is not None:
+        return near
+    others = [path for path in paths if path.endswith(f".{word}")]
+    # the key of another section, the nearest to the root
+    return min(others, key=lambda path: path.count("."), default=None)
+
+
+def _bare(path: str) -> str:
+    """A path without what is easily forgotten: dots, underscores, the kinds of sections."""
+    return re.sub(r"\([^)]*\)|[._\-]", "", path).lower()
 
 
 def _origin(path: KeyPath, origins: Mapping[KeyPath, str]) -> str:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from geo_ray.config.canonical import JSONValue, canonical_json, sha256_hex
 from geo_ray.config.describe import describe
-from geo_ray.config.explain import dotted, explain
+from geo_ray.config.explain import dotted, explain, keys_in
 from geo_ray.config.overrides import apply_overrides
 from geo_ray.config.own import context
 from geo_ray.config.source import ConfigSource, ConfigText
@@ -38,6 +38,7 @@ __all__ = [
 T = TypeVar("T", bound=BaseModel)
 
 MAX_FILE_BYTES = 1_000_000
+_MOST_SECTIONS = 3
 _ABSENT = object()
 
 
@@ -49,6 +50,7 @@ def load_tree(
     *,
     base_dir: Path | None = None,
     allow_drift: bool = False,
+    to_look_at: bool = False,
 ) -> T:
     """Read a configuration file.
 
@@ -59,12 +61,17 @@ def load_tree(
         advice: where its keys are described; None if `geo-ray config schema` does.
         base_dir: where relative paths to the user's classes start; default: the file's directory.
         allow_drift: take them although their files are not those that the file tells of.
+        to_look_at: what the file says of them is enough; see `geo_ray.config.own.context`.
 
     Raises:
         ConfigError: naming the file and every key that is wrong; nothing else escapes.
         ConfigDriftError: a class of the user's has changed since the file was written.
     """
-    where = context(path.parent if base_dir is None else base_dir, allow_drift=allow_drift)
+    where = context(
+        path.parent if base_dir is None else base_dir,
+        allow_drift=allow_drift,
+        to_look_at=to_look_at,
+    )
     return load_text(read_text(path), overrides, root, str(path), advice, where)
 
 
@@ -150,7 +157,16 @@ def checked(
     except ValidationError as error:
         lines = explain(error, root, tree.origins, under)
         count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
-        raise ConfigError("\n    ".join([f"{source}: {count}:", *lines]), fix=advice) from error
+        fix = advice or _advice(len(lines), keys_in(error, root))
+        raise ConfigError("\n    ".join([f"{source}: {count}:", *lines]), fix=fix) from error
+
+
+def _advice(problems: int, sections: Sequence[str]) -> str:
+    correct = "Correct that" if problems == 1 else "Correct them; all are listed"
+    if not sections or len(sections) > _MOST_SECTIONS:
+        return f"{correct}. `geo-ray config schema` lists every key."
+    shown = " and ".join(f"`geo-ray config schema {name}`" for name in sections)
+    return f"{correct}. {shown} show{'s' if len(sections) == 1 else ''} what belongs there."
 
 
 def digest(model: BaseModel) -> str:

@@ -29,11 +29,13 @@ def apply_overrides(tree: YamlTree, overrides: Sequence[str]) -> YamlTree:
     for override in overrides:
         keys, text = _split(override)
         path = _with_indices(value, keys)
+        made = [path[:length] for length in range(1, len(path)) if path[:length] not in origins]
         new = parse_yaml(text, f"--set {override}", flow_only=True)
         value = _replaced(value, path, new.value, override)
         for key in [key for key in origins if key[: len(path)] == path]:
             del origins[key]
         origins.update({(*path, *inner): _ORIGIN for inner in new.origins})
+        origins.update(dict.fromkeys(made, _ORIGIN))
     return YamlTree(value, origins)
 
 

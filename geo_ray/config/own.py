@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,12 +35,12 @@ from pydantic import (
 )
 
 from geo_ray.config.base import StrictModel
-from geo_ray.errors import ConfigDriftError, ConfigError
+from geo_ray.errors import ConfigDriftError, ConfigError, GeoRayError, OwnCodeError
 from geo_ray.util.blame import place, source_of, summary
 from geo_ray.util.user_class import UserClass, find_class, or_meant, source_digest
 
 _USE, _DIGEST = "use", "sha256"
-_BASE_DIR, _ALLOW_DRIFT = "base_dir", "allow_drift"
+_BASE_DIR, _ALLOW_DRIFT, _TO_LOOK_AT = "base_dir", "allow_drift", "to_look_at"
 _BY_KIND: Final = "kind"
 _BY_USE: Final = "OwnClass"  # the name of the class, by which messages find it
 
@@ -55,14 +56,44 @@ class OwnClass(StrictModel):
     )
 
 
-def context(base_dir: Path, *, allow_drift: bool = False) -> dict[str, Any]:
+class SavedClass(OwnClass):
+    """What a run has written down of a class that is not there any more as it was.
+
+    Enough to look at the run; nothing can be run with it.
+    """
+
+    kind: str = Field(description="its name in the run's events")
+
+    @property
+    def traits(self) -> object:
+        """Only the class itself knows them.
+
+        Raises:
+            ConfigDriftError: always.
+        """
+        raise ConfigDriftError(
+            f"{self.use} is not there any more as the run was made with it",
+            fix="Restore the file.",
+        )
+
+
+def context(
+    base_dir: Path, *, allow_drift: bool = False, to_look_at: bool = False
+) -> dict[str, Any]:
     """The validation context for reading a configuration.
 
     Args:
         base_dir: where relative paths start.
         allow_drift: take a class although its file has another digest than the section says.
+        to_look_at: take what the section says for a class that is not there as it was; the
+            configuration can be looked at, and nothing can be run with it.
     """
-    return {_BASE_DIR: base_dir, _ALLOW_DRIFT: allow_drift}
+    return {_BASE_DIR: base_dir, _ALLOW_DRIFT: allow_drift, _TO_LOOK_AT: to_look_at}
+
+
+def only_recorded(*sections: object) -> bool:
+    """Whether one of the sections is what a run has written down, and not the class itself."""
+    return any(isinstance(section, SavedClass) for section in sections)
 
 
 def section_type(classes: Sequence[type], load: OwnLoader) -> Any:
@@ -102,6 +133,7 @@ class OwnLoader:
         look: gives an object's name and its traits.
         traits_class: of these.
         taken: names that the library's own classes have.
+        may_drift: whether a run can be resumed with another content of the file.
     """
 
     wanted: UserClass
@@ -109,6 +141,7 @@ class OwnLoader:
     look: Callable[[Any], tuple[object, object]]
     traits_class: type
     taken: Collection[str]
+    may_drift: bool
 
     def __call__(self, value: Any, _: Any, info: ValidationInfo) -> Any:
         """The object.
@@ -121,18 +154,31 @@ class OwnLoader:
         if isinstance(value, StrictModel) and not isinstance(value, OwnClass):
             return value
         section = OwnClass.model_validate(value)
-        place_of = info.context or context(Path())
-        base_dir = place_of[_BASE_DIR]
+        where = info.context or context(Path())
+        try:
+            return self._object(section, where)
+        except (GeoRayError, ValueError):
+            if not where[_TO_LOOK_AT]:
+                raise
+            written = {"kind": section.use.rpartition(":")[2]} | section.model_dump()
+            return SavedClass.model_validate(written)
+
+    def _object(self, section: OwnClass, where: Mapping[str, Any]) -> StrictModel:
+        base_dir = where[_BASE_DIR]
         kind = self.find(section.use, base_dir)
         digest = source_digest(kind, section.use, base_dir)
-        if section.sha256 not in (None, digest) and not place_of[_ALLOW_DRIFT]:
+        if section.sha256 not in (None, digest) and not where[_ALLOW_DRIFT]:
+            otherwise = (
+                "; or resume with the present one: geo-ray train --resume RUN --allow-drift."
+                if self.may_drift
+                else ", or begin a new run."
+            )
             raise ConfigDriftError(
                 f"{self.wanted.what} {section.use}: the file is not the one that the "
                 "configuration was made with",
-                fix="Restore the file here and on every node; or resume with the present one: "
-                "geo-ray train --resume RUN --allow-drift.",
+                fix=f"Restore the file here and on every node{otherwise}",
             )
-        named = _named(kind, section.use, digest)
+        named = _named(kind, section.use, digest, self._guarded)
         options = dict(section.model_extra or {})
         unknown = [key for key in options if key not in kind.model_fields]
         if unknown:
@@ -172,6 +218,16 @@ class OwnLoader:
             raise ConfigError(f"{name}: its option {hidden[0]!r} has the name of another key")
         return kind
 
+    def _guarded(self, kind: type, use: str) -> dict[str, Callable[..., Any]]:
+        """The methods of the protocol, each naming the line that raised."""
+        path = source_of(kind) or Path(use)
+        members = dict(inspect.getmembers_static(kind))
+        return {
+            key: _blaming(members[key], f"{self.wanted.what} {use}: {key}", path)
+            for key in vars(self.protocol)
+            if not key.startswith("_") and inspect.isfunction(members.get(key))
+        }
+
     def _check_object(self, found: StrictModel, kind: type, use: str) -> None:
         try:
             name, traits = self.look(found)
@@ -191,13 +247,37 @@ class OwnLoader:
 
 
 @functools.cache
-def _named(kind: type[StrictModel], use: str, digest: str) -> type[StrictModel]:
-    """The same class, of which objects know where they come from."""
+def _named(
+    kind: type[StrictModel],
+    use: str,
+    digest: str,
+    guarded: Callable[[type, str], dict[str, Callable[..., Any]]],
+) -> type[StrictModel]:
+    """The same class, of which objects know where they come from, and whose line raised."""
     fields: dict[str, Any] = {
         _USE: (Literal[use], use),
         _DIGEST: (Literal[digest], digest),
     }
-    return create_model(kind.__name__, __base__=kind, __module__=kind.__module__, **fields)
+    about: dict[str, Any] = {"__module__": kind.__module__, "__doc__": kind.__doc__}
+    base: type[StrictModel] = types.new_class(
+        kind.__name__, (kind,), exec_body=lambda space: space.update(about | guarded(kind, use))
+    )
+    return create_model(kind.__name__, __base__=base, __module__=kind.__module__, **fields)
+
+
+def _blaming(method: Callable[..., Any], name: str, path: Path) -> Callable[..., Any]:
+    """The method; what it raises names it and the line of the user's file."""
+
+    @functools.wraps(method)
+    def call(*arguments: Any, **named: Any) -> Any:
+        try:
+            return method(*arguments, **named)
+        except GeoRayError:
+            raise
+        except Exception as error:
+            raise OwnCodeError(f"{name} raised {summary(error)} ({place(error, path)})") from error
+
+    return call
 
 
 def _check_signature(name: str, method: str, wanted: Callable[..., Any], found: object) -> None:

@@ -9,6 +9,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from geo_ray.config.base import StrictModel
+from geo_ray.errors import OwnCodeError
 from geo_ray.util.blame import place, source_of, summary
 
 T = TypeVar("T")
@@ -54,11 +55,26 @@ def check_options(subject: object) -> None:
     if not isinstance(subject, StrictModel):
         raise BrokenPromiseError("it is no StrictModel")
     expect(bool(type(subject).model_config.get("frozen")), "its options can be changed")
+    for name in type(subject).model_fields:
+        value = dict(subject)[name]
+        expect(
+            _is_frozen(value),
+            f"its option {name} is a {type(value).__name__}, of which items can be changed; "
+            "a tuple[...] is frozen",
+        )
     try:
         type(subject).model_validate({**subject.model_dump(), "no_such_option": 1})
     except ValidationError:
         return
     raise BrokenPromiseError("it takes an option that it does not have")
+
+
+def _is_frozen(value: object) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 def run_checks(checks: Checks[T], subject: T) -> list[Finding]:
@@ -78,6 +94,8 @@ def run_checks(checks: Checks[T], subject: T) -> list[Finding]:
             check(subject)
         except BrokenPromiseError as error:
             why = str(error)
+        except OwnCodeError as error:
+            why = error.message
         except Exception as error:
             path = next(filter(None, map(source_of, type(subject).__mro__)), None)
             where = "" if path is None else f"{place(error, path)}: "

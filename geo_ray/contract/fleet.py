@@ -26,7 +26,7 @@ from geo_ray.training.server.shard import Contribution, Shard
 NUM_PARAMS = 67
 """No multiple of a vector's length, and enough for three shards."""
 
-SAMPLES: Mapping[str, int] = {"a": 16, "b": 8, "c": 4}
+SAMPLES: Mapping[str, int] = {"a": 16, "b": 8, "c": 4, "d": 2, "e": 12}
 """Rows behind a step, by region."""
 
 DATA_ROWS: Mapping[str, float] = {"a": 100.0, "b": 300.0, "c": 200.0}

@@ -4,23 +4,37 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Final, Literal, TypeAlias, TypeVar
 
 from geo_ray.codecs.base import Codec
 from geo_ray.codecs.registry import CODECS, AnyCodec
 from geo_ray.config.base import StrictModel
 from geo_ray.config.load import load_text
 from geo_ray.config.own import context
-from geo_ray.contract import codecs, strategies
-from geo_ray.contract.findings import Finding, run_checks
+from geo_ray.contract import codecs, processes, strategies
+from geo_ray.contract.findings import Checks, Finding, run_checks
 from geo_ray.errors import ConfigError
 from geo_ray.strategies.base import Strategy
 from geo_ray.strategies.registry import STRATEGIES, AnyStrategy
-from geo_ray.util.user_class import UserClass, find_class
+from geo_ray.util.user_class import UserClass, find_class, or_meant
 
 _ANY = UserClass("strategy or codec", ConfigError, "examples/own_strategy.py")
+T = TypeVar("T")
+What: TypeAlias = Literal["strategy", "codec"]
+
+
+def _methods_of(protocol: type) -> tuple[str, ...]:
+    return tuple(k for k, v in vars(protocol).items() if inspect.isfunction(v) and k[0] != "_")
+
+
+_METHODS: Final[Mapping[What, tuple[str, ...]]] = {
+    "strategy": _methods_of(Strategy),
+    "codec": _methods_of(Codec),
+}
 
 
 class StrategySection(StrictModel):
@@ -42,10 +56,12 @@ class Subject:
     Attributes:
         strategy: if it is one.
         codec: if it is one.
+        base_dir: where a relative path to its file starts.
     """
 
     strategy: Strategy | None = None
     codec: Codec | None = None
+    base_dir: Path = Path()
 
 
 def load(name: str, options: Sequence[str], base_dir: Path) -> Subject:
@@ -61,21 +77,110 @@ def load(name: str, options: Sequence[str], base_dir: Path) -> Subject:
     """
     overrides = [f"option.{option}" for option in options]
     if name in STRATEGIES or name in CODECS:
-        section, is_codec = {"kind": name}, name in CODECS
-    else:
-        members = dict(inspect.getmembers_static(find_class(name, base_dir, _ANY)))
-        section, is_codec = {"use": name}, "encode" in members
+        built_in: What = "codec" if name in CODECS else "strategy"
+        return _built(built_in, {"kind": name}, overrides, name, base_dir)
+    kind = find_class(name, base_dir, _ANY)
+    what = _what_is(name, kind)
+    if issubclass(kind, StrictModel):
+        _check_names(name, kind, options)
+    return _built(what, {"use": name}, overrides, name, base_dir)
+
+
+def _check_names(name: str, kind: type[StrictModel], options: Sequence[str]) -> None:
+    """Refuse options that the class does not have, by their names."""
+    for option in options:
+        key = option.partition("=")[0].partition(".")[0].strip()
+        if key not in kind.model_fields:
+            hint = or_meant(key, set(kind.model_fields) - {"kind"}) or "; it takes no options"
+            raise ConfigError(f"{name} has no option {key!r}{hint}", fix=_about_options(kind))
+
+
+def _about_options(kind: type[StrictModel]) -> str:
+    fields = {name: info for name, info in kind.model_fields.items() if name != "kind"}
+    if not fields:
+        return "Leave --option out: the class has no options."
+    shown = [
+        f"{name} ({'required' if info.is_required() else f'default {info.default!r}'}"
+        + (f": {info.description})" if info.description else ")")
+        for name, info in fields.items()
+    ]
+    return f"Its options are {'; '.join(shown)}."
+
+
+def object_of(what: What, section: Mapping[str, object], base_dir: Path) -> Subject:
+    """The same again from its section, as `model_dump` gives it.
+
+    Args:
+        what: which of the two it is.
+        section: with ``kind`` or ``use``, and its options.
+        base_dir: where a relative path starts.
+
+    Raises:
+        ConfigError: as for `load`.
+    """
+    return _built(what, section, [], what, base_dir)
+
+
+def _built(
+    what: What, section: Mapping[str, object], overrides: list[str], name: str, base_dir: Path
+) -> Subject:
     text, where = json.dumps({"option": section}), context(base_dir)
-    if is_codec:
-        return Subject(codec=load_text(text, overrides, CodecSection, name, where=where).option)
-    return Subject(strategy=load_text(text, overrides, StrategySection, name, where=where).option)
+    fix = "Correct the class, or what --option says; docs/own.md says what a class needs."
+    if what == "codec":
+        codec = load_text(text, overrides, CodecSection, name, fix, where).option
+        return Subject(codec=codec, base_dir=base_dir)
+    strategy = load_text(text, overrides, StrategySection, name, fix, where).option
+    return Subject(strategy=strategy, base_dir=base_dir)
 
 
-def checked(subject: Subject) -> list[Finding]:
-    """Put it to the checks of its kind."""
+def _what_is(name: str, kind: type) -> What:
+    """Which of the two a class of the user's is meant to be: the one that it has methods of.
+
+    Raises:
+        ConfigError: it has none of either, or of both.
+    """
+    members = dict(inspect.getmembers_static(kind))
+    lacks = {
+        what: [key for key in wanted if key not in members] for what, wanted in _METHODS.items()
+    }
+    begun = [what for what, wanted in _METHODS.items() if len(lacks[what]) < len(wanted)]
+    if len(begun) == 1:
+        return begun[0]
+    if not begun:
+        wants = "; ".join(f"a {what} has {', '.join(keys)}" for what, keys in lacks.items())
+        raise ConfigError(
+            f"{name} is neither a strategy nor a codec: {wants}",
+            fix="Look at docs/own.md, which has a whole one of each.",
+        )
+    whole = [what for what in begun if not lacks[what]]
+    if len(whole) == 1:
+        return whole[0]
+    raise ConfigError(
+        f"{name} has methods of a strategy and of a codec", fix="Write a class for each."
+    )
+
+
+def checked(subject: Subject, promises: Collection[str] | None = None) -> list[Finding]:
+    """Put it to the checks of its kind.
+
+    Args:
+        subject: what to check.
+        promises: the checks to do, by their names; None for all.
+    """
     found: list[Finding] = []
     if subject.strategy is not None:
-        found += run_checks(strategies.CHECKS, subject.strategy)
+        elsewhere = partial(processes.check_strategy, base_dir=subject.base_dir)
+        checks: Checks[Strategy] = {
+            **strategies.CHECKS,
+            "another process ends with the same bits": elsewhere,
+        }
+        found += run_checks(_chosen(checks, promises), subject.strategy)
     if subject.codec is not None:
-        found += run_checks(codecs.CHECKS, subject.codec)
+        decoding = partial(processes.check_codec, base_dir=subject.base_dir)
+        coding: Checks[Codec] = {**codecs.CHECKS, "another process decodes the same": decoding}
+        found += run_checks(_chosen(coding, promises), subject.codec)
     return found
+
+
+def _chosen(checks: Checks[T], promises: Collection[str] | None) -> Checks[T]:
+    return {name: check for name, check in checks.items() if promises is None or name in promises}

@@ -84,7 +84,7 @@ def everything_lies_in_the_states(strategy: Strategy) -> None:
     steps, seen = _steps_of(strategy), []
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    alone = [_whole_run(strategy, seed, steps) for seed in (1, 2)]
+    alone = [whole_run(strategy, seed) for seed in (1, 2)]
     fleets, grads = [Fleet(strategy), Fleet(strategy)], [gradients(steps, seed=s) for s in (1, 2)]
     for t in range(steps):
         for fleet, each in zip(fleets, grads, strict=True):
@@ -96,7 +96,9 @@ def everything_lies_in_the_states(strategy: Strategy) -> None:
     expect(seen == alone, "it remembers something outside of the states that it is given")
 
 
-def _whole_run(strategy: Strategy, seed: int, steps: int) -> list[str]:
+def whole_run(strategy: Strategy, seed: int) -> list[str]:
+    """Digests of the parameters after a run of two regions."""
+    steps = _steps_of(strategy)
     fleet = Fleet(strategy).run(gradients(steps, seed=seed), range(steps))
     fleet.finish()
     return fleet.digests()
@@ -104,9 +106,8 @@ def _whole_run(strategy: Strategy, seed: int, steps: int) -> list[str]:
 
 def the_same_run_gives_the_same_bits(strategy: Strategy) -> None:
     """Twice."""
-    steps = _steps_of(strategy)
     expect(
-        _whole_run(strategy, 1, steps) == _whole_run(strategy, 1, steps),
+        whole_run(strategy, 1) == whole_run(strategy, 1),
         "two runs with the same gradients end with different bits",
     )
 
@@ -188,6 +189,15 @@ def rounds_do_not_depend_on_who_comes_first(strategy: Strategy) -> None:
         expect(len(set(results)) == 1, "a round's result depends on the order of arrival")
 
 
+def more_regions_come_to_one_model_too(strategy: Strategy) -> None:
+    """Four and five of them."""
+    steps = _steps_of(strategy)
+    for names in ("abcd", "abcde"):
+        fleet = Fleet(strategy, names=tuple(names))
+        fleet.run(gradients(steps, tuple(names)), range(steps)).finish()
+        _expect_equal(strategy, fleet, f"after a run of {len(names)} regions")
+
+
 def nobody_waits_for_a_region_that_left(strategy: Strategy) -> None:
     """It never spoke, or spoke before; the others finish and agree."""
     steps, names = _steps_of(strategy), ("a", "b", "c")
@@ -261,6 +271,7 @@ CHECKS: Final[Checks[Strategy]] = {
     "a resumed run goes on with the same bits": what_was_saved_goes_on_with_the_same_bits,
     "several shards give the bits of one": shards_give_the_bits_of_one,
     "rounds do not depend on who comes first": rounds_do_not_depend_on_who_comes_first,
+    "four and five regions come to one model, too": more_regions_come_to_one_model_too,
     "nobody waits for a region that left": nobody_waits_for_a_region_that_left,
     "a checkpoint holds nobody up": a_checkpoint_holds_nobody_up,
     "finite gradients give finite models": finite_gradients_give_finite_models,

@@ -57,6 +57,7 @@ from geo_ray.errors.run import RunDirectoryError as RunDirectoryError
 from geo_ray.errors.run import RunError as RunError
 from geo_ray.errors.run import WorkerLostError as WorkerLostError
 from geo_ray.errors.task import NonFiniteError as NonFiniteError
+from geo_ray.errors.task import OwnCodeError as OwnCodeError
 from geo_ray.errors.task import TaskError as TaskError
 from geo_ray.errors.task import TaskLoadError as TaskLoadError
 from geo_ray.errors.task import TaskOutputError as TaskOutputError

@@ -21,7 +21,8 @@ _GAP: Final = "\0"  # stands for a space inside a code span, where no line may e
 EXAMPLE: Final = ConfigError(
     "job.yaml: 2 problems:\n"
     '    train.steps (line 6): got "many", expected a whole number of at least 1\n'
-    "    train.eval_evry (line 7): unknown key; did you mean eval_every?"
+    "    train.eval_evry (line 7): unknown key; did you mean eval_every?",
+    fix="Correct them; all are listed. `geo-ray config schema train` shows what belongs there.",
 )
 """What `geo-ray train` says of a file with two mistakes; a test makes the mistakes."""
 

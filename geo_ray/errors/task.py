@@ -43,6 +43,18 @@ class TaskOutputError(TaskError):
     more = "`evaluate` returns sums over the rows of a batch; docs/tasks.md has an example of each."
 
 
+class OwnCodeError(TaskError):
+    """A strategy or codec of the user's raised an exception."""
+
+    code = "OWN_CODE"
+    causes = (
+        "A mistake in the class that `strategy.use` or `codec.*.use` names: an attribute that is "
+        "not there, tensors of two shapes, a case that was not thought of."
+    )
+    advice = "Mend the named line; `geo-ray check FILE.py:CLASS` shows most such mistakes."
+    more = "The message names the class, the method and the line; docs/own.md says what each does."
+
+
 class NonFiniteError(TaskError):
     """A loss, gradient or update is NaN or infinite.
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.region import RegionConfig
+from geo_ray.errors import ConfigError
 from geo_ray.job.evals import EvalBoard
 from geo_ray.strategies.base import AveragerState
 from geo_ray.tasks.base import Task
@@ -160,3 +161,24 @@ def use_one_thread() -> None:
     It also fixes the order of sums, which bit-equality between runs rests on.
     """
     torch.set_num_threads(1)
+
+
+def check_device(experiment: Experiment) -> None:
+    """Refuse a device that this machine does not have; for runs that compute on it.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    device = experiment.device
+    if device == "cpu":
+        return
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    number = int(device.partition(":")[2] or 0)
+    if number < count:
+        return
+    build = "" if torch.version.cuda is not None else ", and this PyTorch is built without CUDA"
+    found = f"GPUs 0 to {count - 1}" if count else f"no GPU{build}"
+    raise ConfigError(
+        f"device: {device}, but PyTorch finds {found} on this machine",
+        fix="Compute on the CPU: `--set device=cpu`; or start it on a machine with a GPU.",
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from geo_ray.data.reader import RegionReader
 from geo_ray.data.write import write_shards
 from geo_ray.errors import ConfigError, SchemaMismatchError, ShardEmptyError
 from geo_ray.tasks.base import SelfContained, Task
+
+_log = logging.getLogger(__name__)
 
 
 def prepare_manifest(
@@ -128,3 +131,20 @@ def open_readers(
         RegionReader(manifest, source, "train", order, cache, here),
         RegionReader(manifest, source, "heldout", seed, cache, here),
     )
+
+
+def warn_of_few_rows(experiment: Experiment, manifest: Manifest) -> None:
+    """Say so if a batch has more rows than its region has: some are in it twice."""
+    for region in experiment.regions:
+        rows = manifest.rows(data_region(region, manifest), "train")
+        largest = max(region.batch_sizes or (experiment.data.batch_size,))
+        if largest > rows:
+            key = "batch_sizes of the region" if region.batch_sizes else "data.batch_size"
+            _log.warning(
+                "region '%s' has %d training rows, fewer than the %d of one batch (%s): every "
+                "batch has some of them more than once",
+                region.name,
+                rows,
+                largest,
+                key,
+            )

@@ -20,6 +20,7 @@ from geo_ray.planning.profile import Profile
 from geo_ray.planning.request import Rental, Request, Site
 from geo_ray.planning.residency import allowed_averagers
 from geo_ray.planning.search.ways import Limits
+from geo_ray.planning.section import no_plan_section
 from geo_ray.planning.tradeoffs import BITS_PER_PARAM
 from geo_ray.transport.links.table import LinkTable
 
@@ -114,10 +115,7 @@ def section_of(experiment: Experiment) -> PlanConfig:
     """
     plan = experiment.plan
     if plan is None:
-        raise ConfigError(
-            "the configuration has no section 'plan'",
-            fix="Say there what could be rented where; docs/planning.md shows one.",
-        )
+        raise no_plan_section(experiment.region_names)
     missing = [name for name in experiment.region_names if name not in plan.regions]
     unknown = [name for name in plan.regions if name not in experiment.region_names]
     if missing or unknown:

@@ -53,6 +53,7 @@ class Recorder:
             task=experiment.task.use,
             seed=experiment.seed,
             simulated=simulated,
+            averager=experiment.averager_region,
             steps={r.name: each * (1 if alone else r.workers) for r in experiment.regions},
             codec={"up": up.kind if up else None, "down": down.kind if down else None},
             **more,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from pydantic import JsonValue
+
 from geo_ray.checkpoint.store import CheckpointStore
 from geo_ray.config.experiment import Experiment
-from geo_ray.errors import CheckpointMissingError
+from geo_ray.errors import CheckpointError, CheckpointMissingError, ConfigDriftError
 from geo_ray.job.rundir import RunDirectory
 from geo_ray.observe.events.log import EVENTS_FILE, read_events
 from geo_ray.observe.metrics.totals import RunTotals
@@ -21,9 +25,11 @@ def check_resumable(run: RunDirectory, saved: Experiment, wanted: Experiment) ->
     Raises:
         CheckpointMissingError: the run is finished and ``wanted`` asks for no more, or it has no
             checkpoint; says where its model is, and how to train further.
+        ConfigDriftError: ``wanted`` has other codecs than the newest checkpoint was made with.
     """
     totals = _totals(run)
-    has_checkpoint = bool(CheckpointStore(run.checkpoints, saved.checkpoint.keep).ids())
+    store = CheckpointStore(run.checkpoints, saved.checkpoint.keep)
+    has_checkpoint = bool(store.ids())
     if totals.started is not None and totals.started["simulated"]:
         raise CheckpointMissingError(
             f"{run.path} was simulated: the checkpoints of a simulation are not written",
@@ -37,6 +43,61 @@ def check_resumable(run: RunDirectory, saved: Experiment, wanted: Experiment) ->
             fix="Start again with `geo-ray train CONFIG`; checkpoint.every_s says how often a run "
             "saves.",
         )
+    _check_codecs(store, wanted)
+
+
+def codecs_of(experiment: Experiment) -> dict[str, JsonValue]:
+    """The codecs as a checkpoint's manifest has them: sections by direction, null for none."""
+    sections: dict[str, JsonValue] = experiment.codec.model_dump(mode="json")
+    return sections
+
+
+def _check_codecs(store: CheckpointStore, wanted: Experiment) -> None:
+    """Refuse other codecs: what they owe to other regions cannot be taken over."""
+    found = _saved_codecs(store)
+    for way, section in codecs_of(wanted).items():
+        before = found.get(way, section)
+        if before == section:
+            continue
+        old, new = _own_file(before), _own_file(section)
+        if old is not None and new is not None and old[0] == new[0] and old[1] != new[1]:
+            raise ConfigDriftError(
+                f"codec.{way} {old[0]}: the file is not the one that the checkpoint was made "
+                "with; what a codec owes to other regions cannot be taken over",
+                fix="Restore the file, or begin a new run.",
+            )
+        raise ConfigDriftError(
+            f"codec.{way} is {_named(section)}, the checkpoint was made with {_named(before)}; "
+            "what a codec owes to other regions cannot be taken over",
+            fix="Resume with the codecs of the checkpoint, or begin a new run.",
+        )
+
+
+def _saved_codecs(store: CheckpointStore) -> Mapping[str, JsonValue]:
+    """Those of the newest readable manifest; nothing of one that does not tell."""
+    for id in reversed(store.ids()):
+        try:
+            codecs = store.manifest(id).extra.get("codecs")
+        except CheckpointError:
+            continue  # whoever restores it says what is wrong with it
+        return codecs if isinstance(codecs, dict) else {}
+    return {}
+
+
+def _own_file(section: JsonValue) -> tuple[JsonValue, JsonValue] | None:
+    """Name and digest of a class of the user's; None for a codec of the library, or none."""
+    if not isinstance(section, dict) or "use" not in section:
+        return None
+    return section["use"], section.get("sha256")
+
+
+def _named(section: JsonValue) -> str:
+    if not isinstance(section, dict):
+        return "none"
+    shown = {k: v for k, v in section.items() if k not in ("kind", "use", "sha256")}
+    options = ", ".join(f"{key}: {value}" for key, value in shown.items())
+    name = str(section.get("use", section.get("kind")))
+    return f"{name} ({options})" if options else name
 
 
 def _finished(

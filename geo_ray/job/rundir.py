@@ -101,20 +101,16 @@ def create(
     return run
 
 
-def follow(run: RunDirectory, experiment: Experiment, plan: Plan) -> Experiment:
-    """Let a run follow another plan from its next resumption on.
+def following(run: RunDirectory, experiment: Experiment, plan: Plan) -> Experiment:
+    """The configuration of a run that follows another plan from its next resumption on.
 
     Args:
-        run: its directory.
+        run: its directory; nothing in it is changed.
         experiment: its configuration so far.
         plan: what to follow; of `geo-ray plan --from`.
 
-    Returns:
-        Its configuration from now on, which is written down.
-
     Raises:
         PlanError: the plan is for something else.
-        RunDirectoryError: the directory cannot be written.
     """
     steps = experiment.train.steps * max(1, experiment.worker_steps)
     own = plan.model_copy(update={"base_steps": steps, "steps": steps, "lr_gain": 1.0})
@@ -122,8 +118,6 @@ def follow(run: RunDirectory, experiment: Experiment, plan: Plan) -> Experiment:
         run.path / CONFIG_FILE, changes_of(own, experiment), Experiment, base_dir=run.base_dir
     )
     check_model(plan, changed, run.base_dir)
-    adopt(run, changed)
-    _write(run.path / FOLLOWED_FILE, plan.model_dump_json(indent=2) + "\n")
     return changed
 
 
@@ -137,12 +131,16 @@ def followed_plan(run: RunDirectory) -> Plan | None:
     return load_plan(path) if path.exists() else None
 
 
-def reopen(path: Path, *, allow_drift: bool = False) -> tuple[RunDirectory, Experiment]:
+def reopen(
+    path: Path, *, allow_drift: bool = False, to_look_at: bool = False
+) -> tuple[RunDirectory, Experiment]:
     """Open the directory of an earlier run.
 
     Args:
         path: the directory.
         allow_drift: also if a file with the user's strategy or codec has changed since.
+        to_look_at: also if that file is not there any more; nothing can be run with the
+            configuration then.
 
     Returns:
         Its paths, and its configuration.
@@ -162,17 +160,26 @@ def reopen(path: Path, *, allow_drift: bool = False) -> tuple[RunDirectory, Expe
             fix="Name a directory that `geo-ray train` made, such as runs/quickstart.",
         ) from error
     file = path / CONFIG_FILE
-    experiment = load_tree(file, [], Experiment, base_dir=base_dir, allow_drift=allow_drift)
+    experiment = load_tree(
+        file, [], Experiment, base_dir=base_dir, allow_drift=allow_drift, to_look_at=to_look_at
+    )
     return RunDirectory(path, base_dir), experiment
 
 
-def adopt(run: RunDirectory, experiment: Experiment) -> None:
+def adopt(run: RunDirectory, experiment: Experiment, plan: Plan | None = None) -> None:
     """Let a run go by another configuration, in this resumption and in those that follow.
+
+    Args:
+        run: its directory.
+        experiment: the configuration.
+        plan: that it follows; None: the same as before, or none.
 
     Raises:
         RunDirectoryError: the directory cannot be written.
     """
     _write(run.path / CONFIG_FILE, dump_yaml(experiment))
+    if plan is not None:
+        _write(run.path / FOLLOWED_FILE, plan.model_dump_json(indent=2) + "\n")
 
 
 def check_drift(saved: Experiment, wanted: Experiment, *, allow: bool) -> None:

@@ -98,6 +98,7 @@ class Progress:
         self._unprinted: list[str] = []
         self._spinner = Spinner("dots")
         self._first_steps: dict[str, int] = {}
+        self._ended_s: float | None = None  # what the summary says that it took
         self._live: Live | None = None
         if not self._plain:
             self._live = Live(
@@ -159,9 +160,12 @@ class Progress:
             self._fed_at_s = now_s
             if event.kind == "run_started":
                 self._started, self._begun_at_s = True, now_s
+                self._ended_s = None
                 self._printed_at_s = now_s
                 self._first_steps.clear()
                 self._status, self._wait = "", None
+            elif event.kind == "run_finished":
+                self._ended_s = event["summary"].get("seconds")
             elif event.kind == "step":
                 self._first_steps.setdefault(event["region"], event["step"] - 1)
             if event.kind in _TOLD:
@@ -241,7 +245,9 @@ class Progress:
 
     def _overall(self) -> str:
         run = self._run
-        if run.simulated:
+        if self._ended_s is not None:
+            parts = [coarse_text(self._ended_s) + (" simulated" if run.simulated else "")]
+        elif run.simulated:
             parts = [f"{coarse_text(run.now_s)} simulated"]
         else:
             since_s = max(0.0, self._clock.now_s() - self._fed_at_s)

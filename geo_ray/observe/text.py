@@ -80,5 +80,6 @@ def codec_text(codec: Mapping[str, str]) -> str:
 
 
 def saving_text(payload_bytes: Mapping[str, int]) -> str:
-    """Say what codecs made of payloads: ``1.0 MB of 8.0 MB``."""
-    return f"{bytes_text(payload_bytes['after'])} of {bytes_text(payload_bytes['before'])}"
+    """Say what codecs made of payloads between regions: ``8.0 MB of payloads made 1.0 MB``."""
+    before, after = bytes_text(payload_bytes["before"]), bytes_text(payload_bytes["after"])
+    return f"{before} of payloads made {after}"

@@ -9,7 +9,7 @@ from geo_ray.job.account import account
 from geo_ray.job.best import BestKeeper
 from geo_ray.job.build import use_one_thread
 from geo_ray.job.check_metrics import check_metric_names
-from geo_ray.job.data import prepare_manifest
+from geo_ray.job.data import prepare_manifest, warn_of_few_rows
 from geo_ray.job.model_file import about_model, save_trained
 from geo_ray.job.recorder import Recorder, Sink
 from geo_ray.job.rundir import RunDirectory, followed_plan
@@ -44,6 +44,7 @@ def simulate(
     task = load_task(experiment.task, run.base_dir)
     manifest, _ = prepare_manifest(experiment, task, run.base_dir, run.data)
     check_metric_names(experiment, task, manifest)
+    warn_of_few_rows(experiment, manifest)
     summing = Summing(experiment.train.target)
     with failure_noted(run.path), EventLog(run.path / EVENTS_FILE) as log:
         recorder = Recorder(log, [*sinks, summing.feed])

@@ -75,6 +75,7 @@ LOAD: Final = OwnLoader(
     lambda s: (s.kind, s.traits),
     Traits,
     STRATEGIES,
+    may_drift=True,
 )
 """Makes a strategy of the user's from its section."""
 

@@ -120,14 +120,21 @@ OUTSIDE = [
         ([("region.params_P.copy_(reply.payload_P)",
            "region.params_P.copy_(reply.payload_P.mul_(1.0001))")],
          "after the last exchange all regions are equal", "on_reply changes"),
+        ([("    kind:", "    tags: list[int] = []\n    kind:")],
+         "its options are frozen and strict", "option tags is a list"),
+        ([(MERGE, MERGE.replace("self.share", "hash('x') % 97 / 200"))],
+         "another process ends with the same bits", "other process"),
+        ([("updates = averager.gather(update)",
+           "updates = averager.gather(update)\n        averager.members[4:] and averager.oh")],
+         "four and five regions come to one model, too", "oh"),
         ([("        if region.since_send < self.interval:",
            "        if region.step % 5 < self.nothing:")],
          "after the last exchange all regions are equal", "AttributeError"),
     ],
 )  # fmt: skip
 def test_a_broken_strategy_is_found_by_the_right_check(changes, promise, why, place):
-    found = checked(load(changed(place, STRATEGY, *changes), [], place))
-    said = {finding.promise: finding.why for finding in found}[promise]
+    (found,) = checked(load(changed(place, STRATEGY, *changes), [], place), [promise])
+    said = found.why
     assert said is not None and why in said
 
 
@@ -149,24 +156,32 @@ def test_a_broken_strategy_is_found_by_the_right_check(changes, promise, why, pl
          "a saved memory goes on with the same bytes", "outside of its memory"),
         ([("            codes_P = (x_P", "            codes_P = 5 + (x_P")],
          "what comes back is no worse than nothing", "more is lost"),
+        ([("class Rounded", "_SCALES: dict[int, float] = {}\n\n\nclass Rounded"),
+          ("        return Coded(",
+           "        _SCALES[x_P.numel()] = float(scale_1)\n        return Coded("),
+          ("mul_(scale)", "mul_(_SCALES.get(num, 2 * scale))")],
+         "another process decodes the same", "other values"),
+        ([("        return Coded(",
+           "        codes_P[::7] += hash('x') % 2 - (2 * hash('x') % 3)\n        return Coded(")],
+         "another process decodes the same", "other bytes"),
         ([("return codes_P.to(torch.float32).mul_(scale)", "return codes_P.to(torch.float64)")],
          "what comes back is no worse than nothing", "float64"),
     ],
 )  # fmt: skip
 def test_a_broken_codec_is_found_by_the_right_check(changes, promise, why, place):
     options = ["levels=3"] if "more is lost" in why else []
-    found = checked(load(changed(place, CODEC, *changes), options, place))
-    said = {finding.promise: finding.why for finding in found}[promise]
+    (found,) = checked(load(changed(place, CODEC, *changes), options, place), [promise])
+    said = found.why
     assert said is not None and why in said
 
 
 def test_the_command_says_what_failed_and_ends_with_1(place, monkeypatch):
     monkeypatch.chdir(place)
     good = CliRunner().invoke(root, ["check", CODEC, "--option", "levels=7"])
-    assert good.exit_code == 0 and "13 of 13 checks passed" in good.output
+    assert good.exit_code == 0 and "14 of 14 checks passed" in good.output
     wrong = changed(place, CODEC, ("bits_per_value=16", "bits_per_value=8"))
     bad = CliRunner().invoke(root, ["check", wrong])
-    assert bad.exit_code == 1 and "12 of 13 checks passed" in bad.output
+    assert bad.exit_code == 1 and "13 of 14 checks passed" in bad.output
     assert "failed  bytes are a row, and as many as it says: a value takes 16 bits" in bad.output
 
 
@@ -197,6 +212,22 @@ def test_what_is_no_strategy_is_refused_with_the_reason(changes, options, why, p
     name = changed(place, STRATEGY, *changes)
     with pytest.raises(ConfigError, match=why):
         load(name, options, place)
+
+
+def test_what_is_neither_or_both_is_told(place):
+    (place / "none.py").write_text("class X:\n    pass\n")
+    with pytest.raises(ConfigError, match=r"neither .* on_gradient, .*; .* encode, decode"):
+        load("none.py:X", [], place)
+    half = "class X:\n    def encode(self): ...\n    def on_reply(self): ...\n"
+    (place / "both.py").write_text(half)
+    with pytest.raises(ConfigError, match="a strategy and of a codec"):
+        load("both.py:X", [], place)
+
+
+def test_wrong_options_are_answered_with_those_that_there_are(place):
+    with pytest.raises(ConfigError, match="did you mean 'interval'") as caught:
+        load(STRATEGY, ["intervall=3"], place)
+    assert "interval (default 4: local steps between two exchanges); share (" in caught.value.fix
 
 
 def test_a_file_that_is_not_there_is_named(place):

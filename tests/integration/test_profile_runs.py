@@ -110,7 +110,8 @@ def test_a_job_is_profiled_planned_followed_and_planned_again(
     # It is interrupted, and goes on with what a dearer market makes best.
     experiment = load_tree(path, [], Experiment)
     begun = rundir.create(experiment, tmp_path, followed=plan)
-    followed = rundir.follow(begun, experiment, plan)
+    followed = rundir.following(begun, experiment, plan)
+    rundir.adopt(begun, followed, plan)
 
     at_12 = ("step", NAMES[0], 12)
 

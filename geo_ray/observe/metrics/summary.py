@@ -71,7 +71,7 @@ class Summary(StrictModel):
     )
     payload_bytes: dict[str, int] | None = Field(
         default=None,
-        description="payloads of all exchanges, before and after coding; null without codecs",
+        description="payloads between regions, before and after coding; null without codecs",
     )
     rounds: int = Field(description="number of distinct rounds that were exchanged")
     usd: float | None = Field(default=None, description="cost in US dollars; null without prices")

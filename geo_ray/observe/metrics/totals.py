@@ -36,13 +36,14 @@ class RunTotals:
     regions: dict[str, RegionTotals] = field(default_factory=dict)
     wan: LinkTotals = field(default_factory=LinkTotals)
     rounds: set[int] = field(default_factory=set)
-    payload_before: int = 0  # bytes of all exchanged payloads as vectors
+    payload_before: int = 0  # bytes of payloads between regions, as vectors
     payload_after: int = 0  # the same as they were sent
     newest_eval: Event | None = None  # combined over regions
     best: Event | None = None  # newest `best_kept` of this configuration
     noise: dict[str | None, Event] = field(default_factory=dict)  # newest by region; None: all
     stop_cause: str | None = None
     elapsed_s: float = 0.0
+    _home: str | None = None  # the averager's region
     _began_s: float | None = None  # of a stretch that has no step yet
 
     def region(self, name: str) -> RegionTotals:
@@ -69,8 +70,9 @@ class RunTotals:
                 region.staleness = event["staleness"] or 0.0
                 sent = event["bytes_out"] + event["bytes_in"]
                 before = event.fields.get("bytes_before")
-                self.payload_after += sent
-                self.payload_before += sent if before is None else 2 * before
+                if event["region"] != self._home:  # what the averager's region says stays there
+                    self.payload_after += sent
+                    self.payload_before += sent if before is None else 2 * before
                 if event["round"] is not None:
                     self.rounds.add(event["round"])
             case "eval" if event["region"] is None:
@@ -81,6 +83,8 @@ class RunTotals:
                 self.noise[event["region"]] = event
             case "wan":
                 self.wan.feed(event["src"], event["dst"], event["bytes_by_class"])
+            case "hub_moved":
+                self._home = event["region"]
             case "stop_requested":
                 self.stop_cause = event["cause"]
             case "run_finished":
@@ -99,7 +103,7 @@ class RunTotals:
         self.started, self.stop_cause = event, None
         self.best = None  # a resumption says what is kept
         self.finished = self.failed = None
-        self._began_s = event.t_s
+        self._began_s, self._home = event.t_s, event.fields.get("averager")
         self.wan.restart()
         startup_s = event.fields.get("startup_s")
         if startup_s is not None:

@@ -11,6 +11,7 @@ from geo_ray.observe.report.charts import ALL, MANY, Curve
 from geo_ray.observe.report.sections import none, section
 from geo_ray.observe.report.series import Floats, last_of_each, smooth
 from geo_ray.observe.report.views import AXES, SAMPLES, STEPS, TIME, WAN, switched, view
+from geo_ray.observe.text import duration_text
 
 
 def curve_sections(run: RunRecord) -> str:
@@ -72,9 +73,16 @@ def _loss(run: RunRecord, so_far: _SoFar, axes: list[str]) -> str:
         curves.sort(key=lambda curve: not curve.faint)
         whose = " of the region" if axis == SAMPLES else ""
         charts += view(axis, "loss", curves, whose=whose, log=True)
-    note = "Bold: moving mean. Faint: every step."
+    note = (
+        "Bold: moving mean; the number beside a name is its end. Faint: every step. The table's "
+        "loss at the end is another mean: of the last 20 steps, by rows."
+    )
     if len(run.regions) > MANY:
         note = "Moving mean of each region; under the pointer, a line tells its name."
+    resumed = [event.t_s for event in run.incidents if event.kind == "run_started"]
+    if resumed:
+        times = ", ".join(duration_text(t_s) for t_s in resumed)
+        note += f" The run was resumed at {times}: over time, lines pause before that."
     return section("Training loss", f'<div class="charts">{charts}</div>', note)
 
 

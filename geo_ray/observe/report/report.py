@@ -37,6 +37,7 @@ from geo_ray.version import __version__
 
 LOCK_FILE = "config.lock.yaml"
 REPORT_FILE = "report.html"
+_FINGERPRINT = 12  # digits
 
 
 def load_record(run_dir: Path) -> RunRecord:
@@ -125,9 +126,9 @@ def _header(run: RunRecord, started: Event, summary: Summary | None, ending: End
     named = ", ".join(regions[:MOST_REGIONS])
     if len(regions) > MOST_REGIONS:
         named += f" and {len(regions) - MOST_REGIONS} more regions"
-    digest = f"configuration <code>{escape(started['digest'])}</code>"
+    digest = f"configuration {_fingerprint(started['digest'])}"
     if summary is not None and summary.digest:
-        digest += f", final parameters <code>{escape(summary.digest)}</code>"
+        digest += f", final parameters {_fingerprint(summary.digest)}"
     sub = f"{started['task']}, {started['strategy']}, {named}"
     asked = f'<p class="warn">Asked to stop: {escape(stop)}</p>' if stop is not None else ""
     return (
@@ -135,6 +136,11 @@ def _header(run: RunRecord, started: Event, summary: Summary | None, ending: End
         f'<p class="sub">{escape(sub)}<br>'
         f"{digest}</p>{asked}</header>"
     )
+
+
+def _fingerprint(digest: str) -> str:
+    """Enough to tell runs apart at a glance; all of it under the pointer."""
+    return f'<code title="{escape(digest)}">{escape(digest[:_FINGERPRINT])}</code>'
 
 
 def _facts(run: RunRecord, started: Event, summary: Summary | None) -> str:
@@ -159,7 +165,10 @@ def _values(run: RunRecord, started: Event, summary: Summary | None) -> list[tup
     ]
     if totals.codec:
         payloads = {"before": totals.payload_before, "after": totals.payload_after}
-        facts += [("codec", codec_text(totals.codec)), ("payloads", saving_text(payloads))]
+        facts += [
+            ("codec", codec_text(totals.codec)),
+            ("between regions", saving_text(payloads)),
+        ]
     if totals.newest_eval is not None:
         metrics = totals.newest_eval["metrics"]
         facts += [(f"eval {name}", number_text(value)) for name, value in metrics.items()]

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 
+from pydantic import JsonValue
+
 from geo_ray.checkpoint.manifest import CheckpointManifest, PartInfo
 from geo_ray.checkpoint.store import CheckpointStore
 from geo_ray.config.experiment import Experiment
+from geo_ray.job.resumption import codecs_of
 from geo_ray.runtime.actors.parts import AVERAGER_PART, shard_part_name
 from geo_ray.runtime.control.health import LossHealth
 
@@ -34,7 +37,7 @@ class Saver:
         self._store = store
         self._expected = part_names(experiment)
         self._config_digest = config_digest
-        self._epoch = epoch
+        self._extra: dict[str, JsonValue] = {"epoch": epoch, "codecs": codecs_of(experiment)}
         self.health = health
         self._is_healthy = True
         self._id: int | None = None
@@ -88,7 +91,7 @@ class Saver:
             config_digest=self._config_digest,
             parts=tuple(self._parts[name] for name in sorted(self._parts)),
             healthy=self._is_healthy and all(part.finite for part in self._parts.values()),
-            extra={"epoch": self._epoch, "loss": dict(self.health.export())},
+            extra=self._extra | {"loss": dict(self.health.export())},
         )
         self._store.commit(checkpoint, manifest)
         self._id = None

@@ -22,7 +22,7 @@ from geo_ray.job.best import BestKeeper
 from geo_ray.job.build import build_evals, initial_parameters, use_one_thread
 from geo_ray.job.check_metrics import check_metric_names
 from geo_ray.job.codec_shapes import with_shapes
-from geo_ray.job.data import data_rows, prepare_manifest
+from geo_ray.job.data import data_rows, prepare_manifest, warn_of_few_rows
 from geo_ray.job.eval_notes import EvalNotes
 from geo_ray.job.model_file import about_model, save_trained
 from geo_ray.job.recorder import Recorder, Sink
@@ -138,6 +138,7 @@ def train(
     num_params = initial_parameters(task, experiment.seed).numel()
     manifest, address = prepare_manifest(experiment, task, run.base_dir, run.data)
     check_metric_names(experiment, task, manifest)
+    warn_of_few_rows(experiment, manifest)
     demands = demands_of(experiment)
     with (
         cluster_of(experiment, reporting.status)

@@ -205,3 +205,12 @@ def test_a_thread_can_simulate(tmp_path: Path) -> None:
     thread.start()
     thread.join()
     assert found[0].summary.steps == 2
+
+
+def test_what_a_callback_does_to_events_is_its_own_affair(run: geo_ray.Run, tmp_path: Path) -> None:
+    def spoil(event: geo_ray.Event) -> None:
+        for name in event.fields.get("metrics", {}):
+            event.fields["metrics"][name] = -1.0
+
+    changes = SMALL | {"run.dir": tmp_path}
+    assert geo_ray.simulate(QUICKSTART, changes, on_event=spoil).summary.eval == run.summary.eval

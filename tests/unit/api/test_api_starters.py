@@ -33,6 +33,7 @@ def invoke(*arguments: str):
         ("quickstart", "configs/own_task.yaml"),
         ("csv", "config.yaml"),
         ("language_model", "config.yaml"),
+        ("own", "config.yaml"),
     ],
 )
 def test_a_starter_runs(
@@ -57,6 +58,12 @@ def test_the_quickstart_has_the_configurations_of_the_readme(tmp_path: Path) -> 
     for name in ("quickstart", "planned", "auto", "cluster"):
         assert f"configs/{name}.yaml" in readme
         assert tmp_path / "new" / "configs" / f"{name}.yaml" in files
+
+
+def test_the_own_classes_are_those_of_the_examples(tmp_path: Path) -> None:
+    for file in geo_ray.init_project(tmp_path, "own"):
+        if file.suffix == ".py":
+            assert file.read_bytes() == (ROOT / "examples" / file.name).read_bytes()
 
 
 def test_files_that_are_there_are_not_replaced(tmp_path: Path) -> None:

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from string import ascii_lowercase, digits
 
 import pytest
 from observe_support import events, started, wan
 
+import geo_ray
 from geo_ray.comparison.board import best_rate, goal_of, ordered, row_of, spread
 from geo_ray.comparison.outcome import Outcome
 from geo_ray.comparison.price import priced
-from geo_ray.comparison.variants import Case, experiment_of, parse_variant
+from geo_ray.comparison.variants import (
+    Case,
+    CaseDirectory,
+    Variant,
+    experiment_of,
+    parse_variant,
+)
 from geo_ray.errors import ConfigError
 from geo_ray.observe.events.sent import SentUntil
 from geo_ray.observe.metrics.summary import Target
@@ -145,14 +153,45 @@ def test_a_rate_scales_the_learning_rate_that_the_strategy_trains_with(tmp_path,
         assert half.optimizer == plain.optimizer
 
 
-def test_names_of_cases_differ_and_are_file_names():
-    names = [Case(parse_variant(t), r, 0).name for t in ("sma:interval=4", "sma") for r in (1, 0.5)]
-    assert len(set(names)) == 4
-    assert all(set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-_.") for name in names)
-
-
 def test_what_is_no_variant_is_named():
     with pytest.raises(ConfigError, match="no strategy 'foo'"):
         parse_variant("foo:interval=3")
     with pytest.raises(ConfigError, match="key=value"):
         parse_variant("sma:interval")
+
+
+def test_directories_are_readable_and_never_shared() -> None:
+    def variant(label: str) -> Variant:
+        return Variant(label, (f"strategy={label}",))
+
+    usual = CaseDirectory((variant("sma:interval=4"), variant("bsp")), (0.5, 1.0))
+    assert usual.of(Case(variant("sma:interval=4"), 0.5, 3)) == "sma-interval-4_x0.5_s3"
+    variants = tuple(map(variant, ("a_b.py:X", "a-b.py:X", "A_b.py:X", "bsp")))
+    rates = (1.0, 1.0000001, 1.0000002, 2.0)
+    names = CaseDirectory(variants, rates)
+    cases = [Case(each, rate, seed) for each in variants for rate in rates for seed in (0, 1)]
+    found = [names.of(case).lower() for case in cases]
+    assert len(set(found)) == len(cases)
+    assert all(set(name) <= set(ascii_lowercase + digits + "-_.") for name in found)
+    assert names.of(Case(variants[-1], 2.0, 0)) == "bsp_x2_s0"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"strategies": "sma,bsp,sma"}, "strategies: sma is there twice"),
+        ({"strategies": ()}, "strategies: there are none"),
+        ({"strategies": "smma"}, "strategies: smma: there is no strategy 'smma'"),
+        ({"rates": (0.5, math.nan)}, "rates: nan is no factor"),
+        ({"rates": (math.inf,)}, "rates: inf is no factor"),
+        ({"rates": (0.5, 0.0)}, "rates: 0.0 is no factor"),
+        ({"rates": (0.5, 1.0, 0.5)}, "rates: 0.5 is there twice"),
+        ({"rates": ()}, "rates: there are none"),
+        ({"seeds": 0}, "seeds: 0 runs"),
+        ({"jobs": 0}, "jobs: 0 runs"),
+    ],
+)
+def test_wrong_arguments_are_refused_by_name(arguments, why, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=why) as caught:
+        geo_ray.compare(CONFIG, **{"strategies": "sma", "out": tmp_path / "out"} | arguments)
+    assert "--" not in str(caught.value) and not (tmp_path / "out").exists()

@@ -170,10 +170,8 @@ def test_one_error_lists_every_problem_with_key_place_value_and_expectation() ->
         "maybe: {kind: asgd, intervall: 1}\nmixed: [1]\npair: [1, 2]\nzzz: 1\n"
     )
     for line in (
-        "steps: missing; a value is required: a whole number of at least 1",
         'lr (line 2): got "x", expected a number',
         'strategy.kind (line 3): got "dilco", expected one of asgd, diloco; did you mean diloco?',
-        "regions.eu.workers (line 4): missing; a value is required: a whole number",
         "regions.eu.workrs (line 4): unknown key; did you mean workers?",
         "regions.us.workers (line 4): got 1.5, expected a whole number",
         "strategies.0.outer_l (line 5): unknown key; did you mean outer_lr?",
@@ -187,7 +185,9 @@ def test_one_error_lists_every_problem_with_key_place_value_and_expectation() ->
         "zzz (line 9): unknown key; valid are: steps, lr,",
     ):
         assert f"    {line}" in message
-    assert "15 problems" in message
+    assert "steps: missing" not in message, "it is there, misspelt"
+    assert "    regions.eu.workers (line 4): missing" not in message
+    assert "13 problems" in message
 
 
 def test_a_key_of_another_section_is_found() -> None:

@@ -16,6 +16,7 @@ from job_support import experiment
 from observe_support import evaluation, started, write
 
 from geo_ray import errors
+from geo_ray.api.start import resumed_run
 from geo_ray.api.training import name_run
 from geo_ray.checkpoint.manifest import CheckpointManifest
 from geo_ray.checkpoint.parts import write_part
@@ -29,6 +30,7 @@ from geo_ray.errors.base import every_class
 from geo_ray.errors.page import EXAMPLE, page
 from geo_ray.job import rundir
 from geo_ray.job.rundir import RunDirectory
+from geo_ray.observe.events.schema import conform
 
 TWO_MISTAKES = """\
 name: job
@@ -212,6 +214,11 @@ def test_the_key_that_non_finite_advises_is_taken_by_a_resume(run: RunDirectory)
     assert "train.clip_norm=1.0" in words
     taken = failure(invoke(*words, "--plain"))
     assert isinstance(taken, errors.RayUnreachableError), taken
+    config = load_tree(run.path / rundir.CONFIG_FILE, [], Experiment)
+    assert config.train.clip_norm is None, "the run has not gone on"
+    change = ("train.clip_norm=1.0",)
+    ready = resumed_run(run.path, None, change, None, allow_drift=True)
+    ready.begun(conform("run_started", 0.0, started()[2]))
     config = load_tree(run.path / rundir.CONFIG_FILE, [], Experiment)
     assert config.train.clip_norm == 1.0, "the next resumption would forget the changed key"
 

@@ -72,8 +72,22 @@ def test_codecs_are_named_with_what_they_saved() -> None:
     assert summary.payload_bytes == {"before": 6200, "after": 4600}
     console = Console(file=io.StringIO(), width=200)
     console.print(final_table(summary, totals(rows)))
-    assert "codec topk up: 4.6 kB of 6.2 kB" in console.file.getvalue()
+    assert "codec topk up: 6.2 kB of payloads made 4.6 kB" in console.file.getvalue()
     assert Summary.model_validate_json(summary.model_dump_json()) == summary
+
+
+def test_only_payloads_that_cross_count_as_coded() -> None:
+    """The averager's region hands its own over at home; the averager may move."""
+    rows = [
+        started(codec={"up": "topk", "down": None}, averager="east"),
+        exchange("east", 1, 1.0, bytes_out=100, bytes_in=1000, bytes_before=1000),
+        exchange("west", 1, 1.0, bytes_out=300, bytes_in=1000, bytes_before=1000),
+    ]
+    assert summarise(events(rows)).payload_bytes == {"before": 2000, "after": 1300}
+    rows.append(("hub_moved", 1.5, {"region": "west", "epoch": 2}))
+    rows.append(exchange("west", 2, 2.0, bytes_out=300, bytes_in=1000, bytes_before=1000))
+    rows.append(exchange("east", 2, 2.0, bytes_out=100, bytes_in=1000, bytes_before=1000))
+    assert summarise(events(rows)).payload_bytes == {"before": 4000, "after": 2400}
 
 
 def test_noise_of_regions_is_put_together_before_it_is_divided() -> None:

@@ -1,0 +1,95 @@
+"""What the command line is given by path: told before anything is imported that takes time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from geo_ray.config.canonical import JSONValue
+from geo_ray.errors import ConfigError, RunDirectoryError
+
+
+def config_file(_: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    """Take a file that exists; for click's ``callback``.
+
+    Raises:
+        ConfigError: there is none; names what is like it.
+    """
+    if path is None or path.is_file():
+        return path
+    if path.is_dir():
+        raise ConfigError(
+            f"{path} is a directory, not a file", fix="Name a YAML file, such as run.yaml."
+        )
+    what = "plan" if parameter.name == "plan_file" else "configuration"
+    raise ConfigError(
+        f"there is no {what} {path}{_near(path)}",
+        fix="Name a file that `geo-ray plan --out` has written."
+        if what == "plan"
+        else "Name a YAML file; `geo-ray init` writes some to begin with.",
+    )
+
+
+def run_directory(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
+    """Take the directory of a run; for click's ``callback``.
+
+    Raises:
+        RunDirectoryError: there is none; names what is like it.
+    """
+    if path is None or path.is_dir():
+        return path
+    raise RunDirectoryError(
+        f"{path} is a file, no run" if path.exists() else f"there is no run {path}{_near(path)}",
+        fix="Name a directory that `geo-ray train` or `geo-ray simulate` has made.",
+    )
+
+
+def check_config(path: Path, overrides: Sequence[str]) -> None:
+    """Tell what is wrong with a configuration before Ray is imported, broken YAML before PyTorch.
+
+    Raises:
+        ConfigError: it is wrong.
+    """
+    from geo_ray.config.load import load_tree
+
+    strategy = _keys_of(path, overrides).get("strategy")
+    if isinstance(strategy, dict) and strategy.get("kind") == "auto":
+        return  # it is completed first, which takes measurements
+    from geo_ray.config.experiment import Experiment
+
+    load_tree(path, overrides, Experiment)
+
+
+def check_plan_section(path: Path, overrides: Sequence[str]) -> None:
+    """Tell that there is nothing to plan with before anything is imported that takes time.
+
+    Raises:
+        ConfigError: the configuration has no section `plan`; shows one.
+    """
+    from geo_ray.planning.section import no_plan_section
+
+    keys = _keys_of(path, overrides)
+    regions = keys.get("regions")
+    if not isinstance(regions, list) or keys.get("plan") is not None:
+        return  # whoever reads all of it says what else is wrong
+    raise no_plan_section([str(each.get("name")) for each in regions if isinstance(each, dict)])
+
+
+def _keys_of(path: Path, overrides: Sequence[str]) -> dict[str, JSONValue]:
+    from geo_ray.config.load import read_text
+    from geo_ray.config.overrides import apply_overrides
+    from geo_ray.config.yaml_text import parse_yaml
+
+    tree = parse_yaml(read_text(path), str(path))
+    if not isinstance(tree.value, dict):
+        return {}  # whoever reads it says so
+    tree = apply_overrides(tree, overrides)
+    return tree.value if isinstance(tree.value, dict) else {}
+
+
+def _near(path: Path) -> str:
+    from geo_ray.data.nearby import missing_path
+
+    return missing_path(path)
