@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Final
 
 from geo_ray.lab import teardown
+from geo_ray.lab.acceptance import LEAST_S
 from geo_ray.lab.relay.control import Control
 from geo_ray.lab.relay.mesh import Mesh, Station
 from geo_ray.lab.relay.plan import DEVICE, LabPlan, from_json, prefixes_of
@@ -94,32 +95,41 @@ class Relay:
     def run(self) -> None:
         """Carry packets until `stop`."""
         notes = self._control.notes
-        notes |= {"realtime": _hurry(), "stalled_packets": 0, "read_packets": 0, "pass_max_s": 0.0}
-        clock, quantum_s = time.monotonic, self._quantum_s
+        notes |= {"realtime": _hurry(), "read_packets": 0, "pass_max_s": 0.0}
+        notes |= {"late_s": 0.0, "own_s": 0.0, "late_max_s": 0.0}
+        clock, spent_clock, quantum_s = time.monotonic, time.thread_time, self._quantum_s
         self._schedule.start(clock())
         wake_s = last_busy_s = clock()
+        spent_s = spent_clock()
         while not self._stopped:
             now_s = clock()
             if now_s - last_busy_s < _LINGER_S:
-                wake_s = max(wake_s + quantum_s, now_s + _LEAST_PAUSE_S)
+                planned_s = wake_s + quantum_s
+                wake_s = max(planned_s, now_s + _LEAST_PAUSE_S)
                 time.sleep(wake_s - now_s)
                 ready = self._epoll.poll(0)
             else:
-                ready = self._idle(now_s)
+                due_s = self._next_s()
+                ready = self._idle(now_s, due_s)
                 wake_s = clock()
-            began_s = clock()
-            count = self._ingest(ready, began_s) if ready else 0
-            if count:
-                notes["read_packets"] += count
-                if began_s - wake_s > _MILLISECOND_S:
-                    notes["stalled_packets"] += count
+                planned_s = wake_s if due_s is None else max(due_s, now_s)
+            # after a round that took long the next one is late as well: packets came meanwhile
+            began_s, late_s, before_s = clock(), 0.0, spent_s
+            spent_s = spent_clock()
+            if began_s - planned_s > LEAST_S:
+                late_s = began_s - planned_s
+                notes["late_s"] += late_s
+                notes["own_s"] += min(late_s, max(0.0, spent_s - before_s - quantum_s))
+                notes["late_max_s"] = max(notes["late_max_s"], late_s)
+            count = self._ingest(ready, began_s, late_s) if ready else 0
+            notes["read_packets"] += count
             for target, rate_mbps in self._schedule.due(began_s):
                 self._control.apply(target, rate_mbps, began_s)
             if self._mesh.advance(clock) or count:
                 last_busy_s = clock()
-                spent_s = last_busy_s - began_s
-                if spent_s > notes["pass_max_s"]:
-                    notes["pass_max_s"] = spent_s
+                pass_s = last_busy_s - began_s
+                if pass_s > notes["pass_max_s"]:
+                    notes["pass_max_s"] = pass_s
 
     def close(self) -> None:
         """Remove the devices and the control socket."""
@@ -130,19 +140,23 @@ class Relay:
         self._socket.close()
         Path(path).unlink(missing_ok=True)
 
-    def _idle(self, now_s: float) -> list[tuple[int, int]]:
+    def _next_s(self) -> float | None:
+        """When something is due next; None: never."""
+        times_s = (self._mesh.next_s(), self._schedule.next_s())
+        return min((time_s for time_s in times_s if time_s is not None), default=None)
+
+    def _idle(self, now_s: float, due_s: float | None) -> list[tuple[int, int]]:
         """Wait for a packet, a request, or what is due next, without waking in between."""
-        times_s = [t for t in (self._mesh.next_s(), self._schedule.next_s()) if t is not None]
-        if not times_s:
+        if due_s is None:
             return self._epoll.poll()
-        wait_s = min(times_s) - now_s
+        wait_s = due_s - now_s
         if wait_s > _MILLISECOND_S:
             # epoll rounds up to milliseconds; the last one is slept exactly
             return self._epoll.poll(wait_s - _MILLISECOND_S / 2)
         time.sleep(min(max(wait_s, 0.0), self._quantum_s))
         return self._epoll.poll(0)
 
-    def _ingest(self, ready: list[tuple[int, int]], now_s: float) -> int:
+    def _ingest(self, ready: list[tuple[int, int]], now_s: float, late_s: float) -> int:
         total, read, mtu = 0, os.read, self._mtu
         for file, _ in ready:
             station = self._sources.get(file)
@@ -157,7 +171,7 @@ class Relay:
                 pass
             except OSError:  # the namespace was deleted
                 self._epoll.unregister(file)
-            station.accept(packets, now_s)
+            station.accept(packets, now_s, late_s)
             total += len(packets)
         return total
 
