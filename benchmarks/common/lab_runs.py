@@ -30,6 +30,7 @@ from geo_ray.lab.relay.stats import LabStats
 
 T = TypeVar("T")
 ATTEMPTS = 5
+WIDTH = 120  # of the table, also where a terminal's is not known
 Entry = dict[str, Any]
 
 
@@ -113,7 +114,8 @@ class LabRuns:
 
     def finish(self) -> list[Entry]:
         """Show all runs and return them; the file stays if a run was never accepted."""
-        Console(stderr=True).print(self._table())
+        console = Console(stderr=True)
+        console.print(self._table(), width=max(WIDTH, console.width))
         names = {entry["name"] for entry in self._entries}
         if missing := sorted(name for name in names if not self.has(name)):
             support.say(f"never in time: {', '.join(missing)}; the same command tries them again")
@@ -155,7 +157,7 @@ class LabRuns:
         """One row for every run, rejected ones included."""
         shown = Table(title="lab runs", box=SIMPLE_HEAD, title_justify="left", pad_edge=False)
         for heading in ("run", "", "late", "mean/bound", "held up", "own", "stolen", "run queue"):
-            shown.add_column(heading)
+            shown.add_column(heading, no_wrap=True)
         for entry in self._entries:
             if (lab := entry["lab"]) is None:
                 continue

@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Final
 
 from geo_ray.lab import teardown
-from geo_ray.lab.acceptance import LEAST_S
 from geo_ray.lab.relay.control import Control
 from geo_ray.lab.relay.mesh import Mesh, Station
+from geo_ray.lab.relay.pace import RoundPace
 from geo_ray.lab.relay.plan import DEVICE, LabPlan, from_json, prefixes_of
 from geo_ray.lab.relay.schedule import Target, TraceSchedule
 from geo_ray.lab.relay.traces import Trace
@@ -41,7 +41,6 @@ CONTROL_FILE: Final = "control.sock"
 
 _BATCH: Final = 256  # packets read from one region before the others get their turn
 _LINGER_S: Final = 0.005  # the relay wakes up for that long after the last packet
-_LEAST_PAUSE_S: Final = 50e-6  # leaves the core to others even when the relay falls behind
 _MILLISECOND_S: Final = 0.001
 _PRIORITY: Final = 10
 _REQUEST_BYTES: Final = 1 << 16
@@ -96,31 +95,21 @@ class Relay:
         """Carry packets until `stop`."""
         notes = self._control.notes
         notes |= {"realtime": _hurry(), "read_packets": 0, "pass_max_s": 0.0}
-        notes |= {"late_s": 0.0, "own_s": 0.0, "late_max_s": 0.0}
-        clock, spent_clock, quantum_s = time.monotonic, time.thread_time, self._quantum_s
+        clock = time.monotonic
         self._schedule.start(clock())
-        wake_s = last_busy_s = clock()
-        spent_s = spent_clock()
+        last_busy_s = clock()
+        pace = RoundPace(self._quantum_s, notes, last_busy_s)
         while not self._stopped:
             now_s = clock()
             if now_s - last_busy_s < _LINGER_S:
-                planned_s = wake_s + quantum_s
-                wake_s = max(planned_s, now_s + _LEAST_PAUSE_S)
-                time.sleep(wake_s - now_s)
+                time.sleep(pace.pause_s(now_s))
                 ready = self._epoll.poll(0)
             else:
                 due_s = self._next_s()
                 ready = self._idle(now_s, due_s)
-                wake_s = clock()
-                planned_s = wake_s if due_s is None else max(due_s, now_s)
-            # after a round that took long the next one is late as well: packets came meanwhile
-            began_s, late_s, before_s = clock(), 0.0, spent_s
-            spent_s = spent_clock()
-            if began_s - planned_s > LEAST_S:
-                late_s = began_s - planned_s
-                notes["late_s"] += late_s
-                notes["own_s"] += min(late_s, max(0.0, spent_s - before_s - quantum_s))
-                notes["late_max_s"] = max(notes["late_max_s"], late_s)
+                pace.woke(clock(), due_s)
+            began_s = clock()
+            late_s = pace.begin(began_s, time.thread_time())
             count = self._ingest(ready, began_s, late_s) if ready else 0
             notes["read_packets"] += count
             for target, rate_mbps in self._schedule.due(began_s):
