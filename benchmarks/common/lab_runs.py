@@ -114,8 +114,8 @@ class LabRuns:
 
     def finish(self) -> list[Entry]:
         """Show all runs and return them; the file stays if a run was never accepted."""
-        console = Console(stderr=True)
-        console.print(self._table(), width=max(WIDTH, console.width))
+        wide = max(WIDTH, Console(stderr=True).width)
+        Console(stderr=True, width=wide).print(self._table())
         names = {entry["name"] for entry in self._entries}
         if missing := sorted(name for name in names if not self.has(name)):
             support.say(f"never in time: {', '.join(missing)}; the same command tries them again")
