@@ -31,10 +31,11 @@ import statistics
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.codecs.dgt_fleet import fleet
+from benchmarks.codecs.dgt_fleet import Sites, fleet
 from benchmarks.codecs.dgt_runs import (
     CLIENTS,
     SERVER,
@@ -45,6 +46,8 @@ from benchmarks.codecs.dgt_runs import (
     simulate,
 )
 from benchmarks.common import support
+from benchmarks.common.lab_runs import LabRuns, lab_runs
+from geo_ray.lab.relay.stats import LabStats
 
 STEPS, SHORT_STEPS, LAB_STEPS, WARM = 150, 20, 9, 2
 LAB_SEEDS = (21, 22, 23)
@@ -68,19 +71,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.json", help="the result")
     options = parser.parse_args()
     machine = support.hardware()
-    with tempfile.TemporaryDirectory() as directory:
+    with lab_runs(options.out) as runs, tempfile.TemporaryDirectory() as directory:
         if options.quick:
             cases = [Case("vgg", 0.0, variant, SEEDS[0]) for variant in (*BOTH, "random")]
             found = simulated(cases, 150, Path(directory))
             cases = [
                 Case("vgg", loss, variant, SEEDS[0]) for loss in (0.0, 0.03) for variant in BOTH
             ]
-            lab = measured(cases, options.emulated, Path(directory))
+            lab = measured(runs, cases, options.emulated, Path(directory))
         else:
-            lab = measured(lab_cases(), options.emulated, Path(directory))
+            lab = measured(runs, lab_cases(), options.emulated, Path(directory))
             found = simulated(long_cases(), STEPS, Path(directory))
     figures = [*training_figures(found), *step_figures(lab, found)]
-    support.finish("dgt", machine, figures, options.out)
+    support.finish("dgt", machine, figures, options.out, runs.finish())
 
 
 def long_cases() -> list[Case]:
@@ -134,21 +137,30 @@ def is_known(case: Case) -> bool:
     return case.variant == "reliable" and case.loss > 0.0
 
 
-def measured(cases: list[Case], emulated: bool, directory: Path) -> Measured:
-    """One after the other, in the lab."""
+def measured(runs: LabRuns, cases: list[Case], emulated: bool, directory: Path) -> Measured:
+    """One after the other, in the lab; one that the lab spoiled is repeated alone."""
     manifests: dict[tuple[str, int], str] = {}
-    found = {}
+    found: Measured = {}
     with fleet(emulated) as sites:
         for case in cases:
             tree = experiment_of(case, LAB_STEPS, evaluate=False, emulated=emulated)
             key = (case.shape, case.seed)
             if key not in manifests:
                 manifests[key] = manifest_of(tree, directory / f"lab-{case.shape}-{case.seed}")
-            sites.lose(case.loss)
-            found[case] = of_answers(sites.train(tree, manifests[key]))
+            found[case] = runs.need(
+                str(case), partial(train, sites, case.loss, tree, manifests[key])
+            )
             support.say(f"measured: {case} {json.dumps(found[case])}")
-        sites.check()
     return found
+
+
+def train(
+    sites: Sites, loss: float, tree: dict[str, Any], manifest: str
+) -> tuple[dict[str, float], LabStats | None]:
+    """One training, and the lab's counters."""
+    sites.lose(loss)
+    sites.reset()
+    return of_answers(sites.train(tree, manifest)), sites.stats()
 
 
 def of_answers(answers: dict[str, dict[str, Any]]) -> dict[str, float]:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.codecs.dgt_runs import CLIENTS, DELAY_S, RATE_MBPS, SERVER
-from benchmarks.common import support
 from benchmarks.common.node_process import NodeProcess
 from geo_ray.lab.lab import Lab
+from geo_ray.lab.relay.stats import LabStats
 from geo_ray.lab.topology import Topology
 from geo_ray.transport.security.certs import issue_for_run
 
@@ -37,11 +37,14 @@ class Sites:
         if self._lab is not None:
             self._lab.set("*", "*", delay_s=DELAY_S, loss=loss)
 
-    def check(self) -> None:
-        """Refuse figures of a lab that was late."""
+    def reset(self) -> None:
+        """Let the lab's counters begin anew."""
         if self._lab is not None:
-            stats = self._lab.check_not_late()
-            support.say(f"the lab was late for {stats.late_share:.2%} of the packets")
+            self._lab.reset()
+
+    def stats(self) -> LabStats | None:
+        """The lab's counters; None if there is no lab."""
+        return None if self._lab is None else self._lab.stats()
 
     def train(self, experiment: dict[str, Any], manifest: str) -> dict[str, dict[str, Any]]:
         """One training; what every region tells of it."""

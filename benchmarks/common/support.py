@@ -10,20 +10,16 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
-
-from geo_ray.errors import LabLateError
-
-T = TypeVar("T")
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -80,20 +76,6 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return made
 
 
-def in_time(measure: Callable[[], T], attempts: int = 5) -> T:
-    """Measure in the WAN lab; once more if its relay was late, since other load did that.
-
-    Raises:
-        LabLateError: it was late each time.
-    """
-    for _ in range(attempts - 1):
-        try:
-            return measure()
-        except LabLateError as error:
-            say(f"rejected and repeated: {error.message}")
-    return measure()
-
-
 def say(text: str) -> None:
     """Show progress on stderr."""
     print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
@@ -131,7 +113,11 @@ def hardware() -> dict[str, object]:
 
 
 def record(
-    benchmark: str, machine: dict[str, object], figures: Sequence[Figure], command: str = ""
+    benchmark: str,
+    machine: dict[str, object],
+    figures: Sequence[Figure],
+    command: str = "",
+    lab_runs: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, object]:
     """The content of a result file.
 
@@ -140,22 +126,30 @@ def record(
         machine: `hardware`, taken before measuring so that the load is not the benchmark's own.
         figures: what was measured.
         command: None takes the one of this process.
+        lab_runs: all runs in the WAN lab, rejected ones included.
     """
-    return {
+    content: dict[str, object] = {
         "benchmark": benchmark,
         "command": command or _command(),
         "hardware": machine,
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "figures": [_rounded(figure) for figure in figures],
     }
+    return content | {"lab_runs": list(lab_runs)} if lab_runs else content
 
 
 def finish(
-    benchmark: str, machine: dict[str, object], figures: Sequence[Figure], out: Path
+    benchmark: str,
+    machine: dict[str, object],
+    figures: Sequence[Figure],
+    out: Path,
+    lab_runs: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Write the result file and print the table."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(record(benchmark, machine, figures), indent=1) + "\n", "utf-8")
+    out.write_text(
+        json.dumps(record(benchmark, machine, figures, "", lab_runs), indent=1) + "\n", "utf-8"
+    )
     Console(stderr=True).print(table(benchmark, figures))
 
 

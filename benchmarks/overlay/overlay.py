@@ -32,9 +32,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks.common import support
+from benchmarks.common.lab_runs import LabRuns, lab_runs
 from benchmarks.common.node_process import NodeProcess
 from benchmarks.overlay.overlay_emulated import EmulatedNet
 from geo_ray.lab.lab import Lab
+from geo_ray.lab.relay.stats import LabStats
 from geo_ray.lab.topology import Topology
 
 NODE = Path(__file__).with_name("overlay_node.py")
@@ -59,8 +61,8 @@ class Net(Protocol):
     def pair(self, src: str, dst: str, mbps: float) -> None:
         """Change the rate of an ordered pair."""
 
-    def check(self) -> None:
-        """Refuse figures that the network did not allow."""
+    def stats(self) -> LabStats | None:
+        """The lab's counters; None if there is no lab."""
 
 
 class LabNet:
@@ -80,9 +82,9 @@ class LabNet:
         """See `Net`."""
         self.lab.set(src, dst, rate_mbps=mbps)
 
-    def check(self) -> None:
+    def stats(self) -> LabStats | None:
         """See `Net`."""
-        self.lab.check_not_late()
+        return self.lab.stats()
 
     def end(self) -> None:
         """Leave no process behind."""
@@ -174,16 +176,17 @@ class Plan:
         self.uneven = LEARN if quick else ("binary", *LEARN)
 
 
-def equal_rounds(plan: Plan, count: int, kind: str, emulated: bool) -> list[tuple[float, float]]:
+def equal_rounds(
+    plan: Plan, count: int, kind: str, emulated: bool
+) -> tuple[list[tuple[float, float]], LabStats | None]:
     """Rounds between regions with equal caps, after the first."""
     overlay = overlay_of(kind, plan.size_bytes, plan.segment_bytes)
     with network(count, overlay, plan.size_bytes // 4, emulated) as (net, regions):
         found = [one_round(net, regions) for _ in range(1 + plan.rounds)]
-        net.check()
-    return found[1:]
+        return found[1:], net.stats()
 
 
-def equal(plan: Plan, emulated: bool) -> list[support.Figure]:
+def equal(runs: LabRuns, plan: Plan, emulated: bool) -> list[support.Figure]:
     """Equal caps."""
     figures = []
     kinds = ["star", *(f"{k}_whole" for k in WHOLE[1:]), *WHOLE[1:], "ring", *LEARN]
@@ -191,7 +194,8 @@ def equal(plan: Plan, emulated: bool) -> list[support.Figure]:
         times: dict[str, list[float]] = {}
         cores: dict[str, list[float]] = {}
         for kind in kinds:
-            found = support.in_time(partial(equal_rounds, plan, count, kind, emulated))
+            measure = partial(equal_rounds, plan, count, kind, emulated)
+            found: list[tuple[float, float]] = runs.need(f"equal_{count}_{kind}", measure)
             times[kind], cores[kind] = [t for t, _ in found], [used for _, used in found]
             said = ", ".join(f"{t:.2f}" for t in times[kind])
             support.say(f"{count} regions: {kind} {said} s")
@@ -207,7 +211,9 @@ def equal(plan: Plan, emulated: bool) -> list[support.Figure]:
     return figures
 
 
-def uneven_rounds(plan: Plan, kind: str, emulated: bool) -> list[list[float]]:
+def uneven_rounds(
+    plan: Plan, kind: str, emulated: bool
+) -> tuple[list[list[float]], LabStats | None]:
     """Times of the rounds after each draw of the pairs' rates."""
     overlay = overlay_of(kind, plan.size_bytes, plan.segment_bytes)
     draw = random.Random(0)
@@ -222,18 +228,19 @@ def uneven_rounds(plan: Plan, kind: str, emulated: bool) -> list[list[float]]:
             found.append([one_round(net, regions)[0] for _ in range(rounds)])
             said = ", ".join(f"{t:.1f}" for t in found[-1])
             support.say(f"uneven, draw {number}: {kind} {said} s")
-        net.check()
-    return found
+        return found, net.stats()
 
 
-def uneven(plan: Plan, emulated: bool) -> list[support.Figure]:
+def uneven(runs: LabRuns, plan: Plan, emulated: bool) -> list[support.Figure]:
     """Every pair with a rate of its own, redrawn."""
     figures = []
     medians: dict[str, list[float]] = {}
     for kind in plan.uneven:
         adapted: list[float] = []
         settled: list[float] = []
-        found = support.in_time(partial(uneven_rounds, plan, kind, emulated))
+        found: list[list[float]] = runs.need(
+            f"uneven_8_{kind}", partial(uneven_rounds, plan, kind, emulated)
+        )
         for number, times in enumerate(found):
             late = statistics.median(times[-SETTLED_ROUNDS:])
             settled.append(late)
@@ -264,12 +271,13 @@ def main() -> None:
     machine = support.hardware()
     plan = Plan(options.quick)
     figures = []
-    if options.only != "uneven":
-        figures += equal(plan, options.emulated)
-    if options.only != "equal":
-        figures += uneven(plan, options.emulated)
     name = "overlay_emulated" if options.emulated else "overlay"
-    support.finish(name, machine, figures, options.out)
+    with lab_runs(options.out) as runs:
+        if options.only != "uneven":
+            figures += equal(runs, plan, options.emulated)
+        if options.only != "equal":
+            figures += uneven(runs, plan, options.emulated)
+        support.finish(name, machine, figures, options.out, runs.finish())
 
 
 if __name__ == "__main__":

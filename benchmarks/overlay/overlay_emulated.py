@@ -63,8 +63,8 @@ class EmulatedNet:
         """Change the rate of an ordered pair."""
         self.own[src, dst].spec = LinkSpec(delay_s=self.delay_s, rate_mbps=mbps)
 
-    def check(self) -> None:
-        """There is nothing that could be late unnoticed."""
+    def stats(self) -> None:
+        """There is no lab that could be late."""
 
     def end(self) -> None:
         """Close all nodes."""

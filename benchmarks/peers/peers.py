@@ -39,15 +39,16 @@ import json
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import support
+from benchmarks.common.lab_runs import LabRuns, lab_runs
 from benchmarks.peers.peers_environment import peers_python
 from benchmarks.peers.peers_run import REGIONS, Outcome, train_ours, train_peer
 from benchmarks.peers.peers_work import Workload
+from geo_ray.lab.relay.stats import LabStats
 from geo_ray.lab.topology import DefaultLink
 
 RATE_MBPS, DELAY_S = 20.0, 0.05
@@ -105,30 +106,38 @@ def experiment(work: Workload) -> str:
     )
 
 
-def systems(work: Workload, python: Path, link: DefaultLink) -> dict[str, Callable[[int], Outcome]]:
+Training = Callable[[int], tuple[Outcome, LabStats]]
+
+
+def systems(work: Workload, python: Path, link: DefaultLink) -> dict[str, Training]:
     """How each system trains with a seed."""
 
-    def ours(seed: int) -> Outcome:
+    def ours(seed: int) -> tuple[Outcome, LabStats]:
         with tempfile.TemporaryDirectory() as scratch:
             return train_ours(experiment(work), seed, link, Path(scratch))
 
-    def torchft(seed: int) -> Outcome:
+    def torchft(seed: int) -> tuple[Outcome, LabStats]:
         return train_peer(HERE / "peers_torchft.py", python, work, TORCHFT, seed, link)
 
-    def hivemind(seed: int) -> Outcome:
+    def hivemind(seed: int) -> tuple[Outcome, LabStats]:
         return train_peer(HERE / "peers_hivemind.py", python, work, HIVEMIND, seed, link)
 
     return {OURS: ours, "torchft": torchft, "hivemind": hivemind}
 
 
 def run_all(
-    work: Workload, python: Path, link: DefaultLink, seeds: Sequence[int]
+    runs: LabRuns, work: Workload, python: Path, link: DefaultLink, seeds: Sequence[int]
 ) -> dict[str, list[Outcome]]:
     """Every system with every seed, in turn."""
     found: dict[str, list[Outcome]] = {name: [] for name in (OURS, *PEERS)}
     for seed in seeds:
         for name, train in systems(work, python, link).items():
-            outcome = support.in_time(partial(train, seed))
+
+            def measure(train: Training = train, seed: int = seed) -> tuple[Any, LabStats]:
+                outcome, stats = train(seed)
+                return asdict(outcome), stats
+
+            outcome = runs.need(f"{name}, seed {seed}", measure, lambda value: Outcome(**value))
             support.say(
                 f"seed {seed}, {name}: {outcome.seconds:.1f} s, loss {outcome.final_loss:.4f},"
                 f" {outcome.rounds} rounds, {outcome.wan_bytes / 1e6:.1f} MB,"
@@ -175,10 +184,10 @@ def main() -> None:
     link = DefaultLink(rate_mbps=options.rate_mbps, delay_s=DELAY_S)
     machine = support.hardware()
     work = replace(WORKLOAD, steps=QUICK_STEPS) if options.quick else WORKLOAD
-    with tempfile.TemporaryDirectory() as scratch:
+    with lab_runs(options.out) as runs, tempfile.TemporaryDirectory() as scratch:
         python = peers_python((options.peers or Path(scratch) / "peers").absolute())
-        found = run_all(work, python, link, SEEDS[:1] if options.quick else SEEDS)
-    support.finish("peers", machine, figures_of(found), options.out)
+        found = run_all(runs, work, python, link, SEEDS[:1] if options.quick else SEEDS)
+    support.finish("peers", machine, figures_of(found), options.out, runs.finish())
 
 
 if __name__ == "__main__":

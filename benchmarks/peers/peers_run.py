@@ -22,6 +22,7 @@ from benchmarks.common.node_process import NodeProcess
 from benchmarks.peers.peers_work import Workload
 from geo_ray.lab.lab import Lab
 from geo_ray.lab.ray_nodes import RayOptions, start_ray
+from geo_ray.lab.relay.stats import LabStats
 from geo_ray.lab.topology import DefaultLink, LabRegionConfig, Topology
 
 HERE = Path(__file__).resolve().parent
@@ -39,7 +40,7 @@ class Outcome:
         wan_bytes: IP bytes in both directions from the first step until the last evaluation.
         rounds: synchronisations of the whole model.
         cpu_share: of all cores, in the same time, by whatever ran.
-        late_share: of the lab's packets.
+        late_share: of the packets of the link where it is largest.
     """
 
     curve: Sequence[tuple[int, float, float]]
@@ -132,7 +133,7 @@ def train_peer(
     options: Mapping[str, Any],
     seed: int,
     link: DefaultLink,
-) -> Outcome:
+) -> tuple[Outcome, LabStats]:
     """Train with a peer: a process per region.
 
     Args:
@@ -142,9 +143,6 @@ def train_peer(
         options: of the peer's own.
         seed: of model and rows.
         link: both ways.
-
-    Raises:
-        LabLateError: the figures would describe the machine.
     """
     with _lab(link) as lab:
         nodes: list[NodeProcess] = []
@@ -165,7 +163,7 @@ def train_peer(
             lab.reset()
             with Meter(lab) as meter:
                 told = _all(nodes, "train")
-            stats = lab.check_not_late()
+            stats = lab.stats()
             _all(nodes, "close")
         finally:
             for node in nodes:
@@ -180,7 +178,7 @@ def train_peer(
         )
         for together in _by_round([each["evals"] for each in told])
     ]
-    return Outcome(curve, sent, told[0]["rounds"], busy, stats.late_share)
+    return Outcome(curve, sent, told[0]["rounds"], busy, stats.late_share), stats
 
 
 def _all(nodes: Sequence[NodeProcess], do: str, **order: Any) -> list[dict[str, Any]]:
@@ -212,7 +210,9 @@ def _peers_environment(lab: Lab, region: str) -> dict[str, str]:
 # ------------------------------------------------------------------ geo_ray
 
 
-def train_ours(config: str, seed: int, link: DefaultLink, scratch: Path) -> Outcome:
+def train_ours(
+    config: str, seed: int, link: DefaultLink, scratch: Path
+) -> tuple[Outcome, LabStats]:
     """Train with `geo-ray train` on a Ray node per region.
 
     Args:
@@ -220,9 +220,6 @@ def train_ours(config: str, seed: int, link: DefaultLink, scratch: Path) -> Outc
         seed: of model and rows.
         link: both ways.
         scratch: an empty directory.
-
-    Raises:
-        LabLateError: the figures would describe the machine.
     """
     (scratch / "peers.yaml").write_text(config, "utf-8")
     shutil.copy(HERE / "peers_task.py", scratch)
@@ -243,7 +240,7 @@ def train_ours(config: str, seed: int, link: DefaultLink, scratch: Path) -> Outc
             said, _ = train.communicate(timeout=GIVE_UP_S)
         if train.returncode:
             raise RuntimeError(f"geo-ray train ended with {train.returncode}:\n{said[-3000:]}")
-        stats = lab.check_not_late()
+        stats = lab.stats()
     (file,) = (scratch / "runs").rglob("events.jsonl")
     events = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
     began_s = min(e["start_s"] for e in events if e["kind"] == "step")
@@ -254,4 +251,4 @@ def train_ours(config: str, seed: int, link: DefaultLink, scratch: Path) -> Outc
     times = (zero_unix_s + t_s for t_s in (began_s, began_s + curve[-1][1]))
     sent, busy = meter.between(*times)
     (finished,) = (e for e in events if e["kind"] == "run_finished")
-    return Outcome(curve, sent, finished["summary"]["rounds"], busy, stats.late_share)
+    return Outcome(curve, sent, finished["summary"]["rounds"], busy, stats.late_share), stats

@@ -37,14 +37,16 @@ import math
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from benchmarks.common import support
 from benchmarks.common.command import Run, geo_ray
 from benchmarks.common.compared import compared, of
+from benchmarks.common.lab_runs import LabRuns, lab_runs
 from benchmarks.strategies.sync_cloudless import CpuMeter
 from geo_ray.comparison.outcome import Outcome
 from geo_ray.comparison.variants import parse_variant
@@ -52,6 +54,7 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_tree
 from geo_ray.lab.lab import Lab
 from geo_ray.lab.ray_nodes import start_ray
+from geo_ray.lab.relay.stats import LabStats
 
 TASK = Path(__file__).with_name("four_continents_task.py")
 LINKS = support.REPOSITORY / "configs" / "four_continents.yaml"
@@ -119,15 +122,18 @@ def main() -> None:
     labels = {name: label_of(name, steps) for name in names}
     text = config(size, steps, 0.4 if options.quick else 1.0)
     if options.seeds is not None:
-        runs = [trained(config(size, steps, seed=int(s)), labels) for s in options.seeds.split(",")]
-        real = {name: [run[name] for run in runs] for name in names}
+        wanted = [int(seed) for seed in options.seeds.split(",")]
+        with lab_runs(options.out) as runs:
+            by_seed = [trained(runs, config(size, steps, seed=s), labels, s) for s in wanted]
+        real = {name: [curves[name] for curves in by_seed] for name in names}
         figures = figures_of(real, target, "")
         for name in names:
             shares = [curve.cpu_share or 0.0 for curve in real[name]]
             figures.append(support.median(f"cpu_share_{name}", shares, "share", "<= 0.8"))
-        support.finish("four_continents", machine, figures, options.out)
+        support.finish("four_continents", machine, figures, options.out, runs.finish())
         return
-    real = {name: [curve] for name, curve in trained(text, labels).items()}
+    with lab_runs(options.out) as runs:
+        real = {name: [curve] for name, curve in trained(runs, text, labels, 0).items()}
     comparison = compared(text, list(labels.values()), (1.0,), seeds)
     sim = {name: [curve_of(run) for run in of(comparison, labels[name])] for name in names}
     figures = [*figures_of(real, target, ""), *figures_of(sim, target, "sim_")]
@@ -138,7 +144,7 @@ def main() -> None:
             support.Figure(f"sim_error_{name}", error, "ratio"),
             support.Figure(f"cpu_share_{name}", ours.cpu_share, "share", "<= 0.8"),
         ]
-    support.finish("four_continents", machine, figures, options.out)
+    support.finish("four_continents", machine, figures, options.out, runs.finish())
 
 
 def label_of(name: str, steps: int) -> str:
@@ -165,11 +171,11 @@ def config(size: str, steps: int, factor: float = 1.0, seed: int = 0) -> str:
     return load_tree(LINKS, sets, Experiment).model_dump_json()
 
 
-def trained(text: str, labels: Mapping[str, str]) -> dict[str, Curve]:
+def trained(runs: LabRuns, text: str, labels: Mapping[str, str], seed: int) -> dict[str, Curve]:
     """One real run of each variant, all in one lab.
 
     Raises:
-        LabLateError: the relay did not keep time, five times in a row.
+        LabLateError: the relay did not keep time, three times in a row.
     """
     with tempfile.TemporaryDirectory() as scratch, Lab("four-continents") as lab:
         path = Path(scratch) / "four_continents.yaml"
@@ -179,17 +185,15 @@ def trained(text: str, labels: Mapping[str, str]) -> dict[str, Curve]:
         for name, label in labels.items():
             support.say(f"{name} on real sockets")
             train = partial(train_in, lab, environment, path, label)
-            curves[name] = support.in_time(train, attempts=3)
+            curves[name] = runs.need(f"{name}, seed {seed}", train, lambda v: Curve(**v), 3)
             support.say(f"{name}: {curves[name]}")
         return curves
 
 
-def train_in(lab: Lab, environment: Mapping[str, str], path: Path, label: str) -> Curve:
-    """One real run.
-
-    Raises:
-        LabLateError: the relay did not keep time.
-    """
+def train_in(
+    lab: Lab, environment: Mapping[str, str], path: Path, label: str
+) -> tuple[dict[str, Any], LabStats]:
+    """One real run, and the lab's counters."""
     changes = dict(change.split("=", 1) for change in parse_variant(label).overrides)
     sets = {
         **changes,
@@ -207,8 +211,8 @@ def train_in(lab: Lab, environment: Mapping[str, str], path: Path, label: str) -
             timeout_s=1800.0,
             popen=partial(lab.popen, HUB),
         )
-        lab.check_not_late()
-        return real_curve(run, meter)
+        stats = lab.stats()
+        return asdict(real_curve(run, meter)), stats
 
 
 def real_curve(run: Run, meter: CpuMeter) -> Curve:

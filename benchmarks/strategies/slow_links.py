@@ -28,8 +28,8 @@ the inner optimizer is SGD.
   cpu_share_...       of the machine's two cores while training; above 0.8 the figure is that of
                       the machine. The relay, which would not be there, is in it.
   finished_10         whether the trainings at 10 Mbit/s ended with a model
-  late_share_...      packets that the relay handled more than 1 ms late; above 0.05 the run is
-                      rejected and repeated
+  late_share_...      packets that the relay handled too late for the link (docs/lab.md); a run
+                      that is rejected for it is repeated alone
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -45,10 +45,11 @@ from typing import Any
 
 from benchmarks.common import support
 from benchmarks.common.command import Run, geo_ray
+from benchmarks.common.lab_runs import lab_runs
 from benchmarks.strategies.sync_cloudless import CpuMeter
-from geo_ray.errors import LabLateError
 from geo_ray.lab.lab import Lab
 from geo_ray.lab.ray_nodes import start_ray
+from geo_ray.lab.relay.stats import LabStats
 from geo_ray.lab.topology import DefaultLink, LabRegionConfig, Topology
 
 TASK = Path(__file__).with_name("slow_links_task.py")
@@ -148,39 +149,43 @@ def main() -> None:
     machine = support.hardware()
     wanted = None if options.cases is None else options.cases.split(",")
     cases = tuple(case for case in CASES if wanted is None or case.name in wanted)
-    interval, sets = INTERVAL, {}
+    interval: int = INTERVAL
+    sets: dict[str, object] = {}
     if options.quick:  # an eighth of the model, and a fifth of the interval
         cases = (Case(100, "streaming", "int4", tau=4),)
         interval, sets = 20, {"task.options.tables": TABLES // 8}
     figures: list[support.Figure] = []
     finished: list[float] = []
-    for number, case in enumerate(cases, 1):
-        support.say(f"{number}/{len(cases)} {case.name}")
-        try:
-            timed = support.in_time(partial(measure, case, interval, sets), attempts=3)
-        except (LabLateError, RuntimeError) as error:
-            support.say(f"{case.name} has no result: {error}")
-            figures.append(support.Figure(f"share_{case.name}", None, "share", case.target))
-            finished += [0.0] * (case.rate_mbps == 10)
-            continue
-        finished += [1.0] * (case.rate_mbps == 10)
-        found = figures_of(case, timed, interval)
-        figures += found
-        support.say(", ".join(f"{each.name} {each.value:.3f}" for each in found))
-    if finished:
-        figures.append(
-            support.Figure(
-                "finished_10", statistics.mean(finished), "share", ">= 1", None, finished
+    with lab_runs(options.out) as runs:
+        for number, case in enumerate(cases, 1):
+            support.say(f"{number}/{len(cases)} {case.name}")
+            timed = None
+            try:
+                train = partial(measure, case, interval, sets)
+                timed = runs.take(case.name, train, lambda value: Timed(**value), attempts=3)
+            except RuntimeError as error:
+                support.say(f"{case.name} has no result: {error}")
+            if timed is None:
+                figures.append(support.Figure(f"share_{case.name}", None, "share", case.target))
+                finished += [0.0] * (case.rate_mbps == 10)
+                continue
+            finished += [1.0] * (case.rate_mbps == 10)
+            found = figures_of(case, timed, interval)
+            figures += found
+            support.say(", ".join(f"{each.name} {each.value:.3f}" for each in found))
+        if finished:
+            figures.append(
+                support.Figure(
+                    "finished_10", statistics.mean(finished), "share", ">= 1", None, finished
+                )
             )
-        )
-    support.finish("slow_links", machine, figures, options.out)
+        support.finish("slow_links", machine, figures, options.out, runs.finish())
 
 
-def measure(case: Case, interval: int, sets: dict[str, object]) -> Timed:
+def measure(case: Case, interval: int, sets: dict[str, object]) -> tuple[dict[str, Any], LabStats]:
     """One training in a lab of its own.
 
     Raises:
-        LabLateError: the relay did not keep time.
         RuntimeError: the training did not end well.
     """
     topology = Topology(
@@ -201,8 +206,8 @@ def measure(case: Case, interval: int, sets: dict[str, object]) -> Timed:
             timeout_s=3600.0,
             popen=partial(lab.popen, HUB),
         )
-        late = lab.check_not_late().late_share
-        return timed_of(run, interval, meter, late)
+        stats = lab.stats()
+        return asdict(timed_of(run, interval, meter, stats.late_share)), stats
 
 
 def timed_of(run: Run, interval: int, meter: CpuMeter, late_share: float) -> Timed:

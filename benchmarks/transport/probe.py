@@ -15,18 +15,20 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks.common import support
-from geo_ray.errors import LabLateError
+from benchmarks.common.lab_runs import judged, lab_runs
 from geo_ray.lab.lab import Lab
+from geo_ray.lab.relay.stats import LabStats
 from geo_ray.lab.topology import DefaultLink, LabRegionConfig, Topology
 from geo_ray.transport.links.record import LinkRecord
 from geo_ray.transport.links.table import load_links
 
 GOODPUT_SHARE = 1448 / 1500
 PROBE = [sys.executable, "-m", "geo_ray.cli.main", "probe"]
-TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,34 +65,36 @@ def main() -> None:
     machine = support.hardware()
     figures: list[support.Figure] = []
     os.environ["GEO_RAY_PROBE_KEY"] = "known to everybody"
-    for case in CASES[:1] if options.quick else CASES:
-        records = []
-        for control in ("bbr",) if options.quick else ("cubic", "bbr"):
-            support.say(f"{case.name}, {control}")
-            records += probed(case.topology(control), 2.0 if options.quick else 5.0)
-        limit_mbps = case.rate_mbps * GOODPUT_SHARE
-        goodputs = [record.goodput_mbps / limit_mbps for record in records]
-        rtts = [record.rtt_s / (2 * case.delay_s) for record in records]
-        losses = [100 * (r.loss - case.loss) for r in records if r.loss is not None]
-        figures += [
-            support.median(f"goodput, {case.name}", goodputs, "of limit"),
-            support.median(f"rtt, {case.name}", rtts, "of set"),
-            support.median(f"loss less set, {case.name}", losses, "points"),
-        ]
-    support.finish("probe", machine, figures, options.out)
+    duration_s = 2.0 if options.quick else 5.0
+    with lab_runs(options.out) as runs:
+        for case in CASES[:1] if options.quick else CASES:
+            records: list[LinkRecord] = []
+            for control in ("bbr",) if options.quick else ("cubic", "bbr"):
+                name = f"{case.name}, {control}"
+                support.say(name)
+                measure = partial(probed, case.topology(control), duration_s)
+                records += runs.take(name, measure, revived) or []
+            limit_mbps = case.rate_mbps * GOODPUT_SHARE
+            goodputs = [record.goodput_mbps / limit_mbps for record in records]
+            rtts = [record.rtt_s / (2 * case.delay_s) for record in records]
+            losses = [100 * (r.loss - case.loss) for r in records if r.loss is not None]
+            figures += [
+                support.median(f"goodput, {case.name}", goodputs, "of limit"),
+                support.median(f"rtt, {case.name}", rtts, "of set"),
+                support.median(f"loss less set, {case.name}", losses, "points"),
+            ]
+        support.finish("probe", machine, figures, options.out, runs.finish())
 
 
-def probed(topology: Topology, duration_s: float) -> list[LinkRecord]:
-    """Both directions, from a run in which the relay kept time."""
-    for number in range(1, TRIES + 1):
-        try:
-            with Lab(topology) as lab:
-                records = probe_once(lab, duration_s)
-                lab.check_not_late()
-                return records
-        except LabLateError as error:
-            support.say(f"try {number}: {error.message}")
-    raise SystemExit("the relay was late in every try; leave it a core")
+def probed(topology: Topology, duration_s: float) -> tuple[list[dict[str, Any]], LabStats]:
+    """Both directions."""
+    with Lab(topology) as lab:
+        records, stats = judged(lab, partial(probe_once, lab, duration_s))
+    return [record.model_dump(mode="json") for record in records], stats
+
+
+def revived(records: list[dict[str, Any]]) -> list[LinkRecord]:
+    return [LinkRecord.model_validate(record) for record in records]
 
 
 def probe_once(lab: Lab, duration_s: float) -> list[LinkRecord]:

@@ -13,6 +13,9 @@ TCP with the congestion control that the figure names. Needs root.
   heartbeat     99th percentile of round trips while 64 MB are under way, over the idle one.
   tls_cost      goodput lost to encryption at 200 Mbit/s.
   cores         of one endpoint that sends and receives 200 Mbit/s at the same time.
+
+Every message is a run of its own: one during which the relay was late is repeated, not those beside
+it. The same command resumes an interrupted benchmark.
 """
 
 from __future__ import annotations
@@ -21,17 +24,20 @@ import argparse
 import base64
 import json
 import secrets
-import statistics
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import support
+from benchmarks.common.lab_runs import LabRuns, judged, lab_runs
 from benchmarks.common.node_process import NodeProcess
 from geo_ray.lab.lab import Lab
+from geo_ray.lab.relay.stats import LabStats
 from geo_ray.lab.topology import Topology
 from geo_ray.transport.security.certs import issue_for_run
 
@@ -47,7 +53,7 @@ PORT = 4700
 def linked(
     rate_mbps: float, loss: float, control: str, kind: str = "ours", **extra: Any
 ) -> Iterator[tuple[NodeProcess, NodeProcess, Lab]]:
-    """Two nodes over one link, A connected to B; refused afterwards if the relay was late."""
+    """Two nodes over one link, A connected to B; whoever measures judges the lab's counters."""
     flow_mbps = extra.pop("flow_mbps", None)
     config = {"congestion_control": control, **extra}
     topology = {
@@ -77,7 +83,6 @@ def linked(
             sites[1].ask("listen", host=lab.addresses["B"])
             sites[0].ask("connect", host=lab.addresses["B"])
             yield sites[0], sites[1], lab
-            lab.check_not_late()
             for site in sites:
                 site.ask("stop")
         finally:
@@ -94,106 +99,148 @@ def shares(times_s: list[float], size_bytes: int, rate_mbps: float) -> list[floa
     return [size_bytes / (t - DELAY_S) / limit_bytes_per_s(rate_mbps) for t in times_s]
 
 
+@dataclass(frozen=True)
+class Case:
+    """A link and the nodes on it; `name` is part of the names of its runs."""
+
+    name: str
+    rate_mbps: float
+    loss: float
+    control: str
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def linked(self) -> AbstractContextManager[tuple[NodeProcess, NodeProcess, Lab]]:
+        """The nodes, up and connected."""
+        return linked(self.rate_mbps, self.loss, self.control, **self.extra)
+
+
+def cold_send(runs: LabRuns, case: Case, order: Order) -> dict[str, Any]:
+    """What a node saw in the first message of a connection."""
+
+    def measure() -> tuple[dict[str, Any], LabStats]:
+        with case.linked() as (a, _, lab):
+            return judged(lab, partial(a.ask, "send", **order, count=1))
+
+    return runs.take(f"{case.name}/cold", measure) or {}
+
+
 def sends(
-    rate_mbps: float, loss: float, control: str, orders: Sequence[Order], **extra: Any
-) -> list[dict[str, Any]]:
-    """What a node saw in one send after another over one link."""
+    runs: LabRuns, case: Case, warm: Sequence[Order], order: Order, count: int
+) -> dict[str, list[Any]]:
+    """What a node saw in messages after the warm-up; lists of all of them together."""
+    names = [f"{case.name}/{number}" for number in range(count)]
+    if not all(runs.has(name) for name in names):
+        with case.linked() as (a, _, lab):
+            for each in warm:
+                a.ask("send", **each)
+            for name in names:
+                runs.take(name, partial(judged, lab, partial(a.ask, "send", **order, count=1)))
+    return together([runs.take(name, never) for name in names if runs.has(name)])
 
-    def measure() -> list[dict[str, Any]]:
-        with linked(rate_mbps, loss, control, **extra) as (a, _, _lab):
-            return [a.ask("send", **order) for order in orders]
 
-    return support.in_time(measure)
+def never() -> tuple[Any, LabStats]:
+    raise AssertionError("the run is there")
 
 
-def goodput(quick: bool) -> list[support.Figure]:
+def together(answers: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """One list for each key of a node's answers."""
+    found: dict[str, list[Any]] = defaultdict(list)
+    for answer in answers:
+        for key, value in answer.items():
+            found[key] += value if isinstance(value, list) else [value]
+    return found
+
+
+def goodput(runs: LabRuns, quick: bool) -> list[support.Figure]:
     figures = []
     warm, count = (1, 1) if quick else (3, 3)
     targets = {0.0: ">= 0.95", 0.001: ">= 0.9", 0.01: ">= 0.8"}
     order = {"size_bytes": 64 * MB, "pause_s": 0.5}
-    ours = [order | {"count": 1}, order | {"count": warm}, order | {"count": count}]
-    plain = [
-        {"size_bytes": 64 * MB, "count": 1, "longest_s": 5.0},
-        {"size_bytes": 64 * MB, "count": count, "longest_s": 10.0},
-    ]
     for control in ("cubic", "bbr"):
         for loss, target in targets.items():
             name = f"{control}_loss_{loss:g}"
             support.say(f"goodput, {name}")
-            cold, _, got = sends(100, loss, control, ours)
+            case = Case(f"goodput_{name}", 100, loss, control)
+            cold_s = cold_send(runs, case, order).get("times_s", [])
+            got = sends(runs, case, [order | {"count": 1 + warm}], order, count)
             reached = shares(got["times_s"], 64 * MB, 100)
             figures += [
                 support.median(f"goodput_{name}", reached, "share", target),
-                support.median(f"cold_{name}", shares(cold["times_s"], 64 * MB, 100), "share"),
-                support.median(f"streams_{name}", [got["streams"]], "streams"),
+                support.median(f"cold_{name}", shares(cold_s, 64 * MB, 100), "share"),
+                support.median(f"streams_{name}", got["streams"][-1:], "streams"),
             ]
-            if loss == 0.0:
-                base_s = got["rtt_min_s"]
+            if loss == 0.0 and got["rtts_s"]:
+                base_s = min(got["rtt_min_s"])
                 p99s = [quantile(got["rtts_s"], 0.99) / base_s]
                 figures.append(
                     support.Figure(f"heartbeat_p99_{control}", p99s[0], "RTT", "<= 2", base_s, p99s)
                 )
-            _, one = sends(100, loss, control, plain, kind="plain")
+            case = Case(f"one_stream_{name}", 100, loss, control, {"kind": "plain"})
+            first = {"size_bytes": 64 * MB, "count": 1, "longest_s": 5.0}
+            one = sends(runs, case, [first], {"size_bytes": 64 * MB, "longest_s": 10.0}, count)
             rates = [rate / limit_bytes_per_s(100) for rate in one["bytes_per_s"]]
             figures.append(support.median(f"one_stream_{name}", rates, "share"))
     return figures
 
 
-def warm_updates(quick: bool) -> list[support.Figure]:
+def warm_updates(runs: LabRuns, quick: bool) -> list[support.Figure]:
     figures = []
     for control in ("cubic", "bbr"):
         for size in (1 * MB, 20 * MB):
-            support.say(f"warm update of {size // MB} MB, {control}")
-            orders = [
-                {"size_bytes": size, "count": 2 if quick else 24, "pause_s": 0.6},
-                {"size_bytes": size, "count": 3 if quick else 7, "pause_s": 1.0},
-            ]
-            _, got = sends(100, 0.0, control, orders)
-            ideal_s = size / limit_bytes_per_s(100) + DELAY_S
             name = f"warm_{size // MB}_mb_{control}"
-            runs = [t / ideal_s for t in got["times_s"]]
-            figures.append(
-                support.Figure(name, statistics.median(runs), "ratio", "<= 1.15", ideal_s, runs)
-            )
+            support.say(f"warm update of {size // MB} MB, {control}")
+            warm = {"size_bytes": size, "count": 2 if quick else 24, "pause_s": 0.6}
+            order = {"size_bytes": size, "pause_s": 1.0}
+            got = sends(runs, Case(name, 100, 0.0, control), [warm], order, 3 if quick else 7)
+            ideal_s = size / limit_bytes_per_s(100) + DELAY_S
+            ratios = support.median(name, [t / ideal_s for t in got["times_s"]], "ratio", "<= 1.15")
+            figures.append(replace(ratios, baseline=ideal_s))
     return figures
 
 
-def capped_flows(quick: bool) -> list[support.Figure]:
+def capped_flows(runs: LabRuns, quick: bool) -> list[support.Figure]:
     support.say("flows capped at 20 Mbit/s on a link of 200")
-    order = {"size_bytes": 64 * MB, "count": 2 if quick else 3, "pause_s": 0.5}
-    _, got = sends(200, 0.0, "cubic", [order, order], flow_mbps=20.0)
+    order = {"size_bytes": 64 * MB, "pause_s": 0.5}
+    count = 2 if quick else 3
+    case = Case("flow_cap", 200, 0.0, "cubic", {"flow_mbps": 20.0})
+    got = sends(runs, case, [order | {"count": count}], order, count)
     return [
         support.median("flow_cap", shares(got["times_s"], 64 * MB, 200), "share", ">= 0.9"),
-        support.median("streams_flow_cap", [got["streams"]], "streams"),
+        support.median("streams_flow_cap", got["streams"][-1:], "streams"),
     ]
 
 
-def encryption(quick: bool) -> list[support.Figure]:
-    rates: dict[str, list[float]] = {"required": [], "off": []}
-    order = {"size_bytes": 64 * MB, "count": 2, "pause_s": 0.5}
-    for _ in range(1 if quick else 3):
-        for mode, seen in rates.items():
+def encryption(runs: LabRuns, quick: bool) -> list[support.Figure]:
+    lost = []
+    order = {"size_bytes": 64 * MB, "pause_s": 0.5}
+    for number in range(1 if quick else 3):
+        rates = {}
+        for mode in ("required", "off"):
             support.say(f"200 Mbit/s, TLS {mode}")
-            _, got = sends(200, 0.0, "bbr", [order, order], tls=mode)
-            assert got["encrypted"] == (mode == "required")
-            seen.append(statistics.median(shares(got["times_s"], 64 * MB, 200)))
-    lost = [1.0 - on / off for on, off in zip(rates["required"], rates["off"], strict=True)]
+            case = Case(f"tls_{mode}_{number}", 200, 0.0, "bbr", {"tls": mode})
+            got = sends(runs, case, [order | {"count": 2}], order, 2)
+            assert set(got["encrypted"]) <= {mode == "required"}
+            rates[mode] = support.median("", shares(got["times_s"], 64 * MB, 200), "share").value
+        if rates["required"] is not None and rates["off"] is not None:
+            lost.append(1.0 - rates["required"] / rates["off"])
     return [support.median("tls_cost", lost, "share", "<= 0.05")]
 
 
-def both_ways(quick: bool) -> list[support.Figure]:
+def both_ways(runs: LabRuns, quick: bool) -> list[support.Figure]:
     support.say("200 Mbit/s both ways")
 
-    def measure() -> list[dict[str, Any]]:
-        with linked(200, 0.0, "bbr") as (a, b, _lab), ThreadPoolExecutor(2) as pool:
+    def measure() -> tuple[list[dict[str, Any]], LabStats]:
+        with linked(200, 0.0, "bbr") as (a, b, lab), ThreadPoolExecutor(2) as pool:
             list(pool.map(partial(loaded, 1), (a, b)))
-            return list(pool.map(partial(loaded, 2 if quick else 4), (a, b)))
+            action = partial(loaded, 2 if quick else 4)
+            return judged(lab, lambda: list(pool.map(action, (a, b))))
 
     cores, reached = [], []
-    for _ in range(1 if quick else 3):
-        got = support.in_time(measure)
-        cores.append(max(each["cores"] for each in got))
-        reached += [s for each in got for s in shares(each["times_s"], 64 * MB, 200)]
+    for number in range(1 if quick else 3):
+        got = runs.take(f"both_ways/{number}", measure)
+        if got is not None:
+            cores.append(max(each["cores"] for each in got))
+            reached += [s for each in got for s in shares(each["times_s"], 64 * MB, 200)]
     return [
         support.median("cores_both_ways", cores, "cores", "<= 0.5"),
         support.median("goodput_both_ways", reached, "share"),
@@ -227,8 +274,9 @@ def main() -> None:
     options = parser.parse_args()
     machine = support.hardware()
     parts = [PARTS[options.only]] if options.only else list(PARTS.values())
-    figures = [figure for part in parts for figure in part(options.quick)]
-    support.finish("wan", machine, figures, options.out)
+    with lab_runs(options.out) as runs:
+        figures = [figure for part in parts for figure in part(runs, options.quick)]
+        support.finish("wan", machine, figures, options.out, runs.finish())
 
 
 if __name__ == "__main__":

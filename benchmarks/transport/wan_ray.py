@@ -19,13 +19,16 @@ import os
 import statistics
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from benchmarks.common import support
+from benchmarks.common.lab_runs import lab_runs
 from benchmarks.transport.wan import DELAY_S, MB, limit_bytes_per_s, linked
 from geo_ray.lab.lab import Lab
 from geo_ray.lab.ray_nodes import start_ray
+from geo_ray.lab.relay.stats import LabStats
 from geo_ray.lab.topology import DefaultLink, LabRegionConfig, Topology
 
 NODE = Path(__file__).with_name("wan_ray_node.py")
@@ -34,7 +37,7 @@ CONTROL: Final = "cubic"
 SIZE_BYTES = 20 * MB
 
 
-def through_ray(count: int) -> list[float]:
+def through_ray(count: int) -> tuple[list[float], LabStats]:
     """Seconds per object."""
     topology = Topology(
         congestion_control=CONTROL,
@@ -43,34 +46,37 @@ def through_ray(count: int) -> list[float]:
     )
     with Lab(topology) as lab:
         environment = {**os.environ, **start_ray(lab)}
+        lab.reset()
         support.say("both Ray nodes are up")
         argv = [sys.executable, str(NODE), "B", str(SIZE_BYTES), str(count)]
         driver = lab.popen("A", argv, env=environment, stdout=subprocess.PIPE, text=True)
         said, _ = driver.communicate()
+        stats = lab.stats()
         if driver.returncode:
             raise RuntimeError(f"the Ray driver ended with {driver.returncode}")
-        lab.check_not_late()
-    return list(json.loads(said.splitlines()[-1]))
+    return list(json.loads(said.splitlines()[-1])), stats
 
 
-def through_ours(count: int) -> tuple[list[float], list[float]]:
+def through_ours(count: int) -> tuple[list[list[float]], LabStats]:
     """Seconds of the first message, and of later ones."""
-    with linked(RATE_MBPS, LOSS, CONTROL) as (a, _, _lab):
+    with linked(RATE_MBPS, LOSS, CONTROL) as (a, _, lab):
+        lab.reset()
         a.ask("send", size_bytes=1 << 20, count=1, pause_s=0.5)
         cold = a.ask("send", size_bytes=SIZE_BYTES, count=1, pause_s=0.5)
         a.ask("send", size_bytes=SIZE_BYTES, count=3 * count, pause_s=0.5)  # streams are found
         warm = a.ask("send", size_bytes=SIZE_BYTES, count=count, pause_s=0.5)
-    return cold["times_s"], warm["times_s"]
+        return [cold["times_s"], warm["times_s"]], lab.stats()
 
 
 def main() -> None:
     options = support.parse(__doc__)
     machine = support.hardware()
     count = 1 if options.quick else 5
-    support.say("our transport")
-    cold_s, ours_s = through_ours(count)
-    support.say("Ray")
-    ray_s = through_ray(count)
+    with lab_runs(options.out) as runs:
+        support.say("our transport")
+        cold_s, ours_s = runs.need("ours", partial(through_ours, count))
+        support.say("Ray")
+        ray_s = runs.need("ray", partial(through_ray, count))
     limit_s = SIZE_BYTES / limit_bytes_per_s(RATE_MBPS) + DELAY_S
     ours = statistics.median(ours_s)
     figures = [
@@ -82,7 +88,7 @@ def main() -> None:
             [each / ours for each in ray_s],
         ),
     ]  # fmt: skip
-    support.finish("wan_ray", machine, figures, options.out)
+    support.finish("wan_ray", machine, figures, options.out, runs.finish())
 
 
 if __name__ == "__main__":

@@ -10,18 +10,22 @@ are sent, and 2.5 s later the link loses everything in both directions for 5, 30
   cut_N_reconnects     connections that were made anew; 0 if the old one has survived
 
 Runs with the same cut overlap, in labs of their own, so that no two of them transfer at once. One
-whose relay was late is rejected and repeated alone, twice at most for each cut.
+whose relay was late is rejected and repeated alone, twice at most.
 """
 
 from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
 
 from benchmarks.common import support
+from benchmarks.common.lab_runs import LabRuns, judged, lab_runs
 from benchmarks.transport.wan import MB, linked
-from geo_ray.errors import LabLateError
+from geo_ray.lab.lab import Lab
+from geo_ray.lab.relay.stats import LabStats
 
 SIZE_BYTES = 64 * MB
 CUT_AFTER_S = 2.5
@@ -47,47 +51,42 @@ class Seen:
     reconnects: int
 
 
-def cut(cut_s: int) -> Seen:
-    """Send, cut, heal."""
+def cut(cut_s: int, begin_s: float) -> tuple[dict[str, Any], LabStats]:
+    """Send, cut, heal, after a pause."""
+    time.sleep(begin_s)
     with linked(100, 0.0, "cubic") as (a, _, lab), ThreadPoolExecutor(1) as pool:
         before = a.ask("send", size_bytes=SIZE_BYTES, count=2, pause_s=0.5)
-        sending = pool.submit(a.ask, "send", size_bytes=SIZE_BYTES, count=1, pause_s=0.5)
-        time.sleep(CUT_AFTER_S)
-        lab.cut("A", "B")
-        time.sleep(cut_s)
-        lab.heal("A", "B")
-        healed_s = time.monotonic()  # the same clock in every process of the machine
-        after = sending.result()
-        seen = Seen(
-            before["times_s"][-1] - CUT_AFTER_S,
-            after["arrived_s"][0] - healed_s,
-            after["resend_bytes"] - before["resend_bytes"],
-            after["reconnects"] - before["reconnects"],
-        )
-        support.say(f"cut of {cut_s} s: {seen}")  # also if it is rejected
-    return seen
+
+        def send_and_cut(lab: Lab) -> Seen:
+            sending = pool.submit(a.ask, "send", size_bytes=SIZE_BYTES, count=1, pause_s=0.5)
+            time.sleep(CUT_AFTER_S)
+            lab.cut("A", "B")
+            time.sleep(cut_s)
+            lab.heal("A", "B")
+            healed_s = time.monotonic()  # the same clock in every process of the machine
+            after = sending.result()
+            return Seen(
+                before["times_s"][-1] - CUT_AFTER_S,
+                after["arrived_s"][0] - healed_s,
+                after["resend_bytes"] - before["resend_bytes"],
+                after["reconnects"] - before["reconnects"],
+            )
+
+        seen, stats = judged(lab, partial(send_and_cut, lab))
+    return asdict(seen), stats
 
 
-def cut_in_time(cut_s: int, begin_s: float = 0.0) -> Seen | None:
-    """The same after a pause; None if the relay was late."""
-    time.sleep(begin_s)
-    try:
-        return cut(cut_s)
-    except LabLateError as error:
-        support.say(f"rejected: {error.message}")
-        return None
+def cuts(runs: LabRuns, cut_s: int, count: int) -> list[Seen]:
+    """Runs that overlap; rejected ones are repeated one by one."""
 
+    def take(number: int, begin_s: float, attempts: int) -> Seen | None:
+        measure = partial(cut, cut_s, begin_s)
+        return runs.take(f"cut_{cut_s}/{number}", measure, lambda value: Seen(**value), attempts)
 
-def cuts(cut_s: int, runs: int) -> list[Seen]:
-    """Runs that overlap; rejected ones are repeated."""
-    with ThreadPoolExecutor(runs) as pool:
-        waits_s = [run * APART_S for run in range(runs)]
-        found = list(pool.map(cut_in_time, [cut_s] * runs, waits_s))
-    seen = [each for each in found if each is not None]
-    for _ in range(REPEATS):
-        if len(seen) < runs and (again := cut_in_time(cut_s)) is not None:
-            seen.append(again)
-    return seen
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(lambda number: take(number, number * APART_S, 1), range(count)))
+    found = [take(number, 0.0, REPEATS) for number in range(count)]
+    return [seen for seen in found if seen is not None]
 
 
 def figures_of(cut_s: int, seen: list[Seen]) -> list[support.Figure]:
@@ -106,12 +105,13 @@ def figures_of(cut_s: int, seen: list[Seen]) -> list[support.Figure]:
 def main() -> None:
     options = support.parse(__doc__)
     machine = support.hardware()
-    runs = 1 if options.quick else 3
+    count = 1 if options.quick else 3
     figures = []
-    for cut_s in CUTS_S[:1] if options.quick else CUTS_S:
-        support.say(f"a cut of {cut_s} s, {runs} runs")
-        figures += figures_of(cut_s, cuts(cut_s, runs))
-    support.finish("wan_trouble", machine, figures, options.out)
+    with lab_runs(options.out) as runs:
+        for cut_s in CUTS_S[:1] if options.quick else CUTS_S:
+            support.say(f"a cut of {cut_s} s, {count} runs")
+            figures += figures_of(cut_s, cuts(runs, cut_s, count))
+        support.finish("wan_trouble", machine, figures, options.out, runs.finish())
 
 
 if __name__ == "__main__":

@@ -44,15 +44,19 @@ class LabDownError(LabError):
 
 
 class LabLateError(LabError):
-    """More than 5 % of the packets were forwarded over 1 ms late.
+    """Packets were forwarded later than the links' round trips allow (docs/lab.md has the rule).
 
     What was measured meanwhile says more about the machine than about the links, and is
-    refused.
+    rejected.
     """
 
     code = "LAB_LATE"
     causes = (
-        "Too few cores for the relay and what runs in the lab, or rates beyond what the relay "
-        "carries (docs/lab.md)."
+        "Too few cores for the relay and what runs in the lab, a host that gives the machine's "
+        "cores to others (stolen time), or rates beyond what the relay carries (docs/lab.md). "
+        "The message says what the relay did itself and what the kernel counted."
     )
-    advice = "Leave the relay a core, lower the rates or the number of regions, and measure again."
+    advice = (
+        "Leave the relay a core, lower the rates or the number of regions, and measure again; "
+        "where cycles are stolen, repeat the run."
+    )

@@ -258,14 +258,11 @@ class Lab:
             The counters of that time.
 
         Raises:
-            LabLateError: more than 5 % of the packets were over 1 ms late.
+            LabLateError: `geo_ray.lab.acceptance` says that they do not count.
         """
         stats = self.stats()
         if stats.was_late:
-            raise LabLateError(
-                f"the relay was late by more than 1 ms for {stats.late_share:.1%} of the packets "
-                f"(used {stats.cpu_share:.0%} of a core)"
-            )
+            raise LabLateError("; ".join([*stats.verdict.why, str(stats.relay)]))
         return stats
 
     # ------------------------------------------------------------------ inside

@@ -77,11 +77,13 @@ def links_table(stats: LabStats) -> Table:
 
 def relay_line(stats: LabStats) -> str:
     """The relay's load, and whether it is in time."""
-    verdict = "LATE: figures taken now are worthless" if stats.was_late else "in time"
+    verdict = "in time"
+    if stats.was_late:
+        verdict = "LATE, figures taken now do not count: " + "; ".join(stats.verdict.why)
     priority = "" if stats.realtime else ", without real-time priority"
     return (
         f"relay: {stats.cpu_share:.0%} of a core{priority}, {verdict} "
-        f"({stats.late_share:.2%} of {stats.read_packets} packets over 1 ms late)"
+        f"(at most {stats.late_share:.2%} of a link's packets late); {stats.relay}"
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from geo_ray.lab.relay import stolen
 from geo_ray.lab.relay.link import Link
 from geo_ray.lab.relay.mesh import Mesh
 from geo_ray.lab.relay.schedule import Target, TraceSchedule
@@ -28,8 +29,7 @@ class Control:
         self._schedule = schedule
         self._stop = stop
         self.notes: dict[str, int | float | bool] = {}
-        self._cpu_base_s = time.process_time()
-        self._began_s = time.monotonic()
+        self._note_bases()
 
     def answer(self, request: dict[str, Any], now_s: float) -> dict[str, Any]:
         """Carry out one request; a wrong request gets an answer with ``error``."""
@@ -66,6 +66,7 @@ class Control:
             if "rate_mbps" in changes:
                 self._schedule.drop(("link", *pair))
             link.reshape(now_s, shape)
+        self._mesh.note_round_trips()
 
     def _do_cap(self, request: dict[str, Any], now_s: float) -> None:
         index = self._mesh.index(request["region"])
@@ -85,8 +86,7 @@ class Control:
 
     def _do_reset(self, request: dict[str, Any], now_s: float) -> None:
         self._mesh.reset()
-        self._cpu_base_s = time.process_time()
-        self._began_s = time.monotonic()
+        self._note_bases()
         for name, value in self.notes.items():
             if not isinstance(value, bool):
                 self.notes[name] = 0
@@ -98,9 +98,13 @@ class Control:
         self._stop()
 
     def _do_totals(self, request: dict[str, Any], now_s: float) -> dict[str, Any]:
+        waited_s = stolen.waited_s()
         return {
             "seconds": (now_s - self._began_s),
             "cpu_s": time.process_time() - self._cpu_base_s,
+            "stolen_s": stolen.stolen_s() - self._stolen_base_s,
+            "waited_s": None if waited_s is None else waited_s - self._waited_base_s,
+            "cores": len(os.sched_getaffinity(0)),
             **self.notes,
         }
 
@@ -118,6 +122,13 @@ class Control:
             "down": station.down.books(now_s),
             "unrouted": station.unrouted,
         }
+
+    def _note_bases(self) -> None:
+        """Let the counters of the system count from now on."""
+        self._cpu_base_s = time.process_time()
+        self._stolen_base_s = stolen.stolen_s()
+        self._waited_base_s = stolen.waited_s() or 0.0
+        self._began_s = time.monotonic()
 
     def _books(self, link: Link, now_s: float) -> dict[str, Any]:
         shape = link.shape

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from random import Random
 from typing import Final, TypeAlias
 
+from geo_ray.lab.acceptance import LEAST_S
 from geo_ray.lab.relay.chance import Jitter, Loss
 from geo_ray.lab.relay.flows import FlowCaps
 from geo_ray.lab.relay.serialiser import Serialiser
 from geo_ray.lab.relay.shapes import LinkShape
 
-LATE_S: Final = 0.001
 MAX_RELEASE: Final = 32  # packets per reading of the clock
 
 Device: TypeAlias = Callable[[bytes], object]
@@ -43,12 +43,15 @@ class Link:
     __slots__ = (
         "_delay_s", "_flows", "_jitter", "_last_due_s", "_loss", "_random", "_serial", "cap_drops",
         "cut_drops", "device_drops", "has_flows", "held", "in_bytes", "in_packets", "is_cut",
-        "late_max_s", "late_packets", "late_sum_s", "line", "lost", "out_bytes", "out_packets",
-        "push", "queue_drops", "shape",
+        "late_after_s", "late_max_s", "late_packets", "late_sum_s", "line", "lost", "out_bytes",
+        "out_packets", "push", "queue_drops", "round_trip_s", "shape", "taken_late_packets",
+        "taken_late_sum_s",
     )  # fmt: skip
 
     def __init__(self, shape: LinkShape, seed: int) -> None:
         self.is_cut = False
+        self.round_trip_s = 0.0  # there and back, without queues; the mesh knows it
+        self.late_after_s = LEAST_S
         self.late_sum_s = self.late_max_s = 0.0
         self.held = 0  # packets of this link in the queues of its regions' own lines
         self.line: deque[tuple[float, float, bytes]] = deque()  # (due, left the queue, packet)
@@ -104,7 +107,7 @@ class Link:
         if not line or line[0][0] > now_s:
             return False
         count = num_bytes = late_packets = 0
-        late_before_s, due_sum_s, first_due_s = now_s - LATE_S, 0.0, line[0][0]
+        late_before_s, due_sum_s, first_due_s = now_s - self.late_after_s, 0.0, line[0][0]
         while line and line[0][0] <= now_s and count < MAX_RELEASE:
             due_s, _, packet = line.popleft()
             try:
@@ -139,10 +142,16 @@ class Link:
         self.out_packets += 1
         self.out_bytes += size_bytes
         self.late_sum_s += late_s
-        if late_s > LATE_S:
+        if late_s > self.late_after_s:
             self.late_packets += 1
         if late_s > self.late_max_s:
             self.late_max_s = late_s
+
+    def taken_late(self, late_s: float) -> None:
+        """Note that a packet was taken in a round that began so late; it came after the last."""
+        self.taken_late_sum_s += late_s
+        if late_s > self.late_after_s:
+            self.taken_late_packets += 1
 
     def next_s(self) -> float | None:
         """Return when there is something to do next; None if nothing waits."""
@@ -237,8 +246,8 @@ class Link:
         self.in_packets = self.waiting
         self.out_packets = self.in_bytes = self.out_bytes = 0
         self.lost = self.queue_drops = self.cap_drops = self.cut_drops = self.device_drops = 0
-        self.late_packets = 0
-        self.late_sum_s = self.late_max_s = 0.0
+        self.late_packets = self.taken_late_packets = 0
+        self.late_sum_s = self.late_max_s = self.taken_late_sum_s = 0.0
         self._serial.forget_peak()
 
     def books(self, now_s: float) -> dict[str, int | float | bool]:
@@ -256,6 +265,9 @@ class Link:
             "late_packets": self.late_packets,
             "late_mean_s": self.late_sum_s / max(1, self.out_packets),
             "late_max_s": self.late_max_s,
+            "round_trip_s": self.round_trip_s,
+            "taken_late_packets": self.taken_late_packets,
+            "taken_late_mean_s": self.taken_late_sum_s / max(1, self.in_packets),
             "queue_bytes": self.queue_bytes(now_s),
             "queue_peak_bytes": self._serial.peak_bytes(),
             "waiting": self.waiting,

@@ -29,6 +29,7 @@ from typing import Final
 from geo_ray.lab import teardown
 from geo_ray.lab.relay.control import Control
 from geo_ray.lab.relay.mesh import Mesh, Station
+from geo_ray.lab.relay.pace import RoundPace
 from geo_ray.lab.relay.plan import DEVICE, LabPlan, from_json, prefixes_of
 from geo_ray.lab.relay.schedule import Target, TraceSchedule
 from geo_ray.lab.relay.traces import Trace
@@ -40,7 +41,6 @@ CONTROL_FILE: Final = "control.sock"
 
 _BATCH: Final = 256  # packets read from one region before the others get their turn
 _LINGER_S: Final = 0.005  # the relay wakes up for that long after the last packet
-_LEAST_PAUSE_S: Final = 50e-6  # leaves the core to others even when the relay falls behind
 _MILLISECOND_S: Final = 0.001
 _PRIORITY: Final = 10
 _REQUEST_BYTES: Final = 1 << 16
@@ -94,32 +94,31 @@ class Relay:
     def run(self) -> None:
         """Carry packets until `stop`."""
         notes = self._control.notes
-        notes |= {"realtime": _hurry(), "stalled_packets": 0, "read_packets": 0, "pass_max_s": 0.0}
-        clock, quantum_s = time.monotonic, self._quantum_s
+        notes |= {"realtime": _hurry(), "read_packets": 0, "pass_max_s": 0.0}
+        clock = time.monotonic
         self._schedule.start(clock())
-        wake_s = last_busy_s = clock()
+        last_busy_s = clock()
+        pace = RoundPace(self._quantum_s, notes, last_busy_s)
         while not self._stopped:
             now_s = clock()
             if now_s - last_busy_s < _LINGER_S:
-                wake_s = max(wake_s + quantum_s, now_s + _LEAST_PAUSE_S)
-                time.sleep(wake_s - now_s)
+                time.sleep(pace.pause_s(now_s))
                 ready = self._epoll.poll(0)
             else:
-                ready = self._idle(now_s)
-                wake_s = clock()
+                due_s = self._next_s()
+                ready = self._idle(now_s, due_s)
+                pace.woke(clock(), due_s)
             began_s = clock()
-            count = self._ingest(ready, began_s) if ready else 0
-            if count:
-                notes["read_packets"] += count
-                if began_s - wake_s > _MILLISECOND_S:
-                    notes["stalled_packets"] += count
+            late_s = pace.begin(began_s, time.thread_time())
+            count = self._ingest(ready, began_s, late_s) if ready else 0
+            notes["read_packets"] += count
             for target, rate_mbps in self._schedule.due(began_s):
                 self._control.apply(target, rate_mbps, began_s)
             if self._mesh.advance(clock) or count:
                 last_busy_s = clock()
-                spent_s = last_busy_s - began_s
-                if spent_s > notes["pass_max_s"]:
-                    notes["pass_max_s"] = spent_s
+                pass_s = last_busy_s - began_s
+                if pass_s > notes["pass_max_s"]:
+                    notes["pass_max_s"] = pass_s
 
     def close(self) -> None:
         """Remove the devices and the control socket."""
@@ -130,19 +129,23 @@ class Relay:
         self._socket.close()
         Path(path).unlink(missing_ok=True)
 
-    def _idle(self, now_s: float) -> list[tuple[int, int]]:
+    def _next_s(self) -> float | None:
+        """When something is due next; None: never."""
+        times_s = (self._mesh.next_s(), self._schedule.next_s())
+        return min((time_s for time_s in times_s if time_s is not None), default=None)
+
+    def _idle(self, now_s: float, due_s: float | None) -> list[tuple[int, int]]:
         """Wait for a packet, a request, or what is due next, without waking in between."""
-        times_s = [t for t in (self._mesh.next_s(), self._schedule.next_s()) if t is not None]
-        if not times_s:
+        if due_s is None:
             return self._epoll.poll()
-        wait_s = min(times_s) - now_s
+        wait_s = due_s - now_s
         if wait_s > _MILLISECOND_S:
             # epoll rounds up to milliseconds; the last one is slept exactly
             return self._epoll.poll(wait_s - _MILLISECOND_S / 2)
         time.sleep(min(max(wait_s, 0.0), self._quantum_s))
         return self._epoll.poll(0)
 
-    def _ingest(self, ready: list[tuple[int, int]], now_s: float) -> int:
+    def _ingest(self, ready: list[tuple[int, int]], now_s: float, late_s: float) -> int:
         total, read, mtu = 0, os.read, self._mtu
         for file, _ in ready:
             station = self._sources.get(file)
@@ -157,7 +160,7 @@ class Relay:
                 pass
             except OSError:  # the namespace was deleted
                 self._epoll.unregister(file)
-            station.accept(packets, now_s)
+            station.accept(packets, now_s, late_s)
             total += len(packets)
         return total
 

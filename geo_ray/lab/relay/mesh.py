@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from geo_ray.lab.acceptance import late_after_s
 from geo_ray.lab.relay.link import Device, Link
 from geo_ray.lab.relay.shapes import CapShape, LinkShape
 from geo_ray.lab.relay.shared_queue import SharedQueue
@@ -49,8 +50,14 @@ class Station:
         for prefix in other.prefixes:
             self._routes[prefix] = link
 
-    def accept(self, packets: Iterable[bytes], now_s: float) -> None:
-        """Take in packets that the region sends."""
+    def accept(self, packets: Iterable[bytes], now_s: float, late_s: float = 0.0) -> None:
+        """Take in packets that the region sends.
+
+        Args:
+            packets: whole IP packets, in order.
+            now_s: when they are taken.
+            late_s: how late that is at most; 0 if it is in time.
+        """
         routes, up = self._routes, self.up
         for packet in packets:
             link = routes.get(packet[16:18] if packet[0] < 0x50 else packet[24:32])
@@ -59,6 +66,8 @@ class Station:
                 continue
             link.in_packets += 1
             link.in_bytes += len(packet)
+            if late_s:
+                link.taken_late(late_s)
             if up.is_open:
                 link.push(now_s, packet)
             else:
@@ -135,6 +144,14 @@ class Mesh:
         for (src, dst), (shape, seed) in links.items():
             link = self.links[src, dst] = Link(shape, seed)
             stations[src].attach(link, stations[dst])
+        self.note_round_trips()
+
+    def note_round_trips(self) -> None:
+        """Tell every link its round trip; to be called when delays have changed."""
+        for (src, dst), link in self.links.items():
+            back = self.links.get((dst, src), link)
+            link.round_trip_s = link.shape.delay_s + back.shape.delay_s
+            link.late_after_s = late_after_s(link.round_trip_s)
 
     def advance(self, clock: Callable[[], float]) -> bool:
         """Do everything that is due; return True if packets were given to regions."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
-MAX_LATE_SHARE: Final = 0.05
+from geo_ray.lab.acceptance import LabVerdict, LinkTimes, RelayTimes, judge
 
 
 @dataclass(frozen=True)
@@ -26,9 +25,12 @@ class LinkStats:
         cap_drops: found a flow's or a region's own queue full.
         cut_drops: while the link was cut.
         device_drops: not taken by the receiving region.
-        late_packets: delivered more than 1 ms after they were due.
+        late_packets: delivered later than the link's bound (`geo_ray.lab.acceptance`).
         late_mean_s: mean lateness of all.
         late_max_s: largest lateness.
+        round_trip_s: there and back, without queues.
+        taken_late_packets: taken in a round that began later than the bound.
+        taken_late_mean_s: mean over all packets of how late their rounds began.
         queue_bytes: in the link's queue now.
         queue_peak_bytes: the most since the last reset.
         waiting: packets in any queue or under way now.
@@ -50,10 +52,26 @@ class LinkStats:
     late_packets: int
     late_mean_s: float
     late_max_s: float
+    round_trip_s: float
+    taken_late_packets: int
+    taken_late_mean_s: float
     queue_bytes: int
     queue_peak_bytes: int
     waiting: int
     is_cut: bool
+
+    @property
+    def times(self) -> LinkTimes:
+        """What the rule of acceptance asks of a link."""
+        return LinkTimes(
+            self.round_trip_s,
+            self.in_packets,
+            self.taken_late_packets,
+            self.taken_late_mean_s * self.in_packets,
+            self.out_packets,
+            self.late_packets,
+            self.late_mean_s * self.out_packets,
+        )
 
 
 @dataclass(frozen=True)
@@ -74,8 +92,13 @@ class LabStats:
         cpu_s: CPU time of the relay in it, what its writes cost the receiving TCP included.
         realtime: whether the relay has its real-time priority.
         read_packets: taken from all regions.
-        stalled_packets: of these, read by a round that began more than 1 ms late.
         pass_max_s: longest single round.
+        late_s: time by which rounds began late, of those that were over 1 ms late.
+        own_s: part of it in which the relay itself computed.
+        late_max_s: latest round.
+        waited_s: time in the run queue as the kernel counts it; None if it does not.
+        stolen_s: time that the host took from the relay's cores, as the kernel counts it.
+        cores: how many cores the relay may use.
         unrouted: packets for addresses outside the lab.
         links: by (source, destination).
         up: the regions' own lines towards the others.
@@ -87,8 +110,13 @@ class LabStats:
     cpu_s: float
     realtime: bool
     read_packets: int
-    stalled_packets: int
     pass_max_s: float
+    late_s: float
+    own_s: float
+    late_max_s: float
+    waited_s: float | None
+    stolen_s: float
+    cores: int
     unrouted: int
     links: Mapping[tuple[str, str], LinkStats]
     up: Mapping[str, CapStats]
@@ -96,30 +124,56 @@ class LabStats:
     congestion_control: Mapping[str, str]
 
     @property
+    def verdict(self) -> LabVerdict:
+        """Whether figures of this time count."""
+        return judge({f"{src} -> {dst}": link.times for (src, dst), link in self.links.items()})
+
+    @property
+    def relay(self) -> RelayTimes:
+        """What held the relay up."""
+        return RelayTimes(
+            self.seconds, self.late_s, self.own_s, self.waited_s, self.stolen_s, self.cores
+        )
+
+    @property
     def late_share(self) -> float:
-        """The share of packets taken or given more than 1 ms late, whichever is larger."""
-        out = sum(link.out_packets for link in self.links.values())
-        late = sum(link.late_packets for link in self.links.values())
-        return max(late / max(1, out), self.stalled_packets / max(1, self.read_packets))
+        """The share of late packets, of the link where it is largest."""
+        return self.verdict.late_share
 
     @property
     def was_late(self) -> bool:
         """Whether figures of this time must be rejected."""
-        return self.late_share > MAX_LATE_SHARE
+        return not self.verdict.accepted
 
     def record(self) -> dict[str, object]:
         """Return what is stored with every figure measured in a lab, as JSON values."""
+        verdict = self.verdict
         return {
             "congestion_control": dict(self.congestion_control),
-            "relay_late_share": self.late_share,
-            "relay_cores": self.cpu_share,
-            "relay_realtime": self.realtime,
+            "accepted": verdict.accepted,
+            "why": list(verdict.why),
+            "late_share": verdict.late_share,
+            "mean_late_over_bound": verdict.mean_over_bound,
+            "relay": {
+                "cores": self.cpu_share,
+                "realtime": self.realtime,
+                "late_s": self.late_s,
+                "late_max_s": self.late_max_s,
+                "own_s": self.own_s,
+                "run_queue_s": self.waited_s,
+                "stolen_s": self.stolen_s,
+                "stolen_share": self.relay.stolen_share,
+                "cause": self.relay.cause,
+            },
             "seconds": self.seconds,
             "links": {
                 f"{src} -> {dst}": {
                     "rate_mbps": link.rate_mbps,
                     "delay_s": link.delay_s,
                     "loss": link.loss,
+                    "late_share": link.times.late_share,
+                    "late_mean_s": link.times.mean_s,
+                    "late_max_s": link.late_max_s,
                     "bytes": link.out_bytes,
                     "lost_packets": link.lost,
                     "queue_drops": link.queue_drops,

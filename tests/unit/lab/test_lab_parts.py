@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from itertools import groupby, islice
+from pathlib import Path
 from random import Random
 
 import pytest
 
+from geo_ray.lab.relay import stolen
 from geo_ray.lab.relay.chance import Jitter, Loss
 from geo_ray.lab.relay.control import Control
 from geo_ray.lab.relay.flows import flow_key
@@ -17,7 +20,6 @@ from geo_ray.lab.relay.mesh import Mesh, Station
 from geo_ray.lab.relay.plan import ipv4_of, ipv6_of, prefixes_of
 from geo_ray.lab.relay.schedule import TraceSchedule
 from geo_ray.lab.relay.shapes import MIN_QUEUE_BYTES, CapShape, LinkShape
-from geo_ray.lab.relay.stats import CapStats, LabStats, LinkStats
 from geo_ray.lab.relay.traces import Trace
 
 # ------------------------------------------------------------------ chance
@@ -307,24 +309,47 @@ def test_a_star_stands_for_every_region() -> None:
     assert {pair for pair, link in mesh.links.items() if link.is_cut} == {(2, 0), (2, 1)}
 
 
-# ------------------------------------------------------------------ verdict
+def test_lateness_counts_against_the_round_trip() -> None:
+    a, b = Region(0), Region(1)
+    mesh = mesh_of(a, b, shape=LinkShape(delay_s=0.1))  # 2 % of 0.2 s are 4 ms
+    control = control_of(mesh)
+    a.station.accept([to(1)] * 10, 0.0, 0.0039)
+    mesh.advance(lambda: 0.1039)
+    link = mesh.links[0, 1]
+    assert (link.late_packets, link.taken_late_packets) == (0, 0)
+    assert link.taken_late_sum_s == pytest.approx(0.039)
+    control.answer({"do": "set", "src": "B", "dst": "A", "changes": {"delay_s": 0.0}}, 1.0)
+    a.station.accept([to(1)] * 10, 1.0, 0.0039)  # now 2 ms, because the way back is shorter
+    mesh.advance(lambda: 1.1039)
+    assert (link.late_packets, link.taken_late_packets) == (10, 10)
+    books = control.answer({"do": "stats", "src": "A"}, 2.0)["links"]["B"]
+    assert books["round_trip_s"] == pytest.approx(0.1)
+    assert books["taken_late_mean_s"] == pytest.approx(0.0039)
+    mesh.reset()
+    assert (link.late_packets, link.taken_late_packets, link.taken_late_sum_s) == (0, 0, 0.0)
 
 
-def stats(out: int, late: int, read: int = 0, stalled: int = 0) -> LabStats:
-    link = LinkStats(None, 0.0, 0.0, out, 0, out, 0, 0, 0, 0, 0, 0, late, 0.0, 0.0, 0, 0, 0, False)
-    cap = {"A": CapStats(None, 0, 0)}
-    return LabStats(1.0, 0.5, True, read, stalled, 0.0, 0, {("A", "B"): link}, cap, cap, {})
+# ------------------------------------------------------------------ what the kernel counts
 
 
-@pytest.mark.parametrize(
-    ("books", "late"),
-    [
-        (stats(1000, 50), False),
-        (stats(1000, 51), True),
-        (stats(1000, 0, 1000, 51), True),
-        (stats(0, 0), False),
-    ],
-)
-def test_more_than_five_percent_late_is_late(books: LabStats, late: bool) -> None:
-    assert books.was_late is late
-    assert books.cpu_share == 0.5
+def test_stolen_time_is_that_of_the_wanted_cores() -> None:
+    text = (
+        "cpu  10 0 0 0 0 0 0 60 0 0\ncpu0 1 2 3 4 5 6 7 10 9 10\ncpu1 0 0 0 0 0 0 0 20 0 0\n"
+        "cpu10 0 0 0 0 0 0 0 30 0 0\nintr 5 5 5 5 5 5 5 5 5\n"
+    )
+    assert stolen.stolen_ticks(text, {0, 1}) == 30
+    assert stolen.stolen_ticks(text, {10}) == 30
+    assert stolen.stolen_ticks("cpu0 1 2 3 4\n", {0}) == 0  # a kernel without the column
+
+
+def test_the_kernels_own_sum_of_stolen_time_is_that_of_its_cores() -> None:
+    text = Path("/proc/stat").read_text()
+    cores = [int(line.split()[0][3:]) for line in text.splitlines() if re.match(r"cpu\d", line)]
+    total = int(text.splitlines()[0].split()[8])
+    assert abs(stolen.stolen_ticks(text, cores) - total) <= len(cores)  # each is rounded
+
+
+def test_the_run_queue_is_the_second_number() -> None:
+    assert stolen.run_queue_ns("703089 1368383 2\n") == 1368383
+    with pytest.raises(ValueError, match="unpack"):
+        stolen.run_queue_ns("0")
