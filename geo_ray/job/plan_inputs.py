@@ -180,10 +180,11 @@ def _site(name: str, plan: PlanConfig, book: PriceBook, measured: StepModel | No
     offer = plan.regions[name]
     fixed_s = 0.0 if measured is None else measured.fixed_s
     lan_s = 0.0 if measured is None else measured.lan_s
-    rentals = []
+    rentals, edges_h = [], _edges_h_of_server(offer, book)
     for machine in offer.machines:
         for market in machine.markets:
             record = book.instance(offer.cloud, offer.at, machine.type, market)
+            edges_h |= {tier.after_h for tier in record.age_tiers}
             is_spot = market == "spot"
             lost = plan.spot.preemptions_per_h * plan.spot.lost_s / HOUR_S if is_spot else 0.0
             rentals.append(
@@ -202,7 +203,15 @@ def _site(name: str, plan: PlanConfig, book: PriceBook, measured: StepModel | No
         _standing(offer, book),
         fixed_s=fixed_s if plan.step_overhead_s is None else plan.step_overhead_s,
         lan_s=lan_s if plan.lan_s_per_machine is None else plan.lan_s_per_machine,
+        edges_h=frozenset(edges_h),
     )
+
+
+def _edges_h_of_server(offer: RegionOffer, book: PriceBook) -> set[float]:
+    if offer.server is None:
+        return set()
+    record = book.instance(offer.cloud, offer.at, offer.server)
+    return {tier.after_h for tier in record.age_tiers}
 
 
 def _hourly(book: PriceBook, record: PriceRecord) -> Callable[[float], float]:

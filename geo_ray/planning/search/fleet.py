@@ -25,7 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geo_ray.clouds.price import Market
-from geo_ray.planning.search.knapsack import Cover, Floats, cheapest_cover
+from geo_ray.planning.search.knapsack import Cover, cheapest_cover
+from geo_ray.planning.search.whole_cover import Floats
 from geo_ray.planning.search.whole_rows import CLOSE, slowest_s
 
 _TRIES: Final = 3

@@ -28,6 +28,7 @@ from geo_ray.planning.model.bill import Bill
 from geo_ray.planning.plan import Plan, load_plan
 from geo_ray.planning.replan import replan
 from geo_ray.planning.residency import Residency, allowed_averagers
+from geo_ray.planning.search.ways import Limits
 
 CONFIG = Path(__file__).parents[3] / "configs" / "planned.yaml"
 SMALL = ("task.options={size: 0.1M}",)
@@ -235,13 +236,24 @@ def test_residency_moves_the_averager():
 def test_a_change_must_be_worth_it():
     present = planned().plan
     dearer = present.model_copy(update={"usd": {"machines": present.total_usd * 1.2}})
-    assert replan(dearer, present, switch_s=60).changed
-    assert not replan(dearer, present, switch_s=3600).changed  # the change eats the gain
+    assert replan(dearer, present).changed
     slightly = present.model_copy(update={"usd": {"machines": present.total_usd * 1.04}})
-    kept = replan(slightly, present, switch_s=0)
+    kept = replan(slightly, present)
     assert not kept.changed and kept.plan is slightly and "5%" in kept.reason
     slower = present.model_copy(update={"seconds": {"compute": present.total_s * 2}})
-    assert replan(slower, present, switch_s=60, objective="time").changed
+    assert replan(slower, present, "time").changed
+    assert replan(slightly, None).plan is slightly
+
+
+@pytest.mark.parametrize("limit", ["deadline_s", "budget_usd"])
+def test_limits_count_more_than_the_gain(limit):
+    """A run that would come too late changes, although that costs more than going on."""
+    present = planned().plan
+    new = present.model_copy(update={"usd": {"machines": present.total_usd * 2}})
+    assert not replan(present, new).changed
+    limits = Limits(**{limit: 0.9 * (present.total_s, present.total_usd)[limit == "budget_usd"]})
+    changed = replan(present, new, "cost", limits)
+    assert changed.changed and changed.plan is new and "exceed the limits" in changed.reason
 
 
 def test_a_configuration_follows_its_plan():

@@ -99,7 +99,7 @@ def scenario(seed: int, regions: int = 3, offers: int = 3, cap: int = 3, **more)
 
 def every(request: Request) -> list:
     """All combinations of machines and exchanges."""
-    search = Search(request.work, request.fleets(1.0), request.options(1.0))
+    search = Search(request.work, request.fleets(), request.options())
     by_region = []
     for fleet in search.fleets:
         ranges = [range(offer.cap + 1) for offer in fleet.offers]
@@ -292,7 +292,7 @@ def test_where_workers_queue_to_start_nothing_is_better_by_more_than_the_gap(see
 @pytest.mark.parametrize("seed", range(5))
 def test_the_shortest_time_of_all_is_a_deadline_that_can_be_kept(seed):
     request = scenario(seed, regions=3, offers=4, cap=6)
-    search = Search(request.work, request.fleets(1.0), request.options(1.0))
+    search = Search(request.work, request.fleets(), request.options())
     picks = [fleet.fastest() for fleet in search.fleets]
     least_s = min(search.complete(picks, option).seconds for option in search.options)
     plan = optimal(Request(**{**_fields(request), "limits": Limits(deadline_s=least_s)}))
