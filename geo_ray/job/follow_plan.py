@@ -12,6 +12,7 @@ from geo_ray.errors import OtherModelError, PlanError
 from geo_ray.job.build import initial_parameters
 from geo_ray.job.model_id import model_id
 from geo_ray.planning.plan import Plan
+from geo_ray.planning.tradeoffs import outer_of
 from geo_ray.tasks.load import load_task
 
 
@@ -98,6 +99,10 @@ def changes_of(plan: Plan, experiment: Experiment, *, exchanges: bool = True) ->
         return changes
     if experiment.strategy.traits.exchange.interval is not None:
         changes.append(f"strategy.interval={plan.interval}")
+    present = experiment.strategy.model_dump().get("outer", {})
+    outer = outer_of(experiment.strategy.kind, plan.interval)
+    if outer is not None and present.get("kind") == "nesterov":
+        changes.append(f"strategy.outer={json.dumps(outer)}")
     up = experiment.codec.up
     if plan.codec != (None if up is None else up.kind):
         changes.append(f"codec={json.dumps(sections_of(plan.codec))}")

@@ -24,7 +24,7 @@ def infeasible(limits: Limits, best: Best) -> PlanInfeasibleError:
     """
     fastest, cheapest = best("time", Limits()), best("cost", Limits())
     assert fastest is not None and cheapest is not None, "without limits there is a plan"  # noqa: S101
-    deadline = f"deadline {duration_text(limits.deadline_s)}"
+    deadline = f"plan.deadline_h {limits.deadline_s / HOUR_S:.4g}"
     if fastest.seconds > limits.deadline_s * SLACK:
         return PlanInfeasibleError(
             f"{deadline}: the fastest plan takes {duration_text(fastest.seconds)} and "
@@ -57,7 +57,7 @@ def check_limits(plan: Plan, limits: Limits) -> None:
     """
     if plan.total_s > limits.deadline_s * SLACK:
         raise PlanInfeasibleError(
-            f"deadline {duration_text(limits.deadline_s)}: the plan of `{plan.policy}` takes "
+            f"plan.deadline_h {limits.deadline_s / HOUR_S:.4g}: the plan of `{plan.policy}` takes "
             f"{duration_text(plan.total_s)}",
             fix=f"Set plan.deadline_h to {enough_text(plan.total_s / HOUR_S)}, or let "
             "`--policy optimal` look for one that keeps it.",

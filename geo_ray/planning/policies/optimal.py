@@ -27,7 +27,6 @@ from geo_ray.planning.search.ways import SLACK, Limits
 
 _NODES: Final = 2_000  # of the trees of all regions, per pace, where the gap is coarse
 _OPENED: Final = 100  # intervals of paces, likewise
-_MANY: Final = 200  # rentals
 _FINE, _COARSE = 1e-4, 1e-2
 _FASTER: Final = 1 / SLACK / SLACK
 _POINTS: Final = 32  # of the front
@@ -39,7 +38,7 @@ def optimal(request: Request, gap: float | None = None) -> Plan:
     Args:
         request: the request.
         gap: share of the objective within which any plan is good enough; None for a hundredth of a
-            percent, or one percent where there are many choices.
+            percent.
 
     Raises:
         PlanInfeasibleError: no plan keeps the limits; names which one, and the nearest plan.
@@ -110,9 +109,7 @@ def _not_beaten(met: list[Found]) -> list[Found]:
 
 
 def _search(request: Request, gap: float | None) -> BracketSearch:
-    if gap is None:
-        rentals = sum(len(site.rentals) for site in request.sites)
-        gap = _FINE if rentals <= _MANY else _COARSE
+    gap = _FINE if gap is None else gap
     effort = 1 if gap >= _COARSE else 8
     return BracketSearch(request, gap, effort * _NODES // len(request.sites), effort * _OPENED)
 

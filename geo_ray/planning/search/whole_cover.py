@@ -35,12 +35,12 @@ def cheapest_whole(price_I: Floats, rows_I: Ints, cap_I: Ints, rows: int) -> Int
     taken: list[tuple[int, int, NDArray[np.bool_]]] = []
     for i in np.flatnonzero(rows_I > 0).tolist():
         for lot in _lots(min(int(cap_I[i]), -(-rows // int(rows_I[i])))):
-            # Rows that the lot leaves to the others; it may compute more than there are.
-            rest_R = np.maximum(np.arange(rows + 1) - lot * int(rows_I[i]), 0)
-            with_R = least_R[rest_R] + lot * price_I[i]
-            better_R = with_R < least_R
-            least_R = np.where(better_R, with_R, least_R)
-            taken.append((i, lot, better_R))
+            done, with_R = min(lot * int(rows_I[i]), rows + 1), np.empty(rows + 1)
+            with_R[:done] = least_R[0]  # it may compute more rows than there are
+            with_R[done:] = least_R[: rows + 1 - done]
+            with_R += lot * price_I[i]
+            taken.append((i, lot, with_R < least_R))
+            np.minimum(least_R, with_R, out=least_R)
     if np.isinf(least_R[rows]):
         return None
     counts_I = np.zeros(len(price_I), dtype=np.int64)

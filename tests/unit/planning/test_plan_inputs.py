@@ -70,6 +70,18 @@ def test_json_is_the_plan_and_nothing_else():
     assert plan.policy == "cloudless" and json.loads(result.stdout)["version"] == 1
 
 
+def test_a_dry_run_says_what_to_know_before_believing_it():
+    result = run("--dry-run")
+    assert result.exit_code == 0, result.output
+    total, *notes = result.output.splitlines()
+    assert "USD" in total and any("speeds were given" in note for note in notes)
+
+
+def test_a_deadline_is_hours_and_no_time_of_day():
+    with pytest.raises(ConfigError, match="deadline_h"):
+        planned("plan.deadline_h=18:00")
+
+
 def test_rows_of_regions_add_up_to_the_batch():
     plan = planned().plan
     rows = {region.region: sum(region.batch_sizes) for region in plan.regions}
@@ -134,7 +146,7 @@ def test_markets_decide_what_is_paid():
 def test_a_batch_that_cannot_be_done_in_time_leaves_the_others(policy):
     batches = "plan.batch_sizes=[16, 256]"
     assert planned(batches, "plan.deadline_h=1", policy=policy).request.work.rows_per_step == 256
-    with pytest.raises(PlanInfeasibleError, match="deadline 3:36"):
+    with pytest.raises(PlanInfeasibleError, match=r"plan\.deadline_h 0\.06: "):
         planned(batches, "plan.deadline_h=0.06", policy=policy)
 
 
@@ -153,7 +165,7 @@ def test_a_policy_that_looks_at_no_limits_does_not_exceed_them(policy, limit):
     [
         (("plan=null",), ConfigError, "no section 'plan'"),
         (("regions=[{name: us}, {name: mars}]",), ConfigError, "mars, eu, asia"),
-        (("plan.deadline_h=0.01",), PlanInfeasibleError, "deadline 36.0 s"),
+        (("plan.deadline_h=0.01",), PlanInfeasibleError, "plan.deadline_h 0.01: "),
         (("plan.budget_usd=0.01",), PlanInfeasibleError, "budget 0.01 USD"),
         ((f"{US}.machines=[]",), PlanInfeasibleError, "'us' has data and nothing to rent"),
         (
@@ -265,6 +277,11 @@ def test_a_configuration_follows_its_plan():
     assert followed.rows == experiment.rows
     assert followed.averager_region == plan.averager
     assert followed.strategy.interval == plan.interval
+    short = plan.model_copy(update={"interval": 4})  # outer momentum overshoots there
+    followed = load_tree(CONFIG, [*SMALL, *changes_of(short, experiment)], Experiment)
+    assert followed.strategy.outer.model_dump() == {"kind": "sgd", "lr": 1.0}
+    followed = load_tree(CONFIG, [*SMALL, *changes_of(plan, experiment)], Experiment)
+    assert followed.strategy.outer.kind == "nesterov"
     assert followed.codec.up.kind == followed.codec.down.kind == plan.codec
     with pytest.raises(PlanError, match="steps"):
         changes_of(plan.model_copy(update={"base_steps": 1.0}), experiment)

@@ -196,7 +196,7 @@ def test_impossible_limits_are_named_and_whoever_does_as_told_has_a_plan():
     assert len(plans) > 1
     fast_s, cheap_usd = plans[0].total_s * 1.001, plans[-1].total_usd * 1.001
     for limits, words, keys in (
-        (Limits(deadline_s=1.0), "deadline 1.0 s", {"deadline_h"}),
+        (Limits(deadline_s=1.0), "plan.deadline_h 0.0002778: the fastest", {"deadline_h"}),
         (Limits(budget_usd=1e-6), "budget 1e-06 USD", {"budget_usd"}),
         (Limits(fast_s, cheap_usd), "not both", {"deadline_h", "budget_usd"}),
     ):
@@ -304,3 +304,23 @@ def test_more_machines_than_rows_are_not_rented():
     fleet = RegionFleet("r", offers, 6)
     assert fleet.everything().counts == (2, 4)
     assert fleet.fastest().counts == (0, 3)  # two rows on each, as long as one on the slow ones
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_many_types_leave_no_gap_where_machines_do_not_slow_each_other_down(seed):
+    many = scenario(seed, regions=6, offers=120, cap=16)
+    sites = [dataclasses.replace(site, lan_s=0.0) for site in many.sites]
+    assert optimal(dataclasses.replace(many, sites=sites)).gap <= 1e-4
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_front_is_every_plan_that_none_beats(seed):
+    request = scenario(seed, regions=2, offers=2, cap=2)
+    wanted = []
+    for found in sorted(every(request), key=lambda f: (f.seconds, f.usd)):
+        if not wanted or found.usd < wanted[-1].usd * (1 - 1e-4):
+            wanted.append(found)
+    plans = front(request)
+    assert plans[0].total_s == pytest.approx(wanted[0].seconds), "the fastest is not"
+    assert [p.total_s for p in plans] == pytest.approx([f.seconds for f in wanted], rel=1e-3)
+    assert [p.total_usd for p in plans] == pytest.approx([f.usd for f in wanted], rel=1e-3)
