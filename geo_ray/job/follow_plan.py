@@ -98,7 +98,7 @@ def changes_of(plan: Plan, experiment: Experiment, *, exchanges: bool = True) ->
     if not exchanges:
         return changes
     if experiment.strategy.traits.exchange.interval is not None:
-        changes.append(f"strategy.interval={plan.interval}")
+        changes.append(f"strategy.interval={max(1, plan.interval // local)}")
     present = experiment.strategy.model_dump().get("outer", {})
     outer = outer_of(experiment.strategy.kind, plan.interval)
     if outer is not None and present.get("kind") == "nesterov":

@@ -46,13 +46,15 @@ def request_of(
         profile: what was measured; the configuration's own numbers count more.
 
     Raises:
-        ConfigError: there is no section `plan`, or it lacks a region or a machine's speed.
+        ConfigError: there is no section `plan`, or it lacks a region or a machine's speed, or the
+            strategy cannot be planned.
         ProfileError: the profile has no steps of a region.
         PriceUnknownError: something has no price.
         CurrencyError: a price's currency has no rate.
         PlanInfeasibleError: residency rules contradict each other.
     """
     plan = section_of(experiment)
+    _check_strategy(experiment)
     names = list(experiment.region_names)
     start = _start(plan, profile)
     work = JobWork(
@@ -127,6 +129,20 @@ def section_of(experiment: Experiment) -> PlanConfig:
             fix=f"Say there what could be rented in {', '.join(experiment.region_names)}.",
         )
     return plan
+
+
+def _check_strategy(experiment: Experiment) -> None:
+    """Refuse strategies that the model of `JobWork` is wrong for.
+
+    Raises:
+        ConfigError: regions take unequal numbers of steps until all have seen enough rows.
+    """
+    if len(experiment.regions) > 1 and experiment.strategy.traits.region.ends_together:
+        raise ConfigError(
+            f"strategy {experiment.strategy.kind} cannot be planned: its regions take unequal "
+            "numbers of steps, and a plan's model gives all of them the same",
+            fix="Predict it with `geo-ray simulate`, or plan with another strategy.",
+        )
 
 
 def counts_of(plan: PlanConfig) -> Counts:
@@ -251,11 +267,13 @@ def _egress(
 
 
 def _intervals(experiment: Experiment, plan: PlanConfig) -> list[int]:
-    present = experiment.strategy.traits.exchange.interval
+    """In local steps; the option counts those of a region, each of which may be several."""
+    exchange, local = experiment.strategy.traits.exchange, max(1, experiment.worker_steps)
+    present = exchange.interval
     if present is None:
-        return [1]
-    choices = _INTERVALS if plan.intervals is None else plan.intervals
-    return list(dict.fromkeys([present, *choices] if plan.intervals is None else choices))
+        return [max(1, round(exchange.every * local))]
+    choices = [present, *_INTERVALS] if plan.intervals is None else plan.intervals
+    return [each * local for each in dict.fromkeys(choices)]
 
 
 def _codecs(experiment: Experiment, plan: PlanConfig) -> list[str | None]:

@@ -308,3 +308,41 @@ def test_batches_must_fit_the_workers():
     right = "regions=[{name: us, workers: 2, batch_sizes: [1, 2]}]"
     with pytest.raises(ConfigError, match="batches of equal size"):
         planned(right, coded, "plan=null")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "interval"),
+    [
+        ("{kind: bsp}", 1),
+        ("{kind: fedssgd, accumulate: 4}", 4),
+        ("{kind: hfa, k1: 4, k2: 4}", 16),
+    ],
+)
+def test_strategies_without_an_interval_exchange_as_often_as_they_say(strategy, interval):
+    # loss_budget: such an interval is not the planner's to choose
+    plan = planned(f"strategy={strategy}", "plan.loss_budget=1").plan
+    assert plan.interval == interval
+    again = planned(f"strategy={strategy}", "plan.loss_budget=1", policy="everything").plan
+    far = {region.region for region in again.regions} - {again.averager}
+    prices = sum(
+        again.usd_per_gb[name][again.averager] + again.usd_per_gb[again.averager][name]
+        for name in far
+    )
+    gb = 4e-9 * again.model.num_params  # the first way of `everything` has no codec
+    rounds = again.steps // interval + (again.steps % interval > 0)
+    assert again.usd["egress"] == pytest.approx(rounds * gb * prices)
+
+
+def test_an_interval_counts_the_local_steps_of_workers():
+    sets = ("strategy={kind: halos, interval: 8, local_steps: 8}", "plan.intervals=[8]")
+    plan = planned(*sets).plan
+    assert (plan.steps, plan.interval) == (20000 * 8, 64)
+    experiment = load_tree(CONFIG, [*SMALL, *sets], Experiment)
+    followed = load_tree(CONFIG, [*SMALL, *sets, *changes_of(plan, experiment)], Experiment)
+    assert followed.strategy.interval == 8
+
+
+@pytest.mark.parametrize("kind", ["esync", "nbsync", "fedavg", "fedat", "fedgsync"])
+def test_a_strategy_of_unequal_steps_is_refused_by_name(kind):
+    with pytest.raises(ConfigError, match=f"{kind} cannot be planned"):
+        planned(f"strategy={{kind: {kind}}}")
