@@ -96,7 +96,7 @@ def plan(
     if dry_run:
         click.echo(totals_text(chosen))
         for note in chosen.notes:
-            click.echo(f"note: {note}")
+            click.echo(f"note: {note}", err=True)
         return
     if out is not None:
         planned.save(out)

@@ -99,7 +99,7 @@ def changes_of(plan: Plan, experiment: Experiment, *, exchanges: bool = True) ->
         return changes
     if experiment.strategy.traits.exchange.interval is not None:
         changes.append(f"strategy.interval={max(1, plan.interval // local)}")
-    present = experiment.strategy.model_dump().get("outer", {})
+    present = experiment.model_dump(include={"strategy"})["strategy"].get("outer", {})
     outer = outer_of(experiment.strategy.kind, plan.interval)
     if outer is not None and present.get("kind") == "nesterov":
         changes.append(f"strategy.outer={json.dumps(outer)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -91,21 +91,30 @@ def request_of(
 def stale_notes(experiment: Experiment, book: PriceBook, now_unix_s: float) -> list[str]:
     """What is to be said of prices that are older than they are to be believed."""
     plan = section_of(experiment)
-    old = [
-        record
-        for region in plan.regions.values()
-        for machine in region.machines
-        for market in machine.markets
-        if (record := book.instance(region.cloud, region.at, machine.type, market)).is_stale(
-            now_unix_s
-        )
-    ]
+    used = {record.key: record for record in _records(plan, book)}.values()
+    old = [record for record in used if record.is_stale(now_unix_s)]
     if not old:
         return []
     oldest = max(record.age_s(now_unix_s) for record in old) / HOUR_S
     return [
         f"{len(old)} prices are stale, the oldest of {oldest:.0f} h ago: `geo-ray prices refresh`"
     ]
+
+
+def _records(plan: PlanConfig, book: PriceBook) -> Iterator[PriceRecord]:
+    """Every price that a plan may use: machines, servers, disks, traffic."""
+    for name, region in plan.regions.items():
+        for machine in region.machines:
+            for market in machine.markets:
+                yield book.instance(region.cloud, region.at, machine.type, market)
+        if region.server is not None:
+            yield book.instance(region.cloud, region.at, region.server)
+        if region.disk is not None:
+            yield book.disk(region.cloud, region.at, region.disk)
+        for other, there in plan.regions.items():
+            if other != name:
+                to = there.at if region.cloud == there.cloud else INTERNET
+                yield book.egress(region.cloud, region.at, to)
 
 
 def section_of(experiment: Experiment) -> PlanConfig:

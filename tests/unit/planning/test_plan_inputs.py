@@ -239,6 +239,27 @@ def test_an_unknown_currency_is_not_converted_in_silence(tmp_path):
     assert plan.regions[0].machines[0].usd_per_h == pytest.approx(0.98)
 
 
+def test_stale_prices_of_everything_are_noted(tmp_path):
+    """Not only of machines: a plan is as wrong with an old price of traffic or of a disk."""
+    record = {"cloud": "own", "region": "x", "currency": "USD", "source": "me"}
+    fresh = {"fetched_at": "2026-11-20T00:00:00Z", "valid_for_s": 1e12}
+    stale = {"fetched_at": "2020-11-20T00:00:00Z", "valid_for_s": 1.0}
+    records = [
+        {**record, **fresh, "type": "box", "amount": 1.0, "unit": "hour"},
+        {**record, **stale, "type": "hub", "amount": 1.0, "unit": "hour"},
+        {**record, **stale, "item": "disk", "type": "ssd", "amount": 0.1, "unit": "GB-month"},
+        {**record, **stale, "item": "egress", "to": "internet", "amount": 0.1, "unit": "GB"},
+    ]
+    file = tmp_path / "own.json"
+    file.write_text(json.dumps({"records": records}))
+    machines = "machines: [{type: box, cap: 4, rows_per_s: 100}]"
+    own = f"{US}={{cloud: own, at: x, rows: 1000, %s {machines}}}"
+    some = planned(own % "", prices=(file,)).plan.notes
+    more = planned(own % "server: hub, disk: ssd, disk_gb: 5,", prices=(file,)).plan.notes
+    counts = [int(re.search(r"(\d+) prices are stale", " ".join(n))[1]) for n in (some, more)]
+    assert counts[1] == counts[0] + 2 and counts[0] >= 1
+
+
 def test_residency_moves_the_averager():
     assert planned().plan.averager != "eu"
     assert planned("plan.residency.gradients={eu: [eu], asia: [eu, asia]}").plan.averager == "eu"
