@@ -161,7 +161,7 @@ def _free(hours: float) -> float:
 
 def arbitrary(request: Request, rng: random.Random) -> tuple[float, float] | None:
     """Share saved in half the median time of random machines, and how much faster that is."""
-    search = Search(request.work, request.fleets(1.0), request.options(1.0))
+    search = Search(request.work, request.fleets(), request.options())
     drawn = []
     for _ in range(41):
         picks = []
@@ -181,7 +181,7 @@ def arbitrary(request: Request, rng: random.Random) -> tuple[float, float] | Non
 def brute_force_gap(rng: random.Random) -> float:
     """Share by which the best of all choices is better than the plan."""
     request = made_scenario(rng, rng.randint(2, 3), 2, 1, 3)
-    search = Search(request.work, request.fleets(1.0), request.options(1.0))
+    search = Search(request.work, request.fleets(), request.options())
     by_region = [
         [
             fleet.pick(counts)

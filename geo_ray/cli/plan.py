@@ -99,6 +99,8 @@ def plan(
     chosen = planned.plan
     if dry_run:
         click.echo(totals_text(chosen))
+        for note in chosen.notes:
+            click.echo(f"note: {note}", err=True)
         return
     if out is not None:
         planned.save(out)

@@ -12,6 +12,7 @@ from geo_ray.errors import OtherModelError, PlanError
 from geo_ray.job.build import initial_parameters
 from geo_ray.job.model_id import model_id
 from geo_ray.planning.plan import Plan
+from geo_ray.planning.tradeoffs import outer_of
 from geo_ray.tasks.load import load_task
 
 
@@ -97,7 +98,11 @@ def changes_of(plan: Plan, experiment: Experiment, *, exchanges: bool = True) ->
     if not exchanges:
         return changes
     if experiment.strategy.traits.exchange.interval is not None:
-        changes.append(f"strategy.interval={plan.interval}")
+        changes.append(f"strategy.interval={max(1, plan.interval // local)}")
+    present = experiment.model_dump(include={"strategy"})["strategy"].get("outer", {})
+    outer = outer_of(experiment.strategy.kind, plan.interval)
+    if outer is not None and present.get("kind") == "nesterov":
+        changes.append(f"strategy.outer={json.dumps(outer)}")
     up = experiment.codec.up
     if plan.codec != (None if up is None else up.kind):
         changes.append(f"codec={json.dumps(sections_of(plan.codec))}")

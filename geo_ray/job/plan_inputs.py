@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -47,13 +47,15 @@ def request_of(
         profile: what was measured; the configuration's own numbers count more.
 
     Raises:
-        ConfigError: there is no section `plan`, or it lacks a region or a machine's speed.
+        ConfigError: there is no section `plan`, or it lacks a region or a machine's speed, or the
+            strategy cannot be planned.
         ProfileError: the profile has no steps of a region.
         PriceUnknownError: something has no price.
         CurrencyError: a price's currency has no rate.
         PlanInfeasibleError: residency rules contradict each other.
     """
     plan = section_of(experiment)
+    _check_strategy(experiment)
     names = list(experiment.region_names)
     start = _start(plan, profile)
     work = JobWork(
@@ -90,21 +92,30 @@ def request_of(
 def stale_notes(experiment: Experiment, book: PriceBook, now_unix_s: float) -> list[str]:
     """What is to be said of prices that are older than they are to be believed."""
     plan = section_of(experiment)
-    old = [
-        record
-        for region in plan.regions.values()
-        for machine in region.machines
-        for market in machine.markets
-        if (record := book.instance(region.cloud, region.at, machine.type, market)).is_stale(
-            now_unix_s
-        )
-    ]
+    used = {record.key: record for record in _records(plan, book)}.values()
+    old = [record for record in used if record.is_stale(now_unix_s)]
     if not old:
         return []
     oldest = max(record.age_s(now_unix_s) for record in old) / HOUR_S
     return [
         f"{len(old)} prices are stale, the oldest of {oldest:.0f} h ago: `geo-ray prices refresh`"
     ]
+
+
+def _records(plan: PlanConfig, book: PriceBook) -> Iterator[PriceRecord]:
+    """Every price that a plan may use: machines, servers, disks, traffic."""
+    for name, region in plan.regions.items():
+        for machine in region.machines:
+            for market in machine.markets:
+                yield book.instance(region.cloud, region.at, machine.type, market)
+        if region.server is not None:
+            yield book.instance(region.cloud, region.at, region.server)
+        if region.disk is not None:
+            yield book.disk(region.cloud, region.at, region.disk)
+        for other, there in plan.regions.items():
+            if other != name:
+                to = there.at if region.cloud == there.cloud else INTERNET
+                yield book.egress(region.cloud, region.at, to)
 
 
 def section_of(experiment: Experiment) -> PlanConfig:
@@ -125,6 +136,20 @@ def section_of(experiment: Experiment) -> PlanConfig:
             fix=f"Say there what could be rented in {', '.join(experiment.region_names)}.",
         )
     return plan
+
+
+def _check_strategy(experiment: Experiment) -> None:
+    """Refuse strategies that the model of `JobWork` is wrong for.
+
+    Raises:
+        ConfigError: regions take unequal numbers of steps until all have seen enough rows.
+    """
+    if len(experiment.regions) > 1 and experiment.strategy.traits.region.ends_together:
+        raise ConfigError(
+            f"strategy {experiment.strategy.kind} cannot be planned: its regions take unequal "
+            "numbers of steps, and a plan's model gives all of them the same",
+            fix="Predict it with `geo-ray simulate`, or plan with another strategy.",
+        )
 
 
 def counts_of(plan: PlanConfig) -> Counts:
@@ -178,10 +203,11 @@ def _site(name: str, plan: PlanConfig, book: PriceBook, measured: StepModel | No
     offer = plan.regions[name]
     fixed_s = 0.0 if measured is None else measured.fixed_s
     lan_s = 0.0 if measured is None else measured.lan_s
-    rentals = []
+    rentals, edges_h = [], _edges_h_of_server(offer, book)
     for machine in offer.machines:
         for market in machine.markets:
             record = book.instance(offer.cloud, offer.at, machine.type, market)
+            edges_h |= {tier.after_h for tier in record.age_tiers}
             is_spot = market == "spot"
             lost = plan.spot.preemptions_per_h * plan.spot.lost_s / HOUR_S if is_spot else 0.0
             rentals.append(
@@ -200,7 +226,15 @@ def _site(name: str, plan: PlanConfig, book: PriceBook, measured: StepModel | No
         _standing(offer, book),
         fixed_s=fixed_s if plan.step_overhead_s is None else plan.step_overhead_s,
         lan_s=lan_s if plan.lan_s_per_machine is None else plan.lan_s_per_machine,
+        edges_h=frozenset(edges_h),
     )
+
+
+def _edges_h_of_server(offer: RegionOffer, book: PriceBook) -> set[float]:
+    if offer.server is None:
+        return set()
+    record = book.instance(offer.cloud, offer.at, offer.server)
+    return {tier.after_h for tier in record.age_tiers}
 
 
 def _hourly(book: PriceBook, record: PriceRecord) -> Callable[[float], float]:
@@ -240,11 +274,13 @@ def _egress(
 
 
 def _intervals(experiment: Experiment, plan: PlanConfig) -> list[int]:
-    present = experiment.strategy.traits.exchange.interval
+    """In local steps; the option counts those of a region, each of which may be several."""
+    exchange, local = experiment.strategy.traits.exchange, max(1, experiment.worker_steps)
+    present = exchange.interval
     if present is None:
-        return [1]
-    choices = _INTERVALS if plan.intervals is None else plan.intervals
-    return list(dict.fromkeys([present, *choices] if plan.intervals is None else choices))
+        return [max(1, round(exchange.every * local))]
+    choices = [present, *_INTERVALS] if plan.intervals is None else plan.intervals
+    return [each * local for each in dict.fromkeys(choices)]
 
 
 def _codecs(experiment: Experiment, plan: PlanConfig) -> list[str | None]:

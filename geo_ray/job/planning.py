@@ -104,11 +104,12 @@ def inputs_of(experiment: Experiment, base_dir: Path, sources: Sources) -> Input
         for name in experiment.region_names:
             rows[name] = float(manifest.rows(name, "train"))
     links = _links(experiment, sources.links, profile)
+    request = request_of(experiment, num_params, rows, book, links, profile)
     notes = stale_notes(experiment, book, time.time())
     if path is not None:
         notes.append(f"steps as measured in {path}")
     return Inputs(
-        request_of(experiment, num_params, rows, book, links, profile),
+        request,
         model,
         profile,
         tuple(notes),

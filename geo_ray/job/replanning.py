@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from geo_ray.config.experiment import Experiment
-from geo_ray.errors import PlanError
+from geo_ray.errors import PlanError, PlanInfeasibleError
 from geo_ray.job import rundir
-from geo_ray.job.plan_inputs import section_of
 from geo_ray.job.planning import Inputs, Sources, inputs_of
 from geo_ray.observe.events.log import EVENTS_FILE, read_events
 from geo_ray.observe.events.schema import Event
@@ -100,19 +99,23 @@ def replanned(
         raise PlanError("the run has no steps left", fix="There is nothing to plan.")
     inputs = inputs_of(experiment, base_dir, sources)
     request = _of_the_rest(inputs, present, state, left, local, run_links)
-    going_on_work = replace(request.work, startup_s=0.0, worker_start_s=0.0)
     as_it_is = replace(
         request,
         averagers=[present.averager],
         intervals=[present.interval],
         loss_budget=math.inf,
-        work=going_on_work,
+        work=replace(request.work, startup_s=0.0, worker_start_s=0.0),
     )
     counts = {region.region: _counts(region) for region in present.regions}
     going_on = fixed(as_it_is, counts)
-    best = optimal(replace(request, work=going_on_work))
-    switch_s = request.work.start_s(sum(region.workers for region in best.regions))
-    decision = replan(going_on, best, switch_s, section_of(experiment).objective)
+    limits = request.limits
+    best = None
+    try:
+        best = optimal(request)
+    except PlanInfeasibleError:
+        if not limits.keeps(going_on.total_s, going_on.total_usd):
+            raise
+    decision = replan(going_on, best, request.objective, limits)
     # Who follows it counts all steps of the run.
     whole = {
         "steps": present.steps,

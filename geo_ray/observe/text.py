@@ -18,6 +18,12 @@ def number_text(value: float | None) -> str:
     return f"{value:.4g}"
 
 
+def enough_text(value: float, digits: int = 3) -> str:
+    """Give a positive number rounded up, so that the printed value is enough."""
+    step = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
+    return f"{math.ceil(value / step) * step:.{digits + 1}g}"
+
+
 def count_text(count: float) -> str:
     """Give a large whole number in few letters: ``250``, ``1,500``, ``25 k``, ``1.5 M``."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):

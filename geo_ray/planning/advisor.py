@@ -24,6 +24,7 @@ from geo_ray.planning.tradeoffs import (
     LOSS_OF_ASYNCHRONY,
     LOSS_OF_DELAY,
     loss_of_interval,
+    outer_of,
 )
 from geo_ray.strategies.registry import STRATEGIES
 from geo_ray.strategies.traits import Traits
@@ -33,7 +34,6 @@ Family = Literal["bsp", "diloco", "one_step_delay", "async_local_sgd"]
 _FAMILIES: Final[tuple[Family, ...]] = ("diloco", "one_step_delay", "async_local_sgd")
 _INTERVALS: Final = tuple(2**n for n in range(10))
 _AS_GOOD: Final = 0.97  # share of the best candidate's; above it the smaller loss decides
-_SMALL_INTERVAL: Final = 16  # below that outer momentum overshoots
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +157,9 @@ def sections(choice: Choice) -> dict[str, dict[str, object]]:
         strategy["interval"] = choice.interval
     if choice.family == "diloco":
         strategy["compute_share"] = min(0.95, max(0.5, round(choice.compute_share, 2)))
-    if choice.family in ("diloco", "one_step_delay") and choice.interval < _SMALL_INTERVAL:
-        strategy["outer"] = {"kind": "sgd", "lr": 1.0}
+    outer = outer_of(choice.family, choice.interval)
+    if outer is not None:
+        strategy["outer"] = outer
     if choice.family == "one_step_delay":
         strategy["merge"] = "correct"
     return {"strategy": strategy, "codec": {**sections_of(choice.codec)}}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from geo_ray.clouds.price import Market
 from geo_ray.errors import PlanInfeasibleError
-from geo_ray.planning.infeasible import at_least
+from geo_ray.observe.text import enough_text
 from geo_ray.planning.model.exchange import Exchange, exchange
 from geo_ray.planning.model.work import JobWork
+from geo_ray.planning.search.bracket import UNCHANGING, Bracket, Usd
 from geo_ray.planning.search.fleet import Offer, RegionFleet
 from geo_ray.planning.search.ways import Limits, Objective, Option
 from geo_ray.planning.tradeoffs import LOSS_BY_CODEC, LOSS_OF_DELAY, loss_of_interval
@@ -31,7 +32,7 @@ class Rental:
 
     type: str
     market: Market
-    usd: Callable[[float], float]
+    usd: Usd
     rows_per_s: float
     cap: int
     lost_share: float = 0.0
@@ -47,13 +48,15 @@ class Site:
         stands_usd: dollars for what it needs anyway (server, disk), for so many hours.
         fixed_s: of every step, whatever is rented.
         lan_s: that every further machine adds to a step.
+        edges_h: every number of hours at which one of these prices changes.
     """
 
     name: str
     rentals: Sequence[Rental]
-    stands_usd: Callable[[float], float]
+    stands_usd: Usd
     fixed_s: float = 0.0
     lan_s: float = 0.0
+    edges_h: frozenset[float] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +89,11 @@ class Request:
     limits: Limits = field(default_factory=Limits)
     overhead_s: Mapping[str | None, float] = field(default_factory=dict)
 
-    def fleets(self, hours: float, most_nodes: int = 20_000) -> list[RegionFleet]:
-        """Return what the regions could rent, at the mean price of ``hours`` hours.
+    def fleets(self, bracket: Bracket = UNCHANGING, most_nodes: int = 20_000) -> list[RegionFleet]:
+        """Return what the regions could rent, at the prices of a bracket.
 
         Args:
-            hours: how long machines are kept.
+            bracket: of the hours that machines are kept.
             most_nodes: of a region's search for its cheapest machines.
 
         Raises:
@@ -102,7 +105,7 @@ class Request:
                 Offer(
                     each.type,
                     each.market,
-                    each.usd(hours) / hours,
+                    bracket.usd_per_h(each.usd),
                     each.rows_per_s * (1 - each.lost_share),
                     each.cap,
                 )
@@ -118,15 +121,15 @@ class Request:
             found.append(fleet)
         return found
 
-    def options(self, hours: float) -> list[Option]:
-        """Return the ways to exchange that keep the loss budget.
+    def options(self, bracket: Bracket = UNCHANGING) -> list[Option]:
+        """Return the ways to exchange that keep the loss budget, at the prices of a bracket.
 
         Raises:
             PlanInfeasibleError: no way keeps it.
             LinkUnknownError: a link was not measured.
         """
         names = [site.name for site in self.sites]
-        stands = sum(site.stands_usd(hours) for site in self.sites) / hours
+        stands = sum(bracket.usd_per_h(site.stands_usd) for site in self.sites)
         late = LOSS_OF_DELAY if self.work.overlaps else 0.0
         found, least = [], float("inf")
         for averager in self.averagers:
@@ -143,7 +146,7 @@ class Request:
             raise PlanInfeasibleError(
                 f"loss_budget {self.loss_budget:.1%}: the best interval and codec that are allowed "
                 f"are expected to lose {least:.1%}",
-                fix=f"Set plan.loss_budget to {at_least(least)}, or allow shorter intervals and "
+                fix=f"Set plan.loss_budget to {enough_text(least)}, or allow shorter intervals and "
                 "larger codecs.",
             )
         return found

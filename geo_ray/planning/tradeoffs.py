@@ -47,6 +47,22 @@ LOSS_OF_ASYNCHRONY: Final = 0.01
 """Relative loss of updates that are merged one by one."""
 
 
+_SMALL_INTERVAL: Final = 16
+_WITH_MOMENTUM: Final = ("diloco", "one_step_delay")
+
+
+def outer_of(kind: str, interval: int) -> dict[str, object] | None:
+    """Return the outer optimizer of rounds so short that outer momentum overshoots; else None.
+
+    Args:
+        kind: of the strategy.
+        interval: local steps of a round.
+    """
+    if kind not in _WITH_MOMENTUM or interval >= _SMALL_INTERVAL:
+        return None
+    return {"kind": "sgd", "lr": 1.0}
+
+
 def loss_of_interval(steps: int) -> float:
     """Return the relative loss of rounds that are ``steps`` local steps long."""
     last = LOSS_BY_INTERVAL[-1]

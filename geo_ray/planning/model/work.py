@@ -5,10 +5,10 @@ so that all regions pass over their data equally often. With ``S`` steps of ``ta
 exchange of ``w_r`` seconds every ``H`` of them:
 
 - regions that wait: a round begins for a region when it has its answer and ends when the last
-  update has come, so ``T = (S / H) max_r (H tau_r + w_r)``; steps after the last whole round end
-  with an exchange in full precision
-- regions that train on meanwhile: ``T = (S / H) max_r max(H tau_r, w_r)``, and a last exchange at
-  the end, in full precision, which nothing hides
+  update has come, so ``T = max_r (S tau_r + floor(S / H) w_r)``; steps after the last whole round
+  end with an exchange in full precision
+- regions that train on meanwhile: ``T = S max_r tau_r + floor(S / H) max(0, max_r w_r - H max_r
+  tau_r)``, and a last exchange at the end, in full precision, which nothing hides
 
 The *pace* is the time of a step in the slowest region, including its share of an exchange if
 regions wait.
@@ -55,8 +55,7 @@ class JobWork:
 
     def rounds(self, interval: int) -> float:
         """Return the number of exchanges of the job, without the last one of `has_last`."""
-        rounds = self.steps / interval
-        return math.ceil(rounds - _EPS) if self.overlaps else math.floor(rounds + _EPS)
+        return math.floor(self.steps / interval + _EPS)
 
     def has_last(self, interval: int) -> bool:
         """Return whether the job ends with an extra exchange in full precision."""
@@ -67,8 +66,8 @@ class JobWork:
         return self.startup_s + self.worker_start_s * workers
 
     def waits_s(self, interval: int, exchange_s: float) -> float:
-        """Return what exchanges of ``exchange_s`` seconds add to each step."""
-        return 0.0 if self.overlaps else exchange_s / interval
+        """Return what exchanges of ``exchange_s`` seconds add to each step on average."""
+        return 0.0 if self.overlaps else exchange_s * self.rounds(interval) / self.steps
 
     def seconds(
         self, pace_s: float, interval: int, exchange_s: float, last_s: float, workers: int

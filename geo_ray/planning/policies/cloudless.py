@@ -17,6 +17,7 @@ from geo_ray.planning.model.predict import plan_of
 from geo_ray.planning.model.work import HOUR_S
 from geo_ray.planning.plan import Plan
 from geo_ray.planning.request import Request
+from geo_ray.planning.search.bracket import Bracket
 from geo_ray.planning.search.search import Search
 
 
@@ -57,7 +58,8 @@ def _at_length(request: Request) -> Search:
     """Return the search at the prices for about the job's length."""
     hours = 1.0
     for _ in range(2):
-        search = Search(request.work, request.fleets(hours), request.options(hours))
+        length = Bracket.at(hours)
+        search = Search(request.work, request.fleets(length), request.options(length), length)
         picks = [fleet.everything() for fleet in search.fleets]
         hours = search.complete(picks, search.options[0]).seconds / HOUR_S
     return search

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 
 from geo_ray.errors import PlanInfeasibleError
 from geo_ray.planning.model.predict import plan_of
-from geo_ray.planning.model.work import HOUR_S
 from geo_ray.planning.plan import Plan
 from geo_ray.planning.request import Request
 from geo_ray.planning.search.fleet import RegionFleet
@@ -29,14 +28,9 @@ def fixed(request: Request, counts: Counts) -> Plan:
     Raises:
         PlanInfeasibleError: a region has none, or more than its cap, or of a kind it does not have.
     """
-    hours = 1.0
-    for _ in range(2):  # the second search uses the prices for the length that the first found
-        search = Search(request.work, request.fleets(hours), request.options(hours))
-        picks = [
-            fleet.pick(_counts_of(fleet, counts.get(fleet.name, {}))) for fleet in search.fleets
-        ]
-        found = search.complete(picks, search.options[0])
-        hours = found.seconds / HOUR_S
+    search = Search(request.work, request.fleets(), request.options())
+    picks = [fleet.pick(_counts_of(fleet, counts.get(fleet.name, {}))) for fleet in search.fleets]
+    found = search.complete(picks, search.options[0])
     return plan_of(request, found, "fixed", 0.0, "as it was asked for")
 
 

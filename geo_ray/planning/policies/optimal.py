@@ -4,30 +4,32 @@ When: whenever prices and speeds are known. Unlike `cloudless` it may rent less 
 has, trade machines for egress by a longer interval or a codec, and put the averager where answers
 are cheap to send.
 
-Prices that fall with age are taken at the mean of the job's length, and the search is repeated with
-the length that it found until that no longer changes anything.
+The front of time and money is walked from the cheapest plan on: the next point is the cheapest plan
+that is faster than the last one. If it has too many points, the rest is asked for at even steps.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Final
 
+import numpy as np
+
 from geo_ray.observe.text import duration_text
-from geo_ray.planning.infeasible import infeasible
+from geo_ray.planning.infeasible import check_limits, infeasible
 from geo_ray.planning.model.predict import plan_of
-from geo_ray.planning.model.work import HOUR_S
 from geo_ray.planning.plan import Plan
 from geo_ray.planning.request import Request
+from geo_ray.planning.search.bracket_search import BracketSearch
 from geo_ray.planning.search.search import Found, Search
+from geo_ray.planning.search.ways import SLACK, Limits
 
-_REPEATS: Final = 4
-_SAME: Final = 1e-3
 _NODES: Final = 2_000  # of the trees of all regions, per pace, where the gap is coarse
 _OPENED: Final = 100  # intervals of paces, likewise
-_MANY: Final = 200  # rentals
 _FINE, _COARSE = 1e-4, 1e-2
-_FIRST_HOURS: Final = 1.0
+_FASTER: Final = 1 / SLACK / SLACK
+_POINTS: Final = 32  # of the front
 
 
 def optimal(request: Request, gap: float | None = None) -> Plan:
@@ -36,13 +38,20 @@ def optimal(request: Request, gap: float | None = None) -> Plan:
     Args:
         request: the request.
         gap: share of the objective within which any plan is good enough; None for a hundredth of a
-            percent, or one percent where there are many choices.
+            percent.
 
     Raises:
         PlanInfeasibleError: no plan keeps the limits; names which one, and the nearest plan.
     """
-    search, found, proven = _searched(request, _usual_gap(request) if gap is None else gap)
-    return plan_of(request, found, "optimal", proven, _reason(request, found, search))
+    search = _search(request, gap)
+    found, lower = search.best(request.objective, request.limits)
+    if found is None:
+        raise infeasible(request.limits, lambda *asked: search.best(*asked)[0])
+    value = found.value(request.objective)[0]
+    proven = max(0.0, 1 - lower / value) if value > 0 else 0.0
+    plan = plan_of(request, found, "optimal", proven, _reason(search, found))
+    check_limits(plan, request.limits)
+    return plan
 
 
 def front(request: Request) -> list[Plan]:
@@ -51,8 +60,11 @@ def front(request: Request) -> list[Plan]:
     Raises:
         PlanInfeasibleError: as for `optimal`.
     """
-    search, best, _ = _searched(request, _usual_gap(request))
-    kept = search.front(request.limits)
+    search, limits = _search(request, None), request.limits
+    chosen, _ = search.best(request.objective, limits)
+    if chosen is None:
+        raise infeasible(limits, lambda *asked: search.best(*asked)[0])
+    kept = _not_beaten([chosen, *_walk(search, limits)])
     plans = []
     for index, found in enumerate(kept):
         if index == 0:
@@ -63,51 +75,57 @@ def front(request: Request) -> list[Plan]:
                 f"{1 - found.usd / faster.usd:.0%} cheaper than the next faster plan, "
                 f"{found.seconds / faster.seconds - 1:.0%} slower"
             )
-        if found.seconds == best.seconds and found.usd == best.usd:
+        if found is chosen:
             reason = f"chosen (objective: {request.objective}); {reason}"
         plans.append(plan_of(request, found, "optimal", 0.0, reason))
     return plans
 
 
-def _usual_gap(request: Request) -> float:
-    return _FINE if sum(len(site.rentals) for site in request.sites) <= _MANY else _COARSE
-
-
-def _searched(request: Request, gap: float) -> tuple[Search, Found, float]:
-    hours, repeat = _FIRST_HOURS, 0
-    while True:
-        effort = 1 if gap >= _COARSE else 8
-        fleets = request.fleets(hours, effort * _NODES // len(request.sites))
-        search = Search(request.work, fleets, request.options(hours))
-        found, proven = search.best(request.objective, request.limits, gap, effort * _OPENED)
+def _walk(search: BracketSearch, limits: Limits) -> list[Found]:
+    """Return the points of the front, the slowest first."""
+    met: list[Found] = []
+    deadline_s = limits.deadline_s
+    while len(met) < _POINTS:
+        found, _ = search.best("cost", replace(limits, deadline_s=deadline_s))
         if found is None:
-            raise infeasible(search, request.limits)
-        now_hours, repeat = found.seconds / HOUR_S, repeat + 1
-        if repeat == _REPEATS or not _dearer_or_cheaper(request, hours, now_hours):
-            return search, found, proven
-        hours = now_hours
+            return met
+        met.append(found)
+        deadline_s = found.seconds * _FASTER
+    fastest, _ = search.best("time", limits)
+    assert fastest is not None, "one was found"  # noqa: S101
+    for at_s in np.geomspace(deadline_s, fastest.seconds, _POINTS).tolist():
+        found, _ = search.best("cost", replace(limits, deadline_s=at_s))
+        met += [] if found is None else [found]
+    return met
 
 
-def _dearer_or_cheaper(request: Request, hours: float, now_hours: float) -> bool:
-    """Return whether any mean price per hour differs for so many hours."""
-    costs = [rental.usd for site in request.sites for rental in site.rentals]
-    costs += [site.stands_usd for site in request.sites]
-    return any(
-        abs(usd(now_hours) / now_hours - usd(hours) / hours) > _SAME * usd(hours) / hours
-        for usd in costs
-    )
+def _not_beaten(met: list[Found]) -> list[Found]:
+    """Return the choices that none beats in both time and money, from fast to cheap."""
+    kept: list[Found] = []
+    for found in sorted(met, key=lambda f: (f.seconds, f.usd)):
+        if not kept or found.usd < kept[-1].usd / SLACK:
+            kept.append(found)
+    return kept
 
 
-def _reason(request: Request, found: Found, search: Search) -> str:
-    everything = search.complete([fleet.everything() for fleet in search.fleets], found.option)
-    index = found.straggler
+def _search(request: Request, gap: float | None) -> BracketSearch:
+    gap = _FINE if gap is None else gap
+    effort = 1 if gap >= _COARSE else 8
+    return BracketSearch(request, gap, effort * _NODES // len(request.sites), effort * _OPENED)
+
+
+def _reason(search: BracketSearch, found: Found) -> str:
+    request, name = search.request, search.request.sites[found.straggler].name
+    plain = Search(request.work, request.fleets(), request.options())
+    whole = [fleet.everything() for fleet in plain.fleets]
+    everything = search.priced(plain.complete(whole, found.option))
     text = (
-        f"{search.fleets[index].name} sets the pace with {found.picks[index].step_s:.3g} s per "
+        f"{name} sets the pace with {found.picks[found.straggler].step_s:.3g} s per "
         f"step; every other region has the cheapest machines that keep up. Renting all that is "
         f"offered would cost {everything.usd:.4g} USD and take {duration_text(everything.seconds)}."
     )
     one = found.option.exchange
-    if len(search.fleets) > 1:
+    if len(request.sites) > 1:
         egress = request.work.rounds(found.option.interval) * one.usd
         text += (
             f" The averager in {one.averager} with {one.codec or 'no codec'} every "

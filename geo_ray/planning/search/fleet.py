@@ -25,7 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geo_ray.clouds.price import Market
-from geo_ray.planning.search.knapsack import Cover, Floats, cheapest_cover
+from geo_ray.planning.search.knapsack import Cover, cheapest_cover
+from geo_ray.planning.search.whole_cover import Floats
 from geo_ray.planning.search.whole_rows import CLOSE, slowest_s
 
 _TRIES: Final = 3
@@ -91,7 +92,7 @@ class RegionFleet:
     _price_I: Floats = field(init=False)
     _speed_I: Floats = field(init=False)
     _cap_I: Floats = field(init=False)
-    _better_I: tuple[Floats, Floats, Floats] = field(init=False)  # sums over all better ones
+    _better_I: tuple[Floats, Floats, Floats] | None = field(init=False, default=None)
     _solved: list[tuple[float, Pick]] = field(init=False, default_factory=list)
     _order: NDArray[np.intp] = field(init=False)  # of what there is, by dollars per row
     _in_pieces: tuple[list[float], list[float]] = field(
@@ -99,12 +100,12 @@ class RegionFleet:
     )  # rows/s and dollars in that order
     _least_usd: float = field(init=False)  # of one machine
     _fastest: Pick | None = field(init=False, default=None)
+    _smallest: Pick | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self._price_I = np.array([o.usd_per_h for o in self.offers], dtype=float)
         self._speed_I = np.array([o.rows_per_s for o in self.offers], dtype=float)
         self._cap_I = np.array([min(o.cap, self._most) for o in self.offers], dtype=float)
-        self._better_I = self._sums_of_better()
         order = np.argsort(self._price_I / self._speed_I, kind="stable")
         self._order = order[self._cap_I[order] > 0]
         power, price = self._speed_I * self._cap_I, self._price_I * self._cap_I
@@ -154,10 +155,13 @@ class RegionFleet:
 
     def smallest(self) -> Pick:
         """Return the machine that costs least."""
-        allowed = np.where(self._cap_I > 0, self._price_I, np.inf)
-        least = np.flatnonzero(allowed == allowed.min())
-        index = int(least[np.argmax(self._speed_I[least])])
-        return self.pick([int(i == index) for i in range(len(self.offers))])
+        if self._smallest is None:
+            allowed = np.where(self._cap_I > 0, self._price_I, np.inf)
+            least = np.flatnonzero(allowed == allowed.min())
+            counts_I = np.zeros(len(self.offers))
+            counts_I[least[np.argmax(self._speed_I[least])]] = 1
+            self._smallest = self._pick(counts_I)
+        return self._smallest
 
     def least_usd_per_h(self, limit_s: float) -> float:
         """Return a lower bound of the price of steps that take at most ``limit_s``.
@@ -201,6 +205,8 @@ class RegionFleet:
         That is ruled out where the better ones keep the limit alone, or cost more than a choice
         that keeps it.
         """
+        if self._better_I is None:
+            self._better_I = self._sums_of_better()
         power_I, price_I, count_I = self._better_I
         known = self._quick(limit_s)
         # A machine's last row may not fit, so this many rows are done at least.
@@ -243,9 +249,10 @@ class RegionFleet:
         return self.fastest()
 
     def _step(self, counts_I: NDArray[Any]) -> float:
-        counts: list[int] = counts_I.astype(int).tolist()
+        used = np.flatnonzero(counts_I)
+        counts: list[int] = counts_I[used].astype(int).tolist()
         number = sum(counts)
-        rows_s = slowest_s(max(self.rows, number), counts, self._speed_I.tolist())
+        rows_s = slowest_s(max(self.rows, number), counts, self._speed_I[used].tolist())
         return self.fixed_s + rows_s + self.lan_s * number
 
     def _sums_of_better(self) -> tuple[Floats, Floats, Floats]:

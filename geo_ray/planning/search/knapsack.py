@@ -1,12 +1,13 @@
-"""The cheapest machines whose step is short enough: a bounded covering knapsack, solved exactly.
+"""The cheapest machines whose step is short enough: a bounded covering knapsack.
 
     minimise ``sum_i n_i c_i``  so that  ``sum_i n_i floor((room_s - lan_s N) p_i) >= rows``,
     ``N = sum_i n_i``, ``1 <= N <= most``, ``0 <= n_i <= cap_i`` whole:
 
-every machine computes whole rows, one at least, in the time that is left for it. Depth first over
-offers from the cheapest row on; what is left is bounded by machines and rows that may be cut in
-pieces. A tree that grows too large is cut off: what was found by then is good, and how much
-better another could be is told with it.
+every machine computes whole rows, one at least, in the time that is left for it. Where machines do
+not slow each other down and rows are not too many, `whole_cover` answers exactly. Else a tree does:
+depth first over offers from the cheapest row on; what is left is bounded by machines and rows that
+may be cut in pieces. A tree that grows too large is cut off: what was found by then is good, and
+how much better another could be is told with it.
 
 These programs are small and asked for by the thousand. HiGHS takes some 30 ms for each on the
 machine of our results, this one or two; a test holds the two against each other.
@@ -20,13 +21,15 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from geo_ray.planning.search.whole_cover import Floats, cheapest_whole, passes
 from geo_ray.planning.search.whole_rows import CLOSE, most_rows
 
-Floats = NDArray[np.float64]
+_MOST_PASSES: Final = 4_000_000  # some 10 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,11 @@ class Covered:
 
 def cheapest_cover(cover: Cover) -> Covered:
     """The cheapest choice, or a good one with a bound."""
+    if not cover.lan_s:
+        each_I = np.array([most_rows(cover.room_s, speed) for speed in cover.speed_I.tolist()])
+        cap_I = cover.cap_I.astype(np.int64)
+        if passes(each_I, cap_I, cover.rows) <= _MOST_PASSES:
+            return _of_whole(cover, cheapest_whole(cover.price_I, each_I, cap_I, cover.rows))
     tree = _Tree(cover)
     whole = tree.search(0, 0.0, 0, 0.0)
     least_usd = tree.least if whole else min(tree.least, tree.bound())
@@ -81,6 +89,13 @@ def cheapest_cover(cover: Cover) -> Covered:
     counts_I = np.zeros(len(cover.price_I))
     counts_I[tree.order] = tree.best
     return Covered(counts_I, tree.least, least_usd)
+
+
+def _of_whole(cover: Cover, counts_I: NDArray[np.int64] | None) -> Covered:
+    usd = math.inf if counts_I is None else float(counts_I @ cover.price_I)
+    if counts_I is None or usd >= cover.known_usd:
+        return Covered(None, cover.known_usd, cover.known_usd)
+    return Covered(counts_I.astype(float), usd, usd)
 
 
 @dataclass(slots=True)

@@ -7,9 +7,6 @@ nothing is better than the left end's time at the right end's price. Intervals a
 most promising on, first of all ways together, as if each region had the shortest wait of any, then,
 where an interval is narrow, of each way by itself; until what is left cannot beat the best found by
 more than the gap that is allowed.
-
-The front of time and money is what the search met on its way, thinned to what nothing else beats,
-after a sweep over paces.
 """
 
 from __future__ import annotations
@@ -24,13 +21,14 @@ from typing import Final
 
 import numpy as np
 
-from geo_ray.planning.model.work import HOUR_S, JobWork
+from geo_ray.planning.model.work import JobWork
+from geo_ray.planning.search.bracket import UNCHANGING, Bracket
 from geo_ray.planning.search.fleet import Pick, RegionFleet
 from geo_ray.planning.search.ways import Limits, Objective, Option, Ways
 
-_BELOW: Final = 1 - 1e-6  # a pace just too fast for what was found
+_BELOW: Final = 1 - 1e-8  # a pace just too fast for what was found
 _NARROW: Final = 1.05
-_SWEEP: Final = 24
+_PATIENCE: Final = 20  # times as many intervals while nothing was found
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,32 +81,42 @@ class Search:
         work: the job.
         fleets: of all regions; none is empty.
         options: exchanges to choose from; at least one.
+        bracket: of the hours that prices are for.
         met: complete choices, in the order of finding.
     """
 
     work: JobWork
     fleets: Sequence[RegionFleet]
     options: Sequence[Option]
+    bracket: Bracket = UNCHANGING
     met: list[Found] = field(default_factory=list)
 
     def best(
-        self, objective: Objective, limits: Limits, gap: float = 1e-4, most_opened: int = 400
+        self,
+        objective: Objective,
+        limits: Limits,
+        gap: float = 1e-4,
+        most_opened: int = 400,
+        known: float = math.inf,
     ) -> tuple[Found | None, float]:
-        """Return the best choice within the limits, and its gap to the best possible one.
+        """Return the best choice within the limits, and what any choice is worth at least.
 
         Args:
             objective: fewest dollars, or least time; the other one breaks ties.
             limits: to keep.
             gap: share that is not worth looking for.
-            most_opened: intervals of paces that are looked into.
+            most_opened: intervals of paces that are looked into; more if nothing was found in them.
+            known: value of a choice that is known; only better ones are looked for.
         """
         best: Found | None = None
-        value = lower = math.inf
+        value = known
+        lower = math.inf
         number = itertools.count()
         root = self._root
         heap = [(self._bound(root, objective, limits), next(number), root)]
-        for _ in range(most_opened):
-            if not heap:
+        for opened in itertools.count():
+            enough = most_opened if math.isfinite(value) else most_opened * _PATIENCE
+            if not heap or opened >= enough:
                 break
             bound, _, node = heapq.heappop(heap)
             if bound >= value * (1 - gap):
@@ -121,7 +129,7 @@ class Search:
                     continue  # too fast for some region
                 found = self._met(picks, node.ways, objective, limits)
                 if limits.keeps(found.seconds, found.usd) and (
-                    best is None or found.value(objective) < best.value(objective)
+                    found.value(objective) < (best.value(objective) if best else (value, math.inf))
                 ):
                     best, value = found, found.value(objective)[0]
             if picks is None:
@@ -138,27 +146,9 @@ class Search:
                 below = self._bound(part, objective, limits)
                 if below < value * (1 - gap):
                     heapq.heappush(heap, (below, next(number), part))
-        if best is None:
-            return None, 0.0
-        lower = min([lower, value, *(entry[0] for entry in heap[:1])])
-        return best, max(0.0, 1 - lower / value) if value > 0 else 0.0
-
-    def front(self, limits: Limits, points: int = _SWEEP) -> list[Found]:
-        """Return the met choices that none beats in both time and money, from fast to cheap."""
-        root = self._root
-        objectives: tuple[Objective, ...] = ("cost", "time")
-        for pace_s in np.geomspace(root.low_s, root.high_s, points).tolist():
-            picks = self._cheapest(root.ways, pace_s)
-            if picks is None:
-                continue
-            for objective in objectives:
-                self._met(picks, root.ways, objective, limits)
-        kept: list[Found] = []
-        for found in sorted(self.met, key=lambda f: (f.seconds, f.usd)):
-            keeps = limits.keeps(found.seconds, found.usd)
-            if keeps and (not kept or found.usd < kept[-1].usd * (1 - 1e-9)):
-                kept.append(found)
-        return kept
+                else:
+                    lower = min(lower, below)
+        return best, min([lower, value, *(entry[0] for entry in heap[:1])])
 
     def complete(self, picks: Sequence[Pick], option: Option) -> Found:
         """Return the complete choice of given machines and exchanges."""
@@ -169,7 +159,8 @@ class Search:
         workers = sum(sum(pick.counts) for pick in picks)
         seconds = work.seconds(pace_s, option.interval, one.seconds, option.last_s, workers)
         hourly = option.usd_per_h + sum(pick.usd_per_h for pick in picks)
-        usd = seconds / HOUR_S * hourly + option.egress_usd(work.rounds(option.interval))
+        hours = self.bracket.billed_h(seconds)
+        usd = hours * hourly + option.egress_usd(work.rounds(option.interval))
         return Found(option, tuple(picks), paces_s.index(pace_s), pace_s, seconds, usd)
 
     def waits_s(self, option: Option) -> list[float]:
@@ -179,7 +170,7 @@ class Search:
 
     @cached_property
     def _root(self) -> _Node:
-        ways = Ways(self.work, tuple(self.options)).not_beaten()
+        ways = Ways(self.work, tuple(self.options), self.bracket).not_beaten()
         low_s, high_s = self._range(ways)
         return _Node(ways, low_s, max([high_s, *(self._range(w)[1] for w in ways.singles)]), True)
 

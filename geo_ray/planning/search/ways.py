@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geo_ray.planning.model.exchange import Exchange
-from geo_ray.planning.model.work import HOUR_S, JobWork
+from geo_ray.planning.model.work import JobWork
+from geo_ray.planning.search.bracket import UNCHANGING, Bracket
 
 Objective = Literal["cost", "time"]
 SLACK: Final = 1 + 1e-9
@@ -39,6 +40,9 @@ class Limits:
         return seconds <= self.deadline_s * SLACK and usd <= self.budget_usd * SLACK
 
 
+NO_LIMITS: Final = Limits()
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """A way to exchange: where the averager is, how often, with which codec.
@@ -46,7 +50,8 @@ class Option:
     Attributes:
         interval: local steps between exchanges.
         exchange: one of them.
-        usd_per_h: what stands in the regions whatever machines are rented: servers, disks.
+        usd_per_h: what stands in the regions whatever machines are rented: servers, disks; per
+            billed hour (`Bracket`).
         last: an exchange after the last step, where there is one.
     """
 
@@ -72,10 +77,12 @@ class Ways:
     Attributes:
         work: the job.
         options: at least one.
+        bracket: of the hours that are looked at.
     """
 
     work: JobWork
     options: tuple[Option, ...]
+    bracket: Bracket = UNCHANGING
 
     @cached_property
     def waits_KR(self) -> Floats:
@@ -95,7 +102,7 @@ class Ways:
     @cached_property
     def singles(self) -> tuple[Ways, ...]:
         """Return each way by itself."""
-        return tuple(Ways(self.work, (option,)) for option in self.options)
+        return tuple(Ways(self.work, (option,), self.bracket) for option in self.options)
 
     @cached_property
     def _rounds_K(self) -> Floats:
@@ -136,7 +143,7 @@ class Ways:
         for k in np.lexsort((np.arange(len(table)), table.sum(axis=1))).tolist():
             if not any(bool((table[other] <= table[k]).all()) for other in kept):
                 kept.append(k)
-        return Ways(self.work, tuple(self.options[k] for k in sorted(kept)))
+        return Ways(self.work, tuple(self.options[k] for k in sorted(kept)), self.bracket)
 
     def bound(self, pace_s: float, usd_per_h: float, objective: Objective, limits: Limits) -> float:
         """Return a lower bound for choices of that pace and price; infinite outside the limits.
@@ -188,7 +195,7 @@ class Ways:
         if work.overlaps:
             hidden_K = self._exchange_s_K - self._interval_K * paces_K
             seconds_K = seconds_K + self._rounds_K * np.maximum(0.0, hidden_K)
-        usd_K = seconds_K / HOUR_S * (usd_per_h + self._stands_K) + self._usd_K
+        usd_K = self.bracket.billed_h_K(seconds_K) * (usd_per_h + self._stands_K) + self._usd_K
         broken_K = (seconds_K > limits.deadline_s * SLACK) | (usd_K > limits.budget_usd * SLACK)
         first_K, second_K = (usd_K, seconds_K) if objective == "cost" else (seconds_K, usd_K)
         return np.where(broken_K, np.inf, first_K), second_K

@@ -8,7 +8,7 @@ import pytest
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_tree
-from geo_ray.errors import PlanError
+from geo_ray.errors import PlanError, PlanInfeasibleError
 from geo_ray.job.planning import Sources, make_plan
 from geo_ray.job.replanning import State, replanned, state_of
 from geo_ray.observe.events.schema import Event
@@ -106,3 +106,19 @@ def test_events_tell_how_far_a_run_is():
     assert state_of(events) == State(1, {"us": 0.1, "eu": 0.2})
     with pytest.raises(PlanError, match="not taken a step"):
         state_of([])
+
+
+def test_the_deadline_of_the_rest_counts_more_than_the_gain(plan):
+    """Going on would be cheaper and too late, so the run changes, the start included."""
+    state = as_planned(plan, 5000)
+    on_s = decide(plan, state).plan.total_s
+    hours = 0.8 * on_s / 3600
+    found = decide(plan, state, f"plan.deadline_h={hours}")
+    assert found.changed and "exceed the limits" in found.reason
+    assert found.plan.seconds["start"] == 120 and found.plan.total_s <= hours * 3600
+    # A start that takes longer than what is left keeps nothing: neither plan is printed.
+    with pytest.raises(PlanInfeasibleError, match="deadline"):
+        decide(plan, state, f"plan.deadline_h={hours}", f"plan.startup_s={on_s}")
+    # and where going on keeps the limits, it goes on
+    stays = decide(plan, state, f"plan.deadline_h={on_s * 1.01 / 3600}", f"plan.startup_s={on_s}")
+    assert not stays.changed

@@ -28,6 +28,7 @@ from geo_ray.planning.model.bill import Bill
 from geo_ray.planning.plan import Plan, load_plan
 from geo_ray.planning.replan import replan
 from geo_ray.planning.residency import Residency, allowed_averagers
+from geo_ray.planning.search.ways import Limits
 
 CONFIG = Path(__file__).parents[3] / "configs" / "planned.yaml"
 SMALL = ("task.options={size: 0.1M}",)
@@ -67,6 +68,18 @@ def test_json_is_the_plan_and_nothing_else():
     assert result.exit_code == 0, result.output
     plan = Plan.model_validate_json(result.stdout)
     assert plan.policy == "cloudless" and json.loads(result.stdout)["version"] == 1
+
+
+def test_a_dry_run_says_what_to_know_before_believing_it():
+    result = run("--dry-run")
+    assert result.exit_code == 0, result.output
+    total, *notes = result.output.splitlines()
+    assert "USD" in total and any("speeds were given" in note for note in notes)
+
+
+def test_a_deadline_is_hours_and_no_time_of_day():
+    with pytest.raises(ConfigError, match="deadline_h"):
+        planned("plan.deadline_h=18:00")
 
 
 def test_rows_of_regions_add_up_to_the_batch():
@@ -133,7 +146,7 @@ def test_markets_decide_what_is_paid():
 def test_a_batch_that_cannot_be_done_in_time_leaves_the_others(policy):
     batches = "plan.batch_sizes=[16, 256]"
     assert planned(batches, "plan.deadline_h=1", policy=policy).request.work.rows_per_step == 256
-    with pytest.raises(PlanInfeasibleError, match="deadline 3:36"):
+    with pytest.raises(PlanInfeasibleError, match=r"plan\.deadline_h 0\.06: "):
         planned(batches, "plan.deadline_h=0.06", policy=policy)
 
 
@@ -152,7 +165,7 @@ def test_a_policy_that_looks_at_no_limits_does_not_exceed_them(policy, limit):
     [
         (("plan=null",), ConfigError, "no section 'plan'"),
         (("regions=[{name: us}, {name: mars}]",), ConfigError, "mars, eu, asia"),
-        (("plan.deadline_h=0.01",), PlanInfeasibleError, "deadline 36.0 s"),
+        (("plan.deadline_h=0.01",), PlanInfeasibleError, "plan.deadline_h 0.01: "),
         (("plan.budget_usd=0.01",), PlanInfeasibleError, "budget 0.01 USD"),
         ((f"{US}.machines=[]",), PlanInfeasibleError, "'us' has data and nothing to rent"),
         (
@@ -226,6 +239,27 @@ def test_an_unknown_currency_is_not_converted_in_silence(tmp_path):
     assert plan.regions[0].machines[0].usd_per_h == pytest.approx(0.98)
 
 
+def test_stale_prices_of_everything_are_noted(tmp_path):
+    """Not only of machines: a plan is as wrong with an old price of traffic or of a disk."""
+    record = {"cloud": "own", "region": "x", "currency": "USD", "source": "me"}
+    fresh = {"fetched_at": "2026-11-20T00:00:00Z", "valid_for_s": 1e12}
+    stale = {"fetched_at": "2020-11-20T00:00:00Z", "valid_for_s": 1.0}
+    records = [
+        {**record, **fresh, "type": "box", "amount": 1.0, "unit": "hour"},
+        {**record, **stale, "type": "hub", "amount": 1.0, "unit": "hour"},
+        {**record, **stale, "item": "disk", "type": "ssd", "amount": 0.1, "unit": "GB-month"},
+        {**record, **stale, "item": "egress", "to": "internet", "amount": 0.1, "unit": "GB"},
+    ]
+    file = tmp_path / "own.json"
+    file.write_text(json.dumps({"records": records}))
+    machines = "machines: [{type: box, cap: 4, rows_per_s: 100}]"
+    own = f"{US}={{cloud: own, at: x, rows: 1000, %s {machines}}}"
+    some = planned(own % "", prices=(file,)).plan.notes
+    more = planned(own % "server: hub, disk: ssd, disk_gb: 5,", prices=(file,)).plan.notes
+    counts = [int(re.search(r"(\d+) prices are stale", " ".join(n))[1]) for n in (some, more)]
+    assert counts[1] == counts[0] + 2 and counts[0] >= 1
+
+
 def test_residency_moves_the_averager():
     assert planned().plan.averager != "eu"
     assert planned("plan.residency.gradients={eu: [eu], asia: [eu, asia]}").plan.averager == "eu"
@@ -235,13 +269,24 @@ def test_residency_moves_the_averager():
 def test_a_change_must_be_worth_it():
     present = planned().plan
     dearer = present.model_copy(update={"usd": {"machines": present.total_usd * 1.2}})
-    assert replan(dearer, present, switch_s=60).changed
-    assert not replan(dearer, present, switch_s=3600).changed  # the change eats the gain
+    assert replan(dearer, present).changed
     slightly = present.model_copy(update={"usd": {"machines": present.total_usd * 1.04}})
-    kept = replan(slightly, present, switch_s=0)
+    kept = replan(slightly, present)
     assert not kept.changed and kept.plan is slightly and "5%" in kept.reason
     slower = present.model_copy(update={"seconds": {"compute": present.total_s * 2}})
-    assert replan(slower, present, switch_s=60, objective="time").changed
+    assert replan(slower, present, "time").changed
+    assert replan(slightly, None).plan is slightly
+
+
+@pytest.mark.parametrize("limit", ["deadline_s", "budget_usd"])
+def test_limits_count_more_than_the_gain(limit):
+    """A run that would come too late changes, although that costs more than going on."""
+    present = planned().plan
+    new = present.model_copy(update={"usd": {"machines": present.total_usd * 2}})
+    assert not replan(present, new).changed
+    limits = Limits(**{limit: 0.9 * (present.total_s, present.total_usd)[limit == "budget_usd"]})
+    changed = replan(present, new, "cost", limits)
+    assert changed.changed and changed.plan is new and "exceed the limits" in changed.reason
 
 
 def test_a_configuration_follows_its_plan():
@@ -253,6 +298,11 @@ def test_a_configuration_follows_its_plan():
     assert followed.rows == experiment.rows
     assert followed.averager_region == plan.averager
     assert followed.strategy.interval == plan.interval
+    short = plan.model_copy(update={"interval": 4})  # outer momentum overshoots there
+    followed = load_tree(CONFIG, [*SMALL, *changes_of(short, experiment)], Experiment)
+    assert followed.strategy.outer.model_dump() == {"kind": "sgd", "lr": 1.0}
+    followed = load_tree(CONFIG, [*SMALL, *changes_of(plan, experiment)], Experiment)
+    assert followed.strategy.outer.kind == "nesterov"
     assert followed.codec.up.kind == followed.codec.down.kind == plan.codec
     with pytest.raises(PlanError, match="steps"):
         changes_of(plan.model_copy(update={"base_steps": 1.0}), experiment)
@@ -279,3 +329,41 @@ def test_batches_must_fit_the_workers():
     right = "regions=[{name: us, workers: 2, batch_sizes: [1, 2]}]"
     with pytest.raises(ConfigError, match="batches of equal size"):
         planned(right, coded, "plan=null")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "interval"),
+    [
+        ("{kind: bsp}", 1),
+        ("{kind: fedssgd, accumulate: 4}", 4),
+        ("{kind: hfa, k1: 4, k2: 4}", 16),
+    ],
+)
+def test_strategies_without_an_interval_exchange_as_often_as_they_say(strategy, interval):
+    # loss_budget: such an interval is not the planner's to choose
+    plan = planned(f"strategy={strategy}", "plan.loss_budget=1").plan
+    assert plan.interval == interval
+    again = planned(f"strategy={strategy}", "plan.loss_budget=1", policy="everything").plan
+    far = {region.region for region in again.regions} - {again.averager}
+    prices = sum(
+        again.usd_per_gb[name][again.averager] + again.usd_per_gb[again.averager][name]
+        for name in far
+    )
+    gb = 4e-9 * again.model.num_params  # the first way of `everything` has no codec
+    rounds = again.steps // interval + (again.steps % interval > 0)
+    assert again.usd["egress"] == pytest.approx(rounds * gb * prices)
+
+
+def test_an_interval_counts_the_local_steps_of_workers():
+    sets = ("strategy={kind: halos, interval: 8, local_steps: 8}", "plan.intervals=[8]")
+    plan = planned(*sets).plan
+    assert (plan.steps, plan.interval) == (20000 * 8, 64)
+    experiment = load_tree(CONFIG, [*SMALL, *sets], Experiment)
+    followed = load_tree(CONFIG, [*SMALL, *sets, *changes_of(plan, experiment)], Experiment)
+    assert followed.strategy.interval == 8
+
+
+@pytest.mark.parametrize("kind", ["esync", "nbsync", "fedavg", "fedat", "fedgsync"])
+def test_a_strategy_of_unequal_steps_is_refused_by_name(kind):
+    with pytest.raises(ConfigError, match=f"{kind} cannot be planned"):
+        planned(f"strategy={{kind: {kind}}}")

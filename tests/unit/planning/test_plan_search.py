@@ -99,7 +99,7 @@ def scenario(seed: int, regions: int = 3, offers: int = 3, cap: int = 3, **more)
 
 def every(request: Request) -> list:
     """All combinations of machines and exchanges."""
-    search = Search(request.work, request.fleets(1.0), request.options(1.0))
+    search = Search(request.work, request.fleets(), request.options())
     by_region = []
     for fleet in search.fleets:
         ranges = [range(offer.cap + 1) for offer in fleet.offers]
@@ -196,7 +196,7 @@ def test_impossible_limits_are_named_and_whoever_does_as_told_has_a_plan():
     assert len(plans) > 1
     fast_s, cheap_usd = plans[0].total_s * 1.001, plans[-1].total_usd * 1.001
     for limits, words, keys in (
-        (Limits(deadline_s=1.0), "deadline 1.0 s", {"deadline_h"}),
+        (Limits(deadline_s=1.0), "plan.deadline_h 0.0002778: the fastest", {"deadline_h"}),
         (Limits(budget_usd=1e-6), "budget 1e-06 USD", {"budget_usd"}),
         (Limits(fast_s, cheap_usd), "not both", {"deadline_h", "budget_usd"}),
     ):
@@ -292,7 +292,7 @@ def test_where_workers_queue_to_start_nothing_is_better_by_more_than_the_gap(see
 @pytest.mark.parametrize("seed", range(5))
 def test_the_shortest_time_of_all_is_a_deadline_that_can_be_kept(seed):
     request = scenario(seed, regions=3, offers=4, cap=6)
-    search = Search(request.work, request.fleets(1.0), request.options(1.0))
+    search = Search(request.work, request.fleets(), request.options())
     picks = [fleet.fastest() for fleet in search.fleets]
     least_s = min(search.complete(picks, option).seconds for option in search.options)
     plan = optimal(Request(**{**_fields(request), "limits": Limits(deadline_s=least_s)}))
@@ -304,3 +304,23 @@ def test_more_machines_than_rows_are_not_rented():
     fleet = RegionFleet("r", offers, 6)
     assert fleet.everything().counts == (2, 4)
     assert fleet.fastest().counts == (0, 3)  # two rows on each, as long as one on the slow ones
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_many_types_leave_no_gap_where_machines_do_not_slow_each_other_down(seed):
+    many = scenario(seed, regions=6, offers=120, cap=16)
+    sites = [dataclasses.replace(site, lan_s=0.0) for site in many.sites]
+    assert optimal(dataclasses.replace(many, sites=sites)).gap <= 1e-4
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_front_is_every_plan_that_none_beats(seed):
+    request = scenario(seed, regions=2, offers=2, cap=2)
+    wanted = []
+    for found in sorted(every(request), key=lambda f: (f.seconds, f.usd)):
+        if not wanted or found.usd < wanted[-1].usd * (1 - 1e-4):
+            wanted.append(found)
+    plans = front(request)
+    assert plans[0].total_s == pytest.approx(wanted[0].seconds), "the fastest is not"
+    assert [p.total_s for p in plans] == pytest.approx([f.seconds for f in wanted], rel=1e-3)
+    assert [p.total_usd for p in plans] == pytest.approx([f.usd for f in wanted], rel=1e-3)

@@ -1,0 +1,228 @@
+"""The model of docs/planning.md ("The model, exactly") by plain enumeration.
+
+Written from that page alone: nothing here is the planner's. Takes a configuration, prices and links
+as a user writes them and goes through every plan.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+BITS = {
+    None: (32, 32),
+    "fp16": (16, 16),
+    "int8": (8.125, 8.125),
+    "int4": (4.5, 4.5),
+    "chunked_topk": (0.234375, 32),
+}
+LOSS = {None: 0.0, "fp16": 0.0002, "int8": 0.001, "int4": 0.003, "chunked_topk": 0.015}
+LOSS_OF_INTERVAL = [(1, 0.0), (25, 0.01), (100, 0.025), (500, 0.05)]
+LOSS_OF_DELAY = 0.005
+
+
+@dataclass(frozen=True)
+class Enumerated:
+    """A plan: time, money and what it is."""
+
+    seconds: float
+    usd: float
+    what: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a user gives.
+
+    Attributes:
+        config: the configuration.
+        prices: the records of the user's price file.
+        rates: its exchange rates.
+        links: (from, to) -> (Mbit/s, round trip in seconds).
+        num_params: of the model.
+        waits: whether the strategy's regions wait for each exchange.
+    """
+
+    config: Mapping[str, Any]
+    prices: Sequence[Mapping[str, Any]]
+    rates: Sequence[Mapping[str, Any]]
+    links: Mapping[tuple[str, str], tuple[float, float]]
+    num_params: int
+    waits: bool
+
+    @property
+    def names(self) -> list[str]:
+        return [region["name"] for region in self.config["regions"]]
+
+    def price(self, place: Mapping[str, Any], **wanted: Any) -> Mapping[str, Any]:
+        found = [
+            record
+            for record in self.prices
+            if (record["cloud"], record["region"]) == (place["cloud"], place["at"])
+            and all(record.get(key, _DEFAULT.get(key)) == value for key, value in wanted.items())
+        ]
+        assert len(found) == 1, (place, wanted, found)
+        return found[0]
+
+    def in_usd(self, record: Mapping[str, Any]) -> float:
+        if record["currency"] == "USD":
+            return float(record["amount"])
+        own = [rate for rate in self.rates if rate["currency"] == record["currency"]]
+        return float(record["amount"] * max(own, key=lambda rate: rate["on"])["usd"])
+
+    def usd_of_hours(self, record: Mapping[str, Any], hours: float) -> float:
+        billed, begin, factor = 0.0, 0.0, 1.0
+        for tier in record.get("age_tiers", []):
+            if hours <= tier["after_h"]:
+                break
+            billed += factor * (tier["after_h"] - begin)
+            begin, factor = tier["after_h"], tier["factor"]
+        return self.in_usd(record) * (billed + factor * (hours - begin))
+
+    def usd_per_gb(self, src: str, dst: str) -> float:
+        here, there = (self.config["plan"]["regions"][name] for name in (src, dst))
+        if here["cloud"] != there["cloud"]:
+            return self.in_usd(self.price(here, item="egress", to="internet"))
+        own = [r for r in self.prices if r.get("to") == there["at"] and r["region"] == here["at"]]
+        record = own[0] if own else self.price(here, item="egress", to="*")
+        return self.in_usd(record) / (324 if record["unit"] == "Mbps-month" else 1)
+
+
+_DEFAULT = {"item": "instance", "market": "on_demand"}
+
+
+@dataclass(frozen=True)
+class Rented:
+    """Machines of a region: how long a step takes, and (record, how many)."""
+
+    step_s: float
+    machines: tuple[tuple[Mapping[str, Any], int], ...]
+
+
+def step_of(rows: int, speeds: Sequence[float]) -> float:
+    """The last machine's seconds if whole rows, one at least on each, are shared out best."""
+    ends_s = sorted({k / speed for speed in speeds for k in range(1, rows + 1)})
+    for end_s in ends_s:
+        done = [math.floor(end_s * speed * (1 + 1e-9)) for speed in speeds]
+        if min(done) >= 1 and sum(done) >= rows:
+            return end_s
+    raise AssertionError("one machine can do all rows")
+
+
+def rented(question: Question, name: str) -> Iterator[Rented]:
+    """Every choice of machines of a region."""
+    plan = question.config["plan"]
+    place = plan["regions"][name]
+    batch = question.config["data"]["batch_size"]
+    all_rows = batch * sum(region.get("workers", 1) for region in question.config["regions"])
+    data = {each: plan["regions"][each]["rows"] for each in question.names}
+    rows = max(1, round(all_rows * data[name] / sum(data.values())))
+    lost = plan["spot"]["preemptions_per_h"] * plan["spot"]["lost_s"] / 3600
+    kinds = []
+    for machine in place["machines"]:
+        for market in machine["markets"]:
+            record = question.price(place, item="instance", type=machine["type"], market=market)
+            speed = machine["rows_per_s"] * (1 - min(0.9, lost if market == "spot" else 0))
+            kinds.append((record, speed, 0 if record.get("stock") == "none" else machine["cap"]))
+    for counts in itertools.product(*(range(cap + 1) for _, _, cap in kinds)):
+        number = sum(counts)
+        if not 1 <= number <= rows:
+            continue
+        speeds = [s for (_, s, _), n in zip(kinds, counts, strict=True) for _ in range(n)]
+        step_s = step_of(rows, speeds) + plan["step_overhead_s"]
+        step_s += plan["lan_s_per_machine"] * number
+        chosen = ((r, n) for (r, _, _), n in zip(kinds, counts, strict=True) if n)
+        yield Rented(step_s, tuple(chosen))
+
+
+def loss_of(question: Question, interval: int, codec: str | None) -> float:
+    loss = LOSS[codec] + (0.0 if question.waits else LOSS_OF_DELAY)
+    for (low, less), (high, more) in itertools.pairwise(LOSS_OF_INTERVAL):
+        if low <= interval <= high:
+            share = math.log(interval / low) / math.log(high / low)
+            return loss + less + share * (more - less)
+    return loss + LOSS_OF_INTERVAL[-1][1] * math.log(interval) / math.log(500)
+
+
+def hosts(question: Question) -> list[str]:
+    rules = question.config["plan"].get("residency", {})
+    allowed = question.names
+    for kind in ("gradients", "checkpoints"):
+        for places in rules.get(kind, {}).values():
+            allowed = [name for name in allowed if name in places]
+    return allowed
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to exchange: seconds by region, and the egress of one."""
+
+    seconds: Mapping[str, float]
+    usd: float
+
+
+def way(question: Question, averager: str, codec: str | None) -> Way:
+    up, down = (question.num_params * bits / 8 for bits in BITS[codec])
+    seconds, usd = {}, 0.0
+    for name in question.names:
+        if name == averager:
+            seconds[name] = 0.0
+            continue
+        there, back = question.links[name, averager], question.links[averager, name]
+        seconds[name] = up * 8e-6 / there[0] + down * 8e-6 / back[0] + there[1]
+        usd += up / 1e9 * question.usd_per_gb(name, averager)
+        usd += down / 1e9 * question.usd_per_gb(averager, name)
+    return Way(seconds, usd)
+
+
+def every_plan(question: Question) -> Iterator[Enumerated]:
+    """All plans that keep the loss budget and the residency; limits are not looked at."""
+    plan, names = question.config["plan"], question.names
+    steps = question.config["train"]["steps"]
+    stands: list[Callable[[float], float]] = []  # dollars for so many hours
+    for name in names:
+        place = plan["regions"][name]
+        if place.get("server"):
+            record = question.price(
+                place, item="instance", type=place["server"], market="on_demand"
+            )
+            stands.append(partial(question.usd_of_hours, record))
+        if place.get("disk"):
+            month = question.in_usd(question.price(place, item="disk", type=place["disk"]))
+            stands.append(partial(operator.mul, month * place["disk_gb"] / 730))
+    ways = []
+    for averager, codec in itertools.product(hosts(question), plan["codecs"]):
+        one, full = way(question, averager, codec), way(question, averager, None)
+        for interval in plan["intervals"]:
+            if loss_of(question, interval, codec) <= plan["loss_budget"]:
+                ways.append((averager, codec, interval, one, full))
+    for chosen in itertools.product(*(list(rented(question, name)) for name in names)):
+        for averager, codec, interval, one, full in ways:
+            if question.waits:
+                rounds = steps // interval
+                trained_s = max(
+                    steps * each.step_s + rounds * one.seconds[name]
+                    for name, each in zip(names, chosen, strict=True)
+                )
+                has_last = steps % interval > 0
+            else:
+                rounds = steps // interval
+                step_s = max(each.step_s for each in chosen)
+                late_s = max(0.0, max(one.seconds.values()) - interval * step_s)
+                trained_s = steps * step_s + rounds * late_s
+                has_last = True
+            seconds = plan["startup_s"] + trained_s
+            usd = rounds * one.usd
+            if has_last:
+                seconds += max(full.seconds.values())
+                usd += full.usd
+            hours = seconds / 3600
+            usd += sum(cost(hours) for cost in stands)
+            for each in chosen:
+                usd += sum(n * question.usd_of_hours(record, hours) for record, n in each.machines)
+            yield Enumerated(seconds, usd, (averager, codec, interval, *chosen))
