@@ -6,6 +6,7 @@ stream has room for them, so a fast stream carries more than a slow one.
 
 from __future__ import annotations
 
+import logging
 import selectors
 import socket
 import threading
@@ -27,6 +28,7 @@ from geo_ray.transport.wire.frames import Frame, FrameKind, FrameLimits
 from geo_ray.transport.wire.handshake import Greeting
 from geo_ray.transport.wire.message import TRANSPORT
 
+_LOGGER = logging.getLogger(__name__)
 _LONGEST_WAIT_S: Final = 0.5
 _ASK_KERNEL_S: Final = 1.0
 _DIALS_AT_ONCE: Final = 16
@@ -89,7 +91,7 @@ class Connection:
         self._redial_at_s = 0.0
         self._wish = 0  # number of streams that the peer asked for
         self._told_wish = 0
-        self._heard_s = self._asked_s = clock.now_s()
+        self._heard_s = self._asked_s = self._turned_s = clock.now_s()
         self._finishing = self._finished = False
         self._selector = selectors.DefaultSelector()
         self._waker, self._woken = socket.socketpair()
@@ -148,6 +150,10 @@ class Connection:
         """Return the seconds since anything was received from the peer."""
         return self._clock.now_s() - self._heard_s
 
+    def stuck_s(self) -> float:
+        """Return the seconds since the loop last turned; it waits for half of one at most."""
+        return self._clock.now_s() - self._turned_s
+
     @property
     def streams(self) -> int:
         """The number of open data streams."""
@@ -168,18 +174,22 @@ class Connection:
 
     def run(self) -> None:
         """Serve the connection until it ends; free all sockets."""
-        self._selector.register(self._woken, selectors.EVENT_READ, None)
         try:
+            self._selector.register(self._woken, selectors.EVENT_READ, None)
             self._open(self._control)
             while self.cause is None:
                 self._turn()
         except (TransportError, OSError) as error:
             self.end(error)
+        except Exception as error:
+            _LOGGER.exception("the loop of the connection to region %s failed", self._peer)
+            self.end(f"an internal error: {type(error).__name__}: {error}")
         finally:
             self.end("an internal error")
             self._close()
 
     def _turn(self) -> None:
+        self._turned_s = self._clock.now_s()
         for key, mask in self._selector.select(self._patience_s()):
             if key.data is None:
                 # In this order: a byte that is sent in between must not be taken out, or the flag

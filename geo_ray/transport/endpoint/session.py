@@ -250,8 +250,27 @@ class Session:
         )  # fmt: skip
 
     def run(self, connection: Connection) -> None:
-        """Serve an adopted connection until it ends, then free its sockets."""
-        connection.run()
+        """Serve an adopted connection until it ends, however it ends, then free its sockets."""
+        try:
+            connection.run()
+        finally:
+            self._ended(connection)
+
+    def give_up_stuck(self, limit_s: float) -> bool:
+        """Give up a connection whose loop has not turned for that long; return whether it did."""
+        with self._changed:
+            connection = self._connection
+            if connection is None or connection.stuck_s() <= limit_s:
+                return False
+            self._connection = None
+            self.inbox.tell_peer(self._incarnation.epoch, is_up=False)
+            self._changed.notify_all()
+        _LOGGER.error("the loop of the connection to region %s stands still", self.peer)
+        connection.end("its loop stands still")
+        self._on_change()
+        return True
+
+    def _ended(self, connection: Connection) -> None:
         with self._changed:
             if self._connection is connection:
                 self._connection = None
