@@ -151,7 +151,7 @@ def test_each_message_is_delivered_once_in_order_and_intact(
             assert heard == said[: len(heard)]
     pair.finish()
     assert pair.heard == pair.said
-    assert pair.outbox.size_bytes == pair.outbox.in_flight_bytes == 0
+    assert pair.outbox.size_bytes == pair.outbox.in_flight_bytes() == 0
 
 
 @settings(max_examples=100, deadline=None)

@@ -19,14 +19,14 @@ from geo_ray.clock import Clock
 from geo_ray.errors import FrameError, LinkDownError, TransportError
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.endpoint.chunk_receiver import ACK_META_BYTES, ChunkReceiver
-from geo_ray.transport.endpoint.chunk_sender import ALL_LANES, DATA_LANES, ChunkSender
+from geo_ray.transport.endpoint.chunk_sender import ChunkSender
 from geo_ray.transport.endpoint.heartbeat import Heartbeat
 from geo_ray.transport.endpoint.session_side import SessionSide
 from geo_ray.transport.endpoint.stream import Stream
 from geo_ray.transport.wire.fields import count
 from geo_ray.transport.wire.frames import Frame, FrameKind, FrameLimits
 from geo_ray.transport.wire.handshake import Greeting
-from geo_ray.transport.wire.message import TRANSPORT
+from geo_ray.transport.wire.message import ALL_LANES, DATA_LANES, TRANSPORT
 
 _LOGGER = logging.getLogger(__name__)
 _LONGEST_WAIT_S: Final = 0.5
@@ -219,7 +219,7 @@ class Connection:
     def _patience_s(self) -> float:
         now_s, flow = self._clock.now_s(), self._session.flow
         until_s = min(now_s + _LONGEST_WAIT_S, self.heartbeat.due_s(flow.ping_every_s()))
-        if self._session.in_flight_bytes():
+        if self._session.in_flight_bytes(ALL_LANES):
             until_s = min(until_s, now_s + self._chunk_sender.late_s / 2)
         wait_s = max(0.0, until_s - now_s)
         has_chunk = self._session.has_chunk(ALL_LANES)
@@ -240,7 +240,7 @@ class Connection:
             self._finished = True
             for stream in streams:
                 stream.finish_sending()
-        in_flight_bytes, flow = self._session.in_flight_bytes(), self._session.flow
+        in_flight_bytes, flow = self._session.in_flight_bytes(ALL_LANES), self._session.flow
         has_chunk = self._session.has_chunk(DATA_LANES)
         flow.look(
             now_s,

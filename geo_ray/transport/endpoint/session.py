@@ -366,9 +366,9 @@ class Session:
             if self._has(link_id):
                 self._outbox.give_back(chunks)
 
-    def in_flight_bytes(self) -> int:
-        """Return the number of bytes sent and not acknowledged."""
-        return self._outbox.in_flight_bytes
+    def in_flight_bytes(self, lanes: range) -> int:
+        """See `Outbox.in_flight_bytes`."""
+        return self._outbox.in_flight_bytes(lanes)
 
     def place(
         self, epoch: int, piece: Piece, size_bytes: int, divert: Callable[[], None]
