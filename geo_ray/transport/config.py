@@ -86,6 +86,12 @@ class TransportConfig(StrictModel):
         description="Of one lane's messages that were begun and not delivered: what the receiver "
         "holds; a single larger message passes.",
     )
+    max_held_bytes: int | None = Field(
+        default=None,
+        gt=0,
+        description="Messages of all peers that a receiver holds before their handlers are called; "
+        "null: three quarters of its memory.",
+    )
     chunk_bytes: int = Field(
         default=64 * 1024, ge=4096, description="Messages are cut into chunks of at most that."
     )

@@ -33,6 +33,7 @@ _LONGEST_WAIT_S: Final = 0.5
 _ASK_KERNEL_S: Final = 1.0
 _DIALS_AT_ONCE: Final = 16
 _REDIAL_S: Final = 1.0
+_LARGEST_CHUNK_BYTES: Final = 1024**2  # taken from peers whose `chunk_bytes` is larger
 
 Counts = list[dict[str, int]]
 
@@ -281,7 +282,9 @@ class Connection:
     def _open(self, stream: Stream) -> None:
         config = self._config
         meta_bytes = max(config.max_meta_bytes, ACK_META_BYTES)
-        limits = FrameLimits(meta_bytes, config.max_payload_bytes, not stream.is_tls)
+        # A second copy of a chunk gets a buffer of its own, so a chunk must not be a whole message.
+        chunk_bytes = max(config.chunk_bytes, _LARGEST_CHUNK_BYTES)
+        limits = FrameLimits(meta_bytes, chunk_bytes, not stream.is_tls)
         stream.open(limits, partial(self._chunk_receiver.place, stream))
         self._selector.register(stream.sock, selectors.EVENT_READ, stream)
 

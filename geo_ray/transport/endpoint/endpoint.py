@@ -23,6 +23,7 @@ from geo_ray.transport.emulation.link_model import LinkModel
 from geo_ray.transport.emulation.shaper import Shaper
 from geo_ray.transport.endpoint.connector import Connector
 from geo_ray.transport.endpoint.dialer import Dialer
+from geo_ray.transport.endpoint.held_bytes import HeldBytes
 from geo_ray.transport.endpoint.inbox import Callbacks
 from geo_ray.transport.endpoint.session import Session
 from geo_ray.transport.security.encryption import Encryption
@@ -96,6 +97,7 @@ class Endpoint:
         self._closing = False
         self._closed = False
         self._is_watched = False
+        self._held = HeldBytes(self._config.max_held_bytes)
         self._workers = Workers()
         self._dialer = Dialer(
             self._connector, self._config, self._clock, self._workers, self._session, self._address
@@ -295,6 +297,7 @@ class Endpoint:
                     self._callbacks,
                     self._notify,
                     is_shaped=peer in self._shapers,
+                    held=self._held,
                 )
                 self._workers.start(f"wan-deliver-{peer}", session.inbox.run)
                 self._sessions[peer] = session  # not before: who cannot deliver must not accept

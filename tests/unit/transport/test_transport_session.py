@@ -20,6 +20,7 @@ from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.endpoint.chunk_receiver import ACK_META_BYTES, ChunkReceiver
 from geo_ray.transport.endpoint.connection import Connection
 from geo_ray.transport.endpoint.heartbeat import Heartbeat
+from geo_ray.transport.endpoint.held_bytes import HeldBytes
 from geo_ray.transport.endpoint.inbox import Callbacks
 from geo_ray.transport.endpoint.outbox import Outbox
 from geo_ray.transport.endpoint.session import Session
@@ -44,7 +45,13 @@ class Bench:
         identity = EndpointIdentity("run", "us", 1, KEY)
         self.config = TransportConfig()
         self.session = Session(
-            identity, "eu", self.config, callbacks, lambda: None, is_shaped=False
+            identity,
+            "eu",
+            self.config,
+            callbacks,
+            lambda: None,
+            is_shaped=False,
+            held=HeldBytes(),
         )
 
     def stream(self, epoch: int = 1) -> tuple[Stream, socket.socket]:
