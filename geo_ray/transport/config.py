@@ -64,11 +64,13 @@ class TransportConfig(StrictModel):
     handshake_timeout_s: float = Field(
         default=10.0, gt=0, description="A connection that is not authenticated by then is closed."
     )
-    connect_timeout_s: float = Field(default=10.0, gt=0, description="For one TCP connect.")
+    connect_timeout_s: float = Field(
+        default=10.0, gt=0, description="For a TCP connect, which is tried anew every second."
+    )
     reconnect_min_s: float = Field(
         default=0.05, gt=0, description="First pause between attempts to connect; then it doubles."
     )
-    reconnect_max_s: float = Field(default=5.0, gt=0, description="Longest such pause.")
+    reconnect_max_s: float = Field(default=1.0, gt=0, description="Longest such pause.")
     send_deadline_s: float = Field(
         default=120.0, gt=0, description="How long a sender waits for room in the outbox."
     )
