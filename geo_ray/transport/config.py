@@ -113,7 +113,8 @@ class TransportConfig(StrictModel):
     tls: TlsMode = Field(
         default="auto",
         description="Mutual TLS 1.3: auto wants it unless the peer's address is loopback; "
-        "required always; off never, for regions that are joined by a private network.",
+        "required always, which tunnels with a loopback end need; off never, for regions that are "
+        "joined by a private network.",
     )
     certs: str | None = Field(
         default=None,
