@@ -31,6 +31,9 @@ class LanConfig(StrictModel):
     handshake_timeout_s: float = Field(
         default=10.0, gt=0, description="A connection that is not authenticated by then is closed."
     )
+    max_handshakes: int = Field(
+        default=32, gt=0, description="Connections that may be authenticating at the same time."
+    )
     silence_timeout_s: float = Field(
         default=30.0, gt=0, description="Bytes unacknowledged for that long end a connection."
     )
