@@ -6,7 +6,6 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
-from functools import partial
 from types import TracebackType
 from typing import TypeAlias
 
