@@ -70,7 +70,7 @@ class Dgt(StrictModel):
 
     kind: Literal["dgt"] = "dgt"
     block_bytes: int = Field(
-        1280, ge=4, multiple_of=4, description="block size, in bytes of fp32 elements"
+        1152, ge=4, multiple_of=4, description="block size, in bytes of fp32 elements"
     )
     share: float = Field(0.5, gt=0, le=1, description="share of blocks that travel reliably")
     adaptive: bool = Field(False, description="let the share follow the training loss down")

@@ -31,6 +31,9 @@ class LanConfig(StrictModel):
     handshake_timeout_s: float = Field(
         default=10.0, gt=0, description="A connection that is not authenticated by then is closed."
     )
+    max_handshakes: int = Field(
+        default=32, gt=0, description="Connections that may be authenticating at the same time."
+    )
     silence_timeout_s: float = Field(
         default=30.0, gt=0, description="Bytes unacknowledged for that long end a connection."
     )
@@ -64,11 +67,13 @@ class TransportConfig(StrictModel):
     handshake_timeout_s: float = Field(
         default=10.0, gt=0, description="A connection that is not authenticated by then is closed."
     )
-    connect_timeout_s: float = Field(default=10.0, gt=0, description="For one TCP connect.")
+    connect_timeout_s: float = Field(
+        default=10.0, gt=0, description="For a TCP connect, which is tried anew every second."
+    )
     reconnect_min_s: float = Field(
         default=0.05, gt=0, description="First pause between attempts to connect; then it doubles."
     )
-    reconnect_max_s: float = Field(default=5.0, gt=0, description="Longest such pause.")
+    reconnect_max_s: float = Field(default=1.0, gt=0, description="Longest such pause.")
     send_deadline_s: float = Field(
         default=120.0, gt=0, description="How long a sender waits for room in the outbox."
     )
@@ -85,6 +90,12 @@ class TransportConfig(StrictModel):
         gt=0,
         description="Of one lane's messages that were begun and not delivered: what the receiver "
         "holds; a single larger message passes.",
+    )
+    max_held_bytes: int | None = Field(
+        default=None,
+        gt=0,
+        description="Messages of all peers that a receiver holds before their handlers are called; "
+        "null: three quarters of its memory.",
     )
     chunk_bytes: int = Field(
         default=64 * 1024, ge=4096, description="Messages are cut into chunks of at most that."
@@ -105,7 +116,8 @@ class TransportConfig(StrictModel):
     tls: TlsMode = Field(
         default="auto",
         description="Mutual TLS 1.3: auto wants it unless the peer's address is loopback; "
-        "required always; off never, for regions that are joined by a private network.",
+        "required always, which tunnels with a loopback end need; off never, for regions that are "
+        "joined by a private network.",
     )
     certs: str | None = Field(
         default=None,

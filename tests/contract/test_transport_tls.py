@@ -286,7 +286,8 @@ def test_close_interrupts_tls_handshakes(certs: dict[str, TlsBytes]) -> None:
             connection, _ = silent.accept()
             assert connection.recv(5)  # the dialer waits for an answer to its hello by now
             hello = socket.create_connection(us.endpoint.listen())
-            hello.sendall(b"\x16\x03\x01\x00\xff")  # the beginning of a TLS record
+            record, rest_comes_later = b"\x16\x03\x01\x00\xff", b"\x01\x00\x04\x00"
+            hello.sendall(record + rest_comes_later + bytes(251))
             until(lambda: any("wan-receive" in each.name for each in threading.enumerate()))
         connection.close()
         hello.close()

@@ -29,7 +29,10 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from geo_ray.errors import FrameError
 
-MAX_DATAGRAM_BYTES: Final = 1400  # passes every usual path in one piece, tunnels included
+MAX_DATAGRAM_BYTES: Final = 1400  # passes every usual path in one piece
+TUNNEL_DATAGRAM_BYTES: Final = 1232
+"""What every path passes in one piece: IPv6 promises 1,280 bytes, of which 48 are headers."""
+
 SESSION_BYTES: Final = 8
 KEY_BYTES: Final = 32
 REPLAY_WINDOW: Final = 8192
@@ -39,7 +42,7 @@ _HEAD: Final = struct.Struct(f">B{SESSION_BYTES}sQ")
 _BODY: Final = struct.Struct(">QIQIBH")
 _TAG_BYTES: Final = 16
 _ID: Final = struct.Struct(">I")
-_ROOM: Final = MAX_DATAGRAM_BYTES - _HEAD.size - _TAG_BYTES - _BODY.size
+_OVERHEAD_BYTES: Final = _HEAD.size + _TAG_BYTES + _BODY.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +110,14 @@ class BlockGroup:
 
 
 def blocks_per_datagram(block_bytes: int) -> int:
-    """Return how many blocks one datagram holds; 0 if a block is too large."""
-    return min(255, _ROOM // (block_bytes + _ID.size))
+    """Return how many blocks one datagram holds; 0 if a block is too large.
+
+    A datagram with several blocks passes every tunnel; a single large block may need more.
+    """
+    each_bytes = block_bytes + _ID.size
+    together = (TUNNEL_DATAGRAM_BYTES - _OVERHEAD_BYTES) // each_bytes
+    is_single = each_bytes <= MAX_DATAGRAM_BYTES - _OVERHEAD_BYTES
+    return min(255, max(together, int(is_single)))
 
 
 class Sealer:

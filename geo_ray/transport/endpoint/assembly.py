@@ -1,5 +1,8 @@
 """Puts chunks together to messages, whatever stream and order they come in: pure bookkeeping.
 
+A message is held from its first chunk until its handler is called, and may be no more than an
+honest sender has under way: a sender that ignores the rules is refused before it costs memory.
+
 A payload is received straight into its place in the message's buffer. A second copy of a chunk,
 sent because the first was late, goes to a buffer of its own and counts if it is complete first.
 """
@@ -12,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from geo_ray.errors import FrameError
+from geo_ray.transport.endpoint.held_bytes import HeldBytes
 from geo_ray.transport.wire.message import LANES, Message, Piece
 
 Divert = Callable[[], None]
@@ -29,7 +33,9 @@ class _Partial:
 
 @dataclass(slots=True)
 class _Lane:
-    complete: int = 0  # number up to which all messages were delivered
+    complete: int = 0  # number up to which all messages are complete
+    delivered: int = 0  # number up to which handlers were called
+    held_bytes: int = 0  # payloads of messages that were begun and not delivered
     partial: dict[int, _Partial] = field(default_factory=dict)
     waiting: dict[int, Message] = field(default_factory=dict)  # complete, after a gap
 
@@ -39,14 +45,20 @@ class Assembly:
 
     Args:
         max_ahead: how many messages of a lane may be begun beyond the last one delivered.
+        max_ahead_bytes: their payloads, per lane; a single larger message passes.
         max_payload_bytes: largest payload of one message.
+        held: what all peers together hold.
 
     Attributes:
         duplicates: count of chunks that had arrived before.
     """
 
-    def __init__(self, max_ahead: int, max_payload_bytes: int) -> None:
+    def __init__(
+        self, max_ahead: int, max_ahead_bytes: int, max_payload_bytes: int, held: HeldBytes
+    ) -> None:
         self._max_ahead = max_ahead
+        self._max_ahead_bytes = max_ahead_bytes
+        self._held = held
         self._max_payload_bytes = max_payload_bytes
         self._lanes = [_Lane() for _ in range(LANES)]
         self.duplicates = 0
@@ -107,8 +119,16 @@ class Assembly:
             return True, []
         return True, self._finish(piece, partial)
 
+    def delivered(self, lane_number: int, size_bytes: int) -> None:
+        """Note that the handler of a lane's next message is called: it is held no longer here."""
+        lane = self._lanes[lane_number]
+        lane.delivered += 1
+        lane.held_bytes -= size_bytes
+        self._held.give_back(size_bytes)
+
     def restart(self) -> None:
         """Forget everything, because the peer restarted."""
+        self._held.give_back(sum(lane.held_bytes for lane in self._lanes))
         self._lanes = [_Lane() for _ in range(LANES)]
 
     def _partial(self, piece: Piece, size_bytes: int) -> _Partial | None:
@@ -125,19 +145,29 @@ class Assembly:
         lane = self._lanes[piece.lane]
         if piece.number <= lane.complete or piece.number in lane.waiting:
             return None
-        if piece.number > lane.complete + self._max_ahead:
+        if piece.number > lane.delivered + self._max_ahead:
             raise FrameError(
-                f"message {piece.number} of lane {piece.lane} follows {lane.complete}; at most "
+                f"message {piece.number} of lane {piece.lane} follows {lane.delivered}; at most "
                 f"{self._max_ahead} may be under way"
             )
         partial = lane.partial.get(piece.number)
         if partial is None:
-            # Not zeroed: memory is only taken as it is filled.
-            buffer = np.empty(piece.size_bytes, np.uint8).data
-            partial = lane.partial[piece.number] = _Partial(buffer)
+            partial = lane.partial[piece.number] = self._begin(piece, lane)
         if partial.buffer.nbytes != piece.size_bytes:
             raise FrameError(f"two chunks disagree on the length of message {piece.number}")
         return partial
+
+    def _begin(self, piece: Piece, lane: _Lane) -> _Partial:
+        held_bytes = lane.held_bytes + piece.size_bytes
+        if lane.held_bytes and held_bytes > self._max_ahead_bytes:
+            raise FrameError(
+                f"the peer has {held_bytes} bytes under way in lane {piece.lane}; limit "
+                f"{self._max_ahead_bytes} (max_ahead_bytes, the same in every region)"
+            )
+        self._held.take(piece.size_bytes)
+        lane.held_bytes = held_bytes
+        # Not zeroed: memory is only taken as it is filled.
+        return _Partial(np.empty(piece.size_bytes, np.uint8).data)
 
     def _finish(self, piece: Piece, partial: _Partial) -> list[Message]:
         end = 0

@@ -10,12 +10,9 @@ from geo_ray.transport.endpoint.outbox import Chunk
 from geo_ray.transport.endpoint.session_side import SessionSide
 from geo_ray.transport.endpoint.stream import Stream
 from geo_ray.transport.wire.fields import counts
-from geo_ray.transport.wire.message import BACKGROUND, CONTROL, DATA, RESEND
+from geo_ray.transport.wire.message import ALL_LANES, CONTROL_LANE, DATA_LANES, RESEND
 from geo_ray.transport.wire.meta import Meta
 
-ALL_LANES: Final = range(CONTROL, BACKGROUND + 1)
-DATA_LANES: Final = range(DATA, BACKGROUND + 1)
-_CONTROL_LANE: Final = range(CONTROL, DATA)
 _TIMES_SENT: Final = 3
 _LATE_FACTOR: Final = 2.5
 _LATE_MIN_S: Final = 0.05
@@ -44,6 +41,9 @@ class ChunkSender:
     def run(self, control: Stream, streams: Sequence[Stream], now_s: float) -> None:
         """Hand out chunks as long as there are chunks, room and window.
 
+        The window is the link's, whatever the streams. Control messages do not wait for data, but
+        for a window's worth of their own: at most two windows are under way.
+
         Args:
             control: stream for control messages; it takes all chunks while there is no data stream.
             streams: data streams that take chunks.
@@ -51,13 +51,19 @@ class ChunkSender:
         """
         session, flow = self._session, self._session.flow
         size_bytes = flow.chunk_bytes(len(streams))
-        lanes = _CONTROL_LANE if streams else ALL_LANES
-        while control.has_room() and (chunk := self._next(lanes, size_bytes, now_s)) is not None:
+        while control.has_room():
+            chunk = None
+            if flow.may_send(session.in_flight_bytes(CONTROL_LANE)):
+                chunk = self._next(CONTROL_LANE, size_bytes, now_s)
+            if chunk is None and not streams and flow.may_send(session.in_flight_bytes(ALL_LANES)):
+                chunk = self._next(DATA_LANES, size_bytes, now_s)
+            if chunk is None:
+                break
             self._hand(control, chunk, now_s)
         ready = [stream for stream in streams if stream.has_room()]
         while ready:
             for stream in list(ready):
-                if not flow.may_send(session.in_flight_bytes()):
+                if not flow.may_send(session.in_flight_bytes(ALL_LANES)):
                     return
                 chunk = self._next(DATA_LANES, size_bytes, now_s)
                 if chunk is None:
@@ -78,7 +84,7 @@ class ChunkSender:
         if len(flat) % 3:
             raise FrameError("an acknowledgement is cut short")
         keys = list(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
-        before_bytes = self._session.in_flight_bytes()
+        before_bytes = self._session.in_flight_bytes(ALL_LANES)
         acked = self._session.acknowledged(self._link_id, keys, delivered)
         for stream in streams:
             for key in keys:

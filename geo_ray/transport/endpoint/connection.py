@@ -6,6 +6,7 @@ stream has room for them, so a fast stream carries more than a slow one.
 
 from __future__ import annotations
 
+import logging
 import selectors
 import socket
 import threading
@@ -18,19 +19,21 @@ from geo_ray.clock import Clock
 from geo_ray.errors import FrameError, LinkDownError, TransportError
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.endpoint.chunk_receiver import ACK_META_BYTES, ChunkReceiver
-from geo_ray.transport.endpoint.chunk_sender import ALL_LANES, DATA_LANES, ChunkSender
+from geo_ray.transport.endpoint.chunk_sender import ChunkSender
 from geo_ray.transport.endpoint.heartbeat import Heartbeat
 from geo_ray.transport.endpoint.session_side import SessionSide
 from geo_ray.transport.endpoint.stream import Stream
 from geo_ray.transport.wire.fields import count
 from geo_ray.transport.wire.frames import Frame, FrameKind, FrameLimits
 from geo_ray.transport.wire.handshake import Greeting
-from geo_ray.transport.wire.message import TRANSPORT
+from geo_ray.transport.wire.message import ALL_LANES, DATA_LANES, TRANSPORT
 
+_LOGGER = logging.getLogger(__name__)
 _LONGEST_WAIT_S: Final = 0.5
 _ASK_KERNEL_S: Final = 1.0
 _DIALS_AT_ONCE: Final = 16
 _REDIAL_S: Final = 1.0
+_LARGEST_CHUNK_BYTES: Final = 1024**2  # taken from peers whose `chunk_bytes` is larger
 
 Counts = list[dict[str, int]]
 
@@ -89,7 +92,7 @@ class Connection:
         self._redial_at_s = 0.0
         self._wish = 0  # number of streams that the peer asked for
         self._told_wish = 0
-        self._heard_s = self._asked_s = clock.now_s()
+        self._heard_s = self._asked_s = self._turned_s = clock.now_s()
         self._finishing = self._finished = False
         self._selector = selectors.DefaultSelector()
         self._waker, self._woken = socket.socketpair()
@@ -148,6 +151,10 @@ class Connection:
         """Return the seconds since anything was received from the peer."""
         return self._clock.now_s() - self._heard_s
 
+    def stuck_s(self) -> float:
+        """Return the seconds since the loop last turned; it waits for half of one at most."""
+        return self._clock.now_s() - self._turned_s
+
     @property
     def streams(self) -> int:
         """The number of open data streams."""
@@ -168,18 +175,22 @@ class Connection:
 
     def run(self) -> None:
         """Serve the connection until it ends; free all sockets."""
-        self._selector.register(self._woken, selectors.EVENT_READ, None)
         try:
+            self._selector.register(self._woken, selectors.EVENT_READ, None)
             self._open(self._control)
             while self.cause is None:
                 self._turn()
         except (TransportError, OSError) as error:
             self.end(error)
+        except Exception as error:
+            _LOGGER.exception("the loop of the connection to region %s failed", self._peer)
+            self.end(f"an internal error: {type(error).__name__}: {error}")
         finally:
             self.end("an internal error")
             self._close()
 
     def _turn(self) -> None:
+        self._turned_s = self._clock.now_s()
         for key, mask in self._selector.select(self._patience_s()):
             if key.data is None:
                 # In this order: a byte that is sent in between must not be taken out, or the flag
@@ -209,7 +220,7 @@ class Connection:
     def _patience_s(self) -> float:
         now_s, flow = self._clock.now_s(), self._session.flow
         until_s = min(now_s + _LONGEST_WAIT_S, self.heartbeat.due_s(flow.ping_every_s()))
-        if self._session.in_flight_bytes():
+        if self._session.in_flight_bytes(ALL_LANES):
             until_s = min(until_s, now_s + self._chunk_sender.late_s / 2)
         wait_s = max(0.0, until_s - now_s)
         has_chunk = self._session.has_chunk(ALL_LANES)
@@ -230,7 +241,7 @@ class Connection:
             self._finished = True
             for stream in streams:
                 stream.finish_sending()
-        in_flight_bytes, flow = self._session.in_flight_bytes(), self._session.flow
+        in_flight_bytes, flow = self._session.in_flight_bytes(ALL_LANES), self._session.flow
         has_chunk = self._session.has_chunk(DATA_LANES)
         flow.look(
             now_s,
@@ -271,7 +282,9 @@ class Connection:
     def _open(self, stream: Stream) -> None:
         config = self._config
         meta_bytes = max(config.max_meta_bytes, ACK_META_BYTES)
-        limits = FrameLimits(meta_bytes, config.max_payload_bytes, not stream.is_tls)
+        # A second copy of a chunk gets a buffer of its own, so a chunk must not be a whole message.
+        chunk_bytes = max(config.chunk_bytes, _LARGEST_CHUNK_BYTES)
+        limits = FrameLimits(meta_bytes, chunk_bytes, not stream.is_tls)
         stream.open(limits, partial(self._chunk_receiver.place, stream))
         self._selector.register(stream.sock, selectors.EVENT_READ, stream)
 

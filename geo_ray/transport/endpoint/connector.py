@@ -146,18 +146,17 @@ class Connector:
 
     def _connect(self, address: Address) -> socket.socket:
         """Connect to the first of a name's addresses that answers."""
-        last: OSError = ConnectionRefusedError(f"{address[0]} has no address")
-        for info in sockets.resolve(address):
-            sock = sockets.new_socket(info, self._config.socket_buffer_bytes)
-            try:
-                with self._interruptible(sock):
-                    sockets.connect(sock, info.address, self._config.connect_timeout_s)
-                    self._tune(sock)
-                    sock.settimeout(self._config.handshake_timeout_s)
-                    return sock
-            except OSError as error:
-                last = error
-        raise last
+        config = self._config
+        sock = sockets.connect_first(
+            sockets.resolve(address),
+            config.socket_buffer_bytes,
+            config.connect_timeout_s,
+            self._closed.is_set,
+        )
+        with self._interruptible(sock):
+            self._tune(sock)
+            sock.settimeout(config.handshake_timeout_s)
+        return sock
 
     @contextlib.contextmanager
     def _interruptible(self, sock: socket.socket) -> Iterator[None]:

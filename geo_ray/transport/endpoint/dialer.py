@@ -1,4 +1,4 @@
-"""The threads that dial and accept connections."""
+"""The threads that dial and accept connections, and the one that watches over them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 import random
 import socket
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -18,18 +17,22 @@ from geo_ray.transport.endpoint.connection import Connection
 from geo_ray.transport.endpoint.connector import Connector
 from geo_ray.transport.endpoint.session import Session
 from geo_ray.transport.endpoint.stream import Stream
+from geo_ray.transport.wire.accept_pool import AcceptPool
 from geo_ray.transport.wire.fields import text
 from geo_ray.transport.wire.sockets import Address
 from geo_ray.util.rate_limited_log import RateLimitedLog
 from geo_ray.util.threads import Workers
 
 _LOGGER = logging.getLogger(__name__)
-_RETRY_S: Final = 0.05
+_STUCK_MIN_S: Final = 2.0  # a busy machine may keep a thread waiting
 _FAILURES_TO_LOG: Final = 3  # at the end of a run, other regions may close earlier or later
 
 
 class Dialer:
-    """Dials and accepts for an endpoint.
+    """Dials and accepts for an endpoint, and keeps its sessions going.
+
+    Every thread that dials or runs a connection can fail, for want of memory or threads or by a
+    fault of this program. `watch` finds out by what is there, not by what was reported.
 
     Args:
         connector: makes streams of sockets.
@@ -57,32 +60,87 @@ class Dialer:
         self._session = session
         self._address = address
         self._quiet = RateLimitedLog(_LOGGER)
-        self._handshakes = threading.BoundedSemaphore(config.max_handshakes)
-        self._closed = False
+        self._closed = threading.Event()
+        self._lock = threading.Lock()  # guards the keepers
+        self._keepers: dict[
+            str, object | None
+        ] = {}  # by region that is dialed, the present thread's own
+        self._pools: list[AcceptPool] = []
 
     def close(self) -> None:
-        """Accept nothing more; the caller closes the listener next."""
-        self._closed = True
+        """Accept nothing more, and stop to watch."""
+        self._closed.set()
+        for pool in self._pools:
+            pool.close()
+
+    # ------------------------------------------------------------------ watching
+
+    def watch(self, sessions: Callable[[], list[Session]]) -> None:
+        """Prove until closed that every session makes progress; runs in a thread of its own.
+
+        A connection whose loop stands still is given up, and a region whose thread has ended or
+        stands still is dialed by another thread.
+        """
+        every_s = self._config.heartbeat_s
+        looked_s = self._clock.now_s()
+        while not self._closed.wait(every_s):
+            waited_s, looked_s = self._clock.now_s() - looked_s, self._clock.now_s()
+            if waited_s > every_s + _STUCK_MIN_S / 2:
+                continue  # the whole process stood still
+            for session in sessions():
+                try:
+                    self._check(session)
+                except Exception as error:  # no thread to be had now
+                    self._quiet.warning(f"watch {session.peer}", f"region {session.peer}: {error}")
+
+    def _check(self, session: Session) -> None:
+        limit_s = self._config.peer_timeout_s + 2 * self._config.heartbeat_s
+        was_stuck = session.give_up_stuck(max(_STUCK_MIN_S, limit_s))
+        with self._lock:
+            is_dialed = session.peer in self._keepers
+            if is_dialed and (was_stuck or self._keepers[session.peer] is None):
+                self._start_keeper(session)
+
+    def _start_keeper(self, session: Session) -> None:
+        keeper = self._keepers[session.peer] = object()
+        work = partial(self._keep_connected, session, keeper)
+        try:
+            self._workers.start(f"wan-{session.peer}", work)
+        except BaseException:
+            self._keepers[session.peer] = None  # `watch` tries again
+            raise
 
     # ------------------------------------------------------------------ dialing
 
-    def keep_connected(self, session: Session) -> None:
-        """Dial a session's region whenever it is disconnected; ends with the session."""
-        config = self._config
-        failures = 0
-        while session.wait_disconnected():
+    def keep(self, session: Session) -> None:
+        """Dial a session's region whenever it is disconnected, until the session is closed."""
+        with self._lock:
+            self._start_keeper(session)
+
+    def _keep_connected(self, session: Session, keeper: object) -> None:
+        try:
+            self._dial_again_and_again(session, keeper)
+        finally:
+            with self._lock:
+                if self._keepers[session.peer] is keeper:
+                    self._keepers[session.peer] = None
+
+    def _dial_again_and_again(self, session: Session, keeper: object) -> None:
+        config, failures = self._config, 0
+        while session.wait_disconnected() and self._keepers[session.peer] is keeper:
+            begun_s = self._clock.now_s()
             try:
                 control = self._connector.dial(session, self._address(session.peer), 0, "")
-                connection = self._adopt(session, control, dialed=True)
-            except (TransportError, OSError) as error:
+                session.run(self._adopt(session, control, dialed=True))
+            except Exception as error:
                 failures += 1
                 session.note_error(error)
                 if failures >= _FAILURES_TO_LOG:
                     message = f"cannot connect to region {session.peer}: {error}"
                     self._quiet.warning(f"{session.peer} {type(error).__name__}", message)
-            else:
-                failures = 0
-                session.run(connection)
+            else:  # one that ends at once, again and again, must not keep the machine busy
+                lasted_s = self._clock.now_s() - begun_s
+                failures = 0 if lasted_s > config.reconnect_max_s else failures + 1
             longest_s = min(
                 config.reconnect_max_s, config.reconnect_min_s * 2.0 ** min(failures, 30)
             )
@@ -100,14 +158,17 @@ class Dialer:
         )
         try:
             session.adopt(connection)
-        except TransportError:
+        except BaseException:
             connection.discard()
             raise
         return connection
 
     def _start_dial(self, session: Session, connection: Connection, number: int) -> None:
         work = partial(self._dial_stream, session, connection, number)
-        self._workers.start(f"wan-dial-{session.peer}", work)
+        try:
+            self._workers.start(f"wan-dial-{session.peer}", work)
+        except RuntimeError as error:  # no thread to be had now
+            connection.dial_ended(error)
 
     def _dial_stream(self, session: Session, connection: Connection, number: int) -> None:
         failure: Exception | None = None
@@ -115,36 +176,32 @@ class Dialer:
         try:
             address = self._address(session.peer)
             _attach(connection, self._connector.dial(session, address, number, link_id))
-        except (TransportError, OSError) as error:
+        except Exception as error:
             failure = error
         connection.dial_ended(failure)
 
     # ------------------------------------------------------------------ accepting
 
     def accept(self, listener: socket.socket) -> None:
-        """Accept connections until closed; runs in a thread of its own."""
-        while True:
-            try:
-                sock, source = listener.accept()
-            except OSError:
-                if self._closed:
-                    return
-                time.sleep(_RETRY_S)  # out of file descriptors, most likely
-                continue
-            if self._handshakes.acquire(blocking=False):
-                self._workers.start("wan-receive", partial(self._receive, sock, source[0]))
-            else:
-                sock.close()
-                self._quiet.warning("full", f"too many connections, one of {source[0]} closed")
+        """Accept connections until closed, in a thread of its own that is started here."""
+        pool = AcceptPool(
+            listener,
+            self._receive,
+            self._workers,
+            name="wan-receive",
+            most=self._config.max_handshakes,
+            timeout_s=self._config.handshake_timeout_s,
+        )
+        self._pools.append(pool)
+        self._workers.start("wan-accept", pool.run)
 
-    def _receive(self, sock: socket.socket, source: str) -> None:
+    def _receive(self, sock: socket.socket, source: str, admitted: Callable[[], None]) -> None:
         try:
             welcomed = self._welcome(self._connector.receive(sock))
         except (TransportError, OSError) as error:
             self._quiet.warning(type(error).__name__, f"refused {source}: {error}")
             return
-        finally:
-            self._handshakes.release()
+        admitted()
         if welcomed is not None:
             session, connection = welcomed
             session.run(connection)
@@ -156,7 +213,7 @@ class Dialer:
             if not stream.number:
                 return session, self._adopt(session, stream, dialed=False)
             connection = session.connection_of(stream.greeting.hello)
-        except TransportError:
+        except BaseException:
             stream.close()
             raise
         _attach(connection, stream)
@@ -166,6 +223,6 @@ class Dialer:
 def _attach(connection: Connection, stream: Stream) -> None:
     try:
         connection.attach(stream)
-    except TransportError:
+    except BaseException:
         stream.close()
         raise

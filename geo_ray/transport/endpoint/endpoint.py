@@ -23,6 +23,7 @@ from geo_ray.transport.emulation.link_model import LinkModel
 from geo_ray.transport.emulation.shaper import Shaper
 from geo_ray.transport.endpoint.connector import Connector
 from geo_ray.transport.endpoint.dialer import Dialer
+from geo_ray.transport.endpoint.held_bytes import HeldBytes
 from geo_ray.transport.endpoint.inbox import Callbacks
 from geo_ray.transport.endpoint.session import Session
 from geo_ray.transport.security.encryption import Encryption
@@ -95,6 +96,8 @@ class Endpoint:
         self._listener: socket.socket | None = None
         self._closing = False
         self._closed = False
+        self._is_watched = False
+        self._held = HeldBytes(self._config.max_held_bytes)
         self._workers = Workers()
         self._dialer = Dialer(
             self._connector, self._config, self._clock, self._workers, self._session, self._address
@@ -119,8 +122,12 @@ class Endpoint:
             if self._listener is not None:
                 raise TransportError("the endpoint listens already", fix="Use `advertised`.")
             listener = sockets.listen(host, port, self._config.socket_buffer_bytes)
+            try:
+                self._dialer.accept(listener)
+            except BaseException:
+                listener.close()
+                raise
             self._listener = listener
-            self._workers.start("wan-accept", lambda: self._dialer.accept(listener))
         return sockets.address_of(listener)
 
     @property
@@ -157,7 +164,7 @@ class Endpoint:
             is_new = peer not in self._addresses
             self._addresses[peer] = address
             if is_new and not self._closed:
-                self._workers.start(f"wan-{peer}", lambda: self._dialer.keep_connected(session))
+                self._dialer.keep(session)
 
     def wait_connected(self, peers: Iterable[str], timeout_s: float) -> None:
         """Wait until all of ``peers`` are connected.
@@ -243,8 +250,6 @@ class Endpoint:
             self._changed.notify_all()
         self._dialer.close()
         self._connector.close()
-        if self._listener is not None:
-            sockets.hang_up(self._listener)
         for session in sessions:
             session.finish()
         deadline_s = time.monotonic() + min(drain_s, _GOODBYE_S)
@@ -273,20 +278,29 @@ class Endpoint:
         with self._changed:
             return self._sessions.get(peer)
 
+    def _all_sessions(self) -> list[Session]:
+        with self._changed:
+            return list(self._sessions.values())
+
     def _session(self, peer: str) -> Session:
         with self._changed:
             if self._closed:
                 raise LinkDownError("the endpoint is closed")
+            if not self._is_watched:
+                self._workers.start("wan-watch", lambda: self._dialer.watch(self._all_sessions))
+                self._is_watched = True
             if peer not in self._sessions:
-                self._sessions[peer] = Session(
+                session = Session(
                     self.identity,
                     peer,
                     self._config,
                     self._callbacks,
                     self._notify,
                     is_shaped=peer in self._shapers,
+                    held=self._held,
                 )
-                self._workers.start(f"wan-deliver-{peer}", self._sessions[peer].inbox.run)
+                self._workers.start(f"wan-deliver-{peer}", session.inbox.run)
+                self._sessions[peer] = session  # not before: who cannot deliver must not accept
             return self._sessions[peer]
 
     def _expect(self, peer: str) -> Session:

@@ -39,14 +39,21 @@ class Inbox:
     Args:
         peer: the peer's region.
         callbacks: the user's callbacks; an exception from one is logged and ends nothing.
+        on_next: called with (epoch, message) of the message that comes next, before it counts as
+            received: the peer may have sent another in its place when it does.
         on_taken: called with a message that counts as received, before the user's handler.
     """
 
     def __init__(
-        self, peer: str, callbacks: Callbacks, on_taken: Callable[[Message], None]
+        self,
+        peer: str,
+        callbacks: Callbacks,
+        on_next: Callable[[int, Message], None],
+        on_taken: Callable[[Message], None],
     ) -> None:
         self._peer = peer
         self._callbacks = callbacks
+        self._on_next = on_next
         self._on_taken = on_taken
         self._changed = threading.Condition()  # guards the rest; not held in a callback
         self._news: deque[_News] = deque()
@@ -87,10 +94,8 @@ class Inbox:
                 if not self._news:
                     return
                 news = self._news.popleft()
-                if news.message is not None:
-                    if news.epoch != self._epoch or self._closed:
-                        continue
-                    self._delivered[news.message.lane] += 1
+            if news.message is not None and not self._count(news.epoch, news.message):
+                continue
             try:
                 if news.message is not None:
                     self._on_taken(news.message)
@@ -100,6 +105,15 @@ class Inbox:
             except Exception:
                 what = "a change" if news.message is None else f"message {news.message.kind!r}"
                 _LOGGER.exception("the handler failed for %s of region %s", what, self._peer)
+
+    def _count(self, epoch: int, message: Message) -> bool:
+        """Count a message as received; return False for one that is not wanted any more."""
+        self._on_next(epoch, message)
+        with self._changed:
+            is_wanted = epoch == self._epoch and not self._closed
+            if is_wanted:
+                self._delivered[message.lane] += 1
+            return is_wanted
 
     def _append(self, news: list[_News]) -> None:
         with self._changed:

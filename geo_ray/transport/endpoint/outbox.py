@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from geo_ray.errors import FrameError
 from geo_ray.transport.wire.frames import Frame, FrameKind, view_of
-from geo_ray.transport.wire.message import LANES, Message, to_meta
+from geo_ray.transport.wire.message import ALL_LANES, LANES, Message, to_meta
 
 Key = tuple[int, int, int]
 """Lane, number of the message, offset in its payload."""
@@ -52,6 +52,7 @@ class Chunk:
         offset: where it begins.
         size_bytes: its length.
         times_sent: how often the chunk was handed to a stream.
+        copies: how often since it was last given back; so many are under way.
         sent_s: when it was last handed to a stream.
     """
 
@@ -59,6 +60,7 @@ class Chunk:
     offset: int
     size_bytes: int
     times_sent: int = 0
+    copies: int = 0
     sent_s: float = 0.0
 
     @property
@@ -104,7 +106,11 @@ class Outbox:
         self._lanes = [_Lane() for _ in range(LANES)]
         self._in_flight: dict[Key, Chunk] = {}
         self.size_bytes = 0
-        self.in_flight_bytes = 0
+        self._in_flight_bytes = [0] * LANES
+
+    def in_flight_bytes(self, lanes: range = ALL_LANES) -> int:
+        """Return the bytes handed out and not acknowledged, each copy of a chunk counted."""
+        return sum(self._in_flight_bytes[lanes.start : lanes.stop])
 
     def __len__(self) -> int:
         return sum(len(lane.entries) for lane in self._lanes)
@@ -160,8 +166,7 @@ class Outbox:
         for key, chunk in self._in_flight.items():
             is_late = chunk.sent_s < sent_before_s and chunk.times_sent < times
             if is_late and key not in but:
-                chunk.times_sent += 1
-                chunk.sent_s = now_s
+                self._hand_out(chunk, now_s)
                 return chunk
         return None
 
@@ -195,27 +200,32 @@ class Outbox:
 
     def _hand_out(self, chunk: Chunk, now_s: float) -> None:
         chunk.times_sent += 1
+        chunk.copies += 1
         chunk.sent_s = now_s
-        if chunk.key not in self._in_flight:
-            self._in_flight[chunk.key] = chunk
-            self.in_flight_bytes += chunk.size_bytes
+        self._in_flight[chunk.key] = chunk
+        self._in_flight_bytes[chunk.entry.message.lane] += chunk.size_bytes
+
+    def _land(self, key: Key) -> Chunk | None:
+        """Take a chunk, with all copies, from what is under way."""
+        chunk = self._in_flight.pop(key, None)
+        if chunk is not None:
+            self._in_flight_bytes[key[0]] -= chunk.copies * chunk.size_bytes
+            chunk.copies = 0
+        return chunk
 
     # ------------------------------------------------------------------ back
 
     def acknowledge(self, key: Key) -> Chunk | None:
         """Note that the peer has a chunk; return the chunk unless that was known."""
-        chunk = self._in_flight.pop(key, None)
-        if chunk is not None:
-            self.in_flight_bytes -= chunk.size_bytes
-        elif key[0] < LANES:  # its stream died after the chunk had arrived
+        chunk = self._land(key)
+        if chunk is None and key[0] < LANES:  # its stream died after the chunk had arrived
             chunk = self._lanes[key[0]].again.pop(key, None)
         return chunk
 
     def give_back(self, chunks: list[Chunk]) -> None:
         """Send again what the peer has not acknowledged of a dead stream's chunks."""
         for chunk in sorted(chunks, key=lambda chunk: chunk.key):
-            if self._in_flight.pop(chunk.key, None) is not None:
-                self.in_flight_bytes -= chunk.size_bytes
+            if self._land(chunk.key) is not None:
                 self._lanes[chunk.entry.message.lane].again[chunk.key] = chunk
 
     def delivered(self, lane_number: int, number: int) -> None:
@@ -261,5 +271,5 @@ class Outbox:
         dropped = len(self)
         self._lanes = [_Lane() for _ in range(LANES)]
         self._in_flight.clear()
-        self.size_bytes = self.in_flight_bytes = 0
+        self.size_bytes, self._in_flight_bytes = 0, [0] * LANES
         return dropped

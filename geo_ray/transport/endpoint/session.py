@@ -12,6 +12,7 @@ from geo_ray.errors import DeadlineExceededError, FrameError, LinkDownError, Pee
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.endpoint.assembly import Assembly
 from geo_ray.transport.endpoint.connection import Connection
+from geo_ray.transport.endpoint.held_bytes import HeldBytes
 from geo_ray.transport.endpoint.inbox import Callbacks, Inbox
 from geo_ray.transport.endpoint.incarnation import Incarnation
 from geo_ray.transport.endpoint.outbox import Chunk, Key, Outbox
@@ -48,6 +49,7 @@ class Session:
         callbacks: the user's.
         on_change: called when the session was connected or disconnected.
         is_shaped: whether the link to the peer is emulated.
+        held: what the messages of all peers hold here.
     """
 
     def __init__(
@@ -59,10 +61,11 @@ class Session:
         on_change: Callable[[], None],
         *,
         is_shaped: bool,
+        held: HeldBytes,
     ) -> None:
         self.peer = peer
         self.flow = FlowControl(config, is_shaped=is_shaped)
-        self.inbox = Inbox(peer, callbacks, self._taken)
+        self.inbox = Inbox(peer, callbacks, self._let_go, self._taken)
         self._region = identity.region
         self._config = config
         self._limits = config.limits()
@@ -72,7 +75,9 @@ class Session:
         self._outbox = Outbox(
             config.max_outbox_messages, config.max_outbox_bytes, config.max_ahead_bytes
         )
-        self._assembly = Assembly(config.max_outbox_messages, config.max_payload_bytes)
+        self._assembly = Assembly(
+            config.max_outbox_messages, config.max_ahead_bytes, config.max_payload_bytes, held
+        )
         self._connection: Connection | None = None
         self._closed = False
         self._incarnation = Incarnation(peer)
@@ -250,8 +255,27 @@ class Session:
         )  # fmt: skip
 
     def run(self, connection: Connection) -> None:
-        """Serve an adopted connection until it ends, then free its sockets."""
-        connection.run()
+        """Serve an adopted connection until it ends, however it ends, then free its sockets."""
+        try:
+            connection.run()
+        finally:
+            self._ended(connection)
+
+    def give_up_stuck(self, limit_s: float) -> bool:
+        """Give up a connection whose loop has not turned for that long; return whether it did."""
+        with self._changed:
+            connection = self._connection
+            if connection is None or connection.stuck_s() <= limit_s:
+                return False
+            self._connection = None
+            self.inbox.tell_peer(self._incarnation.epoch, is_up=False)
+            self._changed.notify_all()
+        _LOGGER.error("the loop of the connection to region %s stands still", self.peer)
+        connection.end("its loop stands still")
+        self._on_change()
+        return True
+
+    def _ended(self, connection: Connection) -> None:
         with self._changed:
             if self._connection is connection:
                 self._connection = None
@@ -347,9 +371,9 @@ class Session:
             if self._has(link_id):
                 self._outbox.give_back(chunks)
 
-    def in_flight_bytes(self) -> int:
-        """Return the number of bytes sent and not acknowledged."""
-        return self._outbox.in_flight_bytes
+    def in_flight_bytes(self, lanes: range) -> int:
+        """See `Outbox.in_flight_bytes`."""
+        return self._outbox.in_flight_bytes(lanes)
 
     def place(
         self, epoch: int, piece: Piece, size_bytes: int, divert: Callable[[], None]
@@ -383,6 +407,11 @@ class Session:
         """Note that nothing is owed to the peer any more."""
         with self._changed:
             self._changed.notify_all()
+
+    def _let_go(self, epoch: int, message: Message) -> None:
+        with self._changed:
+            if epoch == self._incarnation.epoch:
+                self._assembly.delivered(message.lane, view_of(message.payload).nbytes)
 
     def _taken(self, _: Message) -> None:
         with self._changed:

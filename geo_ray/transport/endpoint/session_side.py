@@ -42,8 +42,8 @@ class SessionSide(Protocol):
     def give_back(self, link_id: str, chunks: list[Chunk]) -> None:
         """See `Outbox.give_back`; nothing happens for a connection that was replaced."""
 
-    def in_flight_bytes(self) -> int:
-        """Return the number of bytes sent and not acknowledged."""
+    def in_flight_bytes(self, lanes: range) -> int:
+        """See `Outbox.in_flight_bytes`."""
 
     def place(
         self, epoch: int, piece: Piece, size_bytes: int, divert: Callable[[], None]

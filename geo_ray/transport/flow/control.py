@@ -17,6 +17,8 @@ _FIRST_FAR: Final = 4
 _MOST_NEAR: Final = 4
 _MANY: Final = 32
 _FIRST_FLIGHT_BYTES: Final = 13 * 1024  # with frame and TLS records less than 10 x 1448
+_SHORTEST_BYTES: Final = 16 * 1024
+_CHUNKS_IN_WINDOW: Final = 8
 _KERNEL_BYTES: Final = 512 * 1024  # limit of unsent bytes in the kernel, over all streams
 _ESTIMATE_EVERY_S: Final = 1.0
 _PING_MAX_S: Final = 0.05
@@ -37,7 +39,7 @@ class FlowControl:
     """
 
     def __init__(self, config: TransportConfig, *, is_shaped: bool) -> None:
-        self.window = Window(4 * config.chunk_bytes)
+        self.window = Window(_CHUNKS_IN_WINDOW * _SHORTEST_BYTES)
         self._estimator = LinkEstimator()
         self.estimate: LinkEstimate = self._estimator.snapshot(0.0)
         self._estimated_s = 0.0
@@ -63,11 +65,15 @@ class FlowControl:
     def chunk_bytes(self, streams: int) -> int:
         """Return the longest chunk for that many streams: small chunks wait less for a slow stream.
 
-        With many, a chunk is what TCP sends at once after a pause (ten segments, RFC 6928).
+        With many, a chunk is what TCP sends at once after a pause (ten segments, RFC 6928). A small
+        window is that of a slow link, where a heartbeat waits for the chunk before it.
         """
         if streams >= _MANY:
             return min(self._config.chunk_bytes, _FIRST_FLIGHT_BYTES)
-        return max(16 * 1024, min(self._config.chunk_bytes, 1024**2 // max(1, streams)))
+        share_bytes = 1024**2 // max(1, streams)
+        if not self._is_shaped:
+            share_bytes = min(share_bytes, int(self.window.size_bytes) // _CHUNKS_IN_WINDOW)
+        return max(_SHORTEST_BYTES, min(self._config.chunk_bytes, share_bytes))
 
     def unsent_bytes(self, streams: int) -> int:
         """Return how many unsent bytes a stream's kernel buffer may hold."""

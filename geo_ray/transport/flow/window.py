@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-_START_BYTES: Final = 1024**2
+_START_BYTES: Final = 256 * 1024  # a slow link has no more room; on a fast one it soon doubles
 _LARGEST_BYTES: Final = 1024**3
 _QUEUE_SHARE: Final = 0.3  # the aimed queue, as a share of the shortest round trip
 QUEUE_MIN_S: Final = 0.010
@@ -77,6 +77,8 @@ class Window:
         while now_s - self._base[0][0] > _BASE_MEMORY_S:
             self._base.popleft()
         self.base_rtt_s = self._base[0][1]
+        if self._is_young and now_s - rtt_s < self._looked_s:
+            return  # begun before the window doubled: it would double again into a queue
         self._rtts.append(rtt_s)
         is_time = now_s - self._looked_s >= _LOOK_RTTS * self.base_rtt_s
         if is_time and len(self._rtts) >= _LOOK_SAMPLES:

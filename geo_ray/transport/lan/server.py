@@ -5,11 +5,9 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-import time
 from collections.abc import Callable
-from functools import partial
 from types import TracebackType
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -23,6 +21,7 @@ from geo_ray.transport.config import LanConfig
 from geo_ray.transport.lan.frame_series import FrameSeries, lan_side
 from geo_ray.transport.lan.shared_buffer import SharedBuffer
 from geo_ray.transport.wire import sockets
+from geo_ray.transport.wire.accept_pool import AcceptPool
 from geo_ray.transport.wire.frames import Buffer, Frame, FrameKind, check_sendable, view_of
 from geo_ray.transport.wire.handshake import Greeting, welcome
 from geo_ray.transport.wire.meta import Meta
@@ -31,7 +30,6 @@ from geo_ray.util.rate_limited_log import RateLimitedLog
 from geo_ray.util.threads import Workers
 
 _LOGGER = logging.getLogger(__name__)
-_RETRY_S: Final = 0.05
 
 
 class LanConnection:
@@ -136,7 +134,15 @@ class LanServer:
         self._workers = Workers()
         self._listener = sockets.listen(host, port)
         self.address: Address = sockets.address_of(self._listener)
-        self._workers.start("lan-accept", self._accept)
+        self._pool = AcceptPool(
+            self._listener,
+            self._serve,
+            self._workers,
+            name="lan-serve",
+            most=self._config.max_handshakes,
+            timeout_s=self._config.handshake_timeout_s,
+        )
+        self._workers.start("lan-accept", self._pool.run)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Close every connection and join the threads; release blocked handlers first.
@@ -146,7 +152,8 @@ class LanServer:
         with self._lock:
             self._closed = True
             connected = list(self._sockets)
-        for sock in (self._listener, *connected):
+        self._pool.close()
+        for sock in connected:
             sockets.hang_up(sock)
         self._workers.join(timeout_s)
         self._listener.close()
@@ -159,18 +166,7 @@ class LanServer:
     ) -> None:
         self.close()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, source = self._listener.accept()
-            except OSError:
-                if self._closed:
-                    return
-                time.sleep(_RETRY_S)  # out of file descriptors, most likely
-                continue
-            self._workers.start(f"lan-{source[0]}:{source[1]}", partial(self._serve, sock))
-
-    def _serve(self, sock: socket.socket) -> None:
+    def _serve(self, sock: socket.socket, _: str, admitted: Callable[[], None]) -> None:
         with sock:
             with self._lock:
                 if self._closed:
@@ -178,6 +174,7 @@ class LanServer:
                 self._sockets.add(sock)
             try:
                 connection = self._welcome(sock)
+                admitted()
                 if connection is not None:
                     self._answer_all(connection)
             finally:

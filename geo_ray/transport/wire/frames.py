@@ -36,7 +36,7 @@ PIECE_BYTES: Final = (
     512 * 1024
 )  # tagged and moved at a time: few calls, and still in a core's cache
 
-_MAGIC: Final = b"GEOR"
+MAGIC: Final = b"GEOR"
 _FIELDS: Final = struct.Struct("!4sBBHIQ")  # the header without its digest
 _FLAG_TAG: Final = 1
 _FLAG_ENCRYPTED: Final = 2
@@ -190,7 +190,7 @@ def encode(
     flags = 0
     if payload.nbytes and (digest_payload or encrypt):
         flags = _FLAG_TAG | _FLAG_ENCRYPTED if encrypt else _FLAG_TAG
-    fields = _FIELDS.pack(_MAGIC, PROTOCOL_VERSION, frame.kind, flags, len(meta), payload.nbytes)
+    fields = _FIELDS.pack(MAGIC, PROTOCOL_VERSION, frame.kind, flags, len(meta), payload.nbytes)
     digest = _head_digest(fields, meta, key, number)
     yield memoryview(fields + digest + meta)
     if not flags:
@@ -234,8 +234,8 @@ def parse_header(header: Buffer, limits: FrameLimits) -> Header:
         PeerRefusedError: the peer speaks another protocol version.
     """
     magic, version, kind, flags, meta_bytes, payload_bytes, digest = HEADER.unpack(header)
-    if magic != _MAGIC:
-        raise FrameError(f"a frame begins with {bytes(magic)!r} instead of {_MAGIC!r}")
+    if magic != MAGIC:
+        raise FrameError(f"a frame begins with {bytes(magic)!r} instead of {MAGIC!r}")
     if version != PROTOCOL_VERSION:
         raise PeerRefusedError(
             f"the peer speaks protocol version {version}, this side version {PROTOCOL_VERSION}"

@@ -33,8 +33,10 @@ from geo_ray.transport.wire.frame_io import WireCount, recv_head
 from geo_ray.transport.wire.frames import Frame, FrameKind, FrameLimits
 from geo_ray.transport.wire.meta import Meta, encode_meta
 
+HELLO_LIMITS: Final = FrameLimits(max_meta_bytes=4096, max_payload_bytes=0)
+"""What the frames of a handshake may have."""
+
 _PLAIN_KEY: Final = b"geo_ray hello"  # no secret: it only finds damage
-_LIMITS: Final = FrameLimits(max_meta_bytes=4096, max_payload_bytes=0)
 _REASON_CHARS: Final = 300
 _LAST_READ_S: Final = 0.2
 _NONCE: Final = "_nonce"
@@ -152,7 +154,7 @@ def _telling(sock: socket.socket, side: HandshakeSide) -> Iterator[None]:
             side.send(Frame(FrameKind.REFUSED, reason), _PLAIN_KEY)
             # Closing with unread bytes would reset the connection and destroy the reason.
             sock.settimeout(_LAST_READ_S)
-            sock.recv(_LIMITS.max_meta_bytes)
+            sock.recv(HELLO_LIMITS.max_meta_bytes)
         raise
 
 
@@ -164,7 +166,7 @@ def _receive(
     deadline_s: float,
 ) -> tuple[Meta, bytes]:
     left_s = max(0.0, deadline_s - time.monotonic())
-    head = recv_head(sock, _LIMITS, timeout_s=left_s, count=side.count)
+    head = recv_head(sock, HELLO_LIMITS, timeout_s=left_s, count=side.count)
     if head.header.kind is FrameKind.REFUSED:
         reason = head.verified_meta(_PLAIN_KEY).get("reason")
         raise PeerRefusedError(f"the peer refused: {_short(reason)}")

@@ -17,6 +17,9 @@ CONTROL: Final = 0  # lanes: what has a lower number is sent first
 DATA: Final = 1
 BACKGROUND: Final = 2
 LANES: Final = 3
+ALL_LANES: Final = range(CONTROL, LANES)
+CONTROL_LANE: Final = range(CONTROL, DATA)
+DATA_LANES: Final = range(DATA, LANES)
 
 _OWN: Final = (
     "_l",

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
+import selectors
 import socket
 import struct
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 from geo_ray.errors import PortInUseError, TransportError
 
@@ -18,6 +22,8 @@ Address: TypeAlias = tuple[str, int]
 _KEEPALIVE_IDLE_S: Final = 10
 _KEEPALIVE_INTERVAL_S: Final = 5
 _KEEPALIVE_PROBES: Final = 3
+_ANOTHER_S: Final = 1.0
+_LOOK_S: Final = 0.1
 _BACKLOG: Final = 1024
 _IS_LINUX: Final = sys.platform.startswith("linux")
 _TIMEVAL: Final = struct.Struct("ll")
@@ -82,18 +88,66 @@ def new_socket(target: SocketTarget, buffer_bytes: int = 0) -> socket.socket:
     return sock
 
 
-def connect(sock: socket.socket, address: Any, timeout_s: float) -> None:
-    """Connect; the socket is blocking afterwards.
+def connect_first(
+    targets: list[SocketTarget],
+    buffer_bytes: int,
+    timeout_s: float,
+    is_closed: Callable[[], bool],
+) -> socket.socket:
+    """Return a blocking socket that is connected to the first target that answers.
+
+    A request that an outage swallowed is repeated by the kernel after 1, 3, 7 and 15 s, so that a
+    path that is back would go unnoticed for as long. Another one every second costs a packet.
+    Earlier ones stay: the path may take longer than that.
+
+    Args:
+        targets: tried in turn, the next one at once when one refuses.
+        buffer_bytes: see `new_socket`.
+        timeout_s: in all.
+        is_closed: asked ten times per second; True gives up.
 
     Raises:
         OSError: nobody answers there in time.
     """
-    sock.settimeout(timeout_s)
-    sock.connect(address)
+    deadline_s = time.monotonic() + timeout_s
+    left, next_s, code = list(targets), 0.0, errno.ETIMEDOUT
+    with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
+        while (now_s := time.monotonic()) < deadline_s and not is_closed():
+            answers: list[tuple[socket.socket, SocketTarget, int]] = []
+            if left and now_s >= next_s:
+                target, next_s = left.pop(0), now_s + _ANOTHER_S
+                left.append(target)
+                sock = stack.enter_context(new_socket(target, buffer_bytes))
+                sock.setblocking(False)
+                said = sock.connect_ex(target.address)
+                if said == errno.EINPROGRESS:
+                    selector.register(sock, selectors.EVENT_WRITE, target)
+                else:
+                    answers.append((sock, target, said))
+            elif not selector.get_map():
+                break  # all have refused
+            if not answers:
+                for key, _ in selector.select(max(0.0, min(next_s - now_s, _LOOK_S))):
+                    sock = cast("socket.socket", key.fileobj)
+                    selector.unregister(sock)
+                    said = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                    answers.append((sock, key.data, said))
+            for sock, target, said in answers:
+                if not said:
+                    return _connected(sock)
+                code, next_s = said, now_s
+                if target in left:
+                    left.remove(target)
+    raise OSError(code, os.strerror(code))
+
+
+def _connected(sock: socket.socket) -> socket.socket:
+    """Return a second handle on a connection, which blocks."""
     if sock.getsockname() == sock.getpeername():
         # This happens when a port without a listener is dialed often enough.
         raise ConnectionRefusedError("the kernel connected the socket to itself")
-    sock.settimeout(None)
+    sock.setblocking(True)
+    return sock.dup()
 
 
 def dial(address: Address, timeout_s: float) -> socket.socket:
@@ -102,14 +156,7 @@ def dial(address: Address, timeout_s: float) -> socket.socket:
     Raises:
         OSError: nobody answers there in time.
     """
-    target = resolve(address)[0]
-    sock = new_socket(target)
-    try:
-        connect(sock, target.address, timeout_s)
-    except OSError:
-        sock.close()
-        raise
-    return sock
+    return connect_first(resolve(address)[:1], 0, timeout_s, lambda: False)
 
 
 def tune(sock: socket.socket, *, silence_s: float = 0.0, congestion: str = "") -> None:

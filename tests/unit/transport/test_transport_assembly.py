@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from geo_ray.errors import FrameError
+from geo_ray.errors import FrameError, TransportError
 from geo_ray.transport.endpoint.assembly import Assembly
+from geo_ray.transport.endpoint.held_bytes import HeldBytes
 from geo_ray.transport.wire.message import DATA, Message, Piece
 
 
@@ -23,7 +24,7 @@ def _give(assembly: Assembly, piece: Piece, data: bytes) -> tuple[bool, list[int
 
 
 def test_messages_come_in_order_whatever_order_their_chunks_have() -> None:
-    assembly = Assembly(8, 1000)
+    assembly = Assembly(8, 4000, 1000, HeldBytes())
     assert _give(assembly, _piece(2, 0, 3), b"two") == (True, [])
     assert _give(assembly, _piece(1, 4, 6), b"EF") == (True, [])
     assert _give(assembly, _piece(3, 0, 0), b"") == (True, [])
@@ -35,7 +36,7 @@ def test_messages_come_in_order_whatever_order_their_chunks_have() -> None:
 
 
 def test_a_chunk_that_comes_twice_counts_once() -> None:
-    assembly = Assembly(8, 1000)
+    assembly = Assembly(8, 4000, 1000, HeldBytes())
     for _ in range(2):
         _give(assembly, _piece(1, 4, 8), b"wxyz")
     assert assembly.duplicates == 1
@@ -45,7 +46,7 @@ def test_a_chunk_that_comes_twice_counts_once() -> None:
 
 
 def test_the_copy_that_is_complete_first_counts_and_the_other_writes_elsewhere() -> None:
-    assembly = Assembly(8, 1000)
+    assembly = Assembly(8, 4000, 1000, HeldBytes())
     diverted: list[str] = []
     slow = assembly.place(_piece(1, 0, 4), 4, lambda: diverted.append("slow"))
     fast = assembly.place(_piece(1, 0, 4), 4, lambda: diverted.append("fast"))
@@ -56,7 +57,7 @@ def test_the_copy_that_is_complete_first_counts_and_the_other_writes_elsewhere()
 
 
 def test_a_stream_that_dies_leaves_the_place_to_another() -> None:
-    assembly = Assembly(8, 1000)
+    assembly = Assembly(8, 4000, 1000, HeldBytes())
 
     def divert() -> None:
         raise AssertionError("nobody is to be diverted")
@@ -81,21 +82,58 @@ def test_a_stream_that_dies_leaves_the_place_to_another() -> None:
     ],
 )
 def test_chunks_that_do_not_fit_are_refused(piece: Piece, size_bytes: int, words: str) -> None:
-    assembly = Assembly(8, 1000)
+    assembly = Assembly(8, 4000, 1000, HeldBytes())
     _give(assembly, _piece(1, 0, 8), b"abcd")
     with pytest.raises(FrameError, match=words):
         assembly.place(piece, size_bytes, lambda: None)
 
 
 def test_chunks_that_overlap_are_refused() -> None:
-    assembly = Assembly(8, 1000)
+    assembly = Assembly(8, 4000, 1000, HeldBytes())
     _give(assembly, _piece(1, 0, 6), b"abcd")
     with pytest.raises(FrameError, match="overlapping"):
         _give(assembly, _piece(1, 3, 6), b"xy")
 
 
+def test_what_is_begun_is_held_until_its_handler_is_called() -> None:
+    held = HeldBytes()
+    assembly = Assembly(8, 100, 1000, held)
+    assert _give(assembly, _piece(2, 0, 60), bytes(60)) == (True, [])  # complete, after a gap
+    assert _give(assembly, _piece(1, 0, 40), bytes(40)) == (True, [1, 2])
+    with pytest.raises(FrameError, match="101 bytes under way in lane 1; limit 100"):
+        assembly.place(_piece(3, 0, 1), 1, lambda: None)
+    assert held.held_bytes == 100
+    assembly.place(_piece(1, 0, 1000, lane=DATA + 1), 4, lambda: None)  # one always passes
+    assembly.delivered(DATA, 40)
+    assert _give(assembly, _piece(3, 0, 40), bytes(40)) == (True, [3])
+    assert held.held_bytes == 1100
+    assembly.restart()
+    assert held.held_bytes == 0
+
+
+def test_messages_that_wait_for_their_handlers_are_counted_however_small() -> None:
+    assembly = Assembly(8, 100, 1000, HeldBytes())
+    for number in range(1, 9):
+        _give(assembly, _piece(number, 0, 0), b"")
+    with pytest.raises(FrameError, match="message 9 of lane 1 follows 0"):
+        _give(assembly, _piece(9, 0, 0), b"")
+    assembly.delivered(DATA, 0)
+    _give(assembly, _piece(9, 0, 0), b"")
+
+
+def test_all_peers_together_have_a_bound() -> None:
+    held = HeldBytes(1500)
+    one, other = (Assembly(8, 4000, 4000, held) for _ in range(2))
+    one.place(_piece(1, 0, 1000), 4, lambda: None)
+    with pytest.raises(TransportError, match="2000 bytes would wait for their handlers"):
+        other.place(_piece(1, 0, 1000), 4, lambda: None)
+    assert HeldBytes().held_bytes == 0
+    one.restart()
+    other.place(_piece(1, 0, 3000), 4, lambda: None)  # one always passes
+
+
 def test_a_new_incarnation_begins_from_nothing() -> None:
-    assembly = Assembly(8, 1000)
+    assembly = Assembly(8, 4000, 1000, HeldBytes())
     _give(assembly, _piece(1, 0, 2), b"ab")
     _give(assembly, _piece(2, 0, 4), b"ab")
     assembly.restart()

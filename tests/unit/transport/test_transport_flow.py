@@ -114,8 +114,9 @@ def test_a_link_whose_queue_was_seen_gets_no_more_streams_than_its_window_holds(
         flow.on_rtt(now_s, 0.16)
         flow.on_acked(now_s, 2000 * flow.streams, 100_000)
         flow.look(now_s, flow.streams, is_busy=True, has_more=True, waits=True)
-    assert flow.window.has_met_queue and flow.window.size_bytes == 4 * 64 * 1024
-    assert flow.streams == 16
+    assert flow.window.has_met_queue and flow.window.size_bytes == 8 * 16 * 1024
+    assert flow.streams == 8
+    assert flow.chunk_bytes(8) == 16 * 1024  # a heartbeat waits for one
 
 
 def _play(window: Window, rate_bytes_per_s: float, seconds: float, start_s: float = 0.0) -> float:
@@ -178,4 +179,23 @@ def test_a_long_transfer_over_streams_that_are_too_few_opens_more() -> None:
         flow.look(now_s, flow.streams, is_busy=True, has_more=True, waits=True)
     assert flow.streams == 96
     assert flow.estimate.goodput_mbps is not None and flow.estimate.goodput_mbps > 50
+    flow.window.size_bytes = 1e6
     assert flow.chunk_bytes(96) == 13 * 1024 and flow.chunk_bytes(4) == 64 * 1024
+
+
+def test_a_young_window_doubles_only_on_round_trips_that_it_made() -> None:
+    """On others it would double again into the queue that it has made already."""
+    window = Window(64 * 1024)
+    start_bytes, now_s = window.size_bytes, 10.0
+    for _ in range(4):
+        window.on_acked(10**6, int(window.size_bytes))
+        window.on_rtt(now_s, RTT_S)
+    assert window.size_bytes == 2 * start_bytes
+    for tick in range(4):  # begun before it doubled
+        window.on_acked(10**6, int(window.size_bytes))
+        window.on_rtt(now_s + RTT_S * (tick + 1) / 5, RTT_S)
+    for tick in range(3):
+        window.on_rtt(now_s + 2 * RTT_S + tick / 1000, RTT_S)
+    assert window.size_bytes == 2 * start_bytes
+    window.on_rtt(now_s + 3 * RTT_S, RTT_S)
+    assert window.size_bytes == 4 * start_bytes

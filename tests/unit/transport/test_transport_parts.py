@@ -107,7 +107,7 @@ def test_an_inbox_ignores_voided_incarnations_and_survives_handlers_that_fail() 
         return Message("t", {"n": n}, b"", "update")
 
     callbacks = Callbacks(on_message, lambda *news: got.append(news))
-    inbox = Inbox("us", callbacks, lambda _: None)
+    inbox = Inbox("us", callbacks, lambda *_: None, lambda _: None)
     inbox.begin_anew(1)
     inbox.tell_peer(1, is_up=True)
     inbox.add(1, [message(10), message(11)])

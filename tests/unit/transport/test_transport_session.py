@@ -20,6 +20,7 @@ from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.endpoint.chunk_receiver import ACK_META_BYTES, ChunkReceiver
 from geo_ray.transport.endpoint.connection import Connection
 from geo_ray.transport.endpoint.heartbeat import Heartbeat
+from geo_ray.transport.endpoint.held_bytes import HeldBytes
 from geo_ray.transport.endpoint.inbox import Callbacks
 from geo_ray.transport.endpoint.outbox import Outbox
 from geo_ray.transport.endpoint.session import Session
@@ -44,7 +45,13 @@ class Bench:
         identity = EndpointIdentity("run", "us", 1, KEY)
         self.config = TransportConfig()
         self.session = Session(
-            identity, "eu", self.config, callbacks, lambda: None, is_shaped=False
+            identity,
+            "eu",
+            self.config,
+            callbacks,
+            lambda: None,
+            is_shaped=False,
+            held=HeldBytes(),
         )
 
     def stream(self, epoch: int = 1) -> tuple[Stream, socket.socket]:
@@ -90,7 +97,7 @@ def test_what_a_predecessor_acknowledged_does_not_count_for_its_successor(bench:
     again = session.next_chunk(new.greeting.link_id, ALL, 100, 0.0)
     assert again is not None and again.key == chunk.key == (DATA, 1, 0)
     assert session.acknowledged(old.greeting.link_id, [chunk.key], [0, 1, 0]) == []
-    assert session.stats()["outbox_messages"] == 1 and session.in_flight_bytes() == 10
+    assert session.stats()["outbox_messages"] == 1 and session.in_flight_bytes(ALL) == 10
     assert session.acknowledged(new.greeting.link_id, [again.key], [0, 1, 0]) == [again]
     assert session.stats()["outbox_messages"] == 0
 
@@ -103,7 +110,7 @@ def test_a_replaced_connection_neither_takes_chunks_nor_gives_any_back(bench: Be
     chunk = session.next_chunk(new.greeting.link_id, ALL, 100, 1.0)
     assert held is chunk and chunk is not None
     session.give_back(old.greeting.link_id, [chunk])
-    assert session.in_flight_bytes() == 10 and not session.has_chunk(ALL)
+    assert session.in_flight_bytes(ALL) == 10 and not session.has_chunk(ALL)
     assert session.straggler(old.greeting.link_id, math.inf, 9, 2.0, ()) is None
     assert session.next_chunk(old.greeting.link_id, ALL, 100, 2.0) is None
     assert session.straggler(new.greeting.link_id, math.inf, 9, 2.0, ()) is chunk

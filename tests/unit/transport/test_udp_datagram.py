@@ -6,10 +6,13 @@ from random import Random
 
 import pytest
 
+from geo_ray.codecs.common.dgt_blocks import BlockFormat, lossy_bytes
+from geo_ray.codecs.dgt import Dgt
 from geo_ray.errors import FrameError
 from geo_ray.transport.datagrams.datagram import (
     MAX_DATAGRAM_BYTES,
     REPLAY_WINDOW,
+    TUNNEL_DATAGRAM_BYTES,
     BlockGroup,
     Opener,
     ReplayWindow,
@@ -107,15 +110,27 @@ def test_a_jump_ahead_clears_the_window() -> None:
     assert not window.is_new(1) and window.is_new(2) and not window.is_new(1 + REPLAY_WINDOW)
 
 
-@pytest.mark.parametrize(("size", "fit"), [(1300, 1), (1336, 1), (1337, 0), (644, 2), (164, 7)])
+@pytest.mark.parametrize(
+    ("size", "fit"), [(1168, 1), (1300, 1), (1336, 1), (1337, 0), (644, 1), (582, 2), (164, 6)]
+)
 def test_as_many_blocks_as_fit_a_datagram(size: int, fit: int) -> None:
     count = blocks_per_datagram(size)
     assert count == fit
     if count:
         sealer, _, _ = ends()
-        assert len(sealer.seal(group(count, size).pack())) <= MAX_DATAGRAM_BYTES
-        with pytest.raises(FrameError):
-            sealer.seal(group(count + 1, size).pack())
+        most_bytes = TUNNEL_DATAGRAM_BYTES if size <= 1168 else MAX_DATAGRAM_BYTES
+        assert len(sealer.seal(group(count, size).pack())) <= most_bytes
+        if size > 650:
+            with pytest.raises(FrameError):
+                sealer.seal(group(count + 1, size).pack())
+
+
+@pytest.mark.parametrize("form", ["fp32", "fp16", "int4"])
+def test_datagrams_of_the_default_block_pass_every_tunnel(form: BlockFormat) -> None:
+    size_bytes = lossy_bytes(form, Dgt().elements)
+    count = blocks_per_datagram(size_bytes)
+    sealer, _, _ = ends()
+    assert count and len(sealer.seal(group(count, size_bytes).pack())) <= 1280 - 40 - 8
 
 
 @pytest.mark.parametrize("cut", [0, 10, 26, 27, 34, -1])
