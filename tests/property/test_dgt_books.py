@@ -84,7 +84,9 @@ class Link:
     def owed_P(self) -> torch.Tensor:
         residual_P = self.encoder.residual_P
         total_P = torch.zeros(NUM) if residual_P is None else residual_P.clone()
-        for part in self.out.open():
+        copy = LossySender(self.codec)  # as whoever resumes has it
+        copy.restore(*self.out.export())
+        for part in copy.take_all():
             total_P += self.codec.decode(part)
         return total_P
 

@@ -176,7 +176,7 @@ def test_texts_that_are_no_column_type(text: str) -> None:
 @pytest.mark.parametrize(
     ("columns", "part"),
     [
-        ({"x": np.zeros((2, 3), np.float32)}, "the task has ['x', 'y']"),
+        ({"x": np.zeros((2, 3), np.float32)}, "the task has x, y"),
         ({"x": np.zeros((2, 3)), "y": np.zeros(2, np.int64)}, "'x' is float64[3]"),
         ({"x": np.zeros((2, 4), np.float32), "y": np.zeros(2, np.int64)}, "'x' is float32[4]"),
         ({"x": np.zeros((2, 3), np.float32), "y": np.zeros((2, 1), np.int64)}, "'y' is int64[1]"),
