@@ -242,6 +242,15 @@ def test_a_halted_region_sends_its_workers_home():
     assert server.on_reply(reply_to(send)) == []  # it is in nobody's checkpoint
 
 
+def test_a_region_at_its_end_is_saved_and_stays_there_when_the_run_is_to_halt():
+    server, shard = make(Sma(interval=1), workers=1, steps=1, alone=True)
+    server.join(0)
+    push(server, shard, 0)
+    assert server.phase == "done"
+    (snapshot,) = server.cut(3, halt=True)
+    assert snapshot.control["phase"] == "done" and server.phase == "done"
+
+
 def test_restored_servers_give_out_the_rows_that_were_in_flight():
     server, shard = make(Sma(interval=3), alone=True)
     server.join(0), server.join(1)
