@@ -125,7 +125,9 @@ class Controller:
             if self.saver.open_id is None:
                 return answers
             if time.monotonic() > deadline_s:
-                self._save_failed(self.policy.not_saved("its parts did not come"))
+                cause = f"its parts were not there after {HALT_DEADLINE_S:g} s"
+                self._emit("checkpoint_failed", cause=cause)
+                self.saver.abandon()
                 return answers
             time.sleep(0.02)
 
