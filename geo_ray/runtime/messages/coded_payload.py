@@ -69,8 +69,8 @@ def read_coded(kind: str, sizes: CodedSizes, payload: Buffer | None) -> Coded:
     fits = view.nbytes == num_data + blocks * (_ID_BYTES + block_bytes)
     if not fits or (not bands and (blocks or block_bytes)):
         raise FrameError(
-            f"a payload coded as {kind!r} has {view.nbytes} bytes; its header says {num_data} and "
-            f"{blocks} blocks of {block_bytes} in {bands} bands"
+            f"a payload coded as {kind!r} has {view.nbytes} bytes; its header says {num_data} "
+            f"('data_bytes') and {blocks} blocks of {block_bytes} in {bands} bands"
         )
     data_B = _tensor(view)
     lossy = None
