@@ -33,5 +33,12 @@ def checkpoints(run_dir: Path) -> None:
         step = "" if row["step"] is None else f"{row['step']:,}"
         color = "green" if row["state"] == "healthy" else "red"
         state = f"[{color}]{row['state']}[/{color}]"
-        table.add_row(str(row["id"]), step, row["created"] or "", size, row["regions"] or "", state)
+        table.add_row(
+            str(row["id"]), step, _minute(row["created"]), size, row["regions"] or "", state
+        )
     Console().print(table)
+
+
+def _minute(created: str | None) -> str:
+    """Date and time of day of an ISO text; what is more exact only makes the table wide."""
+    return "" if created is None else created[:16].replace("T", " ")
