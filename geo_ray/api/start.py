@@ -101,6 +101,7 @@ def resumed_run(
     plan: Plan | None,
     *,
     allow_drift: bool,
+    checkpoint: int | None = None,
 ) -> ReadyRun:
     """Open the directory of an earlier run, to go on with it; changes nothing in it.
 
@@ -110,6 +111,7 @@ def resumed_run(
         overrides: as for ``--set``.
         plan: to follow from now on.
         allow_drift: take the configuration although it differs from the run's.
+        checkpoint: to go on from; None: the newest that is whole and healthy.
 
     Raises:
         RunDirectoryError: there is no run.
@@ -125,7 +127,7 @@ def resumed_run(
                 fix="Leave out the configuration and the overrides, or the plan.",
             )
         changed = rundir.following(run, experiment, plan)
-        check_resumable(run, experiment, changed)
+        check_resumable(run, experiment, changed, checkpoint)
         return ReadyRun(run, changed, True, plan)
     wanted = experiment
     if config is not None or overrides:
@@ -140,7 +142,7 @@ def resumed_run(
             allow_drift=allow_drift,
         )
         rundir.check_drift(experiment, wanted, allow=allow_drift)
-    check_resumable(run, experiment, wanted)
+    check_resumable(run, experiment, wanted, checkpoint)
     if wanted.cluster.kind == "local":
         check_device(wanted)
     # What is on the disk is compared: with `allow_drift` the digest of a file may be another.

@@ -75,7 +75,14 @@ def train(
         if resume is not None:
             path = resume.path if isinstance(resume, Run) else Path(resume)
             try:
-                ready = resumed_run(path, source, changes, followed, allow_drift=allow_drift)
+                ready = resumed_run(
+                    path,
+                    source,
+                    changes,
+                    followed,
+                    allow_drift=allow_drift,
+                    checkpoint=checkpoint,
+                )
             except GeoRayError as error:
                 raise name_run(error, path) from error
         elif source is not None:

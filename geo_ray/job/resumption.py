@@ -14,18 +14,21 @@ from geo_ray.observe.events.log import EVENTS_FILE, read_events
 from geo_ray.observe.metrics.totals import RunTotals
 
 
-def check_resumable(run: RunDirectory, saved: Experiment, wanted: Experiment) -> None:
+def check_resumable(
+    run: RunDirectory, saved: Experiment, wanted: Experiment, checkpoint: int | None = None
+) -> None:
     """Refuse to resume where nothing would come of it.
 
     Args:
         run: the directory of the run.
         saved: the configuration that the run went by.
         wanted: the one to go on with.
+        checkpoint: the one that the user has named; then also a finished run goes on from there.
 
     Raises:
         CheckpointMissingError: the run is finished and ``wanted`` asks for no more, or it has no
             checkpoint; says where its model is, and how to train further.
-        ConfigDriftError: ``wanted`` has other codecs than the newest checkpoint was made with.
+        ConfigDriftError: ``wanted`` has other codecs than the checkpoint was made with.
     """
     totals = _totals(run)
     store = CheckpointStore(run.checkpoints, saved.checkpoint.keep)
@@ -35,7 +38,8 @@ def check_resumable(run: RunDirectory, saved: Experiment, wanted: Experiment) ->
             f"{run.path} was simulated: the checkpoints of a simulation are not written",
             fix="Train it from the start: `geo-ray train CONFIG`.",
         )
-    if totals.finished is not None and not (has_checkpoint and _asks_for_more(saved, wanted)):
+    is_more = checkpoint is not None or _asks_for_more(saved, wanted)
+    if totals.finished is not None and not (has_checkpoint and is_more):
         raise _finished(run, saved, totals, has_checkpoint=has_checkpoint)
     if not has_checkpoint:
         raise CheckpointMissingError(
@@ -43,7 +47,7 @@ def check_resumable(run: RunDirectory, saved: Experiment, wanted: Experiment) ->
             fix="Start again with `geo-ray train CONFIG`; checkpoint.every_s says how often a run "
             "saves.",
         )
-    _check_codecs(store, wanted)
+    _check_codecs(_saved_codecs(store, checkpoint), wanted)
 
 
 def codecs_of(experiment: Experiment) -> dict[str, JsonValue]:
@@ -52,9 +56,8 @@ def codecs_of(experiment: Experiment) -> dict[str, JsonValue]:
     return sections
 
 
-def _check_codecs(store: CheckpointStore, wanted: Experiment) -> None:
+def _check_codecs(found: Mapping[str, JsonValue], wanted: Experiment) -> None:
     """Refuse other codecs: what they owe to other regions cannot be taken over."""
-    found = _saved_codecs(store)
     for way, section in codecs_of(wanted).items():
         before = found.get(way, section)
         if before == section:
@@ -73,8 +76,11 @@ def _check_codecs(store: CheckpointStore, wanted: Experiment) -> None:
         )
 
 
-def _saved_codecs(store: CheckpointStore) -> Mapping[str, JsonValue]:
-    """Those of the newest readable manifest; nothing of one that does not tell."""
+def _saved_codecs(store: CheckpointStore, checkpoint: int | None) -> Mapping[str, JsonValue]:
+    """Those of the named manifest, or the newest readable; nothing of one that does not tell."""
+    if checkpoint is not None:
+        codecs = store.manifest(checkpoint).extra.get("codecs")
+        return codecs if isinstance(codecs, dict) else {}
     for id in reversed(store.ids()):
         try:
             codecs = store.manifest(id).extra.get("codecs")

@@ -181,6 +181,17 @@ def test_a_finished_run_says_where_its_model_is_and_how_to_go_on(run: RunDirecto
     assert isinstance(again, errors.RayUnreachableError), again
 
 
+def test_a_finished_run_goes_on_from_a_checkpoint_that_is_named(run: RunDirectory) -> None:
+    finish(run)
+    save_checkpoint(run)
+    (id,) = CheckpointStore(run.checkpoints).ids()
+    begun = resumed(run, "--from", str(id), "--plain")
+    assert isinstance(begun, errors.RayUnreachableError), begun
+    missing = resumed(run, "--from", str(id + 1))
+    assert isinstance(missing, errors.CheckpointMissingError)
+    assert "there is no such checkpoint" in missing.message
+
+
 def test_a_run_that_met_its_target_is_told_to_leave_it_out(run: RunDirectory) -> None:
     finish(run, cause="loss reached 0.5")
     save_checkpoint(run)
