@@ -22,9 +22,10 @@ from geo_ray.training.compute.worker import Worker
 from geo_ray.training.exchange.averager_wire import AveragerWire
 from geo_ray.training.exchange.wire_plan import WirePlan
 from geo_ray.training.server.plan import ServerPlan
-from geo_ray.training.server.region_model import ShardPort
+from geo_ray.training.server.region_model import Concurrently, ShardPort
 from geo_ray.training.server.server import Server
 from geo_ray.training.server.shard import Shard
+from geo_ray.util.together import in_turn
 
 
 def initial_parameters(task: Task, seed: int) -> Tensor:
@@ -86,10 +87,11 @@ def build_server(
     shards: Sequence[ShardPort],
     num_params: int,
     epoch: int = 1,
+    together: Concurrently = in_turn,
 ) -> Server:
     """The parameter server of ``region`` over its shards in order, wherever they live."""
     plan = _server_plan(experiment, region, epoch)
-    return Server.over(shards, num_params, plan, wire_plan(experiment))
+    return Server.over(shards, num_params, plan, wire_plan(experiment), together)
 
 
 def build_worker(

@@ -45,6 +45,7 @@ from geo_ray.transport.lan.client import LanClient
 from geo_ray.transport.lan.server import LanServer
 from geo_ray.transport.wire.message import EndpointIdentity
 from geo_ray.types import Span
+from geo_ray.util.together import Together
 
 KEY = bytes(32)
 WAIT_S = 60.0
@@ -130,7 +131,10 @@ class Site:
             self.bridge_lan = self._serve(self.bridge.handle)
             uplink = self._dial(self.bridge_lan.address, hello)
         shards = [self.shards[0], *remotes]
-        self.server = build_server(experiment, self.region, shards, world.params_P.numel())
+        self.together = Together(count, "shards")
+        self.server = build_server(
+            experiment, self.region, shards, world.params_P.numel(), together=self.together
+        )
         writers = [RemoteShard(self._dial(slot.address, hello), timeout_s) for slot in slots]
         self.lead = PrimaryShard(self.server, own, writers, uplink, self.event_buffer, timeout_s)
         lan = self._serve(self.lead.handle, self.lead.on_close)
@@ -192,6 +196,7 @@ class Site:
         for client in self.clients:
             client.close()
         self.lead.close()
+        self.together.close()
         if self.endpoint is not None:
             self.endpoint.close(0.0)
         for server in self.servers:

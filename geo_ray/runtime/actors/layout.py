@@ -51,5 +51,11 @@ def parameters_for(
     return room
 
 
+def slice_for(conn: LanConnection, params_S: Tensor) -> memoryview | None:
+    """The same for a worker whose gradient was used: the buffer that it came in takes them."""
+    room = None if conn.shared is not None else conn.room(4 * params_S.numel())
+    return parameters_for(conn, params_S, room)
+
+
 def _offset_bytes(count: int) -> int:
     return -(-4 * count // _LINE_BYTES) * _LINE_BYTES

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -23,12 +24,14 @@ from geo_ray.errors import (
 )
 from geo_ray.runtime.actors.deadlines import exchange_s
 from geo_ray.runtime.actors.event_buffer import EventBuffer
-from geo_ray.runtime.actors.layout import parameters_for, pushed_gradient
+from geo_ray.runtime.actors.layout import parameters_for, pushed_gradient, slice_for
 from geo_ray.runtime.actors.parts import HeldShard
 from geo_ray.runtime.actors.remote_shard import RemoteShard
 from geo_ray.runtime.messages.exchange import (
     answer_meta,
     payload_bytes,
+    pull_meta,
+    read_pull,
     read_reply,
     read_report,
     read_stats,
@@ -41,6 +44,7 @@ from geo_ray.transport.lan.client import LanClient
 from geo_ray.transport.lan.server import LanConnection
 from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.meta import Meta
+from geo_ray.util.together import Together
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +75,7 @@ class PrimaryShard:
         self._held = held
         self._shard = held.shard
         self._writers = writers
+        self._write_together = Together(1 + len(writers), "write-parts")
         self._bridge = bridge
         self._event_buffer = event_buffer
         self._timeout_s = limit_s
@@ -127,6 +132,7 @@ class PrimaryShard:
             self._changed.notify_all()
         self._sends.put(None)
         self._exchanger.join(timeout=5.0)
+        self._write_together.close()
 
     # -------------------------------------------------------------- for the workers
 
@@ -150,19 +156,21 @@ class PrimaryShard:
             with self._changed:
                 self.server.evals.told()
             return {}, None
-        if operation in {"pull", "judged"}:
+        if operation in {"pull", "fetch"}:
             with self._changed:
-                shard = self._shard
-                found_S = shard.params_S if operation == "pull" else shard.eval_params_S
-                return {}, parameters_for(conn, found_S)
+                return self._pulled(conn, worker, meta, payload)
         with self._changed:
+            self.server.model.pulls.heard(worker)
             if operation == "join":
                 self._answers.pop(worker, None)
                 effects = self.server.join(worker)
             else:
                 self._admit(conn, worker)
-                grad_S = pushed_gradient(conn, payload, self._shard.params_S.numel())
-                self._shard.put(worker, grad_S)
+                if operation == "put" or not self.server.model.is_cut:
+                    grad_S = pushed_gradient(conn, payload, self._shard.params_S.numel())
+                    self._shard.put(worker, grad_S)
+                if operation == "put":
+                    return {}, None
                 effects = self.server.push(worker, read_report(meta))
             self._carry_out(effects)
         return self._await_answer(conn, worker, payload)
@@ -173,6 +181,20 @@ class PrimaryShard:
         with self._changed:
             if self._epochs.get(worker) == fields.count(conn.hello, "epoch"):
                 self.server.leave(worker)
+                self.server.model.pulls.heard(worker)
+
+    def _pulled(
+        self, conn: LanConnection, worker: int, meta: Meta, payload: memoryview | None
+    ) -> tuple[Meta, memoryview | None]:
+        """The parameters of this shard; or, with others, which version to fetch from all."""
+        model = self.server.model
+        if fields.text(meta, "op") == "fetch":
+            return {}, slice_for(conn, self._shard.fetch(read_pull(worker, meta)))
+        judged = fields.flag(meta, "judged")
+        if model.is_cut:
+            return pull_meta(model.pulls.tell(worker, judged=judged)), None
+        found_S = self._shard.eval_params_S if judged else self._shard.params_S
+        return {}, parameters_for(conn, found_S, room=payload)
 
     def _admit(self, conn: LanConnection, worker: int, *, joins: bool = False) -> None:
         """Refuse an incarnation that was replaced; it may only have been cut off for a while."""
@@ -206,6 +228,9 @@ class PrimaryShard:
                 self._changed.wait(left_s)
                 self._admit(conn, worker)
             answer = self._answers.pop(worker)
+            if self.server.model.is_cut:
+                told = pull_meta(self.server.model.pulls.tell(worker))
+                return answer_meta(answer) | told, None
             # The gradient is used by now: its buffer takes the parameters, and no new pages.
             return answer_meta(answer), parameters_for(conn, self._shard.params_S, room=payload)
 
@@ -257,9 +282,9 @@ class PrimaryShard:
             self._event_buffer.add("parts", id=snapshot.id, step=step, parts=parts)
 
     def _write_parts(self, snapshot: Snapshot) -> list[PartInfo]:
-        own = self._held.write_primary_part(snapshot)
-        others = [writer.ask(HeldShard.write_part, snapshot.id) for writer in self._writers]
-        return [own, *others]
+        own = partial(self._held.write_primary_part, snapshot)
+        others = [partial(each.ask, HeldShard.write_part, snapshot.id) for each in self._writers]
+        return self._write_together([own, *others])
 
     # -------------------------------------------------------------- exchanges
 

@@ -25,10 +25,12 @@ from geo_ray.runtime.messages.exchange import (
     reply_meta,
 )
 from geo_ray.strategies.base import Outgoing, Reply, Wait
+from geo_ray.training.server.pulls import Change, Pull
 from geo_ray.training.server.shard import Contribution, Shard
 from geo_ray.transport.lan.client import LanClient
 from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.meta import Meta
+from geo_ray.transport.wire.record import Field, Record, Rows
 
 As = TypeVarTuple("As")
 H = TypeVar("H")
@@ -126,6 +128,16 @@ OPERATIONS: Final = (
     _row("write_part", HeldShard.write_part, _CHECKPOINT, _PART),
 )
 """What the primary shard may ask of the others. Workers push and pull slices beside it."""
+_CHANGE: Final = Record(
+    Change,
+    "version=change",
+    Field(
+        "pulls",
+        Rows(
+            Record(Pull, "worker=pullers ticket=tickets version=pull_versions judged=pulls_judged")
+        ),
+    ),
+)
 _BY_METHOD: Final = {operation.run: operation for operation in OPERATIONS}
 
 
@@ -141,10 +153,19 @@ class RemoteShard:
         self._client = client
         self._timeout_s = timeout_s
 
-    def ask(self, operation: Callable[[H, *As], R], *arguments: *As) -> R:
+    def ask(
+        self, operation: Callable[[H, *As], R], *arguments: *As, change: Change | None = None
+    ) -> R:
         """Let the shard's server carry out one of `OPERATIONS`, which its method names."""
         row = _BY_METHOD[operation]
         (write, _), (_, read) = row.request, row.result
         asked, payload = write(row.name, *arguments)
+        if change is not None:
+            asked |= _CHANGE.write(change)
         answer: R = read(*self._client.request(asked, payload, timeout_s=self._timeout_s))
         return answer
+
+
+def read_change(meta: Meta) -> Change | None:
+    """The change that a request of the primary shard makes; None if it makes none."""
+    return _CHANGE.read(meta) if "change" in meta else None

@@ -27,6 +27,7 @@ from geo_ray.transport.lan.client import LanClient
 from geo_ray.transport.lan.server import LanServer
 from geo_ray.transport.wire.meta import Meta
 from geo_ray.transport.wire.sockets import Address
+from geo_ray.util.together import Together
 
 
 def _host() -> str:
@@ -85,12 +86,14 @@ class PrimaryActor:
         timeout_s = operation_s(experiment.train, spec.num_params)
         self._event_buffer = EventBuffer(self._region, origin_unix_s)
         remotes = [RemoteShard(self._dial(address), timeout_s) for address in others]
+        self._together = Together(1 + len(others), "shards")
         server = build_server(
             experiment,
             spec.region(self._region),
             [self._held.shard, *remotes],
             spec.num_params,
             spec.epoch,
+            self._together,
         )
         if self._restored:
             server.restore(self._restored["control"], self._restored["wire"])
@@ -152,6 +155,7 @@ class PrimaryActor:
         if self._primary is not None:
             self._primary.close()
             self._lan.close()
+            self._together.close()
 
 
 class ShardServerActor:

@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,7 +23,9 @@ from geo_ray.runtime.actors.layout import shared_bytes, shared_gradient, shared_
 from geo_ray.runtime.messages.exchange import (
     as_bytes,
     as_tensor,
+    pull_meta,
     read_answer,
+    read_pull,
     report_meta,
     stats_message,
 )
@@ -32,10 +35,13 @@ from geo_ray.training.compute.flat import split_sizes
 from geo_ray.training.compute.local_steps import LocalSteps
 from geo_ray.training.compute.worker import StepResult, Worker
 from geo_ray.training.server.effects import Assignment
+from geo_ray.training.server.pulls import Pull
+from geo_ray.training.server.region_model import Concurrently
 from geo_ray.transport.lan.client import LanClient
 from geo_ray.transport.wire.meta import Meta
 from geo_ray.transport.wire.sockets import Address
 from geo_ray.types import Span, StepReport
+from geo_ray.util.together import Together
 
 
 class ShardLink:
@@ -62,20 +68,20 @@ class ShardLink:
 
     def exchange(self, meta: Meta, *, push: bool) -> Meta:
         """One request that may push the gradient, and always brings the parameters."""
-        answer, payload = self._request(meta, push=push)
+        answer, payload = self.request(meta, push=push)
         self._take(payload)
         return answer
 
     def put(self) -> None:
         """Push the gradient slice and wait for the receipt only."""
-        self._request({"op": "put"}, push=True)
+        self.request({"op": "put"}, push=True)
 
-    def pull(self, what: str = "pull") -> None:
-        """Fetch the parameter slice: the live one, or what is ``eval_params``."""
-        _, payload = self._request({"op": what}, push=False)
-        self._take(payload)
+    def fetch(self, pull: Pull) -> None:
+        """Fetch the slice of the version that the primary shard told."""
+        self.exchange({"op": "fetch", **pull_meta(pull)}, push=False)
 
-    def _request(self, meta: Meta, *, push: bool) -> tuple[Meta, memoryview | None]:
+    def request(self, meta: Meta, *, push: bool) -> tuple[Meta, memoryview | None]:
+        """One request, which may push the gradient; the answer and what it brings."""
         outgoing = None
         if push and self._shared_grad_S is not None:
             if self._shared_grad_S.data_ptr() != self._grad_S.data_ptr():
@@ -90,6 +96,40 @@ class ShardLink:
             as_tensor(payload, self._params_S.numel())
         elif self._shared_params_S.data_ptr() != self._params_S.data_ptr():
             self._params_S.copy_(self._shared_params_S)
+
+
+class ShardLinks:
+    """One worker's connections to all shards, which it uses at the same time.
+
+    Attributes:
+        primary: the one that decides.
+
+    Args:
+        links: primary first.
+        rank: of the worker.
+        together: uses them all; the owner of its threads ends them.
+    """
+
+    def __init__(self, links: Sequence[ShardLink], rank: int, together: Concurrently) -> None:
+        self.primary = links[0]
+        self._links = links
+        self._rank = rank
+        self._together = together
+
+    def ask(self, meta: Meta, *, push: bool) -> Meta:
+        """One request that may push the gradient, and always brings the parameters."""
+        if len(self._links) == 1:
+            return self.primary.exchange(meta, push=push)
+        if push:  # the primary shard may apply it at once, so all have it before
+            self._together([link.put for link in self._links])
+        told, _ = self.primary.request(meta, push=False)
+        pull = read_pull(self._rank, told)
+        self._together([partial(link.fetch, pull) for link in self._links])
+        return told
+
+    def pull(self, *, judged: bool) -> None:
+        """Fetch the live parameters, or those that an evaluation is about."""
+        self.ask({"op": "pull", "judged": judged}, push=False)
 
 
 def dial_shards(
@@ -152,7 +192,8 @@ class WorkerLoop:
         note: Note | None = None,
     ) -> None:
         self._worker = worker
-        self._primary, *self._others = links
+        self._together = Together(len(links), "shard-links")
+        self._links = ShardLinks(links, rank, self._together)
         self._train = train
         self._heldout = heldout
         self._rank = rank
@@ -169,6 +210,12 @@ class WorkerLoop:
         Raises:
             TaskOutputError, DataError, TransportError: whatever stops this worker.
         """
+        try:
+            return self._run()
+        finally:
+            self._together.close()
+
+    def _run(self) -> int:
         steps = 0
         answer = self._ask({"op": "join"}, push=False)
         while True:
@@ -199,30 +246,20 @@ class WorkerLoop:
         return self._train.read(span.start, span.count)
 
     def _ask(self, meta: Meta, *, push: bool) -> Assignment:
-        if push:  # the primary shard may apply it at once: it is the last to get its part
-            for other in self._others:
-                other.put()
-        answer = read_answer(self._rank, self._primary.exchange(meta, push=push))
-        for other in self._others:
-            other.pull()
-        return answer
+        return read_answer(self._rank, self._links.ask(meta, push=push))
 
     def _evaluate(self, answer: Assignment) -> None:
         if answer.eval_params:
-            self._pull("judged")
+            self._links.pull(judged=True)
         with _blamed_on_task():
             stats, rows = self._worker.evaluate_all(self._heldout.scan(self._eval_rows))
         model = None
         if self._note is not None:
             model = self._note(answer.version, self._worker.params_P, answer.done)
         if answer.eval_params:
-            self._pull("pull")
+            self._links.pull(judged=False)
         meta, payload = stats_message(answer.version, stats, rows, final=answer.done, model=model)
-        self._primary.client.request(meta, payload, timeout_s=60.0)
-
-    def _pull(self, what: str) -> None:
-        for link in (self._primary, *self._others):
-            link.pull(what)
+        self._links.primary.client.request(meta, payload, timeout_s=60.0)
 
 
 @contextmanager

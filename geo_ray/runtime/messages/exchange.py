@@ -16,6 +16,7 @@ from geo_ray.runtime.messages.coded_payload import LOSSY, SIZES, coded_bytes, re
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.tasks.base import Stats
 from geo_ray.training.server.effects import Assignment
+from geo_ray.training.server.pulls import Pull
 from geo_ray.training.server.shard import Contribution
 from geo_ray.transport.wire.fields import optional_count, optional_text, text
 from geo_ray.transport.wire.frames import Buffer
@@ -120,6 +121,7 @@ _ASSIGNMENT: Final = Record(
     Field("parts", Rows(_SHARE)),
     "done",
 )
+_PULL: Final = Record(Pull, Known("worker"), "ticket version=pull_version judged=pull_judged")
 _REPORT: Final = Record(StepReport, Field("span", _SPAN), "loss compute_s refused grad_sq")
 _EVALUATION: Final = Record(_Evaluation, "version rows final names sizes model")
 _CONTRIBUTIONS: Final = Rows(
@@ -129,6 +131,7 @@ _CONTRIBUTIONS: Final = Rows(
 update_meta, read_update = UPDATE.write, UPDATE.read
 reply_meta, read_reply = REPLY.write, REPLY.read
 answer_meta = _ASSIGNMENT.write
+pull_meta = _PULL.write
 read_report = _REPORT.read
 read_refusal = _REFUSAL.read
 read_contributions = _CONTRIBUTIONS.read
@@ -137,6 +140,11 @@ read_contributions = _CONTRIBUTIONS.read
 def read_answer(worker: int, meta: Meta) -> Assignment:
     """A worker's next work."""
     return _ASSIGNMENT.read(meta, worker=worker)
+
+
+def read_pull(worker: int, meta: Meta) -> Pull:
+    """What a worker may fetch from every shard."""
+    return _PULL.read(meta, worker=worker)
 
 
 def report_meta(report: StepReport) -> Meta:

@@ -30,11 +30,12 @@ from geo_ray.training.server.effects import Assignment, Effect, SendUpdate, Snap
 from geo_ray.training.server.eval_times import EvalTimes
 from geo_ray.training.server.ledger import Ledger
 from geo_ray.training.server.plan import ServerPlan
-from geo_ray.training.server.region_model import RegionModel, ShardPort
+from geo_ray.training.server.region_model import Concurrently, RegionModel, ShardPort
 from geo_ray.training.server.region_noise import RegionNoise
 from geo_ray.training.server.shard import Contribution
 from geo_ray.training.server.stragglers import Stragglers
 from geo_ray.types import Span, StepReport
+from geo_ray.util.together import in_turn
 
 _REQUEST: Final = "request"  # prefix of the open request's tensors
 
@@ -102,10 +103,15 @@ class Server:
 
     @classmethod
     def over(
-        cls, shards: Sequence[ShardPort], num_params: int, plan: ServerPlan, codecs: WirePlan
+        cls,
+        shards: Sequence[ShardPort],
+        num_params: int,
+        plan: ServerPlan,
+        codecs: WirePlan,
+        together: Concurrently = in_turn,
     ) -> Server:
         """The server of a region of ``num_params`` parameters over its shards in order."""
-        model = RegionModel(shards, num_params, codecs.fragments)
+        model = RegionModel(shards, num_params, codecs.fragments, together)
         return cls(plan, model, RegionWire(codecs, plan.region, num_params))
 
     # -------------------------------------------------------------- events

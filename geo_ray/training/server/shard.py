@@ -19,6 +19,7 @@ from geo_ray.errors import CheckpointCorruptError, InvariantError
 from geo_ray.strategies.base import Outgoing, RegionState, Reply, Strategy, Wait
 from geo_ray.training.compute.flat import fragments_in, square_norm
 from geo_ray.training.compute.optimizers import AdamW, InnerOptimizer, Momentum, Sgd
+from geo_ray.training.server.pulls import Change, HeldVersions, Pull
 
 As = TypeVarTuple("As")
 R = TypeVar("R")
@@ -65,6 +66,7 @@ class Shard:
         self._grads: dict[int, Tensor] = {}
         self._mean_S = torch.empty(0)
         self._snapshots: dict[int, tuple[dict[str, Tensor], dict[str, float]]] = {}
+        self._versions = HeldVersions()
         whole = ((0, params_S.numel()),)
         self.state = RegionState(params_S, self._optimizer.apply, fragments=fragments or whole)
 
@@ -107,9 +109,21 @@ class Shard:
             )
         self._grads[worker] = grad_S
 
-    def ask(self, operation: Callable[[Shard, *As], R], *arguments: *As) -> R:
+    def ask(
+        self, operation: Callable[[Shard, *As], R], *arguments: *As, change: Change | None = None
+    ) -> R:
         """Carry out one of the methods below; see `geo_ray.training.server.region_model`."""
+        if change is not None:
+            self._versions.before(change, self._present)
         return operation(self, *arguments)
+
+    def fetch(self, pull: Pull) -> Tensor:
+        """The slice of a version that a worker was told of, fp32 (S,); not to be changed.
+
+        Raises:
+            InvariantError: if it is not here any more.
+        """
+        return self._versions.fetch(pull, self._present)
 
     def apply(self, contributions: Sequence[Contribution], measure: bool = False) -> float | None:
         """Take in one step: the sample-weighted mean of the named workers' gradients.
@@ -211,6 +225,9 @@ class Shard:
         state.samples = int(counters["samples"])
         state.budget = int(counters["budget"]) if "budget" in counters else None
         state.link_busy = bool(counters.get("link_busy", 0.0))
+
+    def _present(self, judged: bool) -> Tensor:
+        return self.eval_params_S if judged else self.params_S
 
     def _combine(self, contributions: Sequence[Contribution]) -> Tensor | None:
         used = [c for c in contributions if c.num_samples > 0]
