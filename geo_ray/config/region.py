@@ -38,9 +38,13 @@ class RegionConfig(StrictModel):
         None, description="rows per step of each worker; null: `data.batch_size` each"
     )
     ps_shards: int = Field(1, ge=1, le=64, description="parameter server processes")
-    cpus_per_worker: float = Field(1.0, ge=0, description="CPUs that Ray reserves per worker")
+    cpus_per_worker: float = Field(
+        1.0, ge=0, description="CPUs that Ray reserves per worker; it computes on as many threads"
+    )
     gpus_per_worker: float = Field(0.0, ge=0, description="GPUs that Ray reserves per worker")
-    cpus_per_server: float = Field(0.5, ge=0, description="CPUs per shard, and for the bridge")
+    cpus_per_server: float = Field(
+        0.5, ge=0, description="CPUs, and threads, of each shard, and of the bridge"
+    )
 
     @model_validator(mode="after")
     def _one_each(self) -> Self:

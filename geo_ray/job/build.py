@@ -165,6 +165,20 @@ def use_one_thread() -> None:
     torch.set_num_threads(1)
 
 
+def use_cpus(experiment: Experiment, cpus: float) -> None:
+    """Let torch compute on as many threads as the process has CPUs reserved.
+
+    One for less than two, and in emulated runs on this machine: what is reserved there does not
+    exist, and the simulator, which computes on one thread, is to find the same bits.
+
+    Args:
+        experiment: the run.
+        cpus: `cpus_per_worker` or `cpus_per_server` of the process's region.
+    """
+    emulated = experiment.emulate is not None and experiment.cluster.kind == "local"
+    torch.set_num_threads(1 if emulated else max(1, int(cpus)))
+
+
 def check_device(experiment: Experiment) -> None:
     """Refuse a device that this machine does not have; for runs that compute on it.
 

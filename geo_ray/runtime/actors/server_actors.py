@@ -13,7 +13,7 @@ import ray
 from geo_ray.checkpoint.manifest import PartInfo
 from geo_ray.checkpoint.parts import write_part
 from geo_ray.errors import InvariantError
-from geo_ray.job.build import build_server, build_shard, initial_parameters, use_one_thread
+from geo_ray.job.build import build_server, build_shard, initial_parameters, use_cpus
 from geo_ray.runtime.actors.deadlines import operation_s, wait_limit_s
 from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.actors.parts import HeldShard, shard_part_name, wire_tensors
@@ -39,9 +39,9 @@ def _load_shard(spec: RunSpec, region: str, index: int) -> tuple[HeldShard, dict
 
     That is the plain values, and under ``"wire"`` the tensors of the exchange.
     """
-    use_one_thread()
-    spec.check_run_directory(region)
     experiment = spec.experiment
+    use_cpus(experiment, spec.region(region).cpus_per_server)
+    spec.check_run_directory(region)
     task = load_task(experiment.task, spec.here)
     params_P = initial_parameters(task, experiment.seed)
     shard = build_shard(experiment, spec.region(region), index, params_P)

@@ -10,7 +10,7 @@ import ray
 
 from geo_ray.data.manifest import Manifest, load_manifest
 from geo_ray.errors import ResidencyDeniedError
-from geo_ray.job.build import build_worker, use_one_thread
+from geo_ray.job.build import build_worker, use_cpus
 from geo_ray.job.candidates import Candidates
 from geo_ray.job.data import data_region, open_readers
 from geo_ray.runtime.actors.deadlines import wait_limit_s
@@ -90,7 +90,8 @@ class WorkerActor:
 
     def _load_task(self) -> Task:
         if self._task is None:
-            use_one_thread()
+            spec = self._spec
+            use_cpus(spec.experiment, spec.region(self._region).cpus_per_worker)
             self._task = load_task(self._spec.experiment.task, self._spec.here)
         return self._task
 

@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from geo_ray.data.read_ahead import ReadAhead
 from geo_ray.data.reader import RegionReader
 from geo_ray.errors import GeoRayError, TaskOutputError
 from geo_ray.job.candidates import Note
@@ -29,7 +30,6 @@ from geo_ray.runtime.messages.exchange import (
     report_meta,
     stats_message,
 )
-from geo_ray.tasks.base import Columns
 from geo_ray.training.compute.coded_step import coded_step
 from geo_ray.training.compute.flat import split_sizes
 from geo_ray.training.compute.local_steps import LocalSteps
@@ -194,7 +194,7 @@ class WorkerLoop:
         self._worker = worker
         self._together = Together(len(links), "shard-links")
         self._links = ShardLinks(links, rank, self._together)
-        self._train = train
+        self._ahead = ReadAhead(train.read)
         self._heldout = heldout
         self._rank = rank
         self._eval_rows = eval_rows
@@ -214,6 +214,7 @@ class WorkerLoop:
             return self._run()
         finally:
             self._together.close()
+            self._ahead.close()
 
     def _run(self) -> int:
         steps = 0
@@ -236,14 +237,13 @@ class WorkerLoop:
 
     def _step(self, answer: Assignment, span: Span) -> StepResult:
         if not answer.parts:
-            columns = self._read(span)
+            (columns,) = self._ahead.take([span])
             with _blamed_on_task():
                 return self._worker.step(columns, span)
+        spans = [part.span for part in answer.parts]
+        rows = dict(zip(spans, self._ahead.take(spans), strict=True))
         with _blamed_on_task():
-            return coded_step(self._worker, answer.parts, span, self._read)
-
-    def _read(self, span: Span) -> Columns:
-        return self._train.read(span.start, span.count)
+            return coded_step(self._worker, answer.parts, span, lambda part: rows[part])
 
     def _ask(self, meta: Meta, *, push: bool) -> Assignment:
         return read_answer(self._rank, self._links.ask(meta, push=push))
