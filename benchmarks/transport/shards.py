@@ -68,6 +68,8 @@ def measure(num_params: int, rounds: int) -> dict[str, list[float]]:
     key = secrets.token_bytes(32)
     regions = [Region(count, key, num_params) for count in (1, SHARDS)]
     try:
+        for region in regions:
+            region.connect()
         steps: dict[str, Callable[[], None]] = {}
         for region in regions:
             for name in ("shared", "inline"):
@@ -95,32 +97,28 @@ class Region:
         context = multiprocessing.get_context("spawn")
         self.count = count
         self._ends: list[tuple[Connection, BaseProcess]] = []
-        others = []
-        for index in range(count - 1, -1, -1):
+        for index in range(count):
             here, there = context.Pipe()
-            given = (there, num_params, count, index, key, others[::-1])
-            process = context.Process(target=serve, args=given)
+            process = context.Process(target=serve, args=(there, num_params, count, index, key))
             process.start()
             self._ends.append((here, process))
-            others.append(here.recv())
-        self.addresses = others[::-1]
+
+    def connect(self) -> None:
+        """Wait for the processes; the primary shard is told where the others are."""
+        (primary, _), *rest = self._ends
+        others = [here.recv() for here, _ in rest]
+        primary.send(others)
+        self.addresses = [primary.recv(), *others]
 
     def close(self) -> None:
         """End the processes, the primary shard's first."""
-        for here, process in self._ends[::-1]:
+        for here, process in self._ends:
             here.send(None)
             process.join(timeout=10.0)
             process.kill()
 
 
-def serve(
-    parent: Connection,
-    num_params: int,
-    count: int,
-    index: int,
-    key: bytes,
-    others: list[tuple[str, int]],
-) -> None:
+def serve(parent: Connection, num_params: int, count: int, index: int, key: bytes) -> None:
     """One shard's process."""
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -135,7 +133,7 @@ def serve(
         return
     together = Together(count, "shards")
     hello: dict[str, Any] = {"peer": "here/lead", "role": "lead"}
-    clients = [LanClient(address, key, hello) for address in others]
+    clients = [LanClient(address, key, hello) for address in parent.recv()]
     ports = [shard, *[RemoteShard(client, TIMEOUT_S) for client in clients]]
     plan = ServerPlan("here", num_workers=2, batch_size=1, steps=NEVER, mode="async")
     server = Server.over(ports, num_params, plan, WirePlan(), together)

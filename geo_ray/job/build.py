@@ -59,6 +59,7 @@ def _server_plan(experiment: Experiment, region: RegionConfig, epoch: int) -> Se
         evaluates_outer=train.evaluate == "outer" and traits.region.eval_params is not None,
         goal=_goal(experiment),
         noise_every=train.noise_every,
+        last_round_is_last_word=traits.exchange.last != "always" and wire_plan(experiment).owes,
         # What a codec loses would be missing in the mean, and look like noise.
         tells_norms=train.mode == "sync"
         and traits.averager.mean_gradient
@@ -143,6 +144,7 @@ def wire_plan(experiment: Experiment) -> WirePlan:
         traits.in_rounds,
         experiment.seed,
         traits.exchange.fragments,
+        codec.last_error_of(experiment.strategy),
     )
 
 

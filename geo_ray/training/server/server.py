@@ -285,7 +285,13 @@ class Server:
         if isinstance(out, Wait):
             self.phase = "must_send"
             return []
-        return [] if out is None else [self._send(out, final=False)]
+        if out is None:
+            return []
+        final = self.plan.last_round_is_last_word and self.version >= self._total_steps
+        sent = self._send(out, final=final)
+        if final:
+            self.phase = "finishing"
+        return [sent]
 
     def _finish(self) -> list[Effect]:
         if self.link_busy:  # merge what is on its way before the final update
