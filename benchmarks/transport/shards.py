@@ -94,7 +94,7 @@ class Region:
     """The processes of a parameter server with so many shards, of workers 0 and 1."""
 
     def __init__(self, count: int, key: bytes, num_params: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("fork")  # there are no threads yet
         self.count = count
         self._ends: list[tuple[Connection, BaseProcess]] = []
         for index in range(count):

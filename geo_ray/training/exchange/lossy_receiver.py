@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from geo_ray.codecs.base import Coded, LossyBlocks, wrong
-from geo_ray.codecs.common import passes
 from geo_ray.codecs.common.dgt_blocks import lossy_bytes, unpack_lossy
 from geo_ray.codecs.common.dgt_report import LossyReport, pack_ranks
 from geo_ray.codecs.dgt import DgtHeader
@@ -145,8 +144,7 @@ class LossyReceiver:
             FrameError: if the update makes no sense.
         """
         coded = update.coded
-        whole = coded is None or coded.kind != self.codec.kind or coded.lossy is not None
-        if coded is None or whole or self._is_old(update):
+        if coded is None or coded.lossy is not None or self._is_old(update):
             return 0
         self._open(update.epoch, update.seq)
         self._begun = (update.epoch, update.seq)
@@ -247,8 +245,6 @@ class LossyReceiver:
         coded = update.coded
         if coded is None:
             return update.payload_P, _Page(0, is_complete=True)
-        if coded.kind == passes.KIND and coded.num == self.num:  # a last word
-            return passes.decode(coded), _Page(0, is_complete=True)
         if coded.kind != self.codec.kind or coded.num != self.num:
             raise wrong(coded.kind, f"{coded.num} elements, {self.num} were expected")
         head = DgtHeader(coded)
