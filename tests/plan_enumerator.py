@@ -21,6 +21,13 @@ BITS = {
     "int4": (4.5, 4.5),
     "chunked_topk": (0.234375, 32),
 }
+LAST_BITS = {  # of strategies in rounds, at the default error of 0.03
+    None: (32, 32),
+    "fp16": (16, 16),
+    "int8": (8.125, 8.125),
+    "int4": (8.125, 8.125),
+    "chunked_topk": (8.125, 32),
+}
 LOSS = {None: 0.0, "fp16": 0.0002, "int8": 0.001, "int4": 0.003, "chunked_topk": 0.015}
 LOSS_OF_INTERVAL = [(1, 0.0), (25, 0.01), (100, 0.025), (500, 0.05)]
 LOSS_OF_DELAY = 0.005
@@ -166,8 +173,8 @@ class Way:
     usd: float
 
 
-def way(question: Question, averager: str, codec: str | None) -> Way:
-    up, down = (question.num_params * bits / 8 for bits in BITS[codec])
+def way(question: Question, averager: str, codec_bits: tuple[float, float]) -> Way:
+    up, down = (question.num_params * bits / 8 for bits in codec_bits)
     seconds, usd = {}, 0.0
     for name in question.names:
         if name == averager:
@@ -197,12 +204,13 @@ def every_plan(question: Question) -> Iterator[Enumerated]:
             stands.append(partial(operator.mul, month * place["disk_gb"] / 730))
     ways = []
     for averager, codec in itertools.product(hosts(question), plan["codecs"]):
-        one, full = way(question, averager, codec), way(question, averager, None)
+        one = way(question, averager, BITS[codec])
+        exact = way(question, averager, LAST_BITS[codec])
         for interval in plan["intervals"]:
             if loss_of(question, interval, codec) <= plan["loss_budget"]:
-                ways.append((averager, codec, interval, one, full))
+                ways.append((averager, codec, interval, one, exact))
     for chosen in itertools.product(*(list(rented(question, name)) for name in names)):
-        for averager, codec, interval, one, full in ways:
+        for averager, codec, interval, one, exact in ways:
             if question.waits:
                 rounds = steps // interval
                 trained_s = max(
@@ -219,8 +227,8 @@ def every_plan(question: Question) -> Iterator[Enumerated]:
             seconds = plan["startup_s"] + trained_s
             usd = rounds * one.usd
             if has_last:
-                seconds += max(full.seconds.values())
-                usd += full.usd
+                seconds += max(exact.seconds.values())
+                usd += exact.usd
             hours = seconds / 3600
             usd += sum(cost(hours) for cost in stands)
             for each in chosen:

@@ -148,6 +148,15 @@ def wire_plan(experiment: Experiment) -> WirePlan:
     )
 
 
+def last_errors(experiment: Experiment) -> tuple[float, float]:
+    """Relative errors that updates and answers of the last exchange may have, if a codec is lossy.
+
+    Whatever codecs the run has, for who would choose others.
+    """
+    plan = wire_plan(experiment)
+    return plan.last_error, plan.last_reply_error
+
+
 def build_evals(experiment: Experiment, task: Task) -> EvalBoard:
     """What combines the regions' evaluations; those of asynchronous regions are near, not equal."""
     train = experiment.train

@@ -11,6 +11,7 @@ from geo_ray.clouds.price import INTERNET, PriceRecord
 from geo_ray.clouds.price_book import PriceBook
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import ConfigError, PriceBookError, ProfileError
+from geo_ray.job.build import last_errors
 from geo_ray.planning.config import MachineConfig, PlanConfig, RegionOffer
 from geo_ray.planning.model.start_model import StartModel, fit_start
 from geo_ray.planning.model.step_model import StepModel, fit_steps
@@ -86,6 +87,7 @@ def request_of(
             math.inf if plan.budget_usd is None else plan.budget_usd,
         ),
         overhead_s={} if profile is None else {p.codec: p.overhead_s for p in profile.exchanges},
+        last_errors=last_errors(experiment),
     )
 
 

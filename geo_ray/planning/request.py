@@ -13,7 +13,12 @@ from geo_ray.planning.model.work import JobWork
 from geo_ray.planning.search.bracket import UNCHANGING, Bracket, Usd
 from geo_ray.planning.search.fleet import Offer, RegionFleet
 from geo_ray.planning.search.ways import Limits, Objective, Option
-from geo_ray.planning.tradeoffs import LOSS_BY_CODEC, LOSS_OF_DELAY, loss_of_interval
+from geo_ray.planning.tradeoffs import (
+    LOSS_BY_CODEC,
+    LOSS_OF_DELAY,
+    last_bits,
+    loss_of_interval,
+)
 from geo_ray.transport.links.table import LinkTable
 
 
@@ -75,6 +80,7 @@ class Request:
         objective: fewest dollars, or least time.
         limits: to keep.
         overhead_s: by codec, what an exchange takes beside bytes and round trip, as measured.
+        last_errors: relative, that the last exchange may have up and down; 0 for full precision.
     """
 
     work: JobWork
@@ -88,6 +94,7 @@ class Request:
     objective: Objective = "cost"
     limits: Limits = field(default_factory=Limits)
     overhead_s: Mapping[str | None, float] = field(default_factory=dict)
+    last_errors: tuple[float, float] = (0.0, 0.0)
 
     def fleets(self, bracket: Bracket = UNCHANGING, most_nodes: int = 20_000) -> list[RegionFleet]:
         """Return what the regions could rent, at the prices of a bracket.
@@ -133,14 +140,14 @@ class Request:
         late = LOSS_OF_DELAY if self.work.overlaps else 0.0
         found, least = [], float("inf")
         for averager in self.averagers:
-            full = self._exchange(averager, None)
             for codec in self.codecs:
                 one = self._exchange(averager, codec)
+                exact = self._exchange(averager, codec, last_bits(codec, self.last_errors))
                 for interval in self.intervals:
                     loss = loss_of_interval(interval) + LOSS_BY_CODEC[codec] + late
                     least = min(least, loss)
                     if loss <= self.loss_budget or len(names) == 1:
-                        last = full if self.work.has_last(interval) else None
+                        last = exact if self.work.has_last(interval) else None
                         found.append(Option(interval, one, stands, last))
         if not found:
             raise PlanInfeasibleError(
@@ -151,7 +158,9 @@ class Request:
             )
         return found
 
-    def _exchange(self, averager: str, codec: str | None) -> Exchange:
+    def _exchange(
+        self, averager: str, codec: str | None, bits: tuple[float, float] | None = None
+    ) -> Exchange:
         names = [site.name for site in self.sites]
         # An exchange that was not measured is taken to be as slow as the slowest measured one.
         overhead_s = self.overhead_s.get(codec, max(self.overhead_s.values(), default=0.0))
@@ -163,4 +172,5 @@ class Request:
             self.links,
             self.usd_per_gb,
             overhead_s,
+            bits,
         )

@@ -49,6 +49,7 @@ def exchange(
     links: LinkTable,
     usd_per_gb: Mapping[tuple[str, str], float],
     overhead_s: float = 0.0,
+    bits: tuple[float, float] | None = None,
 ) -> Exchange:
     """Time and price of one exchange.
 
@@ -60,11 +61,12 @@ def exchange(
         links: goodput and round trip of every pair with the averager.
         usd_per_gb: egress by (source, destination).
         overhead_s: of an exchange beside its bytes and the round trip: coding, handing over.
+        bits: per parameter up and down; None: as of the codec.
 
     Raises:
         LinkUnknownError: a link was not measured; names it.
     """
-    up_bits, down_bits = BITS_PER_PARAM[codec]
+    up_bits, down_bits = BITS_PER_PARAM[codec] if bits is None else bits
     up_bytes, down_bytes = num_params * up_bits / 8, num_params * down_bits / 8
     seconds, usd = [], 0.0
     for region in regions:

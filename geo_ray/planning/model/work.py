@@ -6,9 +6,9 @@ exchange of ``w_r`` seconds every ``H`` of them:
 
 - regions that wait: a round begins for a region when it has its answer and ends when the last
   update has come, so ``T = max_r (S tau_r + floor(S / H) w_r)``; steps after the last whole round
-  end with an exchange in full precision
+  end with one more exchange, in which all that is owed is paid
 - regions that train on meanwhile: ``T = S max_r tau_r + floor(S / H) max(0, max_r w_r - H max_r
-  tau_r)``, and a last exchange at the end, in full precision, which nothing hides
+  tau_r)``, and such a last exchange at the end, which nothing hides
 
 The *pace* is the time of a step in the slowest region, including its share of an exchange if
 regions wait.
@@ -58,7 +58,7 @@ class JobWork:
         return math.floor(self.steps / interval + _EPS)
 
     def has_last(self, interval: int) -> bool:
-        """Return whether the job ends with an extra exchange in full precision."""
+        """Return whether the job ends with an extra exchange."""
         return self.overlaps or self.steps / interval > self.rounds(interval) + _EPS
 
     def start_s(self, workers: int) -> float:
