@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import partial
 from queue import SimpleQueue
 
 from geo_ray.data.columns import Columns
@@ -34,7 +33,7 @@ class ReadAhead:
         self._last: Span | None = None
         self._stride = 0
         self._threads = Workers()
-        self._threads.start("read-ahead", partial(self._carry_out))
+        self._threads.start("read-ahead", self._carry_out)
 
     def take(self, spans: Sequence[Span]) -> list[Columns]:
         """The rows of an assignment; those of the next one are being read when it returns.
@@ -45,7 +44,8 @@ class ReadAhead:
         Raises:
             DataError: whatever stops the reader, at these rows only.
         """
-        reads = [self._ahead.pop(span, None) or self._ask(span) for span in spans]
+        known = self._ahead.keys()
+        reads = [self._ahead.pop(span) if span in known else self._ask(span) for span in spans]
         for wrong in self._ahead.values():
             wrong.cancel()
         self._ahead = {}

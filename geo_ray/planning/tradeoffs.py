@@ -11,14 +11,10 @@ little less so), reconstructed.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from itertools import pairwise
 from typing import Final
 
-import torch
-
-from geo_ray.codecs.common import passes
-from geo_ray.codecs.common.feedback import Encoder
+from geo_ray.codecs.common.feedback import bits_of_last
 from geo_ray.codecs.registry import CODECS
 from geo_ray.codecs.traits import FP32_BITS
 
@@ -50,18 +46,8 @@ def last_bits(codec: str | None, errors: tuple[float, float]) -> tuple[float, fl
     """
     if codec is None:
         return FP32_BITS, FP32_BITS
-    up, down = (_last_bits(codec, error) for error in errors)
+    up, down = (bits_of_last(CODECS[codec](), error) for error in errors)
     return up, down if _PROPOSED[codec].suits_answers else FP32_BITS
-
-
-@lru_cache
-def _last_bits(codec: str, error: float) -> float:
-    """Return what the end of a stream has: as coded for normal values, as it is in a run."""
-    normal_P = torch.randn(1 << 14, generator=torch.Generator().manual_seed(0))
-    coded = Encoder(CODECS[codec](), "").last(normal_P, 1, error).coded
-    if coded is None:
-        return FP32_BITS
-    return _PROPOSED[codec].bits_per_value if coded.kind == codec else passes.bits_for(error)
 
 
 LOSS_BY_CODEC: Final[dict[str | None, float]] = {None: 0.0} | {

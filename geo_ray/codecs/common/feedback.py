@@ -25,9 +25,11 @@ from torch import Tensor
 
 from geo_ray.codecs.base import Codec, Coded, wrong
 from geo_ray.codecs.common import passes
+from geo_ray.codecs.traits import FP32_BITS
 
 _RESIDUAL = "residual"
 _MEMORY = "memory/"
+_MANY = 1 << 14  # values, to tell how exact a codec is
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +177,15 @@ def open_coded(codec: Codec | None, coded: Coded, num: int) -> Tensor:
     if coded.num != num:
         raise wrong(coded.kind, f"it has {coded.num} elements, {num} were expected")
     return passes.decode(coded) if is_last else codec.decode(coded)
+
+
+def bits_of_last(codec: Codec, error: float) -> float:
+    """Bits per value of the last vector of a stream (`Encoder.last`), if its values are normal."""
+    normal_P = torch.randn(_MANY, generator=torch.Generator().manual_seed(0))
+    coded = Encoder(codec, "").last(normal_P, 1, error).coded
+    if coded is None:
+        return FP32_BITS
+    return codec.traits.bits_per_value if coded.kind == codec.kind else passes.bits_for(error)
 
 
 def seed_of(stream: str, number: int) -> int:

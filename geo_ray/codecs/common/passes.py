@@ -36,7 +36,8 @@ def encode(x_P: Tensor, error: float) -> Coded | None:
     """
     x_P = as_fp32(x_P)
     limit = error * _norm(x_P)
-    rest_P, parts = x_P, []
+    rest_P = x_P
+    parts: list[Tensor] = []
     while not parts or _norm(rest_P) > limit:
         if len(parts) == _MOST:
             return None
