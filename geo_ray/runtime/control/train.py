@@ -167,7 +167,7 @@ def train(
                 experiment,
                 digest(experiment),
                 spec.epoch,
-                LossHealth.restore(None if found is None else found.manifest.extra.get("loss")),
+                LossHealth() if found is None else LossHealth.restore(found.manifest),
             )
             return _train_on(ActorGroup(spec, placed), experiment, run, task, saver, reporting)
         except BaseException as error:
