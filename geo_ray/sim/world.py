@@ -313,6 +313,9 @@ class World:
         self._scheduler.at(arrival_s, lambda: self._on_reply(reply))
 
     def _on_reply(self, reply: Reply) -> None:
+        opened = self._open.get(reply.to)
+        if opened is None or opened[1].update.seq != reply.seq:
+            return  # after a resume a request is said again, and may be answered twice
         (began_s, send), now_s = self._open.pop(reply.to), self._scheduler.now_s
         if reply.dropped:
             self._emit("update_dropped", now_s, region=reply.to, seq=reply.seq, bytes_out=0)

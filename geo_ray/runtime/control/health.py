@@ -11,9 +11,9 @@ of the others is finite and not exploded. It is exploded if it lies above
 
 where ``first`` is the mean until the run's first checkpoint, or until the first refused step after
 some loss if that comes before, and ``best`` the lowest since: half of what was gained is lost
-again, with a quarter of the first loss as slack for noise. A mean is over at least `MIN_STEPS` steps: where there
-are fewer since the checkpoint before, those before that count too. Without a step since the
-checkpoint before, it is as healthy as that one was.
+again, with a quarter of the first loss as slack for noise. A mean is over at least `MIN_STEPS`
+steps: where there are fewer since the checkpoint before, the newest before that count too. Without
+a step since the checkpoint before, it is as healthy as that one was.
 
 Source: our own; the fractions are a choice, made so that noise of the first steps does not count.
 """
