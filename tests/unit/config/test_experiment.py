@@ -130,12 +130,19 @@ def test_every_strategy_can_be_named(kind):
         ("codec.side={kind: int8}", "codec.side.*unknown key"),
         ("codec.down={kind: bisparse}", "codec.down .*: bisparse is for codec.up only"),
         ("codec.up={kind: bisparse}", "codec.up .*: bisparse.*strategy 'sma'.*topk"),
+        ("codec.up={kind: dgt}", "codec.up .*: dgt is for changes"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_path(override, expected):
     message = complaint(override)
     assert message.startswith("trial.yaml: 1 problem:"), message
     assert re.search(expected, message, re.S), message
+
+
+@pytest.mark.parametrize("kind", ["decoupled", "diloco_streaming"])
+def test_lossy_blocks_are_of_the_whole_model(kind):
+    message = complaint(f"strategy={{kind: {kind}}}", "codec.up={kind: dgt}")
+    assert re.search(r"codec.up .*: dgt .* whole model; .* in \d+ fragments", message, re.S)
 
 
 def test_all_problems_come_in_one_message():
