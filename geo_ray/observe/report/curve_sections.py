@@ -9,7 +9,7 @@ import numpy as np
 from geo_ray.observe.events.columns import RegionRecord, RunRecord, standing
 from geo_ray.observe.report.charts import ALL, MANY, Curve
 from geo_ray.observe.report.sections import none, section
-from geo_ray.observe.report.series import Floats, last_of_each, smooth
+from geo_ray.observe.report.series import Floats, bytes_at, smooth
 from geo_ray.observe.report.views import AXES, SAMPLES, STEPS, TIME, WAN, switched, view
 from geo_ray.observe.text import duration_text
 
@@ -28,7 +28,7 @@ class _SoFar:
     Attributes:
         samples_s: when steps that stand were applied, rising, float64 (N,).
         samples: training samples by then, float64 (N,).
-        wan_s: when bytes were counted, rising, float64 (M,); begins with 0.
+        wan_s: when bytes were counted, rising, float64 (M,).
         wan_bytes: bytes between regions by then, float64 (M,).
     """
 
@@ -43,12 +43,11 @@ class _SoFar:
         t_s = np.concatenate([np.zeros(0), *(columns["t_s"][stand] for columns, stand in steps)])
         counts = np.concatenate([np.zeros(0), *(c["samples"][stand] for c, stand in steps)])
         order = np.argsort(t_s, kind="stable")
-        wan_s, wan_bytes = last_of_each(run.wan_total["t_s"], run.wan_total["bytes"])
         return _SoFar(
             t_s[order],
             np.cumsum(counts[order]),
-            np.concatenate([[0.0], wan_s]),
-            np.concatenate([[0.0], wan_bytes]),
+            run.wan_total["t_s"],
+            run.wan_total["bytes"],
         )
 
     def samples_at(self, t_s: Floats) -> Floats:
@@ -56,8 +55,7 @@ class _SoFar:
         return known[np.searchsorted(self.samples_s, t_s, side="right")]
 
     def wan_at(self, t_s: Floats) -> Floats:
-        """Between two counts, bytes are taken to have been sent evenly."""
-        return np.interp(t_s, self.wan_s, self.wan_bytes)
+        return bytes_at(self.wan_s, self.wan_bytes, t_s)
 
 
 def _loss(run: RunRecord, so_far: _SoFar, axes: list[str]) -> str:

@@ -130,11 +130,13 @@ def _header(run: RunRecord, started: Event, summary: Summary | None, ending: End
     if summary is not None and summary.digest:
         digest += f", final parameters {_fingerprint(summary.digest)}"
     sub = f"{started['task']}, {started['strategy']}, {named}"
+    links = started.fields.get("links")
+    told = "" if links is None else f"<br>{escape(links)}"
     asked = f'<p class="warn">Asked to stop: {escape(stop)}</p>' if stop is not None else ""
     return (
         f"<header><h1>{escape(started['run'])} {tags}</h1>"
         f'<p class="sub">{escape(sub)}<br>'
-        f"{digest}</p>{asked}</header>"
+        f"{digest}{told}</p>{asked}</header>"
     )
 
 

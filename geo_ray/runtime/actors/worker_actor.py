@@ -12,6 +12,7 @@ from geo_ray.data.manifest import Manifest, load_manifest
 from geo_ray.errors import ResidencyDeniedError
 from geo_ray.job.build import build_worker, use_one_thread
 from geo_ray.job.candidates import Candidates
+from geo_ray.job.check_metrics import try_evaluation
 from geo_ray.job.data import data_region, open_readers
 from geo_ray.runtime.actors.deadlines import wait_limit_s
 from geo_ray.runtime.actors.spec import RunSpec
@@ -42,8 +43,13 @@ class WorkerActor:
         self._task: Task | None = None
 
     def ready(self) -> None:
-        """Load the task."""
-        self._load_task()
+        """Load the task; the first worker of a region also tries it on a few of its rows."""
+        experiment, task = self._spec.experiment, self._load_task()
+        if self._rank == 0 and self._epoch == 1 and experiment.data.generate is None:
+            manifest = load_manifest(self._spec.manifest_address)
+            here = self._here(manifest)
+            _, heldout = open_readers(experiment, manifest, self._region, here)
+            try_evaluation(experiment, task, heldout)
 
     def process_id(self) -> int:
         """Of this actor's process, for operators and tests."""

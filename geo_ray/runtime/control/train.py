@@ -20,13 +20,14 @@ from geo_ray.config.load import digest
 from geo_ray.job.account import account
 from geo_ray.job.best import BestKeeper
 from geo_ray.job.build import build_evals, initial_parameters, use_one_thread
-from geo_ray.job.check_metrics import check_metric_names
+from geo_ray.job.check_metrics import check_evaluation
 from geo_ray.job.codec_shapes import with_shapes
-from geo_ray.job.data import data_rows, prepare_manifest, warn_of_few_rows
+from geo_ray.job.data import data_rows, prepare_manifest
 from geo_ray.job.eval_notes import EvalNotes
 from geo_ray.job.model_file import about_model, save_trained
 from geo_ray.job.recorder import Recorder, Sink
 from geo_ray.job.rundir import RunDirectory, followed_plan
+from geo_ray.job.start_notes import warn_at_start
 from geo_ray.observe.events.log import EVENTS_FILE, EventLog, last_time_s, read_events
 from geo_ray.observe.metrics.summary import Summary, Summing, save_summary
 from geo_ray.observe.report.ending import LOGS, note_failure
@@ -127,6 +128,7 @@ def train(
     followed_plan(run)  # what is wrong with it is told now, not at the end
     store = CheckpointStore(run.checkpoints, experiment.checkpoint.keep)
     found = None if resume is None else _find_checkpoint(store, resume, reporting)
+    lost: tuple[str, ...] = ()
     if found is not None:
         experiment, lost = without_lost(experiment, {part.name for part in found.manifest.parts})
         if lost:
@@ -136,9 +138,9 @@ def train(
     reporting.status("preparing task and data")
     task = load_task(experiment.task, run.base_dir)
     num_params = initial_parameters(task, experiment.seed).numel()
-    manifest, address = prepare_manifest(experiment, task, run.base_dir, run.data)
-    check_metric_names(experiment, task, manifest)
-    warn_of_few_rows(experiment, manifest)
+    manifest, address = prepare_manifest(experiment, task, run.base_dir, run.data, lost)
+    check_evaluation(experiment, task, manifest)
+    warn_at_start(experiment, manifest, simulated=False)
     demands = demands_of(experiment)
     with (
         cluster_of(experiment, reporting.status)
