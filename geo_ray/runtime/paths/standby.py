@@ -98,14 +98,14 @@ class StandbyPath:
         """See `UpdatePath`; the region may use its buffer again when it is answered."""
         # A copy: a message to a home that was cut off may leave long after another one's answer.
         kept = _copied(update)
-        request = AveragerRequest(TakeIn(kept))
         with self._changed:
-            self._node.caller.submit(kept)
+            asked = [AveragerRequest(op) for op in self._node.caller.submit(kept)]
             is_home = self._node.primary is not None
             if not is_home:
-                self._carry_out([SendMessage(self.home.region, request)])
+                self._carry_out([SendMessage(self.home.region, request) for request in asked])
         if is_home:
-            self._arrived(self._node.region, request)
+            for request in asked:
+                self._arrived(self._node.region, request)
         return self._answers.wait(update.seq, lambda: self.home.region)
 
     # ------------------------------------------------------------------ for the controller

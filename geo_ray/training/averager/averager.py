@@ -161,9 +161,7 @@ class Averager:
     def _take_in(self, update: Update) -> list[Reply]:
         self._last[update.region] = (update.epoch, update.seq)
         self._answers.pop(update.region, None)
-        self.samples += update.num_samples
-        if self.enough is not None and self.samples >= self.enough:
-            self.request_stop()
+        self._count(update)
         if not update.final:
             return self._release_finals() + self._answer(update)
         self._finals[update.region] = update
@@ -197,7 +195,7 @@ class Averager:
         with self._changing():
             for part in parts:
                 self._last[part.region] = (part.epoch, part.seq)
-                self.samples += part.num_samples
+                self._count(part)
             return self._release_finals() + self._publish(
                 additive.relay_sum(self.state, parts, total_P, combine)
             )
@@ -284,6 +282,10 @@ class Averager:
         """This averager goes on for one that is lost, and may have answered more than is known."""
         self._mark = None
         self._unsettled = set(self.state.members)
+
+    def settle(self, region: str) -> None:
+        """A region holds no answers of an averager that is lost but those that are known here."""
+        self._unsettled.discard(region)
 
     def export(self) -> tuple[dict[str, Tensor], dict[str, object]]:
         """Tensors and plain values for a checkpoint.
@@ -375,6 +377,11 @@ class Averager:
             self.failure = _failure_of(self.strategy, error)
             raise self.failure from error
 
+    def _count(self, update: Update) -> None:
+        self.samples += update.num_samples
+        if self.enough is not None and self.samples >= self.enough:
+            self.request_stop()
+
     def _opened(self, update: Update) -> Update:
         """The update as a vector that may be taken in."""
         update = self.wire.decode(update, self.num_params)
@@ -431,7 +438,6 @@ class Averager:
         replies = [self._marked(reply) for reply in self.wire.encode(answers)]
         for reply in replies:
             self._answers[reply.to] = reply
-            self._unsettled.discard(reply.to)
         return replies
 
     def _marked(self, reply: Reply) -> Reply:
