@@ -24,7 +24,7 @@ from geo_ray.job.check_metrics import check_evaluation
 from geo_ray.job.codec_shapes import with_shapes
 from geo_ray.job.data import data_rows, prepare_manifest
 from geo_ray.job.eval_notes import EvalNotes
-from geo_ray.job.model_file import about_model, save_trained
+from geo_ray.job.model_file import about_model, keep_longer, save_trained
 from geo_ray.job.recorder import Recorder, Sink
 from geo_ray.job.rundir import RunDirectory, followed_plan
 from geo_ray.job.start_notes import warn_at_start
@@ -222,9 +222,22 @@ def _train_on(
             finally:
                 evals.end()
             reporting.status("writing the model and the summary")
-            return _finish(actors, experiment, run, task, recorder, startup_s, origin_unix_s)
+            finished = _finish(actors, experiment, run, task, recorder, startup_s, origin_unix_s)
+            if finished.aside is not None:
+                reporting.status(
+                    f"the model before was of more steps: it is {finished.aside.name} now"
+                )
+            return finished.summary
     finally:
         actors.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Finished:
+    """The end of a run: its summary, and where a model of more steps is that was there before."""
+
+    summary: Summary
+    aside: Path | None
 
 
 def _finish(
@@ -235,7 +248,7 @@ def _finish(
     recorder: Recorder,
     startup_s: float,
     origin_unix_s: float,
-) -> Summary:
+) -> _Finished:
     now_s = time.time() - origin_unix_s
     written: dict[str, tuple[PartInfo, str]] = collect(
         {r: primary.write_model.remote(str(run.path)) for r, primary in actors.primaries.items()},
@@ -251,6 +264,7 @@ def _finish(
     usd = account(run, summing.totals)
     summary = summing.summary(startup_s=startup_s, usd=usd, digest=model_digest)
     about = about_model(experiment, summary.steps, summary.eval)
+    aside = keep_longer(run.model, summary.steps)
     save_trained(task, experiment.seed, tensors["params"], run.model, about)
     recorder.emit(
         "run_finished",
@@ -259,7 +273,7 @@ def _finish(
         digests={region: value for region, (_, value) in written.items()},
     )
     save_summary(summary, run.path)
-    return summary
+    return _Finished(summary, aside)
 
 
 def _find_checkpoint(

@@ -100,7 +100,6 @@ def test_the_shipped_prices_are_shown_with_their_sources() -> None:
             ("--region", "us-east-9"),
             "of region 'us-east-9'; did you mean us-east",
         ),
-        (("--cloud", "aws", "--region", "ap-tokyo"), "of cloud 'aws', region 'ap-tokyo'"),
     ],
 )
 def test_a_price_that_is_nowhere_is_an_error(options: tuple[str, ...], what: str) -> None:
