@@ -12,8 +12,8 @@ from geo_ray.data.manifest import Manifest, load_manifest
 from geo_ray.errors import ResidencyDeniedError
 from geo_ray.job.build import build_worker, use_one_thread
 from geo_ray.job.candidates import Candidates
-from geo_ray.job.check_metrics import try_evaluation
 from geo_ray.job.data import data_region, open_readers
+from geo_ray.job.start.evaluation import try_evaluation
 from geo_ray.runtime.actors.deadlines import wait_limit_s
 from geo_ray.runtime.actors.spec import RunSpec
 from geo_ray.runtime.actors.worker_loop import WorkerLoop, dial_shards, links_over

@@ -20,14 +20,14 @@ from geo_ray.config.load import digest
 from geo_ray.job.account import account
 from geo_ray.job.best import BestKeeper
 from geo_ray.job.build import build_evals, initial_parameters, use_one_thread
-from geo_ray.job.check_metrics import check_evaluation
 from geo_ray.job.codec_shapes import with_shapes
 from geo_ray.job.data import data_rows, prepare_manifest
 from geo_ray.job.eval_notes import EvalNotes
 from geo_ray.job.model_file import about_model, keep_longer, save_trained
 from geo_ray.job.recorder import Recorder, Sink
 from geo_ray.job.rundir import RunDirectory, followed_plan
-from geo_ray.job.start_notes import warn_at_start
+from geo_ray.job.start.evaluation import check_evaluation
+from geo_ray.job.start.notes import warn_at_start
 from geo_ray.observe.events.log import EVENTS_FILE, EventLog, last_time_s, read_events
 from geo_ray.observe.metrics.summary import Summary, Summing, save_summary
 from geo_ray.observe.report.ending import LOGS, note_failure

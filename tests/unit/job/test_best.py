@@ -13,11 +13,11 @@ from geo_ray.errors import ConfigError, RunDirectoryError
 from geo_ray.job.best import BestKeeper, load_best
 from geo_ray.job.build import initial_parameters
 from geo_ray.job.candidates import regions_agree
-from geo_ray.job.check_metrics import check_evaluation
 from geo_ray.job.eval_notes import EvalNotes
 from geo_ray.job.evals import EvalBoard, Evaluation
 from geo_ray.job.model_file import load_trained
 from geo_ray.job.rundir import RunDirectory
+from geo_ray.job.start.evaluation import check_evaluation
 from geo_ray.observe.events.schema import Event, conform
 from geo_ray.training.compute.flat import read_parameters
 

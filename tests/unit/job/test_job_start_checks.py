@@ -14,9 +14,9 @@ from job_support import TEXT, digits, experiment
 from geo_ray.cli.main import root
 from geo_ray.errors import ConfigError, TaskOutputError
 from geo_ray.job.build import check_device
-from geo_ray.job.check_metrics import try_evaluation
 from geo_ray.job.data import open_readers, prepare_manifest
-from geo_ray.job.start_notes import start_notes, warn_at_start
+from geo_ray.job.start.evaluation import try_evaluation
+from geo_ray.job.start.notes import start_notes, warn_at_start
 
 TARGET = "train.target={metric: accurracy, value: 0.5, direction: at_least}"
 GPU = ("device=cuda:7", "regions.0.gpus_per_worker=1", "regions.1.gpus_per_worker=1")
