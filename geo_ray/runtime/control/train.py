@@ -128,7 +128,6 @@ def train(
     followed_plan(run)  # what is wrong with it is told now, not at the end
     store = CheckpointStore(run.checkpoints, experiment.checkpoint.keep)
     found = None if resume is None else _find_checkpoint(store, resume, reporting)
-    lost: tuple[str, ...] = ()
     if found is not None:
         experiment, lost = without_lost(experiment, {part.name for part in found.manifest.parts})
         if lost:
@@ -138,7 +137,9 @@ def train(
     reporting.status("preparing task and data")
     task = load_task(experiment.task, run.base_dir)
     num_params = initial_parameters(task, experiment.seed).numel()
-    manifest, address = prepare_manifest(experiment, task, run.base_dir, run.data, lost)
+    manifest, address = prepare_manifest(
+        experiment, task, run.base_dir, run.data, goes_on=found is not None
+    )
     check_evaluation(experiment, task, manifest)
     warn_at_start(experiment, manifest, simulated=False)
     demands = demands_of(experiment)
