@@ -115,7 +115,7 @@ same runs. USD are until the target where it was reached, else of the whole run,
 def _shown(comparison: Comparison) -> list[int]:
     """The places of the columns in which there is something to see."""
     priced = any(row.usd.median == row.usd.median for row in comparison.rows)
-    empty = () if priced else ("USD",)
+    empty: tuple[str, ...] = () if priced else ("USD",)
     if comparison.target is None:
         empty += _WITH_TARGET_ONLY
     return [place for place, name in enumerate(_HEADINGS) if name not in empty]

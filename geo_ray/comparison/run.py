@@ -21,7 +21,7 @@ from geo_ray.comparison.variants import Case, CaseDirectory, Variant, experiment
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.source import ConfigSource
 from geo_ray.errors import NonFiniteError
-from geo_ray.job.links_text import links_text
+from geo_ray.job.start.links_text import links_text
 from geo_ray.observe.metrics.summary import Target
 from geo_ray.planning.model.bill import Bill
 

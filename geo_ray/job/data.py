@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Collection
 from pathlib import Path
 
 from geo_ray.codecs.common.feedback import seed_of
@@ -20,13 +20,16 @@ from geo_ray.errors import (
 )
 from geo_ray.tasks.base import SelfContained, Task
 
+_log = logging.getLogger(__name__)
+
 
 def prepare_manifest(
     experiment: Experiment,
     task: Task,
     base_dir: Path,
     data_dir: Path,
-    lost: Collection[str] = (),
+    *,
+    goes_on: bool = False,
 ) -> tuple[Manifest, str]:
     """Load the manifest, or write the task's own data below ``data_dir`` (once) and its manifest.
 
@@ -35,7 +38,8 @@ def prepare_manifest(
         task: the loaded task.
         base_dir: where a relative manifest path starts.
         data_dir: where generated shards go, one directory per region.
-        lost: regions that the run goes on without.
+        goes_on: whether the run began before: then regions without which it began, or goes on, are
+            told only.
 
     Returns:
         The manifest and its address.
@@ -60,7 +64,7 @@ def prepare_manifest(
             manifest = _generate(experiment, generate, task, data_dir)
             save_manifest(manifest, address)
     check_manifest(experiment, task, manifest)
-    _check_all_used(experiment, manifest, lost)
+    _check_all_used(experiment, manifest, goes_on=goes_on)
     return manifest, address
 
 
@@ -109,24 +113,27 @@ def check_manifest(experiment: Experiment, task: Task, manifest: Manifest) -> No
                 )
 
 
-def _check_all_used(experiment: Experiment, manifest: Manifest, lost: Collection[str]) -> None:
+def _check_all_used(experiment: Experiment, manifest: Manifest, *, goes_on: bool) -> None:
     """Rows that nobody trains on are left out on purpose, or not at all."""
     left_out = set(experiment.data.leave_out)
-    unknown = sorted(left_out - set(manifest.stores) - set(lost))
+    unknown = sorted(left_out - set(manifest.stores))
     if unknown:
         raise ConfigError(
             f"data.leave_out: the manifest has no region {', '.join(unknown)}; it has "
             f"{', '.join(manifest.stores)}",
             fix="Name regions of the manifest, or leave the key out.",
         )
-    used = {data_region(region, manifest) for region in experiment.regions} | left_out | set(lost)
+    used = {data_region(region, manifest) for region in experiment.regions} | left_out
     rest = {name: manifest.rows(name, "train") for name in manifest.stores if name not in used}
     unused = [name for name, rows in rest.items() if rows]
     if unused:
         rows = sum(rest.values())
+        what = f"the manifest has {rows} training rows of {', '.join(unused)}"
+        if goes_on:
+            _log.warning("%s, which the run goes on without", what)
+            return
         raise RegionsOmittedError(
-            f"the manifest has {rows} training rows of {', '.join(unused)}, of which the "
-            "configuration says nothing: nobody would train on them",
+            f"{what}, of which the configuration says nothing: nobody would train on them",
             fix=f"Add them to `regions`, or say that this is meant: --set data.leave_out="
             f"[{','.join(unused)}].",
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import digest
-from geo_ray.job.links_text import links_text
+from geo_ray.job.start.links_text import links_text
 from geo_ray.observe.events.log import EventLog
 from geo_ray.observe.events.schema import Event
 

@@ -8,12 +8,12 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.job.account import account
 from geo_ray.job.best import BestKeeper
 from geo_ray.job.build import use_one_thread
-from geo_ray.job.check_metrics import check_evaluation
 from geo_ray.job.data import prepare_manifest
 from geo_ray.job.model_file import about_model, save_trained
 from geo_ray.job.recorder import Recorder, Sink
 from geo_ray.job.rundir import RunDirectory, followed_plan
-from geo_ray.job.start_notes import warn_at_start
+from geo_ray.job.start.evaluation import check_evaluation
+from geo_ray.job.start.notes import warn_at_start
 from geo_ray.observe.events.log import EVENTS_FILE, EventLog
 from geo_ray.observe.metrics.summary import Summary, Summing, save_summary
 from geo_ray.observe.report.ending import failure_noted

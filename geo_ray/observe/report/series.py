@@ -85,7 +85,8 @@ def bytes_at(wan_s_N: Floats, wan_bytes_N: Floats, t_s_M: Floats) -> Floats:
     """
     wan_s, wan_bytes = last_of_each(wan_s_N, wan_bytes_N)
     known_s, known = np.concatenate([[0.0], wan_s]), np.concatenate([[0.0], wan_bytes])
-    return np.interp(t_s_M, known_s, known)
+    found: Floats = np.interp(t_s_M, known_s, known)
+    return found
 
 
 def coverage(start_N: Floats, end_N: Floats, edges_B: Floats) -> Floats:

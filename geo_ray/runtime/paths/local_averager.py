@@ -86,9 +86,13 @@ class LocalAverager:
         return self._averager.state.version
 
     def open_requests(self) -> dict[str, int] | None:
-        """See `open_requests`."""
-        with self._lock:
+        """See `open_requests`; None, too, while the averager is at work: nobody waits for that."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
             return open_requests(self._averager)
+        finally:
+            self._lock.release()
 
     def carry_out(self, op: Op) -> LogOutcome:
         """Do what ``op`` says."""

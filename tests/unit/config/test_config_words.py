@@ -394,7 +394,10 @@ def test_no_value_is_proposed_that_would_be_refused_too() -> None:
             ["strategy={kind: diloco_streaming, tau: 9}"],
             r"strategy.tau \(overrides\): got 9, it must be below interval / fragments = 8",
         ),
-        (["emulate={link: {outages: [[2, 1]]}}"], r"emulate.link.outages \(overrides\): 2 to 1 s ends"),
+        (
+            ["emulate={link: {outages: [[2, 1]]}}"],
+            r"emulate.link.outages \(overrides\): 2 to 1 s ends",
+        ),
     ],
 )
 def test_rules_between_keys_name_the_key_and_where_it_is(overrides: list[str], line: str) -> None:

@@ -108,12 +108,13 @@ def test_a_region_without_rows_is_named(tmp_path):
     assert "data.leave_out=[eu]" in caught.value.fix
 
 
-def test_a_part_of_the_regions_is_enough_if_that_is_meant(tmp_path):
+def test_a_part_of_the_regions_is_enough_if_that_is_meant(tmp_path, caplog):
     prepare_manifest(experiment(), digits(), tmp_path, tmp_path / "data")
     some = ("regions=[{name: us}]", "data.generate=null", "data.manifest=data/manifest.json")
     meant = experiment(*some, "data.leave_out=[eu]")
     prepare_manifest(meant, digits(), tmp_path, tmp_path)
-    prepare_manifest(experiment(*some), digits(), tmp_path, tmp_path, lost=("eu",))
+    prepare_manifest(experiment(*some), digits(), tmp_path, tmp_path, goes_on=True)
+    assert "training rows of eu, which the run goes on without" in caplog.text
     with pytest.raises(ConfigError, match="no region asia; it has eu, us"):
         prepare_manifest(experiment(*some, "data.leave_out=[asia]"), digits(), tmp_path, tmp_path)
 

@@ -12,11 +12,13 @@ from click.testing import CliRunner
 from job_support import TEXT, digits, experiment
 
 from geo_ray.cli.main import root
+from geo_ray.data.reader import RegionReader
 from geo_ray.errors import ConfigError, TaskOutputError
 from geo_ray.job.build import check_device
-from geo_ray.job.check_metrics import try_evaluation
 from geo_ray.job.data import open_readers, prepare_manifest
-from geo_ray.job.start_notes import start_notes, warn_at_start
+from geo_ray.job.start.evaluation import check_metric_names, metrics_there
+from geo_ray.job.start.notes import start_notes, warn_at_start
+from geo_ray.tasks.ctr import Ctr
 
 TARGET = "train.target={metric: accurracy, value: 0.5, direction: at_least}"
 GPU = ("device=cuda:7", "regions.0.gpus_per_worker=1", "regions.1.gpus_per_worker=1")
@@ -117,12 +119,46 @@ def test_an_evaluation_that_raises_is_told_before_anything_starts(tmp_path, monk
 
 
 def test_rows_of_a_manifest_are_tried_where_they_are_read(tmp_path: Path) -> None:
-    """As a region's first worker does: by the reader of its region."""
-    made = experiment()
+    """As a region's first worker does: by the reader of its region; names are put together."""
+    made, wrong = experiment(), experiment(TARGET)
     manifest, _ = prepare_manifest(made, digits(), tmp_path, tmp_path)
-    wrong = experiment(TARGET)
+    found = set()
     for region in ("eu", "us"):
         _, heldout = open_readers(made, manifest, region)
-        try_evaluation(made, digits(), heldout)
-        with pytest.raises(ConfigError, match=r"train\.target\.metric.*no 'accurracy'"):
-            try_evaluation(wrong, digits(), heldout)
+        found |= metrics_there(wrong, digits(), heldout)
+    assert found == {"loss", "accuracy"}
+    check_metric_names(made, found)
+    with pytest.raises(ConfigError, match=r"train\.target\.metric.*no 'accurracy'"):
+        check_metric_names(wrong, found)
+
+
+def test_a_metric_that_only_other_regions_have_is_there(tmp_path: Path) -> None:
+    """All rows of the averager's region have one label: no AUC there, but one over all."""
+    target = "train.target={metric: auc, value: 1.0, direction: at_least}"
+    options = "task={use: ctr, options: {rows: 2000, hidden: 4}}"
+    config = experiment(options, target, "regions=[{name: eu}, {name: us}]")
+    task = Ctr(Ctr.Options(rows=2000, hidden=4))
+    manifest, _ = prepare_manifest(config, task, tmp_path, tmp_path)
+    _, eu = open_readers(config, manifest, "eu")
+    one_label = Only(eu, task.label_column)
+    assert "auc" not in metrics_there(config, task, one_label)
+    _, us = open_readers(config, manifest, "us")
+    check_metric_names(
+        config, metrics_there(config, task, one_label) | metrics_there(config, task, us)
+    )
+
+
+class Only:
+    """The rows of a reader that have one label."""
+
+    def __init__(self, reader: RegionReader, label: str) -> None:
+        self._reader, self._label = reader, label
+
+    def read(self, start: int, count: int):
+        return next(self.scan(1))
+
+    def scan(self, batch_rows: int):
+        for columns in self._reader.scan(batch_rows):
+            kept = columns[self._label] == 0
+            if kept.any():
+                yield {name: values[kept] for name, values in columns.items()}
