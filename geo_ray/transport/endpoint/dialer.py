@@ -78,6 +78,7 @@ class Dialer:
     def watch(self, sessions: Callable[[], list[Session]]) -> None:
         """Prove until closed that every session makes progress; runs in a thread of its own.
 
+        It also looks for certificates that have changed, and ends links whose peer's is revoked.
         A connection whose loop stands still is given up, and a region whose thread has ended or
         stands still is dialed by another thread.
         """
@@ -87,6 +88,7 @@ class Dialer:
             waited_s, looked_s = self._clock.now_s() - looked_s, self._clock.now_s()
             if waited_s > every_s + _STUCK_MIN_S / 2:
                 continue  # the whole process stood still
+            self._connector.encryption.refresh()
             for session in sessions():
                 try:
                     self._check(session)
@@ -94,6 +96,7 @@ class Dialer:
                     self._quiet.warning(f"watch {session.peer}", f"region {session.peer}: {error}")
 
     def _check(self, session: Session) -> None:
+        session.give_up_revoked(self._connector.encryption.is_revoked)
         limit_s = self._config.peer_timeout_s + 2 * self._config.heartbeat_s
         was_stuck = session.give_up_stuck(max(_STUCK_MIN_S, limit_s))
         with self._lock:

@@ -18,6 +18,7 @@ from geo_ray.transport.endpoint.incarnation import Incarnation
 from geo_ray.transport.endpoint.outbox import Chunk, Key, Outbox
 from geo_ray.transport.endpoint.traffic_counters import TrafficCounters
 from geo_ray.transport.flow.control import FlowControl
+from geo_ray.transport.security.encryption import revoked
 from geo_ray.transport.wire.fields import count, counts
 from geo_ray.transport.wire.frames import check_sendable, view_of
 from geo_ray.transport.wire.message import (
@@ -260,6 +261,22 @@ class Session:
             connection.run()
         finally:
             self._ended(connection)
+
+    def give_up_revoked(self, is_revoked: Callable[[int], bool]) -> None:
+        """End a connection to a peer that has shown a certificate which counts no more."""
+        with self._changed:
+            connection = self._connection
+        if connection is not None and any(map(is_revoked, connection.peer_serials)):
+            connection.end(revoked(self.peer))
+
+    def link_key(self, purpose: bytes, *, outgoing: bool, link_id: str | None) -> tuple[str, bytes]:
+        """See `Endpoint.link_key`."""
+        with self._changed:
+            connection = self._connection
+        if connection is None or link_id not in (None, connection.greeting.link_id):
+            raise LinkDownError(f"the connection to region {self.peer} is another one now, or none")
+        greeting = connection.greeting
+        return greeting.link_id, greeting.derive_key(purpose, outgoing=outgoing)
 
     def give_up_stuck(self, limit_s: float) -> bool:
         """Give up a connection whose loop has not turned for that long; return whether it did."""
