@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from cryptography import x509
@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from geo_ray.errors import CertificateError
+from geo_ray.transport.security.revocation import make_crl
 from geo_ray.transport.security.tls import TlsBytes, region_uri
 
 CA_DAYS: Final = 3650
@@ -72,6 +73,10 @@ class Authority:
     def cert_pem(self) -> bytes:
         """The CA's certificate, for everybody."""
         return self.cert.public_bytes(serialization.Encoding.PEM)
+
+    def crl(self, serials: Iterable[int], now: dt.datetime | None = None) -> bytes:
+        """Return a revocation list that names these serial numbers, as PEM text."""
+        return make_crl(self.cert, self._key, serials, now or dt.datetime.now(dt.UTC))
 
     @property
     def key_pem(self) -> bytes:
