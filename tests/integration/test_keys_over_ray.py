@@ -1,4 +1,4 @@
-"""Whatever the driver of a run gives to Ray, or gets from it, holds no secret: looked at as bytes."""
+"""What the driver of a run gives to Ray, or gets from it, holds no secret: looked at as bytes."""
 
 from __future__ import annotations
 
