@@ -34,10 +34,10 @@ class Passed:
             self.bytes += found.to_bytes()
             return found
 
-        def deserialize_noted(context: Any, objects: Any, refs: Any, **more: Any) -> Any:
+        def deserialize_noted(context: Any, objects: Any, *more: Any) -> Any:
             for each in objects:
                 self.bytes += b"" if each[0] is None else bytes(each[0])
-            return deserialize(context, objects, refs, **more)
+            return deserialize(context, objects, *more)
 
         def made_noted(keys: RunKeys, *arguments: Any) -> None:
             made(keys, *arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Container
 from dataclasses import asdict
 from typing import Final
@@ -65,7 +66,9 @@ class Session:
         held: HeldBytes,
     ) -> None:
         self.peer = peer
-        self.flow = FlowControl(config, is_shaped=is_shaped)
+        self.flow = FlowControl(
+            config, is_shaped=is_shaped, unix_offset_s=time.time() - time.monotonic()
+        )
         self.inbox = Inbox(peer, callbacks, self._let_go, self._taken)
         self._region = identity.region
         self._config = config
