@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-_START_BYTES: Final = 256 * 1024  # a slow link has no more room; on a fast one it soon doubles
+_START_BYTES: Final = 128 * 1024  # a slow link has no more room; on a fast one it soon doubles
 _LARGEST_BYTES: Final = 1024**3
 _QUEUE_SHARE: Final = 0.3  # the aimed queue, as a share of the shortest round trip
 QUEUE_MIN_S: Final = 0.010
@@ -80,6 +80,8 @@ class Window:
         Until its first round trips are back nothing tells of a queue, and nothing must grow.
         """
         self._begun_s = now_s
+        if self._is_young:  # round trips from before the first data say nothing of their queue
+            self._looked_s, self._rtts = now_s, []
         self._quiet_until_s = now_s + _BLIND_RTTS * (self.base_rtt_s or 0.0)
         if self._held_bytes is not None:
             self.size_bytes = min(self.size_bytes, self._held_bytes)
@@ -116,7 +118,7 @@ class Window:
             self._looked_s, self._rtts = now_s, []
             self._acked_bytes, self._was_full = 0, False
             return
-        if self._is_young and now_s - rtt_s < self._looked_s:
+        if self._is_young and now_s - rtt_s <= self._looked_s:
             return  # begun before the window doubled: it would double again into a queue
         self._rtts.append(rtt_s)
         is_time = now_s - self._looked_s >= _LOOK_RTTS * self.base_rtt_s
