@@ -31,7 +31,7 @@ class Passed:
 
         def serialize_noted(context: Any, value: Any) -> Any:
             found = serialize(context, value)
-            self.bytes += found.to_bytes()
+            self.bytes += value if isinstance(value, bytes) else found.to_bytes()
             return found
 
         def deserialize_noted(context: Any, objects: Any, *more: Any) -> Any:
