@@ -34,6 +34,7 @@ _ASK_KERNEL_S: Final = 1.0
 _DIALS_AT_ONCE: Final = 16
 _LAST_CALL: Final = 1.1  # of the limits of a stream: then it ends whatever is under way
 _REDIAL_S: Final = 1.0
+_CUT_TIMEOUTS: Final = 3  # in a row; one or two come of lost packets
 _LARGEST_CHUNK_BYTES: Final = 1024**2  # taken from peers whose `chunk_bytes` is larger
 
 Counts = list[dict[str, int]]
@@ -152,6 +153,14 @@ class Connection:
     def silent_s(self) -> float:
         """Return the seconds since anything was received from the peer."""
         return self._clock.now_s() - self._heard_s
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the path seems to be cut, so that TCP waits twice as long before each try.
+
+        The kernel of a peer that is busy answers.
+        """
+        return self._control.timeouts >= _CUT_TIMEOUTS
 
     def stuck_s(self) -> float:
         """Return the seconds since the loop last turned; it waits for half of one at most."""

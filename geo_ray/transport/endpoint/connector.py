@@ -101,6 +101,29 @@ class Connector:
             greeting = self._explained(lambda: greet(sock, side), session.peer)
             return self._stream(sock, number, greeting, side)
 
+    def reach(self, address: Address, is_over: Callable[[], bool]) -> bool:
+        """Ask a listener for a TCP connection every second, and end it at once.
+
+        Args:
+            address: where the region listens.
+            is_over: asked ten times per second; True gives up.
+
+        Returns:
+            Whether there is a path.
+        """
+        config = self._config
+        try:
+            sock = sockets.connect_first(
+                sockets.resolve(address),
+                0,
+                config.peer_timeout_s + config.connect_timeout_s,
+                lambda: self._closed.is_set() or is_over(),
+            )
+        except OSError:
+            return False
+        sock.close()
+        return True
+
     def receive(self, sock: socket.socket) -> Stream:
         """Authenticate an accepted socket.
 

@@ -265,6 +265,12 @@ class Session:
         finally:
             self._ended(connection)
 
+    def cut_connection(self) -> Connection | None:
+        """Return the connection if its path seems to be cut; see `Connection.is_cut`."""
+        with self._changed:
+            connection = self._connection
+        return connection if connection is not None and connection.is_cut else None
+
     def give_up_revoked(self, is_revoked: Callable[[int], bool]) -> None:
         """End a connection to a peer that has shown a certificate which counts no more."""
         with self._changed:

@@ -196,6 +196,11 @@ class Stream:
         earlier, self._tcp_info = self._tcp_info, info
         return info.segments_since(earlier)
 
+    @property
+    def timeouts(self) -> int:
+        """See `TcpInfo.timeouts`; as of the last `segments_since`."""
+        return 0 if self._tcp_info is None else self._tcp_info.timeouts
+
     # ------------------------------------------------------------------ in
 
     def read(self, on_bytes: Callable[[int], None]) -> Iterator[tuple[Frame, int]]:
