@@ -190,9 +190,9 @@ class ActorGroup:
         Raises:
             CertificateError: the request makes no sense.
         """
-        signed = self.keys.sign(region, request_pem)
-        if signed is not None:
-            self.bridges[region].use_certificate.remote(signed)
+        signed, bridge = self.keys.sign(region, request_pem), self.bridges.get(region)
+        if signed is not None and bridge is not None:
+            bridge.use_certificate.remote(signed)
 
     def can_lose(self, region: str) -> bool:
         """Whether the run can go on without ``region``: it hosted the averager, which moves."""
