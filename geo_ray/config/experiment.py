@@ -26,7 +26,7 @@ from geo_ray.training.averager.config import AveragerConfig
 from geo_ray.training.compute.optimizers import OptimizerConfig
 from geo_ray.training.config import TrainConfig
 from geo_ray.transfers.config import TransfersConfig
-from geo_ray.transport.config import TransportConfig
+from geo_ray.transport.config import LanConfig, TransportConfig
 from geo_ray.transport.emulation.link_model import LinkSpec
 
 
@@ -88,6 +88,7 @@ class Experiment(StrictModel):
     averager: AveragerConfig = AveragerConfig()
     plan: PlanConfig | None = None
     transport: TransportConfig = TransportConfig()
+    lan: LanConfig = LanConfig()
     overlay: AnyOverlay = StarOverlay()
     transfers: TransfersConfig | None = None
 

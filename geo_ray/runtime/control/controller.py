@@ -219,6 +219,10 @@ class Controller:
             self.policy.on_progress(time.monotonic())
         for event in sorted(events, key=lambda e: float(e["t_s"])):
             self._handle(dict(event))
+        for (_, region), answer in answers.items():
+            request_pem = answer["status"].get("certificate_request")
+            if request_pem is not None:
+                self.actors.renew_certificate(region, request_pem)
         self._phases = {
             r: str(a["status"]["phase"]) for (role, r), a in answers.items() if role == "ps"
         }

@@ -158,7 +158,6 @@ def train(
                 driver_dir=str(Path.cwd()),
                 manifest_address=address,
                 run_id=f"{experiment.name}-{secrets.token_hex(4)}",
-                key=secrets.token_bytes(32),
                 parts_dir=str(run.checkpoints),
                 num_params=num_params,
                 epoch=1 if found is None else int(str(found.manifest.extra["epoch"])) + 1,

@@ -10,12 +10,12 @@ from functools import partial
 from typing import Any
 
 from geo_ray.codecs.differential import DifferentialCodec
-from geo_ray.errors import GeoRayError
+from geo_ray.errors import GeoRayError, LinkDownError
 from geo_ray.runtime.paths.base import StagedPath
-from geo_ray.runtime.paths.differential_messages import notify
+from geo_ray.runtime.paths.differential_messages import DATAGRAMS, notify
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.training.exchange.lossy_receiver import LossyReceiver
-from geo_ray.transport.datagrams.datagram import BlockGroup
+from geo_ray.transport.datagrams.datagram import BlockGroup, Secret, new_session
 from geo_ray.transport.datagrams.pacing import Seen
 from geo_ray.transport.datagrams.udp_channel import UdpChannel
 from geo_ray.transport.endpoint.endpoint import Endpoint
@@ -63,8 +63,13 @@ class DifferentialReceiver:
 
     def on_ask(self, peer: str, channel: UdpChannel) -> None:
         """A region wants to send datagrams."""
-        secret = channel.expect(peer)
-        offer: Meta = {"session": secret.session, "key": secret.key, "port": channel.port}
+        try:
+            link_id, key = self._endpoint.link_key(peer, DATAGRAMS, outgoing=False)
+        except LinkDownError:
+            return  # it asks again
+        session = new_session()
+        channel.expect(peer, Secret.derived(session, key))
+        offer: Meta = {"session": session, "link": link_id, "port": channel.port}
         notify(self._endpoint, peer, "loose_offer", offer)
 
     def on_group(self, peer: str, group: BlockGroup) -> None:

@@ -149,7 +149,6 @@ def test_the_actor_that_hosts_the_averager_is_told_them(tmp_path):
         str(tmp_path),
         "",
         "run",
-        b"",
         parts_dir=str(tmp_path / "checkpoints"),
         num_params=10,
         data_rows={"eu": 5.0, "us": 7.0},
