@@ -3,28 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.region import RegionConfig
-from geo_ray.errors import ConfigError
+from geo_ray.errors import ConfigError, TaskStateError
 from geo_ray.job.evals import EvalBoard
-from geo_ray.strategies.base import AveragerState
+from geo_ray.strategies.base import AveragerState, nothing_carried
 from geo_ray.tasks.base import Task
 from geo_ray.tasks.guard import checked_model
 from geo_ray.training.averager.averager import Averager
+from geo_ray.training.averager.averager_carry import AveragerCarry
+from geo_ray.training.compute.carry_layout import CarryLayout
 from geo_ray.training.compute.flat import check_module, read_parameters, split_sizes
 from geo_ray.training.compute.local_steps import LocalSteps
 from geo_ray.training.compute.optimizers import lasting
+from geo_ray.training.compute.state_guard import constants_of
 from geo_ray.training.compute.worker import Worker
 from geo_ray.training.exchange.averager_wire import AveragerWire
 from geo_ray.training.exchange.wire_plan import WirePlan
 from geo_ray.training.server.plan import ServerPlan
+from geo_ray.training.server.region_carry import RegionCarry
 from geo_ray.training.server.region_model import ShardPort
 from geo_ray.training.server.server import Server
 from geo_ray.training.server.shard import Shard
+from geo_ray.training.server.stragglers import GradientCoding
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStart:
+    """What every region starts from.
+
+    Attributes:
+        params_P: the parameters, fp32 (P,).
+        layout: of what the model carries beside them.
+        carried_B: that, uint8 (B,).
+        constants: digests of all that is not trained.
+    """
+
+    params_P: Tensor
+    layout: CarryLayout = field(default_factory=lambda: CarryLayout(()))
+    carried_B: Tensor = field(default_factory=nothing_carried)
+    constants: Mapping[str, str] = field(default_factory=dict)
+
+    def buffer(self) -> Tensor:
+        """A worker's buffer: a copy of what is carried, then of the parameters, fp32."""
+        return torch.cat([self.carried_B.view(torch.float32), self.params_P])
+
+
+def model_start(task: Task, seed: int) -> ModelStart:
+    """What every region starts from.
+
+    Raises:
+        TaskOutputError: if the model cannot be trained as one flat fp32 vector.
+        TaskStateError: if the task's `carry` does not fit its model.
+    """
+    module = checked_model(task, seed)
+    check_module(module)
+    layout = CarryLayout.of(task, module)
+    constants = constants_of(module)
+    return ModelStart(read_parameters(module), layout, layout.read(module), constants)
 
 
 def initial_parameters(task: Task, seed: int) -> Tensor:
@@ -86,16 +127,29 @@ def build_server(
     shards: Sequence[ShardPort],
     num_params: int,
     epoch: int = 1,
+    start: ModelStart | None = None,
 ) -> Server:
-    """The parameter server of ``region`` over its shards in order, wherever they live."""
+    """The parameter server of ``region`` over its shards in order, wherever they live.
+
+    Args:
+        experiment: the run.
+        region: which region.
+        shards: in order.
+        num_params: P.
+        epoch: incarnation of this server.
+        start: where the model may carry something beside its parameters.
+    """
     plan = _server_plan(experiment, region, epoch)
-    return Server.over(shards, num_params, plan, wire_plan(experiment))
+    carry = None
+    if start is not None and start.layout.entries:
+        carry = RegionCarry(start.layout, start.carried_B, region.workers)
+    return Server.over(shards, num_params, plan, wire_plan(experiment), carry)
 
 
 def build_worker(
     experiment: Experiment, region: str, task: Task, params_P: Tensor, grad_P: Tensor
 ) -> Worker | LocalSteps:
-    """A worker of ``region`` over its buffers, fp32 (P,) each."""
+    """A worker of ``region`` over its buffers, fp32 each: what is carried, then (P,)."""
     worker = Worker(
         task,
         params_P,
@@ -114,14 +168,44 @@ def build_worker(
 
 
 def build_averager(
-    experiment: Experiment, num_params: int, data_rows: Mapping[str, float]
+    experiment: Experiment,
+    num_params: int,
+    data_rows: Mapping[str, float],
+    layout: CarryLayout | None = None,
 ) -> Averager:
     """The averager over all regions, whose data sets have so many rows (`job.data.data_rows`)."""
     members = tuple(sorted(experiment.region_names))
     wire = AveragerWire(wire_plan(experiment))
     enough = experiment.rows if experiment.counts_together else None
     state, goal = AveragerState(members, data_rows=dict(data_rows)), _goal(experiment)
-    return Averager(experiment.strategy, num_params, state, wire=wire, enough=enough, goal=goal)
+    carry = AveragerCarry() if layout is None else AveragerCarry(layout)
+    return Averager(
+        experiment.strategy, num_params, state, wire=wire, enough=enough, goal=goal, carry=carry
+    )
+
+
+def check_carry(experiment: Experiment, layout: CarryLayout) -> None:
+    """Refuse to carry values where updates are summed on their way, or rows are coded.
+
+    Raises:
+        TaskStateError: naming the key.
+    """
+    if not layout.entries:
+        return
+    coded = isinstance(experiment.train.stragglers, GradientCoding)
+    many = len(experiment.regions) > 1 and layout.exchanged_bytes > 0
+    keys = {
+        f"overlay.kind: {experiment.overlay.kind}": many and experiment.overlay.kind != "star",
+        "transfers": many and experiment.transfers is not None,
+        "train.stragglers: coding": coded,
+    }
+    for key, refused in keys.items():
+        if refused:
+            raise TaskStateError(
+                f"{key} does not go with a model that carries {layout.entries[0].name!r}: sums of "
+                "several workers' or regions' values are not what they carry",
+                fix="Leave the key out, or give everything in the task's `carry` the rule region.",
+            )
 
 
 def _goal(experiment: Experiment) -> str:

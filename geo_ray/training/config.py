@@ -31,6 +31,12 @@ class TrainConfig(StrictModel):
     evaluate: Literal["outer", "live"] = Field(
         "outer", description="the model that all regions agree on, or each region's own, mid-round"
     )
+    statistics_batches: int = Field(
+        0,
+        ge=0,
+        description="batches over which running statistics are made anew before an evaluation and "
+        "for the final model; 0: those of the training steps are used",
+    )
     clip_norm: float | None = Field(None, gt=0, description="largest norm of a worker's gradient")
     target: Target | None = Field(None, description="stop early when this is reached")
     keep_best: KeepBest | None = Field(

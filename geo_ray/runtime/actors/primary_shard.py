@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import Any
 
+import torch
+
 from geo_ray.checkpoint.manifest import PartInfo
 from geo_ray.errors import (
     DeadlineExceededError,
@@ -152,17 +154,18 @@ class PrimaryShard:
             return {}, None
         if operation in {"pull", "judged"}:
             with self._changed:
-                shard = self._shard
-                found_S = shard.params_S if operation == "pull" else shard.eval_params_S
-                return {}, parameters_for(conn, found_S)
+                shard, carry = self._shard, self.server.carry
+                if operation == "pull":
+                    return {}, self._parameters_for(conn)
+                agreed_B = None if carry is None else carry.agreed_B
+                return {}, parameters_for(conn, shard.eval_params_S, carried_B=agreed_B)
         with self._changed:
             if operation == "join":
                 self._answers.pop(worker, None)
                 effects = self.server.join(worker)
             else:
                 self._admit(conn, worker)
-                grad_S = pushed_gradient(conn, payload, self._shard.params_S.numel())
-                self._shard.put(worker, grad_S)
+                self._put(worker, conn, payload)
                 effects = self.server.push(worker, read_report(meta))
             self._carry_out(effects)
         return self._await_answer(conn, worker, payload)
@@ -207,7 +210,23 @@ class PrimaryShard:
                 self._admit(conn, worker)
             answer = self._answers.pop(worker)
             # The gradient is used by now: its buffer takes the parameters, and no new pages.
-            return answer_meta(answer), parameters_for(conn, self._shard.params_S, room=payload)
+            return answer_meta(answer), self._parameters_for(conn, payload)
+
+    def _put(self, worker: int, conn: LanConnection, payload: memoryview | None) -> None:
+        """Hold what a worker pushed: what its step left of what is carried, then the gradient."""
+        carry, count = self.server.carry, self._shard.params_S.numel()
+        before = 0 if carry is None else carry.layout.size_floats
+        pushed = pushed_gradient(conn, payload, before + count)
+        if carry is not None:
+            carry.put(worker, pushed[:before].view(torch.uint8))
+        self._shard.put(worker, pushed[before:])
+
+    def _parameters_for(
+        self, conn: LanConnection, room: memoryview | None = None
+    ) -> memoryview | None:
+        carry = self.server.carry
+        carried_B = None if carry is None else carry.present_B
+        return parameters_for(conn, self._shard.params_S, room, carried_B)
 
     # -------------------------------------------------------------- effects
 

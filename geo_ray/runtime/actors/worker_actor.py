@@ -19,6 +19,7 @@ from geo_ray.runtime.actors.worker_loop import WorkerLoop, dial_shards, links_ov
 from geo_ray.runtime.cluster.labels import REGION_LABEL
 from geo_ray.tasks.base import Task
 from geo_ray.tasks.load import load_task
+from geo_ray.training.compute.state_guard import check_constants
 from geo_ray.transport.wire.meta import Meta
 from geo_ray.transport.wire.sockets import Address
 from geo_ray.types import Span
@@ -64,11 +65,17 @@ class WorkerActor:
             "worker": self._rank,
             "epoch": self._epoch,
         }
-        clients = dial_shards(shards, spec.key, hello, spec.num_params)
+        carried = spec.layout.size_floats
+        clients = dial_shards(shards, spec.key, hello, spec.num_params, carried=carried)
         try:
             timeout_s = wait_limit_s(experiment.train)
-            params_P, grad_P, links = links_over(clients, spec.num_params, timeout_s)
+            params_P, grad_P, links = links_over(clients, spec.num_params, timeout_s, carried)
             worker = build_worker(experiment, self._region, task, params_P, grad_P)
+            check_constants(
+                worker.constants,
+                spec.constants,
+                f"worker {self._rank} of region '{self._region}'",
+            )
             candidates = Candidates.of(experiment, Path(spec.parts_dir).parent)
             return WorkerLoop(
                 worker,
@@ -79,6 +86,7 @@ class WorkerActor:
                 eval_rows=experiment.train.eval_batch_size,
                 step_s=None if experiment.step_s(self._region) is None else self._push_s,
                 note=None if candidates is None else partial(candidates.note, self._region),
+                statistics=experiment.statistics_spans,
             ).run()
         finally:
             for client in clients:

@@ -54,7 +54,7 @@ class ShardLink:
         self.client = client
         self._params_S = params_S
         self._grad_S = grad_S
-        self._timeout_s = answer_s(timeout_s)
+        self.timeout_s = answer_s(timeout_s)
         shared = client.shared
         count = params_S.numel()
         self._shared_grad_S = None if shared is None else shared_gradient(shared, count)
@@ -83,7 +83,7 @@ class ShardLink:
         elif push:
             outgoing = as_bytes(self._grad_S)
         into = as_bytes(self._params_S) if self._shared_params_S is None else None
-        return self.client.request(meta, outgoing, into=into, timeout_s=self._timeout_s)
+        return self.client.request(meta, outgoing, into=into, timeout_s=self.timeout_s)
 
     def _take(self, payload: memoryview | None) -> None:
         if self._shared_params_S is None:  # received in place
@@ -93,10 +93,25 @@ class ShardLink:
 
 
 def dial_shards(
-    addresses: Sequence[Address], key: bytes, hello: Meta, num_params: int, *, shared: bool = True
+    addresses: Sequence[Address],
+    key: bytes,
+    hello: Meta,
+    num_params: int,
+    *,
+    shared: bool = True,
+    carried: int = 0,
 ) -> list[LanClient]:
-    """Connect one worker to all shards, primary first; ``shared`` offers memory of both ends."""
-    pieces = split_sizes(num_params, len(addresses))
+    """Connect one worker to all shards, primary first.
+
+    Args:
+        addresses: of the shards.
+        key: of the run.
+        hello: who the worker is.
+        num_params: P.
+        shared: offers memory of both ends.
+        carried: what goes to and from the primary shard before its slice, as so many fp32.
+    """
+    pieces = _pieces(num_params, len(addresses), carried)
     sizes = [shared_bytes(stop - start) if shared else 0 for start, stop in pieces]
     return [
         LanClient(address, key, hello, shared_bytes=size)
@@ -104,20 +119,27 @@ def dial_shards(
     ]
 
 
+def _pieces(num_params: int, shards: int, carried: int) -> list[tuple[int, int]]:
+    """Where the shards' parts lie in a worker's buffers."""
+    slices = [(start + carried, stop + carried) for start, stop in split_sizes(num_params, shards)]
+    return [(0, slices[0][1]), *slices[1:]]
+
+
 def links_over(
-    clients: Sequence[LanClient], num_params: int, timeout_s: float
+    clients: Sequence[LanClient], num_params: int, timeout_s: float, carried: int = 0
 ) -> tuple[Tensor, Tensor, list[ShardLink]]:
     """One worker's parameters and gradient, fp32 (P,) each, and its links to all shards.
 
-    The vectors are the shared memory itself if there is one shard.
+    The vectors are the shared memory itself if there is one shard. What is carried, as so many
+    fp32, stands before both.
     """
-    shared = clients[0].shared if len(clients) == 1 else None
+    shared, length = clients[0].shared if len(clients) == 1 else None, carried + num_params
     if shared is None:
-        params_P, grad_P = torch.zeros(num_params), torch.zeros(num_params)
+        params_P, grad_P = torch.zeros(length), torch.zeros(length)
     else:
-        params_P = shared_parameters(shared, num_params)
-        grad_P = shared_gradient(shared, num_params)
-    pieces = split_sizes(num_params, len(clients))
+        params_P = shared_parameters(shared, length)
+        grad_P = shared_gradient(shared, length)
+    pieces = _pieces(num_params, len(clients), carried)
     links = [
         ShardLink(client, params_P[start:stop], grad_P[start:stop], timeout_s)
         for client, (start, stop) in zip(clients, pieces, strict=True)
@@ -137,6 +159,7 @@ class WorkerLoop:
         eval_rows: rows per evaluation batch.
         step_s: how long the step over some rows is padded to; None for no padding.
         note: takes evaluated parameters; None if nobody wants them.
+        statistics: rows over which running statistics are made anew before an evaluation.
     """
 
     def __init__(
@@ -150,6 +173,7 @@ class WorkerLoop:
         eval_rows: int,
         step_s: Callable[[Span], float] | None,
         note: Note | None = None,
+        statistics: Sequence[Span] = (),
     ) -> None:
         self._worker = worker
         self._primary, *self._others = links
@@ -159,6 +183,7 @@ class WorkerLoop:
         self._eval_rows = eval_rows
         self._step_s = step_s
         self._note = note
+        self._statistics = statistics if worker.has_statistics else ()
 
     def run(self) -> int:
         """Work until sent home.
@@ -210,15 +235,30 @@ class WorkerLoop:
     def _evaluate(self, answer: Assignment) -> None:
         if answer.eval_params:
             self._pull("judged")
+        worker, model = self._worker, None
+        before_B = worker.carried_B.clone()
+        if self._statistics:
+            self._make_precise(answer)
         with _blamed_on_task():
-            stats, rows = self._worker.evaluate_all(self._heldout.scan(self._eval_rows))
-        model = None
+            stats, rows = worker.evaluate_all(self._heldout.scan(self._eval_rows))
         if self._note is not None:
-            model = self._note(answer.version, self._worker.params_P, answer.done)
+            model = self._note(answer.version, worker.params_P, worker.carried_B, answer.done)
+        worker.carried_B.copy_(before_B)
         if answer.eval_params:
             self._pull("pull")
         meta, payload = stats_message(answer.version, stats, rows, final=answer.done, model=model)
         self._primary.client.request(meta, payload, timeout_s=60.0)
+
+    def _make_precise(self, answer: Assignment) -> None:
+        """Put statistics of the parameters to be evaluated, over all regions, to the others."""
+        worker = self._worker
+        with _blamed_on_task():
+            worker.make_precise([self._read(span) for span in self._statistics])
+        meta: Meta = {"op": "statistics", "version": answer.version, "final": answer.done}
+        own = as_bytes(worker.carried_B)
+        _, payload = self._primary.client.request(meta, own, timeout_s=self._primary.timeout_s)
+        if payload is not None:
+            worker.carried_B.copy_(torch.frombuffer(bytearray(payload), dtype=torch.uint8))
 
     def _pull(self, what: str) -> None:
         for link in (self._primary, *self._others):
