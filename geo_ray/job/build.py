@@ -197,7 +197,7 @@ def check_carry(experiment: Experiment, layout: CarryLayout) -> None:
     keys = {
         f"overlay.kind: {experiment.overlay.kind}": many and experiment.overlay.kind != "star",
         "transfers": many and experiment.transfers is not None,
-        "train.stragglers: coding": coded,
+        "train.stragglers.kind: gradient_coding": coded,
     }
     for key, refused in keys.items():
         if refused:

@@ -1,7 +1,7 @@
 """Finds values of a model that change although nobody said so, and such that differ elsewhere.
 
-What is neither trained nor carried must stay as it is: it is in no exchange, in no checkpoint. It is
-compared by digest around a worker's first steps, and at the start with that of other processes.
+What is neither trained nor carried must stay as it is: it is in no exchange and no checkpoint. Its
+digests are compared around a worker's first steps, and at the start with those of other processes.
 """
 
 from __future__ import annotations
