@@ -6,6 +6,8 @@ queue of features with its place, and a buffer that is made anew in every step.
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from pydantic import Field
 from torch import nn
@@ -13,6 +15,7 @@ from torch import nn
 from geo_ray.config.base import StrictModel
 from geo_ray.tasks.classification import classification_metrics, classification_stats
 from geo_ray.tasks.digits import Digits
+from geo_ray.tasks.groups import ParameterGroup, undecayed
 from geo_ray.tasks.seeding import seeded
 
 DECAY = 0.9
@@ -126,3 +129,20 @@ class Normed(Constant):
             return nn.Sequential(
                 nn.Flatten(), nn.Linear(64, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 10)
             )
+
+
+class Ungrouped(Constant):
+    """A plain network."""
+
+    def model(self, seed: int) -> nn.Module:
+        with seeded(seed):
+            return nn.Sequential(
+                nn.Flatten(), nn.Linear(64, 12), nn.LayerNorm(12), nn.ReLU(), nn.Linear(12, 10)
+            )
+
+
+class Grouped(Ungrouped):
+    """The same with norms and biases apart."""
+
+    def groups(self, model: nn.Module) -> list[ParameterGroup]:
+        return [dataclasses.replace(undecayed(model), rate=2.0)]

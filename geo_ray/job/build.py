@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from geo_ray.errors import ConfigError, TaskStateError
 from geo_ray.job.evals import EvalBoard
 from geo_ray.strategies.base import AveragerState, nothing_carried
 from geo_ray.tasks.base import Task
+from geo_ray.tasks.groups import GroupRun, group_runs
 from geo_ray.tasks.guard import checked_model
 from geo_ray.training.averager.averager import Averager
 from geo_ray.training.averager.averager_carry import AveragerCarry
@@ -32,6 +34,8 @@ from geo_ray.training.server.server import Server
 from geo_ray.training.server.shard import Shard
 from geo_ray.training.server.stragglers import GradientCoding
 
+_INNER_RATE: Final = "optimizer.lr"
+
 
 @dataclass(frozen=True, slots=True)
 class ModelStart:
@@ -42,12 +46,14 @@ class ModelStart:
         layout: of what the model carries beside them.
         carried_B: that, uint8 (B,).
         constants: digests of all that is not trained.
+        groups: of parameters that have rates or decays of their own; empty if all are alike.
     """
 
     params_P: Tensor
     layout: CarryLayout = field(default_factory=lambda: CarryLayout(()))
     carried_B: Tensor = field(default_factory=nothing_carried)
     constants: Mapping[str, str] = field(default_factory=dict)
+    groups: tuple[GroupRun, ...] = ()
 
     def buffer(self) -> Tensor:
         """A worker's buffer: a copy of what is carried, then of the parameters, fp32."""
@@ -59,13 +65,14 @@ def model_start(task: Task, seed: int) -> ModelStart:
 
     Raises:
         TaskOutputError: if the model cannot be trained as one flat fp32 vector.
-        TaskStateError: if the task's `carry` does not fit its model.
+        TaskStateError: if the task's `carry` or `groups` do not fit its model.
     """
     module = checked_model(task, seed)
     check_module(module)
     layout = CarryLayout.of(task, module)
     constants = constants_of(module)
-    return ModelStart(read_parameters(module), layout, layout.read(module), constants)
+    params_P, groups = read_parameters(module), group_runs(task, module)
+    return ModelStart(params_P, layout, layout.read(module), constants, groups)
 
 
 def initial_parameters(task: Task, seed: int) -> Tensor:
@@ -99,15 +106,21 @@ def _server_plan(experiment: Experiment, region: RegionConfig, epoch: int) -> Se
         evaluates_outer=train.evaluate == "outer" and traits.region.eval_params is not None,
         goal=_goal(experiment),
         noise_every=train.noise_every,
-        # What a codec loses would be missing in the mean, and look like noise.
+        clip_mean_norm=train.clip_mean_norm,
+        # What a codec or clipping takes away would be missing in the mean, and look like noise.
         tells_norms=train.mode == "sync"
+        and train.clip_mean_norm is None
         and traits.averager.mean_gradient
         and (experiment.codec.up is None or not experiment.codec.up.traits.lossy),
     )
 
 
 def build_shard(
-    experiment: Experiment, region: RegionConfig, index: int, params_P: Tensor
+    experiment: Experiment,
+    region: RegionConfig,
+    index: int,
+    params_P: Tensor,
+    groups: Sequence[GroupRun] = (),
 ) -> Shard:
     """Shard ``index`` of ``region``, holding its own copy of its slice of ``params_P``."""
     train = experiment.train
@@ -118,6 +131,7 @@ def build_shard(
         lasting(experiment.optimizer, steps),
         experiment.strategy,
         alone=len(experiment.regions) == 1,
+        groups=groups,
     )
 
 
@@ -164,7 +178,8 @@ def build_worker(
         return worker
     optimizer = lasting(experiment.optimizer, experiment.train.steps * steps)
     place = next(r for r in experiment.regions if r.name == region)
-    return LocalSteps(worker, optimizer, steps, place.rows_per_step(experiment.data.batch_size))
+    rows, groups = place.rows_per_step(experiment.data.batch_size), group_runs(task, worker.module)
+    return LocalSteps(worker, optimizer, steps, rows, groups)
 
 
 def build_averager(
@@ -184,12 +199,22 @@ def build_averager(
     )
 
 
-def check_carry(experiment: Experiment, layout: CarryLayout) -> None:
-    """Refuse to carry values where updates are summed on their way, or rows are coded.
+def check_start(experiment: Experiment, start: ModelStart) -> None:
+    """Refuse what a model asks for where it cannot be had.
+
+    Values are not carried where updates are summed on their way, or rows are coded; and there are
+    no groups where the averager trains, which knows none.
 
     Raises:
         TaskStateError: naming the key.
     """
+    layout, traits = start.layout, experiment.strategy.traits
+    if start.groups and len(experiment.regions) > 1 and traits.region.rate_key != _INNER_RATE:
+        raise TaskStateError(
+            f"strategy.kind: '{experiment.strategy.kind}' trains with {traits.region.rate_key} in "
+            "the averager, which knows no groups of parameters, but the task has some",
+            fix="Take another strategy, or let `groups` return none.",
+        )
     if not layout.entries:
         return
     coded = isinstance(experiment.train.stragglers, GradientCoding)

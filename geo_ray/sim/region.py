@@ -94,7 +94,8 @@ class SimRegion:
         self.name = region.name
         params_P = start.params_P
         self._shards = [
-            build_shard(experiment, region, i, params_P) for i in range(region.ps_shards)
+            build_shard(experiment, region, i, params_P, start.groups)
+            for i in range(region.ps_shards)
         ]
         self._slices = split_sizes(params_P.numel(), region.ps_shards)
         self.server = build_server(experiment, region, self._shards, params_P.numel(), start=start)

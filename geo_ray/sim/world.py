@@ -16,7 +16,7 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.data.manifest import Manifest
 from geo_ray.errors import InvariantError, NonFiniteError
 from geo_ray.job.best import BestKeeper
-from geo_ray.job.build import build_averager, build_evals, check_carry, model_start
+from geo_ray.job.build import build_averager, build_evals, check_start, model_start
 from geo_ray.job.codec_shapes import with_shapes
 from geo_ray.job.data import data_rows
 from geo_ray.job.eval_notes import Emit, EvalNotes
@@ -92,7 +92,7 @@ class World:
     ) -> None:
         experiment = with_shapes(experiment, task)
         start = model_start(task, experiment.seed)
-        check_carry(experiment, start.layout)
+        check_start(experiment, start)
         params_P = start.params_P
         self._experiment = experiment
         self._num_params = params_P.numel()

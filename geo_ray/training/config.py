@@ -38,6 +38,9 @@ class TrainConfig(StrictModel):
         "for the final model; 0: those of the training steps are used",
     )
     clip_norm: float | None = Field(None, gt=0, description="largest norm of a worker's gradient")
+    clip_mean_norm: float | None = Field(
+        None, gt=0, description="largest norm of the mean of a region's gradients in a step"
+    )
     target: Target | None = Field(None, description="stop early when this is reached")
     keep_best: KeepBest | None = Field(
         None, description="keep the best evaluated model beside the last one"
@@ -80,6 +83,11 @@ class TrainConfig(StrictModel):
         traits = strategy.traits
         if len(workers) == 1:
             return
+        if self.clip_mean_norm is not None and traits.region.worker_steps:
+            raise ValueError(
+                f"train.clip_mean_norm: workers of '{strategy.kind}' push changes of several steps "
+                "and no gradients; use clip_norm, which clips each of these steps"
+            )
         if self.count == "each" and traits.region.ends_together:
             raise ValueError(
                 f"train.count: each region ends at its own time, but '{strategy.kind}' gives "

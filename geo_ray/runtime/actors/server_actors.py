@@ -47,7 +47,7 @@ def _load_shard(
     task = load_task(experiment.task, spec.here)
     start = model_start(task, experiment.seed)
     check_constants(start.constants, spec.constants, f"shard {index} of region '{region}'")
-    shard = build_shard(experiment, spec.region(region), index, start.params_P)
+    shard = build_shard(experiment, spec.region(region), index, start.params_P, start.groups)
     held = HeldShard(shard, region, index, spec.parts_dir)
     if spec.resume is None:
         return held, start, {}

@@ -19,7 +19,7 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import digest
 from geo_ray.job.account import account
 from geo_ray.job.best import BestKeeper
-from geo_ray.job.build import build_evals, check_carry, model_start, use_one_thread
+from geo_ray.job.build import build_evals, check_start, model_start, use_one_thread
 from geo_ray.job.check_metrics import check_metric_names
 from geo_ray.job.codec_shapes import with_shapes
 from geo_ray.job.data import data_rows, prepare_manifest, warn_of_few_rows
@@ -136,7 +136,7 @@ def train(
     reporting.status("preparing task and data")
     task = load_task(experiment.task, run.base_dir)
     start = model_start(task, experiment.seed)
-    check_carry(experiment, start.layout)
+    check_start(experiment, start)
     manifest, address = prepare_manifest(experiment, task, run.base_dir, run.data)
     check_metric_names(experiment, task, manifest)
     warn_of_few_rows(experiment, manifest)

@@ -46,6 +46,12 @@ def square_norm(x_P: Tensor) -> float:
     return total
 
 
+def exact_square_norm(x_P: Tensor) -> float:
+    """The same in fp64, so that the sum over slices hardly depends on where they are cut."""
+    pieces = torch.split(x_P, _PIECE)
+    return sum(float(torch.dot(piece.double(), piece.double())) for piece in pieces)
+
+
 class FlatModel:
     """Makes a module's parameters and gradients views of two flat buffers.
 

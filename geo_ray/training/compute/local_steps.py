@@ -14,7 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from torch import Tensor
 
 from geo_ray.tasks.base import Columns, Stats
+from geo_ray.tasks.groups import GroupRun
 from geo_ray.training.compute.carry_layout import CarryLayout
+from geo_ray.training.compute.group_pieces import pieces_of
 from geo_ray.training.compute.optimizers import InnerOptimizer, OneOptimizer
 from geo_ray.training.compute.worker import StepResult, Worker
 from geo_ray.types import Span
@@ -29,13 +31,20 @@ class LocalSteps:
         steps: per push; the rows of a push are cut into as many batches.
         region_rows: of a batch of each of the region's workers together, to know from a push's
             place in the stream how many came before.
+        groups: of the parameters, if they are not all alike.
     """
 
     def __init__(
-        self, worker: Worker, optimizer: OneOptimizer, steps: int, region_rows: int = 1
+        self,
+        worker: Worker,
+        optimizer: OneOptimizer,
+        steps: int,
+        region_rows: int = 1,
+        groups: Sequence[GroupRun] = (),
     ) -> None:
         self._worker = worker
-        self._optimizer = InnerOptimizer(optimizer, worker.params_P)
+        pieces = pieces_of(groups, (0, worker.params_P.numel()))
+        self._optimizer = InnerOptimizer(optimizer, worker.params_P, pieces)
         self._steps = steps
         self._region_rows = region_rows
 

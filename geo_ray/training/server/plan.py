@@ -31,6 +31,7 @@ class ServerPlan:
         goal: what the run is to do, in words; at a resume with another goal it goes on, although it
             was told to finish.
         noise_every: steps between measurements of gradient noise; None for the usual number.
+        clip_mean_norm: largest norm of the mean of a step's gradients; None: any.
         tells_norms: updates are gradients as they are, whose norms the averager wants to know.
     """
 
@@ -51,6 +52,7 @@ class ServerPlan:
     tells_norms: bool = False
     goal: str = ""
     noise_every: int | None = None
+    clip_mean_norm: float | None = None
 
     @property
     def steps_per_round(self) -> int:

@@ -271,7 +271,9 @@ class Server:
         norms = self.noise.norms(step, contributions, reports)
         if self.carry is not None:
             self.carry.apply(contributions, together=self.plan.mode == "sync")
-        mean_sq = self.model.apply(contributions, measure=len(norms) > 1)
+        mean_sq = self.model.apply(
+            contributions, measure=len(norms) > 1, most_norm=self.plan.clip_mean_norm
+        )
         return self.noise.take(step, norms, mean_sq)
 
     def _do_without(self, lost: str | None) -> int:
