@@ -224,11 +224,16 @@ class SimRegion:
         self._carry_out(self.server.push(rank, report))
 
     def _evaluate(self, worker: Worker | LocalSteps, answer: Assignment) -> None:
+        spans = self._experiment.statistics_spans if worker.has_statistics else ()
+        if spans:
+            worker.make_precise([self._read(span) for span in spans])
         totals, rows = worker.evaluate_all(self._heldout.scan(self._eval_rows))
         step, last, model = answer.version, answer.done, None
         if self._candidates is not None:
             carried_B = worker.carried_B
             model = self._candidates.note(self.name, step, worker.params_P, carried_B, last)
+        if last and spans and self.server.carry is not None:
+            self.server.carry.precise_B = worker.carried_B.clone()
         self._hooks.evaluated(self.name, step, totals, rows, last, model)
 
     def _measure_step_s(self, batch_size: int) -> float:

@@ -47,6 +47,7 @@ class SimResult:
         sent_bytes: bytes by (source, destination) and class.
         rounds: commits of the averager.
         carried_B: what each region's final model carries, uint8 (B,); None if nothing.
+        final_B: what the model that is kept carries: with statistics over all regions.
     """
 
     seconds: float
@@ -54,6 +55,7 @@ class SimResult:
     sent_bytes: dict[tuple[str, str], dict[str, int]]
     rounds: int
     carried_B: dict[str, Tensor | None]
+    final_B: Tensor | None
 
 
 @dataclass(slots=True)
@@ -93,7 +95,7 @@ class World:
         experiment = with_shapes(experiment, task)
         start = model_start(task, experiment.seed)
         check_start(experiment, start)
-        params_P = start.params_P
+        self._start, params_P = start, start.params_P
         self._experiment = experiment
         self._num_params = params_P.numel()
         self._emit = emit
@@ -177,7 +179,15 @@ class World:
             self._note_sent(),
             self.averager.state.version,
             {name: region.carried_B for name, region in self.regions.items()},
+            self._final_carried(),
         )
+
+    def _final_carried(self) -> Tensor | None:
+        found = {name: region.carried_B for name, region in self.regions.items()}
+        carried = {name: carried_B for name, carried_B in found.items() if carried_B is not None}
+        if not carried:
+            return None
+        return self._start.layout.with_statistics(self._hub, carried, self.averager.state.data_rows)
 
     def _note_sent(self) -> dict[tuple[str, str], dict[str, int]]:
         sent = {pair: dict(classes) for pair, classes in self._network.sent_bytes.items()}

@@ -15,10 +15,12 @@ from torch import Tensor
 from geo_ray.codecs.base import Coded
 from geo_ray.codecs.common.dgt_report import LossyReport
 
+_NOTHING = torch.empty(0, dtype=torch.uint8)
+
 
 def nothing_carried() -> Tensor:
     """No carried values, uint8 (0,)."""
-    return torch.empty(0, dtype=torch.uint8)
+    return _NOTHING  # one and the same, so that messages without any are equal
 
 
 @dataclass(frozen=True, slots=True)

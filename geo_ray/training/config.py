@@ -34,8 +34,8 @@ class TrainConfig(StrictModel):
     statistics_batches: int = Field(
         0,
         ge=0,
-        description="batches over which running statistics are made anew before an evaluation and "
-        "for the final model; 0: those of the training steps are used",
+        description="batches of each region over which running statistics are made anew before its "
+        "evaluations and for the final model; 0: those of the training steps are used",
     )
     clip_norm: float | None = Field(None, gt=0, description="largest norm of a worker's gradient")
     clip_mean_norm: float | None = Field(

@@ -152,6 +152,11 @@ class PrimaryShard:
             with self._changed:
                 self.server.evals.told()
             return {}, None
+        if operation == "precise":
+            with self._changed:
+                if self.server.carry is not None:
+                    self.server.carry.note_precise(payload or b"")
+            return {}, None
         if operation in {"pull", "judged"}:
             with self._changed:
                 shard, carry = self._shard, self.server.carry

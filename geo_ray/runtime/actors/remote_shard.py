@@ -72,7 +72,7 @@ def _read_step(meta: Meta, _: Payload) -> tuple[Sequence[Contribution], bool, fl
     return read_contributions(meta), measure, scale
 
 
-def _step(name: str, parts: Sequence[Contribution], measure: bool, scale: float) -> Packed:
+def _step(name: str, parts: Sequence[Contribution], measure: bool, scale: float = 1.0) -> Packed:
     told = contributions_meta(parts) | {"op": name, "measure": measure}
     return told if scale == 1.0 else told | {"scale": scale}, None
 

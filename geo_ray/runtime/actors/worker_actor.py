@@ -15,7 +15,7 @@ from geo_ray.job.candidates import Candidates
 from geo_ray.job.data import data_region, open_readers
 from geo_ray.runtime.actors.deadlines import wait_limit_s
 from geo_ray.runtime.actors.spec import RunSpec
-from geo_ray.runtime.actors.worker_loop import WorkerLoop, dial_shards, links_over
+from geo_ray.runtime.actors.worker_loop import EvalSetting, WorkerLoop, dial_shards, links_over
 from geo_ray.runtime.cluster.labels import REGION_LABEL
 from geo_ray.tasks.base import Task
 from geo_ray.tasks.load import load_task
@@ -83,10 +83,12 @@ class WorkerActor:
                 train,
                 heldout,
                 rank=self._rank,
-                eval_rows=experiment.train.eval_batch_size,
+                evals=EvalSetting(
+                    experiment.train.eval_batch_size,
+                    None if candidates is None else partial(candidates.note, self._region),
+                    experiment.statistics_spans,
+                ),
                 step_s=None if experiment.step_s(self._region) is None else self._push_s,
-                note=None if candidates is None else partial(candidates.note, self._region),
-                statistics=experiment.statistics_spans,
             ).run()
         finally:
             for client in clients:

@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -54,7 +55,7 @@ class ShardLink:
         self.client = client
         self._params_S = params_S
         self._grad_S = grad_S
-        self.timeout_s = answer_s(timeout_s)
+        self._timeout_s = answer_s(timeout_s)
         shared = client.shared
         count = params_S.numel()
         self._shared_grad_S = None if shared is None else shared_gradient(shared, count)
@@ -70,6 +71,10 @@ class ShardLink:
         """Push the gradient slice and wait for the receipt only."""
         self._request({"op": "put"}, push=True)
 
+    def put_precise(self, carried_B: Tensor) -> None:
+        """Hand over, to the primary shard, what the final model carries."""
+        self.client.request({"op": "precise"}, as_bytes(carried_B), timeout_s=self._timeout_s)
+
     def pull(self, what: str = "pull") -> None:
         """Fetch the parameter slice: the live one, or what is ``eval_params``."""
         _, payload = self._request({"op": what}, push=False)
@@ -83,7 +88,7 @@ class ShardLink:
         elif push:
             outgoing = as_bytes(self._grad_S)
         into = as_bytes(self._params_S) if self._shared_params_S is None else None
-        return self.client.request(meta, outgoing, into=into, timeout_s=self.timeout_s)
+        return self.client.request(meta, outgoing, into=into, timeout_s=self._timeout_s)
 
     def _take(self, payload: memoryview | None) -> None:
         if self._shared_params_S is None:  # received in place
@@ -147,6 +152,21 @@ def links_over(
     return params_P, grad_P, links
 
 
+@dataclass(frozen=True, slots=True)
+class EvalSetting:
+    """How a worker evaluates.
+
+    Attributes:
+        rows: of a batch.
+        note: takes evaluated parameters; None if nobody wants them.
+        statistics: rows over which running statistics are made anew before an evaluation.
+    """
+
+    rows: int = 256
+    note: Note | None = None
+    statistics: tuple[Span, ...] = ()
+
+
 class WorkerLoop:
     """See the module's docstring.
 
@@ -156,10 +176,8 @@ class WorkerLoop:
         train: the region's training stream.
         heldout: its held-out rows.
         rank: this worker's rank.
-        eval_rows: rows per evaluation batch.
+        evals: how it evaluates.
         step_s: how long the step over some rows is padded to; None for no padding.
-        note: takes evaluated parameters; None if nobody wants them.
-        statistics: rows over which running statistics are made anew before an evaluation.
     """
 
     def __init__(
@@ -170,20 +188,16 @@ class WorkerLoop:
         heldout: RegionReader,
         *,
         rank: int,
-        eval_rows: int,
+        evals: EvalSetting,
         step_s: Callable[[Span], float] | None,
-        note: Note | None = None,
-        statistics: Sequence[Span] = (),
     ) -> None:
         self._worker = worker
         self._primary, *self._others = links
         self._train = train
         self._heldout = heldout
         self._rank = rank
-        self._eval_rows = eval_rows
+        self._evals = evals
         self._step_s = step_s
-        self._note = note
-        self._statistics = statistics if worker.has_statistics else ()
 
     def run(self) -> int:
         """Work until sent home.
@@ -235,30 +249,22 @@ class WorkerLoop:
     def _evaluate(self, answer: Assignment) -> None:
         if answer.eval_params:
             self._pull("judged")
-        worker, model = self._worker, None
+        worker, evals, model = self._worker, self._evals, None
+        is_precise = bool(evals.statistics) and worker.has_statistics
         before_B = worker.carried_B.clone()
-        if self._statistics:
-            self._make_precise(answer)
         with _blamed_on_task():
-            stats, rows = worker.evaluate_all(self._heldout.scan(self._eval_rows))
-        if self._note is not None:
-            model = self._note(answer.version, worker.params_P, worker.carried_B, answer.done)
+            if is_precise:
+                worker.make_precise([self._read(span) for span in evals.statistics])
+            stats, rows = worker.evaluate_all(self._heldout.scan(evals.rows))
+        if evals.note is not None:
+            model = evals.note(answer.version, worker.params_P, worker.carried_B, answer.done)
+        if is_precise and answer.done:
+            self._primary.put_precise(worker.carried_B)
         worker.carried_B.copy_(before_B)
         if answer.eval_params:
             self._pull("pull")
         meta, payload = stats_message(answer.version, stats, rows, final=answer.done, model=model)
         self._primary.client.request(meta, payload, timeout_s=60.0)
-
-    def _make_precise(self, answer: Assignment) -> None:
-        """Put statistics of the parameters to be evaluated, over all regions, to the others."""
-        worker = self._worker
-        with _blamed_on_task():
-            worker.make_precise([self._read(span) for span in self._statistics])
-        meta: Meta = {"op": "statistics", "version": answer.version, "final": answer.done}
-        own = as_bytes(worker.carried_B)
-        _, payload = self._primary.client.request(meta, own, timeout_s=self._primary.timeout_s)
-        if payload is not None:
-            worker.carried_B.copy_(torch.frombuffer(bytearray(payload), dtype=torch.uint8))
 
     def _pull(self, what: str) -> None:
         for link in (self._primary, *self._others):

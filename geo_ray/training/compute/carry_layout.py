@@ -12,7 +12,7 @@ Shape legend: B = bytes of the whole vector; E = of what is exchanged; F = float
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -147,11 +147,22 @@ class CarryLayout:
         self._take_largest(new_B, [now_B])
         return new_B
 
-    def with_statistics(self, vector_B: Tensor, others_B: Tensor) -> Tensor:
-        """A copy of a vector with the means and variances of another."""
-        new_B = vector_B.clone()
+    def with_statistics(
+        self, home: str, vectors: Mapping[str, Tensor], rows: Mapping[str, float]
+    ) -> Tensor:
+        """A region's vector with means and variances over all regions.
+
+        Args:
+            home: the region.
+            vectors: uint8 (B,) by region.
+            rows: weights of the regions.
+        """
+        new_B = vectors[home].clone()
         stop = 8 * sum(entry.count for entry in self._variances)
-        new_B[:stop] = others_B[:stop]
+        names = sorted(vectors)
+        if stop and any(not torch.equal(vectors[n][:stop], new_B[:stop]) for n in names):
+            weights = [rows.get(name, 1.0) for name in names]
+            new_B[:stop] = self.combine([vectors[name] for name in names], weights)[:stop]
         return new_B
 
     def is_finite(self, vector: Tensor) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from geo_ray.errors import CheckpointCorruptError, InvariantError
@@ -76,6 +77,16 @@ class RegionCarry:
             self.present_B = self.layout.combine(vectors, weights)
         for contribution in contributions:
             self._pushed.pop(contribution.worker, None)
+
+    def note_precise(self, found: bytes | memoryview) -> None:
+        """Hold what the final evaluation was made with.
+
+        Raises:
+            InvariantError: if it has another size.
+        """
+        if len(found) != self.present_B.numel():
+            raise InvariantError(f"{len(found)} carried bytes came, not {self.present_B.numel()}")
+        self.precise_B = torch.frombuffer(bytearray(found), dtype=torch.uint8)
 
     @property
     def final_B(self) -> Tensor:
