@@ -42,6 +42,8 @@ class RegionHooks:
         step: a step was applied; with when its computation began.
         evaluated: a worker's statistics: step, sums, rows, whether they are the last, and the
             digest of the evaluated parameters, if it is told.
+        precise: carried values with statistics of the final parameters over the region's rows; what
+            it is given goes on, once they are over all regions' rows.
         saved: the parts of a checkpoint: of the server, and of each shard.
     """
 
@@ -49,6 +51,7 @@ class RegionHooks:
     step: Callable[[str, StepDone, float], None]
     evaluated: Callable[[str, int, Stats, int, bool, str | None], None]
     saved: Callable[[str, Snapshot, list[ShardState]], None]
+    precise: Callable[[str, Tensor, Callable[[Tensor], None]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,15 +228,25 @@ class SimRegion:
 
     def _evaluate(self, worker: Worker | LocalSteps, answer: Assignment) -> None:
         spans = self._experiment.statistics_spans if worker.has_statistics else ()
-        if spans:
-            worker.make_precise([self._read(span) for span in spans])
+        if not (spans and answer.done):
+            self._judge(worker, answer)
+            return
+        worker.make_precise([self._read(span) for span in spans])
+
+        def go_on(carried_B: Tensor) -> None:
+            worker.carried_B.copy_(carried_B)
+            if self.server.carry is not None:
+                self.server.carry.precise_B = carried_B
+            self._judge(worker, answer)
+
+        self._hooks.precise(self.name, worker.carried_B.clone(), go_on)
+
+    def _judge(self, worker: Worker | LocalSteps, answer: Assignment) -> None:
         totals, rows = worker.evaluate_all(self._heldout.scan(self._eval_rows))
         step, last, model = answer.version, answer.done, None
         if self._candidates is not None:
             carried_B = worker.carried_B
             model = self._candidates.note(self.name, step, worker.params_P, carried_B, last)
-        if last and spans and self.server.carry is not None:
-            self.server.carry.precise_B = worker.carried_B.clone()
         self._hooks.evaluated(self.name, step, totals, rows, last, model)
 
     def _measure_step_s(self, batch_size: int) -> float:

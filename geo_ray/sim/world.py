@@ -7,6 +7,7 @@ run to the bit.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -31,6 +32,7 @@ from geo_ray.strategies.base import Reply, Update
 from geo_ray.tasks.base import Stats, Task
 from geo_ray.tasks.guard import checked_model
 from geo_ray.training.averager.averager import AveragerSnapshot
+from geo_ray.training.compute.precise import StatisticsBoard
 from geo_ray.training.server.effects import SendUpdate, Snapshot, StepDone
 
 LAN_S = 0.0012
@@ -47,7 +49,6 @@ class SimResult:
         sent_bytes: bytes by (source, destination) and class.
         rounds: commits of the averager.
         carried_B: what each region's final model carries, uint8 (B,); None if nothing.
-        final_B: what the model that is kept carries: with statistics over all regions.
     """
 
     seconds: float
@@ -55,7 +56,6 @@ class SimResult:
     sent_bytes: dict[tuple[str, str], dict[str, int]]
     rounds: int
     carried_B: dict[str, Tensor | None]
-    final_B: Tensor | None
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class World:
         experiment = with_shapes(experiment, task)
         start = model_start(task, experiment.seed)
         check_start(experiment, start)
-        self._start, params_P = start, start.params_P
+        params_P = start.params_P
         self._experiment = experiment
         self._num_params = params_P.numel()
         self._emit = emit
@@ -149,7 +149,11 @@ class World:
         gradients = None if start.layout.entries else _together(experiment, task)
         candidates = None if keeper is None else keeper.candidates
         around = Surroundings(self._scheduler, lan_s, gradients, candidates)
-        hooks = RegionHooks(self._on_send, self._on_step, self._on_evaluated, self._on_saved)
+        self._statistics = StatisticsBoard(start.layout, rows)
+        self._go_on: dict[str, Callable[[Tensor], None]] = {}
+        hooks = RegionHooks(
+            self._on_send, self._on_step, self._on_evaluated, self._on_saved, self._on_precise
+        )
         self.regions = {
             region.name: SimRegion(experiment, region, task, manifest, start, around, hooks)
             for region in experiment.regions
@@ -179,15 +183,7 @@ class World:
             self._note_sent(),
             self.averager.state.version,
             {name: region.carried_B for name, region in self.regions.items()},
-            self._final_carried(),
         )
-
-    def _final_carried(self) -> Tensor | None:
-        found = {name: region.carried_B for name, region in self.regions.items()}
-        carried = {name: carried_B for name, carried_B in found.items() if carried_B is not None}
-        if not carried:
-            return None
-        return self._start.layout.with_statistics(self._hub, carried, self.averager.state.data_rows)
 
     def _note_sent(self) -> dict[tuple[str, str], dict[str, int]]:
         sent = {pair: dict(classes) for pair, classes in self._network.sent_bytes.items()}
@@ -364,6 +360,12 @@ class World:
             self._note_sent()  # a run is priced at the time of an evaluation
         if cause is not None:
             self._stop(cause)
+
+    def _on_precise(self, name: str, carried_B: Tensor, go_on: Callable[[Tensor], None]) -> None:
+        self._statistics.add(name, carried_B)
+        self._go_on[name] = go_on
+        for region, over_all_B in self._statistics.take(self.regions).items():
+            self._go_on[region](over_all_B)
 
     def _stop(self, cause: str) -> None:
         if self.averager.stopping:

@@ -32,10 +32,10 @@ class TrainConfig(StrictModel):
         "outer", description="the model that all regions agree on, or each region's own, mid-round"
     )
     statistics_batches: int = Field(
-        0,
+        16,
         ge=0,
-        description="batches of each region over which running statistics are made anew before its "
-        "evaluations and for the final model; 0: those of the training steps are used",
+        description="batches of each region over which running statistics are made anew for the "
+        "final model and its evaluation; 0: those of the training steps are used",
     )
     clip_norm: float | None = Field(None, gt=0, description="largest norm of a worker's gradient")
     clip_mean_norm: float | None = Field(

@@ -22,7 +22,9 @@ SHARDS = [
 
 
 def config_of(**changes: Any) -> Experiment:
-    return experiment_of(**{"task": STATEFUL} | changes)
+    """Without statistics over all regions, which the controller puts together."""
+    train = {"steps": 6, "eval_every": 3} | changes.pop("train", {})
+    return experiment_of(**{"task": STATEFUL, "train": train | {"statistics_batches": 0}} | changes)
 
 
 def carried(site: Site) -> torch.Tensor:
@@ -49,9 +51,7 @@ def check_as_simulated(world: InProcess, digests: list[str]) -> None:
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("regions", [SHARDS[:1], SHARDS], ids=["alone", "two"])
 def test_sockets_and_simulator_give_the_same_bits(tmp_path: Path, shared: bool, regions) -> None:
-    train = {"steps": 6, "eval_every": 3, "statistics_batches": 2}
-    emulate = {"step_s": 0.01}
-    config = config_of(strategy={"kind": "bsp"}, regions=regions, train=train, emulate=emulate)
+    config = config_of(strategy={"kind": "bsp"}, regions=regions, emulate={"step_s": 0.01})
     with InProcess(config, tmp_path) as world:
         check_as_simulated(world, world.run(shared=shared))
 
@@ -83,7 +83,7 @@ def test_regions_end_with_what_they_share(tmp_path: Path, strategy: dict[str, An
 
 def test_lossy_blocks_leave_it_whole(tmp_path: Path) -> None:
     codec = {"up": {"kind": "dgt", "block_bytes": 64, "share": 0.4}}
-    config = config_of(strategy={"kind": "sma", "interval": 2}, codec=codec, regions=SHARDS)
+    config = config_of(strategy={"kind": "bsp"}, codec=codec, regions=SHARDS)
     with InProcess(config, tmp_path) as world:
         world.run()
         first, second = world.sites.values()

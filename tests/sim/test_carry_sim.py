@@ -19,6 +19,7 @@ from geo_ray.training.compute.carry_layout import CarryLayout
 
 TASKS = Path(__file__).parents[1] / "carry_tasks.py"
 KINDS = sorted(STRATEGIES)
+PLAIN = {"eval_every": 0, "statistics_batches": 0}
 THREE = {
     "regions": [{"name": "a"}, {"name": "b", "workers": 2}, {"name": "c"}],
     "emulate": {
@@ -77,7 +78,7 @@ def test_bsp_carries_what_a_second_program_computes(data_dir) -> None:
     config = experiment(
         task=task(),
         strategy={"kind": "bsp"},
-        train={"steps": steps, "eval_every": 0},
+        train={"steps": steps} | PLAIN,
         **THREE,
     )
     run = Run(config, data_dir)
@@ -134,7 +135,7 @@ def test_bsp_carries_what_a_second_program_computes(data_dir) -> None:
 
 
 def sections_of(kind: str, **more: Any) -> dict[str, Any]:
-    found = of_kind(kind) | THREE | {"task": task(), "train": {"steps": 12, "eval_every": 0}}
+    found = of_kind(kind) | THREE | {"task": task(), "train": {"steps": 12} | PLAIN}
     return found | more
 
 
@@ -218,7 +219,7 @@ def test_pushes_one_by_one_keep_values_between_those_that_were_there(data_dir) -
     regions = [{"name": "a", "workers": 8}, {"name": "b", "workers": 8}]
     for kind in ("asgd_ga", "sma"):
         sections = sections_of(kind, regions=regions, emulate={"step_s": 0.5})
-        sections["train"] = {"steps": 12, "eval_every": 0, "mode": "async"}
+        sections["train"] = {"steps": 12, "mode": "async"} | PLAIN
         run = Run(experiment(**sections), data_dir).go()
         norm = model_of(run, "a").norm
         assert (norm.running_var > 0).all() and int(norm.num_batches_tracked) >= 12
@@ -267,7 +268,7 @@ def test_a_region_alone_ends_with_plain_training(data_dir) -> None:
     config = experiment(
         task=task("Normed"),
         regions=[{"name": "a"}],
-        train={"steps": 6, "eval_every": 0},
+        train={"steps": 6} | PLAIN,
         emulate={"step_s": 0.5},
     )
     run = Run(config, data_dir).go()
@@ -303,3 +304,90 @@ def test_the_layout_is_the_same_wherever_it_is_made() -> None:
     loaded = load_task(TaskConfig(**task()), Path())
     one, other = (CarryLayout.of(loaded, loaded.model(seed)) for seed in (1, 2))
     assert one == other and one.size_bytes % 64 == 0
+
+
+# ------------------------------------------------------------------ precise statistics
+
+
+def statistics_by_hand(
+    run: Run, model: nn.Module, batches: int
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Mean and variance of what goes into the norm, by region, over its first batches."""
+    found = {}
+    for name, region in run.world.regions.items():
+        means, variances = [], []
+        for i in range(batches):
+            images = torch.as_tensor(region._train.read(4 * i, 4)["image"])
+            with torch.no_grad():
+                inside = model.inner(images) * model.scale
+            means.append(inside.double().mean(0))
+            variances.append(inside.double().var(0))  # unbiased, as torch keeps it
+        mean = torch.stack(means).mean(0)
+        spread = torch.stack([(m - mean) ** 2 for m in means])
+        found[name] = mean, (torch.stack(variances) + spread).mean(0)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["bsp", "diloco", "asgd_ga"])
+def test_the_final_model_has_the_statistics_of_its_parameters_over_all_regions(
+    data_dir, kind: str
+) -> None:
+    sections = sections_of(kind, task=task())
+    sections["train"] = {"steps": 12, "eval_every": 6, "statistics_batches": 5}
+    run = Run(experiment(**sections), data_dir).go()
+    evaluated = [e for e in run.of("eval") if e["final"] and e["region"] is None]
+    model = model_of(run, "a")
+    rows = run.world.averager.state.data_rows
+    shares = {name: rows[name] / sum(rows.values()) for name in rows}
+    by_region = statistics_by_hand(run, model, 5)
+    mean = sum(shares[n] * m for n, (m, _) in by_region.items())
+    variance = sum(shares[n] * (v + (m - mean) ** 2) for n, (m, v) in by_region.items())
+    if kind != "asgd_ga":  # whose regions are equal but for rounding
+        for name in ("b", "c"):
+            assert torch.equal(model_of(run, name).norm.running_var, model.norm.running_var)
+        assert_near(model.norm.running_mean, mean)
+        assert_near(model.norm.running_var, variance)
+    total: dict[str, Any] = {}
+    loaded = load_task(TaskConfig(**run.config.task.model_dump()), Path())
+    with torch.no_grad():
+        for region in run.world.regions.values():
+            for columns in region._heldout.scan(256):
+                batch = loaded.collate(columns, torch.device("cpu"))
+                for key, value in loaded.evaluate(model.eval(), batch).items():
+                    total[key] = total.get(key, 0.0) + value
+    (last,) = evaluated
+    assert last["metrics"] == pytest.approx(loaded.metrics(total), rel=1e-4)
+    without = Run(experiment(**sections | {"train": {"steps": 12} | PLAIN}), data_dir).go()
+    assert without.digests() == run.digests()
+    before, after = (model_of(each, "a").norm.running_var for each in (without, run))
+    assert not torch.allclose(before, after, rtol=0.02)
+
+
+# ------------------------------------------------------------------ more that it meets
+
+
+def test_spare_workers_do_not_count(data_dir) -> None:
+    stragglers = {"kind": "backup_workers", "spares": 1}
+    regions = [{"name": "a", "workers": 3}]
+    train = {"steps": 6, "stragglers": stragglers} | PLAIN
+    config = experiment(task=task(), regions=regions, train=train, emulate={"step_s": 0.5})
+    run = Run(config, data_dir).go()
+    assert int(model_of(run, "a").place) == 6
+    assert (model_of(run, "a").norm.running_var > 0).all()
+
+
+def test_many_sites_find_what_nobody_declared_too(data_dir) -> None:
+    regions = [{"name": "hub"}, {"name": "s", "copies": 15}]
+    config = experiment(task=task(declares=False), regions=regions)
+    with pytest.raises(TaskStateError, match=r"'teacher\.bias'"):
+        Run(config, data_dir).go()
+
+
+def test_what_is_evaluated_before_the_end_is_what_regions_agree_on(data_dir) -> None:
+    """The outer model of DiLoCo comes with the values of the last exchange, not with live ones."""
+    sections = sections_of("diloco")
+    sections["train"] = {"steps": 12, "eval_every": 2, "statistics_batches": 0}
+    run = Run(experiment(**sections), data_dir).go()
+    carry = run.world.regions["a"].server.carry
+    assert torch.equal(carry.agreed_B[: carry.layout.exchanged_bytes], exchanged(run, "b"))
+    assert len(run.of("eval", "a")) > 4

@@ -30,6 +30,7 @@ from geo_ray.runtime.actors.parts import HeldShard
 from geo_ray.runtime.actors.remote_shard import RemoteShard
 from geo_ray.runtime.messages.exchange import (
     answer_meta,
+    as_bytes,
     payload_bytes,
     read_reply,
     read_report,
@@ -45,6 +46,8 @@ from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.meta import Meta
 
 log = logging.getLogger(__name__)
+
+_LOOK_S = 1.0  # between two looks at whether the region has failed
 
 
 class PrimaryShard:
@@ -120,6 +123,13 @@ class PrimaryShard:
             snapshots = self._cut(checkpoint, halt=halt)
         self._write_apart(snapshots)
 
+    def use_statistics(self, carried: bytes) -> None:
+        """What the final model carries, with statistics over all regions."""
+        with self._changed:
+            if self.server.carry is not None:
+                self.server.carry.note_precise(carried)
+            self._changed.notify_all()
+
     def close(self) -> None:
         """Release waiting workers, stop the exchange thread; connections belong to their owners."""
         with self._changed:
@@ -153,10 +163,7 @@ class PrimaryShard:
                 self.server.evals.told()
             return {}, None
         if operation == "precise":
-            with self._changed:
-                if self.server.carry is not None:
-                    self.server.carry.note_precise(payload or b"")
-            return {}, None
+            return {}, self._await_statistics(bytes(payload or b""))
         if operation in {"pull", "judged"}:
             with self._changed:
                 shard, carry = self._shard, self.server.carry
@@ -216,6 +223,20 @@ class PrimaryShard:
             answer = self._answers.pop(worker)
             # The gradient is used by now: its buffer takes the parameters, and no new pages.
             return answer_meta(answer), self._parameters_for(conn, payload)
+
+    def _await_statistics(self, own: bytes) -> memoryview:
+        """The final model's carried values, once all regions have told their statistics."""
+        carry = self.server.carry
+        if carry is None:
+            raise InvariantError(f"the model of '{self.server.plan.region}' carries nothing")
+        with self._changed:
+            if carry.precise_B is None:
+                self._event_buffer.add("precise", carried=own)
+            while carry.precise_B is None:
+                if self._failure is not None:
+                    raise self._failure
+                self._changed.wait(_LOOK_S)
+            return as_bytes(carry.precise_B)
 
     def _put(self, worker: int, conn: LanConnection, payload: memoryview | None) -> None:
         """Hold what a worker pushed: what its step left of what is carried, then the gradient."""

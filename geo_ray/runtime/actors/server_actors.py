@@ -135,6 +135,11 @@ class PrimaryActor:
         if self._primary is not None:
             self._primary.cut(checkpoint, halt=halt)
 
+    def use_statistics(self, carried: bytes) -> None:
+        """What the final model carries, with statistics over all regions."""
+        if self._primary is not None:
+            self._primary.use_statistics(carried)
+
     def write_model(self, directory: str) -> tuple[PartInfo, str]:
         """Write the region's parameters as one vector, and what is carried; for the run's end.
 

@@ -71,9 +71,11 @@ class ShardLink:
         """Push the gradient slice and wait for the receipt only."""
         self._request({"op": "put"}, push=True)
 
-    def put_precise(self, carried_B: Tensor) -> None:
-        """Hand over, to the primary shard, what the final model carries."""
-        self.client.request({"op": "precise"}, as_bytes(carried_B), timeout_s=self._timeout_s)
+    def share_statistics(self, carried_B: Tensor) -> None:
+        """Put statistics over all regions to the region's own, once all have told theirs."""
+        asked: Meta = {"op": "precise"}
+        _, payload = self.client.request(asked, as_bytes(carried_B), timeout_s=self._timeout_s)
+        carried_B.copy_(torch.frombuffer(bytearray(payload or b""), dtype=torch.uint8))
 
     def pull(self, what: str = "pull") -> None:
         """Fetch the parameter slice: the live one, or what is ``eval_params``."""
@@ -159,7 +161,7 @@ class EvalSetting:
     Attributes:
         rows: of a batch.
         note: takes evaluated parameters; None if nobody wants them.
-        statistics: rows over which running statistics are made anew before an evaluation.
+        statistics: rows over which running statistics are made anew before the last evaluation.
     """
 
     rows: int = 256
@@ -250,16 +252,15 @@ class WorkerLoop:
         if answer.eval_params:
             self._pull("judged")
         worker, evals, model = self._worker, self._evals, None
-        is_precise = bool(evals.statistics) and worker.has_statistics
+        is_precise = answer.done and bool(evals.statistics) and worker.has_statistics
         before_B = worker.carried_B.clone()
         with _blamed_on_task():
             if is_precise:
                 worker.make_precise([self._read(span) for span in evals.statistics])
+                self._primary.share_statistics(worker.carried_B)
             stats, rows = worker.evaluate_all(self._heldout.scan(evals.rows))
         if evals.note is not None:
             model = evals.note(answer.version, worker.params_P, worker.carried_B, answer.done)
-        if is_precise and answer.done:
-            self._primary.put_precise(worker.carried_B)
         worker.carried_B.copy_(before_B)
         if answer.eval_params:
             self._pull("pull")

@@ -244,13 +244,6 @@ def _finish(
     )
     part, model_digest = written[actors.home.region]
     tensors, _ = read_part(run.path, part)
-    carried_B = None
-    if actors.spec.layout.entries:
-        parts = {region: read_part(run.path, info)[0] for region, (info, _) in written.items()}
-        carried = {region: tensors["carried"] for region, tensors in parts.items()}
-        carried_B = actors.spec.layout.with_statistics(
-            actors.home.region, carried, actors.spec.data_rows
-        )
     for info, _ in written.values():
         (run.path / info.file).unlink()
     summing = Summing(experiment.train.target)
@@ -259,7 +252,7 @@ def _finish(
     usd = account(run, summing.totals)
     summary = summing.summary(startup_s=startup_s, usd=usd, digest=model_digest)
     about = about_model(experiment, summary.steps, summary.eval)
-    save_trained(task, experiment.seed, tensors["params"], run.model, about, carried_B)
+    save_trained(task, experiment.seed, tensors["params"], run.model, about, tensors.get("carried"))
     recorder.emit(
         "run_finished",
         now_s,

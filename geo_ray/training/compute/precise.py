@@ -6,7 +6,8 @@ every region. Source: Wu and Johnson, "Rethinking 'Batch' in BatchNorm" (2021), 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +62,40 @@ def precise_statistics(
         layer.get_buffer("running_mean").copy_(mean)
         layer.get_buffer("running_var").copy_((variances + (means - mean).square()).mean(0))
     layout.read_into(module, into_B)
+
+
+@dataclass(slots=True)
+class StatisticsBoard:
+    """Puts the regions' statistics of the final parameters together, before they are evaluated.
+
+    Every region's first worker makes them over rows of its own; the final evaluation, and the model
+    that is kept, have those over all regions' rows. Nobody trains by then, so nobody is held up.
+
+    Attributes:
+        layout: of the vectors.
+        rows: of each region's training data, its weight.
+    """
+
+    layout: CarryLayout
+    rows: Mapping[str, float]
+    _told: dict[str, Tensor] = field(default_factory=dict)
+
+    def add(self, region: str, carried_B: Tensor) -> None:
+        """A region's carried values, uint8 (B,), with statistics over its own rows."""
+        self._told[region] = carried_B
+
+    def take(self, members: Collection[str]) -> dict[str, Tensor]:
+        """Each member's own values with statistics over all, once all have told theirs."""
+        if not self._told or not set(members) <= set(self._told):
+            return {}
+        told = {region: self._told[region] for region in members}
+        self._told = {}
+        return {name: self.layout.with_statistics(name, told, self.rows) for name in told}
+
+    def give_up(self) -> dict[str, Tensor]:
+        """What was told, as it was told: others do not come any more."""
+        told, self._told = self._told, {}
+        return told
 
 
 def _layers(module: nn.Module) -> list[_NormBase]:
