@@ -391,3 +391,12 @@ def test_what_is_evaluated_before_the_end_is_what_regions_agree_on(data_dir) -> 
     carry = run.world.regions["a"].server.carry
     assert torch.equal(carry.agreed_B[: carry.layout.exchanged_bytes], exchanged(run, "b"))
     assert len(run.of("eval", "a")) > 4
+
+
+def test_what_a_region_keeps_is_evaluated_as_it_is_at_the_exchange(data_dir) -> None:
+    sections = sections_of("diloco", task=task(keeps="*"))
+    run = Run(experiment(**sections), data_dir).go()
+    carry = run.world.regions["a"].server.carry
+    assert carry.layout.exchanged_bytes == 0
+    assert torch.equal(carry.agreed_B, carry.present_B)  # the last exchange was the last of all
+    assert not torch.equal(carry.present_B, run.world.regions["b"].server.carry.present_B)

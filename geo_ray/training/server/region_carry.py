@@ -105,13 +105,13 @@ class RegionCarry:
             InvariantError: if it has another size.
         """
         size = self.layout.exchanged_bytes
+        self.agreed_B = self.present_B.clone()
         if size == 0 or self._sent_E is None:
             return
         if reply.carried_E.shape != (size,):
             raise InvariantError(
                 f"an answer has {reply.carried_E.numel()} carried bytes, not {size}"
             )
-        self.agreed_B = self.present_B.clone()
         self.agreed_B[:size] = reply.carried_E
         self.present_B = self.layout.renewed(
             reply.carried_E, reply.carried_share, self._sent_E, self.present_B
