@@ -10,8 +10,11 @@ import torch
 from region_support import Gate, InProcess, Site, eventually, experiment_of
 
 from geo_ray.config.experiment import Experiment
+from geo_ray.errors import LinkDownError
+from geo_ray.job.data import data_rows
 from geo_ray.sim.world import World
 from geo_ray.training.compute.flat import digest
+from geo_ray.training.compute.precise import StatisticsBoard
 
 TASKS = Path(__file__).parents[1] / "carry_tasks.py"
 STATEFUL = {"use": f"{TASKS}:Stateful"}
@@ -138,3 +141,55 @@ def test_a_standby_takes_over_with_what_is_carried(tmp_path: Path) -> None:
             assert workers[name].result() == 40
         assert torch.equal(exchanged(world.sites[standby]), exchanged(world.sites[third]))
         assert world.sites[standby].digest == world.sites[third].digest
+
+
+def test_statistics_of_the_final_model_are_put_together(tmp_path: Path) -> None:
+    """As the controller does: the workers wait for it, and end with what the simulator says."""
+    train = {"steps": 6, "eval_every": 3, "statistics_batches": 3}
+    config = experiment_of(
+        task=STATEFUL,
+        strategy={"kind": "bsp"},
+        regions=SHARDS,
+        train=train,
+        emulate={"step_s": 0.01},
+    )
+    with InProcess(config, tmp_path) as world:
+        result = simulated(world)
+        workers = [site.start(rank) for site in world.sites.values() for rank in (0, 1)]
+        board = StatisticsBoard(world.start.layout, data_rows(config, world.manifest))
+        events: list[dict[str, Any]] = []
+        waiting: set[str] = set()
+
+        def all_told() -> bool:
+            for name, site in world.sites.items():
+                for event in site.event_buffer.take():
+                    events.append(event)
+                    if event["kind"] == "precise":
+                        waiting.add(name)
+                        told = torch.frombuffer(bytearray(event["carried"]), dtype=torch.uint8)
+                        board.add(name, told)
+            return waiting == set(world.sites)
+
+        eventually(all_told, "both regions' statistics")
+        assert not [e for e in events if e["kind"] == "stats" and e["final"]]
+        for name, carried_B in board.take(world.sites).items():
+            world.sites[name].lead.use_statistics(carried_B.numpy().tobytes())
+        for worker in workers:
+            worker.result()
+        for name, site in world.sites.items():
+            assert torch.equal(carried(site), result.carried_B[name])
+            last = [e for e in site.event_buffer.take() if e["kind"] == "stats" and e["final"]]
+            assert len(last) == 1
+
+
+def test_a_worker_that_waits_for_statistics_is_told_of_a_failure(tmp_path: Path) -> None:
+    config = experiment_of(task=STATEFUL, regions=[{"name": "us-east"}])
+    with InProcess(config, tmp_path) as world:
+        site = world.sites["us-east"]
+        worker = site.start(0)
+        eventually(
+            lambda: any(e["kind"] == "precise" for e in site.event_buffer.take()), "the statistics"
+        )
+        site.lead.close()
+        with pytest.raises(LinkDownError):
+            worker.result()
