@@ -91,7 +91,7 @@ def rules_of(task: object, module: nn.Module) -> dict[str, CarryRule]:
     }
     for pattern, rule in declared.items():
         fitting = [name for name in names if fnmatchcase(name, pattern)]
-        if not fitting:
+        if not fitting and rule != "scratch":  # which may be made in the first step only
             trained = [n for n, p in module.named_parameters() if fnmatchcase(n, pattern)]
             why = f"only of what is trained ({trained[0]})" if trained else "of none"
             raise TaskStateError(
@@ -101,6 +101,12 @@ def rules_of(task: object, module: nn.Module) -> dict[str, CarryRule]:
             )
         found.update(dict.fromkeys(fitting, rule))
     return {name: found[name] for name in names if name in found}
+
+
+def is_scratch(task: object, name: str) -> bool:
+    """Whether a value of this name, there at the start or made later, is nobody's business."""
+    rules = [rule for pattern, rule in _declared(task).items() if fnmatchcase(name, pattern)]
+    return rules[-1:] == ["scratch"]
 
 
 def carried_entries(task: object, module: nn.Module) -> tuple[CarriedEntry, ...]:

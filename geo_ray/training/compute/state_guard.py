@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from geo_ray.errors import TaskStateError
-from geo_ray.tasks.carry import rules_of, state_of
+from geo_ray.tasks.carry import is_scratch, rules_of, state_of
 
 WATCHED_STEPS: Final = 3
 """Steps of a worker after which its model's values are compared."""
@@ -34,7 +34,7 @@ class StateGuard:
     """
 
     def __init__(self, task: object, module: nn.Module) -> None:
-        self._name = type(task).__name__
+        self._task = task
         self._module = module
         self._ruled = frozenset(rules_of(task, module))
         self._left = WATCHED_STEPS
@@ -54,12 +54,12 @@ class StateGuard:
         now = digests_of(self._module, but=self._ruled)
         changed = sorted(
             name for name in self._before.keys() | now.keys()
-            if self._before.get(name) != now.get(name)
+            if self._before.get(name) != now.get(name) and not is_scratch(self._task, name)
         )  # fmt: skip
         if changed:
             raise TaskStateError(
-                f"{self._name}: a training step changes {_listed(changed)}, which is neither "
-                "trained nor carried: it would be in no exchange and in no checkpoint",
+                f"{type(self._task).__name__}: a training step changes {_listed(changed)}, which is "
+                "neither trained nor carried: it would be in no exchange and in no checkpoint",
                 fix=f'Declare it in the task, for example carry = {{"{changed[0]}": "mean"}}; '
                 "docs/tasks.md has the rules.",
             )

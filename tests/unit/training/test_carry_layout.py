@@ -21,6 +21,7 @@ from geo_ray.tasks.carry import carried_entries, rules_of
 from geo_ray.training.averager.averager_carry import AveragerCarry
 from geo_ray.training.compute.carry_layout import CarryLayout
 from geo_ray.training.compute.precise import StatisticsBoard
+from geo_ray.training.compute.state_guard import StateGuard, check_constants, constants_of
 from geo_ray.training.exchange.saved import load_messages, save_messages
 
 
@@ -225,3 +226,40 @@ def test_statistics_wait_for_all_who_are_left() -> None:
     assert board.take(["a", "b"]) == {}
     board.add("a", vectors[0])
     assert torch.equal(board.give_up()["a"], vectors[0]) and board.give_up() == {}
+
+
+# ------------------------------------------------------------------ what nobody declared
+
+
+class Lazy(nn.Module):
+    """Makes a buffer in its first step, as caches are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.register_buffer("cache", torch.rand(2), persistent=False)
+        return self.layer(x)
+
+
+def test_what_is_made_in_the_first_step_is_found_and_may_be_scratch() -> None:
+    task: Any = Task()
+    for carry, found in (({}, True), ({"cache": "scratch"}, False)):
+        task.carry, net = carry, Lazy()
+        guard = StateGuard(task, net)
+        net(torch.zeros(1, 2))
+        if found:
+            with pytest.raises(TaskStateError, match="'cache'"):
+                guard.after_step()
+        else:
+            guard.after_step()
+
+
+def test_constants_of_two_processes_are_compared_by_name() -> None:
+    one, other = Net(), Net()
+    check_constants(constants_of(one), constants_of(other), "worker 1")
+    with torch.no_grad():
+        other.fixed[0] = 2.0
+    with pytest.raises(TaskStateError, match=r"worker 1 other values of 'fixed'"):
+        check_constants(constants_of(one), constants_of(other), "worker 1")
