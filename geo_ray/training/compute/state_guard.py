@@ -57,8 +57,9 @@ class StateGuard:
             if self._before.get(name) != now.get(name) and not is_scratch(self._task, name)
         )  # fmt: skip
         if changed:
+            name = type(self._task).__name__
             raise TaskStateError(
-                f"{type(self._task).__name__}: a training step changes {_listed(changed)}, which is "
+                f"{name}: a training step changes {_listed(changed)}, which is "
                 "neither trained nor carried: it would be in no exchange and in no checkpoint",
                 fix=f'Declare it in the task, for example carry = {{"{changed[0]}": "mean"}}; '
                 "docs/tasks.md has the rules.",
