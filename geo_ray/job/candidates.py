@@ -99,9 +99,8 @@ class Candidates:
             except (OSError, SafetensorError) as error:
                 log.warning("the evaluated parameters cannot be written to %s: %s", path, error)
                 temporary.unlink(missing_ok=True)
-        if not self.together:
-            return None
-        return digest(params_P) + (digest(carried_B) if carried_B.numel() else "")
+        # What is exchanged beside them is equal where parameters are; the rest is a region's own.
+        return digest(params_P) if self.together else None
 
     def take(self, region: str, step: int, *, final: bool) -> tuple[Tensor, Tensor | None]:
         """The parameters of an evaluation, fp32 (P,), and what was carried beside them.

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from best_support import earliest_best, metrics_of
 from torch import nn
+from train_support import experiment_of, simulate
 from world_support import Run, experiment, of_kind
 
 from geo_ray.errors import TaskStateError
@@ -400,3 +402,20 @@ def test_what_a_region_keeps_is_evaluated_as_it_is_at_the_exchange(data_dir) -> 
     assert carry.layout.exchanged_bytes == 0
     assert torch.equal(carry.agreed_B, carry.present_B)  # the last exchange was the last of all
     assert not torch.equal(carry.present_B, run.world.regions["b"].server.carry.present_B)
+
+
+@pytest.mark.parametrize("batches", [0, 4])
+def test_the_best_model_is_kept_with_what_it_was_evaluated_with(tmp_path, batches: int) -> None:
+    keep = {"metric": "accuracy", "mode": "max"}
+    train = {"steps": 14, "eval_every": 2, "statistics_batches": batches, "keep_best": keep}
+    config = experiment_of(
+        tmp_path,
+        task=task(),
+        strategy={"kind": "bsp"},
+        train=train,
+        emulate={"step_s": 0.1},
+    )
+    done = simulate(config, tmp_path)
+    best = done.summary.best
+    assert metrics_of(done.run.path, None)["accuracy"] == pytest.approx(best.value)
+    assert (best.value, best.step) == earliest_best(done.events, None)

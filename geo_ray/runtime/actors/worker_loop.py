@@ -33,6 +33,7 @@ from geo_ray.training.compute.flat import split_sizes
 from geo_ray.training.compute.local_steps import LocalSteps
 from geo_ray.training.compute.worker import StepResult, Worker
 from geo_ray.training.server.effects import Assignment
+from geo_ray.transport.config import LanConfig
 from geo_ray.transport.lan.client import LanClient
 from geo_ray.transport.wire.meta import Meta
 from geo_ray.transport.wire.sockets import Address
@@ -107,6 +108,7 @@ def dial_shards(
     *,
     shared: bool = True,
     carried: int = 0,
+    config: LanConfig | None = None,
 ) -> list[LanClient]:
     """Connect one worker to all shards, primary first.
 
@@ -117,11 +119,12 @@ def dial_shards(
         num_params: P.
         shared: offers memory of both ends.
         carried: what goes to and from the primary shard before its slice, as so many fp32.
+        config: of the connections; None for the defaults.
     """
     pieces = _pieces(num_params, len(addresses), carried)
     sizes = [shared_bytes(stop - start) if shared else 0 for start, stop in pieces]
     return [
-        LanClient(address, key, hello, shared_bytes=size)
+        LanClient(address, key, hello, shared_bytes=size, config=config)
         for address, size in zip(addresses, sizes, strict=True)
     ]
 
