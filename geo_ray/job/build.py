@@ -3,29 +3,77 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.region import RegionConfig
-from geo_ray.errors import ConfigError
+from geo_ray.errors import ConfigError, TaskStateError
 from geo_ray.job.evals import EvalBoard
-from geo_ray.strategies.base import AveragerState
+from geo_ray.strategies.base import AveragerState, nothing_carried
 from geo_ray.tasks.base import Task
+from geo_ray.tasks.groups import GroupRun, group_runs
 from geo_ray.tasks.guard import checked_model
 from geo_ray.training.averager.averager import Averager
+from geo_ray.training.averager.averager_carry import AveragerCarry
+from geo_ray.training.compute.carry_layout import CarryLayout
 from geo_ray.training.compute.flat import check_module, read_parameters, split_sizes
 from geo_ray.training.compute.local_steps import LocalSteps
 from geo_ray.training.compute.optimizers import lasting
+from geo_ray.training.compute.state_guard import constants_of
 from geo_ray.training.compute.worker import Worker
 from geo_ray.training.exchange.averager_wire import AveragerWire
 from geo_ray.training.exchange.wire_plan import WirePlan
 from geo_ray.training.server.plan import ServerPlan
+from geo_ray.training.server.region_carry import RegionCarry
 from geo_ray.training.server.region_model import Concurrently, ShardPort
 from geo_ray.training.server.server import Server
 from geo_ray.training.server.shard import Shard
+from geo_ray.training.server.stragglers import GradientCoding
 from geo_ray.util.together import in_turn
+
+_INNER_RATE: Final = "optimizer.lr"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStart:
+    """What every region starts from.
+
+    Attributes:
+        params_P: the parameters, fp32 (P,).
+        layout: of what the model carries beside them.
+        carried_B: that, uint8 (B,).
+        constants: digests of all that is not trained.
+        groups: of parameters that have rates or decays of their own; empty if all are alike.
+    """
+
+    params_P: Tensor
+    layout: CarryLayout = field(default_factory=lambda: CarryLayout(()))
+    carried_B: Tensor = field(default_factory=nothing_carried)
+    constants: Mapping[str, str] = field(default_factory=dict)
+    groups: tuple[GroupRun, ...] = ()
+
+    def buffer(self) -> Tensor:
+        """A worker's buffer: a copy of what is carried, then of the parameters, fp32."""
+        return torch.cat([self.carried_B.view(torch.float32), self.params_P])
+
+
+def model_start(task: Task, seed: int) -> ModelStart:
+    """What every region starts from.
+
+    Raises:
+        TaskOutputError: if the model cannot be trained as one flat fp32 vector.
+        TaskStateError: if the task's `carry` or `groups` do not fit its model.
+    """
+    module = checked_model(task, seed)
+    check_module(module)
+    layout = CarryLayout.of(task, module)
+    constants = constants_of(module)
+    params_P, groups = read_parameters(module), group_runs(task, module)
+    return ModelStart(params_P, layout, layout.read(module), constants, groups)
 
 
 def initial_parameters(task: Task, seed: int) -> Tensor:
@@ -60,15 +108,21 @@ def _server_plan(experiment: Experiment, region: RegionConfig, epoch: int) -> Se
         goal=_goal(experiment),
         noise_every=train.noise_every,
         last_round_is_last_word=traits.exchange.last != "always" and wire_plan(experiment).owes,
-        # What a codec loses would be missing in the mean, and look like noise.
+        clip_mean_norm=train.clip_mean_norm,
+        # What a codec or clipping takes away would be missing in the mean, and look like noise.
         tells_norms=train.mode == "sync"
+        and train.clip_mean_norm is None
         and traits.averager.mean_gradient
         and (experiment.codec.up is None or not experiment.codec.up.traits.lossy),
     )
 
 
 def build_shard(
-    experiment: Experiment, region: RegionConfig, index: int, params_P: Tensor
+    experiment: Experiment,
+    region: RegionConfig,
+    index: int,
+    params_P: Tensor,
+    groups: Sequence[GroupRun] = (),
 ) -> Shard:
     """Shard ``index`` of ``region``, holding its own copy of its slice of ``params_P``."""
     train = experiment.train
@@ -79,6 +133,7 @@ def build_shard(
         lasting(experiment.optimizer, steps),
         experiment.strategy,
         alone=len(experiment.regions) == 1,
+        groups=groups,
     )
 
 
@@ -89,16 +144,30 @@ def build_server(
     num_params: int,
     epoch: int = 1,
     together: Concurrently = in_turn,
+    start: ModelStart | None = None,
 ) -> Server:
-    """The parameter server of ``region`` over its shards in order, wherever they live."""
+    """The parameter server of ``region`` over its shards in order, wherever they live.
+
+    Args:
+        experiment: the run.
+        region: which region.
+        shards: in order.
+        num_params: P.
+        epoch: incarnation of this server.
+        together: asks shards at the same time.
+        start: where the model may carry something beside its parameters.
+    """
     plan = _server_plan(experiment, region, epoch)
-    return Server.over(shards, num_params, plan, wire_plan(experiment), together)
+    carry = None
+    if start is not None and start.layout.entries:
+        carry = RegionCarry(start.layout, start.carried_B, region.workers)
+    return Server.over(shards, num_params, plan, wire_plan(experiment), together, carry)
 
 
 def build_worker(
     experiment: Experiment, region: str, task: Task, params_P: Tensor, grad_P: Tensor
 ) -> Worker | LocalSteps:
-    """A worker of ``region`` over its buffers, fp32 (P,) each."""
+    """A worker of ``region`` over its buffers, fp32 each: what is carried, then (P,)."""
     worker = Worker(
         task,
         params_P,
@@ -113,18 +182,59 @@ def build_worker(
         return worker
     optimizer = lasting(experiment.optimizer, experiment.train.steps * steps)
     place = next(r for r in experiment.regions if r.name == region)
-    return LocalSteps(worker, optimizer, steps, place.rows_per_step(experiment.data.batch_size))
+    rows, groups = place.rows_per_step(experiment.data.batch_size), group_runs(task, worker.module)
+    return LocalSteps(worker, optimizer, steps, rows, groups)
 
 
 def build_averager(
-    experiment: Experiment, num_params: int, data_rows: Mapping[str, float]
+    experiment: Experiment,
+    num_params: int,
+    data_rows: Mapping[str, float],
+    layout: CarryLayout | None = None,
 ) -> Averager:
     """The averager over all regions, whose data sets have so many rows (`job.data.data_rows`)."""
     members = tuple(sorted(experiment.region_names))
     wire = AveragerWire(wire_plan(experiment))
     enough = experiment.rows if experiment.counts_together else None
     state, goal = AveragerState(members, data_rows=dict(data_rows)), _goal(experiment)
-    return Averager(experiment.strategy, num_params, state, wire=wire, enough=enough, goal=goal)
+    carry = AveragerCarry() if layout is None else AveragerCarry(layout)
+    return Averager(
+        experiment.strategy, num_params, state, wire=wire, enough=enough, goal=goal, carry=carry
+    )
+
+
+def check_start(experiment: Experiment, start: ModelStart) -> None:
+    """Refuse what a model asks for where it cannot be had.
+
+    Values are not carried where updates are summed on their way, or rows are coded; and there are
+    no groups where the averager trains, which knows none.
+
+    Raises:
+        TaskStateError: naming the key.
+    """
+    layout, traits = start.layout, experiment.strategy.traits
+    if start.groups and len(experiment.regions) > 1 and traits.region.rate_key != _INNER_RATE:
+        raise TaskStateError(
+            f"strategy.kind: '{experiment.strategy.kind}' trains with {traits.region.rate_key} in "
+            "the averager, which knows no groups of parameters, but the task has some",
+            fix="Take another strategy, or let `groups` return none.",
+        )
+    if not layout.entries:
+        return
+    coded = isinstance(experiment.train.stragglers, GradientCoding)
+    many = len(experiment.regions) > 1 and layout.exchanged_bytes > 0
+    keys = {
+        f"overlay.kind: {experiment.overlay.kind}": many and experiment.overlay.kind != "star",
+        "transfers": many and experiment.transfers is not None,
+        "train.stragglers.kind: gradient_coding": coded,
+    }
+    for key, refused in keys.items():
+        if refused:
+            raise TaskStateError(
+                f"{key} does not go with a model that carries {layout.entries[0].name!r}: sums of "
+                "several workers' or regions' values are not what they carry",
+                fix="Leave the key out, or give everything in the task's `carry` the rule region.",
+            )
 
 
 def _goal(experiment: Experiment) -> str:

@@ -48,7 +48,9 @@ class BridgeActor:
         spec.check_run_directory(self._region)
         if not averager_lives_in(spec.experiment, self._region):
             return
-        self._averager = build_averager(spec.experiment, spec.num_params, spec.data_rows)
+        self._averager = build_averager(
+            spec.experiment, spec.num_params, spec.data_rows, spec.layout
+        )
         if spec.resume is not None:
             tensors, meta = spec.resume.read(AVERAGER_PART)
             control = cast(dict[str, Any], meta["control"])

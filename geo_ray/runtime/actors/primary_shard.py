@@ -14,6 +14,9 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from geo_ray.checkpoint.manifest import PartInfo
 from geo_ray.errors import (
     DeadlineExceededError,
@@ -29,6 +32,7 @@ from geo_ray.runtime.actors.parts import HeldShard, typed
 from geo_ray.runtime.actors.remote_shard import RemoteShard
 from geo_ray.runtime.messages.exchange import (
     answer_meta,
+    as_bytes,
     payload_bytes,
     pull_meta,
     read_pull,
@@ -47,6 +51,8 @@ from geo_ray.transport.wire.meta import Meta
 from geo_ray.util.together import Together
 
 log = logging.getLogger(__name__)
+
+_LOOK_S = 1.0  # between two looks at whether the region has failed
 
 
 class PrimaryShard:
@@ -125,6 +131,13 @@ class PrimaryShard:
             snapshots = self._cut(checkpoint, halt=halt)
         self._write_apart(snapshots)
 
+    def use_statistics(self, carried: bytes) -> None:
+        """What the final model carries, with statistics over all regions."""
+        with self._changed:
+            if self.server.carry is not None:
+                self.server.carry.note_precise(carried)
+            self._changed.notify_all()
+
     def close(self) -> None:
         """Release waiting workers, stop the exchange thread; connections belong to their owners."""
         with self._changed:
@@ -158,6 +171,8 @@ class PrimaryShard:
             with self._changed:
                 self.server.evals.told()
             return {}, None
+        if operation == "precise":
+            return {}, self._await_statistics(bytes(payload or b""))
         if operation in {"pull", "fetch"}:
             with self._changed:
                 return self._pulled(conn, worker, meta, payload)
@@ -169,8 +184,7 @@ class PrimaryShard:
             else:
                 self._admit(conn, worker)
                 if operation == "put" or not self.server.model.is_cut:
-                    grad_S = pushed_gradient(conn, payload, self._shard.params_S.numel())
-                    self._shard.put(worker, grad_S)
+                    self._put(worker, conn, payload)
                 if operation == "put":
                     return {}, None
                 effects = self.server.push(worker, read_report(meta))
@@ -191,12 +205,14 @@ class PrimaryShard:
         """The parameters of this shard; or, with others, which version to fetch from all."""
         model = self.server.model
         if fields.text(meta, "op") == "fetch":
-            return {}, slice_for(conn, self._shard.fetch(read_pull(worker, meta)))
+            pull = read_pull(worker, meta)
+            carried_B = self._carried(judged=pull.judged)
+            return {}, slice_for(conn, self._shard.fetch(pull), carried_B)
         judged = fields.flag(meta, "judged")
         if model.is_cut:
             return pull_meta(model.pulls.tell(worker, judged=judged)), None
         found_S = self._shard.eval_params_S if judged else self._shard.params_S
-        return {}, parameters_for(conn, found_S, room=payload)
+        return {}, parameters_for(conn, found_S, payload, self._carried(judged=judged))
 
     def _admit(self, conn: LanConnection, worker: int, *, joins: bool = False) -> None:
         """Refuse an incarnation that was replaced; it may only have been cut off for a while."""
@@ -234,7 +250,40 @@ class PrimaryShard:
                 told = pull_meta(self.server.model.pulls.tell(worker))
                 return answer_meta(answer) | told, None
             # The gradient is used by now: its buffer takes the parameters, and no new pages.
-            return answer_meta(answer), parameters_for(conn, self._shard.params_S, room=payload)
+            carried_B = self._carried(judged=False)
+            return answer_meta(answer), parameters_for(
+                conn, self._shard.params_S, payload, carried_B
+            )
+
+    def _await_statistics(self, own: bytes) -> memoryview:
+        """The final model's carried values, once all regions have told their statistics."""
+        carry = self.server.carry
+        if carry is None:
+            raise InvariantError(f"the model of '{self.server.plan.region}' carries nothing")
+        with self._changed:
+            if carry.precise_B is None:
+                self._event_buffer.add("precise", carried=own)
+            while carry.precise_B is None:
+                if self._failure is not None:
+                    raise self._failure
+                self._changed.wait(_LOOK_S)
+            return as_bytes(carry.precise_B)
+
+    def _put(self, worker: int, conn: LanConnection, payload: memoryview | None) -> None:
+        """Hold what a worker pushed: what its step left of what is carried, then the gradient."""
+        carry, count = self.server.carry, self._shard.params_S.numel()
+        before = 0 if carry is None else carry.layout.size_floats
+        pushed = pushed_gradient(conn, payload, before + count)
+        if carry is not None:
+            carry.put(worker, pushed[:before].view(torch.uint8))
+        self._shard.put(worker, pushed[before:])
+
+    def _carried(self, *, judged: bool) -> Tensor | None:
+        """What a worker gets before the parameters: the live values, or those all regions know."""
+        carry = self.server.carry
+        if carry is None:
+            return None
+        return carry.agreed_B if judged else carry.present_B
 
     # -------------------------------------------------------------- effects
 

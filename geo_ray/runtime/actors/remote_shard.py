@@ -68,9 +68,15 @@ def _row(
     return Operation(name, run, request, result)
 
 
-def _read_step(meta: Meta, _: Payload) -> tuple[Sequence[Contribution], bool]:
+def _read_step(meta: Meta, _: Payload) -> tuple[Sequence[Contribution], bool, float]:
     measure = fields.flag(meta, "measure")
-    return read_contributions(meta), measure
+    scale = fields.number(meta, "scale") if "scale" in meta else 1.0
+    return read_contributions(meta), measure, scale
+
+
+def _step(name: str, parts: Sequence[Contribution], measure: bool, scale: float = 1.0) -> Packed:
+    told = contributions_meta(parts) | {"op": name, "measure": measure}
+    return told if scale == 1.0 else told | {"scale": scale}, None
 
 
 def _outgoing(out: Outgoing | Wait | None) -> Packed:
@@ -91,9 +97,10 @@ def _read_outgoing(meta: Meta, payload: Payload) -> Outgoing | Wait | None:
 
 
 _NOTHING: Request[*tuple[()]] = (lambda name: ({"op": name}, None), lambda *_: ())
-_STEP: Request[Sequence[Contribution], bool] = (
-    lambda _, parts, measure: (contributions_meta(parts) | {"measure": measure}, None),
-    _read_step,
+_STEP: Request[Sequence[Contribution], bool, float] = (_step, _read_step)
+_MEAN: Request[Sequence[Contribution]] = (
+    lambda name, parts: (contributions_meta(parts) | {"op": name}, None),
+    lambda meta, _: (read_contributions(meta),),
 )
 _REPLY: Request[Reply] = (
     lambda name, reply: (reply_meta(reply) | {"op": name}, as_bytes(reply.payload_P)),
@@ -120,6 +127,7 @@ _PART: Result[PartInfo] = (
 
 OPERATIONS: Final = (
     _row("apply", Shard.apply, _STEP, _NORM),
+    _row("mean_sq", Shard.mean_sq, _MEAN, _NORM),
     _row("speak", Shard.outgoing, _NOTHING, _OUTGOING),
     _row("finish", Shard.finish, _NOTHING, _OUTGOING),
     _row("merge", Shard.merge, _REPLY, _DONE),

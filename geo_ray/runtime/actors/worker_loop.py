@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -81,6 +82,12 @@ class ShardLink:
         """Fetch the slice of the version that the primary shard told."""
         self.exchange({"op": "fetch", **pull_meta(pull)}, push=False)
 
+    def share_statistics(self, carried_B: Tensor) -> None:
+        """Put statistics over all regions to the region's own, once all have told theirs."""
+        asked: Meta = {"op": "precise"}
+        _, payload = self.client.request(asked, as_bytes(carried_B), timeout_s=self._timeout_s)
+        carried_B.copy_(torch.frombuffer(bytearray(payload or b""), dtype=torch.uint8))
+
     def request(self, meta: Meta, *, push: bool) -> tuple[Meta, memoryview | None]:
         """One request, which may push the gradient; the answer and what it brings."""
         outgoing = None
@@ -140,10 +147,21 @@ def dial_shards(
     num_params: int,
     *,
     shared: bool = True,
+    carried: int = 0,
     config: LanConfig | None = None,
 ) -> list[LanClient]:
-    """Connect one worker to all shards, primary first; ``shared`` offers memory of both ends."""
-    pieces = split_sizes(num_params, len(addresses))
+    """Connect one worker to all shards, primary first.
+
+    Args:
+        addresses: of the shards.
+        key: of the run.
+        hello: who the worker is.
+        num_params: P.
+        shared: offers memory of both ends.
+        carried: what goes to and from the primary shard before its slice, as so many fp32.
+        config: of the connections; None for the defaults.
+    """
+    pieces = _pieces(num_params, len(addresses), carried)
     sizes = [shared_bytes(stop - start) if shared else 0 for start, stop in pieces]
     return [
         LanClient(address, key, hello, shared_bytes=size, config=config)
@@ -151,25 +169,47 @@ def dial_shards(
     ]
 
 
+def _pieces(num_params: int, shards: int, carried: int) -> list[tuple[int, int]]:
+    """Where the shards' parts lie in a worker's buffers."""
+    slices = [(start + carried, stop + carried) for start, stop in split_sizes(num_params, shards)]
+    return [(0, slices[0][1]), *slices[1:]]
+
+
 def links_over(
-    clients: Sequence[LanClient], num_params: int, timeout_s: float
+    clients: Sequence[LanClient], num_params: int, timeout_s: float, carried: int = 0
 ) -> tuple[Tensor, Tensor, list[ShardLink]]:
     """One worker's parameters and gradient, fp32 (P,) each, and its links to all shards.
 
-    The vectors are the shared memory itself if there is one shard.
+    The vectors are the shared memory itself if there is one shard. What is carried, as so many
+    fp32, stands before both.
     """
-    shared = clients[0].shared if len(clients) == 1 else None
+    shared, length = clients[0].shared if len(clients) == 1 else None, carried + num_params
     if shared is None:
-        params_P, grad_P = torch.zeros(num_params), torch.zeros(num_params)
+        params_P, grad_P = torch.zeros(length), torch.zeros(length)
     else:
-        params_P = shared_parameters(shared, num_params)
-        grad_P = shared_gradient(shared, num_params)
-    pieces = split_sizes(num_params, len(clients))
+        params_P = shared_parameters(shared, length)
+        grad_P = shared_gradient(shared, length)
+    pieces = _pieces(num_params, len(clients), carried)
     links = [
         ShardLink(client, params_P[start:stop], grad_P[start:stop], timeout_s)
         for client, (start, stop) in zip(clients, pieces, strict=True)
     ]
     return params_P, grad_P, links
+
+
+@dataclass(frozen=True, slots=True)
+class EvalSetting:
+    """How a worker evaluates.
+
+    Attributes:
+        rows: of a batch.
+        note: takes evaluated parameters; None if nobody wants them.
+        statistics: rows over which running statistics are made anew before the last evaluation.
+    """
+
+    rows: int = 256
+    note: Note | None = None
+    statistics: tuple[Span, ...] = ()
 
 
 class WorkerLoop:
@@ -181,9 +221,8 @@ class WorkerLoop:
         train: the region's training stream.
         heldout: its held-out rows.
         rank: this worker's rank.
-        eval_rows: rows per evaluation batch.
+        evals: how it evaluates.
         step_s: how long the step over some rows is padded to; None for no padding.
-        note: takes evaluated parameters; None if nobody wants them.
     """
 
     def __init__(
@@ -194,9 +233,8 @@ class WorkerLoop:
         heldout: RegionReader,
         *,
         rank: int,
-        eval_rows: int,
+        evals: EvalSetting,
         step_s: Callable[[Span], float] | None,
-        note: Note | None = None,
     ) -> None:
         self._worker = worker
         self._together = Together(len(links), "shard-links")
@@ -204,9 +242,8 @@ class WorkerLoop:
         self._ahead = ReadAhead(train.read)
         self._heldout = heldout
         self._rank = rank
-        self._eval_rows = eval_rows
+        self._evals = evals
         self._step_s = step_s
-        self._note = note
 
     def run(self) -> int:
         """Work until sent home.
@@ -258,11 +295,17 @@ class WorkerLoop:
     def _evaluate(self, answer: Assignment) -> None:
         if answer.eval_params:
             self._links.pull(judged=True)
+        worker, evals, model = self._worker, self._evals, None
+        is_precise = answer.done and bool(evals.statistics) and worker.has_statistics
+        before_B = worker.carried_B.clone()
         with _blamed_on_task():
-            stats, rows = self._worker.evaluate_all(self._heldout.scan(self._eval_rows))
-        model = None
-        if self._note is not None:
-            model = self._note(answer.version, self._worker.params_P, answer.done)
+            if is_precise:
+                worker.make_precise([self._ahead.take([span])[0] for span in evals.statistics])
+                self._links.primary.share_statistics(worker.carried_B)
+            stats, rows = worker.evaluate_all(self._heldout.scan(evals.rows))
+        if evals.note is not None:
+            model = evals.note(answer.version, worker.params_P, worker.carried_B, answer.done)
+        worker.carried_B.copy_(before_B)
         if answer.eval_params:
             self._links.pull(judged=False)
         meta, payload = stats_message(answer.version, stats, rows, final=answer.done, model=model)

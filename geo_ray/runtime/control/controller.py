@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
+import torch
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import (
@@ -30,6 +31,7 @@ from geo_ray.runtime.control.actor_group import ActorGroup, GroupWorker, collect
 from geo_ray.runtime.control.link_notes import LinkNotes
 from geo_ray.runtime.control.policy import HALT_DEADLINE_S, RunLimits, RunPolicy
 from geo_ray.runtime.control.saver import Saver
+from geo_ray.training.compute.precise import StatisticsBoard
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +71,7 @@ class Controller:
     status: Callable[[str], None] = lambda text: None
     interrupted: threading.Event = field(default_factory=threading.Event)
     policy: RunPolicy = field(init=False)
+    _statistics: StatisticsBoard = field(init=False)
     _wan_s: float = 0.0
     _phases: dict[str, str] = field(default_factory=dict)
 
@@ -76,6 +79,8 @@ class Controller:
         train, checkpoint = self.experiment.train, self.experiment.checkpoint
         limits = RunLimits(train.max_worker_restarts, train.max_refused_steps, checkpoint.every_s)
         self.policy = RunPolicy(limits, time.monotonic())
+        spec = self.actors.spec
+        self._statistics = StatisticsBoard(spec.layout, spec.data_rows)
 
     def run(self) -> None:
         """Watch until all workers are home and all they did is written down.
@@ -199,6 +204,7 @@ class Controller:
         self.saver.forget({shard_part_name(region, index) for index in range(shards)})
         self.actors.lose(region)
         self._note_evals(self.evals.board.forget(region), time.time() - self.origin_unix_s)
+        self._share_statistics()
         self._ask(self.actors.bridges[self.actors.home.region].report_dead.remote(region))
 
     def _follow_averager(self, answers: Answers) -> None:
@@ -253,6 +259,10 @@ class Controller:
             self._evaluate(region, t_s, event)
         elif kind == "parts":
             self._add_parts(t_s, event)
+        elif kind == "precise":
+            told = bytearray(event["carried"])
+            self._statistics.add(region, torch.frombuffer(told, dtype=torch.uint8))
+            self._share_statistics()
         elif kind == "part_failed":
             if event["id"] == self.saver.open_id:
                 self._save_failed(event["error"])
@@ -273,6 +283,16 @@ class Controller:
         )
         self._note_evals(finished, t_s)
 
+    def _share_statistics(self) -> None:
+        """Tell every region those over all regions, once they are there.
+
+        Who stands still for a checkpoint makes none; then everybody has its own.
+        """
+        board = self._statistics
+        found = board.give_up() if self.policy.is_halting else board.take(self.actors.primaries)
+        for region, carried_B in found.items():
+            self.actors.primaries[region].use_statistics.remote(carried_B.numpy().tobytes())
+
     def _note_evals(self, finished: list[Evaluation], t_s: float) -> None:
         cause = self.evals.take(finished, t_s, self.actors.home.region)
         if cause is not None:
@@ -286,6 +306,7 @@ class Controller:
             self.status("saving a checkpoint, then stopping (Ctrl-C again: stop at once)")
             why = InterruptedRunError("the run was interrupted")
             self.policy.halt(why, now_s)
+            self._share_statistics()
             self._emit("stop_requested", cause=why.message)
         still_s = self.policy.stalled(now_s)
         if still_s is not None:

@@ -19,7 +19,7 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import digest
 from geo_ray.job.account import account
 from geo_ray.job.best import BestKeeper
-from geo_ray.job.build import build_evals, initial_parameters, use_one_thread
+from geo_ray.job.build import build_evals, check_start, model_start, use_one_thread
 from geo_ray.job.codec_shapes import with_shapes
 from geo_ray.job.data import data_rows, prepare_manifest
 from geo_ray.job.eval_notes import EvalNotes
@@ -136,7 +136,8 @@ def train(
             )
     reporting.status("preparing task and data")
     task = load_task(experiment.task, run.base_dir)
-    num_params = initial_parameters(task, experiment.seed).numel()
+    start = model_start(task, experiment.seed)
+    check_start(experiment, start)
     manifest, address = prepare_manifest(
         experiment, task, run.base_dir, run.data, goes_on=found is not None
     )
@@ -159,10 +160,12 @@ def train(
                 manifest_address=address,
                 run_id=f"{experiment.name}-{secrets.token_hex(4)}",
                 parts_dir=str(run.checkpoints),
-                num_params=num_params,
+                num_params=start.params_P.numel(),
                 epoch=1 if found is None else int(str(found.manifest.extra["epoch"])) + 1,
                 resume=None if found is None else _parts_of(found),
                 data_rows=data_rows(experiment, manifest),
+                layout=start.layout,
+                constants=dict(start.constants),
             )
             saver = Saver(
                 store,
@@ -265,7 +268,7 @@ def _finish(
     summary = summing.summary(startup_s=startup_s, usd=usd, digest=model_digest)
     about = about_model(experiment, summary.steps, summary.eval)
     aside = keep_longer(run.model, summary.steps)
-    save_trained(task, experiment.seed, tensors["params"], run.model, about)
+    save_trained(task, experiment.seed, tensors["params"], run.model, about, tensors.get("carried"))
     recorder.emit(
         "run_finished",
         now_s,

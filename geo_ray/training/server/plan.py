@@ -33,6 +33,7 @@ class ServerPlan:
         last_round_is_last_word: there may be no exchange after that of the last step, which is the
             last word then: what codecs owe would be lost.
         noise_every: steps between measurements of gradient noise; None for the usual number.
+        clip_mean_norm: largest norm of the mean of a step's gradients; None: any.
         tells_norms: updates are gradients as they are, whose norms the averager wants to know.
     """
 
@@ -54,6 +55,7 @@ class ServerPlan:
     goal: str = ""
     noise_every: int | None = None
     last_round_is_last_word: bool = False
+    clip_mean_norm: float | None = None
 
     @property
     def steps_per_round(self) -> int:

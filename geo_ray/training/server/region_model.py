@@ -5,6 +5,7 @@ Shape legend: P = parameters of the model, S = of one shard's slice.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -76,14 +77,29 @@ class RegionModel:
         return len(self._shards) > 1
 
     def apply(
-        self, contributions: Sequence[Contribution], *, measure: bool = False
+        self,
+        contributions: Sequence[Contribution],
+        *,
+        measure: bool = False,
+        most_norm: float | None = None,
     ) -> float | None:
         """One step on every shard.
 
+        Args:
+            contributions: who takes part.
+            measure: look at the mean's norm.
+            most_norm: largest norm of the mean gradient over all shards; it is made that short.
+
         Returns:
-            The squared norm of the mean gradient over all shards; None if not to be measured.
+            The squared norm of the mean gradient over all shards, before it is made shorter; None
+            if not to be measured.
         """
-        found = self._change(Shard.apply, contributions, measure)
+        scale = 1.0
+        if most_norm is not None:
+            parts = self._all(Shard.mean_sq, contributions)
+            norm = math.sqrt(math.fsum(part for part in parts if part is not None))
+            scale = most_norm / norm if norm > most_norm else 1.0
+        found = self._change(Shard.apply, contributions, measure, scale)
         known = [mean_sq for mean_sq in found if mean_sq is not None]
         return sum(known) if len(known) == len(found) else None
 

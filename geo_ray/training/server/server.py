@@ -21,7 +21,7 @@ from typing import Final, Literal
 from torch import Tensor
 
 from geo_ray.errors import InvariantError
-from geo_ray.strategies.base import Outgoing, Reply, Update, Wait
+from geo_ray.strategies.base import Outgoing, Reply, Update, Wait, nothing_carried
 from geo_ray.training.compute.noise import NoiseReading
 from geo_ray.training.exchange.region_wire import RegionWire
 from geo_ray.training.exchange.saved import load_messages, save_messages
@@ -30,6 +30,7 @@ from geo_ray.training.server.effects import Assignment, Effect, SendUpdate, Snap
 from geo_ray.training.server.eval_times import EvalTimes
 from geo_ray.training.server.ledger import Ledger
 from geo_ray.training.server.plan import ServerPlan
+from geo_ray.training.server.region_carry import RegionCarry
 from geo_ray.training.server.region_model import Concurrently, RegionModel, ShardPort
 from geo_ray.training.server.region_noise import RegionNoise
 from geo_ray.training.server.shard import Contribution
@@ -52,6 +53,7 @@ class Server:
         model: the region's shards.
         wire: encodes updates and decodes replies. The shell does both, and needs no lock for it: a
             region has one request open, so only who carries that one is in there.
+        carry: what the model carries beside its parameters; None if it does not.
         version: steps applied.
         phase: what the region is waiting for, if anything.
         ledger: the sample books.
@@ -67,6 +69,7 @@ class Server:
     plan: ServerPlan
     model: RegionModel
     wire: RegionWire
+    carry: RegionCarry | None = None
     version: int = 0
     phase: Phase = "training"
     ledger: Ledger = field(default_factory=Ledger)
@@ -109,10 +112,11 @@ class Server:
         plan: ServerPlan,
         codecs: WirePlan,
         together: Concurrently = in_turn,
+        carry: RegionCarry | None = None,
     ) -> Server:
         """The server of a region of ``num_params`` parameters over its shards in order."""
         model = RegionModel(shards, num_params, codecs.fragments, together)
-        return cls(plan, model, RegionWire(codecs, plan.region, num_params))
+        return cls(plan, model, RegionWire(codecs, plan.region, num_params), carry)
 
     # -------------------------------------------------------------- events
 
@@ -159,7 +163,9 @@ class Server:
             self.samples_since_send += self._sent_samples
         self.link_busy, self._open = False, None
         self.exchange_s = max(0.0, took_s - reply.held_s)
-        self.model.merge(reply)
+        if self.carry is not None:
+            self.carry.merge(reply)
+        self.model.merge(replace(reply, carried_E=nothing_carried()))
         self.averager_version, self._seen = reply.version, reply.seen
         if reply.stop:
             self.stop()
@@ -276,7 +282,11 @@ class Server:
     ) -> NoiseReading | None:
         step = self.version + 1
         norms = self.noise.norms(step, contributions, reports)
-        mean_sq = self.model.apply(contributions, measure=len(norms) > 1)
+        if self.carry is not None:
+            self.carry.apply(contributions, together=self.plan.mode == "sync")
+        mean_sq = self.model.apply(
+            contributions, measure=len(norms) > 1, most_norm=self.plan.clip_mean_norm
+        )
         return self.noise.take(step, norms, mean_sq)
 
     def _do_without(self, lost: str | None) -> int:
@@ -339,6 +349,7 @@ class Server:
             step_s=self.step_s,
             exchange_s=self.exchange_s,
             grad_sq=self.noise.mean_sq(self.samples_since_send) if self.plan.tells_norms else None,
+            carried_E=nothing_carried() if self.carry is None else self.carry.outgoing(),
         )
         self._sent_samples, self.samples_since_send = self.samples_since_send, 0
         self._open = SendUpdate(update, out.wait)
@@ -420,6 +431,8 @@ class Server:
         if not isinstance(ledger, dict) or not isinstance(wire, dict):
             raise InvariantError("checkpoint without sample books")
         self.wire.restore(tensors or {}, wire)
+        if self.carry is not None:
+            self.carry.restore(tensors or {})
         self.version = int(str(data["version"]))
         self.averager_version = int(str(data["hub_version"]))
         self.seq = int(str(data["seq"]))
@@ -446,6 +459,8 @@ class Server:
 
     def _tensors(self) -> dict[str, Tensor]:
         found = self.wire.tensors()
+        if self.carry is not None:
+            found |= self.carry.tensors()
         if self._open is None:
             return found
         return found | save_messages(_REQUEST, [self.wire.open_update or self._open.update])[0]

@@ -17,7 +17,9 @@ from torch import Tensor
 
 from geo_ray.errors import CheckpointCorruptError, InvariantError
 from geo_ray.strategies.base import Outgoing, RegionState, Reply, Strategy, Wait
-from geo_ray.training.compute.flat import fragments_in, square_norm
+from geo_ray.tasks.groups import GroupRun
+from geo_ray.training.compute.flat import exact_square_norm, fragments_in, square_norm
+from geo_ray.training.compute.group_pieces import GroupPiece, pieces_of
 from geo_ray.training.compute.optimizers import AdamW, InnerOptimizer, Momentum, Sgd
 from geo_ray.training.server.pulls import Change, HeldVersions, Pull
 
@@ -49,6 +51,7 @@ class Shard:
         strategy: the rule between regions.
         alone: whether this is the only region, so that there is nobody to send to.
         fragments: where the model's fragments lie in the slice.
+        pieces: of the slice, where parameters are in groups.
     """
 
     def __init__(
@@ -59,12 +62,14 @@ class Shard:
         *,
         alone: bool = False,
         fragments: tuple[tuple[int, int], ...] = (),
+        pieces: Sequence[GroupPiece] = (),
     ) -> None:
-        self._optimizer = InnerOptimizer(optimizer, params_S)
+        self._optimizer = InnerOptimizer(optimizer, params_S, pieces)
         self._strategy = strategy
         self._alone = alone
         self._grads: dict[int, Tensor] = {}
         self._mean_S = torch.empty(0)
+        self._ready_S: Tensor | None = None
         self._snapshots: dict[int, tuple[dict[str, Tensor], dict[str, float]]] = {}
         self._versions = HeldVersions()
         whole = ((0, params_S.numel()),)
@@ -79,11 +84,13 @@ class Shard:
         strategy: Strategy,
         *,
         alone: bool = False,
+        groups: Sequence[GroupRun] = (),
     ) -> Self:
         """The shard of the slice of ``params_P``, fp32 (P,), between two places; copies it."""
         fragments = fragments_in(params_P.numel(), strategy.traits.exchange.fragments, piece)
         params_S = params_P[slice(*piece)].clone()
-        return cls(params_S, optimizer, strategy, alone=alone, fragments=fragments)
+        pieces = pieces_of(groups, piece)
+        return cls(params_S, optimizer, strategy, alone=alone, fragments=fragments, pieces=pieces)
 
     @property
     def params_S(self) -> Tensor:
@@ -125,18 +132,33 @@ class Shard:
         """
         return self._versions.fetch(pull, self._present)
 
-    def apply(self, contributions: Sequence[Contribution], measure: bool = False) -> float | None:
+    def mean_sq(self, contributions: Sequence[Contribution]) -> float | None:
+        """Make the mean of a step's gradients, for the `apply` that follows.
+
+        Returns:
+            Its squared norm, of this slice, in fp64; None if nobody's gradient is used.
+        """
+        self._ready_S = self._combine(contributions)
+        return None if self._ready_S is None else exact_square_norm(self._ready_S)
+
+    def apply(
+        self, contributions: Sequence[Contribution], measure: bool = False, scale: float = 1.0
+    ) -> float | None:
         """Take in one step: the sample-weighted mean of the named workers' gradients.
 
         Args:
             contributions: who takes part, and how much.
             measure: look at the mean's norm.
+            scale: what the mean is multiplied by after that.
 
         Returns:
             Its square, of this slice; None if not asked for, or if nobody's gradient is used.
         """
-        grad_S = self._combine(contributions)
+        grad_S = self._combine(contributions) if self._ready_S is None else self._ready_S
+        self._ready_S = None
         mean_sq = square_norm(grad_S) if measure and grad_S is not None else None
+        if grad_S is not None and scale != 1.0:
+            self._mean_S = grad_S = torch.mul(grad_S, scale)
         for contribution in contributions:
             self._grads.pop(contribution.worker, None)
         state = self.state
