@@ -43,6 +43,9 @@ class DataConfig(StrictModel):
     manifest: str | None = Field(None, description="path or s3:// address of a manifest")
     generate: GenerateConfig | None = Field(None, description="generate the task's own data")
     batch_size: int = Field(32, ge=1, description="rows per worker and step")
+    leave_out: tuple[str, ...] = Field(
+        (), description="regions of the manifest whose rows nobody is to train on"
+    )
     cache_shards: int = Field(8, ge=1, description="decoded shards that a worker keeps in memory")
 
     @model_validator(mode="after")

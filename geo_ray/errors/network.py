@@ -95,7 +95,8 @@ class ReferenceLostError(TransportError):
 class DeadlineExceededError(TransportError):
     """A wait reached its deadline.
 
-    Every wait has one, so that no run hangs.
+    Waits for machines and links have one; waits for others' training only with
+    `train.step_timeout_s`.
     """
 
     code = "DEADLINE_EXCEEDED"

@@ -13,6 +13,7 @@ from geo_ray.errors import ResidencyDeniedError
 from geo_ray.job.build import build_worker, use_one_thread
 from geo_ray.job.candidates import Candidates
 from geo_ray.job.data import data_region, open_readers
+from geo_ray.job.start.evaluation import metrics_there
 from geo_ray.runtime.actors.deadlines import wait_limit_s
 from geo_ray.runtime.actors.introduction import LAN_KEY, Introduction
 from geo_ray.runtime.actors.spec import RunSpec
@@ -48,9 +49,19 @@ class WorkerActor:
         """Tell the public half of this process's key."""
         return Introduction(self._receiver.public)
 
-    def ready(self) -> None:
-        """Load the task."""
-        self._load_task()
+    def ready(self) -> set[str] | None:
+        """Load the task; the first worker of a region also tries it on a few of its rows.
+
+        Returns:
+            Names of metrics that these rows have; None from other workers, and of rows that the
+            driver wrote and tried.
+        """
+        experiment, task = self._spec.experiment, self._load_task()
+        if self._rank > 0 or self._epoch > 1 or experiment.data.generate is not None:
+            return None
+        manifest = load_manifest(self._spec.manifest_address)
+        _, heldout = open_readers(experiment, manifest, self._region, self._here(manifest))
+        return metrics_there(experiment, task, heldout)
 
     def process_id(self) -> int:
         """Of this actor's process, for operators and tests."""

@@ -11,6 +11,7 @@ import ray
 
 from geo_ray.clock import Clock, SystemClock
 from geo_ray.errors import GeoRayError, RegionLostError
+from geo_ray.job.start.evaluation import check_metric_names
 from geo_ray.runtime.actors.bridge_actor import BridgeActor
 from geo_ray.runtime.actors.server_actors import PrimaryActor, ShardServerActor
 from geo_ray.runtime.actors.spec import RunSpec
@@ -124,12 +125,16 @@ class ActorGroup:
 
         Raises:
             RegionLostError: if one died or took too long.
+            ConfigError: the run goes by a metric that no region has.
             GeoRayError: what an actor found wrong (task, data, checkpoint).
         """
         everyone = {f"{r}/{rank}": worker.handle for (r, rank), worker in self.workers.items()}
         everyone |= {f"{r}/{role}": handle for (role, r), handle in self.servers().items()}
         calls = {name: actor.ready.remote() for name, actor in everyone.items()}
-        collect(calls, timeout_s, partial(tell, "starting workers"))
+        told = collect(calls, timeout_s, partial(tell, "starting workers")).values()
+        found = [names for names in told if names is not None]  # by who tried an evaluation
+        if found:
+            check_metric_names(self.spec.experiment, set().union(*found))
 
     def wire(self, origin_unix_s: float, timeout_s: float, tell: Tell = tell_nobody) -> None:
         """Connect bridges with each other and each region's parts; then let workers begin.

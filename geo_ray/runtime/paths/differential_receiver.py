@@ -11,6 +11,7 @@ from typing import Any
 
 from geo_ray.codecs.differential import DifferentialCodec
 from geo_ray.errors import GeoRayError, LinkDownError
+from geo_ray.runtime.paths.base import StagedPath
 from geo_ray.runtime.paths.differential_messages import DATAGRAMS, notify
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.training.exchange.lossy_receiver import LossyReceiver
@@ -38,7 +39,7 @@ class DifferentialReceiver:
         codec: what the run is configured with.
         num_params: P.
         endpoint: this region's.
-        refuse: tells a region that its update makes no sense.
+        path: tells a region that its update makes no sense, and the controller of what fails here.
         saved: what `export` gave for the checkpoint from which the run goes on, by region.
     """
 
@@ -47,13 +48,13 @@ class DifferentialReceiver:
         codec: DifferentialCodec,
         num_params: int,
         endpoint: Endpoint,
-        refuse: Callable[[Update, GeoRayError], None],
+        path: StagedPath,
         saved: Mapping[str, Any],
     ) -> None:
         self._codec = codec
         self._num_params = num_params
         self._endpoint = endpoint
-        self._refuse = refuse
+        self._path = path
         self._lock = threading.Lock()
         self._received: dict[str, LossyReceiver] = {}
         self._held: dict[str, _Held] = {}
@@ -104,7 +105,7 @@ class DifferentialReceiver:
                     return
                 update = received.complete(update)
         except GeoRayError as error:
-            self._refuse(update, error)
+            self._path.refuse(update, error)
         else:
             go_on(update)
 
@@ -159,10 +160,14 @@ class DifferentialReceiver:
                 return  # the timer and the last block came together
             del self._held[region]
         held.timer.cancel()
-        try:
-            with self._lock:
-                update = self._of(region).complete(held.update)
-        except GeoRayError as error:
-            self._refuse(held.update, error)
-        else:
-            held.go_on(update)
+        try:  # in a thread of the datagrams or of the timer: nobody else hears of an error
+            try:
+                with self._lock:
+                    update = self._of(region).complete(held.update)
+            except GeoRayError as error:
+                self._path.refuse(held.update, error)
+            else:
+                held.go_on(update)
+        except Exception as error:
+            what = f"update {held.update.seq} of region '{region}'"
+            self._path.fail(error, f"{what}, which waited for datagrams")
