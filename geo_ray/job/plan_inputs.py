@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
+from pydantic import BaseModel
+
 from geo_ray.clouds.price import INTERNET, PriceRecord
 from geo_ray.clouds.price_book import PriceBook
 from geo_ray.config.experiment import Experiment
@@ -14,6 +16,7 @@ from geo_ray.errors import ConfigError, PriceBookError, ProfileError
 from geo_ray.planning.config import MachineConfig, PlanConfig, RegionOffer
 from geo_ray.planning.model.start_model import StartModel, fit_start
 from geo_ray.planning.model.step_model import StepModel, fit_steps
+from geo_ray.planning.model.timing import Pattern
 from geo_ray.planning.model.work import HOUR_S, JobWork
 from geo_ray.planning.policies.fixed import Counts
 from geo_ray.planning.profile import Profile
@@ -58,12 +61,13 @@ def request_of(
     _check_strategy(experiment)
     names = list(experiment.region_names)
     start = _start(plan, profile)
+    intervals = _intervals(experiment, plan)
     work = JobWork(
         steps=experiment.train.steps * max(1, experiment.worker_steps),
         rows_per_step=sum(r.rows_per_step(experiment.data.batch_size) for r in experiment.regions),
         rows={name: plan.regions[name].rows or rows[name] for name in names},
         num_params=num_params,
-        overlaps=experiment.strategy.traits.exchange.stands_still != "always",
+        pattern=_pattern(experiment, intervals),
         startup_s=start.fixed_s,
         worker_start_s=start.worker_s,
         evaluations_s=_evaluations_s(experiment, profile),
@@ -77,7 +81,7 @@ def request_of(
         links=links,
         usd_per_gb=_egress(plan, names, book),
         averagers=sorted(hosts, key=lambda name: name != preferred),
-        intervals=_intervals(experiment, plan),
+        intervals=intervals,
         codecs=_codecs(experiment, plan),
         loss_budget=plan.loss_budget,
         objective=plan.objective,
@@ -281,6 +285,29 @@ def _intervals(experiment: Experiment, plan: PlanConfig) -> list[int]:
         return [max(1, round(exchange.every * local))]
     choices = [present, *_INTERVALS] if plan.intervals is None else plan.intervals
     return [each * local for each in dict.fromkeys(choices)]
+
+
+def _pattern(experiment: Experiment, intervals: Sequence[int]) -> Pattern:
+    """How the strategy exchanges, as it says itself for each interval; in local steps."""
+    strategy, local = experiment.strategy, max(1, experiment.worker_steps)
+    present = strategy.traits
+    every, hidden = {}, {}
+    for interval in intervals:
+        exchange = present.exchange
+        if exchange.interval is not None and isinstance(strategy, BaseModel):
+            changed = {"interval": max(1, interval // local)}
+            exchange = strategy.model_copy(update=changed).traits.exchange
+        every[interval] = exchange.every * local
+        if exchange.hidden_steps is not None:
+            hidden[interval] = min(exchange.hidden_steps, exchange.every) * local
+    return Pattern(
+        present.exchange.stands_still,
+        present.exchange.last,
+        present.exchange.fragments,
+        present.averager.bound,
+        every,
+        hidden,
+    )
 
 
 def _codecs(experiment: Experiment, plan: PlanConfig) -> list[str | None]:

@@ -130,18 +130,20 @@ class Request:
         """
         names = [site.name for site in self.sites]
         stands = sum(bracket.usd_per_h(site.stands_usd) for site in self.sites)
-        late = LOSS_OF_DELAY if self.work.overlaps else 0.0
+        pattern = self.work.pattern
+        late = LOSS_OF_DELAY if pattern.trains_on else 0.0
         found, least = [], float("inf")
         for averager in self.averagers:
-            full = self._exchange(averager, None)
+            full = self._exchange(averager, None, 1)
             for codec in self.codecs:
-                one = self._exchange(averager, codec)
+                one = self._exchange(averager, codec, pattern.fragments)
                 for interval in self.intervals:
                     loss = loss_of_interval(interval) + LOSS_BY_CODEC[codec] + late
                     least = min(least, loss)
                     if loss <= self.loss_budget or len(names) == 1:
-                        last = full if self.work.has_last(interval) else None
-                        found.append(Option(interval, one, stands, last))
+                        timing = pattern.timing(interval)
+                        last = full if timing.has_last(self.work.steps) else None
+                        found.append(Option(interval, timing, one, stands, last))
         if not found:
             raise PlanInfeasibleError(
                 f"loss_budget {self.loss_budget:.1%}: the best interval and codec that are allowed "
@@ -151,12 +153,12 @@ class Request:
             )
         return found
 
-    def _exchange(self, averager: str, codec: str | None) -> Exchange:
+    def _exchange(self, averager: str, codec: str | None, fragments: int) -> Exchange:
         names = [site.name for site in self.sites]
         # An exchange that was not measured is taken to be as slow as the slowest measured one.
         overhead_s = self.overhead_s.get(codec, max(self.overhead_s.values(), default=0.0))
         return exchange(
-            self.work.num_params,
+            self.work.num_params / fragments,
             names,
             averager,
             codec,

@@ -58,7 +58,7 @@ def plan_of(request: Request, found: Found, policy: str, gap: float, reason: str
         )
         usd["servers and disks"] += stands_usd
     option, averager = found.option, found.option.exchange.averager
-    usd["egress"] = option.egress_usd(request.work.rounds(option.interval))
+    usd["egress"] = found.egress_usd
     prices = defaultdict[str, dict[str, float]](dict)
     for (src, dst), price in request.usd_per_gb.items():
         if averager in (src, dst):

@@ -126,11 +126,10 @@ def _reason(search: BracketSearch, found: Found) -> str:
     )
     one = found.option.exchange
     if len(request.sites) > 1:
-        egress = request.work.rounds(found.option.interval) * one.usd
         text += (
             f" The averager in {one.averager} with {one.codec or 'no codec'} every "
             f"{found.option.interval} steps needs {duration_text(one.seconds)} and "
-            f"{one.usd:.3g} USD per exchange, {egress:.3g} USD in all."
+            f"{one.usd:.3g} USD per exchange, {found.egress_usd:.3g} USD in all."
         )
     if not math.isinf(request.limits.deadline_s):
         left_s = request.limits.deadline_s - found.seconds

@@ -20,7 +20,7 @@ from geo_ray.planning.model.work import HOUR_S
 from geo_ray.planning.request import Request
 from geo_ray.planning.search.bracket import UNCHANGING, Bracket, Usd, brackets_of
 from geo_ray.planning.search.search import Found, Search
-from geo_ray.planning.search.ways import SLACK, Limits, Objective
+from geo_ray.planning.search.ways import SLACK, Limits, Objective, Ways
 
 _SEARCHES: Final = 200
 _NARROW: Final = 1 + 1e-7
@@ -79,7 +79,7 @@ class BracketSearch:
     def priced(self, found: Found) -> Found:
         """Return the choice with the dollars of its own length."""
         hours = found.seconds / HOUR_S
-        usd = found.option.egress_usd(self.request.work.rounds(found.option.interval))
+        usd = found.egress_usd
         for site, pick in zip(self.request.sites, found.picks, strict=True):
             rented = zip(site.rentals, pick.counts, strict=True)
             usd += site.stands_usd(hours) + sum(n * each.usd(hours) for each, n in rented if n)
@@ -123,16 +123,12 @@ class BracketSearch:
             slowest = min(offer.rows_per_s for offer in fleet.offers if offer.cap)
             steps_s.append(fleet.fixed_s + fleet.lan_s * count + fleet.rows / slowest)
             workers += count
-        return (
-            max(
-                work.seconds(
-                    max(steps_s) + work.waits_s(option.interval, option.exchange.seconds),
-                    option.interval,
-                    option.exchange.seconds,
-                    option.last_s,
-                    workers,
-                )
-                for option in self.request.options()
+        found = [
+            work.seconds(
+                float(Ways(work, (option,), tuple(steps_s)).whole_paces_KR(steps_s).max()),
+                option.last_s,
+                workers,
             )
-            / HOUR_S
-        )
+            for option in self.request.options()
+        ]
+        return max(found) / HOUR_S

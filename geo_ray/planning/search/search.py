@@ -39,9 +39,10 @@ class Found:
         option: the exchanges.
         picks: machines by region, in the order of the fleets.
         straggler: index of the region that all others wait for.
-        pace_s: of a step; see `work`.
+        pace_s: see `work`.
         seconds: of the job.
-        usd: of the job.
+        egress_usd: of the job.
+        usd: of the job, egress included.
     """
 
     option: Option
@@ -49,6 +50,7 @@ class Found:
     straggler: int
     pace_s: float
     seconds: float
+    egress_usd: float
     usd: float
 
     def value(self, objective: Objective) -> tuple[float, float]:
@@ -152,25 +154,27 @@ class Search:
 
     def complete(self, picks: Sequence[Pick], option: Option) -> Found:
         """Return the complete choice of given machines and exchanges."""
-        work, one = self.work, option.exchange
-        pairs = zip(picks, self.waits_s(option), strict=True)
-        paces_s = [pick.step_s + wait_s for pick, wait_s in pairs]
+        work, steps_s = self.work, [pick.step_s for pick in picks]
+        paces_s = self.ways([option]).whole_paces_KR(steps_s)[0].tolist()
         pace_s = max(paces_s)
-        workers = sum(sum(pick.counts) for pick in picks)
-        seconds = work.seconds(pace_s, option.interval, one.seconds, option.last_s, workers)
+        seconds = work.seconds(pace_s, option.last_s, sum(sum(pick.counts) for pick in picks))
         hourly = option.usd_per_h + sum(pick.usd_per_h for pick in picks)
-        hours = self.bracket.billed_h(seconds)
-        usd = hours * hourly + option.egress_usd(work.rounds(option.interval))
-        return Found(option, tuple(picks), paces_s.index(pace_s), pace_s, seconds, usd)
+        egress_usd = option.egress_usd(work.steps, np.array(steps_s))
+        usd = self.bracket.billed_h(seconds) * hourly + egress_usd
+        straggler = paces_s.index(pace_s)
+        return Found(option, tuple(picks), straggler, pace_s, seconds, egress_usd, usd)
 
-    def waits_s(self, option: Option) -> list[float]:
-        """Return what the exchanges of an option add to a step, by region."""
-        of_each = option.exchange.seconds_by_region
-        return [self.work.waits_s(option.interval, each_s) for each_s in of_each]
+    def ways(self, options: Sequence[Option]) -> Ways:
+        """Return some ways to exchange with the regions' machines."""
+        return Ways(self.work, tuple(options), self._fastest_s, self.bracket)
+
+    @cached_property
+    def _fastest_s(self) -> tuple[float, ...]:
+        return tuple(fleet.fastest().step_s for fleet in self.fleets)
 
     @cached_property
     def _root(self) -> _Node:
-        ways = Ways(self.work, tuple(self.options), self.bracket).not_beaten()
+        ways = self.ways(self.options).not_beaten()
         low_s, high_s = self._range(ways)
         return _Node(ways, low_s, max([high_s, *(self._range(w)[1] for w in ways.singles)]), True)
 
@@ -185,7 +189,7 @@ class Search:
             yield from _halves(node, node.high_s)
             return
         for way in node.ways.singles:
-            more_s = float((way.waits_KR[0] - np.array(node.ways.least_waits_s)).max())
+            more_s = way.slower_s(node.ways)
             fastest_s = self._range(way)[0]
             low_s = max(node.low_s, fastest_s)
             if low_s <= node.high_s + more_s:
@@ -202,14 +206,13 @@ class Search:
         return self.met[-1]
 
     def _pace_s(self, picks: Sequence[Pick], ways: Ways) -> float:
-        pairs = zip(picks, ways.least_waits_s, strict=True)
-        return max(pick.step_s + wait_s for pick, wait_s in pairs)
+        return float(ways.paces_KR([pick.step_s for pick in picks]).min(axis=0).max())
 
     def _cheapest(self, ways: Ways, pace_s: float) -> tuple[Pick, ...] | None:
         """Return every region's cheapest machines that keep the pace; None if a region cannot."""
         picks = []
-        for fleet, wait_s in zip(self.fleets, ways.least_waits_s, strict=True):
-            pick = fleet.cheapest(pace_s - wait_s)
+        for fleet, room_s in zip(self.fleets, ways.rooms_s(pace_s), strict=True):
+            pick = fleet.cheapest(room_s)
             if pick is None:
                 return None
             picks.append(pick)
@@ -218,8 +221,8 @@ class Search:
     def _bound(self, node: _Node, objective: Objective, limits: Limits) -> float:
         """Return a lower bound of all choices of a node."""
         usd_per_h = 0.0
-        for fleet, wait_s in zip(self.fleets, node.ways.least_waits_s, strict=True):
-            usd_per_h += fleet.least_usd_per_h(node.high_s - wait_s)
+        for fleet, room_s in zip(self.fleets, node.ways.rooms_s(node.high_s), strict=True):
+            usd_per_h += fleet.least_usd_per_h(room_s)
         return node.ways.bound(node.low_s, usd_per_h, objective, limits)
 
 

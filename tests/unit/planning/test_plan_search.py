@@ -13,6 +13,7 @@ import pytest
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from geo_ray.errors import PlanInfeasibleError
+from geo_ray.planning.model.timing import Pattern
 from geo_ray.planning.model.work import JobWork
 from geo_ray.planning.policies.cloudless import cloudless, everything
 from geo_ray.planning.policies.optimal import front, optimal
@@ -44,6 +45,10 @@ def links(names: list[str], rng: random.Random) -> LinkTable:
             if a != b
         )
     )
+
+
+def _pattern(rng: random.Random) -> Pattern:
+    return Pattern("when_late", "always") if rng.random() < 0.5 else Pattern()
 
 
 def scenario(seed: int, regions: int = 3, offers: int = 3, cap: int = 3, **more) -> Request:
@@ -81,7 +86,7 @@ def scenario(seed: int, regions: int = 3, offers: int = 3, cap: int = 3, **more)
         rows_per_step=60,
         rows={name: rng.choice([1000, 2000, 3000]) for name in names},
         num_params=2_000_000,
-        overlaps=rng.random() < 0.5,
+        pattern=_pattern(rng),
         startup_s=20,
     )
     prices = {(a, b): rng.choice([0.02, 0.09]) for a in names for b in names if a != b}
