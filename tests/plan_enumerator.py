@@ -45,7 +45,12 @@ class Question:
         rates: its exchange rates.
         links: (from, to) -> (Mbit/s, round trip in seconds).
         num_params: of the model.
-        waits: whether the strategy's regions wait for each exchange.
+        stands_still: whether the strategy's regions stand still for each exchange (always), only
+            for one that is late (when_late), or never.
+        last: whether there is an exchange after the last step: always, or for a rest of steps.
+        fragments: parts of the model that are exchanged one by one.
+        hidden_steps: steps that hide an exchange (when_late); None: those until the next.
+        bound: exchanges that a region may be ahead of the slowest (never).
     """
 
     config: Mapping[str, Any]
@@ -53,7 +58,11 @@ class Question:
     rates: Sequence[Mapping[str, Any]]
     links: Mapping[tuple[str, str], tuple[float, float]]
     num_params: int
-    waits: bool
+    stands_still: str = "always"
+    last: str = "rest"
+    fragments: int = 1
+    hidden_steps: float | None = None
+    bound: int | None = None
 
     @property
     def names(self) -> list[str]:
@@ -141,7 +150,7 @@ def rented(question: Question, name: str) -> Iterator[Rented]:
 
 
 def loss_of(question: Question, interval: int, codec: str | None) -> float:
-    loss = LOSS[codec] + (0.0 if question.waits else LOSS_OF_DELAY)
+    loss = LOSS[codec] + (0.0 if question.stands_still == "always" else LOSS_OF_DELAY)
     for (low, less), (high, more) in itertools.pairwise(LOSS_OF_INTERVAL):
         if low <= interval <= high:
             share = math.log(interval / low) / math.log(high / low)
@@ -160,24 +169,65 @@ def hosts(question: Question) -> list[str]:
 
 @dataclass(frozen=True)
 class Way:
-    """A way to exchange: seconds by region, and the egress of one."""
+    """A way to exchange: seconds and egress of one, by region."""
 
     seconds: Mapping[str, float]
-    usd: float
+    usd: Mapping[str, float]
 
 
-def way(question: Question, averager: str, codec: str | None) -> Way:
-    up, down = (question.num_params * bits / 8 for bits in BITS[codec])
-    seconds, usd = {}, 0.0
+def way(question: Question, averager: str, codec: str | None, fragments: int) -> Way:
+    up, down = (question.num_params / fragments * bits / 8 for bits in BITS[codec])
+    seconds, usd = {}, {}
     for name in question.names:
         if name == averager:
-            seconds[name] = 0.0
+            seconds[name] = usd[name] = 0.0
             continue
         there, back = question.links[name, averager], question.links[averager, name]
         seconds[name] = up * 8e-6 / there[0] + down * 8e-6 / back[0] + there[1]
-        usd += up / 1e9 * question.usd_per_gb(name, averager)
-        usd += down / 1e9 * question.usd_per_gb(averager, name)
+        usd[name] = up / 1e9 * question.usd_per_gb(name, averager)
+        usd[name] += down / 1e9 * question.usd_per_gb(averager, name)
     return Way(seconds, usd)
+
+
+def trained(
+    question: Question, interval: int, one: Way, steps_s: Mapping[str, float]
+) -> tuple[float, float]:
+    """Seconds from the first step to the end of the last, and the egress of exchanges on the way.
+
+    Args:
+        question: what a user gives.
+        interval: steps in which the whole model is exchanged once.
+        one: exchange of a fragment.
+        steps_s: of a step, by region.
+    """
+    steps, every = question.config["train"]["steps"], interval / question.fragments
+    rounds = math.floor(steps / every + 1e-9)
+    ends_s, counts = {}, {}
+    for name, step_s in steps_s.items():
+        one_s = one.seconds[name]
+        counts[name] = rounds
+        if question.stands_still == "always":
+            late_s = rounds * one_s
+        elif question.stands_still == "when_late":
+            hides = every if question.hidden_steps is None else question.hidden_steps
+            since = min(hides, steps - rounds * every)
+            late_s = (rounds - 1) * max(0.0, one_s - hides * step_s)
+            late_s = late_s + max(0.0, one_s - since * step_s) if rounds else 0.0
+        else:
+            apart = max(every, math.ceil(one_s / step_s - 1e-9))
+            counts[name] = 1 + math.floor((steps - every) / apart + 1e-9) if rounds else 0
+            since = steps - every - (counts[name] - 1) * apart
+            late_s = max(0.0, one_s - since * step_s) if rounds else 0.0
+        ends_s[name] = steps * step_s + late_s
+    if question.stands_still == "never" and question.bound is not None:
+        apart_s = {
+            name: step_s * max(every, math.ceil(one.seconds[name] / step_s - 1e-9))
+            for name, step_s in steps_s.items()
+        }
+        for name, step_s in steps_s.items():
+            of_rarest = math.floor(steps * step_s / max(apart_s.values()) + 1e-9)
+            counts[name] = min(counts[name], of_rarest + question.bound + 1)
+    return max(ends_s.values()), sum(counts[name] * one.usd[name] for name in steps_s)
 
 
 def every_plan(question: Question) -> Iterator[Enumerated]:
@@ -197,30 +247,20 @@ def every_plan(question: Question) -> Iterator[Enumerated]:
             stands.append(partial(operator.mul, month * place["disk_gb"] / 730))
     ways = []
     for averager, codec in itertools.product(hosts(question), plan["codecs"]):
-        one, full = way(question, averager, codec), way(question, averager, None)
+        one = way(question, averager, codec, question.fragments)
+        full = way(question, averager, None, 1)
         for interval in plan["intervals"]:
             if loss_of(question, interval, codec) <= plan["loss_budget"]:
                 ways.append((averager, codec, interval, one, full))
     for chosen in itertools.product(*(list(rented(question, name)) for name in names)):
         for averager, codec, interval, one, full in ways:
-            if question.waits:
-                rounds = steps // interval
-                trained_s = max(
-                    steps * each.step_s + rounds * one.seconds[name]
-                    for name, each in zip(names, chosen, strict=True)
-                )
-                has_last = steps % interval > 0
-            else:
-                rounds = steps // interval
-                step_s = max(each.step_s for each in chosen)
-                late_s = max(0.0, max(one.seconds.values()) - interval * step_s)
-                trained_s = steps * step_s + rounds * late_s
-                has_last = True
+            steps_s = {name: each.step_s for name, each in zip(names, chosen, strict=True)}
+            trained_s, usd = trained(question, interval, one, steps_s)
             seconds = plan["startup_s"] + trained_s
-            usd = rounds * one.usd
-            if has_last:
+            is_rest = steps * question.fragments % interval > 0
+            if question.last == "always" or (question.last == "rest" and is_rest):
                 seconds += max(full.seconds.values())
-                usd += full.usd
+                usd += sum(full.usd.values())
             hours = seconds / 3600
             usd += sum(cost(hours) for cost in stands)
             for each in chosen:

@@ -133,7 +133,9 @@ def made_scenario(rng: random.Random, regions: int, types: int, markets: int, ca
                 rentals.append(Rental(f"t{i}", "on_demand", usd, speed, rng.randint(0, cap)))
         if not any(rental.cap for rental in rentals):
             rentals[0] = replace(rentals[0], cap=1)
-        sites.append(Site(name, rentals, partial(_linear, 0.1), 0.02, rng.choice([0.0, 0.002])))
+        lan_s = rng.choice([0.0, 0.002])
+        rentals = [replace(rental, lan_s=lan_s) for rental in rentals]
+        sites.append(Site(name, rentals, partial(_linear, 0.1), 0.02))
     prices = {pair: rng.choice([0.02, 0.09]) for pair in itertools.permutations(names, 2)}
     rows = {name: rng.uniform(1, 3) for name in names}
     pattern = Pattern(*(("when_late", "always") if rng.random() < 0.5 else ("always", "rest")))

@@ -9,8 +9,8 @@ from pathlib import Path
 from geo_ray.codecs.registry import sections_of
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import OtherModelError, PlanError
-from geo_ray.job.build import initial_parameters
 from geo_ray.job.model_id import model_id
+from geo_ray.job.model_size import model_size
 from geo_ray.planning.plan import Plan
 from geo_ray.planning.tradeoffs import outer_of
 from geo_ray.tasks.load import load_task
@@ -31,7 +31,7 @@ def check_model(plan: Plan, experiment: Experiment, base_dir: Path) -> None:
     if plan.model is None:
         return
     task = load_task(experiment.task, base_dir)
-    num_params = initial_parameters(task, experiment.seed).numel()
+    num_params = model_size(task, experiment.seed).num_params
     difference = plan.model.differs(model_id(experiment, base_dir, num_params))
     if difference is not None:
         raise OtherModelError(f"the plan was made for another model: {difference}")
@@ -40,7 +40,9 @@ def check_model(plan: Plan, experiment: Experiment, base_dir: Path) -> None:
 def emulation_of(plan: Plan) -> list[str]:
     """Overrides that give a simulation the machines that the plan would rent."""
     speeds = {
-        region.region: [m.rows_per_s for m in region.machines for _ in range(m.count)]
+        region.region: [
+            m.rows_per_s / m.workers for m in region.machines for _ in range(m.count * m.workers)
+        ]
         for region in plan.regions
     }
     fixed_s = {r.region: r.fixed_s for r in plan.regions if r.fixed_s > 0}

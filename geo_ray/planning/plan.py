@@ -25,8 +25,15 @@ class Machines(StrictModel):
     market: Market = Field(description="how they are bought")
     count: int = Field(ge=1, description="how many")
     rows: int = Field(ge=1, description="rows of a step that each computes")
+    workers: int = Field(1, ge=1, description="of each, one for every accelerator")
     rows_per_s: float = Field(gt=0, description="how fast it is taken to be")
     usd_per_h: float = Field(ge=0, description="of one, mean over the job")
+
+    @property
+    def worker_rows(self) -> tuple[int, ...]:
+        """Return the rows of each worker of one machine."""
+        part, more = divmod(self.rows, self.workers)
+        return tuple(part + (number < more) for number in range(self.workers))
 
 
 class RegionPlan(StrictModel):
@@ -40,13 +47,13 @@ class RegionPlan(StrictModel):
 
     @property
     def workers(self) -> int:
-        """The number of workers: one per machine."""
-        return sum(each.count for each in self.machines)
+        """The number of workers of all machines."""
+        return sum(each.count * each.workers for each in self.machines)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
         """Return the rows of a step by worker, in the order of `machines`."""
-        return tuple(each.rows for each in self.machines for _ in range(each.count))
+        return tuple(rows for each in self.machines for rows in each.count * each.worker_rows)
 
 
 class Plan(StrictModel):

@@ -11,7 +11,7 @@ from geo_ray.observe.text import enough_text
 from geo_ray.planning.model.exchange import Exchange, exchange
 from geo_ray.planning.model.work import JobWork
 from geo_ray.planning.search.bracket import UNCHANGING, Bracket, Usd
-from geo_ray.planning.search.fleet import Offer, RegionFleet
+from geo_ray.planning.search.fleet import ANY_ROWS, Offer, RegionFleet
 from geo_ray.planning.search.ways import Limits, Objective, Option
 from geo_ray.planning.tradeoffs import LOSS_BY_CODEC, LOSS_OF_DELAY, loss_of_interval
 from geo_ray.transport.links.table import LinkTable
@@ -28,6 +28,10 @@ class Rental:
         rows_per_s: that one computes.
         cap: most of them.
         lost_share: of its work that preemptions are expected to take.
+        lan_s: that one adds to a step: what its workers send and get inside the region.
+        workers: that one has, each with an accelerator of its own.
+        room_rows: most rows of a step that one has the memory for.
+        left_out: why it cannot be rented; empty if it can, or is not sold.
     """
 
     type: str
@@ -36,6 +40,10 @@ class Rental:
     rows_per_s: float
     cap: int
     lost_share: float = 0.0
+    lan_s: float = 0.0
+    workers: int = 1
+    room_rows: int = ANY_ROWS
+    left_out: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +55,9 @@ class Site:
         rentals: what it could rent.
         stands_usd: dollars for what it needs anyway (server, disk), for so many hours.
         fixed_s: of every step, whatever is rented.
-        lan_s: that every further machine adds to a step.
+        one_is_free: whether the parameter server is on one of the machines, whose workers need no
+            network; that with the largest `lan_s`.
+        counts_lan: whether `Rental.lan_s` is made of the network, because nobody has measured it.
         edges_h: every number of hours at which one of these prices changes.
     """
 
@@ -55,8 +65,19 @@ class Site:
     rentals: Sequence[Rental]
     stands_usd: Usd
     fixed_s: float = 0.0
-    lan_s: float = 0.0
+    one_is_free: bool = False
+    counts_lan: bool = False
     edges_h: frozenset[float] = frozenset()
+
+    def lan_s(self, counts: Sequence[int]) -> float:
+        """Return what the network inside the region adds to a step with some of its rentals."""
+        used = [rental.lan_s for rental, n in zip(self.rentals, counts, strict=True) if n]
+        total_s = sum(n * rental.lan_s for rental, n in zip(self.rentals, counts, strict=True))
+        return total_s - (max(used, default=0.0) if self.one_is_free else 0.0)
+
+    def workers(self, counts: Sequence[int]) -> int:
+        """Return the workers of some of its rentals."""
+        return sum(n * rental.workers for rental, n in zip(self.rentals, counts, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +129,17 @@ class Request:
                     bracket.usd_per_h(each.usd),
                     each.rows_per_s * (1 - each.lost_share),
                     each.cap,
+                    each.lan_s,
+                    each.room_rows,
                 )
                 for each in site.rentals
             ]
             share = self.work.share(site.name)
-            fleet = RegionFleet(site.name, offers, share, site.fixed_s, site.lan_s, most_nodes)
+            fleet = RegionFleet(
+                site.name, offers, share, site.fixed_s, site.one_is_free, most_nodes
+            )
             if fleet.is_empty:
-                raise PlanInfeasibleError(
-                    f"region '{site.name}' has data and nothing to rent",
-                    fix="Raise a cap of its machines, or allow another market.",
-                )
+                raise _nothing_to_rent(site, share)
             found.append(fleet)
         return found
 
@@ -166,3 +188,23 @@ class Request:
             self.usd_per_gb,
             overhead_s,
         )
+
+
+def _nothing_to_rent(site: Site, share: int) -> PlanInfeasibleError:
+    whys = dict.fromkeys(f"{r.type}: {r.left_out}" for r in site.rentals if r.left_out)
+    if whys:
+        return PlanInfeasibleError(
+            f"region '{site.name}' has data and nothing that they fit on: {'; '.join(whys)}",
+            fix=f"Offer larger machines in plan.regions.{site.name}, a server of its own for the "
+            "parameter server, or an optimizer that keeps less.",
+        )
+    if any(rental.cap for rental in site.rentals):
+        return PlanInfeasibleError(
+            f"region '{site.name}' has {share} rows of a step, and its machines have memory for "
+            f"{sum(r.cap * r.room_rows for r in site.rentals)}",
+            fix="Lower data.batch_size, raise a cap of its machines, or offer larger ones.",
+        )
+    return PlanInfeasibleError(
+        f"region '{site.name}' has data and nothing to rent",
+        fix="Raise a cap of its machines, or allow another market.",
+    )

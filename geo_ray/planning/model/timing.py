@@ -8,10 +8,13 @@ seconds, ``S`` steps take it
 where ``h`` steps hide an exchange: none for strategies that stand still for each, those until the
 next one is due (or until the answer is merged) for those that stand still only if it is late. The
 one that is on its way at the end is hidden by the ``m = min(h, S - R E)`` steps since it began.
-Strategies that never stand still put off what is due until the link is free: they exchange every
-``k = max(E, ceil(x / t))`` steps, ``n = floor(S / k)`` times, but at most ``bound + 1`` times more
-than the region that does so least often, where there is such a bound; and at the end they wait for
-``max(0, x - (S - n k) t)``.
+Strategies that never stand still put off what is due until the link is free: they exchange after
+``E`` steps and then every ``k = max(E, ceil(x / t))``, ``n = 1 + floor((S - E) / k)`` times in all,
+but at most ``bound + 1`` times more than the region that does so least often, where there is such a
+bound; and at the end they wait for ``max(0, x - (S - E - (n - 1) k) t)``.
+
+Where slower regions exchange after fewer steps, ``E`` of each is ``max(u, u floor(E t' / (t u)))``
+with the shortest step ``t'`` of any region, and ``u`` steps of a worker in one of its region.
 
 Whatever a strategy is called, all of this comes from its `Traits`.
 
@@ -48,17 +51,26 @@ class Timing:
         hides: steps that hide one; infinite if nobody stands still for it.
         last: whether there is one after the last step; see `LastExchange`.
         bound: exchanges that a region may be ahead of the slowest; None: as many as it likes.
+        by_speed: whether slower regions exchange after fewer steps.
+        unit: steps that are taken at once.
     """
 
     every: float
     hides: float = 0.0
     last: LastExchange = "rest"
     bound: int | None = None
+    by_speed: bool = False
+    unit: int = 1
 
     @property
     def skips(self) -> bool:
         """Whether exchanges that are due are put off while the link is busy."""
         return math.isinf(self.hides)
+
+    @property
+    def is_of_machines(self) -> bool:
+        """Whether the number of exchanges depends on how fast machines are."""
+        return self.skips or self.by_speed
 
     def rounds(self, steps: float) -> int:
         """Return the exchanges that are due within so many steps, without the last one."""
@@ -71,22 +83,27 @@ class Timing:
 
     def counts_R(self, steps: float, step_s_R: Floats, exchange_s_R: Floats) -> Floats:
         """Return how many each region makes, without the last one."""
+        every_R = self._every_R(step_s_R)
         if not self.skips:
-            return np.full(len(step_s_R), float(self.rounds(steps)))
-        apart_R = self._apart_R(step_s_R, exchange_s_R)
-        counts_R = np.floor(steps / apart_R + _EPS)
+            return np.floor(steps / every_R + _EPS)
+        apart_R = _apart_R(every_R, step_s_R, exchange_s_R)
+        counts_R = _counts_R(steps, every_R, apart_R)
         if self.bound is not None:
             rarest_per_s = float((1 / (apart_R * step_s_R)).min())
             ahead_R = np.floor(steps * step_s_R * rarest_per_s + _EPS) + self.bound + 1
             counts_R = np.minimum(counts_R, ahead_R)
         return counts_R
 
-    def on_its_way_R(self, steps: float, step_s_R: Floats, exchange_s_R: Floats) -> Floats:
-        """Return how long each region waits after its last step, if none waits before."""
-        apart_R = self._apart_R(step_s_R, exchange_s_R)
-        counts_R = np.floor(steps / apart_R + _EPS)
-        left_R = exchange_s_R - (steps - counts_R * apart_R) * step_s_R
-        return np.where(counts_R > 0, np.maximum(0.0, left_R), 0.0)
+    def more_s_R(self, steps: float, step_s_R: Floats, exchange_s_R: Floats) -> Floats:
+        """Return what depends on all machines: seconds beyond those of `lines`."""
+        every_R = self._every_R(step_s_R)
+        if not self.skips:
+            more_R = np.floor(steps / every_R + _EPS) - self.rounds(steps)
+            return np.asarray(more_R * exchange_s_R)  # only who stands still goes by speed
+        apart_R = _apart_R(every_R, step_s_R, exchange_s_R)
+        counts_R = _counts_R(steps, every_R, apart_R)
+        since_R = steps - every_R - (counts_R - 1) * apart_R
+        return np.where(counts_R > 0, np.maximum(0.0, exchange_s_R - since_R * step_s_R), 0.0)
 
     def lines(self, steps: float) -> Lines:
         """Return the lines whose largest is the pace of a region that waits when it must."""
@@ -104,8 +121,21 @@ class Timing:
             (rounds / steps, 1 - (hidden + rest) / steps),
         )
 
-    def _apart_R(self, step_s_R: Floats, exchange_s_R: Floats) -> Floats:
-        return np.maximum(self.every, np.ceil(exchange_s_R / step_s_R - _EPS))
+    def _every_R(self, step_s_R: Floats) -> Floats:
+        every_R = np.full(len(step_s_R), self.every)
+        if self.by_speed:
+            shares_R = float(step_s_R.min()) / step_s_R
+            every_R = self.unit * np.maximum(1, np.floor(every_R / self.unit * shares_R + _EPS))
+        return every_R
+
+
+def _apart_R(every_R: Floats, step_s_R: Floats, exchange_s_R: Floats) -> Floats:
+    """Return steps from one exchange to the next, if what is due waits for the link."""
+    return np.maximum(every_R, np.ceil(exchange_s_R / step_s_R - _EPS))
+
+
+def _counts_R(steps: float, every_R: Floats, apart_R: Floats) -> Floats:
+    return np.maximum(0.0, np.floor((steps - every_R) / apart_R + _EPS) + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +148,8 @@ class Pattern:
         fragments: parts of the model, of which an exchange has one.
         bound: see `Timing.bound`.
         every: steps from one exchange to the next, by interval; else the interval over `fragments`.
+        by_speed: see `Timing.by_speed`.
+        unit: see `Timing.unit`.
         hidden: steps that hide an exchange of those who stand still when late, by interval; else
             those until the next one.
     """
@@ -126,6 +158,8 @@ class Pattern:
     last: LastExchange = "rest"
     fragments: int = 1
     bound: int | None = None
+    by_speed: bool = False
+    unit: int = 1
     every: Mapping[int, float] = field(default_factory=dict)
     hidden: Mapping[int, float] = field(default_factory=dict)
 
@@ -142,4 +176,4 @@ class Pattern:
             "when_late": self.hidden.get(interval, every),
             "never": math.inf,
         }[self.stands_still]
-        return Timing(every, hides, self.last, self.bound)
+        return Timing(every, hides, self.last, self.bound, self.by_speed, self.unit)

@@ -120,8 +120,9 @@ class BracketSearch:
         work, steps_s, workers = self.request.work, [], 0
         for fleet in self.request.fleets():
             count = sum(offer.cap for offer in fleet.offers)
+            lan_s = sum(offer.cap * offer.lan_s for offer in fleet.offers)
             slowest = min(offer.rows_per_s for offer in fleet.offers if offer.cap)
-            steps_s.append(fleet.fixed_s + fleet.lan_s * count + fleet.rows / slowest)
+            steps_s.append(fleet.fixed_s + lan_s + fleet.rows / slowest)
             workers += count
         found = [
             work.seconds(

@@ -139,7 +139,7 @@ class Search:
             if node.is_group:
                 parts = self._parts(node)
             else:
-                pace_s = self._pace_s(picks, node.ways)
+                pace_s = self._pace_s([pick.step_s for pick in picks], node.ways)
                 # What trees that were cut off may have missed between there and here.
                 missed = sum(pick.least_usd_per_h for pick in picks)
                 lower = min(lower, node.ways.bound(pace_s, missed, objective, limits))
@@ -180,8 +180,8 @@ class Search:
 
     def _range(self, ways: Ways) -> tuple[float, float]:
         """Return the fastest pace, and the pace of the smallest machines."""
-        low_s = self._pace_s([fleet.fastest() for fleet in self.fleets], ways)
-        return low_s, max(low_s, self._pace_s([fleet.smallest() for fleet in self.fleets], ways))
+        low_s = self._pace_s([fleet.fastest().step_s for fleet in self.fleets], ways)
+        return low_s, max(low_s, self._pace_s([fleet.slowest_s() for fleet in self.fleets], ways))
 
     def _parts(self, node: _Node) -> Iterator[_Node]:
         """Return the halves of a group's interval, or its ways one by one."""
@@ -205,8 +205,8 @@ class Search:
         self.met.append(self.complete(picks, option))
         return self.met[-1]
 
-    def _pace_s(self, picks: Sequence[Pick], ways: Ways) -> float:
-        return float(ways.paces_KR([pick.step_s for pick in picks]).min(axis=0).max())
+    def _pace_s(self, steps_s: Sequence[float], ways: Ways) -> float:
+        return float(ways.paces_KR(steps_s).min(axis=0).max())
 
     def _cheapest(self, ways: Ways, pace_s: float) -> tuple[Pick, ...] | None:
         """Return every region's cheapest machines that keep the pace; None if a region cannot."""

@@ -98,7 +98,7 @@ class Ways:
     bracket: Bracket = UNCHANGING
 
     def paces_KR(self, steps_s: Sequence[float]) -> Floats:
-        """Return the pace of each region, without what is on its way at the end for `skips`.
+        """Return the pace of each region, without what depends on all machines.
 
         Args:
             steps_s: of a step, by region.
@@ -108,16 +108,13 @@ class Ways:
         return np.asarray(paces_LKR.max(axis=0))
 
     def whole_paces_KR(self, steps_s: Sequence[float]) -> Floats:
-        """Return the pace of each region, with everything."""
+        """Return the pace of each region, with what depends on all machines."""
         paces_KR = self.paces_KR(steps_s)
-        if not self._some_skip:
-            return paces_KR
         steps, steps_R = self.work.steps, np.array(steps_s)
         for k, option in enumerate(self.options):
-            if option.timing.skips:
+            if option.timing.is_of_machines:
                 exchange_s_R = np.array(option.exchange.seconds_by_region)
-                late_R = option.timing.on_its_way_R(steps, steps_R, exchange_s_R)
-                paces_KR[k] += late_R / steps
+                paces_KR[k] += option.timing.more_s_R(steps, steps_R, exchange_s_R) / steps
         return paces_KR
 
     def rooms_s(self, pace_s: float) -> list[float]:
@@ -144,8 +141,8 @@ class Ways:
         return bool((self._lines[1] == 1).all())
 
     @cached_property
-    def _some_skip(self) -> bool:
-        return any(option.timing.skips for option in self.options)
+    def _depends(self) -> bool:
+        return any(option.timing.is_of_machines for option in self.options)
 
     @cached_property
     def _lines(self) -> tuple[Floats, Floats]:
@@ -171,9 +168,9 @@ class Ways:
                 least = min(timing.bound + 1, timing.rounds(self.work.steps))
                 alone = replace(o, timing=replace(timing, bound=None))
                 few = least * o.exchange.usd + (0.0 if o.last is None else o.last.usd)
-                found.append(min(few, alone.egress_usd(self.work.steps, fastest_R)))
+                found.append(min(few, _least_usd(alone, self.work.steps, fastest_R)))
             else:
-                found.append(o.egress_usd(self.work.steps, fastest_R))
+                found.append(_least_usd(o, self.work.steps, fastest_R))
         return np.array(found)
 
     @cached_property
@@ -190,7 +187,7 @@ class Ways:
 
         Of one averager and codec the longest interval is left, as a rule.
         """
-        if self._some_skip:
+        if self._depends:
             return self  # what they cost depends on the machines
         columns = [self._least_usd_K, self._stands_K, self._around_s_K]
         constant_LKR, slope_LK = self._lines
@@ -238,7 +235,7 @@ class Ways:
             limits: to keep.
         """
         egress_K = self._least_usd_K
-        if self._some_skip:
+        if self._depends:
             steps_R = np.array(steps_s)
             egress_K = np.array([o.egress_usd(self.work.steps, steps_R) for o in self.options])
         paces_K = self.whole_paces_KR(steps_s).max(axis=1)
@@ -261,3 +258,9 @@ class Ways:
         broken_K = (seconds_K > limits.deadline_s * SLACK) | (usd_K > limits.budget_usd * SLACK)
         first_K, second_K = (usd_K, seconds_K) if objective == "cost" else (seconds_K, usd_K)
         return np.where(broken_K, np.inf, first_K), second_K
+
+
+def _least_usd(option: Option, steps: float, fastest_s_R: Floats) -> float:
+    """Return the egress if every region were as fast as it could be, and none slower."""
+    timing = replace(option.timing, by_speed=False)
+    return replace(option, timing=timing).egress_usd(steps, fastest_s_R)

@@ -71,14 +71,15 @@ def scenario(seed: int, regions: int = 3, offers: int = 3, cap: int = 3, **more)
                     lost_share=0.05 if market == "spot" else 0.0,
                 )
             )
+        fixed_s, lan_s = rng.choice([0.0, 0.02]), rng.choice([0.0, 0.01])
+        rentals = [dataclasses.replace(rental, lan_s=lan_s) for rental in rentals]
         stands = rng.uniform(0, 0.2)
         sites.append(
             Site(
                 name,
                 rentals,
                 lambda hours, stands=stands: stands * hours,
-                fixed_s=rng.choice([0.0, 0.02]),
-                lan_s=rng.choice([0.0, 0.01]),
+                fixed_s=fixed_s,
             )
         )
     work = JobWork(
@@ -246,9 +247,9 @@ def test_the_tree_and_highs_agree(seed):
     speed_I = rng.uniform(1, 20, 8)
     price_I = speed_I * rng.uniform(0.03, 0.06, 8)
     cap_I = rng.integers(1, 6, 8).astype(float)
-    lan_s = [0.0, 0.02][seed % 2]
+    lan_I, room_I = np.full(8, [0.0, 0.02][seed % 2]), rng.integers(5, 40, 8)
     for room_s in (0.8, 1.5, 3.0, 1e-3):
-        cover = Cover(price_I, speed_I, cap_I, 40, room_s, lan_s, 40)
+        cover = Cover(price_I, speed_I, cap_I, 40, room_s, lan_I, room_I, 40)
         ours, theirs_I = cheapest_cover(cover), by_highs(cover)
         assert (ours.counts_I is None) == (theirs_I is None)
         if theirs_I is not None:
@@ -259,11 +260,12 @@ def test_the_tree_and_highs_agree(seed):
 
 def by_highs(cover: Cover) -> np.ndarray | None:
     """The same by integer programming: one program for every number of machines."""
-    best_I, least = None, np.inf
-    numbers = range(1, int(min(cover.most, cover.cap_I.sum())) + 1) if cover.lan_s else [None]
+    best_I, least, lan_s = None, np.inf, float(cover.lan_I[0])  # the same for all
+    numbers = range(1, int(min(cover.most, cover.cap_I.sum())) + 1) if lan_s else [None]
     for number in numbers:
-        room_s = cover.room_s - cover.lan_s * (number or 0)
+        room_s = cover.room_s - lan_s * (number or 0)
         each_I = np.floor(np.maximum(room_s, 0.0) * cover.speed_I * (1 + CLOSE))
+        each_I = np.minimum(each_I, cover.room_I)
         ones = np.ones(len(each_I))
         answer = milp(
             cover.price_I,
@@ -314,7 +316,12 @@ def test_more_machines_than_rows_are_not_rented():
 @pytest.mark.parametrize("seed", range(2))
 def test_many_types_leave_no_gap_where_machines_do_not_slow_each_other_down(seed):
     many = scenario(seed, regions=6, offers=120, cap=16)
-    sites = [dataclasses.replace(site, lan_s=0.0) for site in many.sites]
+    sites = [
+        dataclasses.replace(
+            site, rentals=[dataclasses.replace(rental, lan_s=0.0) for rental in site.rentals]
+        )
+        for site in many.sites
+    ]
     assert optimal(dataclasses.replace(many, sites=sites)).gap <= 1e-4
 
 
