@@ -50,7 +50,7 @@ class Question:
         last: whether there is an exchange after the last step: always, or for a rest of steps.
         fragments: parts of the model that are exchanged one by one.
         hidden_steps: steps that hide an exchange (when_late); None: those until the next.
-        bound: exchanges that a region may be ahead of the slowest (never).
+        bounded: whether regions may be only so many exchanges ahead of the slowest (never).
     """
 
     config: Mapping[str, Any]
@@ -62,7 +62,7 @@ class Question:
     last: str = "rest"
     fragments: int = 1
     hidden_steps: float | None = None
-    bound: int | None = None
+    bounded: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -219,14 +219,12 @@ def trained(
             since = steps - every - (counts[name] - 1) * apart
             late_s = max(0.0, one_s - since * step_s) if rounds else 0.0
         ends_s[name] = steps * step_s + late_s
-    if question.stands_still == "never" and question.bound is not None:
+    if question.stands_still == "never" and question.bounded:
         apart_s = {
             name: step_s * max(every, math.ceil(one.seconds[name] / step_s - 1e-9))
             for name, step_s in steps_s.items()
         }
-        for name, step_s in steps_s.items():
-            of_rarest = math.floor(steps * step_s / max(apart_s.values()) + 1e-9)
-            counts[name] = min(counts[name], of_rarest + question.bound + 1)
+        counts = dict.fromkeys(steps_s, counts[max(apart_s, key=lambda name: apart_s[name])])
     return max(ends_s.values()), sum(counts[name] * one.usd[name] for name in steps_s)
 
 

@@ -211,7 +211,7 @@ def _pattern(experiment: Experiment, intervals: Sequence[int]) -> Pattern:
         present.exchange.stands_still,
         present.exchange.last,
         present.exchange.fragments,
-        present.averager.bound,
+        present.averager.bound is not None,
         present.exchange.by_speed,
         local,
         every,
@@ -230,5 +230,12 @@ def _codecs(experiment: Experiment, plan: PlanConfig) -> list[str | None]:
             )
         return list(plan.codecs)
     up = experiment.codec.up
-    present = up.kind if up is not None and up.kind in BITS_PER_PARAM else None
+    present = None if up is None else up.kind
+    if present not in BITS_PER_PARAM:
+        known = ", ".join(str(codec or "null") for codec in BITS_PER_PARAM)
+        raise ConfigError(
+            f"codec {present} cannot be planned: nobody knows how small it makes an update and "
+            "what it costs in loss",
+            fix=f"Name plan.codecs, to choose among {known}, or predict it with `geo-ray simulate`.",
+        )
     return list(dict.fromkeys([present, *BITS_PER_PARAM]))

@@ -86,6 +86,7 @@ def site_of(
         fixed_s=fixed_s if plan.step_overhead_s is None else plan.step_overhead_s,
         one_is_free=offer.server is None and counts_lan,
         counts_lan=counts_lan,
+        server=offer.server,
         edges_h=frozenset(edges_h),
     )
 
@@ -115,6 +116,11 @@ def notes_of(experiment: Experiment, sites: Sequence[Site], size: ModelSize) -> 
         found.append(f"nobody knows whether the memory of {', '.join(hosts)} suffices: host_gb")
     elif size.row_bytes is None and plan.activation_mb_per_row is None:
         found.append("memory for rows was not counted: give plan.activation_mb_per_row")
+    if plan.step_overhead_s is None and not any(site.fixed_s for site in sites):
+        found.append(
+            "the parameter server's own work, sums and optimizer, is not counted: profile the job, "
+            "or give plan.step_overhead_s"
+        )
     if any(offer.disk is None for offer in plan.regions.values()):
         found.append("disks are not counted where plan.regions.*.disk names none")
     return list(dict.fromkeys(found))

@@ -44,6 +44,9 @@ class RegionPlan(StrictModel):
     step_s: float = Field(gt=0, description="how long a step takes there")
     fixed_s: float = Field(0.0, ge=0, description="of that, beside computing rows")
     stands_usd_per_h: float = Field(0.0, ge=0, description="servers and disks, mean over the job")
+    server: str | None = Field(
+        None, description="instance type for parameter server and bridge; null: on a worker's"
+    )
 
     @property
     def workers(self) -> int:

@@ -58,6 +58,7 @@ class Site:
         one_is_free: whether the parameter server is on one of the machines, whose workers need no
             network; that with the largest `lan_s`.
         counts_lan: whether `Rental.lan_s` is made of the network, because nobody has measured it.
+        server: instance type for the parameter server; None: on one of the machines.
         edges_h: every number of hours at which one of these prices changes.
     """
 
@@ -67,6 +68,7 @@ class Site:
     fixed_s: float = 0.0
     one_is_free: bool = False
     counts_lan: bool = False
+    server: str | None = None
     edges_h: frozenset[float] = frozenset()
 
     def lan_s(self, counts: Sequence[int]) -> float:

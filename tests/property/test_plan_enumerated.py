@@ -27,7 +27,7 @@ RATES = [
 STRATEGIES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"kind": "diloco"}, {}),
     ({"kind": "diloco"}, {}),
-    ({"kind": "async_local_sgd"}, {"last": "always"}),
+    ({"kind": "async_local_sgd", "by_speed": False}, {"last": "always"}),
     ({"kind": "one_step_delay"}, {"stands_still": "when_late", "last": "always"}),
     ({"kind": "one_step_delay"}, {"stands_still": "when_late", "last": "always"}),
     (
@@ -37,7 +37,7 @@ STRATEGIES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"kind": "asgd_ga"}, {"stands_still": "never", "last": "always"}),
     (
         {"kind": "asgd_ga", "staleness": {"bound": 2}},
-        {"stands_still": "never", "last": "always", "bound": 2},
+        {"stands_still": "never", "last": "always", "bounded": True},
     ),
 ]
 

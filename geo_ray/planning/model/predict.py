@@ -56,6 +56,7 @@ def plan_of(request: Request, found: Found, policy: str, gap: float, reason: str
                 step_s=pick.step_s,
                 fixed_s=site.fixed_s + site.lan_s(pick.counts),
                 stands_usd_per_h=stands_usd / hours,
+                server=site.server,
             )
         )
         usd["servers and disks"] += stands_usd

@@ -10,8 +10,8 @@ next one is due (or until the answer is merged) for those that stand still only 
 one that is on its way at the end is hidden by the ``m = min(h, S - R E)`` steps since it began.
 Strategies that never stand still put off what is due until the link is free: they exchange after
 ``E`` steps and then every ``k = max(E, ceil(x / t))``, ``n = 1 + floor((S - E) / k)`` times in all,
-but at most ``bound + 1`` times more than the region that does so least often, where there is such a
-bound; and at the end they wait for ``max(0, x - (S - E - (n - 1) k) t)``.
+and at the end they wait for ``max(0, x - (S - E - (n - 1) k) t)``. Where no region may be more than
+some exchanges ahead, all make as many as the one that does so least often, also after their end.
 
 Where slower regions exchange after fewer steps, ``E`` of each is ``max(u, u floor(E t' / (t u)))``
 with the shortest step ``t'`` of any region, and ``u`` steps of a worker in one of its region.
@@ -50,7 +50,7 @@ class Timing:
         every: steps from one to the next, where the link is free.
         hides: steps that hide one; infinite if nobody stands still for it.
         last: whether there is one after the last step; see `LastExchange`.
-        bound: exchanges that a region may be ahead of the slowest; None: as many as it likes.
+        bounded: whether a region may be only so many exchanges ahead of the slowest.
         by_speed: whether slower regions exchange after fewer steps.
         unit: steps that are taken at once.
     """
@@ -58,7 +58,7 @@ class Timing:
     every: float
     hides: float = 0.0
     last: LastExchange = "rest"
-    bound: int | None = None
+    bounded: bool = False
     by_speed: bool = False
     unit: int = 1
 
@@ -88,10 +88,9 @@ class Timing:
             return np.floor(steps / every_R + _EPS)
         apart_R = _apart_R(every_R, step_s_R, exchange_s_R)
         counts_R = _counts_R(steps, every_R, apart_R)
-        if self.bound is not None:
-            rarest_per_s = float((1 / (apart_R * step_s_R)).min())
-            ahead_R = np.floor(steps * step_s_R * rarest_per_s + _EPS) + self.bound + 1
-            counts_R = np.minimum(counts_R, ahead_R)
+        if self.bounded:
+            rarest = int((apart_R * step_s_R).argmax())
+            return np.full(len(step_s_R), counts_R[rarest])
         return counts_R
 
     def more_s_R(self, steps: float, step_s_R: Floats, exchange_s_R: Floats) -> Floats:
@@ -146,7 +145,7 @@ class Pattern:
         stands_still: see `StandsStill`.
         last: see `LastExchange`.
         fragments: parts of the model, of which an exchange has one.
-        bound: see `Timing.bound`.
+        bounded: see `Timing.bounded`.
         every: steps from one exchange to the next, by interval; else the interval over `fragments`.
         by_speed: see `Timing.by_speed`.
         unit: see `Timing.unit`.
@@ -157,7 +156,7 @@ class Pattern:
     stands_still: StandsStill = "always"
     last: LastExchange = "rest"
     fragments: int = 1
-    bound: int | None = None
+    bounded: bool = False
     by_speed: bool = False
     unit: int = 1
     every: Mapping[int, float] = field(default_factory=dict)
@@ -176,4 +175,4 @@ class Pattern:
             "when_late": self.hidden.get(interval, every),
             "never": math.inf,
         }[self.stands_still]
-        return Timing(every, hides, self.last, self.bound, self.by_speed, self.unit)
+        return Timing(every, hides, self.last, self.bounded, self.by_speed, self.unit)

@@ -161,17 +161,7 @@ class Ways:
     def _least_usd_K(self) -> Floats:
         """Egress on the fastest machines; never is it less."""
         fastest_R = np.array(self.fastest_s)
-        found = []
-        for o in self.options:
-            timing = o.timing
-            if timing.skips and timing.bound is not None:  # who is ahead sends so many at least
-                least = min(timing.bound + 1, timing.rounds(self.work.steps))
-                alone = replace(o, timing=replace(timing, bound=None))
-                few = least * o.exchange.usd + (0.0 if o.last is None else o.last.usd)
-                found.append(min(few, _least_usd(alone, self.work.steps, fastest_R)))
-            else:
-                found.append(_least_usd(o, self.work.steps, fastest_R))
-        return np.array(found)
+        return np.array([_least_usd(o, self.work.steps, fastest_R) for o in self.options])
 
     @cached_property
     def _stands_K(self) -> Floats:
@@ -262,5 +252,11 @@ class Ways:
 
 def _least_usd(option: Option, steps: float, fastest_s_R: Floats) -> float:
     """Return the egress if every region were as fast as it could be, and none slower."""
-    timing = replace(option.timing, by_speed=False)
-    return replace(option, timing=timing).egress_usd(steps, fastest_s_R)
+    timing = replace(option.timing, by_speed=False, bounded=False)
+    usd = replace(option, timing=timing).egress_usd(steps, fastest_s_R)
+    if not (option.timing.bounded and timing.skips):
+        return usd
+    one = option.exchange
+    counts_R = timing.counts_R(steps, fastest_s_R, np.array(one.seconds_by_region))
+    least = float(counts_R.min()) * one.usd + (0.0 if option.last is None else option.last.usd)
+    return min(usd, least)

@@ -106,8 +106,8 @@ def test_the_machines_that_there_are_have_a_price_too():
     machines = [m for region in plan.regions for m in region.machines]
     assert {(m.type, m.count) for m in machines} == {("g5.xlarge", 2)}
     assert (plan.policy, plan.interval, plan.averager) == ("fixed", 64, "us")
-    # One of the two is the parameter server's own machine; the other has 2.5 Gbit/s.
-    lan_s = 2 * 32 * plan.model.num_params / 2.5e9
+    # The parameter server has a machine of its own; both of these send and get by 2.5 Gbit/s.
+    lan_s = 2 * 2 * 32 * plan.model.num_params / 2.5e9
     assert plan.regions[0].step_s == pytest.approx(128 / 200 + lan_s)
     none = "plan.regions.us.machines=[{type: g5.xlarge, cap: 4, rows_per_s: 100}]"
     with pytest.raises(PlanInfeasibleError, match="'us' has data and no machine is named"):
