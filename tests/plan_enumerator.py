@@ -51,6 +51,7 @@ class Question:
         fragments: parts of the model that are exchanged one by one.
         hidden_steps: steps that hide an exchange (when_late); None: those until the next.
         bounded: whether regions may be only so many exchanges ahead of the slowest (never).
+        together: whether a region that stands still holds up all of them.
     """
 
     config: Mapping[str, Any]
@@ -63,6 +64,7 @@ class Question:
     fragments: int = 1
     hidden_steps: float | None = None
     bounded: bool = False
+    together: bool = True
 
     @property
     def names(self) -> list[str]:
@@ -111,6 +113,7 @@ class Rented:
 
     step_s: float
     machines: tuple[tuple[Mapping[str, Any], int], ...]
+    lost_share: float
 
 
 def step_of(rows: int, speeds: Sequence[float]) -> float:
@@ -136,7 +139,7 @@ def rented(question: Question, name: str) -> Iterator[Rented]:
     for machine in place["machines"]:
         for market in machine["markets"]:
             record = question.price(place, item="instance", type=machine["type"], market=market)
-            speed = machine["rows_per_s"] * (1 - min(0.9, lost if market == "spot" else 0))
+            speed = machine["rows_per_s"]
             kinds.append((record, speed, 0 if record.get("stock") == "none" else machine["cap"]))
     for counts in itertools.product(*(range(cap + 1) for _, _, cap in kinds)):
         number = sum(counts)
@@ -145,8 +148,8 @@ def rented(question: Question, name: str) -> Iterator[Rented]:
         speeds = [s for (_, s, _), n in zip(kinds, counts, strict=True) for _ in range(n)]
         step_s = step_of(rows, speeds) + plan["step_overhead_s"]
         step_s += plan["lan_s_per_machine"] * number
-        chosen = ((r, n) for (r, _, _), n in zip(kinds, counts, strict=True) if n)
-        yield Rented(step_s, tuple(chosen))
+        chosen = tuple((r, n) for (r, _, _), n in zip(kinds, counts, strict=True) if n)
+        yield Rented(step_s, chosen, lost * sum(n for r, n in chosen if r["market"] == "spot"))
 
 
 def loss_of(question: Question, interval: int, codec: str | None) -> float:
@@ -254,7 +257,9 @@ def every_plan(question: Question) -> Iterator[Enumerated]:
         for averager, codec, interval, one, full in ways:
             steps_s = {name: each.step_s for name, each in zip(names, chosen, strict=True)}
             trained_s, usd = trained(question, interval, one, steps_s)
-            seconds = plan["startup_s"] + trained_s
+            shares = [each.lost_share for each in chosen]
+            lost = min(0.9, sum(shares) if question.together else max(shares))
+            seconds = plan["startup_s"] + trained_s / (1 - lost)
             is_rest = steps * question.fragments % interval > 0
             if question.last == "always" or (question.last == "rest" and is_rest):
                 seconds += max(full.seconds.values())

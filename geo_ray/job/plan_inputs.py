@@ -213,6 +213,7 @@ def _pattern(experiment: Experiment, intervals: Sequence[int]) -> Pattern:
         present.exchange.fragments,
         present.averager.bound is not None,
         present.exchange.by_speed,
+        present.in_rounds or present.averager.bound is not None,
         local,
         every,
         hidden,
@@ -236,6 +237,6 @@ def _codecs(experiment: Experiment, plan: PlanConfig) -> list[str | None]:
         raise ConfigError(
             f"codec {present} cannot be planned: nobody knows how small it makes an update and "
             "what it costs in loss",
-            fix=f"Name plan.codecs, to choose among {known}, or predict it with `geo-ray simulate`.",
+            fix=f"Name plan.codecs, to choose among {known}; or ask `geo-ray simulate`.",
         )
     return list(dict.fromkeys([present, *BITS_PER_PARAM]))

@@ -27,7 +27,7 @@ class Rental:
         usd: dollars for one that is kept for so many hours, by its age tiers.
         rows_per_s: that one computes.
         cap: most of them.
-        lost_share: of its work that preemptions are expected to take.
+        lost_share: of the time of all who wait for it that its preemptions are expected to take.
         lan_s: that one adds to a step: what its workers send and get inside the region.
         workers: that one has, each with an accelerator of its own.
         room_rows: most rows of a step that one has the memory for.
@@ -129,10 +129,11 @@ class Request:
                     each.type,
                     each.market,
                     bracket.usd_per_h(each.usd),
-                    each.rows_per_s * (1 - each.lost_share),
+                    each.rows_per_s,
                     each.cap,
                     each.lan_s,
                     each.room_rows,
+                    each.lost_share,
                 )
                 for each in site.rentals
             ]

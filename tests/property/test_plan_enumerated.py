@@ -27,14 +27,17 @@ RATES = [
 STRATEGIES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"kind": "diloco"}, {}),
     ({"kind": "diloco"}, {}),
-    ({"kind": "async_local_sgd", "by_speed": False}, {"last": "always"}),
+    ({"kind": "async_local_sgd", "by_speed": False}, {"last": "always", "together": False}),
     ({"kind": "one_step_delay"}, {"stands_still": "when_late", "last": "always"}),
     ({"kind": "one_step_delay"}, {"stands_still": "when_late", "last": "always"}),
     (
         {"kind": "diloco_streaming", "fragments": 2, "tau": 1},
         {"stands_still": "when_late", "last": "always", "fragments": 2, "hidden_steps": 1},
     ),
-    ({"kind": "asgd_ga"}, {"stands_still": "never", "last": "always"}),
+    (
+        {"kind": "asgd_ga"},
+        {"stands_still": "never", "last": "always", "together": False},
+    ),
     (
         {"kind": "asgd_ga", "staleness": {"bound": 2}},
         {"stands_still": "never", "last": "always", "bounded": True},
@@ -171,7 +174,7 @@ def limits_of(rng: random.Random, plans: list[Enumerated]) -> dict[str, float]:
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_plan_is_better_than_the_one_that_is_found(part: int, tmp_path: Path) -> None:
     rng = random.Random(part)
-    seen = {"tiers": 0, "infeasible": 0, "limited": 0}
+    seen = {"tiers": 0, "infeasible": 0, "limited": 0, "exact": 0}
     for number in range(SCENARIOS):
         tiers = rng.random() < 0.7
         config, question = scenario(rng, tiers)
@@ -204,8 +207,12 @@ def test_no_plan_is_better_than_the_one_that_is_found(part: int, tmp_path: Path)
         ours = made.usd if is_money else made.seconds
         assert made.seconds <= deadline_s * (1 + 1e-8) and made.usd <= budget_usd * (1 + 1e-8)
         assert best * (1 - 1e-9) <= ours, where
-        # What those cost who put exchanges off depends on the machines: the gap says by how much.
-        assert ours <= best * (1 + 1.01e-4) or question.stands_still == "never", where
+        # What exchanges that are put off and preemptions cost depends on all machines: there the
+        # gap says by how much another plan could be better.
+        spot = config["plan"]["spot"]["preemptions_per_h"] > 0
+        exact = question.stands_still != "never" and not spot
+        seen["exact"] += exact
+        assert ours <= best * (1 + (1.01e-4 if exact else 0.02)), where
         assert ours * (1 - made.plan.gap) <= best * (1 + 1e-9), f"{where}: the gap is not true"
         alike = [p for p in plans if math.isclose(p.seconds, made.seconds, rel_tol=1e-9)]
         assert any(math.isclose(p.usd, made.usd, rel_tol=1e-9) for p in alike), where

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Final
 
 from geo_ray.planning.model.work import HOUR_S
 from geo_ray.planning.plan import Machines, Plan, RegionPlan
 from geo_ray.planning.request import Request
 from geo_ray.planning.search.search import Found
 from geo_ray.planning.search.whole_rows import shares
+
+PREEMPTIONS: Final = "preemptions"
 
 
 def plan_of(request: Request, found: Found, policy: str, gap: float, reason: str) -> Plan:
@@ -22,11 +25,12 @@ def plan_of(request: Request, found: Found, policy: str, gap: float, reason: str
         reason: why this plan was chosen.
     """
     seconds = _seconds(request, found)
-    hours = sum(seconds.values()) / HOUR_S
+    total_s = sum(seconds.values())
+    hours, lost_share = total_s / HOUR_S, seconds.get(PREEMPTIONS, 0.0) / total_s
     regions, usd = [], defaultdict[str, float](float)
     for site, pick in zip(request.sites, found.picks, strict=True):
         chosen = [(r, n) for r, n in zip(site.rentals, pick.counts, strict=True) if n]
-        speeds = [r.rows_per_s * (1 - r.lost_share) for r, n in chosen for _ in range(n)]
+        speeds = [r.rows_per_s for r, n in chosen for _ in range(n)]
         room_rows = [r.room_rows for r, n in chosen for _ in range(n)]
         rows = shares(max(len(speeds), request.work.share(site.name)), speeds, room_rows)
         machines, at = [], 0
@@ -45,9 +49,8 @@ def plan_of(request: Request, found: Found, policy: str, gap: float, reason: str
                     )
                 )
             at += count
-            usd[f"machines {rental.market}"] += count * cost * (1 - rental.lost_share)
-            if rental.lost_share:
-                usd["work lost to preemption"] += count * cost * rental.lost_share
+            usd[f"machines {rental.market}"] += count * cost * (1 - lost_share)
+            usd["work lost to preemption"] += count * cost * lost_share
         stands_usd = site.stands_usd(hours)
         regions.append(
             RegionPlan(
@@ -92,6 +95,7 @@ def _seconds(request: Request, found: Found) -> dict[str, float]:
         "compute": work.steps * (pick.step_s - inside_s),
         "inside the region": work.steps * inside_s,
         "last exchange": option.last_s,
+        PREEMPTIONS: work.steps * found.pace_s * (found.stall - 1),
         "evaluations": work.evaluations_s,
     }
     terms["between regions"] = max(0.0, found.seconds - sum(terms.values()))

@@ -148,6 +148,7 @@ class Pattern:
         bounded: see `Timing.bounded`.
         every: steps from one exchange to the next, by interval; else the interval over `fragments`.
         by_speed: see `Timing.by_speed`.
+        together: whether a region that stands still holds up all of them.
         unit: see `Timing.unit`.
         hidden: steps that hide an exchange of those who stand still when late, by interval; else
             those until the next one.
@@ -158,6 +159,7 @@ class Pattern:
     fragments: int = 1
     bounded: bool = False
     by_speed: bool = False
+    together: bool = True
     unit: int = 1
     every: Mapping[int, float] = field(default_factory=dict)
     hidden: Mapping[int, float] = field(default_factory=dict)

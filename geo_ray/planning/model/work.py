@@ -17,6 +17,7 @@ from typing import Final
 from geo_ray.planning.model.timing import Pattern
 
 HOUR_S: Final = 3600.0
+_MOST_LOST: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +52,19 @@ class JobWork:
         """Return the seconds until the first step."""
         return self.startup_s + self.worker_start_s * workers
 
-    def seconds(self, pace_s: float, last_s: float, workers: int) -> float:
+    def seconds(self, pace_s: float, last_s: float, workers: int, stall: float = 1.0) -> float:
         """Seconds of the job.
 
         Args:
             pace_s: see the module's docstring.
             last_s: of the exchange after the last step; 0 if there is none.
             workers: of all regions.
+            stall: how much longer steps and exchanges take because of preemptions.
         """
-        return self.start_s(workers) + self.evaluations_s + self.steps * pace_s + last_s
+        trained_s = self.steps * pace_s * stall
+        return self.start_s(workers) + self.evaluations_s + trained_s + last_s
+
+
+def stall_of(lost_share: float) -> float:
+    """Return how much longer work takes of whose time that share is lost, at most ten times."""
+    return 1 / (1 - min(_MOST_LOST, lost_share))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
-from geo_ray.planning.model.work import HOUR_S
+from geo_ray.planning.model.work import HOUR_S, stall_of
 from geo_ray.planning.request import Request
 from geo_ray.planning.search.bracket import UNCHANGING, Bracket, Usd, brackets_of
 from geo_ray.planning.search.search import Found, Search
@@ -35,12 +35,14 @@ class BracketSearch:
         gap: share of the objective within which any choice is good enough.
         most_nodes: of a region's tree of machines, per pace.
         most_opened: intervals of paces per search.
+        least_stall: see `Search.least_stall`.
     """
 
     request: Request
     gap: float = 0.0
     most_nodes: int = 20_000
     most_opened: int = 800
+    least_stall: float = 1.0
     _searches: dict[Bracket, Search] = field(default_factory=dict)
 
     def best(self, objective: Objective, limits: Limits) -> tuple[Found | None, float]:
@@ -92,7 +94,8 @@ class BracketSearch:
         search = self._searches.get(bracket)
         if search is None:
             fleets = self.request.fleets(bracket, self.most_nodes)
-            search = Search(self.request.work, fleets, self.request.options(bracket), bracket)
+            options = self.request.options(bracket)
+            search = Search(self.request.work, fleets, options, bracket, self.least_stall)
             self._searches[bracket] = search
         deadline_s = min(limits.deadline_s, bracket.high_h * HOUR_S)
         inner = Limits(deadline_s, limits.budget_usd)
@@ -117,18 +120,20 @@ class BracketSearch:
 
     def _most_h(self) -> float:
         """Return hours that no job exceeds: one machine computes, all of them are waited for."""
-        work, steps_s, workers = self.request.work, [], 0
+        work, steps_s, workers, shares = self.request.work, [], 0, 0.0
         for fleet in self.request.fleets():
             count = sum(offer.cap for offer in fleet.offers)
             lan_s = sum(offer.cap * offer.lan_s for offer in fleet.offers)
             slowest = min(offer.rows_per_s for offer in fleet.offers if offer.cap)
             steps_s.append(fleet.fixed_s + lan_s + fleet.rows / slowest)
             workers += count
+            shares += fleet.lost_share([offer.cap for offer in fleet.offers])
         found = [
             work.seconds(
                 float(Ways(work, (option,), tuple(steps_s)).whole_paces_KR(steps_s).max()),
                 option.last_s,
                 workers,
+                stall_of(shares),
             )
             for option in self.request.options()
         ]

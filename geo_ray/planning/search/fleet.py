@@ -42,10 +42,11 @@ class Offer:
         type: the instance type.
         market: how it is bought.
         usd_per_h: of one.
-        rows_per_s: that one computes; of spot machines, less what preemptions are expected to take.
+        rows_per_s: that one computes.
         cap: most of them; 0 for none.
         lan_s: that one adds to a step.
         room_rows: most rows of a step that one has the memory for.
+        lost_share: of the time of all who wait for it that its preemptions take.
     """
 
     type: str
@@ -55,6 +56,7 @@ class Offer:
     cap: int
     lan_s: float = 0.0
     room_rows: int = ANY_ROWS
+    lost_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +292,10 @@ class RegionFleet:
         columns = self._speed_I[used].tolist(), self._room_I[used].tolist()
         rows_s = slowest_s(max(self.rows, number), counts, *columns)
         return self.fixed_s + rows_s + self.lan_s(counts_I)
+
+    def lost_share(self, counts: Sequence[int]) -> float:
+        """Return the share of their time that preemptions of some machines take."""
+        return sum(n * offer.lost_share for n, offer in zip(counts, self.offers, strict=True) if n)
 
     def lan_s(self, counts_I: NDArray[Any]) -> float:
         """Return what the network inside the region adds to a step with some machines."""

@@ -15,13 +15,13 @@ import heapq
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
 import numpy as np
 
-from geo_ray.planning.model.work import JobWork
+from geo_ray.planning.model.work import JobWork, stall_of
 from geo_ray.planning.search.bracket import UNCHANGING, Bracket
 from geo_ray.planning.search.fleet import Pick, RegionFleet
 from geo_ray.planning.search.ways import Limits, Objective, Option, Ways
@@ -40,6 +40,7 @@ class Found:
         picks: machines by region, in the order of the fleets.
         straggler: index of the region that all others wait for.
         pace_s: see `work`.
+        stall: how much longer preemptions make steps and exchanges.
         seconds: of the job.
         egress_usd: of the job.
         usd: of the job, egress included.
@@ -49,6 +50,7 @@ class Found:
     picks: tuple[Pick, ...]
     straggler: int
     pace_s: float
+    stall: float
     seconds: float
     egress_usd: float
     usd: float
@@ -84,6 +86,7 @@ class Search:
         fleets: of all regions; none is empty.
         options: exchanges to choose from; at least one.
         bracket: of the hours that prices are for.
+        least_stall: that any choice is known to have.
         met: complete choices, in the order of finding.
     """
 
@@ -91,6 +94,7 @@ class Search:
     fleets: Sequence[RegionFleet]
     options: Sequence[Option]
     bracket: Bracket = UNCHANGING
+    least_stall: float = 1.0
     met: list[Found] = field(default_factory=list)
 
     def best(
@@ -157,16 +161,23 @@ class Search:
         work, steps_s = self.work, [pick.step_s for pick in picks]
         paces_s = self.ways([option]).whole_paces_KR(steps_s)[0].tolist()
         pace_s = max(paces_s)
-        seconds = work.seconds(pace_s, option.last_s, sum(sum(pick.counts) for pick in picks))
+        workers, stall = sum(sum(pick.counts) for pick in picks), self._stall(picks)
+        seconds = work.seconds(pace_s, option.last_s, workers, stall)
         hourly = option.usd_per_h + sum(pick.usd_per_h for pick in picks)
         egress_usd = option.egress_usd(work.steps, np.array(steps_s))
         usd = self.bracket.billed_h(seconds) * hourly + egress_usd
         straggler = paces_s.index(pace_s)
-        return Found(option, tuple(picks), straggler, pace_s, seconds, egress_usd, usd)
+        return Found(option, tuple(picks), straggler, pace_s, stall, seconds, egress_usd, usd)
+
+    def _stall(self, picks: Sequence[Pick]) -> float:
+        """How much longer preemptions make it: who stands still holds up all who wait for it."""
+        pairs = zip(self.fleets, picks, strict=True)
+        shares = [fleet.lost_share(pick.counts) for fleet, pick in pairs]
+        return stall_of(sum(shares) if self.work.pattern.together else max(shares))
 
     def ways(self, options: Sequence[Option]) -> Ways:
         """Return some ways to exchange with the regions' machines."""
-        return Ways(self.work, tuple(options), self._fastest_s, self.bracket)
+        return Ways(self.work, tuple(options), self._fastest_s, self.bracket, self.least_stall)
 
     @cached_property
     def _fastest_s(self) -> tuple[float, ...]:
@@ -201,7 +212,8 @@ class Search:
         usd_per_h = sum(pick.usd_per_h for pick in picks)
         workers = sum(sum(pick.counts) for pick in picks)
         steps_s = [pick.step_s for pick in picks]
-        option = ways.best(steps_s, usd_per_h, workers, objective, limits)
+        stalled = replace(ways, least_stall=self._stall(picks))
+        option = stalled.best(steps_s, usd_per_h, workers, objective, limits)
         self.met.append(self.complete(picks, option))
         return self.met[-1]
 

@@ -90,12 +90,14 @@ class Ways:
         options: at least one.
         fastest_s: the shortest step of each region, whatever is rented.
         bracket: of the hours that are looked at.
+        least_stall: how much longer preemptions make steps and exchanges, at least.
     """
 
     work: JobWork
     options: tuple[Option, ...]
     fastest_s: tuple[float, ...]
     bracket: Bracket = UNCHANGING
+    least_stall: float = 1.0
 
     def paces_KR(self, steps_s: Sequence[float]) -> Floats:
         """Return the pace of each region, without what depends on all machines.
@@ -242,8 +244,8 @@ class Ways:
         limits: Limits,
     ) -> tuple[Floats, Floats]:
         work = self.work
-        seconds_K = work.start_s(workers) + work.evaluations_s + work.steps * paces_K
-        seconds_K = seconds_K + self._around_s_K
+        trained_s_K = work.steps * paces_K * self.least_stall
+        seconds_K = work.start_s(workers) + work.evaluations_s + trained_s_K + self._around_s_K
         usd_K = self.bracket.billed_h_K(seconds_K) * (usd_per_h + self._stands_K) + egress_K
         broken_K = (seconds_K > limits.deadline_s * SLACK) | (usd_K > limits.budget_usd * SLACK)
         first_K, second_K = (usd_K, seconds_K) if objective == "cost" else (seconds_K, usd_K)

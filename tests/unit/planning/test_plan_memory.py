@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import resource
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -51,7 +52,7 @@ def test_rows_need_what_the_layers_keep():
     from torch import nn
 
     class Two(Digits):
-        columns = {"x": "float32[8]", "label": "int64"}
+        columns: ClassVar = {"x": "float32[8]", "label": "int64"}
 
         def model(self, seed):
             return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2))
@@ -167,14 +168,13 @@ def test_several_accelerators_are_several_workers_of_one_machine():
     assert followed.emulate.rows_per_s_by_region["us"] == (80.0,) * 5
 
 
-def test_what_is_not_known_is_said():
-    strange = "plan.regions.us.cloud=hall"
-    from geo_ray.clouds.price_book import shipped_book  # noqa: F401
-
-    plan = planned("plan.lan_s_per_machine=0", "plan.step_overhead_s=0")
-    assert not any("send each other" in note for note in plan.notes)
-    assert any("disks are not counted" in note for note in plan.notes)
-    assert strange
+def test_what_is_not_counted_is_said():
+    plan = planned()
+    said = " ".join(plan.notes)
+    assert "the parameter server's own work" in said and "disks are not counted" in said
+    assert "send each other" not in said, "networks of these types are known"
+    given = " ".join(planned("plan.step_overhead_s=0.1", "plan.lan_s_per_machine=0").notes)
+    assert "own work" not in given
 
 
 def test_a_plan_for_1_3_billion_parameters_that_holds_them():

@@ -52,6 +52,7 @@ def _pattern(rng: random.Random) -> Pattern:
 
 
 def scenario(seed: int, regions: int = 3, offers: int = 3, cap: int = 3, **more) -> Request:
+    lost_share = more.pop("lost_share", 0.0)
     rng = random.Random(seed)
     names = [f"r{i}" for i in range(regions)]
     sites = []
@@ -68,7 +69,7 @@ def scenario(seed: int, regions: int = 3, offers: int = 3, cap: int = 3, **more)
                     lambda hours, price=price: price * hours,
                     speed,
                     rng.randint(1, cap),
-                    lost_share=0.05 if market == "spot" else 0.0,
+                    lost_share=lost_share if market == "spot" else 0.0,
                 )
             )
         fixed_s, lan_s = rng.choice([0.0, 0.02]), rng.choice([0.0, 0.01])
@@ -336,3 +337,52 @@ def test_the_front_is_every_plan_that_none_beats(seed):
     assert plans[0].total_s == pytest.approx(wanted[0].seconds), "the fastest is not"
     assert [p.total_s for p in plans] == pytest.approx([f.seconds for f in wanted], rel=1e-3)
     assert [p.total_usd for p in plans] == pytest.approx([f.usd for f in wanted], rel=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("objective", ["cost", "time"])
+def test_preemptions_make_all_wait_and_the_gap_is_true(seed, objective):
+    request = scenario(
+        seed, regions=2, offers=2, cap=3, lost_share=0.03, objective=objective,
+        work=JobWork(1000, 60, {"r0": 1.0, "r1": 2.0}, 2_000_000, startup_s=20),
+    )  # fmt: skip
+    all_of_them = every(request)
+    for found in all_of_them[:50]:
+        spot = sum(
+            n
+            for site, pick in zip(request.sites, found.picks, strict=True)
+            for rental, n in zip(site.rentals, pick.counts, strict=True)
+            if rental.market == "spot"
+        )
+        trained_s = 1000 * found.pace_s / (1 - 0.03 * spot)
+        assert found.seconds == pytest.approx(20 + trained_s + found.option.last_s)
+    middle = sorted(found.seconds for found in all_of_them)[len(all_of_them) // 4]
+    for limits in (Limits(), Limits(deadline_s=middle)):
+        values = [
+            f.usd if objective == "cost" else f.seconds
+            for f in all_of_them
+            if f.seconds <= limits.deadline_s
+        ]
+        plan = optimal(Request(**{**_fields(request), "limits": limits}), gap=0.0)
+        value = plan.total_usd if objective == "cost" else plan.total_s
+        assert value * (1 - plan.gap) <= min(values) * (1 + 1e-9)
+        most = min(values) * (1.02 if objective == "cost" else 1.05)
+        assert min(values) * (1 - 1e-9) <= value <= most
+
+
+def test_who_waits_for_nobody_is_held_up_by_its_own_machines_alone():
+    apart = Pattern("never", "always", together=False)
+    request = scenario(3, regions=2, offers=2)
+    request = dataclasses.replace(
+        request,
+        work=dataclasses.replace(request.work, pattern=apart),
+        sites=[
+            dataclasses.replace(
+                site, rentals=[dataclasses.replace(r, lost_share=0.03) for r in site.rentals]
+            )
+            for site in request.sites
+        ],
+    )
+    for found in every(request)[:50]:
+        most = max(sum(pick.counts) for pick in found.picks)
+        assert found.stall == pytest.approx(1 / (1 - 0.03 * most))
