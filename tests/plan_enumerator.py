@@ -227,7 +227,8 @@ def trained(
             name: step_s * max(every, math.ceil(one.seconds[name] / step_s - 1e-9))
             for name, step_s in steps_s.items()
         }
-        counts = dict.fromkeys(steps_s, counts[max(apart_s, key=lambda name: apart_s[name])])
+        longest_s = steps * max(steps_s.values())
+        counts = dict.fromkeys(steps_s, math.floor(longest_s / max(apart_s.values()) + 1e-9))
     return max(ends_s.values()), sum(counts[name] * one.usd[name] for name in steps_s)
 
 

@@ -11,7 +11,8 @@ one that is on its way at the end is hidden by the ``m = min(h, S - R E)`` steps
 Strategies that never stand still put off what is due until the link is free: they exchange after
 ``E`` steps and then every ``k = max(E, ceil(x / t))``, ``n = 1 + floor((S - E) / k)`` times in all,
 and at the end they wait for ``max(0, x - (S - E - (n - 1) k) t)``. Where no region may be more than
-some exchanges ahead, all make as many as the one that does so least often, also after their end.
+some exchanges ahead, all exchange as often as the one that does so least often, until the last has
+ended: ``floor(max S t / max k t)`` times.
 
 Where slower regions exchange after fewer steps, ``E`` of each is ``max(u, u floor(E t' / (t u)))``
 with the shortest step ``t'`` of any region, and ``u`` steps of a worker in one of its region.
@@ -89,8 +90,8 @@ class Timing:
         apart_R = _apart_R(every_R, step_s_R, exchange_s_R)
         counts_R = _counts_R(steps, every_R, apart_R)
         if self.bounded:
-            rarest = int((apart_R * step_s_R).argmax())
-            return np.full(len(step_s_R), counts_R[rarest])
+            longest_s, rarest_s = steps * step_s_R.max(), (apart_R * step_s_R).max()
+            return np.full(len(step_s_R), np.floor(longest_s / rarest_s + _EPS))
         return counts_R
 
     def more_s_R(self, steps: float, step_s_R: Floats, exchange_s_R: Floats) -> Floats:

@@ -260,5 +260,6 @@ def _least_usd(option: Option, steps: float, fastest_s_R: Floats) -> float:
         return usd
     one = option.exchange
     counts_R = timing.counts_R(steps, fastest_s_R, np.array(one.seconds_by_region))
-    least = float(counts_R.min()) * one.usd + (0.0 if option.last is None else option.last.usd)
-    return min(usd, least)
+    # Slower machines make exchanges as much rarer as runs longer, so that none of it is less.
+    least = float(counts_R.min() - 1) * one.usd + (0.0 if option.last is None else option.last.usd)
+    return min(usd, max(0.0, least))
