@@ -109,11 +109,13 @@ def deviations(kind: str, mbps: float, slower: float, place: Path) -> tuple[floa
 
 def main() -> None:
     parser = support.parser(__doc__)
+    parser.add_argument("--cases", help="only these strategies, separated by commas")
     options = parser.parse_args()
+    kinds = options.cases.split(",") if options.cases else list(STRATEGIES)
     machine = support.hardware()
     os.environ.pop("GEO_RAY_PRICES", None)
     figures, refused = [], 0
-    for kind in STRATEGIES:
+    for kind in kinds:
         with tempfile.TemporaryDirectory() as scratch:
             try:
                 settings = SETTINGS[:1] if options.quick else SETTINGS

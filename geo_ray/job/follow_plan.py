@@ -10,7 +10,7 @@ from geo_ray.codecs.registry import sections_of
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import OtherModelError, PlanError
 from geo_ray.job.model_id import model_id
-from geo_ray.job.model_size import model_size
+from geo_ray.job.plans.sizes import model_size
 from geo_ray.planning.plan import Plan, RegionPlan
 from geo_ray.planning.tradeoffs import outer_of
 from geo_ray.tasks.load import load_task

@@ -14,9 +14,9 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.errors import PlanInfeasibleError
 from geo_ray.job.data import prepare_manifest
 from geo_ray.job.model_id import model_id
-from geo_ray.job.model_size import model_size
-from geo_ray.job.plan_inputs import counts_of, request_of, stale_notes
-from geo_ray.job.plan_machines import notes_of, section_of
+from geo_ray.job.plans.inputs import counts_of, request_of, stale_notes
+from geo_ray.job.plans.machines import notes_of, section_of
+from geo_ray.job.plans.sizes import model_size
 from geo_ray.job.profiles import find
 from geo_ray.planning.infeasible import check_limits
 from geo_ray.planning.model.noise import Noise

@@ -8,7 +8,7 @@ from pathlib import Path
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import ConfigError, OtherModelError, ProfileError
 from geo_ray.job.model_id import model_id
-from geo_ray.job.model_size import model_size
+from geo_ray.job.plans.sizes import model_size
 from geo_ray.planning.model_id import ModelId
 from geo_ray.planning.profile import Profile, load_profile
 from geo_ray.tasks.load import load_task

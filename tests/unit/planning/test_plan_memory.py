@@ -16,7 +16,7 @@ from geo_ray.config.load import load_tree
 from geo_ray.errors import PlanInfeasibleError
 from geo_ray.job.build import initial_parameters
 from geo_ray.job.follow_plan import changes_of, emulation_of
-from geo_ray.job.model_size import model_size
+from geo_ray.job.plans.sizes import model_size
 from geo_ray.planning.model.memory import Footprint
 from geo_ray.planning.plan import Plan
 from geo_ray.tasks.bytelm import ByteLM

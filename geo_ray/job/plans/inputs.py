@@ -12,8 +12,8 @@ from geo_ray.clouds.price import INTERNET, PriceRecord
 from geo_ray.clouds.price_book import PriceBook
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import ConfigError, PriceBookError
-from geo_ray.job.model_size import ModelSize
-from geo_ray.job.plan_machines import section_of, site_of
+from geo_ray.job.plans.machines import section_of, site_of
+from geo_ray.job.plans.sizes import ModelSize
 from geo_ray.planning.config import PlanConfig
 from geo_ray.planning.model.start_model import StartModel, fit_start
 from geo_ray.planning.model.step_model import fit_steps

@@ -12,7 +12,7 @@ from geo_ray.clouds.price import PriceRecord
 from geo_ray.clouds.price_book import PriceBook
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import ConfigError, ProfileError
-from geo_ray.job.model_size import ModelSize
+from geo_ray.job.plans.sizes import ModelSize
 from geo_ray.planning.config import MachineConfig, PlanConfig, RegionOffer
 from geo_ray.planning.model.memory import Footprint
 from geo_ray.planning.model.step_model import StepModel
@@ -49,7 +49,7 @@ def section_of(experiment: Experiment) -> PlanConfig:
 def site_of(
     name: str, experiment: Experiment, book: PriceBook, measured: StepModel | None, size: ModelSize
 ) -> Site:
-    """A region of the run as the planner sees it; errors as for `plan_inputs.request_of`."""
+    """A region of the run as the planner sees it; errors as for `inputs.request_of`."""
     plan = section_of(experiment)
     offer = plan.regions[name]
     fixed_s = 0.0 if measured is None else measured.fixed_s
