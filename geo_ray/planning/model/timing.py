@@ -135,7 +135,7 @@ def _apart_R(every_R: Floats, step_s_R: Floats, exchange_s_R: Floats) -> Floats:
 
 
 def _counts_R(steps: float, every_R: Floats, apart_R: Floats) -> Floats:
-    return np.maximum(0.0, np.floor((steps - every_R) / apart_R + _EPS) + 1)
+    return np.asarray(np.maximum(0.0, np.floor((steps - every_R) / apart_R + _EPS) + 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,8 @@ class BracketSearch:
                     best, value = found, found.value(objective)[0]
             waiting = []
             while heap and not waiting and next(number) < _SEARCHES:
-                if heap[0][0] >= value * (1 - self.gap):
+                stall = self.least_stall / best.stall if best is not None else 1.0
+                if heap[0][0] >= value * (1 - self.gap) * stall:
                     break
                 least, _, bracket = heapq.heappop(heap)
                 if bracket.low_h and bracket.high_h > bracket.low_h * _NARROW:

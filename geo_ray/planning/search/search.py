@@ -125,7 +125,9 @@ class Search:
             if not heap or opened >= enough:
                 break
             bound, _, node = heapq.heappop(heap)
-            if bound >= value * (1 - gap):
+            # What preemptions cost beyond the least of them no bound can tell apart.
+            share = (1 - gap) * (1.0 if best is None else self.least_stall / best.stall)
+            if bound >= value * share:
                 lower = min(lower, bound)
                 break
             picks: tuple[Pick, ...] | None = None
@@ -150,7 +152,7 @@ class Search:
                 parts = _halves(node, pace_s * _BELOW)
             for part in parts:
                 below = self._bound(part, objective, limits)
-                if below < value * (1 - gap):
+                if below < value * share:
                     heapq.heappush(heap, (below, next(number), part))
                 else:
                     lower = min(lower, below)
