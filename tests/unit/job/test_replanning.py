@@ -36,7 +36,8 @@ def plan() -> Plan:
 
 
 def as_planned(plan: Plan, steps: int, slower: float = 1.0) -> State:
-    return State(steps, {r.region: slower * (r.step_s - r.fixed_s) for r in plan.regions})
+    seconds = {r.region: r.fixed_s + slower * (r.step_s - r.fixed_s) for r in plan.regions}
+    return State(steps, seconds)
 
 
 def decide(plan: Plan, state: State, *overrides: str, links: Path = Path("none.json")):

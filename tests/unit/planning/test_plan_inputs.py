@@ -93,7 +93,9 @@ def test_the_policies_are_in_order():
     hours = right_sized.total_s / 3600 * (1 + 1e-6)
     best = planned(f"plan.deadline_h={hours}").plan
     assert best.total_usd <= right_sized.total_usd <= whole.total_usd
-    assert right_sized.total_s == pytest.approx(whole.total_s)
+    # The straggler has all it has in both; fewer machines elsewhere are preempted less often.
+    assert right_sized.total_s <= whole.total_s * (1 + 1e-9)
+    assert right_sized.total_s == pytest.approx(whole.total_s, rel=0.01)
 
 
 def test_the_machines_that_there_are_have_a_price_too():
