@@ -24,7 +24,7 @@ from geo_ray.errors import (
 from geo_ray.runtime.actors.deadlines import exchange_s
 from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.actors.layout import parameters_for, pushed_gradient
-from geo_ray.runtime.actors.parts import HeldShard
+from geo_ray.runtime.actors.parts import HeldShard, typed
 from geo_ray.runtime.actors.remote_shard import RemoteShard
 from geo_ray.runtime.messages.exchange import (
     answer_meta,
@@ -83,6 +83,7 @@ class PrimaryShard:
         self._sends: SimpleQueue[SendUpdate | None] = SimpleQueue()
         self._failure: GeoRayError | None = None
         self._exhausted = False
+        self._asking = False  # a request is at the bridge, not being coded or merged
         self._began_s = self._applied_s = event_buffer.now_s()
         with self._changed:
             self._carry_out(server.resume())
@@ -97,6 +98,7 @@ class PrimaryShard:
             return {
                 "version": self.server.version,
                 "phase": self.server.phase,
+                "stands_still_for": self.server.stands_still_for if self._asking else None,
                 "exhausted": self._exhausted,
                 "applied": self.server.ledger.applied,
                 "failure": self._failure,
@@ -250,8 +252,8 @@ class PrimaryShard:
         for snapshot in snapshots:
             try:
                 parts = self._write_parts(snapshot)
-            except GeoRayError as error:
-                self._event_buffer.add("part_failed", id=snapshot.id, error=error)
+            except Exception as error:  # whatever it is: the controller waits for the part
+                self._event_buffer.add("part_failed", id=snapshot.id, error=typed(error))
                 continue
             step = int(str(snapshot.control["version"]))
             self._event_buffer.add("parts", id=snapshot.id, step=step, parts=parts)
@@ -319,11 +321,15 @@ class PrimaryShard:
         bridge = self._bridge
         if bridge is None:
             raise InvariantError(f"region '{self.server.plan.region}' is alone, but would send")
-        meta, payload = bridge.request(
-            {"op": "update", **update_meta(update)},
-            payload_bytes(update),
-            timeout_s=exchange_s(self._timeout_s),
-        )
+        self._asking = True
+        try:
+            meta, payload = bridge.request(
+                {"op": "update", **update_meta(update)},
+                payload_bytes(update),
+                timeout_s=exchange_s(self._timeout_s),
+            )
+        finally:
+            self._asking = False
         return read_reply(meta, payload)
 
 
