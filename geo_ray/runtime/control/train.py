@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,10 +82,20 @@ def demands_of(experiment: Experiment) -> list[RegionDemand]:
     """What the run asks of each region."""
     demands = []
     for region in experiment.regions:
-        servers = [Bundle("ps", region.cpus_per_server)] * region.ps_shards
-        bridges = [Bundle("bridge", region.cpus_per_server)] if len(experiment.regions) > 1 else []
+        # A local cluster stands for all machines.
+        own = None if experiment.cluster.kind == "local" else region.nodes
+        on = (region.server_node if experiment.cluster.kind != "local" else None) or ""
+        server = Bundle("ps", region.cpus_per_server, node_type=on)
+        bridges = [replace(server, role="bridge")] if len(experiment.regions) > 1 else []
         worker = Bundle("worker", region.cpus_per_worker, region.gpus_per_worker)
-        bundles = (*servers, *bridges, *[worker] * region.workers)
+        workers = [worker] * region.workers
+        if own is not None:
+            workers = [
+                replace(worker, node_type=each.type, processes=each.workers)
+                for each in own
+                for _ in range(each.count)
+            ]
+        bundles = (*[server] * region.ps_shards, *bridges, *workers)
         demands.append(RegionDemand(region.name, bundles, region.label))
     return demands
 
