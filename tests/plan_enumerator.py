@@ -28,6 +28,13 @@ LAST_BITS = {  # of strategies in rounds, at the default error of 0.03
     "int4": (8.125, 8.125),
     "chunked_topk": (8.125, 32),
 }
+LAST_BITS_ONE_BY_ONE = {  # of strategies that answer one by one, at their default of 0.0001
+    None: (32, 32),
+    "fp16": (16.25, 16.25),
+    "int8": (16.25, 16.25),
+    "int4": (16.25, 16.25),
+    "chunked_topk": (16.25, 32),
+}
 LOSS = {None: 0.0, "fp16": 0.0002, "int8": 0.001, "int4": 0.003, "chunked_topk": 0.015}
 LOSS_OF_INTERVAL = [(1, 0.0), (25, 0.01), (100, 0.025), (500, 0.05)]
 LOSS_OF_DELAY = 0.005
@@ -59,6 +66,7 @@ class Question:
         hidden_steps: steps that hide an exchange (when_late); None: those until the next.
         bounded: whether regions may be only so many exchanges ahead of the slowest (never).
         together: whether a region that stands still holds up all of them.
+        one_by_one: whether regions are answered one by one, and not in rounds.
     """
 
     config: Mapping[str, Any]
@@ -72,6 +80,7 @@ class Question:
     hidden_steps: float | None = None
     bounded: bool = False
     together: bool = True
+    one_by_one: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -257,7 +266,8 @@ def every_plan(question: Question) -> Iterator[Enumerated]:
     ways = []
     for averager, codec in itertools.product(hosts(question), plan["codecs"]):
         one = way(question, averager, BITS[codec], question.fragments)
-        exact = way(question, averager, LAST_BITS[codec], 1)
+        last_bits = LAST_BITS_ONE_BY_ONE if question.one_by_one else LAST_BITS
+        exact = way(question, averager, last_bits[codec], 1)
         for interval in plan["intervals"]:
             if loss_of(question, interval, codec) <= plan["loss_budget"]:
                 ways.append((averager, codec, interval, one, exact))

@@ -27,7 +27,10 @@ RATES = [
 STRATEGIES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"kind": "diloco"}, {}),
     ({"kind": "diloco"}, {}),
-    ({"kind": "async_local_sgd", "by_speed": False}, {"last": "always", "together": False}),
+    (
+        {"kind": "async_local_sgd", "by_speed": False},
+        {"last": "always", "together": False, "one_by_one": True},
+    ),
     ({"kind": "one_step_delay"}, {"stands_still": "when_late", "last": "always"}),
     ({"kind": "one_step_delay"}, {"stands_still": "when_late", "last": "always"}),
     (
@@ -36,11 +39,11 @@ STRATEGIES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ),
     (
         {"kind": "asgd_ga"},
-        {"stands_still": "never", "last": "always", "together": False},
+        {"stands_still": "never", "last": "always", "together": False, "one_by_one": True},
     ),
     (
         {"kind": "asgd_ga", "staleness": {"bound": 2}},
-        {"stands_still": "never", "last": "always", "bounded": True},
+        {"stands_still": "never", "last": "always", "bounded": True, "one_by_one": True},
     ),
 ]
 
