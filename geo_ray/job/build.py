@@ -160,7 +160,7 @@ def build_server(
     plan = _server_plan(experiment, region, epoch)
     carry = None
     if start is not None and start.layout.entries:
-        carry = RegionCarry(start.layout, start.carried_B, region.workers)
+        carry = RegionCarry(start.layout, start.carried_B, region.workers, plan.alone)
     return Server.over(shards, num_params, plan, wire_plan(experiment), together, carry)
 
 

@@ -54,7 +54,7 @@ def check_resumable(
 
 def codecs_of(experiment: Experiment) -> dict[str, JsonValue]:
     """The codecs as a checkpoint's manifest has them: sections by direction, null for none."""
-    sections: dict[str, JsonValue] = experiment.codec.model_dump(mode="json")
+    sections: dict[str, JsonValue] = experiment.codec.model_dump(mode="json", include={"up", "down"})
     return sections
 
 

@@ -91,6 +91,9 @@ class PrimaryShard:
         self._coding = threading.Lock()
         self._answers: dict[int, Assignment] = {}
         self._epochs: dict[int, int] = {}
+        self._told_B: dict[
+            int, Tensor | None
+        ] = {}  # carried beside the version that a worker fetches
         self._sends: SimpleQueue[SendUpdate | None] = SimpleQueue()
         self._failure: GeoRayError | None = None
         self._exhausted = False
@@ -205,12 +208,11 @@ class PrimaryShard:
         """The parameters of this shard; or, with others, which version to fetch from all."""
         model = self.server.model
         if fields.text(meta, "op") == "fetch":
-            pull = read_pull(worker, meta)
-            carried_B = self._carried(judged=pull.judged)
-            return {}, slice_for(conn, self._shard.fetch(pull), carried_B)
+            fetched_S = self._shard.fetch(read_pull(worker, meta))
+            return {}, slice_for(conn, fetched_S, self._told_B.get(worker))
         judged = fields.flag(meta, "judged")
         if model.is_cut:
-            return pull_meta(model.pulls.tell(worker, judged=judged)), None
+            return self._tell(worker, judged=judged), None
         found_S = self._shard.eval_params_S if judged else self._shard.params_S
         return {}, parameters_for(conn, found_S, payload, self._carried(judged=judged))
 
@@ -247,8 +249,7 @@ class PrimaryShard:
                 self._admit(conn, worker)
             answer = self._answers.pop(worker)
             if self.server.model.is_cut:
-                told = pull_meta(self.server.model.pulls.tell(worker))
-                return answer_meta(answer) | told, None
+                return answer_meta(answer) | self._tell(worker, judged=False), None
             # The gradient is used by now: its buffer takes the parameters, and no new pages.
             carried_B = self._carried(judged=False)
             return answer_meta(answer), parameters_for(
@@ -277,6 +278,11 @@ class PrimaryShard:
         if carry is not None:
             carry.put(worker, pushed[:before].view(torch.uint8))
         self._shard.put(worker, pushed[before:])
+
+    def _tell(self, worker: int, *, judged: bool) -> Meta:
+        """Let a worker fetch the present version, and what is carried beside it now."""
+        self._told_B[worker] = self._carried(judged=judged)
+        return pull_meta(self.server.model.pulls.tell(worker, judged=judged))
 
     def _carried(self, *, judged: bool) -> Tensor | None:
         """What a worker gets before the parameters: the live values, or those all regions know."""

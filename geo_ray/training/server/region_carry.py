@@ -31,12 +31,14 @@ class RegionCarry:
         present_B: the region's values, uint8 (B,).
         agreed_B: those after the last exchange, which all regions know.
         num_workers: of the region.
+        alone: there are no other regions: what this one has is agreed.
         precise_B: the same with statistics of the final parameters, if they were made.
     """
 
     layout: CarryLayout
     present_B: Tensor
     num_workers: int = 1
+    alone: bool = False
     agreed_B: Tensor = field(init=False)
     precise_B: Tensor | None = None
     _sent_E: Tensor | None = None
@@ -77,6 +79,8 @@ class RegionCarry:
             self.present_B = self.layout.combine(vectors, weights)
         for contribution in contributions:
             self._pushed.pop(contribution.worker, None)
+        if self.alone:
+            self.agreed_B = self.present_B
 
     def note_precise(self, found: bytes | memoryview) -> None:
         """Hold what the final evaluation was made with.
@@ -107,6 +111,9 @@ class RegionCarry:
         size = self.layout.exchanged_bytes
         self.agreed_B = self.present_B.clone()
         if size == 0 or self._sent_E is None:
+            return
+        if not reply.carried_E.numel():  # of a checkpoint made before the task declared anything
+            self._sent_E = None
             return
         if reply.carried_E.shape != (size,):
             raise InvariantError(
@@ -140,7 +147,7 @@ class RegionCarry:
                 f"{self.present_B.numel()}"
             )
         self.present_B = present_B.clone()
-        self.agreed_B = tensors[_PREFIX + "agreed"].clone()
+        self.agreed_B = self.present_B if self.alone else tensors[_PREFIX + "agreed"].clone()
         sent_E = tensors.get(_PREFIX + "sent")
         self._sent_E = None if sent_E is None else sent_E.clone()
 

@@ -486,6 +486,9 @@ class Server:
             self.phase = "waiting" if has_more else "finishing"
         if update.final and has_more:
             update = replace(update, final=False)
+        if self.carry is not None and not update.carried_E.numel():
+            # The checkpoint was made before the task declared what its model carries.
+            update = replace(update, carried_E=self.carry.outgoing())
         if request["is_coded"]:
             self.wire.reopen(update)
         self._open = SendUpdate(update, bool(request["blocking"]))
