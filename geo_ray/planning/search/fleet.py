@@ -100,6 +100,7 @@ class RegionFleet:
     most_nodes: int = 20_000
     most_spot: int | None = None
     _spot_I: NDArray[np.bool_] = field(init=False)
+    _spots: int = field(init=False)  # that there are
     _capped: dict[int, RegionFleet] = field(init=False, default_factory=dict)
     _lan_I: Floats = field(init=False)
     _room_I: NDArray[np.int64] = field(init=False)
@@ -124,6 +125,7 @@ class RegionFleet:
         self._spot_I = np.array([o.lost_share > 0 for o in self.offers], dtype=bool)
         if self.most_spot is not None:
             self._cap_I[self._spot_I] = np.minimum(self._cap_I[self._spot_I], self.most_spot)
+        self._spots = int(self._cap_I[self._spot_I].sum())
         self._room_I = np.array([o.room_rows for o in self.offers], dtype=np.int64)
         self._lan_I = np.array([o.lan_s for o in self.offers], dtype=float)
         allowed_I = self._lan_I[self._cap_I > 0]
@@ -148,7 +150,7 @@ class RegionFleet:
 
     def capped(self, most_spot: int) -> RegionFleet:
         """Return the fleet with at most so many machines that may be preempted."""
-        if most_spot >= self.spots(self._cap_I):
+        if most_spot >= self._spots:
             return self
         if most_spot not in self._capped:
             self._capped[most_spot] = replace(self, most_spot=most_spot)
@@ -161,7 +163,7 @@ class RegionFleet:
     @property
     def most_spots(self) -> int:
         """Return how many machines may be preempted at most."""
-        return min(self.spots(self._cap_I), self._most)
+        return min(self._spots, self._most)
 
     def pick(self, counts: Sequence[int]) -> Pick:
         """Return price and step time of given machines; at least one."""

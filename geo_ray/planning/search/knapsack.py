@@ -170,9 +170,7 @@ class _Tree:
         """What any choice costs at least."""
         return self._bound(0, 0.0, Lan(0.0, 0.0))
 
-    def search(
-        self, at: int, power: float, counts: tuple[int, int], paid: float, lan: Lan
-    ) -> bool:
+    def search(self, at: int, power: float, counts: tuple[int, int], paid: float, lan: Lan) -> bool:
         """Look through all choices that begin like this; False if the tree was cut off."""
         self._nodes += 1
         count, spots = counts

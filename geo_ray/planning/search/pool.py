@@ -19,6 +19,7 @@ from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from geo_ray.planning.model.work import stall_of
 from geo_ray.planning.search.fleet import Pick, RegionFleet
@@ -27,13 +28,12 @@ _STAIRS: Final = 96  # looked at, of all regions
 
 
 class _Stair(NamedTuple):
-    """A region's cheapest machines with so many that may be preempted, or up to the next stair's.
+    """A region's cheapest machines with at most some number that may be preempted.
 
     Attributes:
         pick: the machines.
         spots: of them may be preempted.
-        least_spots: no machines with so many, and fewer than the stair before, are cheaper than
-            the pick's least.
+        least_spots: one more than the next stair may have; below `spots` if some are left out.
     """
 
     pick: Pick
@@ -131,7 +131,7 @@ class Pool:
     ) -> tuple[tuple[Pick, ...], float] | None:
         """Return the same where each region's cheapest have too many together."""
         least_K, real_K = np.zeros(most_spots + 1), np.zeros(most_spots + 1)
-        chosen: list[tuple[list[_Stair], np.ndarray[tuple[int, ...], np.dtype[np.int64]]]] = []
+        chosen: list[tuple[list[_Stair], NDArray[np.intp]]] = []
         for fleet, room_s in zip(self.fleets, rooms_s, strict=True):
             stairs = list(self._stairs(fleet, room_s, most_spots))
             bounds = np.full((len(stairs), most_spots + 1), np.inf)

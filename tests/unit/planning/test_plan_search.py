@@ -416,7 +416,9 @@ def test_preemptions_make_all_wait_and_no_plan_is_better(seed, objective):
 @pytest.mark.parametrize("objective", ["cost", "time"])
 def test_many_that_may_be_preempted_are_looked_at_in_groups_and_the_gap_is_true(objective):
     request = scenario(5, regions=3, offers=6, cap=200, lost_share=0.002, objective=objective)
-    request = dataclasses.replace(request, work=dataclasses.replace(request.work, rows_per_step=900))
+    request = dataclasses.replace(
+        request, work=dataclasses.replace(request.work, rows_per_step=900)
+    )
     plan = optimal(request)
     search = Search(request.work, request.fleets(), request.options())
     rng, best = random.Random(0), float("inf")
