@@ -11,6 +11,7 @@ little less so), reconstructed.
 from __future__ import annotations
 
 import math
+from functools import cache
 from itertools import pairwise
 from typing import Final
 
@@ -37,6 +38,7 @@ BITS_PER_PARAM: Final[dict[str | None, tuple[float, float]]] = {None: (FP32_BITS
 """Codec -> bits per parameter up and down; one that is for updates only sends answers whole."""
 
 
+@cache  # a vector is coded to tell
 def last_bits(codec: str | None, errors: tuple[float, float]) -> tuple[float, float]:
     """Return the bits per parameter, up and down, of the exchange after the last step.
 

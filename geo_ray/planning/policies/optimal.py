@@ -21,8 +21,8 @@ from geo_ray.planning.infeasible import check_limits, infeasible
 from geo_ray.planning.model.predict import plan_of
 from geo_ray.planning.plan import Plan
 from geo_ray.planning.request import Request
+from geo_ray.planning.search.bracket_search import BracketSearch
 from geo_ray.planning.search.search import Found, Search
-from geo_ray.planning.search.stall_search import StallSearch
 from geo_ray.planning.search.ways import SLACK, Limits
 
 _NODES: Final = 2_000  # of the trees of all regions, per pace, where the gap is coarse
@@ -81,7 +81,7 @@ def front(request: Request) -> list[Plan]:
     return plans
 
 
-def _walk(search: StallSearch, limits: Limits) -> list[Found]:
+def _walk(search: BracketSearch, limits: Limits) -> list[Found]:
     """Return the points of the front, the slowest first."""
     met: list[Found] = []
     deadline_s = limits.deadline_s
@@ -108,13 +108,13 @@ def _not_beaten(met: list[Found]) -> list[Found]:
     return kept
 
 
-def _search(request: Request, gap: float | None) -> StallSearch:
+def _search(request: Request, gap: float | None) -> BracketSearch:
     gap = _FINE if gap is None else gap
     effort = 1 if gap >= _COARSE else 8
-    return StallSearch(request, gap, effort * _NODES // len(request.sites), effort * _OPENED)
+    return BracketSearch(request, gap, effort * _NODES // len(request.sites), effort * _OPENED)
 
 
-def _reason(search: StallSearch, found: Found) -> str:
+def _reason(search: BracketSearch, found: Found) -> str:
     request, name = search.request, search.request.sites[found.straggler].name
     plain = Search(request.work, request.fleets(), request.options())
     whole = [fleet.everything() for fleet in plain.fleets]

@@ -35,14 +35,12 @@ class BracketSearch:
         gap: share of the objective within which any choice is good enough.
         most_nodes: of a region's tree of machines, per pace.
         most_opened: intervals of paces per search.
-        least_stall: see `Search.least_stall`.
     """
 
     request: Request
     gap: float = 0.0
     most_nodes: int = 20_000
     most_opened: int = 800
-    least_stall: float = 1.0
     _searches: dict[Bracket, Search] = field(default_factory=dict)
 
     def best(self, objective: Objective, limits: Limits) -> tuple[Found | None, float]:
@@ -69,8 +67,7 @@ class BracketSearch:
                     best, value = found, found.value(objective)[0]
             waiting = []
             while heap and not waiting and next(number) < _SEARCHES:
-                stall = self.least_stall / best.stall if best is not None else 1.0
-                if heap[0][0] >= value * (1 - self.gap) * stall:
+                if heap[0][0] >= value * (1 - self.gap):
                     break
                 least, _, bracket = heapq.heappop(heap)
                 if bracket.low_h and bracket.high_h > bracket.low_h * _NARROW:
@@ -96,7 +93,7 @@ class BracketSearch:
         if search is None:
             fleets = self.request.fleets(bracket, self.most_nodes)
             options = self.request.options(bracket)
-            search = Search(self.request.work, fleets, options, bracket, self.least_stall)
+            search = Search(self.request.work, fleets, options, bracket)
             self._searches[bracket] = search
         deadline_s = min(limits.deadline_s, bracket.high_h * HOUR_S)
         inner = Limits(deadline_s, limits.budget_usd)

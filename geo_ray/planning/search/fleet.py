@@ -89,6 +89,7 @@ class RegionFleet:
         one_is_free: whether the parameter server is on one of the machines, which adds nothing.
         most_nodes: of the tree that looks for the cheapest machines; `Pick.least_usd_per_h` tells
             what a tree that was cut off may have missed.
+        most_spot: machines that may be preempted, at most; None for any number.
     """
 
     name: str
@@ -97,6 +98,10 @@ class RegionFleet:
     fixed_s: float = 0.0
     one_is_free: bool = False
     most_nodes: int = 20_000
+    most_spot: int | None = None
+    _spot_I: NDArray[np.bool_] = field(init=False)
+    _spots: int = field(init=False)  # that there are
+    _capped: dict[int, RegionFleet] = field(init=False, default_factory=dict)
     _lan_I: Floats = field(init=False)
     _room_I: NDArray[np.int64] = field(init=False)
     _least_lan_s: float = field(init=False)
@@ -117,6 +122,10 @@ class RegionFleet:
         self._price_I = np.array([o.usd_per_h for o in self.offers], dtype=float)
         self._speed_I = np.array([o.rows_per_s for o in self.offers], dtype=float)
         self._cap_I = np.array([min(o.cap, self._most) for o in self.offers], dtype=float)
+        self._spot_I = np.array([o.lost_share > 0 for o in self.offers], dtype=bool)
+        if self.most_spot is not None:
+            self._cap_I[self._spot_I] = np.minimum(self._cap_I[self._spot_I], self.most_spot)
+        self._spots = int(self._cap_I[self._spot_I].sum())
         self._room_I = np.array([o.room_rows for o in self.offers], dtype=np.int64)
         self._lan_I = np.array([o.lan_s for o in self.offers], dtype=float)
         allowed_I = self._lan_I[self._cap_I > 0]
@@ -139,6 +148,23 @@ class RegionFleet:
         """Return whether there is nothing to rent, or too little memory for its rows."""
         return float(np.minimum(self._room_I, self.rows) @ self._cap_I) < self.rows
 
+    def capped(self, most_spot: int) -> RegionFleet:
+        """Return the fleet with at most so many machines that may be preempted."""
+        if most_spot >= self._spots:
+            return self
+        if most_spot not in self._capped:
+            self._capped[most_spot] = replace(self, most_spot=most_spot)
+        return self._capped[most_spot]
+
+    def spots(self, counts: Sequence[int] | Floats) -> int:
+        """Return how many of some machines may be preempted."""
+        return int(np.asarray(counts)[self._spot_I].sum())
+
+    @property
+    def most_spots(self) -> int:
+        """Return how many machines may be preempted at most."""
+        return min(self._spots, self._most)
+
     def pick(self, counts: Sequence[int]) -> Pick:
         """Return price and step time of given machines; at least one."""
         return self._pick(np.asarray(counts, dtype=float))
@@ -160,7 +186,7 @@ class RegionFleet:
         """
         if self._fastest is None:
             index = self._from_fast_to_slow()
-            choices = []
+            choices = [np.zeros(len(self.offers), dtype=np.int64)]
             for limit_s in np.unique(self._lan_I[index]).tolist():
                 allowed = index[self._lan_I[index] <= limit_s]
                 choices += [
@@ -173,7 +199,11 @@ class RegionFleet:
     def _from_fast_to_slow(self) -> NDArray[np.intp]:
         """Return the offer of each machine, as many as there are rows for."""
         order = np.lexsort((self._price_I, -self._speed_I))
-        return np.repeat(order, self._cap_I[order].astype(int))[: self._most]
+        index = np.repeat(order, self._cap_I[order].astype(int))
+        if self.most_spot is not None:
+            spot = self._spot_I[index]
+            index = index[~spot | (np.cumsum(spot) <= self.most_spot)]
+        return index[: self._most]
 
     def slowest_s(self) -> float:
         """Return how long a step takes at most on any machines that are worth a thought."""
@@ -181,6 +211,8 @@ class RegionFleet:
         if not math.isinf(smallest_s):
             return smallest_s
         there = self._cap_I > 0
+        if not there.any():
+            return 0.0
         rows_I = np.minimum(self._room_I[there], self.rows)
         lan_s = float(self._lan_I @ self._cap_I)
         return self.fixed_s + float((rows_I / self._speed_I[there]).max()) + lan_s
@@ -189,6 +221,9 @@ class RegionFleet:
         """Return the machine that costs least."""
         if self._smallest is None:
             allowed = np.where(self._cap_I > 0, self._price_I, np.inf)
+            if np.isinf(allowed).all():
+                self._smallest = self._pick(np.zeros(len(self.offers)))
+                return self._smallest
             least = np.flatnonzero(allowed == allowed.min())
             counts_I = np.zeros(len(self.offers))
             counts_I[least[np.argmax(self._speed_I[least])]] = 1
@@ -258,6 +293,8 @@ class RegionFleet:
             self.most_nodes,
             known.usd_per_h,
             self.one_is_free,
+            None if self.most_spot is None else self._spot_I[keep_I],
+            self.most_spot or 0,
         )
         found = cheapest_cover(cover)
         counts_I = np.array(known.counts, dtype=float)
@@ -269,15 +306,21 @@ class RegionFleet:
 
     def _quick(self, limit_s: float) -> Pick:
         """Return a choice that keeps the limit, close to the cheapest: best value first."""
-        order, power = self._order, np.array(self._in_pieces[0][1:])
-        lan_I = self._lan_I[order]
-        lan_s = np.cumsum(self._cap_I[order] * lan_I)
+        order, lan_I = self._order, self._lan_I[self._order]
+        cap_I = self._cap_I[order]
+        if self.most_spot is not None:  # those of the best value
+            spots_I = np.where(self._spot_I[order], cap_I, 0.0)
+            left_I = self.most_spot - (np.cumsum(spots_I) - spots_I)
+            cap_I = np.where(self._spot_I[order], np.clip(left_I, 0.0, cap_I), cap_I)
+        power = np.cumsum(cap_I * self._speed_I[order])
+        lan_s = np.cumsum(cap_I * lan_I)
         lan_s -= np.maximum.accumulate(lan_I) if self.one_is_free else 0.0
-        fits = self.fixed_s + self.rows / power + lan_s <= limit_s
+        with np.errstate(divide="ignore"):
+            fits = self.fixed_s + self.rows / power + lan_s <= limit_s
         counts_I = np.zeros(len(self.offers))
         for index in np.flatnonzero(fits)[:_TRIES]:
-            counts_I[order[:index]] = self._cap_I[order[:index]]
-            for number in range(1, int(self._cap_I[order[index]]) + 1):
+            counts_I[order[:index]] = cap_I[:index]
+            for number in range(1, int(cap_I[index]) + 1):
                 counts_I[order[index]] = number
                 if counts_I.sum() > self._most:
                     return self.fastest()
@@ -308,7 +351,9 @@ class RegionFleet:
         """Return rows/s, dollars, number and LAN of all machines as good as each offer's."""
         price_I, speed_I = self._price_I, self._speed_I
         room_I = np.minimum(self._room_I, self.rows)
-        columns = ((price_I, 1), (speed_I, -1), (self._lan_I, 1), (room_I, -1))
+        columns = [(price_I, 1), (speed_I, -1), (self._lan_I, 1), (room_I, -1)]
+        if self.most_spot is not None:  # what counts against the cap is no better than what not
+            columns.append((self._spot_I, 1))
         better_II = np.all([s * c[None] <= s * c[:, None] for c, s in columns], axis=0)
         equal_II = np.all([c[None] == c[:, None] for c, _ in columns], axis=0)
         later_II = np.arange(len(price_I))[None] >= np.arange(len(price_I))[:, None]

@@ -1,7 +1,8 @@
 """The cheapest machines whose step is short enough: a bounded covering knapsack.
 
     minimise ``sum_i n_i c_i``  so that  ``sum_i n_i floor((room_s - lan) p_i) >= rows``,
-    ``lan = sum_i n_i lan_i``, ``1 <= sum_i n_i <= most``, ``0 <= n_i <= cap_i`` whole:
+    ``lan = sum_i n_i lan_i``, ``1 <= sum_i n_i <= most``, ``0 <= n_i <= cap_i`` whole,
+    ``sum of the n_i of spot machines <= most_spot``:
 
 every machine computes whole rows, one at least, in the time that is left for it. If the parameter
 server is on one of the machines, the largest ``lan_i`` among them does not count once. Where
@@ -49,6 +50,8 @@ class Cover:
         most_nodes: of the tree.
         known_usd: what a choice costs that is known; only cheaper ones are looked for.
         one_is_free: whether one machine adds nothing.
+        spot_I: which offers are of spot machines; None if it does not matter.
+        most_spot: of these in all.
     """
 
     price_I: Floats
@@ -62,6 +65,8 @@ class Cover:
     most_nodes: int = 20_000
     known_usd: float = math.inf
     one_is_free: bool = False
+    spot_I: NDArray[np.bool_] | None = None
+    most_spot: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +90,12 @@ def cheapest_cover(cover: Cover) -> Covered:
         each_I = np.array([most_rows(cover.room_s, speed) for speed in cover.speed_I.tolist()])
         each_I = np.minimum(each_I, cover.room_I)
         cap_I = cover.cap_I.astype(np.int64)
-        if passes(each_I, cap_I, cover.rows) <= _MOST_PASSES:
-            return _of_whole(cover, cheapest_whole(cover.price_I, each_I, cap_I, cover.rows))
+        layers = 1 if cover.spot_I is None else cover.most_spot + 1
+        if layers * passes(each_I, cap_I, cover.rows) <= _MOST_PASSES:
+            question = cover.price_I, each_I, cap_I, cover.rows, cover.spot_I, cover.most_spot
+            return _of_whole(cover, cheapest_whole(*question))
     tree = _Tree(cover)
-    whole = tree.search(0, 0.0, 0, 0.0, Lan(0.0, 0.0))
+    whole = tree.search(0, 0.0, (0, 0), 0.0, Lan(0.0, 0.0))
     least_usd = tree.least if whole else min(tree.least, tree.bound())
     if tree.best is None:
         return Covered(None, tree.least, least_usd)
@@ -129,6 +136,7 @@ class _Offer(NamedTuple):
     cap: int
     lan_s: float
     room: int
+    is_spot: bool
 
 
 @dataclass(slots=True)
@@ -148,9 +156,10 @@ class _Tree:
         cover = self.cover
         self.least = cover.known_usd
         self.order = np.argsort(cover.price_I / cover.speed_I, kind="stable")
-        columns = (cover.price_I, cover.speed_I, cover.cap_I, cover.lan_I, cover.room_I)
-        price, speed, cap, lan, room = (column[self.order].tolist() for column in columns)
-        self._offers = list(map(_Offer, price, speed, map(int, cap), lan, room))
+        spot_I = np.zeros(len(cover.price_I), bool) if cover.spot_I is None else cover.spot_I
+        columns = (cover.price_I, cover.speed_I, cover.cap_I, cover.lan_I, cover.room_I, spot_I)
+        price, speed, cap, lan, room, spot = (column[self.order].tolist() for column in columns)
+        self._offers = list(map(_Offer, price, speed, map(int, cap), lan, room, spot))
         self._least_lan_s = 0.0 if cover.one_is_free else min(lan, default=0.0)
         self._counts = [0] * len(self._offers)
         # Power and price of all offers before each.
@@ -161,9 +170,10 @@ class _Tree:
         """What any choice costs at least."""
         return self._bound(0, 0.0, Lan(0.0, 0.0))
 
-    def search(self, at: int, power: float, count: int, paid: float, lan: Lan) -> bool:
+    def search(self, at: int, power: float, counts: tuple[int, int], paid: float, lan: Lan) -> bool:
         """Look through all choices that begin like this; False if the tree was cut off."""
         self._nodes += 1
+        count, spots = counts
         if count and self._fits(power, lan, at):
             if paid < self.least:
                 self.least, self.best = paid, self._counts[:]
@@ -174,8 +184,9 @@ class _Tree:
             return True
         if self._nodes > self.cover.most_nodes:
             return False
-        price, speed, cap, lan_s, _ = self._offers[at]
+        price, speed, cap, lan_s, _, is_spot = self._offers[at]
         cap = min(cap, self.cover.most - count)
+        cap = min(cap, self.cover.most_spot - spots) if is_spot else cap
         top = cap
         for k in range(1, cap):
             self._counts[at] = k
@@ -189,7 +200,8 @@ class _Tree:
                 break
             self._counts[at] = k
             more = lan.plus(k, lan_s)
-            whole &= self.search(at + 1, power + k * speed, count + k, paid + k * price, more)
+            chosen = count + k, spots + (k if is_spot else 0)
+            whole &= self.search(at + 1, power + k * speed, chosen, paid + k * price, more)
         self._counts[at] = 0
         return whole
 

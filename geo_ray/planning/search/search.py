@@ -7,6 +7,11 @@ nothing is better than the left end's time at the right end's price. Intervals a
 most promising on, first of all ways together, as if each region had the shortest wait of any, then,
 where an interval is narrow, of each way by itself; until what is left cannot beat the best found by
 more than the gap that is allowed.
+
+Where machines may be preempted, an interval is one of two numbers: the pace, and how many such
+machines there are (`Pool`), which say how much longer everything takes. Nothing in it is better
+than the left end's time with the fewest of them at the price of the right end with the most. What
+was found at the right end beats all that is slower than it and has as many of them or more.
 """
 
 from __future__ import annotations
@@ -21,9 +26,10 @@ from typing import Final
 
 import numpy as np
 
-from geo_ray.planning.model.work import JobWork, stall_of
+from geo_ray.planning.model.work import JobWork
 from geo_ray.planning.search.bracket import UNCHANGING, Bracket
 from geo_ray.planning.search.fleet import Pick, RegionFleet
+from geo_ray.planning.search.pool import Pool
 from geo_ray.planning.search.ways import Limits, Objective, Option, Ways
 
 _BELOW: Final = 1 - 1e-8  # a pace just too fast for what was found
@@ -62,7 +68,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """Choices whose pace lies in an interval.
+    """Choices whose pace and number of machines that may be preempted lie in intervals.
 
     A group of ways counts its pace as if each region had the shortest wait of any of them.
     """
@@ -70,6 +76,9 @@ class _Node:
     ways: Ways
     low_s: float
     high_s: float
+    least_spots: int = 0
+    most_spots: int = 0
+    least_usd: float = 0.0  # an hour, of all machines; as known from a larger interval
     is_left: bool = False  # nothing is faster than its left end, where right ends never come
 
     @property
@@ -86,7 +95,6 @@ class Search:
         fleets: of all regions; none is empty.
         options: exchanges to choose from; at least one.
         bracket: of the hours that prices are for.
-        least_stall: that any choice is known to have.
         met: complete choices, in the order of finding.
     """
 
@@ -94,7 +102,6 @@ class Search:
     fleets: Sequence[RegionFleet]
     options: Sequence[Option]
     bracket: Bracket = UNCHANGING
-    least_stall: float = 1.0
     met: list[Found] = field(default_factory=list)
 
     def best(
@@ -125,34 +132,37 @@ class Search:
             if not heap or opened >= enough:
                 break
             bound, _, node = heapq.heappop(heap)
-            # What preemptions cost beyond the least of them no bound can tell apart.
-            share = (1 - gap) * (1.0 if best is None else self.least_stall / best.stall)
-            if bound >= value * share:
+            if bound >= value * (1 - gap):
                 lower = min(lower, bound)
                 break
-            picks: tuple[Pick, ...] | None = None
+            cheapest: tuple[tuple[Pick, ...], float] | None = None
             for pace_s in [node.low_s, node.high_s] if node.is_left else [node.high_s]:
-                picks = self._cheapest(node.ways, pace_s)
-                if picks is None:
+                cheapest = self._pool.cheapest(node.ways.rooms_s(pace_s), node.most_spots)
+                if cheapest is None:
                     continue  # too fast for some region
+                picks = cheapest[0]
                 found = self._met(picks, node.ways, objective, limits)
                 if limits.keeps(found.seconds, found.usd) and (
                     found.value(objective) < (best.value(objective) if best else (value, math.inf))
                 ):
                     best, value = found, found.value(objective)[0]
-            if picks is None:
+            if cheapest is None:
                 continue
+            picks, least_usd = cheapest
+            node = replace(node, least_usd=max(node.least_usd, least_usd))
             if node.is_group:
                 parts = self._parts(node)
             else:
-                pace_s = self._pace_s([pick.step_s for pick in picks], node.ways)
-                # What trees that were cut off may have missed between there and here.
-                missed = sum(pick.least_usd_per_h for pick in picks)
-                lower = min(lower, node.ways.bound(pace_s, missed, objective, limits))
-                parts = _halves(node, pace_s * _BELOW)
+                pace_s = min(self._pace_s([pick.step_s for pick in picks], node.ways), node.high_s)
+                spots = max(node.least_spots, self._pool.spots(picks))
+                # What a search that was cut off may have missed between there and here.
+                stall = self._pool.stall(spots)
+                missed = node.ways.bound(pace_s, least_usd, stall, objective, limits)
+                lower = min(lower, missed)
+                parts = self._left(node, pace_s, spots)
             for part in parts:
                 below = self._bound(part, objective, limits)
-                if below < value * share:
+                if below < value * (1 - gap):
                     heapq.heappush(heap, (below, next(number), part))
                 else:
                     lower = min(lower, below)
@@ -163,7 +173,8 @@ class Search:
         work, steps_s = self.work, [pick.step_s for pick in picks]
         paces_s = self.ways([option]).whole_paces_KR(steps_s)[0].tolist()
         pace_s = max(paces_s)
-        workers, stall = sum(sum(pick.counts) for pick in picks), self._stall(picks)
+        workers = sum(sum(pick.counts) for pick in picks)
+        stall = self._pool.stall(self._pool.spots(picks))
         seconds = work.seconds(pace_s, option.last_s, workers, stall)
         hourly = option.usd_per_h + sum(pick.usd_per_h for pick in picks)
         egress_usd = option.egress_usd(work.steps, np.array(steps_s))
@@ -171,15 +182,13 @@ class Search:
         straggler = paces_s.index(pace_s)
         return Found(option, tuple(picks), straggler, pace_s, stall, seconds, egress_usd, usd)
 
-    def _stall(self, picks: Sequence[Pick]) -> float:
-        """How much longer preemptions make it: who stands still holds up all who wait for it."""
-        pairs = zip(self.fleets, picks, strict=True)
-        shares = [fleet.lost_share(pick.counts) for fleet, pick in pairs]
-        return stall_of(sum(shares) if self.work.pattern.together else max(shares))
-
     def ways(self, options: Sequence[Option]) -> Ways:
         """Return some ways to exchange with the regions' machines."""
-        return Ways(self.work, tuple(options), self._fastest_s, self.bracket, self.least_stall)
+        return Ways(self.work, tuple(options), self._fastest_s, self.bracket)
+
+    @cached_property
+    def _pool(self) -> Pool:
+        return Pool(self.fleets, self.work.pattern.together)
 
     @cached_property
     def _fastest_s(self) -> tuple[float, ...]:
@@ -189,24 +198,59 @@ class Search:
     def _root(self) -> _Node:
         ways = self.ways(self.options).not_beaten()
         low_s, high_s = self._range(ways)
-        return _Node(ways, low_s, max([high_s, *(self._range(w)[1] for w in ways.singles)]), True)
+        high_s = max([high_s, *(self._range(way)[1] for way in ways.singles)])
+        return _Node(ways, low_s, high_s, most_spots=self._pool.most_spots, is_left=True)
 
     def _range(self, ways: Ways) -> tuple[float, float]:
         """Return the fastest pace, and the pace of the smallest machines."""
         low_s = self._pace_s([fleet.fastest().step_s for fleet in self.fleets], ways)
-        return low_s, max(low_s, self._pace_s([fleet.slowest_s() for fleet in self.fleets], ways))
+        return low_s, max(low_s, self._pace_s(self._pool.slowest_s(), ways))
 
     def _parts(self, node: _Node) -> Iterator[_Node]:
-        """Return the halves of a group's interval, or its ways one by one."""
-        if node.high_s > node.low_s * _NARROW:
-            yield from _halves(node, node.high_s)
+        """Return the halves of a group's intervals, or its ways one by one."""
+        if self._width(node) > _NARROW or node.high_s > node.low_s * _NARROW:
+            yield from self._halves(node)
             return
         for way in node.ways.singles:
             more_s = way.slower_s(node.ways)
             fastest_s = self._range(way)[0]
             low_s = max(node.low_s, fastest_s)
             if low_s <= node.high_s + more_s:
-                yield _Node(way, low_s, node.high_s + more_s, low_s == fastest_s)
+                high_s = node.high_s + more_s
+                # Its prices are those of a longer step than the group's.
+                found = replace(node, ways=way, low_s=low_s, high_s=high_s, least_usd=0.0)
+                yield replace(found, is_left=low_s == fastest_s)
+
+    def _left(self, node: _Node, pace_s: float, spots: int) -> Iterator[_Node]:
+        """Return what the cheapest at a node's right end do not beat.
+
+        Args:
+            node: of one way.
+            pace_s: theirs.
+            spots: of theirs that may be preempted; the node's fewest, if they have fewer.
+        """
+        if pace_s * _BELOW >= node.low_s:
+            yield from self._halves(replace(node, high_s=pace_s * _BELOW))
+        if spots > node.least_spots:
+            low_s = max(node.low_s, pace_s * _BELOW)
+            yield from self._halves(
+                replace(node, low_s=low_s, most_spots=spots - 1, is_left=True), by_spots=True
+            )
+
+    def _width(self, node: _Node) -> float:
+        return self._pool.stall(node.most_spots) / self._pool.stall(node.least_spots)
+
+    def _halves(self, node: _Node, *, by_spots: bool = False) -> Iterator[_Node]:
+        """Return a node in two parts: by pace or preempted machines, where they differ more."""
+        if by_spots or self._width(node) > node.high_s / node.low_s:
+            middle = (node.least_spots + node.most_spots) // 2
+            yield replace(node, most_spots=middle, is_left=True)
+            if middle < node.most_spots:
+                yield replace(node, least_spots=middle + 1)
+            return
+        middle_s = math.sqrt(node.low_s * node.high_s)
+        yield replace(node, high_s=middle_s, is_left=False)
+        yield replace(node, low_s=middle_s, is_left=False)
 
     def _met(
         self, picks: Sequence[Pick], ways: Ways, objective: Objective, limits: Limits
@@ -214,36 +258,17 @@ class Search:
         usd_per_h = sum(pick.usd_per_h for pick in picks)
         workers = sum(sum(pick.counts) for pick in picks)
         steps_s = [pick.step_s for pick in picks]
-        stalled = replace(ways, least_stall=self._stall(picks))
-        option = stalled.best(steps_s, usd_per_h, workers, objective, limits)
+        stall = self._pool.stall(self._pool.spots(picks))
+        option = ways.best(steps_s, usd_per_h, workers, stall, objective, limits)
         self.met.append(self.complete(picks, option))
         return self.met[-1]
 
     def _pace_s(self, steps_s: Sequence[float], ways: Ways) -> float:
         return float(ways.paces_KR(steps_s).min(axis=0).max())
 
-    def _cheapest(self, ways: Ways, pace_s: float) -> tuple[Pick, ...] | None:
-        """Return every region's cheapest machines that keep the pace; None if a region cannot."""
-        picks = []
-        for fleet, room_s in zip(self.fleets, ways.rooms_s(pace_s), strict=True):
-            pick = fleet.cheapest(room_s)
-            if pick is None:
-                return None
-            picks.append(pick)
-        return tuple(picks)
-
     def _bound(self, node: _Node, objective: Objective, limits: Limits) -> float:
         """Return a lower bound of all choices of a node."""
-        usd_per_h = 0.0
-        for fleet, room_s in zip(self.fleets, node.ways.rooms_s(node.high_s), strict=True):
-            usd_per_h += fleet.least_usd_per_h(room_s)
-        return node.ways.bound(node.low_s, usd_per_h, objective, limits)
-
-
-def _halves(node: _Node, high_s: float) -> Iterator[_Node]:
-    """Return the part of a node up to ``high_s`` in two halves; nothing if it is empty."""
-    if high_s < node.low_s:
-        return
-    middle_s = math.sqrt(node.low_s * high_s)
-    yield _Node(node.ways, node.low_s, middle_s)
-    yield _Node(node.ways, middle_s, high_s)
+        rooms_s = node.ways.rooms_s(node.high_s)
+        usd_per_h = max(node.least_usd, self._pool.least_usd_per_h(rooms_s, node.most_spots))
+        stall = self._pool.stall(node.least_spots)
+        return node.ways.bound(node.low_s, usd_per_h, stall, objective, limits)

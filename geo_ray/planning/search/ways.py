@@ -90,14 +90,12 @@ class Ways:
         options: at least one.
         fastest_s: the shortest step of each region, whatever is rented.
         bracket: of the hours that are looked at.
-        least_stall: how much longer preemptions make steps and exchanges, at least.
     """
 
     work: JobWork
     options: tuple[Option, ...]
     fastest_s: tuple[float, ...]
     bracket: Bracket = UNCHANGING
-    least_stall: float = 1.0
 
     def paces_KR(self, steps_s: Sequence[float]) -> Floats:
         """Return the pace of each region, without what depends on all machines.
@@ -193,18 +191,21 @@ class Ways:
                 kept.append(k)
         return replace(self, options=tuple(self.options[k] for k in sorted(kept)))
 
-    def bound(self, pace_s: float, usd_per_h: float, objective: Objective, limits: Limits) -> float:
+    def bound(
+        self, pace_s: float, usd_per_h: float, stall: float, objective: Objective, limits: Limits
+    ) -> float:
         """Return a lower bound for choices of that pace and price; infinite outside the limits.
 
         Args:
             pace_s: see `work`.
             usd_per_h: of all machines; every region has one at least.
+            stall: how much longer preemptions make steps and exchanges, at least.
             objective: what counts.
             limits: to keep.
         """
         if math.isinf(usd_per_h):
             return math.inf
-        paces_K = np.full(len(self.options), pace_s)
+        paces_K = np.full(len(self.options), pace_s * stall)
         workers = len(self.fastest_s)
         values = self._values(paces_K, self._least_usd_K, usd_per_h, workers, objective, limits)
         return float(values[0].min())
@@ -214,6 +215,7 @@ class Ways:
         steps_s: Sequence[float],
         usd_per_h: float,
         workers: int,
+        stall: float,
         objective: Objective,
         limits: Limits,
     ) -> Option:
@@ -223,6 +225,7 @@ class Ways:
             steps_s: by region.
             usd_per_h: of all machines.
             workers: of all regions.
+            stall: how much longer preemptions make steps and exchanges.
             objective: what counts; the other measure breaks ties.
             limits: to keep.
         """
@@ -230,7 +233,7 @@ class Ways:
         if self._depends:
             steps_R = np.array(steps_s)
             egress_K = np.array([o.egress_usd(self.work.steps, steps_R) for o in self.options])
-        paces_K = self.whole_paces_KR(steps_s).max(axis=1)
+        paces_K = self.whole_paces_KR(steps_s).max(axis=1) * stall
         first_K, second_K = self._values(paces_K, egress_K, usd_per_h, workers, objective, limits)
         return self.options[int(np.lexsort((second_K, first_K))[0])]
 
@@ -244,7 +247,7 @@ class Ways:
         limits: Limits,
     ) -> tuple[Floats, Floats]:
         work = self.work
-        trained_s_K = work.steps * paces_K * self.least_stall
+        trained_s_K = work.steps * paces_K
         seconds_K = work.start_s(workers) + work.evaluations_s + trained_s_K + self._around_s_K
         usd_K = self.bracket.billed_h_K(seconds_K) * (usd_per_h + self._stands_K) + egress_K
         broken_K = (seconds_K > limits.deadline_s * SLACK) | (usd_K > limits.budget_usd * SLACK)
