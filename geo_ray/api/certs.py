@@ -118,17 +118,20 @@ def renew_certs(
 
     Args:
         directory: the deployment's.
-        regions: whose; none: all.
+        regions: whose; none: all that are not revoked.
         days: validity.
 
     Returns:
         By region, the certificate to be copied to the host of its bridge.
 
     Raises:
-        CertificateError: there is nothing to renew, or nothing can be written.
+        CertificateError: there is nothing to renew, one that is named is revoked, or nothing can
+            be written.
     """
     place = Path(directory)
-    names = regions or cert_store.regions_of(place)
+    names = regions or [
+        name for name in cert_store.regions_of(place) if not cert_store.is_revoked(place, name)
+    ]
     return {name: Path(cert_store.renew(place, name, days).cert) for name in names}
 
 

@@ -26,9 +26,10 @@ from geo_ray.clouds.price_book import (
     own_files,
 )
 from geo_ray.clouds.query import Query, QueryResult, answer_to
-from geo_ray.errors import CloudError, ConfigError, PriceBookError
+from geo_ray.errors import CloudError, ConfigError, PriceBookError, PriceUnknownError
 from geo_ray.observe.text import age_text, number_text
 from geo_ray.util.atomic_file import write_atomic
+from geo_ray.util.nearest import nearest
 
 CLOUDS: Final = ("aws", "tencent")
 """Those that can be asked."""
@@ -95,17 +96,19 @@ def prices(
 
     Raises:
         PriceBookError: a file cannot be read, or is not valid.
+        PriceUnknownError: there is no price of what is asked for, stale or not.
     """
     book = known_book([Path(file) for file in files] or own_files())
     now = time.time()
-    records = tuple(
+    asked = {"cloud": cloud, "region": region, "type": machine}
+    found = [
         record
         for record in book.records
-        if cloud in (None, record.cloud)
-        and region in (None, record.region)
-        and machine in (None, record.type)
-        and (not stale or record.is_stale(now))
-    )
+        if all(word in (None, getattr(record, name)) for name, word in asked.items())
+    ]
+    if not found:
+        raise _unknown(asked, book.records)
+    records = tuple(record for record in found if not stale or record.is_stale(now))
     return PriceList(PriceBook(records=records, rates=book.rates), now)
 
 
@@ -322,3 +325,15 @@ def _kept_text(kept: Sequence[PriceRecord]) -> str:
     stale = sum(record.is_stale(now) for record in kept)
     count = "1 older price stays" if len(kept) == 1 else f"{len(kept)} older prices stay"
     return f"{count}, the oldest {old} old, {stale} stale"
+
+
+def _unknown(asked: Mapping[str, str | None], records: Sequence[PriceRecord]) -> PriceUnknownError:
+    """The error about a price that is nowhere; names what is like the word that is nowhere."""
+    what = ", ".join(f"{name} '{word}'" for name, word in asked.items() if word is not None)
+    for name, word in asked.items():
+        known = {str(getattr(record, name)) for record in records}
+        if word is not None and word not in known:
+            near = nearest(word, known)
+            hint = f"; did you mean {near}?" if near else ""
+            return PriceUnknownError(f"no price is known of {name} '{word}'{hint}")
+    return PriceUnknownError(f"no price is known of {what or 'anything'}")

@@ -22,13 +22,14 @@ from geo_ray.job.model_file import about_model, export_model, load_trained, modu
 from geo_ray.job.rundir import RunDirectory
 from geo_ray.observe.events.columns import RunRecord
 from geo_ray.observe.events.log import EVENTS_FILE, read_events
-from geo_ray.observe.events.schema import Event
+from geo_ray.observe.events.schema import EVENT_FIELDS, Event
 from geo_ray.observe.metrics.summary import Summary, Summing, load_summary
 from geo_ray.observe.report.report import REPORT_FILE, load_record, write_report
 from geo_ray.observe.text import bytes_text, duration_text, metrics_text, number_text
 from geo_ray.runtime.actors.parts import shard_part_name, wire_tensors
 from geo_ray.tasks.load import load_task
 from geo_ray.training.server.region_carry import carried_in
+from geo_ray.util.nearest import nearest
 
 
 @dataclass(frozen=True, repr=False)
@@ -94,8 +95,16 @@ class Run:
 
         Raises:
             RunDirectoryError: the event log cannot be read.
+            ConfigError: there are no events of such a kind in any run.
         """
         found = read_events(self.path / EVENTS_FILE)
+        if kind not in (None, *EVENT_FIELDS) and all(event.kind != kind for event in found):
+            near = nearest(str(kind), EVENT_FIELDS)
+            raise ConfigError(
+                f"there are no events of kind {kind!r}"
+                + (f"; did you mean {near!r}?" if near else ""),
+                fix=f"Name one of {', '.join(EVENT_FIELDS)}.",
+            )
         return tuple(event for event in found if kind in (None, event.kind))
 
     @property

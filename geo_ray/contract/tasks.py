@@ -21,6 +21,7 @@ from geo_ray.types import Span
 
 _ROWS: Final = 8
 _SEED: Final = 3
+_RATE: Final = 0.01
 
 
 def _rows(task: Task) -> Columns:
@@ -57,6 +58,8 @@ def _steps(task: Task) -> None:
     for i in range(WATCHED_STEPS):
         worker.step(rows, Span(i * _ROWS, num_rows(rows)))
         worker.carried_B.copy_(worker.left_B)
+        # As training does: what follows the parameters stands still while they do.
+        worker.params_P.sub_(worker.grad_P, alpha=_RATE)
 
 
 def _again(task: Task) -> None:

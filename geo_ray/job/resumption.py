@@ -54,8 +54,8 @@ def check_resumable(
 
 def codecs_of(experiment: Experiment) -> dict[str, JsonValue]:
     """The codecs as a checkpoint's manifest has them: sections by direction, null for none."""
-    sections: dict[str, JsonValue] = experiment.codec.model_dump(mode="json", include={"up", "down"})
-    return sections
+    codecs: dict[str, JsonValue] = experiment.codec.model_dump(mode="json")
+    return {way: codecs[way] for way in ("up", "down")}
 
 
 def _check_regions(saved: Experiment, wanted: Experiment) -> None:

@@ -35,6 +35,20 @@ class Undeclared(Plain):
         return super().loss(model, batch)
 
 
+class Follows(Plain):
+    """An average of the weights, which is not declared: it stands still while they do."""
+
+    def model(self, seed):
+        model = super().model(seed)
+        model.register_buffer("average", model[1].weight.detach().clone())
+        return model
+
+    def loss(self, model, batch):
+        with torch.no_grad():
+            model.average.lerp_(model[1].weight, 0.1)
+        return super().loss(model, batch)
+
+
 class Hidden(Plain):
     """Keeps what changes where nobody can find it."""
 
@@ -87,6 +101,7 @@ def test_what_says_all_that_changes_passes(name: str, tmp_path: Path) -> None:
     ("name", "promise", "why"),
     [
         ("Undeclared", "what a step changes is trained or carried", "'seen'"),
+        ("Follows", "what a step changes is trained or carried", "'average'"),
         ("Hidden", "a step that is done again gives the same bits", "another gradient"),
         ("Misspelt", "what it carries can be carried", "'sean'"),
         ("NoSuchRule", "what it carries can be carried", "'sum'"),

@@ -419,3 +419,49 @@ def test_the_best_model_is_kept_with_what_it_was_evaluated_with(tmp_path, batche
     best = done.summary.best
     assert metrics_of(done.run.path, None)["accuracy"] == pytest.approx(best.value)
     assert (best.value, best.step) == earliest_best(done.events, None)
+
+
+# ------------------------------------------------------------------ alone, and from before
+
+
+def test_a_region_that_is_alone_evaluates_what_it_carries_now(data_dir) -> None:
+    """There is nobody to agree with: its outer model is the live one."""
+    found = []
+    for evaluate in ("outer", "live"):
+        sections = of_kind("diloco", task=task("Normed")) | {
+            "regions": [{"name": "a"}],
+            "train": {"steps": 12, "eval_every": 4, "evaluate": evaluate, "statistics_batches": 0},
+        }
+        run = Run(experiment(**sections), data_dir).go()
+        found.append([event["metrics"] for event in run.of("eval")])
+    assert len(found[0]) >= 3 and found[0] == found[1]
+
+
+@pytest.mark.parametrize("kind", ["asgd_ga", "async_local_sgd"])
+def test_a_checkpoint_from_before_the_task_declared_anything_is_resumed(data_dir, kind) -> None:
+    sections = of_kind(kind, task=task()) | THREE | {"train": {"steps": 8, **PLAIN}}
+    resumed = 0
+    for when_s in (1.02, 2.03, 3.04, 4.02):
+        killed = Run(experiment(**sections), data_dir)
+        killed.world.checkpoint_at(when_s, 1)
+        killed.go()
+        if not killed.of("checkpoint"):
+            continue
+        cut = killed.world.checkpoints[1]
+        for tensors in (cut.averager.tensors, *(part[0].tensors for part in cut.regions.values())):
+            for name in [name for name in tensors if "carr" in name]:
+                del tensors[name]  # as a release wrote it that knew nothing of them
+        opened = [part[0].control["open"] for part in cut.regions.values()]
+        held = cut.averager.control["exchanges"]
+        for row in [
+            *(r for o in opened if o for r in o["update"]),
+            *(r for rows in held.values() for r in rows),
+        ]:
+            row.pop("carried", None)
+            row.pop("carried_share", None)
+        again = Run(experiment(**sections), data_dir)
+        again.world.restore(cut)
+        again.go()
+        resumed += 1
+        assert_near(exchanged(again, "a"), exchanged(again, "b"))
+    assert resumed

@@ -7,13 +7,16 @@ every region. Source: Wu and Johnson, "Rethinking 'Batch' in BatchNorm" (2021), 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from geo_ray.errors import NonFiniteError
 from geo_ray.tasks.base import Batch, Task
+from geo_ray.tasks.guard import checked_loss
 from geo_ray.training.compute.carry_layout import CarryLayout
 
 
@@ -50,7 +53,8 @@ def precise_statistics(
         for layer in layers:
             layer.momentum = 1.0  # what is kept is then that of the last batch alone
         for batch in batches:
-            task.loss(module, batch)
+            with torch.enable_grad(), suppress(NonFiniteError):  # as in a step: it may ask for some
+                checked_loss(task, module, batch)
             found.append([_of(layer) for layer in layers])
     finally:
         for layer, momentum in zip(layers, momenta, strict=True):

@@ -134,12 +134,17 @@ def renew(directory: Path, region: str, days: float = REGION_DAYS) -> TlsFiles:
     """Give a region's certificate new dates and keep its key, so that one rename does it.
 
     Raises:
-        CertificateError: there is nothing to renew, or nothing can be written.
+        CertificateError: there is nothing to renew, it is revoked, or nothing can be written.
     """
     check_region(region)
     authority = _authority(directory)
     files = files_of(directory, region)
     old = read_cert(_read(Path(files.cert)))
+    if is_revoked(directory, region):
+        raise CertificateError(
+            f"the certificate of region {region!r} is revoked: with new dates its key would count",
+            fix=f"Give it a new key, if it may come back: `geo-ray certs issue {region} --force`.",
+        )
     key = read_key(_read(Path(files.key)))
     made = authority.issue(region, days, _hosts(old), key=key)
     _note_issued(directory, region, made.cert_pem)
@@ -170,6 +175,12 @@ def revoke(directory: Path, region: str) -> list[Path]:
         )
     _write(directory / _CRL, authority.crl(serials | _revoked(directory)), PUBLIC)
     return [_copy_public(directory, name) / _CRL for name in regions_of(directory)]
+
+
+def is_revoked(directory: Path, region: str) -> bool:
+    """Whether the region's present certificate counts no more."""
+    path = Path(files_of(directory, region).cert)
+    return path.exists() and read_cert(_read(path)).serial_number in _revoked(directory)
 
 
 def rotate_ca(directory: Path, days: float = CA_DAYS) -> list[str]:
@@ -208,7 +219,12 @@ def finish_rotation(directory: Path) -> list[str]:
             f"there is only one CA in {directory}",
             fix="Begin with `geo-ray certs rotate`.",
         )
-    late = [e.name for e in entries(directory) if e.path.name == "cert.pem" and e.is_of_old_ca]
+    late = [
+        entry.name
+        for entry in entries(directory)
+        if entry.path.name == "cert.pem" and entry.is_of_old_ca
+        if not is_revoked(directory, entry.name)
+    ]
     if late:
         raise CertificateError(
             f"these regions have certificates of the old CA: {', '.join(late)}",

@@ -52,6 +52,8 @@ def test_prices_are_a_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert 0 < len(some.book.records) < table.num_rows and "us-east-1" in some._repr_html_()
     assert table.num_rows > 10 and {"amount", "currency", "unit", "age_s"} <= {*table.column_names}
     assert min(table["amount"].to_pylist()) > 0
+    with pytest.raises(errors.PriceUnknownError, match="'us-east-11'; did you mean us-east-1"):
+        geo_ray.prices(region="us-east-11")
 
 
 def test_certificates_are_made_listed_and_renewed(tmp_path: Path) -> None:

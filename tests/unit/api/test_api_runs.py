@@ -36,6 +36,8 @@ def test_a_run_is_a_value(run: geo_ray.Run, seen: list[geo_ray.Event]) -> None:
     assert run.summary.steps == 12 and run.finished
     assert run.events() == tuple(seen)
     assert {event.kind for event in run.events("step")} == {"step"}
+    with pytest.raises(errors.ConfigError, match="'evall'; did you mean 'eval'"):
+        run.events("evall")
     assert geo_ray.open_run(str(run.path)) == run
     assert repr(run).startswith("<Run quickstart: sma, 12 steps in ")
     assert "accuracy" in repr(run) and "between regions" in repr(run)

@@ -20,7 +20,7 @@ from geo_ray.strategies.base import Reply, Update
 from geo_ray.tasks.carry import carried_entries, rules_of
 from geo_ray.training.averager.averager_carry import AveragerCarry
 from geo_ray.training.compute.carry_layout import CarryLayout
-from geo_ray.training.compute.precise import StatisticsBoard
+from geo_ray.training.compute.precise import StatisticsBoard, precise_statistics
 from geo_ray.training.compute.state_guard import StateGuard, check_constants, constants_of
 from geo_ray.training.exchange.saved import load_messages, save_messages
 
@@ -263,3 +263,23 @@ def test_constants_of_two_processes_are_compared_by_name() -> None:
         other.fixed[0] = 2.0
     with pytest.raises(TaskStateError, match=r"worker 1 other values of 'fixed'"):
         check_constants(constants_of(one), constants_of(other), "worker 1")
+
+
+def test_statistics_are_made_anew_by_a_loss_that_takes_gradients_itself() -> None:
+    module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+
+    class Penalty:
+        def loss(self, model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+            inputs = batch.clone().requires_grad_()
+            out = model(inputs).square().sum()
+            (slope,) = torch.autograd.grad(out, inputs, create_graph=True)
+            return out + slope.square().sum()
+
+    batch = torch.randn(16, 3, generator=torch.Generator().manual_seed(1))
+    layout = CarryLayout.of(Penalty(), module)  # type: ignore[arg-type]
+    carried_B = layout.read(module)
+    with torch.no_grad():
+        precise_statistics(Penalty(), module, layout, [batch], carried_B)  # type: ignore[arg-type]
+        layout.write(carried_B, module)
+        outputs = module[0](batch)
+    torch.testing.assert_close(module[1].running_mean, outputs.mean(0))

@@ -139,3 +139,18 @@ def test_what_was_revoked_once_stays_so(home: Path) -> None:
     Path(files.crl).unlink()
     used.refresh()
     assert used.revoked == {serial(home, "us")}
+
+
+def test_what_is_revoked_gets_no_new_dates(home: Path) -> None:
+    run("revoke", "us", "--dir", home)
+    before = serial(home, "us")
+    refused = run("renew", "us", "--dir", home, error=CertificateError)
+    assert "issue us --force" in refused.exception.fix
+    run("renew", "--dir", home)  # all others
+    assert serial(home, "us") == before and states(home)["us"] == "REVOKED"
+    # It does not stand in the way of a rotation either, and comes back with a new key.
+    run("rotate", "--dir", home)
+    run("renew", "--dir", home)
+    run("rotate", "--finish", "--dir", home)
+    run("issue", "us", "--dir", home, "--force")
+    assert states(home)["us"] != "REVOKED" and serial(home, "us") != before
