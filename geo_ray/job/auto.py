@@ -104,7 +104,7 @@ def measure(experiment: Experiment, wanted: AutoConfig, base_dir: Path) -> Situa
     specs = experiment.links()
     links = table_of(specs) if specs else load_links(base_dir / wanted.links)
     return Situation(
-        num_params=initial_parameters(task, experiment.seed).numel(),
+        num_params=model_size(task, experiment.seed),
         step_s={name: step_s for name, step_s in steps_s.items() if step_s is not None},
         links=_known(links, experiment),
         averager=experiment.averager_region,

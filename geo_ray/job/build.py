@@ -13,9 +13,14 @@ from geo_ray.errors import ConfigError
 from geo_ray.job.evals import EvalBoard
 from geo_ray.strategies.base import AveragerState
 from geo_ray.tasks.base import Task
-from geo_ray.tasks.guard import checked_model
+from geo_ray.tasks.guard import checked_model, outlined_model
 from geo_ray.training.averager.averager import Averager
-from geo_ray.training.compute.flat import check_module, read_parameters, split_sizes
+from geo_ray.training.compute.flat import (
+    check_module,
+    count_parameters,
+    read_parameters,
+    split_sizes,
+)
 from geo_ray.training.compute.local_steps import LocalSteps
 from geo_ray.training.compute.optimizers import lasting
 from geo_ray.training.compute.worker import Worker
@@ -36,6 +41,17 @@ def initial_parameters(task: Task, seed: int) -> Tensor:
     module = checked_model(task, seed)
     check_module(module)
     return read_parameters(module)
+
+
+def model_size(task: Task, seed: int) -> int:
+    """P, the number of parameters that are trained; counted without making them.
+
+    Raises:
+        TaskOutputError: if the model cannot be trained as one flat fp32 vector.
+    """
+    module = outlined_model(task, seed)
+    check_module(module)
+    return count_parameters(module)
 
 
 def _server_plan(experiment: Experiment, region: RegionConfig, epoch: int) -> ServerPlan:

@@ -12,7 +12,7 @@ from typing import Literal
 from geo_ray.clouds.price_book import known_book, own_files
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import PlanInfeasibleError
-from geo_ray.job.build import initial_parameters
+from geo_ray.job.build import model_size
 from geo_ray.job.data import prepare_manifest
 from geo_ray.job.model_id import model_id
 from geo_ray.job.plan_inputs import counts_of, request_of, section_of, stale_notes
@@ -91,7 +91,7 @@ def inputs_of(experiment: Experiment, base_dir: Path, sources: Sources) -> Input
     section = section_of(experiment)
     book = known_book(sources.prices or own_files())
     task = load_task(experiment.task, base_dir)
-    num_params = initial_parameters(task, experiment.seed).numel()
+    num_params = model_size(task, experiment.seed)
     model = model_id(experiment, base_dir, num_params)
     path = sources.profile or find(experiment, model)
     profile = None if path is None else load_profile(path)

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from geo_ray.checkpoint.manifest import PartInfo
-from geo_ray.checkpoint.parts import write_part
+from geo_ray.checkpoint.parts import InPieces, write_part
 from geo_ray.checkpoint.store import directory_of
 from geo_ray.training.averager.averager import AveragerSnapshot
 from geo_ray.training.server.effects import Snapshot
@@ -60,8 +60,9 @@ class HeldShard:
         return self._write(snapshot.id, snapshot)
 
     def _write(self, checkpoint: int, snapshot: Snapshot | None) -> PartInfo:
-        tensors, counters = self.shard.take_snapshot(checkpoint)
+        copies, counters = self.shard.release_snapshot(checkpoint)
         meta: dict[str, Any] = {"counters": dict(counters)}
+        tensors: dict[str, Tensor | InPieces] = {**copies}
         if snapshot is not None:
             tensors |= {_WIRE + name: value for name, value in snapshot.tensors.items()}
             meta["control"] = dict(snapshot.control)
@@ -77,4 +78,4 @@ def write_hub_part(parts_dir: str, snapshot: AveragerSnapshot) -> PartInfo:
     """
     directory = directory_of(Path(parts_dir), snapshot.id)
     control: dict[str, Any] = {"control": snapshot.control}
-    return write_part(directory, AVERAGER_PART, snapshot.tensors, control)
+    return write_part(directory, AVERAGER_PART, snapshot.copies, control)

@@ -84,6 +84,7 @@ class PrimaryShard:
         self._failure: GeoRayError | None = None
         self._exhausted = False
         self._began_s = self._applied_s = event_buffer.now_s()
+        self._status: dict[str, Any] = {}
         with self._changed:
             self._carry_out(server.resume())
         self._exchanger = threading.Thread(target=self._exchange, name="exchange", daemon=True)
@@ -92,15 +93,12 @@ class PrimaryShard:
     # -------------------------------------------------------------- for the controller
 
     def status(self) -> dict[str, Any]:
-        """What the region is doing: plain values."""
-        with self._changed:
-            return {
-                "version": self.server.version,
-                "phase": self.server.phase,
-                "exhausted": self._exhausted,
-                "applied": self.server.ledger.applied,
-                "failure": self._failure,
-            }
+        """What the region was doing when it last went on: plain values.
+
+        The lock is not asked for: a large model's step takes long, and the controller does not wait
+        for it.
+        """
+        return self._status
 
     def stop(self) -> None:
         """Finish after the present step; for a region that is alone."""
@@ -124,7 +122,7 @@ class PrimaryShard:
             self._failure = self._failure or LinkDownError(
                 f"the parameter server of region '{self.server.plan.region}' is closing"
             )
-            self._changed.notify_all()
+            self._go_on()
         self._sends.put(None)
         self._exchanger.join(timeout=5.0)
 
@@ -234,8 +232,19 @@ class PrimaryShard:
                 self._exhausted |= self.server.exhausted  # remembered until somebody asks
             else:
                 snapshots.append(effect)
-        self._changed.notify_all()
+        self._go_on()
         return snapshots
+
+    def _go_on(self) -> None:
+        """Under the lock: something has changed, which those that wait, or ask, are to know."""
+        self._status = {
+            "version": self.server.version,
+            "phase": self.server.phase,
+            "exhausted": self._exhausted,
+            "applied": self.server.ledger.applied,
+            "failure": self._failure,
+        }
+        self._changed.notify_all()
 
     def _log_step(self, done: StepDone) -> None:
         now_s = self._event_buffer.now_s()
@@ -273,8 +282,9 @@ class PrimaryShard:
                         return  # its request is in the checkpoint
                     log.warning("exchange of %s failed", self.server.plan.region, exc_info=error)
                     self._failure = _typed(error)
-                    self._changed.notify_all()
+                    self._go_on()
                 return
+            del send  # not held while the next one is awaited: its payload is a whole model
 
     def _exchange_one(self, send: SendUpdate) -> None:
         began_s = self._event_buffer.now_s()

@@ -19,7 +19,7 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import digest
 from geo_ray.job.account import account
 from geo_ray.job.best import BestKeeper
-from geo_ray.job.build import build_evals, initial_parameters, use_one_thread
+from geo_ray.job.build import build_evals, model_size, use_one_thread
 from geo_ray.job.check_metrics import check_metric_names
 from geo_ray.job.codec_shapes import with_shapes
 from geo_ray.job.data import data_rows, prepare_manifest, warn_of_few_rows
@@ -135,7 +135,7 @@ def train(
             )
     reporting.status("preparing task and data")
     task = load_task(experiment.task, run.base_dir)
-    num_params = initial_parameters(task, experiment.seed).numel()
+    num_params = model_size(task, experiment.seed)
     manifest, address = prepare_manifest(experiment, task, run.base_dir, run.data)
     check_metric_names(experiment, task, manifest)
     warn_of_few_rows(experiment, manifest)
@@ -222,6 +222,7 @@ def _train_on(
             reporting.status("writing the model and the summary")
             return _finish(actors, experiment, run, task, recorder, startup_s, origin_unix_s)
     finally:
+        saver.close()
         actors.close()
 
 

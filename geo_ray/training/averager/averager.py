@@ -36,6 +36,7 @@ from geo_ray.training.averager.averager_noise import AveragerNoise
 from geo_ray.training.compute.flat import fragment_cuts
 from geo_ray.training.exchange.averager_wire import AveragerWire
 from geo_ray.training.exchange.saved import load_messages, save_messages
+from geo_ray.training.lazy_copy import LazyCopy, Unread
 
 _WIRE: Final = "wire/"
 _OPEN: Final = "open/"  # messages that were open, or answered, at the cut
@@ -52,11 +53,16 @@ class _CutMark:
 
 @dataclass(frozen=True, slots=True)
 class AveragerSnapshot:
-    """The averager's part of a checkpoint, copied when that began."""
+    """The averager's part of a checkpoint, as it was when that began."""
 
     id: int
-    tensors: dict[str, Tensor]
+    copies: dict[str, LazyCopy]
     control: dict[str, object]
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The copies as tensors, for who does not write them."""
+        return {name: copy.whole() for name, copy in self.copies.items()}
 
 
 @dataclass(slots=True)
@@ -92,6 +98,7 @@ class Averager:
     _unsettled: set[str] = field(default_factory=set)
     _ahead_s: float = 0.0  # of the averager's clock before that of its host
     _saved_s: float | None = None  # the averager's clock at the cut that it was restored from
+    _unread: Unread = field(default_factory=Unread)  # of the newest checkpoint
 
     def __post_init__(self) -> None:
         fragments = self.strategy.traits.exchange.fragments
@@ -119,6 +126,7 @@ class Averager:
 
     def on_wake(self) -> list[Reply]:
         """The time that the strategy asked for (`AveragerState.wake_s`) has come."""
+        self._unread.secure()
         self.state.wake_s = None
         on_wake = self.strategy.traits.averager.on_wake
         return [] if on_wake is None else self._publish(on_wake(self.state))
@@ -138,6 +146,7 @@ class Averager:
         """
         if update.region not in self.state.members:
             raise InvariantError(f"update of '{update.region}', which is no member of this run")
+        self._unread.secure()
         if (update.epoch, update.seq) <= self._last.get(update.region, (0, 0)):
             return self._repeat(update)
         update = self._opened(update)
@@ -175,6 +184,7 @@ class Averager:
             if known or stranger or part.final:
                 return None
         self._check_vector(total_P, f"a sum of {[part.region for part in parts]}")
+        self._unread.secure()
         for part in parts:
             self._last[part.region] = (part.epoch, part.seq)
             self.samples += part.num_samples
@@ -189,6 +199,7 @@ class Averager:
             raise InvariantError(f"update of '{region}', which is no member of this run")
         if (epoch, seq) <= self._last.get(region, (0, 0)):
             return self._repeat(skipped)
+        self._unread.secure()
         self._last[region] = (epoch, seq)
         return self._release_finals() + self._publish(
             [additive.refresh(self.state, skipped, self.num_params)]
@@ -205,6 +216,7 @@ class Averager:
 
     def leave(self, region: str) -> list[Reply]:
         """Go on without a region; whoever waited for it alone is answered."""
+        self._unread.secure()
         state = self.state
         state.members = tuple(name for name in state.members if name != region)
         for books in (self._finals, self._answers, state.waiting):
@@ -240,7 +252,9 @@ class Averager:
         """
         if self._unsettled:
             return False
-        self.snapshots.append(AveragerSnapshot(checkpoint, *self.export()))
+        changing, fixed, control = self._live()
+        copies = self._unread.copy(changing, fixed)
+        self.snapshots.append(AveragerSnapshot(checkpoint, copies, control))
         self._mark = _CutMark(checkpoint, halt)
         return True
 
@@ -250,35 +264,45 @@ class Averager:
         self._unsettled = set(self.state.members)
 
     def export(self) -> tuple[dict[str, Tensor], dict[str, object]]:
-        """Tensors and plain values for a checkpoint.
+        """Copies of tensors, and plain values, for a checkpoint."""
+        changing, fixed, control = self._live()
+        return fixed | {name: value.clone() for name, value in changing.items()}, control
 
-        Answers are as they were sent, and never change, so they are not copied.
+    def _live(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, object]]:
+        """Tensors that will change, tensors that will not, and plain values.
+
+        Open requests lie in their senders' buffers until they are answered. Answers are as they
+        were sent, and never change.
         """
         state = self.state
-        tensors = {k: v.clone() for k, v in state.memory.items()}
+        changing = dict(state.memory)
         wire_tensors, wire = self.wire.export()
-        tensors |= {_WIRE + k: v for k, v in wire_tensors.items()}
+        fixed = {_WIRE + k: v for k, v in wire_tensors.items()}
         exchanges: dict[str, object] = {}
         for name, messages in (
             ("waiting", list(state.waiting.values())),
             ("finals", list(self._finals.values())),
         ):
             found, exchanges[name] = save_messages(_OPEN + name, messages)
-            tensors |= {k: v.clone() for k, v in found.items()}  # the sender's buffer
+            changing |= found
         found, exchanges["answers"] = save_messages(_OPEN + "answers", list(self._answers.values()))
-        return tensors | found, {
-            "version": state.version,
-            "numbers": dict(state.numbers),
-            "samples": self.samples,
-            "members": list(state.members),
-            "last": {region: list(pair) for region, pair in self._last.items()},
-            "wire": wire,
-            "noise": self.noise.meter.export(),
-            "exchanges": exchanges,
-            "stops": self.goal if state.stopping else None,
-            "now_s": state.now_s,
-            "wake_s": state.wake_s,
-        }
+        return (
+            changing,
+            fixed | found,
+            {
+                "version": state.version,
+                "numbers": dict(state.numbers),
+                "samples": self.samples,
+                "members": list(state.members),
+                "last": {region: list(pair) for region, pair in self._last.items()},
+                "wire": wire,
+                "noise": self.noise.meter.export(),
+                "exchanges": exchanges,
+                "stops": self.goal if state.stopping else None,
+                "now_s": state.now_s,
+                "wake_s": state.wake_s,
+            },
+        )
 
     def restore(self, tensors: Mapping[str, Tensor], control: Mapping[str, object]) -> None:
         """Become what `export` saved.

@@ -155,7 +155,7 @@ def fragments_in(
 
 def digest(params_P: Tensor) -> str:
     """SHA-256 of the parameters' bytes; equal digests mean equal models to the bit."""
-    return hashlib.sha256(params_P.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+    return hashlib.sha256(params_P.detach().cpu().contiguous().numpy().data).hexdigest()
 
 
 def _trainable(module: nn.Module) -> list[nn.Parameter]:

@@ -118,13 +118,17 @@ class InnerOptimizer:
         self._optimizer.step()
         self._param.grad = None
 
-    def export(self) -> dict[str, Tensor]:
-        """Copies of the optimizer's tensors by name; empty before the first step."""
+    def live(self) -> dict[str, Tensor]:
+        """The optimizer's own tensors by name; empty before the first step."""
         state = self._optimizer.state.get(self._param, {})
-        kept = {key: value.clone() for key, value in state.items() if isinstance(value, Tensor)}
+        kept = {key: value for key, value in state.items() if isinstance(value, Tensor)}
         if self._schedule is not None:
             kept[_TAKEN] = torch.tensor(self.taken)
         return kept
+
+    def export(self) -> dict[str, Tensor]:
+        """Copies of them."""
+        return {key: value.clone() for key, value in self.live().items()}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Take back what `export` gave.

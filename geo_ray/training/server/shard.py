@@ -19,6 +19,7 @@ from geo_ray.errors import CheckpointCorruptError, InvariantError
 from geo_ray.strategies.base import Outgoing, RegionState, Reply, Strategy, Wait
 from geo_ray.training.compute.flat import fragments_in, square_norm
 from geo_ray.training.compute.optimizers import AdamW, InnerOptimizer, Momentum, Sgd
+from geo_ray.training.lazy_copy import LazyCopy, Unread
 
 As = TypeVarTuple("As")
 R = TypeVar("R")
@@ -64,7 +65,8 @@ class Shard:
         self._alone = alone
         self._grads: dict[int, Tensor] = {}
         self._mean_S = torch.empty(0)
-        self._snapshots: dict[int, tuple[dict[str, Tensor], dict[str, float]]] = {}
+        self._snapshots: dict[int, tuple[dict[str, LazyCopy], dict[str, float]]] = {}
+        self._unread = Unread()
         whole = ((0, params_S.numel()),)
         self.state = RegionState(params_S, self._optimizer.apply, fragments=fragments or whole)
 
@@ -121,6 +123,7 @@ class Shard:
         Returns:
             Its square, of this slice; None if not asked for, or if nobody's gradient is used.
         """
+        self._unread.secure()
         grad_S = self._combine(contributions)
         mean_sq = square_norm(grad_S) if measure and grad_S is not None else None
         for contribution in contributions:
@@ -138,17 +141,22 @@ class Shard:
 
     def outgoing(self) -> Outgoing | Wait | None:
         """Ask the strategy, after a step, whether to send something now."""
-        return None if self._alone else self._sent(self._strategy.after_step(self.state))
+        if self._alone:
+            return None
+        self._unread.secure()
+        return self._sent(self._strategy.after_step(self.state))
 
     def finish(self) -> Outgoing | None:
         """The strategy's final update after the last step."""
         if self._alone:
             return None
+        self._unread.secure()
         out = self._sent(self._strategy.on_finish(self.state))
         return out if isinstance(out, Outgoing) else None
 
     def merge(self, reply: Reply) -> None:
         """Merge the answer (its payload cut to this slice)."""
+        self._unread.secure()
         self.state.link_busy = False
         self.state.budget = reply.steps
         self._strategy.on_reply(self.state, reply)
@@ -158,20 +166,33 @@ class Shard:
         return self.params_S
 
     def snapshot(self, checkpoint: int) -> None:
-        """Keep a copy of the present state until `take_snapshot`; the newest two at most."""
+        """Keep the present state until it is taken; the newest two at most.
+
+        What changes before it is read is copied then: see `geo_ray.training.lazy_copy`.
+        """
         while len(self._snapshots) > 1:
             self._snapshots.pop(min(self._snapshots))
-        self._snapshots[checkpoint] = self.export()
+        tensors, numbers = self._live()
+        self._snapshots[checkpoint] = self._unread.copy(tensors), numbers
 
     def take_snapshot(self, checkpoint: int) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Hand over the copy that `snapshot` made."""
+        """Hand over the state that `snapshot` kept, as copies."""
+        tensors, numbers = self.release_snapshot(checkpoint)
+        return {name: copy.whole() for name, copy in tensors.items()}, numbers
+
+    def release_snapshot(self, checkpoint: int) -> tuple[dict[str, LazyCopy], dict[str, float]]:
+        """Hand over the state that `snapshot` kept to who writes it, while the shard goes on."""
         return self._snapshots.pop(checkpoint)
 
     def export(self) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Copies of everything that a checkpoint needs: tensors by name, numbers by name."""
-        tensors = {"params": self.params_S.clone()}
-        tensors |= {f"optimizer/{k}": v for k, v in self._optimizer.export().items()}
-        tensors |= {f"memory/{k}": v.clone() for k, v in self.state.memory.items()}
+        tensors, numbers = self._live()
+        return {name: value.clone() for name, value in tensors.items()}, numbers
+
+    def _live(self) -> tuple[dict[str, Tensor], dict[str, float]]:
+        tensors = {"params": self.params_S}
+        tensors |= {f"optimizer/{k}": v for k, v in self._optimizer.live().items()}
+        tensors |= {f"memory/{k}": v for k, v in self.state.memory.items()}
         state = self.state
         budget = {} if state.budget is None else {"budget": state.budget}
         return tensors, {
@@ -195,6 +216,7 @@ class Shard:
             raise CheckpointCorruptError(
                 f"shard state 'params' is {found}, the shard has {tuple(self.params_S.shape)}"
             )
+        self._unread.secure()
         self.params_S.copy_(params_S)
         self._optimizer.restore(_with_prefix(tensors, "optimizer/"))
         self.state.memory.clear()
