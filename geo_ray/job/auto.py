@@ -20,7 +20,7 @@ from geo_ray.config.own import context
 from geo_ray.config.source import ConfigSource
 from geo_ray.config.yaml_text import parse_yaml
 from geo_ray.errors import ConfigError
-from geo_ray.job.build import initial_parameters, use_one_thread
+from geo_ray.job.build import initial_parameters, model_size, use_one_thread
 from geo_ray.planning.advisor import Choice, Situation, advise, explain, sections
 from geo_ray.tasks.base import SelfContained, Task, num_rows
 from geo_ray.tasks.load import load_task
