@@ -76,7 +76,7 @@ class BridgeActor:
         identity = EndpointIdentity(spec.run_id, self._region, spec.epoch, spec.key)
         certificate_here = certificate or self._own_certificate()
         self._bridge = open_bridge(identity, setting, host, certificate=certificate_here)
-        self._lan = LanServer(host, spec.key, self._bridge.handle)
+        self._lan = LanServer(host, spec.key, self._bridge.handle, on_close=self._bridge.on_close)
         return self._bridge.endpoint.advertised, self._lan.address
 
     def _own_certificate(self) -> TlsFiles | None:

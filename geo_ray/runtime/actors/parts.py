@@ -64,7 +64,8 @@ class HeldShard:
         meta: dict[str, Any] = {"counters": dict(counters)}
         tensors: dict[str, Tensor | InPieces] = {**copies}
         if snapshot is not None:
-            tensors |= {_WIRE + name: value for name, value in snapshot.tensors.items()}
+            on_wire = {**snapshot.tensors, **snapshot.lent}
+            tensors |= {_WIRE + name: value for name, value in on_wire.items()}
             meta["control"] = dict(snapshot.control)
         directory = directory_of(Path(self.parts_dir), checkpoint)
         return write_part(directory, shard_part_name(self.region, self.index), tensors, meta)

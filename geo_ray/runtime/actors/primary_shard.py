@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -26,15 +27,14 @@ from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.actors.layout import parameters_for, pushed_gradient
 from geo_ray.runtime.actors.parts import HeldShard
 from geo_ray.runtime.actors.remote_shard import RemoteShard
+from geo_ray.runtime.actors.uplink import Told, Uplink
 from geo_ray.runtime.messages.exchange import (
     answer_meta,
-    payload_bytes,
-    read_reply,
     read_report,
     read_stats,
-    update_meta,
 )
 from geo_ray.strategies.base import Reply, Update
+from geo_ray.training.lazy_copy import Unread
 from geo_ray.training.server.effects import Assignment, Effect, SendUpdate, Snapshot, StepDone
 from geo_ray.training.server.server import Server
 from geo_ray.transport.lan.client import LanClient
@@ -71,7 +71,8 @@ class PrimaryShard:
         self._held = held
         self._shard = held.shard
         self._writers = writers
-        self._bridge = bridge
+        self._uplink = None if bridge is None else Uplink(bridge)
+        self._unread = Unread()  # payloads of open requests, which checkpoints hold
         self._event_buffer = event_buffer
         self._timeout_s = limit_s
         self._changed = threading.Condition(threading.Lock())
@@ -80,7 +81,7 @@ class PrimaryShard:
         self._coding = threading.Lock()
         self._answers: dict[int, Assignment] = {}
         self._epochs: dict[int, int] = {}
-        self._sends: SimpleQueue[SendUpdate | None] = SimpleQueue()
+        self._sends: SimpleQueue[bool] = SimpleQueue()  # whether there is an open request
         self._failure: GeoRayError | None = None
         self._exhausted = False
         self._began_s = self._applied_s = event_buffer.now_s()
@@ -123,7 +124,7 @@ class PrimaryShard:
                 f"the parameter server of region '{self.server.plan.region}' is closing"
             )
             self._go_on()
-        self._sends.put(None)
+        self._sends.put(False)
         self._exchanger.join(timeout=5.0)
 
     # -------------------------------------------------------------- for the workers
@@ -226,14 +227,22 @@ class PrimaryShard:
                 self._answers[effect.worker] = effect
                 self._began_s = self._event_buffer.now_s()
             elif isinstance(effect, SendUpdate):
-                self._sends.put(effect)
+                self._sends.put(True)
             elif isinstance(effect, StepDone):
                 self._log_step(effect)
                 self._exhausted |= self.server.exhausted  # remembered until somebody asks
             else:
-                snapshots.append(effect)
+                snapshots.append(self._lasting(effect))
         self._go_on()
         return snapshots
+
+    def _lasting(self, snapshot: Snapshot) -> Snapshot:
+        """The same, though the next payload is put where that of its open request lies."""
+        uplink, tensors = self._uplink, snapshot.tensors
+        if uplink is None:
+            return snapshot
+        placed = {k: v for k, v in tensors.items() if uplink.lies_there(v)}
+        return replace(snapshot, lent=self._unread.copy(placed))
 
     def _go_on(self) -> None:
         """Under the lock: something has changed, which those that wait, or ask, are to know."""
@@ -273,9 +282,9 @@ class PrimaryShard:
     # -------------------------------------------------------------- exchanges
 
     def _exchange(self) -> None:
-        while (send := self._sends.get()) is not None:
+        while self._sends.get():
             try:
-                self._exchange_one(send)
+                self._exchange_one()
             except Exception as error:  # whatever it is: the workers must get it
                 with self._changed:
                     if self.server.phase == "halted":
@@ -284,57 +293,74 @@ class PrimaryShard:
                     self._failure = _typed(error)
                     self._go_on()
                 return
-            del send  # not held while the next one is awaited: its payload is a whole model
 
-    def _exchange_one(self, send: SendUpdate) -> None:
-        began_s = self._event_buffer.now_s()
+    def _exchange_one(self) -> None:
+        """Carry the open request to the averager, and its answer back.
+
+        Payloads are as large as the model: none is held for longer than it is needed.
+        """
+        began_s, send, uplink = self._event_buffer.now_s(), self.server.open_request, self._uplink
+        if send is None or uplink is None:
+            raise InvariantError(f"region '{self.server.plan.region}' has nobody to send to")
         # Coding takes its time, and workers want the lock meanwhile: only this thread is in `wire`.
         with self._coding:
-            self._recall()
-            update = self.server.wire.encode(send.update)
+            self._recall(uplink)
+            send = self._carried(uplink, send, self.server.wire.encode(send.update))
         try:
-            reply = self._ask(update)
+            told = self._ask(uplink, send.update)
         except ReferenceLostError as error:
             log.warning("%s; sent in full", error.message)
             with self._coding:
-                update = self.server.wire.in_full(update)
-            reply = self._ask(update)
-        if reply.dropped:
-            self._event_buffer.add("update_dropped", seq=update.seq, bytes_out=0)
-        else:
-            before = 4 * self.server.wire.num_of(update.fragment)
-            self._event_buffer.add("exchange", **send.event(update, reply, began_s, before))
+                send = self._carried(uplink, send, self.server.wire.in_full(send.update))
+            told = self._ask(uplink, send.update)
         with self._coding:
             snapshots: list[Snapshot] = []
-            if reply.checkpoint is not None:  # the state before the answer belongs to it
-                snapshots = self._cut(reply.checkpoint, halt=reply.halt)
+            if told.reply.checkpoint is not None:  # the state before the answer belongs to it
+                snapshots = self._cut(told.reply.checkpoint, halt=told.reply.halt)
+            reply = self._fetched(uplink, told)
+            self._log_exchange(send, reply, began_s)
             decoded = self.server.wire.decode(reply)
             took_s = self._event_buffer.now_s() - began_s
             with self._changed:
                 self._carry_out(self.server.on_reply(decoded, took_s))
         self._write_apart(snapshots)
 
-    def _recall(self) -> None:
-        """Lossy blocks of the last update that have not left yet go with the next one."""
-        wire, bridge = self.server.wire, self._bridge
-        if bridge is None or wire.flowing() is None:
+    def _carried(self, uplink: Uplink, send: SendUpdate, update: Update) -> SendUpdate:
+        """The open request as it goes on its way, where the bridge reads it if it can."""
+        self._unread.secure()
+        update = uplink.place(update)
+        with self._changed:
+            self.server.carried(update)
+        return replace(send, update=update)
+
+    def _fetched(self, uplink: Uplink, told: Told) -> Reply:
+        """The answer's payload, in the place of the update if that is not needed any more."""
+        wire = self.server.wire
+        in_place = not told.reply.dropped and not wire.plan.keeps_reference
+        if in_place:
+            self._unread.secure()
+        return uplink.fetch(told, exchange_s(self._timeout_s), in_place=in_place)
+
+    def _log_exchange(self, send: SendUpdate, reply: Reply, began_s: float) -> None:
+        if reply.dropped:
+            self._event_buffer.add("update_dropped", seq=reply.seq, bytes_out=0)
             return
-        meta, _ = bridge.request({"op": "recall"}, timeout_s=exchange_s(self._timeout_s))
+        before = 4 * self.server.wire.num_of(send.update.fragment)
+        self._event_buffer.add("exchange", **send.event(send.update, reply, began_s, before))
+
+    def _recall(self, uplink: Uplink) -> None:
+        """Lossy blocks of the last update that have not left yet go with the next one."""
+        wire = self.server.wire
+        if wire.flowing() is None:
+            return
+        meta, _ = uplink.request({"op": "recall"}, exchange_s(self._timeout_s))
         seq = fields.optional_count(meta, "seq")
         if seq is not None:
             wire.unsent(seq, fields.count(meta, "first_rank"))
 
-    def _ask(self, update: Update) -> Reply:
-        """Send an update to the averager through the bridge and return its reply."""
-        bridge = self._bridge
-        if bridge is None:
-            raise InvariantError(f"region '{self.server.plan.region}' is alone, but would send")
-        meta, payload = bridge.request(
-            {"op": "update", **update_meta(update)},
-            payload_bytes(update),
-            timeout_s=exchange_s(self._timeout_s),
-        )
-        return read_reply(meta, payload)
+    def _ask(self, uplink: Uplink, update: Update) -> Told:
+        """Send an update to the averager through the bridge and return what that tells."""
+        return uplink.ask(update, exchange_s(self._timeout_s))
 
 
 def _typed(error: Exception) -> GeoRayError:

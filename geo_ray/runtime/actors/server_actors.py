@@ -94,7 +94,8 @@ class PrimaryActor:
         )
         if self._restored:
             server.restore(self._restored["control"], self._restored["wire"])
-        uplink = None if bridge is None else self._dial(bridge)
+        # Memory that both see holds an update, then its answer.
+        uplink = None if bridge is None else self._dial(bridge, shared_bytes=4 * spec.num_params)
         writers = [RemoteShard(self._dial(address), timeout_s) for address in others]
         self._primary = PrimaryShard(
             server,
@@ -108,9 +109,9 @@ class PrimaryActor:
         self._lan = LanServer(_host(), spec.key, handle, on_close=on_close)
         return self._lan.address
 
-    def _dial(self, address: Address) -> LanClient:
+    def _dial(self, address: Address, *, shared_bytes: int = 0) -> LanClient:
         hello: Meta = {"peer": f"{self._region}/lead", "role": "lead"}
-        client = LanClient(address, self._spec.key, hello)
+        client = LanClient(address, self._spec.key, hello, shared_bytes=shared_bytes)
         self._clients.append(client)
         return client
 

@@ -200,6 +200,17 @@ class Server:
         return [] if self._open is None else [self._open]
 
     @property
+    def open_request(self) -> SendUpdate | None:
+        """The request that waits for its answer."""
+        return self._open
+
+    def carried(self, update: Update) -> None:
+        """The open request goes on its way like this: nobody needs its uncoded payload any more."""
+        if self._open is not None and self._open.update.seq == update.seq:
+            self._open = replace(self._open, update=update)
+            self.wire.reopen(update)
+
+    @property
     def exhausted(self) -> bool:
         """Whether too many steps in a row had no usable gradient."""
         return self.refused_in_a_row >= self.plan.max_refused
