@@ -19,7 +19,7 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.errors import ConfigError, RunDirectoryError, TaskOutputError
 from geo_ray.tasks.base import Task
 from geo_ray.tasks.guard import checked_model
-from geo_ray.training.compute.flat import FlatModel
+from geo_ray.training.compute.flat import write_parameters
 from geo_ray.util.atomic_file import (
     TEMPORARY_SUFFIX,
     sync_directory,
@@ -82,11 +82,7 @@ def module_with(task: Task, seed: int, slices: Sequence[Tensor]) -> nn.Module:
         TaskOutputError: the module has another number of parameters.
     """
     module = checked_model(task, seed)
-    params_P = torch.cat(list(slices))
-    FlatModel(module, params_P, torch.zeros_like(params_P))
-    for param in module.parameters():
-        param.data = param.data.clone()  # views of one buffer would count as shared tensors
-        param.grad = None
+    write_parameters(module, torch.cat(list(slices)) if len(slices) > 1 else slices[0])
     return module
 
 

@@ -142,7 +142,7 @@ class PrimaryActor:
         """
         if self._primary is None:
             raise InvariantError(f"the parameter server of '{self._region}' was not started")
-        params_P = self._primary.server.model.copy_params()
+        params_P = self._primary.server.model.whole_params()
         part = write_part(Path(directory), f"model-{self._region}", {"params": params_P}, {})
         return part, digest(params_P)
 

@@ -177,6 +177,11 @@ class ActorGroup:
         self._begin(fresh)
         return fresh
 
+    def dismiss_workers(self) -> None:
+        """All are home: end them, with the memory that each shares with its shards."""
+        for worker in self.workers.values():
+            kill(worker.handle)
+
     def can_lose(self, region: str) -> bool:
         """Whether the run can go on without ``region``: it hosted the averager, which moves."""
         experiment = self.spec.experiment

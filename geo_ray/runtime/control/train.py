@@ -236,6 +236,7 @@ def _finish(
     origin_unix_s: float,
 ) -> Summary:
     now_s = time.time() - origin_unix_s
+    actors.dismiss_workers()
     written: dict[str, tuple[PartInfo, str]] = collect(
         {r: primary.write_model.remote(str(run.path)) for r, primary in actors.primaries.items()},
         _START_TIMEOUT_S,
