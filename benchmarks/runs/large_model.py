@@ -40,7 +40,7 @@ regions: [{{name: here}}, {{name: there}}]
 strategy: {{kind: diloco, interval: {INTERVAL}}}
 optimizer: {{kind: adamw, lr: 1.0e-4}}
 train: {{eval_every: 0}}
-checkpoint: {{every_s: 10}}
+checkpoint: {{every_s: 8}}
 """
 
 
@@ -52,7 +52,7 @@ def main() -> None:
     for number in range(1 if options.quick else 3):
         for tls in cases:
             support.say(f"run {number + 1}, TLS {tls}")
-            for name, value in measure(tls, 8 if options.quick else 16).items():
+            for name, value in measure(tls, 6 if options.quick else 16).items():
                 found.setdefault(name, []).append(value)
     figures = [
         support.median("exchange_gb_per_s", found["exchange_off"], "GB/s", ">= 0.5"),

@@ -2,20 +2,22 @@
 
 A checkpoint takes its state at one moment and writes it for long. A copy of everything would cost
 as much memory again, and the time to fill it, in which the region stands still. So the writer reads
-the live tensor piece by piece, and whoever is about to change it copies what is not read yet.
+the live tensor piece by piece from its beginning, and whoever is about to change it copies what is
+not read yet, piece by piece from the end: they work at the same time until they meet.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Final
 
 import torch
 from torch import Tensor
 
-_PIECE: Final = 1 << 20  # elements that are read at a time, with the tensor held
+_PIECE: Final = 1 << 20  # elements that are read or copied at a time, with the tensor held
 
 
 class LazyCopy:
@@ -30,8 +32,9 @@ class LazyCopy:
         self.shape = live.shape
         self.dtype = live.dtype
         self._lock = threading.Lock()
-        self._rest = live.detach().reshape(-1)  # what is not read yet
-        self._is_live = changes
+        self._changes = changes
+        self._live = live.detach().reshape(-1)  # what is neither read nor copied yet
+        self._kept: deque[Tensor] = deque()  # copies of what follows
 
     def numel(self) -> int:
         """Elements of the whole tensor."""
@@ -43,33 +46,44 @@ class LazyCopy:
 
     def secure(self) -> None:
         """The live tensor is about to change: keep what is not read yet."""
-        with self._lock:
-            if self._is_live:
-                self._rest, self._is_live = self._rest.clone(), False
+        while self._changes:
+            with self._lock:
+                rest = max(0, self._live.numel() - _PIECE)
+                last, self._live = self._live[rest:], self._live[:rest]
+                if not last.numel():
+                    self._live = torch.empty(0, dtype=self.dtype)
+                    return
+                self._kept.appendleft(last.clone())
 
     def pieces(self) -> Iterator[Tensor]:
         """The content in order, flat; a piece is valid until the next is asked for."""
-        room = torch.empty(min(_PIECE, self._rest.numel()), dtype=self.dtype)
+        room = torch.empty(min(_PIECE, self.numel()), dtype=self.dtype)
         while True:
             with self._lock:
-                piece, self._rest = self._rest[:_PIECE], self._rest[_PIECE:]
-                if self._is_live:
-                    piece = room[: piece.numel()].copy_(piece)
-            if not piece.numel():
-                return
+                first, self._live = self._live[:_PIECE], self._live[_PIECE:]
+                if first.numel():
+                    piece = room[: first.numel()].copy_(first) if self._changes else first
+                elif self._kept:
+                    piece = self._kept.popleft()
+                else:
+                    self._live = torch.empty(0, dtype=self.dtype)
+                    return
             yield piece
 
     def whole(self) -> Tensor:
-        """A copy of the content, of which nothing was read yet."""
+        """The content at once, of which nothing was read yet; a copy, if it ever changes."""
+        if not self._changes:
+            return self._live.reshape(self.shape)
         self.secure()
-        return self._rest.reshape(self.shape)
+        self._kept = deque([torch.cat(list(self._kept) or [self._live])])
+        return self._kept[0].reshape(self.shape)
 
 
 class Unread:
     """Lazy copies of one owner's tensors which may not be read yet; one thread at a time."""
 
     def __init__(self) -> None:
-        self._copies: weakref.WeakSet[LazyCopy] = weakref.WeakSet()
+        self._copies: list[weakref.ref[LazyCopy]] = []  # as they will be read
 
     def copy(
         self, changing: Mapping[str, Tensor], fixed: Mapping[str, Tensor] | None = None
@@ -81,12 +95,13 @@ class Unread:
             fixed: others, which nobody changes.
         """
         found = {name: LazyCopy(live) for name, live in changing.items()}
-        self._copies.update(found.values())
+        self._copies += [weakref.ref(found[name]) for name in sorted(found)]
         constant = {k: LazyCopy(v, changes=False) for k, v in (fixed or {}).items()}
         return found | constant
 
     def secure(self) -> None:
         """The owner is about to change what its tensors hold."""
-        for copy in list(self._copies):
-            copy.secure()
-        self._copies.clear()
+        while self._copies:  # the writer comes to the last one last
+            copy = self._copies.pop()()
+            if copy is not None:
+                copy.secure()

@@ -27,6 +27,7 @@ from geo_ray.transport.lan.client import LanClient
 from geo_ray.transport.lan.server import LanServer
 from geo_ray.transport.wire.meta import Meta
 from geo_ray.transport.wire.sockets import Address
+from geo_ray.util.freed_memory import give_back_memory
 
 
 def _host() -> str:
@@ -45,6 +46,8 @@ def _load_shard(spec: RunSpec, region: str, index: int) -> tuple[HeldShard, dict
     params_P = initial_parameters(task, experiment.seed)
     shard = build_shard(experiment, spec.region(region), index, params_P)
     held = HeldShard(shard, region, index, spec.parts_dir)
+    del params_P
+    give_back_memory()  # the module that these came from
     if spec.resume is None:
         return held, {}
     tensors, meta = spec.resume.read(shard_part_name(region, index))
