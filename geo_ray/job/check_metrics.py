@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 import torch
+from torch import nn
 
 from geo_ray.config.experiment import Experiment
+from geo_ray.data.columns import Columns
 from geo_ray.data.manifest import Manifest
 from geo_ray.job.best import no_such_metric
 from geo_ray.job.data import open_readers
-from geo_ray.tasks.base import Task
+from geo_ray.tasks.base import Stats, Task
 from geo_ray.tasks.guard import checked_evaluate, checked_model
 
 
@@ -27,21 +31,38 @@ def check_metric_names(experiment: Experiment, task: Task, manifest: Manifest) -
         for key, asked in (("target", train.target), ("keep_best", train.keep_best))
         if asked is not None
     }
-    there = _metrics(experiment, task, manifest) if wanted else None
+    if not wanted or experiment.data.generate is None:
+        return
+    there: Mapping[str, float] = {}
+    try:
+        for there in _metrics(experiment, task, manifest):
+            if there.keys() >= set(wanted.values()):
+                return
+    except Exception:  # what is wrong with a task is told where it is used, with its line
+        return
     for key, metric in wanted.items():
-        if there is not None and metric not in there:
+        if metric not in there:
             raise no_such_metric(key, metric, there)
 
 
-def _metrics(experiment: Experiment, task: Task, manifest: Manifest) -> dict[str, float] | None:
-    """The metrics of the untrained model over one row; None if they cannot be had here."""
-    if experiment.data.generate is None:
-        return None
+def _metrics(
+    experiment: Experiment, task: Task, manifest: Manifest
+) -> Iterator[Mapping[str, float]]:
+    """The metrics of the untrained model over a row, over a batch, two, and so on up to all rows.
+
+    Over few rows some are not defined: an AUC wants both labels.
+    """
     _, heldout = open_readers(experiment, manifest, experiment.averager_region)
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            module = checked_model(task, experiment.seed).eval()
-            batch = task.collate(heldout.read(0, 1), torch.device("cpu"))
-            return task.metrics(checked_evaluate(task, module, batch))
-    except Exception:  # what is wrong with a task is told where it is used, with its line
-        return None
+    one_row = heldout.read(0, 1)
+    totals: Stats = {}
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        module = checked_model(task, experiment.seed).eval()
+        yield task.metrics(_stats(task, module, one_row))
+        for columns in heldout.scan(experiment.train.eval_batch_size):
+            for name, value in _stats(task, module, columns).items():
+                totals[name] = totals[name] + value if name in totals else value
+            yield task.metrics(totals)
+
+
+def _stats(task: Task, module: nn.Module, columns: Columns) -> Stats:
+    return checked_evaluate(task, module, task.collate(columns, torch.device("cpu")))

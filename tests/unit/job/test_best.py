@@ -19,6 +19,7 @@ from geo_ray.job.evals import EvalBoard, Evaluation
 from geo_ray.job.model_file import load_trained
 from geo_ray.job.rundir import RunDirectory
 from geo_ray.observe.events.schema import Event, conform
+from geo_ray.tasks.ctr import Ctr
 from geo_ray.training.compute.flat import read_parameters
 
 TASK = digits()
@@ -200,6 +201,26 @@ def test_an_unknown_metric_of_own_data_is_refused_at_the_start(tmp_path: Path, k
     check_metric_names(experiment(KEEP), TASK, manifest)
     elsewhere = experiment(asked[key], f"data={{manifest: {address}}}")
     check_metric_names(elsewhere, TASK, manifest)  # its rows are read in their region only
+
+
+@pytest.mark.parametrize("metric", ["auc", "acu"])
+def test_a_metric_that_few_rows_do_not_have_is_looked_for_in_more(
+    tmp_path: Path, metric: str
+) -> None:
+    from geo_ray.job.data import prepare_manifest
+
+    config = experiment(
+        "task={use: ctr, options: {rows: 2000, hidden: 4}}",
+        f"train.target={{metric: {metric}, value: 1.0, direction: at_least}}",
+    )
+    task = Ctr(Ctr.Options(rows=2000, hidden=4))
+    manifest, _ = prepare_manifest(config, task, tmp_path, tmp_path / "data")
+    if metric == "auc":  # one row has one label, and no AUC
+        check_metric_names(config, task, manifest)
+    else:
+        with pytest.raises(ConfigError, match="'acu'") as caught:
+            check_metric_names(config, task, manifest)
+        assert "auc" in caught.value.fix
 
 
 def test_without_evaluations_there_is_no_best() -> None:
