@@ -157,13 +157,13 @@ class PrimaryShard:
         with self._changed:
             if operation == "join":
                 self._answers.pop(worker, None)
-                effects = self.server.join(worker)
+                self._carry_out(self.server.join(worker))
             else:
                 self._admit(conn, worker)
                 grad_S = pushed_gradient(conn, payload, self._shard.params_S.numel())
                 self._shard.put(worker, grad_S)
-                effects = self.server.push(worker, read_report(meta))
-            self._carry_out(effects)
+                # Kept by no name: an update in there would be held until the worker's answer.
+                self._carry_out(self.server.push(worker, read_report(meta)))
         return self._await_answer(conn, worker, payload)
 
     def on_close(self, conn: LanConnection) -> None:
