@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.flow.control import FlowControl
 from geo_ray.transport.flow.stream_count import StreamCount, Stretch
