@@ -139,7 +139,7 @@ def _pieces(tensor: Tensor | InPieces) -> Iterator[Tensor]:
         yield from tensor.pieces()
         return
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    yield from flat.split(max(1, _BLOCK_BYTES // flat.element_size()))
+    yield from torch.split(flat, max(1, _BLOCK_BYTES // flat.element_size()))
 
 
 def _check_size(path: Path, info: PartInfo) -> None:

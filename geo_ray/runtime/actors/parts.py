@@ -64,7 +64,7 @@ class HeldShard:
         meta: dict[str, Any] = {"counters": dict(counters)}
         tensors: dict[str, Tensor | InPieces] = {**copies}
         if snapshot is not None:
-            on_wire = {**snapshot.tensors, **snapshot.lent}
+            on_wire: dict[str, Tensor | InPieces] = {**snapshot.tensors, **snapshot.lent}
             tensors |= {_WIRE + name: value for name, value in on_wire.items()}
             meta["control"] = dict(snapshot.control)
         directory = directory_of(Path(self.parts_dir), checkpoint)

@@ -43,7 +43,7 @@ def write_parameters(module: nn.Module, params_P: Tensor) -> None:
         raise _other_size(module, params_P)
     with torch.no_grad():
         sizes = [p.numel() for p in _trainable(module)]
-        for param, part in zip(_trainable(module), params_P.split(sizes), strict=True):
+        for param, part in zip(_trainable(module), torch.split(params_P, sizes), strict=True):
             param.copy_(part.view(param.shape))
 
 
