@@ -404,7 +404,7 @@ class Controller:
                 by_class = {k: int(v) for k, v in link["bytes_out"].items()}
                 self._emit("wan", src=region, dst=peer, bytes_by_class=by_class)
             self.links.note(region, links)
-        self.links.save()
+        self.links.save(wait=force)
 
     def _emit(self, kind: str, **fields: Any) -> None:
         self.recorder.emit(kind, self._now_s(), **fields)
