@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -33,8 +32,12 @@ class LazyCopy:
         self.dtype = live.dtype
         self._lock = threading.Lock()
         self._changes = changes
-        self._live = live.detach().reshape(-1)  # what is neither read nor copied yet
-        self._kept: deque[Tensor] = deque()  # copies of what follows
+        self._live = live.detach().reshape(-1)
+        self._nothing = torch.empty(0, dtype=live.dtype)
+        self._read = 0  # elements from the beginning
+        # What follows `_kept_from` is in `_kept`, which begins at element `_base`: one tensor, of
+        # which memory is only taken as it is filled, and which goes back to the system as a whole.
+        self._kept, self._base, self._kept_from = self._nothing, 0, live.numel()
 
     def numel(self) -> int:
         """Elements of the whole tensor."""
@@ -48,35 +51,38 @@ class LazyCopy:
         """The live tensor is about to change: keep what is not read yet."""
         while self._changes:
             with self._lock:
-                rest = max(0, self._live.numel() - _PIECE)
-                last, self._live = self._live[rest:], self._live[:rest]
-                if not last.numel():
-                    self._live = torch.empty(0, dtype=self.dtype)
+                if self._read >= self._kept_from:
+                    self._live = self._nothing
                     return
-                self._kept.appendleft(last.clone())
+                if not self._kept.numel():
+                    self._base = self._read
+                    self._kept = torch.empty(self._kept_from - self._read, dtype=self.dtype)
+                start, stop = max(self._read, self._kept_from - _PIECE), self._kept_from
+                self._kept[start - self._base : stop - self._base] = self._live[start:stop]
+                self._kept_from = start
 
     def pieces(self) -> Iterator[Tensor]:
         """The content in order, flat; a piece is valid until the next is asked for."""
         room = torch.empty(min(_PIECE, self.numel()), dtype=self.dtype)
         while True:
             with self._lock:
-                first, self._live = self._live[:_PIECE], self._live[_PIECE:]
-                if first.numel():
-                    piece = room[: first.numel()].copy_(first) if self._changes else first
-                elif self._kept:
-                    piece = self._kept.popleft()
+                start = self._read
+                if start < self._kept_from:
+                    self._read = min(start + _PIECE, self._kept_from)
+                    piece = self._live[start : self._read]
+                    piece = room[: piece.numel()].copy_(piece) if self._changes else piece
+                elif start < self.numel():
+                    self._read = min(start + _PIECE, self.numel())
+                    piece = self._kept[start - self._base : self._read - self._base]
                 else:
-                    self._live = torch.empty(0, dtype=self.dtype)
+                    self._live = self._kept = self._nothing
                     return
             yield piece
 
     def whole(self) -> Tensor:
         """The content at once, of which nothing was read yet; a copy, if it ever changes."""
-        if not self._changes:
-            return self._live.reshape(self.shape)
         self.secure()
-        self._kept = deque([torch.cat(list(self._kept) or [self._live])])
-        return self._kept[0].reshape(self.shape)
+        return (self._kept if self._changes else self._live).reshape(self.shape)
 
 
 class Unread:
