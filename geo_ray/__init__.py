@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from geo_ray.api.certs import issue_cert as issue_cert
     from geo_ray.api.certs import renew_ca as renew_ca
     from geo_ray.api.certs import renew_certs as renew_certs
+    from geo_ray.api.certs import revoke_cert as revoke_cert
+    from geo_ray.api.certs import rotate_ca as rotate_ca
     from geo_ray.api.check import PromiseCheck as PromiseCheck
     from geo_ray.api.check import check as check
     from geo_ray.api.columns import DataStatistics as DataStatistics
@@ -82,6 +84,8 @@ _WHERE = {
     "issue_cert": "api.certs",
     "renew_ca": "api.certs",
     "renew_certs": "api.certs",
+    "revoke_cert": "api.certs",
+    "rotate_ca": "api.certs",
     "PromiseCheck": "api.check",
     "check": "api.check",
     "DataSurvey": "api.columns",

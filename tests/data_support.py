@@ -16,6 +16,26 @@ TYPES = {"image": "uint8[6]", "weight": "float32[2]", "label": "int64"}
 REGIONS = ("us-east", "eu-west", "ap-south")
 
 
+def columns_task(name: str, label: str, features: int) -> str:
+    """The source of a task of which only the columns are of interest."""
+    return f'''
+import geo_ray
+
+class {name}:
+    """Columns only."""
+    class Options(geo_ray.Options):
+        features: int = {features}
+    label_column = "{label}"
+    def __init__(self, options):
+        self.columns = {{"x": f"float32[{{options.features}}]", "{label}": "int64"}}
+    def model(self, seed): ...
+    def collate(self, columns, device): ...
+    def loss(self, model, batch): ...
+    def evaluate(self, model, batch): ...
+    def metrics(self, stats): ...
+'''
+
+
 def make_columns(rows: int, first: int = 0) -> dict[str, np.ndarray]:
     """Rows that can be told apart: weight[0] is the row's number."""
     number = np.arange(first, first + rows)

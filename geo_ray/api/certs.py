@@ -132,6 +132,46 @@ def renew_certs(
     return {name: Path(cert_store.renew(place, name, days).cert) for name in names}
 
 
+def revoke_cert(directory: FilePath, region: str) -> tuple[Path, ...]:
+    """Shut a region out: no certificate counts that it was ever issued.
+
+    Bridges notice within seconds of the list's arrival on their hosts, and end the links that they
+    have with the region.
+
+    Args:
+        directory: the deployment's, with the CA's key.
+        region: its name.
+
+    Returns:
+        The lists, to be copied to the hosts of the bridges.
+
+    Raises:
+        CertificateError: there is nothing to revoke, or nothing can be written.
+    """
+    return tuple(cert_store.revoke(Path(directory), region))
+
+
+def rotate_ca(
+    directory: FilePath, *, days: float = CA_DAYS, finish: bool = False
+) -> tuple[str, ...]:
+    """Replace the CA while runs go on: first both count, then only the new one.
+
+    Args:
+        directory: the deployment's.
+        days: validity of the new CA.
+        finish: end it: all regions have certificates of the new CA by now.
+
+    Returns:
+        The regions to whose bridge's host ``ca.pem`` is to be copied.
+
+    Raises:
+        CertificateError: there is no CA, it is too early, or nothing can be written.
+    """
+    place = Path(directory)
+    names = cert_store.finish_rotation(place) if finish else cert_store.rotate_ca(place, days)
+    return tuple(names)
+
+
 def renew_ca(directory: FilePath, *, days: float = CA_DAYS) -> tuple[str, ...]:
     """Give the CA new dates; certificates that it issued stay valid.
 

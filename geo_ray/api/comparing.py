@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from geo_ray.comparison.run import compare as compare_all
 from geo_ray.comparison.save import save_comparison
 from geo_ray.comparison.variants import parse_variant
 from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import load_tree
+from geo_ray.config.load import load_tree, override_notes
 from geo_ray.config.source import override_items
 from geo_ray.errors import ConfigError, RunDirectoryError
 from geo_ray.job import rundir
@@ -35,6 +36,7 @@ from geo_ray.runtime.control.train import Reporting
 from geo_ray.runtime.control.train import train as train_to_end
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, repr=False)
@@ -62,8 +64,13 @@ class ComparisonResult:
         return self.comparison.rows[0]
 
     def table(self) -> Table:
-        """A row per strategy, best first; of what runs differ in, the median, low and high."""
-        return table_of([_flat(row) for row in self.rows])
+        """A row per strategy, best first; of what runs differ in, the median, low and high.
+
+        ``standing`` says whether the runs tell it from the best: see `comparison.board.standing`.
+        """
+        return table_of(
+            [_flat(row) | {"standing": self.comparison.standing(row)} for row in self.rows]
+        )
 
     def points(self) -> Table:
         """A row per evaluation of every run that counts."""
@@ -89,19 +96,20 @@ class ComparisonResult:
 
     def _repr_html_(self) -> str:
         metric = self.comparison.metric or ""
-        headings = ("strategy", "rate", "to target", "run", "WAN", f"final {metric}")
-        rows = [
-            (
-                row.label,
-                f"x{row.rate:g}",
-                duration_text(row.to_target_s.median),
-                duration_text(row.seconds.median),
-                bytes_text(row.wan_bytes.median),
-                number_text(row.final.median),
-            )
-            for row in self.rows
-        ]
-        return html_view(f"Comparison of {len(rows)} strategies, best first", headings, rows)
+        shown = {
+            "strategy": lambda row: row.label,
+            "lr": lambda row: f"{row.lr:g}",
+            "to target": lambda row: duration_text(row.to_target_s.median),
+            "run": lambda row: duration_text(row.seconds.median),
+            "WAN": lambda row: bytes_text(row.wan_bytes.median),
+            f"final {metric}": lambda row: number_text(row.final.median),
+            "to the best": self.comparison.standing,
+        }
+        if self.comparison.target is None:
+            del shown["to target"]
+        rows = [tuple(text(row) for text in shown.values()) for row in self.rows]
+        title = f"Comparison of {len(rows)} strategies, best first; {self.comparison.links}"
+        return html_view(title, tuple(shown), rows)
 
 
 def compare(
@@ -153,6 +161,8 @@ def compare(
     if twice is not None:
         raise ConfigError(f"strategies: {twice} is there twice", fix="Name each strategy once.")
     experiment = load_tree(source, changes, Experiment)
+    for note in override_notes(source, changes):
+        _log.warning("%s", note)
     if not real or len(rates) > 1 or experiment.cluster.kind == "local":
         check_device(experiment)
     bill = None

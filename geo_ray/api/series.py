@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from geo_ray.api.tables import Table, table_of
 from geo_ray.errors import ConfigError
 from geo_ray.observe.events.columns import RunRecord
 from geo_ray.observe.events.schema import Event
 from geo_ray.observe.metrics.counters import LinkTotals
+from geo_ray.observe.report.series import bytes_at
 
 EVAL = "eval."
 OF_STEPS = ("loss", "samples", "compute_s", "wait_s")
@@ -32,22 +35,23 @@ def metric_table(events: Sequence[Event], name: str) -> Table:
 
     Returns:
         Columns step, time_s, region, value, wan_bytes: the last counts all bytes between regions
-        that were told of until then, null before the first. The region is null in evaluations of
-        all regions together. Steps that were done again after a resumption are there once.
+        until then, between two counts in proportion, as the report draws them; null in a run that
+        counted none. The region is null in evaluations of all regions together. Steps that were
+        done again after a resumption are there once.
 
     Raises:
         ConfigError: the run has no such number.
     """
     metric = name.removeprefix(EVAL)
     of_steps = name in OF_STEPS
-    wan, known_bytes = LinkTotals(), None
+    wan, counts = LinkTotals(), list[tuple[float, float]]()
     rows: dict[str | None, list[tuple[Any, ...]]] = {}
     for event in events:
         if event.kind == "run_started":
             wan.restart()
         elif event.kind == "wan":
             wan.feed(event["src"], event["dst"], event["bytes_by_class"])
-            known_bytes = sum(wan.by_class().values())
+            counts.append((event.t_s, sum(wan.by_class().values())))
         elif event.kind == ("step" if of_steps else "eval"):
             values = event.fields if of_steps else event["metrics"]
             if metric not in values:
@@ -55,11 +59,16 @@ def metric_table(events: Sequence[Event], name: str) -> Table:
             own = rows.setdefault(event["region"], [])
             while own and own[-1][0] >= event["step"]:
                 own.pop()  # it was done again
-            own.append((event["step"], event.t_s, event["region"], values[metric], known_bytes))
+            own.append((event["step"], event.t_s, event["region"], values[metric]))
     if not rows:
-        known = ", ".join(metric_names(events))
-        raise ConfigError(f"the run has no metric {name!r}", fix=f"There are {known}.")
+        names = ", ".join(metric_names(events))
+        raise ConfigError(f"the run has no metric {name!r}", fix=f"There are {names}.")
     ordered = sorted((row for own in rows.values() for row in own), key=lambda row: row[1])
+    counts_N2 = np.array(counts, dtype=np.float64).reshape(-1, 2)
+    times_s = np.array([row[1] for row in ordered], dtype=np.float64)
+    by_then = bytes_at(counts_N2[:, 0], counts_N2[:, 1], times_s)
+    known = [round(float(count)) for count in by_then] if counts else [None] * len(ordered)
+    ordered = [(*row, count) for row, count in zip(ordered, known, strict=True)]
     return table_of([dict(zip(_COLUMNS, row, strict=True)) for row in ordered], _COLUMNS)
 
 

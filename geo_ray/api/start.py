@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import digest, load_tree
+from geo_ray.config.load import digest, load_tree, override_notes
 from geo_ray.config.source import ConfigSource
 from geo_ray.errors import ConfigError
 from geo_ray.job import rundir
@@ -21,6 +22,7 @@ from geo_ray.observe.events.schema import Event
 from geo_ray.planning.plan import Plan
 
 Tell: TypeAlias = Callable[[str], None]
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,8 @@ def new_run(
             overrides = (*overrides, *emulation_of(plan))
         tell(f"{plan.total_s:.4g} s and {plan.total_usd:.4g} USD are predicted by the plan")
     experiment, advice = load_experiment(config, overrides)
+    for note in override_notes(config, overrides):
+        _log.warning("%s", note)
     if advice is not None:
         tell(advice.reason)
     if emulated or experiment.cluster.kind == "local":

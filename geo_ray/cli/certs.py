@@ -89,3 +89,26 @@ def renew(regions: tuple[str, ...], directory: Path, days: float | None, ca: boo
         return
     for region, path in geo_ray.renew_certs(directory, regions, days=days or 365).items():
         click.echo(f"{region}: copy {path} to the host of the region's bridge")
+
+
+@certs.command()
+@click.argument("region")
+@click.option("--dir", "directory", required=True, type=_DIRECTORY, help="The deployment's.")
+def revoke(region: str, directory: Path) -> None:
+    """Shut REGION out: none of its certificates counts any more, also on links that are up."""
+    import geo_ray
+
+    for path in geo_ray.revoke_cert(directory, region):
+        click.echo(f"copy {path} to the host of the bridge of {path.parent.name}")
+
+
+@certs.command()
+@click.option("--dir", "directory", required=True, type=_DIRECTORY, help="The deployment's.")
+@click.option("--days", type=_DAYS, default=3650, show_default=True, help="Validity of the CA.")
+@click.option("--finish", is_flag=True, help="Trust the new CA only.")
+def rotate(directory: Path, days: float, finish: bool) -> None:
+    """Replace the CA while runs go on: both count until --finish; renew all regions between."""
+    import geo_ray
+
+    names = geo_ray.rotate_ca(directory, days=days, finish=finish)
+    click.echo(f"copy ca.pem and crl.pem to the bridge hosts of: {', '.join(names) or '-'}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -206,7 +208,23 @@ def _start_ray(running: Lab, cpus: int) -> None:
     click.echo("starting a Ray node in every region")
     environment = start_ray(running, RayOptions(cpus=cpus))
     click.echo(f"Ray is up at {environment['RAY_ADDRESS']} inside the lab; for example")
-    click.echo(f"  geo-ray lab run {running.regions[0]} geo-ray train configs/lab/train.yaml")
+    for line in example_commands(running.regions):
+        click.echo(f"  {line}")
+
+
+def example_commands(regions: Sequence[str]) -> tuple[str, str]:
+    """Lines to type that train in a lab of these regions, wherever geo_ray is installed."""
+    names = ", ".join(f"{{name: {name}}}" for name in regions)
+    changes = (
+        "cluster={kind: existing}",
+        f"regions=[{names}]",
+        f"averager.region={regions[0]}",
+        "emulate=null",
+        "name=lab",
+    )
+    options = " ".join(f"--set {shlex.quote(change)}" for change in changes)
+    train = f"geo-ray train trial/configs/quickstart.yaml {options}"
+    return "geo-ray init trial", f"geo-ray lab run {regions[0]} {train}"
 
 
 def _show(*tables: object) -> None:

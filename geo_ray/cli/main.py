@@ -51,8 +51,13 @@ class _Verbs(click.Group):
 
 @click.command(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="geo-ray")
-def root() -> None:
+@click.pass_context
+def root(context: click.Context) -> None:
     """Train one PyTorch model on data that must stay in several cloud regions."""
+    from geo_ray.config.overrides import CALLED
+
+    called = CALLED.set("--set")
+    context.call_on_close(lambda: CALLED.reset(called))
 
 
 def main(arguments: list[str] | None = None) -> Any:

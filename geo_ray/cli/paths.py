@@ -32,6 +32,34 @@ def config_file(_: click.Context, parameter: click.Parameter, path: Path | None)
     )
 
 
+_MADE_BY = {
+    "links": ("link table", "Name a file that `geo-ray probe --out` has written."),
+    "profile_file": ("profile", "Name a file that `geo-ray profile` has written."),
+    "prices": ("file of prices", "Name a file as `geo-ray prices show --json` writes it."),
+}
+
+
+def existing_file(_: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    """Take a file of the kind that the option's name says; for click's ``callback``.
+
+    Raises:
+        ConfigError: there is none; names what is like it.
+    """
+    what, fix = _MADE_BY[str(parameter.name)]
+    if path is None or path.is_file():
+        return path
+    if path.is_dir():
+        raise ConfigError(f"{path} is a directory, no {what}", fix=fix)
+    raise ConfigError(f"there is no {what} {path}{_near(path)}", fix=fix)
+
+
+def existing_files(
+    context: click.Context, parameter: click.Parameter, paths: tuple[Path, ...]
+) -> tuple[Path, ...]:
+    """The same for an option that may be given several times."""
+    return tuple(path for path in paths if existing_file(context, parameter, path))
+
+
 def run_directory(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
     """Take the directory of a run; for click's ``callback``.
 

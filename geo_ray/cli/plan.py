@@ -6,9 +6,15 @@ from pathlib import Path
 
 import click
 
-from geo_ray.cli.paths import check_plan_section, config_file, run_directory
+from geo_ray.cli.paths import (
+    check_plan_section,
+    config_file,
+    existing_file,
+    existing_files,
+    run_directory,
+)
 
-_file_type = click.Path(exists=True, dir_okay=False, path_type=Path)
+_file_type = click.Path(path_type=Path)
 _out_type = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -26,14 +32,18 @@ _out_type = click.Path(dir_okay=False, path_type=Path)
     "--prices",
     multiple=True,
     type=_file_type,
+    callback=existing_files,
     help="Your prices; of several the later count more.  "
     "[default: those in GEO_RAY_PRICES, else prices.json]",
 )
-@click.option("--links", type=_file_type, help="A link table of `geo-ray probe`.")
+@click.option(
+    "--links", type=_file_type, callback=existing_file, help="A link table of `geo-ray probe`."
+)
 @click.option(
     "--profile",
     "profile_file",
     type=_file_type,
+    callback=existing_file,
     help="What `geo-ray profile` measured.  [default: one of this model in RUN.DIR/profiles]",
 )
 @click.option(

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+from geo_ray.errors import PriceUnknownError
+from geo_ray.util.nearest import nearest
+
+if TYPE_CHECKING:
+    from geo_ray.clouds.price import PriceRecord
 
 _CLOUDS = ("aws", "tencent")
 _file_type = click.Path(dir_okay=False, path_type=Path)
@@ -49,12 +57,18 @@ def show(
     from geo_ray.clouds.price_book import dump_book
 
     found = geo_ray.prices(files, cloud=cloud, region=region, machine=type_, stale=stale)
+    asked = {"cloud": cloud, "region": region, "type": type_}
+    if (
+        not found.book.records
+        and not geo_ray.prices(files, cloud=cloud, region=region, machine=type_).book.records
+    ):
+        raise _unknown(asked, geo_ray.prices(files).book.records)
     if as_json:
         click.echo(dump_book(found.book), nl=False)
     elif found.book.records:
         print_prices(found.book, found.at_unix_s)
     else:
-        click.echo("no such price is known")
+        click.echo("none of these prices is stale")
 
 
 @prices.command()
@@ -111,6 +125,18 @@ def refresh(
     )
     failed = f", {len(done.failed)} questions failed" if done.failed else ""
     click.echo(f"prices   {done.path}, {len(done.records)} read{failed}")
+
+
+def _unknown(asked: Mapping[str, str | None], records: Sequence[PriceRecord]) -> PriceUnknownError:
+    """The error about a price that is nowhere; names what is like the word that is nowhere."""
+    what = ", ".join(f"{name} '{word}'" for name, word in asked.items() if word is not None)
+    for name, word in asked.items():
+        known = {str(getattr(record, name)) for record in records}
+        if word is not None and word not in known:
+            near = nearest(word, known)
+            hint = f"; did you mean {near}?" if near else ""
+            return PriceUnknownError(f"no price is known of {name} '{word}'{hint}")
+    return PriceUnknownError(f"no price is known of {what or 'anything'}")
 
 
 def _split(text: str | None) -> tuple[str, ...]:

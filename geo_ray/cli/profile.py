@@ -7,12 +7,13 @@ from pathlib import Path
 
 import click
 
-_file_type = click.Path(exists=True, dir_okay=False, path_type=Path)
+from geo_ray.cli.paths import config_file
+
 _out_type = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command()
-@click.argument("config", type=_file_type)
+@click.argument("config", type=click.Path(path_type=Path), callback=config_file)
 @click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change one key.")
 @click.option(
     "--machine",

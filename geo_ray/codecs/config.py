@@ -49,6 +49,11 @@ def _check_codec(key: str, codec: Codec, strategy: Strategy) -> None:
             f"{key}: {codec.kind} is for {wanted}{together}; {name} sends {traits.sends}s"
             f"{'' if traits.in_rounds else ' that come one by one'}: use topk, or another strategy"
         )
+    if own.differential is not None and traits.exchange.fragments > 1:
+        raise ValueError(
+            f"{key}: {codec.kind} splits updates of the whole model; {name} sends it in "
+            f"{traits.exchange.fragments} fragments: use another codec, or another strategy"
+        )
     # Each region applies its own changes at home, so others must get all of them.
     must_add_up = traits.sends == "change" and not traits.in_rounds
     if must_add_up and (own.feeds_back or own.forgets):

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from geo_ray.comparison.outcome import Outcome
 from geo_ray.observe.metrics.summary import Target
@@ -27,6 +28,7 @@ class Row:
     Attributes:
         label: the variant.
         rate: factor on the learning rate.
+        lr: that learning rate; NaN if it is not known.
         runs: how many there are, and how many of them reached the target.
         reached: see ``runs``.
         to_target_s: seconds to the target, where it was reached.
@@ -41,6 +43,7 @@ class Row:
 
     label: str
     rate: float
+    lr: float
     runs: int
     reached: int
     to_target_s: Spread
@@ -95,6 +98,7 @@ def row_of(outcomes: Sequence[Outcome], target: Target | None) -> Row:
     return Row(
         label=outcomes[0].label,
         rate=outcomes[0].rate,
+        lr=math.nan if outcomes[0].lr is None else outcomes[0].lr,
         runs=len(outcomes),
         reached=len(reached),
         to_target_s=spread([outcome.time_to_target_s for outcome in reached]),
@@ -122,6 +126,32 @@ def ordered(rows: Sequence[Row], *, grows: bool) -> list[Row]:
         return -row.reached / row.runs, _last(row.to_target_s.median), final
 
     return sorted(rows, key=place)
+
+
+Standing = Literal["best", "within noise", "behind", "one run"]
+
+
+def standing(row: Row, best: Row) -> Standing:
+    """What the runs say about a row and the best one.
+
+    They are within noise if the ranges overlap of what ranks them: the seconds to the target,
+    without an upper end where a run did not reach it, or the final metric if no run of both did.
+    One run of each says nothing about noise.
+    """
+    if row is best:
+        return "best"
+    if max(row.runs, best.runs) == 1:
+        return "one run"
+    ranges = [
+        (each.to_target_s.low, each.to_target_s.high if each.reached == each.runs else math.inf)
+        if each.reached
+        else (math.inf, math.inf)
+        for each in (row, best)
+    ]
+    if not row.reached and not best.reached:
+        ranges = [(each.final.low, each.final.high) for each in (row, best)]
+    (low, high), (best_low, best_high) = ranges
+    return "within noise" if low <= best_high and best_low <= high else "behind"
 
 
 def spread(values: Sequence[float | None]) -> Spread:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field, ValidationError
 
+from geo_ray.comparison.variants import learning_rate
 from geo_ray.config.base import StrictModel
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import digest
@@ -18,7 +19,7 @@ from geo_ray.observe.events.sent import SentUntil
 from geo_ray.observe.metrics.counters import Link
 from geo_ray.observe.metrics.summary import Summary
 from geo_ray.observe.metrics.totals import RunTotals
-from geo_ray.observe.report.series import Floats, last_of_each
+from geo_ray.observe.report.series import Floats, bytes_at
 from geo_ray.util.atomic_file import save_text, unwritable
 
 OUTCOME_FILE = "outcome.json"
@@ -39,6 +40,7 @@ class Outcome(StrictModel):
 
     label: str = Field(description="the variant")
     rate: float = Field(description="factor on the learning rate")
+    lr: float | None = Field(None, description="that rate; null in files of older releases")
     seed: int = Field(description="of the run")
     digest: str = Field(description="of its configuration")
     seconds: float = Field(description="length of the run; virtual if simulated")
@@ -61,7 +63,7 @@ def outcome_of(
 ) -> Outcome:
     """Read a finished run's events."""
     totals, evals = RunTotals(), list[tuple[Event, int]]()
-    wan: list[tuple[float, float]] = [(0.0, 0.0)]  # when, bytes of all links by then
+    wan: list[tuple[float, float]] = []  # when, bytes of all links by then
     samples = 0
     to_target = None
     target = experiment.train.target
@@ -83,6 +85,7 @@ def outcome_of(
     return Outcome(
         label=label,
         rate=rate,
+        lr=learning_rate(experiment),
         seed=experiment.seed,
         digest=digest(experiment),
         seconds=summary.seconds,
@@ -94,22 +97,23 @@ def outcome_of(
         idle_share=idle_s / (busy_s + idle_s) if busy_s + idle_s else 0.0,
         usd=None,
         eval=summary.eval,
-        points=_points(evals, np.array(wan)),
+        points=_points(evals, np.array(wan, dtype=np.float64).reshape(-1, 2)),
     )
 
 
 def _points(evals: Sequence[tuple[Event, int]], wan_N2: Floats) -> tuple[Point, ...]:
-    """Evaluations with the samples and, between counts in proportion, the bytes by their time."""
-    wan_s, wan_bytes = last_of_each(wan_N2[:, 0], wan_N2[:, 1])
+    """Evaluations with the samples and the bytes by their time."""
+    times_s = np.array([event.t_s for event, _ in evals], dtype=np.float64)
+    by_then = bytes_at(wan_N2[:, 0], wan_N2[:, 1], times_s)
     return tuple(
         Point(
             t_s=event.t_s,
             samples=samples,
             step=event["step"],
-            wan_bytes=round(float(np.interp(event.t_s, wan_s, wan_bytes))),
+            wan_bytes=round(float(wan_bytes)),
             metrics=dict(event["metrics"]),
         )
-        for event, samples in evals
+        for (event, samples), wan_bytes in zip(evals, by_then, strict=True)
     )
 
 
@@ -125,6 +129,7 @@ def failed_outcome(label: str, rate: float, experiment: Experiment, why: str) ->
     return Outcome(
         label=label,
         rate=rate,
+        lr=learning_rate(experiment),
         seed=experiment.seed,
         digest=digest(experiment),
         seconds=math.inf,

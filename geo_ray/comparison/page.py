@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from html import escape
 from pathlib import Path
@@ -23,7 +24,7 @@ from geo_ray.observe.text import bytes_text, duration_text, number_text
 
 _HEADINGS = (
     "strategy",
-    "rate",
+    "lr",
     "to target",
     "samples to it",
     "reached",
@@ -32,9 +33,11 @@ _HEADINGS = (
     "WAN",
     "idle",
     "final",
+    "to the best",
     "USD",
 )
-_ON_PAGE_ONLY = ("samples to it", "run", "rounds")
+_ON_PAGE_ONLY = ("samples to it", "rounds")
+_WITH_TARGET_ONLY = ("to target", "samples to it", "reached")
 _RANGED = ("to target", "samples to it", "run", "rounds", "WAN", "idle", "final", "USD")
 _PLACES: Mapping[str, Callable[[Point], float]] = {
     TIME: lambda point: point.t_s,
@@ -44,11 +47,11 @@ _PLACES: Mapping[str, Callable[[Point], float]] = {
 }
 
 
-def cells(row: Row) -> list[str]:
+def cells(row: Row, comparison: Comparison) -> list[str]:
     """A row's values as text, with their range where runs differ."""
     return [
         row.label,
-        f"x{row.rate:g}",
+        f"x{row.rate:g}" if math.isnan(row.lr) else f"{row.lr:g}",
         _text(row.to_target_s, duration_text),
         _text(row.to_target_samples, number_text),
         f"{row.reached}/{row.runs}",
@@ -57,17 +60,19 @@ def cells(row: Row) -> list[str]:
         _text(row.wan_bytes, bytes_text),
         _text(row.idle_share, lambda share: f"{share:.0%}"),
         _text(row.final, number_text),
+        comparison.standing(row),
         _text(row.usd, number_text),
     ]
 
 
 def result_table(comparison: Comparison) -> Table:
     """The table for the terminal, best first; the page has more columns."""
+    captions = [_failures_text(comparison), comparison.links]
     table = Table(
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         pad_edge=False,
-        caption=plain(_failures_text(comparison)) or None,
+        caption=plain("\n".join(text for text in captions if text)) or None,
         caption_justify="left",
     )
     shown = [place for place in _shown(comparison) if _HEADINGS[place] not in _ON_PAGE_ONLY]
@@ -77,7 +82,7 @@ def result_table(comparison: Comparison) -> Table:
             _heading(place, comparison), justify="left" if left else "right", overflow="fold"
         )
     for row in comparison.rows:
-        texts = cells(row)
+        texts = cells(row, comparison)
         table.add_row(*(plain(texts[place]) for place in shown))
     return table
 
@@ -88,9 +93,9 @@ def write_page(comparison: Comparison, title: str, path: Path) -> Path:
     Raises:
         RunDirectoryError: it cannot be written.
     """
-    note = "Medians over seeds, below them the least and the largest; best first. Learning rates \
-are factors on the configured one, chosen for each strategy by the same runs. USD are until the \
-target where it was reached, else of the whole run, without the start."
+    note = "Medians over seeds, below them the least and the largest; best first. A row is within \
+noise of the best if their ranges overlap. Learning rates were chosen for each strategy by the \
+same runs. USD are until the target where it was reached, else of the whole run, without the start."
     metric = comparison.metric or "no metric"
     known = [point for outcome in comparison.outcomes for point in outcome.points]
     axes = [axis for axis in AXES if any(_PLACES[axis](point) > 0 for point in known)] or [TIME]
@@ -102,14 +107,18 @@ target where it was reached, else of the whole run, without the start."
         + switched(axes, section("Curves", charts, lines))
         + section("Learning rates that were tried", _tuning(comparison))
     )
-    body = f"<header><h1>{escape(title)}</h1></header>{body}"
+    told = f'<p class="sub">{escape(comparison.links)}</p>' if comparison.links else ""
+    body = f"<header><h1>{escape(title)}</h1>{told}</header>{body}"
     return write_html(html_page(title, body), path)
 
 
 def _shown(comparison: Comparison) -> list[int]:
     """The places of the columns in which there is something to see."""
     priced = any(row.usd.median == row.usd.median for row in comparison.rows)
-    return [place for place, name in enumerate(_HEADINGS) if priced or name != "USD"]
+    empty: tuple[str, ...] = () if priced else ("USD",)
+    if comparison.target is None:
+        empty += _WITH_TARGET_ONLY
+    return [place for place, name in enumerate(_HEADINGS) if name not in empty]
 
 
 def _heading(place: int, comparison: Comparison) -> str:
@@ -121,7 +130,7 @@ def _result(comparison: Comparison) -> str:
     shown = _shown(comparison)
     rows = []
     for row in comparison.rows:
-        texts = cells(row)
+        texts = cells(row, comparison)
         rows.append([_cell(place, texts[place]) for place in shown])
     return html_table([_heading(place, comparison) for place in shown], rows)
 
@@ -143,14 +152,14 @@ def _failures(comparison: Comparison) -> str:
     rows = [
         [
             escape(run.label),
-            f"x{run.rate:g}",
+            _rate(run),
             str(run.seed),
             escape(run.failed or "").replace("\n", "<br>"),
         ]
         for run in failed
     ]
     note = "They have no part in the medians, and count as runs that did not reach the target."
-    table = html_table(["strategy", "rate", "seed", "how it ended"], rows, left=4)
+    table = html_table(["strategy", "lr", "seed", "how it ended"], rows, left=4)
     return section("Runs that failed", table, note)
 
 
@@ -190,18 +199,29 @@ def _tuning(comparison: Comparison) -> str:
     if not comparison.tuning:
         return "<p>One rate only: the configured one.</p>"
     rows = [
-        _tuning_cells(outcome, comparison.metric)
+        _tuning_cells(outcome, comparison)
         for outcome in sorted(comparison.tuning, key=lambda o: (o.label, o.rate))
     ]
-    return html_table(["strategy", "rate", "to target", "final"], rows)
+    headings = ["strategy", "lr", "to target", "final"]
+    if comparison.target is None:
+        headings.remove("to target")
+    return html_table(headings, rows)
 
 
-def _tuning_cells(outcome: Outcome, metric: str | None) -> list[str]:
+def _tuning_cells(outcome: Outcome, comparison: Comparison) -> list[str]:
+    metric = comparison.metric
     final = escape(number_text(outcome.eval.get(metric) if metric else None))
     if outcome.failed is not None:
         final = f'<span class="range">{escape(outcome.failed.splitlines()[0])}</span>'
-    to_target = escape(duration_text(outcome.time_to_target_s))
-    return [escape(outcome.label), f"x{outcome.rate:g}", to_target, final]
+    found = [escape(outcome.label), _rate(outcome)]
+    if comparison.target is not None:
+        found.append(escape(duration_text(outcome.time_to_target_s)))
+    return [*found, final]
+
+
+def _rate(outcome: Outcome) -> str:
+    """The learning rate; of a file of an older release the factor on it."""
+    return f"x{outcome.rate:g}" if outcome.lr is None else f"{outcome.lr:g}"
 
 
 def _text(values: Spread, text: Callable[[float], str]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from geo_ray.comparison.board import Row, best_rate, goal_of, ordered, row_of
+from geo_ray.comparison.board import Row, Standing, best_rate, goal_of, ordered, row_of, standing
 from geo_ray.comparison.outcome import (
     Outcome,
     failed_outcome,
@@ -21,6 +21,8 @@ from geo_ray.comparison.variants import Case, CaseDirectory, Variant, experiment
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.source import ConfigSource
 from geo_ray.errors import NonFiniteError
+from geo_ray.job.start.links_text import links_text
+from geo_ray.observe.metrics.summary import Target
 from geo_ray.planning.model.bill import Bill
 
 TUNING_SEED = 1_000
@@ -68,12 +70,20 @@ class Comparison:
         tuning: the runs that chose learning rates.
         outcomes: the runs that count.
         metric: what it goes by; None if the task has none.
+        target: that runs were to reach; None if there is none.
+        links: which links the runs had, for people.
     """
 
     rows: list[Row]
     tuning: list[Outcome]
     outcomes: list[Outcome]
     metric: str | None
+    target: Target | None = None
+    links: str = ""
+
+    def standing(self, row: Row) -> Standing:
+        """What the runs say about a row and the best one."""
+        return standing(row, self.rows[0])
 
 
 Tell = Callable[[int, int, str], None]
@@ -110,9 +120,10 @@ def compare(
         return found
 
     tuning = told(_simulated(plan, trial))
-    target = experiment_of(Case(plan.variants[0], 1.0, 0), plan.config, plan.common, plan.out).train
+    workload = experiment_of(Case(plan.variants[0], 1.0, 0), plan.config, plan.common, plan.out)
+    target = workload.train.target
     best = {
-        v.label: best_rate([o for o in tuning if o.label == v.label], target.target)
+        v.label: best_rate([o for o in tuning if o.label == v.label], target)
         if rates
         else plan.rates[0]
         for v in plan.variants
@@ -120,11 +131,10 @@ def compare(
     cases = [Case(v, best[v.label], seed) for v in plan.variants for seed in plan.seeds]
     runs = _real(plan, cases, train) if plan.real else _simulated(plan, cases)
     outcomes = told(runs)
-    metric, grows = goal_of(target.target, outcomes)
-    rows = [
-        row_of([o for o in outcomes if o.label == v.label], target.target) for v in plan.variants
-    ]
-    return Comparison(ordered(rows, grows=grows), tuning, outcomes, metric)
+    metric, grows = goal_of(target, outcomes)
+    rows = [row_of([o for o in outcomes if o.label == v.label], target) for v in plan.variants]
+    links = links_text(workload, simulated=not plan.real)
+    return Comparison(ordered(rows, grows=grows), tuning, outcomes, metric, target, links)
 
 
 def _simulated(plan: ComparisonPlan, cases: Sequence[Case]) -> Iterator[Outcome]:

@@ -19,7 +19,8 @@ def save_comparison(comparison: Comparison, path: Path) -> None:
     """
     content = {
         "metric": comparison.metric,
-        "rows": [asdict(row) for row in comparison.rows],
+        "links": comparison.links,
+        "rows": [asdict(r) | {"standing": comparison.standing(r)} for r in comparison.rows],
         "runs": [outcome.model_dump() for outcome in comparison.outcomes],
         "tuning": [outcome.model_dump() for outcome in comparison.tuning],
     }

@@ -153,10 +153,22 @@ def experiment_of(case: Case, config: ConfigSource, common: Sequence[str], out: 
     experiment = load_tree(config, overrides, Experiment)
     if case.rate == 1.0:
         return experiment
+    section, holder, last = _rate_of(experiment)
+    # The whole section, since what is a default is not in the file.
+    changed = holder.model_copy(update={last: getattr(holder, last) * case.rate})
+    return load_tree(config, [*overrides, f"{section}={changed.model_dump_json()}"], Experiment)
+
+
+def learning_rate(experiment: Experiment) -> float:
+    """The learning rate that factors scale: the one that the strategy trains with."""
+    _, holder, last = _rate_of(experiment)
+    return float(getattr(holder, last))
+
+
+def _rate_of(experiment: Experiment) -> tuple[str, Any, str]:
+    """The key of the learning rate's section, that section, and the name of the rate in it."""
     section, _, last = experiment.strategy.traits.region.rate_key.rpartition(".")
     holder: Any = experiment
     for name in section.split("."):
         holder = getattr(holder, name)
-    # The whole section, since what is a default is not in the file.
-    changed = holder.model_copy(update={last: getattr(holder, last) * case.rate})
-    return load_tree(config, [*overrides, f"{section}={changed.model_dump_json()}"], Experiment)
+    return section, holder, last

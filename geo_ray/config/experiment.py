@@ -26,7 +26,7 @@ from geo_ray.training.averager.config import AveragerConfig
 from geo_ray.training.compute.optimizers import OptimizerConfig
 from geo_ray.training.config import TrainConfig
 from geo_ray.transfers.config import TransfersConfig
-from geo_ray.transport.config import TransportConfig
+from geo_ray.transport.config import LanConfig, TransportConfig
 from geo_ray.transport.emulation.link_model import LinkSpec
 
 
@@ -43,6 +43,9 @@ class DataConfig(StrictModel):
     manifest: str | None = Field(None, description="path or s3:// address of a manifest")
     generate: GenerateConfig | None = Field(None, description="generate the task's own data")
     batch_size: int = Field(32, ge=1, description="rows per worker and step")
+    leave_out: tuple[str, ...] = Field(
+        (), description="regions of the manifest whose rows nobody is to train on"
+    )
     cache_shards: int = Field(8, ge=1, description="decoded shards that a worker keeps in memory")
 
     @model_validator(mode="after")
@@ -85,6 +88,7 @@ class Experiment(StrictModel):
     averager: AveragerConfig = AveragerConfig()
     plan: PlanConfig | None = None
     transport: TransportConfig = TransportConfig()
+    lan: LanConfig = LanConfig()
     overlay: AnyOverlay = StarOverlay()
     transfers: TransfersConfig | None = None
 

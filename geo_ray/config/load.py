@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from geo_ray.config.canonical import JSONValue, canonical_json, sha256_hex
 from geo_ray.config.describe import describe
 from geo_ray.config.explain import dotted, explain, keys_in
-from geo_ray.config.overrides import apply_overrides
+from geo_ray.config.overrides import apply_overrides, kept_keys
 from geo_ray.config.own import context
 from geo_ray.config.source import ConfigSource, ConfigText
 from geo_ray.config.yaml_text import KeyPath, YamlTree, parse_yaml, write_yaml
@@ -32,6 +32,7 @@ __all__ = [
     "json_schema",
     "load_text",
     "load_tree",
+    "override_notes",
     "read_text",
 ]
 
@@ -127,6 +128,16 @@ def load_text(
         )
     tree = apply_overrides(tree, overrides)
     return checked(tree, root, source, advice=advice, where=where)
+
+
+def override_notes(path: ConfigSource, overrides: Sequence[str]) -> list[str]:
+    """What overrides leave as it was although it was written for something else.
+
+    Raises:
+        ConfigError: as for `load_tree`, as far as the tree can be read.
+    """
+    tree = parse_yaml(read_text(path), str(path))
+    return kept_keys(tree, overrides) if isinstance(tree.value, dict) else []
 
 
 def checked(

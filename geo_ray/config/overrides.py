@@ -1,16 +1,24 @@
-"""``--set a.b=c``: change single keys of a tree before it is validated."""
+"""``--set a.b=c``: change single keys of a tree before it is validated.
+
+From Python they are the argument ``overrides``, and messages call them so; the command line says
+that it calls them ``--set`` (`CALLED`).
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from typing import Final
 
 from geo_ray.config.canonical import JSONValue
 from geo_ray.config.yaml_text import KeyPath, YamlTree, parse_yaml
 from geo_ray.errors import ConfigError
 
 _SEGMENT = re.compile(r'(?:"([^"]*)"|([^".=]+))(\.|=|$)')
-_ORIGIN = "--set"
+_OPTION: Final = "--set"
+CALLED: ContextVar[str] = ContextVar("overrides_called", default="overrides")
+"""What whoever gave them calls them: ``overrides``, or ``--set`` on the command line."""
 
 
 def apply_overrides(tree: YamlTree, overrides: Sequence[str]) -> YamlTree:
@@ -30,12 +38,12 @@ def apply_overrides(tree: YamlTree, overrides: Sequence[str]) -> YamlTree:
         keys, text = _split(override)
         path = _with_indices(value, keys)
         made = [path[:length] for length in range(1, len(path)) if path[:length] not in origins]
-        new = parse_yaml(text, f"--set {override}", flow_only=True)
+        new = parse_yaml(text, _named(override), flow_only=True)
         value = _replaced(value, path, new.value, override)
         for key in [key for key in origins if key[: len(path)] == path]:
             del origins[key]
-        origins.update({(*path, *inner): _ORIGIN for inner in new.origins})
-        origins.update(dict.fromkeys(made, _ORIGIN))
+        origins.update({(*path, *inner): CALLED.get() for inner in new.origins})
+        origins.update(dict.fromkeys(made, CALLED.get()))
     return YamlTree(value, origins)
 
 
@@ -51,8 +59,8 @@ def _split(override: str) -> tuple[KeyPath, str]:
         if end == "":
             break
     raise ConfigError(
-        f"--set {override}: not of the form key.key=value",
-        fix="Write for example --set train.steps=100.",
+        f"{_named(override)}: not of the form key.key=value",
+        fix=f"Write for example {_example('train.steps=100')}.",
     )
 
 
@@ -78,7 +86,7 @@ def _replaced(node: JSONValue, path: KeyPath, new: JSONValue, override: str) -> 
     if isinstance(node, list):
         if not isinstance(head, int) or head >= len(node):
             raise ConfigError(
-                f"--set {override}: {head} is no item of a list of {len(node)}",
+                f"{_named(override)}: {head} is no item of a list of {len(node)}",
                 fix=f"Use a number from 0 to {len(node) - 1}, or set the whole list: KEY=[...]."
                 if node
                 else "Set the whole list: KEY=[...].",
@@ -91,7 +99,60 @@ def _replaced(node: JSONValue, path: KeyPath, new: JSONValue, override: str) -> 
         node = {}
     if not isinstance(node, dict):
         raise ConfigError(
-            f"--set {override}: {head!r} lies inside {node!r}, which has no keys",
-            fix="Set the key above it, for example --set 'strategy={kind: diloco, interval: 16}'.",
+            f"{_named(override)}: {head!r} lies inside {node!r}, which has no keys",
+            fix="Set the key above it, for example "
+            f"{_example('strategy={kind: diloco, interval: 16}')}.",
         )
     return {**node, str(head): _replaced(node.get(str(head)), rest, new, override)}
+
+
+def kept_keys(tree: YamlTree, overrides: Sequence[str]) -> list[str]:
+    """Notes about keys that were written for another kind of a section than it has now.
+
+    ``strategy.kind=diloco`` leaves ``interval: 4``, which was chosen for `sma`, where it is.
+
+    Args:
+        tree: as it was read, before the overrides.
+        overrides: as for `apply_overrides`.
+    """
+    changed = apply_overrides(tree, overrides)
+    notes = []
+    for path in [path for path in changed.origins if path and path[-1] in ("kind", "use")]:
+        before, after = _at(tree.value, path[:-1]), _at(changed.value, path[:-1])
+        if not isinstance(before, Mapping) or not isinstance(after, Mapping):
+            continue
+        old, new = (each.get("use", each.get("kind")) for each in (before, after))
+        was_set = tree.origins.get(path) != changed.origins[path]
+        kept = [
+            f"{key}: {after[key]} ({changed.origins[(*path[:-1], key)]})"
+            for key in after
+            if key not in ("kind", "use") and changed.origins.get((*path[:-1], key)) != CALLED.get()
+        ]
+        if was_set and old != new and kept:
+            section = ".".join(str(key) for key in path[:-1])
+            notes.append(
+                f"{section} is {new} now, and keeps what was written for {old}: {', '.join(kept)}"
+            )
+    return notes
+
+
+def _at(node: JSONValue, path: KeyPath) -> JSONValue:
+    for key in path:
+        if isinstance(node, dict):
+            node = node.get(str(key))
+        elif isinstance(node, list) and isinstance(key, int) and key < len(node):
+            node = node[key]
+        else:
+            return None
+    return node
+
+
+def _named(override: str) -> str:
+    called = CALLED.get()
+    return f"{called} {override}" if called == _OPTION else f"{called}: {override}"
+
+
+def _example(text: str) -> str:
+    if CALLED.get() != _OPTION:
+        return text
+    return f"{_OPTION} '{text}'" if " " in text else f"{_OPTION} {text}"

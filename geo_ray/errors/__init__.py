@@ -24,6 +24,7 @@ from geo_ray.errors.cluster import RayUnreachableError as RayUnreachableError
 from geo_ray.errors.configuration import ConfigError as ConfigError
 from geo_ray.errors.data import DataError as DataError
 from geo_ray.errors.data import ManifestError as ManifestError
+from geo_ray.errors.data import RegionsOmittedError as RegionsOmittedError
 from geo_ray.errors.data import ResidencyDeniedError as ResidencyDeniedError
 from geo_ray.errors.data import SchemaMismatchError as SchemaMismatchError
 from geo_ray.errors.data import ShardCorruptError as ShardCorruptError
@@ -51,10 +52,12 @@ from geo_ray.errors.planning import PlanInfeasibleError as PlanInfeasibleError
 from geo_ray.errors.planning import PriceBookError as PriceBookError
 from geo_ray.errors.planning import PriceUnknownError as PriceUnknownError
 from geo_ray.errors.planning import ProfileError as ProfileError
+from geo_ray.errors.run import AveragerFailedError as AveragerFailedError
 from geo_ray.errors.run import InterruptedRunError as InterruptedRunError
 from geo_ray.errors.run import RegionLostError as RegionLostError
 from geo_ray.errors.run import RunDirectoryError as RunDirectoryError
 from geo_ray.errors.run import RunError as RunError
+from geo_ray.errors.run import StalledError as StalledError
 from geo_ray.errors.run import WorkerLostError as WorkerLostError
 from geo_ray.errors.task import NonFiniteError as NonFiniteError
 from geo_ray.errors.task import OwnCodeError as OwnCodeError

@@ -66,6 +66,17 @@ class ShardEmptyError(DataError):
     )
 
 
+class RegionsOmittedError(DataError):
+    """The manifest has rows of regions that the configuration does not mention."""
+
+    code = "REGIONS_OMITTED"
+    causes = (
+        "A region that was forgotten or is called otherwise in the configuration; a run on a part "
+        "of the regions on purpose."
+    )
+    advice = "Add the regions to `regions`, or name them in `data.leave_out`."
+
+
 class ResidencyDeniedError(DataError):
     """A process asked for a shard of a region other than its own.
 

@@ -35,7 +35,7 @@ class PeerRefusedError(TransportError):
     code = "PEER_REFUSED"
     causes = (
         "A process of an earlier run that is still alive, a mixture of releases, a forged or "
-        "stolen address."
+        "stolen address, a certificate that expired or was revoked."
     )
     advice = "End processes of earlier runs, and start all regions from one release."
 
@@ -47,7 +47,8 @@ class CertificateError(TransportError):
     causes = (
         "A missing or unreadable file, a key that belongs to another certificate, an encrypted "
         "key, an expired CA, a file that exists already and would have been replaced. A "
-        "certificate of the *other* side that is refused is a `PEER_REFUSED`."
+        "certificate of the *other* side that is refused is a `PEER_REFUSED`. A revocation list "
+        "that the deployment's CA has not signed; a CA whose replacing is ended too early."
     )
     advice = "Issue or renew it: `geo-ray certs show DIR` lists what a deployment has."
 
@@ -94,7 +95,8 @@ class ReferenceLostError(TransportError):
 class DeadlineExceededError(TransportError):
     """A wait reached its deadline.
 
-    Every wait has one, so that no run hangs.
+    Waits for machines and links have one; waits for others' training only with
+    `train.step_timeout_s`.
     """
 
     code = "DEADLINE_EXCEEDED"

@@ -52,6 +52,39 @@ class WorkerLostError(RunError):
     more = "The logs of a local cluster are kept in the run's `logs` folder."
 
 
+class AveragerFailedError(RunError):
+    """The averager met an error that it cannot go on after; every region is told at once."""
+
+    code = "AVERAGER_FAILED"
+    causes = (
+        "A strategy that raised while it combined updates; a message between regions that could "
+        "not be handled."
+    )
+    advice = (
+        "Read the traceback in the log of the named region's bridge; what was committed before is "
+        "in the last checkpoint."
+    )
+    more = (
+        "The message names the exception and its line. Errors of a class of your own have a code "
+        "of their own, `OWN_CODE`."
+    )
+
+
+class StalledError(RunError):
+    """Every region waits for the averager, and the averager for none that makes progress."""
+
+    code = "STALLED"
+    causes = "A strategy that leaves a region without an answer that it was to give."
+    advice = (
+        "Check when the strategy answers: each update needs an answer, at once or in the answers "
+        "to a later one."
+    )
+    more = (
+        "No length of time leads to this: a slow step, a slow link or a long round is waited for. "
+        "What is needed is that no worker computes and no answer is on its way."
+    )
+
+
 class InterruptedRunError(RunError):
     """The user or the job server stopped the run."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -129,7 +130,7 @@ def load_best(path: Path) -> Best | None:
         return None
 
 
-def no_such_metric(key: str, metric: str, there: dict[str, float]) -> ConfigError:
+def no_such_metric(key: str, metric: str, there: Collection[str]) -> ConfigError:
     """The error to raise where a configuration names a metric that the task does not give."""
     return ConfigError(
         f"{key}: the task's evaluation has no '{metric}'",

@@ -12,14 +12,24 @@ from geo_ray.config.region import RegionConfig
 from geo_ray.data.manifest import Manifest, load_manifest, save_manifest
 from geo_ray.data.reader import RegionReader
 from geo_ray.data.write import write_shards
-from geo_ray.errors import ConfigError, SchemaMismatchError, ShardEmptyError
+from geo_ray.errors import (
+    ConfigError,
+    RegionsOmittedError,
+    SchemaMismatchError,
+    ShardEmptyError,
+)
 from geo_ray.tasks.base import SelfContained, Task
 
 _log = logging.getLogger(__name__)
 
 
 def prepare_manifest(
-    experiment: Experiment, task: Task, base_dir: Path, data_dir: Path
+    experiment: Experiment,
+    task: Task,
+    base_dir: Path,
+    data_dir: Path,
+    *,
+    goes_on: bool = False,
 ) -> tuple[Manifest, str]:
     """Load the manifest, or write the task's own data below ``data_dir`` (once) and its manifest.
 
@@ -28,6 +38,8 @@ def prepare_manifest(
         task: the loaded task.
         base_dir: where a relative manifest path starts.
         data_dir: where generated shards go, one directory per region.
+        goes_on: whether the run began before: then regions without which it began, or goes on, are
+            told only.
 
     Returns:
         The manifest and its address.
@@ -36,6 +48,7 @@ def prepare_manifest(
         ConfigError: if data must be generated and the task has none.
         SchemaMismatchError: if the shards have other columns than the task.
         ShardEmptyError: if a region of the run has no training or held-out rows.
+        RegionsOmittedError: if there are rows of a region that the run neither has nor leaves out.
     """
     generate = experiment.data.generate
     if generate is None:
@@ -51,6 +64,7 @@ def prepare_manifest(
             manifest = _generate(experiment, generate, task, data_dir)
             save_manifest(manifest, address)
     check_manifest(experiment, task, manifest)
+    _check_all_used(experiment, manifest, goes_on=goes_on)
     return manifest, address
 
 
@@ -99,6 +113,32 @@ def check_manifest(experiment: Experiment, task: Task, manifest: Manifest) -> No
                 )
 
 
+def _check_all_used(experiment: Experiment, manifest: Manifest, *, goes_on: bool) -> None:
+    """Rows that nobody trains on are left out on purpose, or not at all."""
+    left_out = set(experiment.data.leave_out)
+    unknown = sorted(left_out - set(manifest.stores))
+    if unknown:
+        raise ConfigError(
+            f"data.leave_out: the manifest has no region {', '.join(unknown)}; it has "
+            f"{', '.join(manifest.stores)}",
+            fix="Name regions of the manifest, or leave the key out.",
+        )
+    used = {data_region(region, manifest) for region in experiment.regions} | left_out
+    rest = {name: manifest.rows(name, "train") for name in manifest.stores if name not in used}
+    unused = [name for name, rows in rest.items() if rows]
+    if unused:
+        rows = sum(rest.values())
+        what = f"the manifest has {rows} training rows of {', '.join(unused)}"
+        if goes_on:
+            _log.warning("%s, which the run goes on without", what)
+            return
+        raise RegionsOmittedError(
+            f"{what}, of which the configuration says nothing: nobody would train on them",
+            fix=f"Add them to `regions`, or say that this is meant: --set data.leave_out="
+            f"[{','.join(unused)}].",
+        )
+
+
 def data_region(region: RegionConfig, manifest: Manifest) -> str:
     """Whose rows ``region`` reads: its own, or, as one of several sites, those of its region."""
     return region.name if region.name in manifest.stores else region.label
@@ -131,20 +171,3 @@ def open_readers(
         RegionReader(manifest, source, "train", order, cache, here),
         RegionReader(manifest, source, "heldout", seed, cache, here),
     )
-
-
-def warn_of_few_rows(experiment: Experiment, manifest: Manifest) -> None:
-    """Say so if a batch has more rows than its region has: some are in it twice."""
-    for region in experiment.regions:
-        rows = manifest.rows(data_region(region, manifest), "train")
-        largest = max(region.batch_sizes or (experiment.data.batch_size,))
-        if largest > rows:
-            key = "batch_sizes of the region" if region.batch_sizes else "data.batch_size"
-            _log.warning(
-                "region '%s' has %d training rows, fewer than the %d of one batch (%s): every "
-                "batch has some of them more than once",
-                region.name,
-                rows,
-                largest,
-                key,
-            )

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
@@ -68,6 +68,37 @@ def save_trained(
         RunDirectoryError: if it cannot be written.
     """
     _save(module_with(task, seed, [params_P]), path, about or {})
+
+
+def keep_longer(path: Path, step: int) -> Path | None:
+    """Put a model aside that was trained for longer than the one that is to be written there.
+
+    A run that goes on from an older checkpoint may end after fewer steps than it had before.
+
+    Args:
+        path: where the new model goes.
+        step: after which it was taken.
+
+    Returns:
+        Where the older file is now; None if there was none of more steps.
+
+    Raises:
+        RunDirectoryError: it cannot be moved.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            there = int((file.metadata() or {})["step"])
+    except (OSError, SafetensorError, KeyError, ValueError):
+        return None  # there is none, or nothing that says how long it was trained
+    if there <= step:
+        return None
+    aside = path.with_name(f"{path.stem}-{there}{path.suffix}")
+    try:
+        path.replace(aside)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise unwritable(path, error) from error
+    return aside
 
 
 def module_with(task: Task, seed: int, slices: Sequence[Tensor]) -> nn.Module:

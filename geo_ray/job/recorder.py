@@ -7,6 +7,7 @@ from typing import Any
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import digest
+from geo_ray.job.start.links_text import links_text
 from geo_ray.observe.events.log import EventLog
 from geo_ray.observe.events.schema import Event
 
@@ -55,6 +56,7 @@ class Recorder:
             simulated=simulated,
             averager=experiment.averager_region,
             steps={r.name: each * (1 if alone else r.workers) for r in experiment.regions},
+            links=links_text(experiment, simulated=simulated),
             codec={"up": up.kind if up else None, "down": down.kind if down else None},
             **more,
         )

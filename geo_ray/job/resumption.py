@@ -28,7 +28,8 @@ def check_resumable(
     Raises:
         CheckpointMissingError: the run is finished and ``wanted`` asks for no more, or it has no
             checkpoint; says where its model is, and how to train further.
-        ConfigDriftError: ``wanted`` has other codecs than the checkpoint was made with.
+        ConfigDriftError: ``wanted`` has other codecs than the checkpoint was made with, or other
+            regions or shards.
     """
     totals = _totals(run)
     store = CheckpointStore(run.checkpoints, saved.checkpoint.keep)
@@ -47,6 +48,7 @@ def check_resumable(
             fix="Start again with `geo-ray train CONFIG`; checkpoint.every_s says how often a run "
             "saves.",
         )
+    _check_regions(saved, wanted)
     _check_codecs(_saved_codecs(store, checkpoint), wanted)
 
 
@@ -54,6 +56,26 @@ def codecs_of(experiment: Experiment) -> dict[str, JsonValue]:
     """The codecs as a checkpoint's manifest has them: sections by direction, null for none."""
     sections: dict[str, JsonValue] = experiment.codec.model_dump(mode="json")
     return sections
+
+
+def _check_regions(saved: Experiment, wanted: Experiment) -> None:
+    """Refuse other regions and other numbers of shards: a checkpoint is not cut anew."""
+    before = {region.name: region.ps_shards for region in saved.regions}
+    now = {region.name: region.ps_shards for region in wanted.regions}
+    for name in [*before, *now]:
+        if name not in now:
+            what = f"region '{name}' is a part of the run, and not of the configuration"
+        elif name not in before:
+            what = f"region '{name}' is no part of the run"
+        elif now[name] != before[name]:
+            what = f"region '{name}' has {before[name]} parameter server shards in its checkpoints"
+            what += f", and {now[name]} in the configuration (regions[].ps_shards)"
+        else:
+            continue
+        raise ConfigDriftError(
+            f"{what}; a checkpoint goes on with the regions and shards that it was made with",
+            fix="Resume with the regions and shards of the run, or begin a new one.",
+        )
 
 
 def _check_codecs(found: Mapping[str, JsonValue], wanted: Experiment) -> None:

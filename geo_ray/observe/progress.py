@@ -164,6 +164,8 @@ class Progress:
                 self._printed_at_s = now_s
                 self._first_steps.clear()
                 self._status, self._wait = "", None
+                if event.fields.get("links"):
+                    self._say(escape(event["links"]))
             elif event.kind == "run_finished":
                 self._ended_s = event["summary"].get("seconds")
             elif event.kind == "step":

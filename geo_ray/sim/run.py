@@ -8,11 +8,12 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.job.account import account
 from geo_ray.job.best import BestKeeper
 from geo_ray.job.build import use_one_thread
-from geo_ray.job.check_metrics import check_metric_names
-from geo_ray.job.data import prepare_manifest, warn_of_few_rows
+from geo_ray.job.data import prepare_manifest
 from geo_ray.job.model_file import about_model, save_trained
 from geo_ray.job.recorder import Recorder, Sink
 from geo_ray.job.rundir import RunDirectory, followed_plan
+from geo_ray.job.start.evaluation import check_evaluation
+from geo_ray.job.start.notes import warn_at_start
 from geo_ray.observe.events.log import EVENTS_FILE, EventLog
 from geo_ray.observe.metrics.summary import Summary, Summing, save_summary
 from geo_ray.observe.report.ending import failure_noted
@@ -43,8 +44,8 @@ def simulate(
     status("preparing task and data")
     task = load_task(experiment.task, run.base_dir)
     manifest, _ = prepare_manifest(experiment, task, run.base_dir, run.data)
-    check_metric_names(experiment, task, manifest)
-    warn_of_few_rows(experiment, manifest)
+    check_evaluation(experiment, task, manifest)
+    warn_at_start(experiment, manifest, simulated=True)
     summing = Summing(experiment.train.target)
     with failure_noted(run.path), EventLog(run.path / EVENTS_FILE) as log:
         recorder = Recorder(log, [*sinks, summing.feed])

@@ -31,6 +31,7 @@ from geo_ray.strategies.base import Reply, Update
 from geo_ray.tasks.base import Stats, Task
 from geo_ray.tasks.guard import checked_model
 from geo_ray.training.averager.averager import AveragerSnapshot
+from geo_ray.training.averager.stalled import open_requests, stalled_error, stalled_regions
 from geo_ray.training.server.effects import SendUpdate, Snapshot, StepDone
 
 LAN_S = 0.0012
@@ -154,6 +155,8 @@ class World:
 
         Raises:
             NonFiniteError: if a region refused too many steps in a row, or sent what is not finite.
+            StalledError: if the averager leaves regions without an answer.
+            GeoRayError: what the averager failed with.
             InvariantError: if a region waits for what will never come.
         """
         every_s = self._experiment.checkpoint.every_s
@@ -166,6 +169,10 @@ class World:
         self._scheduler.run()
         stuck = {n: r.server.phase for n, r in self.regions.items() if r.server.phase != "done"}
         if stuck:
+            still = {name: self.regions[name].server.stands_still_for for name in stuck}
+            waits = stalled_regions(still, open_requests(self.averager))
+            if waits:
+                raise stalled_error(waits)
             raise InvariantError(f"nothing is left to happen, but regions wait: {stuck}")
         return SimResult(
             self._scheduler.now_s,
@@ -313,6 +320,9 @@ class World:
         self._scheduler.at(arrival_s, lambda: self._on_reply(reply))
 
     def _on_reply(self, reply: Reply) -> None:
+        opened = self._open.get(reply.to)
+        if opened is None or opened[1].update.seq != reply.seq:
+            return  # after a resume a request is said again, and may be answered twice
         (began_s, send), now_s = self._open.pop(reply.to), self._scheduler.now_s
         if reply.dropped:
             self._emit("update_dropped", now_s, region=reply.to, seq=reply.seq, bytes_out=0)

@@ -17,7 +17,9 @@ from geo_ray.training.server.stragglers import StragglersConfig, check_straggler
 class TrainConfig(StrictModel):
     """How long and how carefully to train."""
 
-    steps: int = Field(ge=1, description="steps of every region (async: pushes per worker)")
+    steps: int = Field(
+        ge=1, le=10**12, description="steps of every region (async: pushes per worker)"
+    )
     count: Literal["each", "together"] | None = Field(
         None,
         description="whether each region takes `steps`, or all together as many rows as that were; "
@@ -26,7 +28,9 @@ class TrainConfig(StrictModel):
     mode: Literal["sync", "async"] = Field(
         "sync", description="inside a region: combine one gradient per worker, or apply each alone"
     )
-    eval_every: int = Field(50, ge=0, description="steps between evaluations; 0: only at the end")
+    eval_every: int = Field(
+        50, ge=0, le=10**12, description="steps between evaluations; 0: only at the end"
+    )
     eval_batch_size: int = Field(256, ge=1, description="rows per evaluation batch")
     evaluate: Literal["outer", "live"] = Field(
         "outer", description="the model that all regions agree on, or each region's own, mid-round"

@@ -108,6 +108,18 @@ class TransportConfig(StrictModel):
     max_streams: int = Field(
         default=96, ge=1, le=96, description="Data streams per pair, at most; opened as they help."
     )
+    max_stream_bytes: int = Field(
+        default=64 * 1024**3,
+        gt=0,
+        description="A stream that carried that much one way is replaced, and with it TLS's keys, "
+        "which are good for some 390 GB.",
+    )
+    max_stream_age_s: float = Field(
+        default=3600.0,
+        gt=0,
+        description="A stream is replaced at that age, and with it what both ends have shown of "
+        "their certificates.",
+    )
     max_meta_bytes: int = Field(default=64 * 1024, gt=0, description="Largest frame meta taken.")
     max_payload_bytes: int = Field(
         default=4 * 1024**3, gt=0, description="Largest frame payload taken."

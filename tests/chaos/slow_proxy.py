@@ -8,6 +8,8 @@ import time
 from collections import deque
 from contextlib import suppress
 
+from proxy_support import Relay
+
 _PIECE_BYTES = 8192
 
 
@@ -71,15 +73,9 @@ class SlowProxy:
         delay_s: float,
         connections: int = 1000,
     ) -> None:
-        self._target = target
-        self._left = connections
         self._lines = [_Line(bytes_per_s, delay_s) for _ in range(2)]
-        self._threads: list[threading.Thread] = []
-        self._sockets: list[socket.socket] = []
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=100)
-        self.address: tuple[str, int] = self._listener.getsockname()
-        self._acceptor = threading.Thread(target=self._accept)
-        self._acceptor.start()
+        self._relay = Relay(target, self._pump, lambda accepted: accepted < connections)
+        self.address = self._relay.address
 
     @property
     def most_held_bytes(self) -> int:
@@ -90,38 +86,12 @@ class SlowProxy:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._acceptor.join()
-        self._listener.close()
+        self._relay.close()
         for line in self._lines:
             line.close()
-        for sock in self._sockets:
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join()
-        for sock in self._sockets:
-            sock.close()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            if not self._left:
-                client.close()
-                continue
-            self._left -= 1
-            server = socket.create_connection(self._target)
-            self._sockets += [client, server]
-            for line, source, sink in ((0, client, server), (1, server, client)):
-                sink.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                pump = threading.Thread(target=self._pump, args=(self._lines[line], source, sink))
-                self._threads.append(pump)
-                pump.start()
-
-    def _pump(self, line: _Line, source: socket.socket, sink: socket.socket) -> None:
+    def _pump(self, _: int, direction: int, source: socket.socket, sink: socket.socket) -> None:
+        line = self._lines[direction]
         with suppress(OSError):
             while piece := source.recv(_PIECE_BYTES):
                 line.put(sink, piece)

@@ -260,7 +260,7 @@ def test_it_survives_the_file_and_knows_its_content(place):
     assert Experiment.model_validate_json(text, context=context(place)) == experiment
     with pytest.raises(ConfigError, match="does not exist"):  # relative to somewhere else
         Experiment.model_validate_json(text, context=context(place / "elsewhere"))
-    spec = RunSpec(text, str(place), str(place), "", "run", b"")
+    spec = RunSpec(text, str(place), str(place), "", "run")
     assert spec.experiment == experiment
 
 

@@ -77,6 +77,17 @@ def test_train_interrupt_and_resume_in_a_connected_process(tmp_path: Path) -> No
     )
     assert geo_ray.simulate(experiment).summary.digest == run.summary.digest
 
+    with pytest.raises(errors.CheckpointMissingError, match="is finished after 30 steps"):
+        geo_ray.train(resume=run)
+    shorter = geo_ray.train(
+        overrides={"train.steps": 29}, resume=run, checkpoint=id, allow_drift=True
+    )
+    assert shorter.summary.steps == 29 and shorter.experiment.train.steps == 29
+    kept = load_file(run.path / "model-30.safetensors")
+    assert all(torch.equal(final.state_dict()[name], value) for name, value in kept.items())
+    written = geo_ray.open_run(run.path)
+    assert written.experiment.train.steps == 29, "what was accepted is the run's configuration"
+
 
 @pytest.mark.usefixtures("connected")
 def test_a_connected_process_starts_no_second_cluster(tmp_path: Path) -> None:

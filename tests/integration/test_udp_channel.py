@@ -13,7 +13,7 @@ import pytest
 
 from geo_ray.clock import SystemClock
 from geo_ray.errors import TransportError
-from geo_ray.transport.datagrams.datagram import BlockGroup, Sealer, Secret
+from geo_ray.transport.datagrams.datagram import BlockGroup, Sealer, Secret, new_session
 from geo_ray.transport.datagrams.pacing import Seen
 from geo_ray.transport.datagrams.udp_channel import UdpChannel
 from geo_ray.transport.datagrams.udp_sender import LossyLoad, UdpSender
@@ -62,6 +62,13 @@ def load_of(count: int, seq: int = 1, size: int = SIZE) -> LossyLoad:
     return LossyLoad(1, seq, [2 * rank for rank in range(count)], memoryview(data), size, 4)
 
 
+def expected(hub: Hub) -> Secret:
+    """A session that both ends know, as if they had derived it from their connection."""
+    secret = Secret.derived(new_session(), bytes(range(32)))
+    hub.channel.expect("us-east", secret)
+    return secret
+
+
 @contextmanager
 def pair(
     mbps: float = 200.0,
@@ -97,7 +104,7 @@ def pair(
 @pytest.mark.parametrize("size", [SIZE, 164])
 def test_all_blocks_arrive_in_order_of_rank(size: int) -> None:
     with pair() as (hub, sender):
-        sender.use(hub.channel.expect("us-east"))
+        sender.use(expected(hub))
         sender.start(load_of(100, size=size))
         eventually(lambda: len(hub.blocks) == 100)
         assert hub.ranks == sorted(hub.ranks)
@@ -109,7 +116,7 @@ def test_all_blocks_arrive_in_order_of_rank(size: int) -> None:
 
 def test_reports_end_when_nothing_comes() -> None:
     with pair() as (hub, sender):
-        sender.use(hub.channel.expect("us-east"))
+        sender.use(expected(hub))
         sender.start(load_of(3))
         eventually(lambda: hub.reports)
         time.sleep(0.3)
@@ -121,7 +128,7 @@ def test_reports_end_when_nothing_comes() -> None:
 def test_nothing_leaves_before_the_reliable_road_is_drained() -> None:
     drained = threading.Event()
     with pair(is_drained=drained.wait) as (hub, sender):
-        sender.use(hub.channel.expect("us-east"))
+        sender.use(expected(hub))
         sender.start(load_of(10))
         time.sleep(0.4)
         assert not hub.blocks
@@ -131,7 +138,7 @@ def test_nothing_leaves_before_the_reliable_road_is_drained() -> None:
 
 def test_a_stop_says_what_did_not_leave_and_the_rest_never_does() -> None:
     with pair(mbps=1.0) as (hub, sender):
-        sender.use(hub.channel.expect("us-east"))
+        sender.use(expected(hub))
         sender.start(load_of(1000))
         eventually(lambda: len(hub.blocks) > 5)
         stopped = sender.stop()
@@ -154,14 +161,14 @@ def test_without_a_session_nothing_leaves() -> None:
 
 def test_a_new_session_ends_the_old_one_but_the_same_one_goes_on() -> None:
     with pair() as (hub, sender):
-        old = hub.channel.expect("us-east")
+        old = expected(hub)
         sender.use(old)
         sender.start(load_of(3))
         eventually(lambda: len(hub.blocks) == 3)
         sender.use(old)
         sender.start(load_of(6, seq=2))
         eventually(lambda: len(hub.blocks) == 6)
-        hub.channel.expect("us-east")
+        expected(hub)
         strange = hub.channel.counts.strange
         sender.start(load_of(9, seq=3))
         eventually(lambda: hub.channel.counts.strange >= strange + 9)
@@ -170,7 +177,7 @@ def test_a_new_session_ends_the_old_one_but_the_same_one_goes_on() -> None:
 
 def test_strangers_and_repetitions_change_nothing() -> None:
     with pair() as (hub, _sender):
-        secret = hub.channel.expect("us-east")
+        secret = expected(hub)
         good = Sealer(secret).seal(load_of(1).group(0, 1).pack())
         forged = Sealer(Secret(secret.session, bytes(32))).seal(load_of(1).group(0, 1).pack())
         senseless = Sealer(secret)
@@ -186,7 +193,7 @@ def test_strangers_and_repetitions_change_nothing() -> None:
 
 def test_a_handler_that_fails_does_not_end_the_channel() -> None:
     with pair() as (hub, sender):
-        sender.use(hub.channel.expect("us-east"))
+        sender.use(expected(hub))
         hub.fail = True
         sender.start(load_of(5))
         eventually(lambda: hub.channel.counts.datagrams == 5)
@@ -198,7 +205,7 @@ def test_a_handler_that_fails_does_not_end_the_channel() -> None:
 def test_an_emulated_link_loses_and_delays_datagrams() -> None:
     model = LinkModel(LinkSpec(rate_mbps=40, delay_s=0.05, loss=0.2), seed=3)
     with pair(mbps=20.0, model=model) as (hub, sender):
-        sender.use(hub.channel.expect("us-east"))
+        sender.use(expected(hub))
         sender.start(load_of(400))
         eventually(lambda: sender.counts.blocks == 400)
         eventually(lambda: hub.reports and hub.reports[-1][2].highest > 380)
@@ -209,7 +216,7 @@ def test_an_emulated_link_loses_and_delays_datagrams() -> None:
 def test_pacing_finds_the_rate_of_an_emulated_link() -> None:
     model = LinkModel(LinkSpec(rate_mbps=8, delay_s=0.01), seed=3)
     with pair(mbps=1.0, model=model) as (hub, sender):
-        sender.use(hub.channel.expect("us-east"))
+        sender.use(expected(hub))
         sender.start(load_of(3000))
         eventually(lambda: sender.mbps > 3.0)
         eventually(lambda: len(hub.blocks) > 1500)
@@ -222,7 +229,7 @@ def test_over_ipv6() -> None:
     except OSError:
         pytest.skip("no IPv6 here")
     with pair(host="::1") as (hub, sender):
-        sender.use(hub.channel.expect("us-east"))
+        sender.use(expected(hub))
         sender.start(load_of(5))
         eventually(lambda: len(hub.blocks) == 5)
 

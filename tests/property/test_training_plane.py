@@ -17,6 +17,7 @@ from geo_ray.strategies.base import Update
 from geo_ray.strategies.common.staleness import Staleness
 from geo_ray.strategies.decoupled import Decoupled
 from geo_ray.strategies.registry import STRATEGIES
+from geo_ray.training.averager.stalled import open_requests, stalled_regions
 from geo_ray.training.compute.optimizers import Momentum, Sgd
 
 SEEDS = st.integers(0, 2**32)
@@ -174,6 +175,16 @@ class TrainingPlane(RuleBasedStateMachine):
     @invariant()
     def nothing_is_wrong(self) -> None:
         self.plane.check()
+
+    @invariant()
+    def somebody_can_go_on(self) -> None:
+        """No order of events whatever looks as if nothing could happen any more."""
+        still = {
+            name: region.server.stands_still_for
+            for name, region in self.plane.regions.items()
+            if region.server.phase != "done"
+        }
+        assert not stalled_regions(still, open_requests(self.plane.averager))
 
     def teardown(self) -> None:
         if not hasattr(self, "plane"):

@@ -122,6 +122,32 @@ def test_an_answer_that_is_on_its_way_at_the_cut_arrives_after_the_resume(data_d
         assert torch.allclose(one_P, other_P, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["decoupled", "asgd", "async_local_sgd"])
+def test_an_update_that_is_answered_twice_after_a_resume_counts_once(data_dir, kind: str) -> None:
+    """Finals wait at the cut, an open request releases them, and then they are said again."""
+    sections = sections_of(kind)
+    sections["emulate"] = UNEVEN["emulate"] | {"link": {"rate_mbps": 0.5, "delay_s": 0.2}}
+    config = experiment(**sections, checkpoint={"every_s": None})
+    whole = Run(config, data_dir).go()
+    finals = 0
+    for part in range(16):
+        killed = Run(config, data_dir)
+        killed.world.checkpoint_at((0.5 + part / 32) * whole.result.seconds, 1)
+        killed.go()
+        if not killed.of("checkpoint"):
+            continue  # a region was done before its cut
+        cut = killed.world.checkpoints[1]
+        finals += bool(cut.averager.control["exchanges"]["finals"])
+        resumed = Run(config, data_dir)
+        resumed.world.restore(cut)
+        resumed.go()
+        assert rows_applied(resumed) == rows_applied(whole)
+        ends = list(resumed.result.params_P.values())
+        for other_P in ends[1:]:
+            assert torch.allclose(ends[0], other_P, rtol=0, atol=1e-4)
+    assert finals, "no cut held a final update"
+
+
 @pytest.mark.parametrize("overlay", ["binary", "ring", "tsengine"])
 def test_over_an_overlay_regions_hear_of_a_checkpoint_by_their_answers(data_dir, overlay) -> None:
     sections = sections_of("bsp") | {"overlay": {"kind": overlay}}

@@ -14,7 +14,7 @@ CONFIG = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 
 
 def test_a_simulation_that_diverges_is_shown_as_failed(tmp_path: Path) -> None:
-    changes = [f"run.dir={tmp_path}", "optimizer.lr=1e30", "train.steps=20", "name=trial"]
+    changes = [f"run.dir={tmp_path}", "optimizer.lr=1e6", "train.steps=20", "name=trial"]
     options = [word for change in changes for word in ("--set", change)]
     done = CliRunner().invoke(root, ["simulate", str(CONFIG), *options, "--plain"])
     assert isinstance(done.exception, NonFiniteError)

@@ -59,7 +59,7 @@ def test_a_run_without_finite_gradients_ends_with_an_error(simulated, regions):
     with pytest.raises(NonFiniteError):
         simulated(
             regions=[{"name": name} for name in regions],
-            optimizer={"kind": "sgd", "lr": 1e30},
+            optimizer={"kind": "sgd", "lr": 1e6, "weight_decay": 1e20},
             strategy={"kind": "asgd_ga", "interval": 100},
             train={"steps": 50, "eval_every": 0, "max_refused_steps": 2},
         )

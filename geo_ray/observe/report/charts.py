@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geo_ray.observe.report.axis import LIMIT, Axis, linear_axis, log_axis, time_axis
-from geo_ray.observe.report.plot import SPAN, frame, stretched
+from geo_ray.observe.report.plot import SPAN, frame, marks, stretched
 from geo_ray.observe.report.series import MAX_POINTS, thin
 from geo_ray.observe.text import number_text
 
@@ -55,6 +55,7 @@ def curves_chart(
     y_text: Callable[[float], str] = number_text,
     zero: bool = False,
     log: bool = False,
+    at: Sequence[tuple[float, str]] = (),
 ) -> str:
     """Draw curves over one x axis, at most 1,000 points each.
 
@@ -67,6 +68,7 @@ def curves_chart(
         y_text: what to write at a tick of the y axis and behind a curve's name.
         zero: let y begin at zero.
         log: let y be logarithmic if the values are positive and span enough.
+        at: (place on the x axis, what is there), drawn as marks.
 
     Returns:
         HTML of a figure; of a note if there is nothing to draw.
@@ -97,7 +99,7 @@ def curves_chart(
     body = frame(
         title,
         _HEIGHT,
-        lines + "".join(dots),
+        lines + "".join(dots) + marks(x_axis, _HEIGHT, at),
         x_axis=x_axis,
         x_label=x_label,
         y_texts=[(_y(y_axis, value), escape(text)) for value, text in y_axis.ticks],

@@ -9,7 +9,7 @@ import numpy as np
 from geo_ray.observe.events.columns import RegionRecord, RunRecord, standing
 from geo_ray.observe.report.charts import ALL, MANY, Curve
 from geo_ray.observe.report.sections import none, section
-from geo_ray.observe.report.series import Floats, last_of_each, smooth
+from geo_ray.observe.report.series import Floats, bytes_at, smooth
 from geo_ray.observe.report.views import AXES, SAMPLES, STEPS, TIME, WAN, switched, view
 from geo_ray.observe.text import duration_text
 
@@ -28,7 +28,7 @@ class _SoFar:
     Attributes:
         samples_s: when steps that stand were applied, rising, float64 (N,).
         samples: training samples by then, float64 (N,).
-        wan_s: when bytes were counted, rising, float64 (M,); begins with 0.
+        wan_s: when bytes were counted, rising, float64 (M,).
         wan_bytes: bytes between regions by then, float64 (M,).
     """
 
@@ -43,12 +43,11 @@ class _SoFar:
         t_s = np.concatenate([np.zeros(0), *(columns["t_s"][stand] for columns, stand in steps)])
         counts = np.concatenate([np.zeros(0), *(c["samples"][stand] for c, stand in steps)])
         order = np.argsort(t_s, kind="stable")
-        wan_s, wan_bytes = last_of_each(run.wan_total["t_s"], run.wan_total["bytes"])
         return _SoFar(
             t_s[order],
             np.cumsum(counts[order]),
-            np.concatenate([[0.0], wan_s]),
-            np.concatenate([[0.0], wan_bytes]),
+            run.wan_total["t_s"],
+            run.wan_total["bytes"],
         )
 
     def samples_at(self, t_s: Floats) -> Floats:
@@ -56,8 +55,7 @@ class _SoFar:
         return known[np.searchsorted(self.samples_s, t_s, side="right")]
 
     def wan_at(self, t_s: Floats) -> Floats:
-        """Between two counts, bytes are taken to have been sent evenly."""
-        return np.interp(t_s, self.wan_s, self.wan_bytes)
+        return bytes_at(self.wan_s, self.wan_bytes, t_s)
 
 
 def _loss(run: RunRecord, so_far: _SoFar, axes: list[str]) -> str:
@@ -72,18 +70,24 @@ def _loss(run: RunRecord, so_far: _SoFar, axes: list[str]) -> str:
             curves.append(Curve(name, x, bold, index))
         curves.sort(key=lambda curve: not curve.faint)
         whose = " of the region" if axis == SAMPLES else ""
-        charts += view(axis, "loss", curves, whose=whose, log=True)
+        charts += view(axis, "loss", curves, whose=whose, log=True, at=_on(axis, run))
     note = (
         "Bold: moving mean; the number beside a name is its end. Faint: every step. The table's "
         "loss at the end is another mean: of the last 20 steps, by rows."
     )
     if len(run.regions) > MANY:
         note = "Moving mean of each region; under the pointer, a line tells its name."
-    resumed = [event.t_s for event in run.incidents if event.kind == "run_started"]
+    resumed = resumptions(run)
     if resumed:
-        times = ", ".join(duration_text(t_s) for t_s in resumed)
-        note += f" The run was resumed at {times}: over time, lines pause before that."
+        times = ", ".join(duration_text(t_s) for t_s, _ in resumed)
+        note += f" The run was resumed at {times}, the dashed lines: over time, curves pause there."
     return section("Training loss", f'<div class="charts">{charts}</div>', note)
+
+
+def resumptions(run: RunRecord) -> list[tuple[float, str]]:
+    """When the run was resumed, and that in words."""
+    times_s = [event.t_s for event in run.incidents if event.kind == "run_started"]
+    return [(t_s, f"resumed at {duration_text(t_s)}") for t_s in times_s]
 
 
 def _loss_over(axis: str, region: RegionRecord, so_far: _SoFar) -> tuple[Floats, Floats]:
@@ -95,6 +99,11 @@ def _loss_over(axis: str, region: RegionRecord, so_far: _SoFar) -> tuple[Floats,
         return so_far.wan_at(t_s), loss
     x = steps["step"] if axis == STEPS else steps["samples"]
     return (x[stands] if axis == STEPS else np.cumsum(x[stands])), loss[stands]
+
+
+def _on(axis: str, run: RunRecord) -> list[tuple[float, str]]:
+    """Marks of an axis: only over time does a resumption have a place of its own."""
+    return resumptions(run) if axis == TIME else []
 
 
 def _evals(run: RunRecord, so_far: _SoFar, axes: list[str]) -> str:
@@ -111,7 +120,7 @@ def _evals(run: RunRecord, so_far: _SoFar, axes: list[str]) -> str:
                 if (region, metric) in run.evals
             ]
             whose = " of all regions" if axis == SAMPLES else ""
-            charts += view(axis, metric, curves, whose=whose)
+            charts += view(axis, metric, curves, whose=whose, at=_on(axis, run))
     body = f'<div class="charts">{charts}</div>' if charts else none("nothing was evaluated")
     return section("Evaluation on held-out rows", body)
 

@@ -67,6 +67,22 @@ def frame(
     )
 
 
+def marks(axis: Axis, height: int, at: Sequence[tuple[float, str]]) -> str:
+    """Draw lines from top to bottom at values of the x axis, for a frame's ``body``.
+
+    Args:
+        axis: the axis below.
+        height: of the frame; pixels.
+        at: (value, what is there); those outside of the axis are left out.
+    """
+    return "".join(
+        f'<line class="mark" x1="{100 * axis.part(value):.2f}%" x2="{100 * axis.part(value):.2f}%" '
+        f'y1="0" y2="{height}"><title>{escape(text)}</title></line>'
+        for value, text in at
+        if axis.low <= value <= axis.high
+    )
+
+
 def stretched(body: str, height: int, *, cut: bool) -> str:
     """Stretch ``body`` over the width of a frame.
 

@@ -14,7 +14,7 @@ from geo_ray.observe.metrics.cost import load_cost
 from geo_ray.observe.metrics.noise import newest_noise
 from geo_ray.observe.metrics.summary import Summary, load_summary
 from geo_ray.observe.report.cost_section import cost_section
-from geo_ray.observe.report.curve_sections import curve_sections
+from geo_ray.observe.report.curve_sections import curve_sections, resumptions
 from geo_ray.observe.report.ending import Ending, ending_of
 from geo_ray.observe.report.ending_section import MOST_REGIONS, ending_box, tag
 from geo_ray.observe.report.page import html_page, write_html
@@ -88,7 +88,7 @@ def render_report(run_dir: Path, run: RunRecord | None = None) -> str:
         cost_section(load_cost(run_dir)),
         regions_section(run),
         curve_sections(run),
-        section("Timeline", timeline(lanes(run.regions)), _TIMELINE_NOTE),
+        section("Timeline", timeline(lanes(run.regions), resumptions(run)), _TIMELINE_NOTE),
         wan_section(run),
         exchanges_section(run),
         incidents_section(run),
@@ -114,7 +114,8 @@ def write_report(run_dir: Path, out: Path | None = None, run: RunRecord | None =
     return write_html(render_report(run_dir, run), out or run_dir / REPORT_FILE)
 
 
-_TIMELINE_NOTE = "Upper row of a region: compute and wait. Lower row: exchanges in flight."
+_TIMELINE_NOTE = "Upper row of a region: compute and wait. Lower row: exchanges in flight. \
+A dashed line: the run was resumed."
 
 
 def _header(run: RunRecord, started: Event, summary: Summary | None, ending: Ending) -> str:
@@ -130,11 +131,13 @@ def _header(run: RunRecord, started: Event, summary: Summary | None, ending: End
     if summary is not None and summary.digest:
         digest += f", final parameters {_fingerprint(summary.digest)}"
     sub = f"{started['task']}, {started['strategy']}, {named}"
+    links = started.fields.get("links")
+    told = "" if links is None else f"<br>{escape(links)}"
     asked = f'<p class="warn">Asked to stop: {escape(stop)}</p>' if stop is not None else ""
     return (
         f"<header><h1>{escape(started['run'])} {tags}</h1>"
         f'<p class="sub">{escape(sub)}<br>'
-        f"{digest}</p>{asked}</header>"
+        f"{digest}{told}</p>{asked}</header>"
     )
 
 

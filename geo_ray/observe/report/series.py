@@ -72,6 +72,23 @@ def last_of_each(x_N: Floats, y_N: Floats) -> tuple[Floats, Floats]:
     return x_N[last_N], y_N[last_N]
 
 
+def bytes_at(wan_s_N: Floats, wan_bytes_N: Floats, t_s_M: Floats) -> Floats:
+    """Give the bytes that have crossed between regions by some times; float64 (M,).
+
+    The one source of every number of bytes over time: the counts of `wan` events, which are of what
+    really left a region. Between two counts bytes are taken to have been sent evenly.
+
+    Args:
+        wan_s_N: when they were counted, rising, float64 (N,); several may be at one time.
+        wan_bytes_N: those of all links by then, float64 (N,).
+        t_s_M: the times, float64 (M,).
+    """
+    wan_s, wan_bytes = last_of_each(wan_s_N, wan_bytes_N)
+    known_s, known = np.concatenate([[0.0], wan_s]), np.concatenate([[0.0], wan_bytes])
+    found: Floats = np.interp(t_s_M, known_s, known)
+    return found
+
+
 def coverage(start_N: Floats, end_N: Floats, edges_B: Floats) -> Floats:
     """Give the part of each bin that intervals cover.
 

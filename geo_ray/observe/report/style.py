@@ -52,6 +52,7 @@ polyline, svg line[class^="l"] { fill: none; stroke-width: 1.8; stroke-linejoin:
 .many polyline, .many svg line { stroke-dasharray: none; }
 .many polyline:not(.l-all):hover { stroke-width: 3; opacity: 1; }
 .faint { stroke-width: 1; opacity: 0.28; }
+.mark { stroke: var(--ink); stroke-dasharray: 4 3; opacity: 0.6; }
 .grid { stroke: var(--rule); } .axis { stroke: var(--soft); }
 .l0 { stroke: var(--c0); } .l1 { stroke: var(--c1); } .l2 { stroke: var(--c2); }
 .l3 { stroke: var(--c3); } .l4 { stroke: var(--c4); } .l5 { stroke: var(--c5); }

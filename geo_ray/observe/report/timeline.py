@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from geo_ray.observe.events.columns import RegionRecord
 from geo_ray.observe.report.axis import Axis, time_axis
 from geo_ray.observe.report.charts import figure
-from geo_ray.observe.report.plot import SPAN, frame, stretched
+from geo_ray.observe.report.plot import SPAN, frame, marks, stretched
 from geo_ray.observe.report.series import coverage
 from geo_ray.observe.text import duration_text
 
@@ -92,8 +92,12 @@ def _spans(start: Floats, end: Floats) -> Spans:
     return Spans(start[real][order], end[real][order])
 
 
-def timeline(of: Lanes) -> str:
+def timeline(of: Lanes, at: Sequence[tuple[float, str]] = ()) -> str:
     """Draw the whole run and, if that is crowded, its first seconds as well.
+
+    Args:
+        of: what `lanes` gave.
+        at: (seconds, what happened then), drawn as marks.
 
     Returns:
         HTML of one or two figures; of a note if there is nothing to draw.
@@ -119,11 +123,19 @@ def timeline(of: Lanes) -> str:
         if zoom_s < 0.8 * end_s:
             first_s = float(starts[0])
             length = duration_text(zoom_s - first_s)
-            figures = _drawn(f"the first {length}", zoomed, first_s, zoom_s, shares=False)
-    return figures + _drawn(caption, of, 0.0, end_s, shares=aggregated)
+            figures = _drawn(f"the first {length}", zoomed, first_s, zoom_s, at, shares=False)
+    return figures + _drawn(caption, of, 0.0, end_s, at, shares=aggregated)
 
 
-def _drawn(caption: str, of: Lanes, low_s: float, high_s: float, *, shares: bool) -> str:
+def _drawn(
+    caption: str,
+    of: Lanes,
+    low_s: float,
+    high_s: float,
+    at: Sequence[tuple[float, str]],
+    *,
+    shares: bool,
+) -> str:
     axis, unit = time_axis(low_s, high_s, 10)
     rows = _ROOMY if len(of) <= _ROOMY_REGIONS else _TIGHT
     height = rows.lane * len(of)
@@ -144,7 +156,7 @@ def _drawn(caption: str, of: Lanes, low_s: float, high_s: float, *, shares: bool
     drawing = frame(
         f"timeline, {caption}",
         height,
-        stretched("".join(parts), height, cut=False),
+        stretched("".join(parts), height, cut=False) + marks(axis, height, at),
         x_axis=axis,
         x_label=f"time ({unit})",
         y_texts=names,

@@ -36,7 +36,13 @@ def switched(axes: Sequence[str], body: str) -> str:
 
 
 def view(
-    axis: str, title: str, curves: Sequence[Curve], *, whose: str = "", log: bool = False
+    axis: str,
+    title: str,
+    curves: Sequence[Curve],
+    *,
+    whose: str = "",
+    log: bool = False,
+    at: Sequence[tuple[float, str]] = (),
 ) -> str:
     """Draw curves over one of the axes of `switched`.
 
@@ -46,6 +52,7 @@ def view(
         curves: as for `curves_chart`.
         whose: behind the axis's name, such as `` of the region``.
         log: as for `curves_chart`.
+        at: as for `curves_chart`.
     """
     name = _LABELS[axis]
     chart = curves_chart(
@@ -55,5 +62,6 @@ def view(
         x_time=axis == TIME,
         x_text=_TEXTS[axis],
         log=log,
+        at=at,
     )
     return f'<div class="view x-{axis}">{chart}</div>'

@@ -11,17 +11,19 @@ from concurrent.futures import Future
 from typing import Any
 
 from geo_ray.clock import SystemClock
-from geo_ray.errors import InvariantError
+from geo_ray.errors import GeoRayError, InvariantError
 from geo_ray.runtime.actors.uplink import PlacedReplies
+from geo_ray.runtime.messages.exchange import read_refusal, refusal_meta
 from geo_ray.runtime.paths.base import UpdatePath, joined
 from geo_ray.runtime.paths.build import PathSetting, build_path
 from geo_ray.runtime.paths.differential import EndpointSite
+from geo_ray.runtime.paths.failure import BridgeFailure
 from geo_ray.transport.emulation.link_model import build_links
 from geo_ray.transport.endpoint.endpoint import Endpoint
 from geo_ray.transport.lan.server import LanConnection
 from geo_ray.transport.security.tls import TlsSource
 from geo_ray.transport.wire import fields
-from geo_ray.transport.wire.message import EndpointIdentity, Message
+from geo_ray.transport.wire.message import CONTROL, EndpointIdentity, Message
 from geo_ray.transport.wire.meta import Meta
 from geo_ray.transport.wire.sockets import Address
 
@@ -34,13 +36,17 @@ class Bridge:
     Args:
         endpoint: this region's; it belongs to its owner, who closes it after the bridge.
         path: of all updates; the bridge closes it.
+        failure: of this bridge; the averager's home tells all other regions.
     """
 
-    def __init__(self, endpoint: Endpoint, path: UpdatePath) -> None:
+    def __init__(self, endpoint: Endpoint, path: UpdatePath, failure: BridgeFailure) -> None:
         self._region = endpoint.identity.region
         self.endpoint = endpoint
         self.path = path
-        self._routes = joined(path.routes(), path.stage.routes)
+        self._failure = failure
+        self._closed = False
+        self._routes = joined(path.routes(), path.stage.routes, {"failed": self._on_failed})
+        failure.listen(self._tell)
         self._placed = PlacedReplies()
 
     def connect(self, peer: str, address: Address) -> None:
@@ -52,10 +58,12 @@ class Bridge:
         """Links, the averager's home, and what the path has to report: plain values."""
         links = self.endpoint.stats()
         beside = self.path.stage.status(links)
-        return {"links": links, "home": self.path.home, **self.path.status(), **beside}
+        found = {"links": links, "home": self.path.home, "failure": self._failure.first}
+        return {**found, **self.path.status(), **beside}
 
     def close(self) -> None:
         """Release whoever waits for an answer."""
+        self._closed = True
         self.path.close()
         self.path.stage.close()
 
@@ -71,7 +79,12 @@ class Bridge:
         update = self._placed.read(conn, meta, payload)
         if update.region != self._region:
             raise InvariantError(f"bridge of '{self._region}' got an update of '{update.region}'")
-        reply = self.path.exchange(update)
+        try:
+            reply = self.path.exchange(update)
+        except GeoRayError:
+            raise
+        except Exception as error:
+            raise self._failure.note(error, f"update {update.seq} of its own region") from error
         return self._placed.tell(conn, meta, reply)
 
     def on_close(self, conn: LanConnection) -> None:
@@ -84,7 +97,26 @@ class Bridge:
         if route is None:
             log.warning("region '%s' sent an unexpected '%s'", peer, message.kind)
             return
-        route(peer, message)
+        try:
+            route(peer, message)
+        except Exception as error:  # it counts as received, and will not come again
+            if not self._closed:
+                self._failure.note(error, f"'{message.kind}' of region '{peer}'")
+
+    def _tell(self, error: GeoRayError) -> None:
+        """At the averager's home: no other region will be answered any more."""
+        if self.path.home.region != self._region:
+            return
+        for peer in self.endpoint.stats():
+            try:
+                told = Message("failed", refusal_meta(0, error), b"", "control", CONTROL)
+                self.endpoint.send(peer, told, 0.0)
+            except GeoRayError as problem:  # then it hears of it by the controller
+                log.warning("region '%s' was not told of the failure: %s", peer, problem)
+
+    def _on_failed(self, peer: str, message: Message) -> None:
+        if peer == self.path.home.region:
+            self._failure.note(read_refusal(message.meta)[1], "the averager")
 
 
 def open_bridge(
@@ -117,6 +149,7 @@ def open_bridge(
         certificate=certificate,
     )
     bound = endpoint.listen(host, port)
-    path = build_path(setting, EndpointSite(endpoint, bound, run_start_s, links))
-    built.set_result(Bridge(endpoint, path))
+    failure = BridgeFailure(identity.region)
+    path = build_path(setting, EndpointSite(endpoint, bound, run_start_s, links), failure)
+    built.set_result(Bridge(endpoint, path, failure))
     return built.result()

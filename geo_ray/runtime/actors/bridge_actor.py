@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, cast
 
 import ray
@@ -12,13 +11,13 @@ from geo_ray.job.build import build_averager, use_one_thread
 from geo_ray.runtime.actors.bridge import open_bridge
 from geo_ray.runtime.actors.deadlines import wait_limit_s
 from geo_ray.runtime.actors.event_buffer import EventBuffer
+from geo_ray.runtime.actors.introduction import BridgeKeys, BridgeSecrets, Introduction
 from geo_ray.runtime.actors.parts import AVERAGER_PART
 from geo_ray.runtime.actors.spec import RunSpec
 from geo_ray.runtime.paths.build import PathSetting, averager_lives_in
 from geo_ray.training.averager.averager import Averager
 from geo_ray.transport.lan.server import LanServer
-from geo_ray.transport.security.cert_store import files_of
-from geo_ray.transport.security.tls import TlsBytes, TlsFiles
+from geo_ray.transport.security.own_certificate import SignedCertificate
 from geo_ray.transport.wire.message import EndpointIdentity
 from geo_ray.transport.wire.sockets import Address
 
@@ -37,10 +36,15 @@ class BridgeActor:
         self._averager: Averager | None = None
         self._saved: Mapping[str, Any] = {}
 
+    def introduce(self) -> Introduction:
+        """Tell the public halves of this process's keys; after `ready`."""
+        return self._secrets.introduce()
+
     def ready(self) -> None:
         """Build what lives here; not in the constructor, whose errors Ray turns into text."""
         use_one_thread()
         spec = self._spec
+        self._secrets = BridgeSecrets(self._region, spec.experiment.transport)
         spec.check_run_directory(self._region)
         if not averager_lives_in(spec.experiment, self._region):
             return
@@ -51,12 +55,12 @@ class BridgeActor:
             self._averager.restore(tensors, control)  # type: ignore[arg-type]
             self._saved = control.get("beside", {})
 
-    def open(self, origin_unix_s: float, certificate: TlsBytes | None) -> tuple[Address, Address]:
+    def open(self, origin_unix_s: float, keys: BridgeKeys) -> tuple[Address, Address]:
         """Listen, on the run's clock.
 
         Args:
             origin_unix_s: when that began.
-            certificate: this region's for the run; None if it lies in a directory here, or no TLS.
+            keys: what this region was given for its sockets.
 
         Returns:
             Where other regions, and where the own region, reach this bridge.
@@ -73,15 +77,19 @@ class BridgeActor:
             wait_limit_s(experiment.train),
             self._saved,
         )
-        identity = EndpointIdentity(spec.run_id, self._region, spec.epoch, spec.key)
-        certificate_here = certificate or self._own_certificate()
-        self._bridge = open_bridge(identity, setting, host, certificate=certificate_here)
-        self._lan = LanServer(host, spec.key, self._bridge.handle, on_close=self._bridge.on_close)
+        wan_key, lan_key = self._secrets.wan_key(keys), self._secrets.lan_key(keys)
+        identity = EndpointIdentity(spec.run_id, self._region, spec.epoch, wan_key)
+        certificate = self._secrets.certificate(keys.signed)
+        self._bridge = open_bridge(identity, setting, host, certificate=certificate)
+        handle, on_close = self._bridge.handle, self._bridge.on_close
+        self._lan = LanServer(host, lan_key, handle, on_close=on_close, config=experiment.lan)
         return self._bridge.endpoint.advertised, self._lan.address
 
-    def _own_certificate(self) -> TlsFiles | None:
-        directory = self._spec.experiment.transport.certs
-        return None if directory is None else files_of(Path(directory), self._region)
+    def use_certificate(self, signed: SignedCertificate) -> None:
+        """Use another certificate from now on: the answer to a request in `poll`."""
+        renewed = self._secrets.renewed(signed)
+        if renewed is not None:
+            self._bridge.endpoint.use_certificate(renewed)
 
     def connect(self, peer: str, address: Address) -> None:
         """Dial another region's bridge and keep the link up."""
@@ -89,7 +97,8 @@ class BridgeActor:
 
     def poll(self) -> dict[str, Any]:
         """State and new events."""
-        return {"status": self._bridge.status(), "events": self._event_buffer.take()}
+        status = self._bridge.status() | {"certificate_request": self._secrets.renewal()}
+        return {"status": status, "events": self._event_buffer.take()}
 
     def request_stop(self) -> None:
         """Let all regions finish."""

@@ -1,9 +1,10 @@
 """How long each party of a step waits.
 
 A wait for other regions, or for other workers, has no end of its own: how long it takes is up to
-their training. It ends when somebody is gone. The bridge sees that the averager's region is out of
-reach, sockets see that a process or a host of the own region is gone, and the controller sees that
-an actor is dead.
+their training. It ends when the averager has failed, when the controller sees that nobody who is
+waited for can make progress (`geo_ray.training.averager.stalled`), or when somebody is gone: the
+bridge sees that the averager's region is out of reach, sockets see that a process or a host of the
+own region is gone, and the controller sees that an actor is dead.
 
 With ``train.step_timeout_s`` it has one after all. Then who knows more about a cause gives up
 first: the bridge waits that long for the averager, the primary shard a little longer for the

@@ -12,9 +12,11 @@ from torch import Tensor
 from geo_ray.checkpoint.manifest import PartInfo
 from geo_ray.checkpoint.parts import InPieces, write_part
 from geo_ray.checkpoint.store import directory_of
+from geo_ray.errors import GeoRayError, RunDirectoryError
 from geo_ray.training.averager.averager import AveragerSnapshot
 from geo_ray.training.server.effects import Snapshot
 from geo_ray.training.server.shard import Shard
+from geo_ray.util.blame import summary
 
 AVERAGER_PART = "averager"
 _WIRE = "wire/"  # tensors of the exchange, in the primary shard's part
@@ -69,6 +71,13 @@ class HeldShard:
             meta["control"] = dict(snapshot.control)
         directory = directory_of(Path(self.parts_dir), checkpoint)
         return write_part(directory, shard_part_name(self.region, self.index), tensors, meta)
+
+
+def typed(error: Exception) -> GeoRayError:
+    """Why a part could not be written, as an error of geo_ray's tree."""
+    if isinstance(error, GeoRayError):
+        return error
+    return RunDirectoryError(f"a part of a checkpoint was not written: {summary(error)}")
 
 
 def write_hub_part(parts_dir: str, snapshot: AveragerSnapshot) -> PartInfo:

@@ -25,7 +25,7 @@ from geo_ray.errors import (
 from geo_ray.runtime.actors.deadlines import exchange_s
 from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.actors.layout import parameters_for, pushed_gradient
-from geo_ray.runtime.actors.parts import HeldShard
+from geo_ray.runtime.actors.parts import HeldShard, typed
 from geo_ray.runtime.actors.remote_shard import RemoteShard
 from geo_ray.runtime.actors.uplink import Told, Uplink
 from geo_ray.runtime.messages.exchange import (
@@ -84,6 +84,7 @@ class PrimaryShard:
         self._sends: SimpleQueue[bool] = SimpleQueue()  # whether there is an open request
         self._failure: GeoRayError | None = None
         self._exhausted = False
+        self._asking = False  # a request is at the bridge, not being coded or merged
         self._began_s = self._applied_s = event_buffer.now_s()
         self._status: dict[str, Any] = {}
         with self._changed:
@@ -99,7 +100,8 @@ class PrimaryShard:
         The lock is not asked for: a large model's step takes long, and the controller does not wait
         for it.
         """
-        return self._status
+        status = self._status
+        return status if self._asking else {**status, "stands_still_for": None}
 
     def stop(self) -> None:
         """Finish after the present step; for a region that is alone."""
@@ -172,6 +174,7 @@ class PrimaryShard:
         with self._changed:
             if self._epochs.get(worker) == fields.count(conn.hello, "epoch"):
                 self.server.leave(worker)
+                self._go_on()
 
     def _admit(self, conn: LanConnection, worker: int, *, joins: bool = False) -> None:
         """Refuse an incarnation that was replaced; it may only have been cut off for a while."""
@@ -249,6 +252,7 @@ class PrimaryShard:
         self._status = {
             "version": self.server.version,
             "phase": self.server.phase,
+            "stands_still_for": self.server.stands_still_for,
             "exhausted": self._exhausted,
             "applied": self.server.ledger.applied,
             "failure": self._failure,
@@ -268,8 +272,8 @@ class PrimaryShard:
         for snapshot in snapshots:
             try:
                 parts = self._write_parts(snapshot)
-            except GeoRayError as error:
-                self._event_buffer.add("part_failed", id=snapshot.id, error=error)
+            except Exception as error:  # whatever it is: the controller waits for the part
+                self._event_buffer.add("part_failed", id=snapshot.id, error=typed(error))
                 continue
             step = int(str(snapshot.control["version"]))
             self._event_buffer.add("parts", id=snapshot.id, step=step, parts=parts)
@@ -360,7 +364,11 @@ class PrimaryShard:
 
     def _ask(self, uplink: Uplink, update: Update) -> Told:
         """Send an update to the averager through the bridge and return what that tells."""
-        return uplink.ask(update, exchange_s(self._timeout_s))
+        self._asking = True
+        try:
+            return uplink.ask(update, exchange_s(self._timeout_s))
+        finally:
+            self._asking = False
 
 
 def _typed(error: Exception) -> GeoRayError:

@@ -16,6 +16,7 @@ from geo_ray.errors import InvariantError
 from geo_ray.job.build import build_server, build_shard, initial_parameters, use_one_thread
 from geo_ray.runtime.actors.deadlines import operation_s, wait_limit_s
 from geo_ray.runtime.actors.event_buffer import EventBuffer
+from geo_ray.runtime.actors.introduction import LAN_KEY, Introduction
 from geo_ray.runtime.actors.parts import HeldShard, shard_part_name, wire_tensors
 from geo_ray.runtime.actors.primary_shard import PrimaryShard
 from geo_ray.runtime.actors.remote_shard import RemoteShard
@@ -25,6 +26,7 @@ from geo_ray.tasks.load import load_task
 from geo_ray.training.compute.flat import digest
 from geo_ray.transport.lan.client import LanClient
 from geo_ray.transport.lan.server import LanServer
+from geo_ray.transport.security.secret_sealer import SecretReceiver, seal_secret
 from geo_ray.transport.wire.meta import Meta
 from geo_ray.transport.wire.sockets import Address
 from geo_ray.util.freed_memory import give_back_memory
@@ -68,23 +70,32 @@ class PrimaryActor:
         self._region = region
         self._primary: PrimaryShard | None = None
         self._clients: list[LanClient] = []
+        self._receiver = SecretReceiver()
+
+    def introduce(self) -> Introduction:
+        """Tell the public half of this process's key."""
+        return Introduction(self._receiver.public)
 
     def ready(self) -> None:
         """Load the shard."""
         self._held, self._restored = _load_shard(self._spec, self._region, 0)
 
-    def start(self, origin_unix_s: float, bridge: Address | None, others: list[Address]) -> Address:
+    def start(
+        self, origin_unix_s: float, bridge: Address | None, others: list[Address], lan_key: bytes
+    ) -> Address:
         """Connect to the region's other parts and begin to serve workers, on the run's clock.
 
         Args:
             origin_unix_s: when that began.
             bridge: where the region's bridge is; None if the region is alone.
             others: where its other shards are, in order.
+            lan_key: key of the region's sockets, sealed for this process.
 
         Returns:
             Where workers connect.
         """
         spec, experiment = self._spec, self._spec.experiment
+        self._key = self._receiver.open(lan_key, LAN_KEY)
         timeout_s = operation_s(experiment.train, spec.num_params)
         self._event_buffer = EventBuffer(self._region, origin_unix_s)
         remotes = [RemoteShard(self._dial(address), timeout_s) for address in others]
@@ -109,14 +120,19 @@ class PrimaryActor:
             wait_limit_s(experiment.train),
         )
         handle, on_close = self._primary.handle, self._primary.on_close
-        self._lan = LanServer(_host(), spec.key, handle, on_close=on_close)
+        self._lan = LanServer(_host(), self._key, handle, on_close=on_close, config=experiment.lan)
         return self._lan.address
 
     def _dial(self, address: Address, *, shared_bytes: int = 0) -> LanClient:
         hello: Meta = {"peer": f"{self._region}/lead", "role": "lead"}
-        client = LanClient(address, self._spec.key, hello, shared_bytes=shared_bytes)
+        config = self._spec.experiment.lan
+        client = LanClient(address, self._key, hello, shared_bytes=shared_bytes, config=config)
         self._clients.append(client)
         return client
+
+    def seal_key(self, worker: Introduction) -> bytes:
+        """Return the key of the region's sockets, sealed for a worker; after `start`."""
+        return seal_secret(self._key, worker.public, LAN_KEY)
 
     def poll(self) -> dict[str, Any]:
         """State and new events."""
@@ -171,18 +187,31 @@ class ShardServerActor:
         self._spec = spec
         self._region = region
         self._index = index
+        self._receiver = SecretReceiver()
+
+    def introduce(self) -> Introduction:
+        """Tell the public half of this process's key."""
+        return Introduction(self._receiver.public)
 
     def ready(self) -> None:
-        """Load the shard and listen."""
-        held, _ = _load_shard(self._spec, self._region, self._index)
-        self._lan = LanServer(_host(), self._spec.key, ShardServer(held).handle)
+        """Load the shard."""
+        self._held, _ = _load_shard(self._spec, self._region, self._index)
 
     def poll(self) -> dict[str, Any]:
         """A sign of life; the primary shard reports what happens."""
         return {"status": {}, "events": []}
 
-    def address(self) -> Address:
-        """Where workers and the primary shard connect."""
+    def open(self, lan_key: bytes) -> Address:
+        """Listen.
+
+        Args:
+            lan_key: key of the region's sockets, sealed for this process.
+
+        Returns:
+            Where workers and the primary shard connect.
+        """
+        key, config = self._receiver.open(lan_key, LAN_KEY), self._spec.experiment.lan
+        self._lan = LanServer(_host(), key, ShardServer(self._held).handle, config=config)
         return self._lan.address
 
     def close(self) -> None:

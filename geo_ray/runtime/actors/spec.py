@@ -1,4 +1,7 @@
-"""What every actor of a run is given: plain values, small enough for one control message."""
+"""What every actor of a run is given: plain values, small enough for one control message.
+
+Nothing of it is secret; how keys get to actors is `geo_ray.runtime.actors.introduction`.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,6 @@ class RunSpec:
         driver_dir: the driver's working directory, which a submitted job has on every node.
         manifest_address: where the data's manifest is.
         run_id: tells this run's sockets from another's.
-        key: secret of the run's sockets, 32 bytes; never logged.
         parts_dir: where checkpoints go.
         num_params: size of the model.
         epoch: incarnation of the run; grows with every resume.
@@ -66,7 +68,6 @@ class RunSpec:
     driver_dir: str
     manifest_address: str
     run_id: str
-    key: bytes = field(repr=False)
     parts_dir: str = ""
     num_params: int = 0
     epoch: int = 1

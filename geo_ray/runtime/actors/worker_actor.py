@@ -13,12 +13,15 @@ from geo_ray.errors import ResidencyDeniedError
 from geo_ray.job.build import build_worker, use_one_thread
 from geo_ray.job.candidates import Candidates
 from geo_ray.job.data import data_region, open_readers
+from geo_ray.job.start.evaluation import metrics_there
 from geo_ray.runtime.actors.deadlines import wait_limit_s
+from geo_ray.runtime.actors.introduction import LAN_KEY, Introduction
 from geo_ray.runtime.actors.spec import RunSpec
 from geo_ray.runtime.actors.worker_loop import WorkerLoop, dial_shards, links_over
 from geo_ray.runtime.cluster.labels import REGION_LABEL
 from geo_ray.tasks.base import Task
 from geo_ray.tasks.load import load_task
+from geo_ray.transport.security.secret_sealer import SecretReceiver
 from geo_ray.transport.wire.meta import Meta
 from geo_ray.transport.wire.sockets import Address
 from geo_ray.types import Span
@@ -40,17 +43,36 @@ class WorkerActor:
         self._rank = rank
         self._epoch = epoch
         self._task: Task | None = None
+        self._receiver = SecretReceiver()
 
-    def ready(self) -> None:
-        """Load the task."""
-        self._load_task()
+    def introduce(self) -> Introduction:
+        """Tell the public half of this process's key."""
+        return Introduction(self._receiver.public)
+
+    def ready(self) -> set[str] | None:
+        """Load the task; the first worker of a region also tries it on a few of its rows.
+
+        Returns:
+            Names of metrics that these rows have; None from other workers, and of rows that the
+            driver wrote and tried.
+        """
+        experiment, task = self._spec.experiment, self._load_task()
+        if self._rank > 0 or self._epoch > 1 or experiment.data.generate is not None:
+            return None
+        manifest = load_manifest(self._spec.manifest_address)
+        _, heldout = open_readers(experiment, manifest, self._region, self._here(manifest))
+        return metrics_there(experiment, task, heldout)
 
     def process_id(self) -> int:
         """Of this actor's process, for operators and tests."""
         return os.getpid()
 
-    def run(self, shards: list[Address]) -> int:
+    def run(self, shards: list[Address], lan_key: bytes) -> int:
         """Work until the parameter server says that it is enough.
+
+        Args:
+            shards: where the region's shards are, the primary one first.
+            lan_key: key of the region's sockets, sealed for this process.
 
         Returns:
             Steps computed.
@@ -64,7 +86,8 @@ class WorkerActor:
             "worker": self._rank,
             "epoch": self._epoch,
         }
-        clients = dial_shards(shards, spec.key, hello, spec.num_params)
+        key = self._receiver.open(lan_key, LAN_KEY)
+        clients = dial_shards(shards, key, hello, spec.num_params, config=experiment.lan)
         try:
             timeout_s = wait_limit_s(experiment.train)
             params_P, grad_P, links = links_over(clients, spec.num_params, timeout_s)

@@ -32,6 +32,7 @@ from geo_ray.training.compute.flat import split_sizes
 from geo_ray.training.compute.local_steps import LocalSteps
 from geo_ray.training.compute.worker import StepResult, Worker
 from geo_ray.training.server.effects import Assignment
+from geo_ray.transport.config import LanConfig
 from geo_ray.transport.lan.client import LanClient
 from geo_ray.transport.wire.meta import Meta
 from geo_ray.transport.wire.sockets import Address
@@ -93,13 +94,19 @@ class ShardLink:
 
 
 def dial_shards(
-    addresses: Sequence[Address], key: bytes, hello: Meta, num_params: int, *, shared: bool = True
+    addresses: Sequence[Address],
+    key: bytes,
+    hello: Meta,
+    num_params: int,
+    *,
+    shared: bool = True,
+    config: LanConfig | None = None,
 ) -> list[LanClient]:
     """Connect one worker to all shards, primary first; ``shared`` offers memory of both ends."""
     pieces = split_sizes(num_params, len(addresses))
     sizes = [shared_bytes(stop - start) if shared else 0 for start, stop in pieces]
     return [
-        LanClient(address, key, hello, shared_bytes=size)
+        LanClient(address, key, hello, shared_bytes=size, config=config)
         for address, size in zip(addresses, sizes, strict=True)
     ]
 

@@ -11,15 +11,15 @@ import ray
 
 from geo_ray.clock import Clock, SystemClock
 from geo_ray.errors import GeoRayError, RegionLostError
+from geo_ray.job.start.evaluation import check_metric_names
 from geo_ray.runtime.actors.bridge_actor import BridgeActor
 from geo_ray.runtime.actors.server_actors import PrimaryActor, ShardServerActor
 from geo_ray.runtime.actors.spec import RunSpec
 from geo_ray.runtime.actors.worker_actor import WorkerActor
 from geo_ray.runtime.cluster.placement import PlacedRegion
+from geo_ray.runtime.control.run_keys import RunKeys
 from geo_ray.runtime.paths import build
 from geo_ray.training.averager.home import AveragerHome
-from geo_ray.transport.security.certs import issue_for_run
-from geo_ray.transport.security.tls import TlsBytes
 from geo_ray.transport.wire.sockets import Address
 
 Handle = Any  # a Ray actor handle; Ray gives it no useful type
@@ -71,6 +71,7 @@ class ActorGroup:
         workers: by region and rank.
         shard_addresses: where workers connect, by region, the primary shard's first.
         home: where the averager lives at present, as far as is known.
+        keys: of the run.
     """
 
     spec: RunSpec
@@ -81,9 +82,12 @@ class ActorGroup:
     workers: dict[tuple[str, int], GroupWorker] = field(default_factory=dict)
     shard_addresses: dict[str, list[Address]] = field(default_factory=dict)
     home: AveragerHome = field(init=False)
+    keys: RunKeys = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.home = AveragerHome(self.spec.experiment.averager_region)
+        experiment = self.spec.experiment
+        self.home = AveragerHome(experiment.averager_region)
+        self.keys = RunKeys(self.spec.run_id, experiment.region_names, experiment.transport)
 
     def servers(self) -> dict[tuple[str, str], Handle]:
         """Every actor that is not replaced when it dies, by (role, region)."""
@@ -121,12 +125,16 @@ class ActorGroup:
 
         Raises:
             RegionLostError: if one died or took too long.
+            ConfigError: the run goes by a metric that no region has.
             GeoRayError: what an actor found wrong (task, data, checkpoint).
         """
         everyone = {f"{r}/{rank}": worker.handle for (r, rank), worker in self.workers.items()}
         everyone |= {f"{r}/{role}": handle for (role, r), handle in self.servers().items()}
         calls = {name: actor.ready.remote() for name, actor in everyone.items()}
-        collect(calls, timeout_s, partial(tell, "starting workers"))
+        told = collect(calls, timeout_s, partial(tell, "starting workers")).values()
+        found = [names for names in told if names is not None]  # by who tried an evaluation
+        if found:
+            check_metric_names(self.spec.experiment, set().union(*found))
 
     def wire(self, origin_unix_s: float, timeout_s: float, tell: Tell = tell_nobody) -> None:
         """Connect bridges with each other and each region's parts; then let workers begin.
@@ -140,13 +148,10 @@ class ActorGroup:
             RegionLostError: if an actor died while starting.
             GeoRayError: what an actor found wrong (task, data, checkpoint, ports).
         """
-        experiment = self.spec.experiment
-        certificates: dict[str, TlsBytes] = {}
-        if experiment.transport.tls != "off" and experiment.transport.certs is None:
-            # Each bridge gets its own key only; that of the CA is forgotten here.
-            certificates = issue_for_run(self.spec.run_id, list(self.bridges))
+        known = collect({k: h.introduce.remote() for k, h in self.servers().items()}, timeout_s)
+        given = {r: self.keys.for_bridge(r, known["bridge", r]) for r in self.bridges}
         bridges = collect(
-            {r: b.open.remote(origin_unix_s, certificates.get(r)) for r, b in self.bridges.items()},
+            {r: b.open.remote(origin_unix_s, given[r]) for r, b in self.bridges.items()},
             timeout_s,
             partial(tell, "opening bridges"),
         )
@@ -155,14 +160,21 @@ class ActorGroup:
             for region, peer in self._dials()
         }
         collect(connects, timeout_s, partial(tell, "connecting regions"))
-        slots = {(r, i): f for r, fs in self.shard_servers.items() for i, f in enumerate(fs)}
-        slices = collect({k: f.address.remote() for k, f in slots.items()}, timeout_s)
+        slices = collect(
+            {
+                (r, i): held.open.remote(self.keys.for_server(r, known[f"ps {i}", r]))
+                for r, each in self.shard_servers.items()
+                for i, held in enumerate(each, 1)
+            },
+            timeout_s,
+        )
         starts = {}
         for region, primary in self.primaries.items():
             lan = bridges[region][1] if bridges else None
-            others = [slices[region, i] for i in range(len(self.shard_servers[region]))]
+            others = [slices[region, i] for i, _ in enumerate(self.shard_servers[region], 1)]
             self.shard_addresses[region] = others
-            starts[region] = primary.start.remote(origin_unix_s, lan, others)
+            lan_key = self.keys.for_server(region, known["ps", region])
+            starts[region] = primary.start.remote(origin_unix_s, lan, others, lan_key)
         for region, address in collect(
             starts, timeout_s, partial(tell, "starting parameter servers")
         ).items():
@@ -181,6 +193,16 @@ class ActorGroup:
         """All are home: end them, with the memory that each shares with its shards."""
         for worker in self.workers.values():
             kill(worker.handle)
+
+    def renew_certificate(self, region: str, request_pem: bytes) -> None:
+        """Answer a bridge whose certificate ends soon; nothing is waited for.
+
+        Raises:
+            CertificateError: the request makes no sense.
+        """
+        signed, bridge = self.keys.sign(region, request_pem), self.bridges.get(region)
+        if signed is not None and bridge is not None:
+            bridge.use_certificate.remote(signed)
 
     def can_lose(self, region: str) -> bool:
         """Whether the run can go on without ``region``: it hosted the averager, which moves."""
@@ -240,7 +262,9 @@ class ActorGroup:
         return worker
 
     def _begin(self, worker: GroupWorker) -> None:
-        worker.ref = worker.handle.run.remote(self.shard_addresses[worker.region])
+        # The primary shard seals the key for it: nothing is waited for here.
+        key = self.primaries[worker.region].seal_key.remote(worker.handle.introduce.remote())
+        worker.ref = worker.handle.run.remote(self.shard_addresses[worker.region], key)
 
 
 def collect(

@@ -244,18 +244,34 @@ class Controller:
             self.policy.on_progress(time.monotonic())
         for event in sorted(events, key=lambda e: float(e["t_s"])):
             self._handle(dict(event))
+        for (_, region), answer in answers.items():
+            request_pem = answer["status"].get("certificate_request")
+            if request_pem is not None:
+                self.actors.renew_certificate(region, request_pem)
         self._phases |= {
             r: str(a["status"]["phase"]) for (role, r), a in answers.items() if role == "ps"
         }
         self._follow_averager(answers)
         self._tell_begun()
         self._note_commit()
+        if answers.keys() >= self.actors.servers().keys():  # who is slow to answer may be busy
+            self._check_goes_on(answers)
         exhausted = [r for (_, r), a in answers.items() if a["status"].get("exhausted")]
         why = self.policy.exhausted(exhausted[0], time.monotonic()) if exhausted else None
         if why is not None:
             self._emit("stop_requested", cause=why.message)
         self._note_wan(answers)
         return len(events)
+
+    def _check_goes_on(self, answers: Answers) -> None:
+        home = answers.get(("bridge", self.actors.home.region))
+        still = {
+            region: answer["status"].get("stands_still_for")
+            for (role, region), answer in answers.items()
+            if role == "ps" and answer["status"]["phase"] != "done"
+        }
+        unanswered = None if home is None else home["status"].get("open")
+        self.policy.check_goes_on(time.monotonic(), still, unanswered)
 
     def _handle(self, event: dict[str, Any]) -> None:
         kind = event.pop("kind")

@@ -7,6 +7,7 @@ a deadline.
     regions_lost -> the regions to go on without, or the error that ends the run
     due          -> Save (and whether the regions stand still after it), or nothing
     stalled      -> for how long nothing has happened, if that is worth a line
+    check_goes_on -> nothing; or the error that ends the run: nobody can make progress any more
     save_failed  -> nothing: go on with the checkpoint before; or the error that ends the run
 """
 
@@ -24,8 +25,10 @@ from geo_ray.errors import (
     RegionLostError,
     WorkerLostError,
 )
+from geo_ray.training.averager.stalled import stalled_error, stalled_regions
 
 HALT_DEADLINE_S: Final = 120.0
+STUCK_S: Final = 10.0
 STALL_S: Final = 300.0
 MAX_FAILED_SAVES: Final = 3
 
@@ -74,6 +77,8 @@ class RunPolicy:
         self._halt_saved = False
         self.stopping: str | None = None
         self._progress_s = self._told_s = now_s
+        self._stuck: dict[str, int] = {}
+        self._stuck_s = now_s
 
     @property
     def is_halting(self) -> bool:
@@ -159,6 +164,30 @@ class RunPolicy:
             return None
         self._told_s = now_s
         return now_s - self._progress_s
+
+    def check_goes_on(
+        self,
+        now_s: float,
+        still: Mapping[str, int | None],
+        unanswered: Mapping[str, int] | None,
+    ) -> None:
+        """Whether anything can still happen; however long it takes, it is waited for.
+
+        Processes are asked one after the other, so that must be seen for a while.
+
+        Args:
+            now_s: the present time.
+            still: see `stalled_regions`, as for the next.
+            unanswered: by the averager.
+
+        Raises:
+            StalledError: nothing can.
+        """
+        waits = stalled_regions(still, unanswered)
+        if waits != self._stuck or not waits:
+            self._stuck, self._stuck_s = waits, now_s
+        elif now_s - self._stuck_s >= STUCK_S:
+            raise stalled_error(waits)
 
     # -------------------------------------------------------------- saving
 

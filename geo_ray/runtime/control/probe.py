@@ -8,18 +8,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import ray
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import ConfigError, GeoRayError, RegionLostError
+from geo_ray.runtime.actors.introduction import BridgeKeys, BridgeSecrets, Introduction
 from geo_ray.runtime.cluster.connect import connect
 from geo_ray.runtime.cluster.demand import Bundle, RegionDemand
 from geo_ray.runtime.cluster.placement import PlacedRegion, place, remove
 from geo_ray.runtime.cluster.preflight import preflight
 from geo_ray.runtime.control.actor_group import collect, kill
+from geo_ray.runtime.control.run_keys import RunKeys
 from geo_ray.transport.emulation.link_model import build_links
 from geo_ray.transport.endpoint.endpoint import Address, Endpoint, EndpointIdentity
 from geo_ray.transport.links.record import LinkRecord
@@ -27,9 +28,6 @@ from geo_ray.transport.links.table import LinkTable
 from geo_ray.transport.probe.order import Pair, probe_rounds
 from geo_ray.transport.probe.plan import ProbePlan, ProbeProgress
 from geo_ray.transport.probe.probe import ProbeNode
-from geo_ray.transport.security.cert_store import files_of
-from geo_ray.transport.security.certs import issue_for_run
-from geo_ray.transport.security.tls import TlsBytes
 
 _PLACE_TIMEOUT_S: Final = 60.0
 _START_TIMEOUT_S: Final = 120.0
@@ -71,32 +69,34 @@ class ProbeActor:
 
     Args:
         experiment_json: the configuration: transport and emulated links.
-        identity: of this end.
-        certificate: made for this probe; None if it lies in a directory here, or TLS is off.
+        run_id: tells this probe's sockets from others.
+        region: of this end.
     """
 
-    def __init__(
-        self, experiment_json: str, identity: EndpointIdentity, certificate: TlsBytes | None
-    ) -> None:
+    def __init__(self, experiment_json: str, run_id: str, region: str) -> None:
         self._experiment_json = experiment_json
-        self._identity = identity
-        self._certificate = certificate
+        self._run_id = run_id
+        self._region = region
 
-    def open(self) -> Address:
+    def introduce(self) -> Introduction:
+        """Read the configuration; tell the public halves of this process's keys."""
+        self._experiment = Experiment.model_validate_json(self._experiment_json)
+        self._secrets = BridgeSecrets(self._region, self._experiment.transport)
+        return self._secrets.introduce()
+
+    def open(self, keys: BridgeKeys) -> Address:
         """Listen; returns where."""
-        experiment = Experiment.model_validate_json(self._experiment_json)
-        region = self._identity.region
+        experiment, region = self._experiment, self._region
+        identity = EndpointIdentity(self._run_id, region, 1, self._secrets.wan_key(keys))
         host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         links = build_links(experiment.links(), experiment.seed)
-        directory = experiment.transport.certs
-        own = None if directory is None else files_of(Path(directory), region)
         self._node = ProbeNode(region, (host, 0))
         self._endpoint = Endpoint(
-            self._identity,
+            identity,
             self._node.on_message,
             experiment.transport,
             {dst: model for (src, dst), model in links.items() if src == region},
-            certificate=self._certificate or own,
+            certificate=self._secrets.certificate(keys.signed),
         )
         self._node.use(self._endpoint)
         self._endpoint.listen(host, 0)
@@ -163,25 +163,24 @@ def probe_cluster(
         preflight(demands, ask_nodes=experiment.cluster.kind != "local")
         placed = place(demands, _PLACE_TIMEOUT_S)
         try:
-            with _actors(experiment, placed) as actors:
+            run_id = f"probe-{secrets.token_hex(8)}"
+            with _actors(experiment, run_id, placed) as actors:
                 on_phase("connecting the regions")
-                _connect(actors)
+                _connect(actors, RunKeys(run_id, experiment.region_names, experiment.transport))
                 return _measure(experiment, actors, plan, on_status, disjoint=disjoint)
         finally:
             remove(placed)
 
 
 @contextmanager
-def _actors(experiment: Experiment, placed: Mapping[str, PlacedRegion]) -> Iterator[dict[str, Any]]:
+def _actors(
+    experiment: Experiment, run_id: str, placed: Mapping[str, PlacedRegion]
+) -> Iterator[dict[str, Any]]:
     # Links are the same whatever is trained: no class of the user's is needed to measure them.
     kept = experiment.model_dump(
         mode="json", exclude={"codec", "overlay", "transfers", "averager", "plan"}
     )
     text = json.dumps(kept | {"strategy": {"kind": "asgd"}})
-    run_id, key = f"probe-{secrets.token_hex(8)}", secrets.token_bytes(32)
-    certificates: dict[str, TlsBytes] = {}
-    if experiment.transport.tls != "off" and experiment.transport.certs is None:
-        certificates = issue_for_run(run_id, experiment.region_names)
     actors: dict[str, Any] = {}
     try:
         for region in experiment.regions:
@@ -191,11 +190,8 @@ def _actors(experiment: Experiment, placed: Mapping[str, PlacedRegion]) -> Itera
                 "max_concurrency": 4,
                 "max_restarts": 0,
             }
-            identity = EndpointIdentity(run_id, region.name, 1, key)
             actors[region.name] = (
-                ray.remote(ProbeActor)
-                .options(**options)
-                .remote(text, identity, certificates.get(region.name))
+                ray.remote(ProbeActor).options(**options).remote(text, run_id, region.name)
             )
         yield actors
     finally:
@@ -205,8 +201,10 @@ def _actors(experiment: Experiment, placed: Mapping[str, PlacedRegion]) -> Itera
             kill(actor)
 
 
-def _connect(actors: Mapping[str, Any]) -> None:
-    addresses = collect({r: a.open.remote() for r, a in actors.items()}, _START_TIMEOUT_S)
+def _connect(actors: Mapping[str, Any], keys: RunKeys) -> None:
+    known = collect({r: a.introduce.remote() for r, a in actors.items()}, _START_TIMEOUT_S)
+    opened = {r: a.open.remote(keys.for_bridge(r, known[r])) for r, a in actors.items()}
+    addresses = collect(opened, _START_TIMEOUT_S)
     names = list(actors)
     dialed = {
         region: actors[region].connect.remote({p: addresses[p] for p in names[i + 1 :]})

@@ -20,13 +20,14 @@ from geo_ray.config.load import digest
 from geo_ray.job.account import account
 from geo_ray.job.best import BestKeeper
 from geo_ray.job.build import build_evals, model_size, use_one_thread
-from geo_ray.job.check_metrics import check_metric_names
 from geo_ray.job.codec_shapes import with_shapes
-from geo_ray.job.data import data_rows, prepare_manifest, warn_of_few_rows
+from geo_ray.job.data import data_rows, prepare_manifest
 from geo_ray.job.eval_notes import EvalNotes
-from geo_ray.job.model_file import about_model, save_trained
+from geo_ray.job.model_file import about_model, keep_longer, save_trained
 from geo_ray.job.recorder import Recorder, Sink
 from geo_ray.job.rundir import RunDirectory, followed_plan
+from geo_ray.job.start.evaluation import check_evaluation
+from geo_ray.job.start.notes import warn_at_start
 from geo_ray.observe.events.log import EVENTS_FILE, EventLog, last_time_s, read_events
 from geo_ray.observe.metrics.summary import Summary, Summing, save_summary
 from geo_ray.observe.report.ending import LOGS, note_failure
@@ -136,9 +137,11 @@ def train(
     reporting.status("preparing task and data")
     task = load_task(experiment.task, run.base_dir)
     num_params = model_size(task, experiment.seed)
-    manifest, address = prepare_manifest(experiment, task, run.base_dir, run.data)
-    check_metric_names(experiment, task, manifest)
-    warn_of_few_rows(experiment, manifest)
+    manifest, address = prepare_manifest(
+        experiment, task, run.base_dir, run.data, goes_on=found is not None
+    )
+    check_evaluation(experiment, task, manifest)
+    warn_at_start(experiment, manifest, simulated=False)
     demands = demands_of(experiment)
     with (
         cluster_of(experiment, reporting.status)
@@ -155,7 +158,6 @@ def train(
                 driver_dir=str(Path.cwd()),
                 manifest_address=address,
                 run_id=f"{experiment.name}-{secrets.token_hex(4)}",
-                key=secrets.token_bytes(32),
                 parts_dir=str(run.checkpoints),
                 num_params=num_params,
                 epoch=1 if found is None else int(str(found.manifest.extra["epoch"])) + 1,
@@ -167,7 +169,7 @@ def train(
                 experiment,
                 digest(experiment),
                 spec.epoch,
-                LossHealth.restore(None if found is None else found.manifest.extra.get("loss")),
+                LossHealth() if found is None else LossHealth.restore(found.manifest),
             )
             return _train_on(ActorGroup(spec, placed), experiment, run, task, saver, reporting)
         except BaseException as error:
@@ -220,10 +222,23 @@ def _train_on(
             finally:
                 evals.end()
             reporting.status("writing the model and the summary")
-            return _finish(actors, experiment, run, task, recorder, startup_s, origin_unix_s)
+            finished = _finish(actors, experiment, run, task, recorder, startup_s, origin_unix_s)
+            if finished.aside is not None:
+                reporting.status(
+                    f"the model before was of more steps: it is {finished.aside.name} now"
+                )
+            return finished.summary
     finally:
         saver.close()
         actors.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Finished:
+    """The end of a run: its summary, and where a model of more steps is that was there before."""
+
+    summary: Summary
+    aside: Path | None
 
 
 def _finish(
@@ -234,7 +249,7 @@ def _finish(
     recorder: Recorder,
     startup_s: float,
     origin_unix_s: float,
-) -> Summary:
+) -> _Finished:
     now_s = time.time() - origin_unix_s
     actors.dismiss_workers()
     written: dict[str, tuple[PartInfo, str]] = collect(
@@ -251,6 +266,7 @@ def _finish(
     usd = account(run, summing.totals)
     summary = summing.summary(startup_s=startup_s, usd=usd, digest=model_digest)
     about = about_model(experiment, summary.steps, summary.eval)
+    aside = keep_longer(run.model, summary.steps)
     save_trained(task, experiment.seed, tensors["params"], run.model, about)
     recorder.emit(
         "run_finished",
@@ -259,7 +275,7 @@ def _finish(
         digests={region: value for region, (_, value) in written.items()},
     )
     save_summary(summary, run.path)
-    return summary
+    return _Finished(summary, aside)
 
 
 def _find_checkpoint(

@@ -37,7 +37,7 @@ class Answers:
         self._unreachable_s = unreachable_s
         self._changed = threading.Condition()
         self._here: dict[int, Reply | GeoRayError] = {}
-        self._closed = False
+        self._end: GeoRayError | None = None
 
     def give(self, reply: Reply) -> None:
         """Store the averager's answer for the thread that waits for it."""
@@ -57,7 +57,7 @@ class Answers:
         Raises:
             DeadlineExceededError: it did not come in time.
             LinkDownError: the averager's region is out of reach, or the bridge is closing.
-            GeoRayError: the update was refused.
+            GeoRayError: the update was refused, or what `end` was given.
         """
         began_s = reached_s = time.monotonic()
         while (answer := self._look(seq)) is None:
@@ -82,20 +82,24 @@ class Answers:
     def _look(self, seq: int) -> Reply | GeoRayError | None:
         """Wait a little; the answer, if it is here. What is older is of no use to anybody."""
         with self._changed:
-            if seq not in self._here and not self._closed:
+            if seq not in self._here and self._end is None:
                 self._changed.wait(min(_LOOK_S, self._timeout_s))
             for old in [number for number in self._here if number < seq]:
                 del self._here[old]
             if seq in self._here:
                 return self._here.pop(seq)
-            if self._closed:
-                raise LinkDownError(f"the bridge of region '{self._region}' is closing")
+            if self._end is not None:
+                raise self._end
         return None
 
     def close(self) -> None:
         """Let every present and later `wait` fail because the bridge is closing."""
+        self.end(LinkDownError(f"the bridge of region '{self._region}' is closing"))
+
+    def end(self, error: GeoRayError) -> None:
+        """Let every present and later `wait` raise ``error``; the first one counts."""
         with self._changed:
-            self._closed = True
+            self._end = self._end or error
             self._changed.notify_all()
 
     def _put(self, seq: int, answer: Reply | GeoRayError) -> None:

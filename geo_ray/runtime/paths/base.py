@@ -102,7 +102,7 @@ class UpdatePath(Protocol):
         """The controller has seen that ``region`` is dead and will not come back."""
 
     def status(self) -> dict[str, Any]:
-        """The averager's version if it is here, and counters: plain values."""
+        """The averager's version and open requests if it is here, and counters: plain values."""
 
     def close(self) -> None:
         """End all threads; whoever waits for an answer is told."""
@@ -139,6 +139,9 @@ class StagedPath(Protocol):
 
     def refuse(self, update: Update, error: GeoRayError) -> None:
         """Tell an update's region that it was refused."""
+
+    def fail(self, error: Exception, doing: str) -> None:
+        """A thread of the stage has met an error of which nobody else would hear."""
 
 
 StageMaker = Callable[[StagedPath], UpdateStage]

@@ -21,6 +21,7 @@ from geo_ray.runtime.paths.answers import Answers
 from geo_ray.runtime.paths.base import StagedPath, UpdatePath, UpdateStage
 from geo_ray.runtime.paths.differential import Differential, EndpointSite
 from geo_ray.runtime.paths.direct import DirectPath
+from geo_ray.runtime.paths.failure import BridgeFailure
 from geo_ray.runtime.paths.local_averager import AveragerOutput
 from geo_ray.runtime.paths.overlay import OverlayPath
 from geo_ray.runtime.paths.overlay_vectors import OverlaySetting
@@ -102,19 +103,21 @@ def choose_path(experiment: Experiment) -> PathChoice:
     return choice
 
 
-def build_path(setting: PathSetting, site: EndpointSite) -> UpdatePath:
+def build_path(setting: PathSetting, site: EndpointSite, failure: BridgeFailure) -> UpdatePath:
     """The path of the updates of one bridge.
 
     Args:
         setting: what it is made for.
         site: the bridge's endpoint, which listens.
+        failure: of the bridge.
     """
     experiment = setting.experiment
     endpoint, region = site.endpoint, site.endpoint.identity.region
     choice, home = choose_path(experiment), AveragerHome(experiment.averager_region)
     own = setting.averager if region == home.region else None
-    output = AveragerOutput(setting.event_buffer, setting.parts_dir)
+    output = AveragerOutput(setting.event_buffer, setting.parts_dir, failure)
     answers = Answers(region, setting.timeout_s, lambda peer: _is_connected(endpoint, peer))
+    failure.listen(answers.end)
 
     def stage(path: StagedPath) -> UpdateStage:
         codec = _differential(experiment)

@@ -67,7 +67,7 @@ class Differential:
         self._site = site
         self._home = path.home.region
         self._clock = SystemClock()
-        self._receiver = DifferentialReceiver(codec, num_params, site.endpoint, path.refuse, saved)
+        self._receiver = DifferentialReceiver(codec, num_params, site.endpoint, path, saved)
         self._sender: DifferentialSender | None = None
         self._channel = UdpChannel(
             site.address, self._receiver.on_group, self._receiver.on_report, self._clock

@@ -11,6 +11,9 @@ from geo_ray.transport.wire.meta import Meta
 
 log = logging.getLogger(__name__)
 
+DATAGRAMS = b"datagrams"
+"""What the key of a connection is derived for."""
+
 
 def notify(endpoint: Endpoint, peer: str, kind: str, meta: Meta) -> None:
     """Send a small message ahead of all data; one that finds no room is not worth waiting for."""

@@ -10,11 +10,12 @@ from functools import partial
 from typing import Any
 
 from geo_ray.codecs.differential import DifferentialCodec
-from geo_ray.errors import GeoRayError
-from geo_ray.runtime.paths.differential_messages import notify
+from geo_ray.errors import GeoRayError, LinkDownError
+from geo_ray.runtime.paths.base import StagedPath
+from geo_ray.runtime.paths.differential_messages import DATAGRAMS, notify
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.training.exchange.lossy_receiver import LossyReceiver
-from geo_ray.transport.datagrams.datagram import BlockGroup
+from geo_ray.transport.datagrams.datagram import BlockGroup, Secret, new_session
 from geo_ray.transport.datagrams.pacing import Seen
 from geo_ray.transport.datagrams.udp_channel import UdpChannel
 from geo_ray.transport.endpoint.endpoint import Endpoint
@@ -38,7 +39,7 @@ class DifferentialReceiver:
         codec: what the run is configured with.
         num_params: P.
         endpoint: this region's.
-        refuse: tells a region that its update makes no sense.
+        path: tells a region that its update makes no sense, and the controller of what fails here.
         saved: what `export` gave for the checkpoint from which the run goes on, by region.
     """
 
@@ -47,13 +48,13 @@ class DifferentialReceiver:
         codec: DifferentialCodec,
         num_params: int,
         endpoint: Endpoint,
-        refuse: Callable[[Update, GeoRayError], None],
+        path: StagedPath,
         saved: Mapping[str, Any],
     ) -> None:
         self._codec = codec
         self._num_params = num_params
         self._endpoint = endpoint
-        self._refuse = refuse
+        self._path = path
         self._lock = threading.Lock()
         self._received: dict[str, LossyReceiver] = {}
         self._held: dict[str, _Held] = {}
@@ -62,8 +63,13 @@ class DifferentialReceiver:
 
     def on_ask(self, peer: str, channel: UdpChannel) -> None:
         """A region wants to send datagrams."""
-        secret = channel.expect(peer)
-        offer: Meta = {"session": secret.session, "key": secret.key, "port": channel.port}
+        try:
+            link_id, key = self._endpoint.link_key(peer, DATAGRAMS, outgoing=False)
+        except LinkDownError:
+            return  # it asks again
+        session = new_session()
+        channel.expect(peer, Secret.derived(session, key))
+        offer: Meta = {"session": session, "link": link_id, "port": channel.port}
         notify(self._endpoint, peer, "loose_offer", offer)
 
     def on_group(self, peer: str, group: BlockGroup) -> None:
@@ -99,7 +105,7 @@ class DifferentialReceiver:
                     return
                 update = received.complete(update)
         except GeoRayError as error:
-            self._refuse(update, error)
+            self._path.refuse(update, error)
         else:
             go_on(update)
 
@@ -154,10 +160,14 @@ class DifferentialReceiver:
                 return  # the timer and the last block came together
             del self._held[region]
         held.timer.cancel()
-        try:
-            with self._lock:
-                update = self._of(region).complete(held.update)
-        except GeoRayError as error:
-            self._refuse(held.update, error)
-        else:
-            held.go_on(update)
+        try:  # in a thread of the datagrams or of the timer: nobody else hears of an error
+            try:
+                with self._lock:
+                    update = self._of(region).complete(held.update)
+            except GeoRayError as error:
+                self._path.refuse(held.update, error)
+            else:
+                held.go_on(update)
+        except Exception as error:
+            what = f"update {held.update.seq} of region '{region}'"
+            self._path.fail(error, f"{what}, which waited for datagrams")

@@ -9,9 +9,9 @@ from typing import Final
 from geo_ray.clock import Clock
 from geo_ray.codecs.differential import DifferentialCodec
 from geo_ray.errors import DeadlineExceededError, LinkDownError
-from geo_ray.runtime.paths.differential_messages import notify
+from geo_ray.runtime.paths.differential_messages import DATAGRAMS, notify
 from geo_ray.strategies.base import Update
-from geo_ray.transport.datagrams.datagram import Secret
+from geo_ray.transport.datagrams.datagram import MOST_UNDER_ONE_KEY, Secret
 from geo_ray.transport.datagrams.pacing import Seen
 from geo_ray.transport.datagrams.udp_channel import UdpChannel
 from geo_ray.transport.datagrams.udp_sender import LossyLoad, UdpSender
@@ -86,6 +86,8 @@ class DifferentialSender:
         now_s = self._clock.now_s()
         if now_s - max(self._heard_s, self._asked_s) > _SILENCE_S:
             self._ask()  # the other end may have begun anew, and knows no session
+        elif self.sender.sealed > MOST_UNDER_ONE_KEY:
+            self._ask()  # another session, and with it another key
         if self._codec.loose == "drop":
             load = replace(load, seq=load.seq, ids=())
         self.sender.start(load)
@@ -96,11 +98,16 @@ class DifferentialSender:
 
     def on_offer(self, message: Message) -> None:
         """The averager's bridge offers a session."""
-        secret = Secret(fields.data(message.meta, "session"), fields.data(message.meta, "key"))
+        session, link_id = fields.data(message.meta, "session"), fields.text(message.meta, "link")
         port = fields.count(message.meta, "port")
+        try:
+            _, key = self._endpoint.link_key(self._home, DATAGRAMS, outgoing=True, link_id=link_id)
+        except LinkDownError:  # the offer was for a connection that is no more
+            self._ask()
+            return
         self._heard_s = self._clock.now_s()
         self._target = self._channel.resolve((self._host, port))
-        self.sender.use(secret)
+        self.sender.use(Secret.derived(session, key))
 
     def on_seen(self, message: Message) -> None:
         """The averager's bridge reports what arrived."""

@@ -66,6 +66,7 @@ class DirectPath:
             self._local = LocalAverager(
                 averager, output, self._deliver_all, lambda last: self.stage.export(last)
             )
+        self._failure = output.failure
         self._arrived_s: dict[str, float] = {}
         self.stage = stage(self)
 
@@ -98,7 +99,9 @@ class DirectPath:
 
     def status(self) -> dict[str, Any]:
         """See `UpdatePath`."""
-        return {"version": None if self._local is None else self._local.version}
+        if self._local is None:
+            return {"version": None}
+        return {"version": self._local.version, "open": self._local.open_requests()}
 
     def close(self) -> None:
         """See `UpdatePath`."""
@@ -170,6 +173,10 @@ class DirectPath:
             return
         meta = refusal_meta(update.seq, error)
         self.send(update.region, Message("refused", meta, b"", "control"))
+
+    def fail(self, error: Exception, doing: str) -> None:
+        """A thread of the stage has met an error."""
+        self._failure.note(error, doing)
 
     # ------------------------------------------------------------------ at the averager's home
 

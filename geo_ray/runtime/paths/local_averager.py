@@ -6,13 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from geo_ray.errors import GeoRayError
 from geo_ray.runtime.actors.alarm import Alarm
 from geo_ray.runtime.actors.event_buffer import EventBuffer
-from geo_ray.runtime.actors.parts import write_hub_part
+from geo_ray.runtime.actors.parts import typed, write_hub_part
+from geo_ray.runtime.paths.failure import BridgeFailure
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.training.averager.averager import Averager, AveragerSnapshot
 from geo_ray.training.averager.log import LogOutcome, Op, Wake, carry_out
+from geo_ray.training.averager.stalled import open_requests
 
 Beside = Callable[[Callable[[str], tuple[int, int]]], dict[str, object]]
 """What a path's stage adds to the averager's part of a checkpoint: plain values. It is given what
@@ -20,14 +21,16 @@ tells the newest update of a region that the averager has taken in."""
 
 
 class AveragerOutput:
-    """Takes what an averager leaves beside its answers: parts of checkpoints, and events.
+    """Takes what an averager leaves beside its answers: parts of checkpoints, events, its failure.
 
     Args:
         event_buffer: takes events for the controller.
         parts_dir: where parts of checkpoints go.
+        failure: of the bridge.
     """
 
-    def __init__(self, event_buffer: EventBuffer, parts_dir: str) -> None:
+    def __init__(self, event_buffer: EventBuffer, parts_dir: str, failure: BridgeFailure) -> None:
+        self.failure = failure
         self._event_buffer = event_buffer
         self._parts_dir = parts_dir
 
@@ -39,12 +42,14 @@ class AveragerOutput:
             threading.Thread(target=self._write, args=(snapshot,), daemon=True).start()
         for reading in averager.noise.news():  # of all regions together
             self._event_buffer.add("noise", **{**reading.fields(), "region": None})
+        if averager.failure is not None:
+            self.failure.note(averager.failure, "the averager")
 
     def _write(self, snapshot: AveragerSnapshot) -> None:
         try:
             part = write_hub_part(self._parts_dir, snapshot)
-        except GeoRayError as error:
-            self._event_buffer.add("part_failed", id=snapshot.id, error=error)
+        except Exception as error:  # whatever it is: the controller waits for the part
+            self._event_buffer.add("part_failed", id=snapshot.id, error=typed(error))
         else:
             self._event_buffer.add("parts", id=snapshot.id, step=0, parts=[part])
 
@@ -80,6 +85,15 @@ class LocalAverager:
         """Commits so far."""
         return self._averager.state.version
 
+    def open_requests(self) -> dict[str, int] | None:
+        """See `open_requests`; None, too, while the averager is at work: nobody waits for that."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            return open_requests(self._averager)
+        finally:
+            self._lock.release()
+
     def carry_out(self, op: Op) -> LogOutcome:
         """Do what ``op`` says."""
         with self._lock:
@@ -96,9 +110,10 @@ class LocalAverager:
             GeoRayError: it refuses them.
         """
         with self._lock:
-            replies = [reply for update in updates for reply in self._averager.on_update(update)]
-            self._output.collect(self._averager)
-        return replies
+            try:
+                return [reply for update in updates for reply in self._averager.on_update(update)]
+            finally:
+                self._output.collect(self._averager)
 
     def request_stop(self) -> None:
         """Tell all regions, with their next answers, to finish."""
@@ -118,4 +133,7 @@ class LocalAverager:
         self._alarm.set(None)
 
     def _on_wake(self) -> None:
-        self._answer(self.carry_out(Wake()).replies)
+        try:
+            self._answer(self.carry_out(Wake()).replies)
+        except Exception as error:  # this is a thread of its own: nobody else would hear of it
+            self._output.failure.note(error, "answers that were due")

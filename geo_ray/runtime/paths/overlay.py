@@ -70,7 +70,9 @@ class OverlayPath:
         self.home = AveragerHome(setting.home)
         self.stage = UpdateStage()
         commit = None if self._local is None else self._commit
-        self.vectors = OverlayVectors(setting, commit, endpoint)
+        self._failure = output.failure
+        self.vectors = OverlayVectors(setting, commit, endpoint, on_failure=self._failed)
+        self._failure.listen(self.vectors.fail)
         if self.vectors.fused and not mean.is_answer:
             self.vectors.close()
             raise InvariantError(f"an overlay without a root cannot carry {strategy}")
@@ -156,6 +158,9 @@ class OverlayPath:
         if any(reply.payload_P is not result_P for reply in replies):
             raise InvariantError("the answers to a round differ; an overlay carries one for all")
         return metas, mean_P if self.vectors.fused else result_P.contiguous().numpy()
+
+    def _failed(self, error: Exception) -> None:
+        self._failure.note(error, "the overlay")
 
     def _unasked(self, replies: Sequence[Reply]) -> None:
         raise InvariantError("an overlay has no answers but those of whole rounds")

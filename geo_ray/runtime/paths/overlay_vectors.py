@@ -93,6 +93,7 @@ class OverlayVectors:
         commit: only in the averager's region: combines a round.
         endpoint: this region's, whose messages of the kinds in `routes` come here.
         clock: None takes the machine's.
+        on_failure: hears of an error in the thread; None: whoever waits hears of it only.
 
     Attributes:
         fused: whether results go out before the coordinator has the whole sum; see `Policy`.
@@ -104,6 +105,7 @@ class OverlayVectors:
         commit: Commit | None,
         endpoint: Endpoint,
         clock: Clock | None = None,
+        on_failure: Callable[[Exception], None] | None = None,
     ) -> None:
         self._region = setting.region
         self._names = sorted(setting.regions)
@@ -113,6 +115,7 @@ class OverlayVectors:
         if (commit is not None) != (self._me == home):
             raise InvariantError(f"region '{setting.region}': only '{setting.home}' may commit")
         self._commit = commit
+        self._on_failure = on_failure
         self._clock = clock or SystemClock()
         config, num = setting.config, len(self._names)
         grid = grid_of(config, setting.num_params)
@@ -206,7 +209,7 @@ class OverlayVectors:
     def fail(self, error: GeoRayError) -> None:
         """Let whoever waits, or comes, end with ``error``."""
         with self._changed:
-            self._failure = error
+            self._failure = self._failure or error
             self._changed.notify_all()
 
     # ------------------------------------------------------------------ what arrives
@@ -307,6 +310,8 @@ class OverlayVectors:
                     self._drain()
             except Exception as error:  # nobody else would hear of it
                 log.exception("the overlay of region '%s' failed", self._region)
+                if self._on_failure is not None:
+                    self._on_failure(error)
                 self.fail(InvariantError(f"the overlay of region '{self._region}' failed: {error}"))
                 return
 

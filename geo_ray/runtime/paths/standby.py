@@ -25,6 +25,7 @@ from geo_ray.runtime.paths.local_averager import AveragerOutput
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.training.averager.home import AveragerHome
 from geo_ray.training.averager.log import BeginCheckpoint, Op, Skip, Stop, TakeIn
+from geo_ray.training.averager.stalled import open_requests
 from geo_ray.training.averager.standby import (
     AnswerOwn,
     AveragerRequest,
@@ -97,14 +98,14 @@ class StandbyPath:
         """See `UpdatePath`; the region may use its buffer again when it is answered."""
         # A copy: a message to a home that was cut off may leave long after another one's answer.
         kept = _copied(update)
-        request = AveragerRequest(TakeIn(kept))
         with self._changed:
-            self._node.caller.submit(kept)
+            asked = [AveragerRequest(op) for op in self._node.caller.submit(kept)]
             is_home = self._node.primary is not None
             if not is_home:
-                self._carry_out([SendMessage(self.home.region, request)])
+                self._carry_out([SendMessage(self.home.region, request) for request in asked])
         if is_home:
-            self._arrived(self._node.region, request)
+            for request in asked:
+                self._arrived(self._node.region, request)
         return self._answers.wait(update.seq, lambda: self.home.region)
 
     # ------------------------------------------------------------------ for the controller
@@ -136,7 +137,12 @@ class StandbyPath:
             primary = self._node.primary
             if primary is None:
                 return {"version": None}
-            return {"version": primary.averager.state.version, "ahead": primary.ahead}
+            averager = primary.averager
+            return {
+                "version": averager.state.version,
+                "ahead": primary.ahead,
+                "open": open_requests(averager),
+            }
 
     def close(self) -> None:
         """See `UpdatePath`."""
@@ -185,6 +191,10 @@ class StandbyPath:
     def refuse(self, update: Update, error: GeoRayError) -> None:
         """Refusals leave as messages of the node."""
 
+    def fail(self, error: Exception, doing: str) -> None:
+        """A thread of the stage has met an error."""
+        self._output.failure.note(error, doing)
+
     # ------------------------------------------------------------------ messages and effects
 
     def _on_message(self, peer: str, message: Message) -> None:
@@ -229,9 +239,10 @@ class StandbyPath:
                         self._begun[committed.op.id] = committed.outcome.done
                 case StandbyEvent():
                     self._note(effect)
-        averager = self._node.averager
-        if averager is not None:
-            self._output.collect(averager)
+        if self._node.averager is not None:
+            self._output.collect(self._node.averager)
+        elif self._node.shadow is not None and self._node.shadow.averager.failure is not None:
+            self._output.failure.note(self._node.shadow.averager.failure, "the standby")
         self._changed.notify_all()
 
     def _send(self, to: str, parsed: StandbyMessage) -> None:
@@ -258,9 +269,13 @@ class StandbyPath:
             to, message = item
             try:
                 self._endpoint.send(to, message)
-            except GeoRayError as error:
-                if not self._closed:
-                    log.warning("'%s' for region '%s' was not sent: %s", message.kind, to, error)
+            except Exception as error:
+                if self._closed:
+                    continue
+                if not isinstance(error, GeoRayError):
+                    self.fail(error, f"'{message.kind}' for region '{to}'")
+                    continue
+                log.warning("'%s' for region '%s' was not sent: %s", message.kind, to, error)
 
     def _watch(self) -> None:
         tick_s = min(_LONGEST_TICK_S, self._node.watch.takeover_s / 10)
@@ -268,8 +283,12 @@ class StandbyPath:
             with self._changed:
                 if self._changed.wait_for(lambda: self._closed, tick_s):
                     return
-                connected = [p for p, s in self._endpoint.stats().items() if s["connected"]]
-                self._carry_out(self._node.tick(time.monotonic(), connected))
+                try:
+                    connected = [p for p, s in self._endpoint.stats().items() if s["connected"]]
+                    self._carry_out(self._node.tick(time.monotonic(), connected))
+                except Exception as error:
+                    self.fail(error, "the watch over the averager")
+                    return
 
 
 def _copied(update: Update) -> Update:

@@ -232,6 +232,12 @@ class UploadCoordinator:
             self._timer.start()
 
     def _run(self) -> None:
+        try:
+            self._keep_time()
+        except Exception as error:
+            self._path.fail(error, "the transfers' time line")
+
+    def _keep_time(self) -> None:
         with self._changed:
             while not self._closed:
                 due_s = self._line.next_deadline_s()

@@ -26,7 +26,7 @@ from geo_ray.strategies.common.outer import OptimizerMemory
 class DelayedNesterov(StrictModel):
     """An outer optimizer for asynchronous updates."""
 
-    lr: float = Field(0.7, gt=0, description="outer learning rate")
+    lr: float = Field(0.7, gt=0, le=1e6, description="outer learning rate")
     momentum: float = Field(0.9, ge=0, lt=1, description="share of the last step that is kept")
     period: int | None = Field(
         None, ge=1, description="updates per step of the momentum (N); null: one per sender"

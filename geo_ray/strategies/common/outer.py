@@ -30,14 +30,16 @@ class OuterSgd(StrictModel):
     """A plain step."""
 
     kind: Literal["sgd"] = "sgd"
-    lr: float = Field(1.0, gt=0, description="outer learning rate; 1: the mean of the models")
+    lr: float = Field(
+        1.0, gt=0, le=1e6, description="outer learning rate; 1: the mean of the models"
+    )
 
 
 class OuterNesterov(StrictModel):
     """A step with Nesterov momentum."""
 
     kind: Literal["nesterov"] = "nesterov"
-    lr: float = Field(0.7, gt=0, description="outer learning rate")
+    lr: float = Field(0.7, gt=0, le=1e6, description="outer learning rate")
     momentum: float = Field(0.9, ge=0, lt=1, description="share of the last step that is kept")
 
 
@@ -45,7 +47,9 @@ class OuterAdam(StrictModel):
     """An adaptive step."""
 
     kind: Literal["adam"] = "adam"
-    lr: float = Field(1e-2, gt=0, description="outer learning rate: about the step per parameter")
+    lr: float = Field(
+        1e-2, gt=0, le=1e6, description="outer learning rate: about the step per parameter"
+    )
     beta1: float = Field(0.9, ge=0, lt=1, description="decay of the first moment")
     beta2: float = Field(0.99, ge=0, lt=1, description="decay of the second moment")
     eps: float = Field(1e-3, gt=0, description="added to the denominator")

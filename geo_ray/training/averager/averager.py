@@ -14,14 +14,19 @@ A pure state machine around a strategy's `on_update`. It adds what no strategy s
 - codecs: a strategy sees vectors only; what is coded is decoded after the check for repetitions
   and before anything else, and an answer that is given again is the same to the byte;
 - the end: final updates are held until every region's is in. A region that was to finish, and has
-  more to do after a resume, repeats its final update as an ordinary one.
+  more to do after a resume, repeats its final update as an ordinary one;
+- an end with a reason: what is raised while the state changes leaves it torn. It becomes `failure`,
+  and whatever is asked from then on raises that.
 
 Source of the cut: Chandy and Lamport, "Distributed Snapshots" (1985); reconstructed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
@@ -29,7 +34,7 @@ import torch
 from torch import Tensor
 
 from geo_ray.codecs.common.feedback import all_finite
-from geo_ray.errors import InvariantError, NonFiniteError
+from geo_ray.errors import AveragerFailedError, GeoRayError, InvariantError, NonFiniteError
 from geo_ray.strategies.base import AveragerState, Reply, Strategy, Update
 from geo_ray.strategies.common import additive
 from geo_ray.training.averager.averager_noise import AveragerNoise
@@ -37,6 +42,9 @@ from geo_ray.training.compute.flat import fragment_cuts
 from geo_ray.training.exchange.averager_wire import AveragerWire
 from geo_ray.training.exchange.saved import load_messages, save_messages
 from geo_ray.training.lazy_copy import LazyCopy, Unread
+from geo_ray.util.blame import summary
+
+log = logging.getLogger(__name__)
 
 _WIRE: Final = "wire/"
 _OPEN: Final = "open/"  # messages that were open, or answered, at the cut
@@ -80,6 +88,7 @@ class Averager:
         enough: rows of all regions together after which they are told to finish; None: no limit.
         samples: rows behind all updates so far.
         noise: what the regions' gradients say about each other.
+        failure: what ended it; None while it works.
     """
 
     strategy: Strategy
@@ -91,6 +100,7 @@ class Averager:
     goal: str = ""
     samples: int = 0
     noise: AveragerNoise = field(default_factory=AveragerNoise)
+    failure: GeoRayError | None = None
     _last: dict[str, tuple[int, int]] = field(default_factory=dict)
     _answers: dict[str, Reply] = field(default_factory=dict)
     _finals: dict[str, Update] = field(default_factory=dict)
@@ -127,9 +137,10 @@ class Averager:
     def on_wake(self) -> list[Reply]:
         """The time that the strategy asked for (`AveragerState.wake_s`) has come."""
         self._unread.secure()
-        self.state.wake_s = None
-        on_wake = self.strategy.traits.averager.on_wake
-        return [] if on_wake is None else self._publish(on_wake(self.state))
+        with self._changing():
+            self.state.wake_s = None
+            on_wake = self.strategy.traits.averager.on_wake
+            return [] if on_wake is None else self._publish(on_wake(self.state))
 
     def on_update(self, update: Update) -> list[Reply]:
         """Take in one update.
@@ -141,20 +152,25 @@ class Averager:
             InvariantError: for an unknown region or a payload of the wrong size.
             FrameError: if a coded payload makes no sense.
             ReferenceLostError: if it is a difference from something that is not here.
-            NonFiniteError: if the payload has NaN or infinity. After any error the state is
+            NonFiniteError: if the payload has NaN or infinity. After any of these the state is
                 unchanged.
+            GeoRayError: the averager has failed, see `failure`.
         """
+        self._check_works()
         if update.region not in self.state.members:
             raise InvariantError(f"update of '{update.region}', which is no member of this run")
         self._unread.secure()
         if (update.epoch, update.seq) <= self._last.get(update.region, (0, 0)):
             return self._repeat(update)
-        update = self._opened(update)
+        with self._changing(may_refuse=True):
+            update = self._opened(update)
+        with self._changing():
+            return self._take_in(update)
+
+    def _take_in(self, update: Update) -> list[Reply]:
         self._last[update.region] = (update.epoch, update.seq)
         self._answers.pop(update.region, None)
-        self.samples += update.num_samples
-        if self.enough is not None and self.samples >= self.enough:
-            self.request_stop()
+        self._count(update)
         if not update.final:
             return self._release_finals() + self._answer(update)
         self._finals[update.region] = update
@@ -175,6 +191,7 @@ class Averager:
             InvariantError: if it has the wrong size or the strategy has no use for sums.
             NonFiniteError: if it has NaN or infinity; the state is unchanged.
         """
+        self._check_works()
         combine = self.strategy.traits.averager.adds_up
         if combine is None:
             raise InvariantError(f"strategy {self.strategy} cannot take in a sum of updates")
@@ -185,29 +202,42 @@ class Averager:
                 return None
         self._check_vector(total_P, f"a sum of {[part.region for part in parts]}")
         self._unread.secure()
-        for part in parts:
-            self._last[part.region] = (part.epoch, part.seq)
-            self.samples += part.num_samples
-        return self._release_finals() + self._publish(
-            additive.relay_sum(self.state, parts, total_P, combine)
-        )
+        with self._changing():
+            for part in parts:
+                self._last[part.region] = (part.epoch, part.seq)
+                self._count(part)
+            return self._release_finals() + self._publish(
+                additive.relay_sum(self.state, parts, total_P, combine)
+            )
 
     def on_skip(self, region: str, epoch: int, seq: int) -> list[Reply]:
         """Answer an update that is too stale without taking it in."""
+        self._check_works()
         skipped = Update(region, epoch, seq, 0, 0, torch.empty(0))
         if region not in self.state.members:
             raise InvariantError(f"update of '{region}', which is no member of this run")
         if (epoch, seq) <= self._last.get(region, (0, 0)):
             return self._repeat(skipped)
         self._unread.secure()
-        self._last[region] = (epoch, seq)
-        return self._release_finals() + self._publish(
-            [additive.refresh(self.state, skipped, self.num_params)]
-        )
+        with self._changing():
+            self._last[region] = (epoch, seq)
+            return self._release_finals() + self._publish(
+                [additive.refresh(self.state, skipped, self.num_params)]
+            )
 
     def last(self, region: str) -> tuple[int, int]:
         """Epoch and number of the newest update of ``region`` that was taken in or given up."""
         return self._last.get(region, (0, 0))
+
+    @property
+    def unanswered(self) -> dict[str, int]:
+        """The numbers of the updates that were taken in and not answered yet, by region."""
+        answered = {region: reply.seq for region, reply in self._answers.items()}
+        return {
+            region: seq
+            for region, (_, seq) in self._last.items()
+            if region in self.state.members and answered.get(region) != seq
+        }
 
     @property
     def is_plain(self) -> bool:
@@ -217,6 +247,10 @@ class Averager:
     def leave(self, region: str) -> list[Reply]:
         """Go on without a region; whoever waited for it alone is answered."""
         self._unread.secure()
+        with self._changing():
+            return self._leave(region)
+
+    def _leave(self, region: str) -> list[Reply]:
         state = self.state
         state.members = tuple(name for name in state.members if name != region)
         for books in (self._finals, self._answers, state.waiting):
@@ -247,10 +281,10 @@ class Averager:
             halt: the regions stand still once they have copied theirs.
 
         Returns:
-            False if it cannot be yet: a region may hold answers of an averager that is lost, of
-            which this one does not know.
+            False if it cannot be: a region may hold answers of an averager that is lost, of which
+            this one does not know yet, or this one has failed.
         """
-        if self._unsettled:
+        if self._unsettled or self.failure is not None:
             return False
         changing, fixed, control = self._live()
         copies = self._unread.copy(changing, fixed)
@@ -262,6 +296,10 @@ class Averager:
         """This averager goes on for one that is lost, and may have answered more than is known."""
         self._mark = None
         self._unsettled = set(self.state.members)
+
+    def settle(self, region: str) -> None:
+        """A region holds no answers of an averager that is lost but those that are known here."""
+        self._unsettled.discard(region)
 
     def export(self) -> tuple[dict[str, Tensor], dict[str, object]]:
         """Copies of tensors, and plain values, for a checkpoint."""
@@ -346,6 +384,28 @@ class Averager:
 
     # ------------------------------------------------------------------ inside
 
+    def _check_works(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    @contextmanager
+    def _changing(self, *, may_refuse: bool = False) -> Iterator[None]:
+        """The state may change in here: whatever is raised ends the averager, but refusals."""
+        self._check_works()
+        try:
+            yield
+        except Exception as error:
+            if may_refuse and isinstance(error, GeoRayError):
+                raise
+            log.exception("the averager failed")
+            self.failure = _failure_of(self.strategy, error)
+            raise self.failure from error
+
+    def _count(self, update: Update) -> None:
+        self.samples += update.num_samples
+        if self.enough is not None and self.samples >= self.enough:
+            self.request_stop()
+
     def _opened(self, update: Update) -> Update:
         """The update as a vector that may be taken in."""
         update = self.wire.decode(update, self.num_params)
@@ -370,8 +430,9 @@ class Averager:
         newest = self._last[update.region] == (update.epoch, update.seq)
         answer, final = self._answers.get(update.region), self._finals.get(update.region)
         if newest and final is not None and not update.final:
-            del self._finals[update.region]  # after a resume its region has more to do
-            return self._answer(replace(final, final=False))
+            with self._changing():
+                del self._finals[update.region]  # after a resume its region has more to do
+                return self._answer(replace(final, final=False))
         return [answer] if answer is not None and newest else []
 
     def _finish(self) -> list[Reply]:
@@ -401,7 +462,6 @@ class Averager:
         replies = [self._marked(reply) for reply in self.wire.encode(answers)]
         for reply in replies:
             self._answers[reply.to] = reply
-            self._unsettled.discard(reply.to)
         return replies
 
     def _marked(self, reply: Reply) -> Reply:
@@ -422,3 +482,14 @@ class Averager:
             return []
         finals, self._finals = list(self._finals.values()), {}
         return [r for final in finals for r in self._answer(replace(final, final=False))]
+
+
+def _failure_of(strategy: Strategy, error: Exception) -> GeoRayError:
+    """The typed error of whatever a strategy, or what lies around it, has raised."""
+    if isinstance(error, GeoRayError):
+        return error
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return AveragerFailedError(
+        f"strategy '{strategy.kind}' failed in the averager: {summary(error)} "
+        f"({frame.filename}:{frame.lineno})"
+    )

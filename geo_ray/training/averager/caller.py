@@ -57,7 +57,6 @@ class Caller:
     _open: Update | None = None
     _kept: dict[int, _Kept] = field(default_factory=dict)
     _repeated: dict[int, _Kept] = field(default_factory=dict)
-    _early: tuple[Reply, int, int] | None = None
     _owed_P: Tensor | None = None
 
     @property
@@ -71,10 +70,14 @@ class Caller:
         mine = kept if self._open is None else [self._open, *kept]
         return next((u for u in mine if (u.epoch, u.seq) == (epoch, seq)), None)
 
-    def submit(self, update: Update) -> TakeIn:
-        """The region has a new request; there is none open."""
+    def submit(self, update: Update) -> list[TakeIn]:
+        """The region has a new request; there is none open.
+
+        Returns:
+            What to ask now: nothing while exchanges are repeated.
+        """
         self._open = update
-        return TakeIn(update)
+        return [] if self._repeated else [TakeIn(update)]
 
     def on_moved(self, last: tuple[int, int]) -> list[TakeIn | Skip]:
         """The averager has a new home.
@@ -83,9 +86,9 @@ class Caller:
             last: epoch and number of this region's newest update that is known there.
 
         Returns:
-            What to ask there, in order.
+            What to ask there, in order. The open request waits for the answers to those that are
+            repeated: whoever is answered it owes nothing any more.
         """
-        self._early = None
         self._repeated = {
             seq: kept
             for seq, kept in sorted(self._kept.items())
@@ -93,9 +96,11 @@ class Caller:
         }
         self._kept = {}
         asked: list[TakeIn | Skip] = [kept.op for kept in self._repeated.values()]
-        return asked if self._open is None else [*asked, TakeIn(self._open)]
+        if asked or self._open is None:
+            return asked
+        return [TakeIn(self._open)]
 
-    def on_reply(self, reply: Reply, number: int, stable: int) -> Reply | None:
+    def on_reply(self, reply: Reply, number: int, stable: int) -> Reply | TakeIn | None:
         """The averager answered.
 
         Args:
@@ -104,20 +109,14 @@ class Caller:
             stable: up to which entry the standby has everything.
 
         Returns:
-            The answer for the region; None if there is none for it (yet).
+            The answer for the region; or what to ask now; None if there is neither.
         """
         self._kept = {seq: kept for seq, kept in self._kept.items() if kept.number > stable}
         missing = self._repeated.pop(reply.seq, None)
         if missing is not None:
             self._owe(self._vector(reply, missing.update) - missing.merged_P)
-            if not self._repeated and self._early is not None:
-                early, self._early = self._early, None
-                return self._finish(*early)
-            return None
+            return None if self._repeated or self._open is None else TakeIn(self._open)
         if self._open is None or reply.seq != self._open.seq:
-            return None
-        if self._repeated:
-            self._early = (reply, number, stable)
             return None
         return self._finish(reply, number, stable)
 

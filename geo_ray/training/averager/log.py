@@ -86,7 +86,8 @@ class LogOutcome:
         replies: answers to open requests.
         done: whether it was possible: some parts of a sum may be in already, and a checkpoint must
             wait after a takeover.
-        error: why it was refused; the averager's state is unchanged.
+        error: why it was refused, and the averager's state is unchanged; or why the averager has
+            failed (`Averager.failure`).
     """
 
     replies: list[Reply]

@@ -14,7 +14,7 @@ had asked itself.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from geo_ray.errors import GeoRayError
@@ -176,6 +176,7 @@ class StandbyNode:
     watch: LivenessWatch
     primary: ReplicatedAverager | None = None
     shadow: ShadowAverager | None = None
+    _repeated: set[tuple[str, int]] = field(default_factory=set)  # regions, numbers of updates
 
     @property
     def home(self) -> AveragerHome:
@@ -191,7 +192,7 @@ class StandbyNode:
 
     def submit(self, update: Update) -> list[StandbyEffect]:
         """The own region has a request."""
-        return self._ask([self.caller.submit(update)])
+        return self._ask([*self.caller.submit(update)])
 
     def offer(self, op: Op) -> list[StandbyEffect]:
         """As the averager's home: carry ``op`` out, once the standby is near enough."""
@@ -200,13 +201,17 @@ class StandbyNode:
     def on_message(self, peer: str, message: StandbyMessage) -> list[StandbyEffect]:
         """Another region has sent ``message``; what does not fit its role is passed over."""
         match message:
-            case AveragerRequest(op, _):
-                return self.offer(op) if _sender(op) == peer else []
+            case AveragerRequest() as request:
+                return self._requested(request) if _sender(request.op) == peer else []
             case AveragerAnswer(epoch, reply, number, stable):
                 if AveragerHome(peer, epoch) != self.home:
                     return []
-                given = self.caller.on_reply(reply, number, stable)
-                return [] if given is None else [AnswerOwn(given)]
+                match self.caller.on_reply(reply, number, stable):
+                    case TakeIn() as op:
+                        return self._ask([op])
+                    case Reply() as given:
+                        return [AnswerOwn(given)]
+                return []
             case AveragerRefusal(epoch, seq, error):
                 from_home = AveragerHome(peer, epoch) == self.home
                 return [RefuseOwn(seq, error)] if from_home and self.caller.refused(seq) else []
@@ -235,16 +240,14 @@ class StandbyNode:
     # ------------------------------------------------------------------ as a region
 
     def _ask(self, ops: list[TakeIn | Skip]) -> list[StandbyEffect]:
-        if self.primary is not None:
-            return [effect for op in ops for effect in self.offer(op)]
         open_update = self.caller.open
-        return [
-            SendMessage(
-                self.home.region,
-                AveragerRequest(op, not (isinstance(op, TakeIn) and op.update is open_update)),
-            )
+        asked = [
+            AveragerRequest(op, not (isinstance(op, TakeIn) and op.update is open_update))
             for op in ops
         ]
+        if self.primary is not None:
+            return [effect for request in asked for effect in self._requested(request)]
+        return [SendMessage(self.home.region, request) for request in asked]
 
     def _follow(self, home: AveragerHome, last: tuple[int, int]) -> list[StandbyEffect]:
         if not self.watch.follow(home):
@@ -271,6 +274,16 @@ class StandbyNode:
 
     # ------------------------------------------------------------------ as the averager's home
 
+    def _requested(self, request: AveragerRequest) -> list[StandbyEffect]:
+        if request.again:
+            self._repeated.add(_name(request.op))
+        return self.offer(request.op)
+
+    def _settle(self, reply: Reply) -> None:
+        """Whose open request is answered has repeated all that the averager did not know."""
+        if self.primary is not None and (reply.to, reply.seq) not in self._repeated:
+            self.primary.averager.settle(reply.to)
+
     def _carry(self, steps: list[ShipEntry | EntryCommitted]) -> list[StandbyEffect]:
         effects: list[StandbyEffect] = []
         epoch, standby = self.home.epoch, self.watch.standby
@@ -283,6 +296,7 @@ class StandbyNode:
             effects.append(EntryDone(step))
             effects += self._refuse(step)
             for reply in step.outcome.replies:
+                self._settle(reply)
                 effects += self._answer(
                     reply.to, AveragerAnswer(epoch, reply, step.number, step.stable)
                 )
@@ -317,3 +331,7 @@ class StandbyNode:
 
 def _sender(op: TakeIn | Skip) -> str:
     return op.update.region if isinstance(op, TakeIn) else op.region
+
+
+def _name(op: TakeIn | Skip) -> tuple[str, int]:
+    return _sender(op), op.update.seq if isinstance(op, TakeIn) else op.seq

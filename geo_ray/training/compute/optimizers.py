@@ -17,7 +17,7 @@ class Sgd(StrictModel):
     """Plain stochastic gradient descent."""
 
     kind: Literal["sgd"] = "sgd"
-    lr: float = Field(0.1, gt=0, description="learning rate")
+    lr: float = Field(0.1, gt=0, le=1e6, description="learning rate")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty")
     schedule: RateSchedule | None = Field(
         None, description="learning rate over time; null: constant"
@@ -32,7 +32,7 @@ class Momentum(StrictModel):
     """SGD with heavy-ball or Nesterov momentum."""
 
     kind: Literal["momentum"] = "momentum"
-    lr: float = Field(0.05, gt=0, description="learning rate")
+    lr: float = Field(0.05, gt=0, le=1e6, description="learning rate")
     momentum: float = Field(0.9, gt=0, lt=1, description="share of the last step that is kept")
     nesterov: bool = Field(False, description="look ahead")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty")
@@ -55,7 +55,7 @@ class AdamW(StrictModel):
     """AdamW (Loshchilov and Hutter, 2019)."""
 
     kind: Literal["adamw"] = "adamw"
-    lr: float = Field(1e-3, gt=0, description="learning rate")
+    lr: float = Field(1e-3, gt=0, le=1e6, description="learning rate")
     beta1: float = Field(0.9, ge=0, lt=1, description="decay of the first moment")
     beta2: float = Field(0.999, ge=0, lt=1, description="decay of the second moment")
     eps: float = Field(1e-8, gt=0, description="added to the denominator")

@@ -211,6 +211,17 @@ class Server:
             self.wire.reopen(update)
 
     @property
+    def stands_still_for(self) -> int | None:
+        """The number of the request without whose answer nothing happens here; None: something may.
+
+        All workers are here and wait, and so does the region.
+        """
+        computing = self._joined - self._idle - set(self._pushes)
+        waits = self.phase in {"waiting", "must_send", "finishing"} and self.link_busy
+        is_whole = len(self._joined) == self.plan.num_workers
+        return self.seq if waits and is_whole and not computing else None
+
+    @property
     def exhausted(self) -> bool:
         """Whether too many steps in a row had no usable gradient."""
         return self.refused_in_a_row >= self.plan.max_refused

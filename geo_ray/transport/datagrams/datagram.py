@@ -2,9 +2,10 @@
 
     version 1 | session 8 | number 8 | AES-256-GCM of the body, with a tag of 16
 
-The first 17 bytes are authenticated, too. The key is random per session and is sent over the
-authenticated connection. Numbers begin at 1 and never repeat under one key, so they serve as the
-nonce. A `ReplayWindow` accepts each number once, in any order within its length.
+The first 17 bytes are authenticated, too. The key is derived by both ends from the keys of their
+connection and the session's number; it is never sent. Numbers begin at 1 and never repeat under
+one key, so they serve as the nonce. A `ReplayWindow` accepts each number once, in any order within
+its length.
 
 The body is a few blocks of one update:
 
@@ -26,6 +27,8 @@ from typing import Final, Self
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from geo_ray.errors import FrameError
 
@@ -35,6 +38,8 @@ TUNNEL_DATAGRAM_BYTES: Final = 1232
 
 SESSION_BYTES: Final = 8
 KEY_BYTES: Final = 32
+MOST_UNDER_ONE_KEY: Final = 2**23
+"""Datagrams; some 10 GB, a third of what AES-GCM is good for."""
 REPLAY_WINDOW: Final = 8192
 
 _VERSION: Final = 1
@@ -58,9 +63,15 @@ class Secret:
     key: bytes = field(repr=False)
 
     @classmethod
-    def make(cls) -> Self:
-        """Make a secret with a random session number and key."""
-        return cls(secrets.token_bytes(SESSION_BYTES), secrets.token_bytes(KEY_BYTES))
+    def derived(cls, session: bytes, link_key: bytes) -> Self:
+        """Return the secret of a session.
+
+        Args:
+            session: number of the session, see `new_session`.
+            link_key: what both ends derive from their connection for datagrams one way.
+        """
+        info = b"geo_ray datagrams" + session
+        return cls(session, HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(link_key))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +129,11 @@ def blocks_per_datagram(block_bytes: int) -> int:
     together = (TUNNEL_DATAGRAM_BYTES - _OVERHEAD_BYTES) // each_bytes
     is_single = each_bytes <= MAX_DATAGRAM_BYTES - _OVERHEAD_BYTES
     return min(255, max(together, int(is_single)))
+
+
+def new_session() -> bytes:
+    """Return the number of a new session."""
+    return secrets.token_bytes(SESSION_BYTES)
 
 
 class Sealer:

@@ -1,9 +1,9 @@
 """One UDP socket of an endpoint, for blocks that may be lost: receives them and reports on them.
 
 The socket has the number of the endpoint's TCP port if that is free, so that a firewall needs one
-rule. The real number and the key of a session are sent over the connection. A datagram of no known
-session is dropped before anything else is done with it. One thread, which sleeps while nothing
-arrives.
+rule. The real number is sent over the connection, from whose keys both ends derive that of a
+session. A datagram of no known session is dropped before anything else is done with it. One
+thread, which sleeps while nothing arrives.
 """
 
 from __future__ import annotations
@@ -98,13 +98,11 @@ class UdpChannel:
         """The bound port."""
         return sockets.address_of(self._sock)[1]
 
-    def expect(self, peer: str) -> Secret:
-        """Begin a new session for datagrams of ``peer``; older sessions of that peer end."""
-        secret = Secret.make()
+    def expect(self, peer: str, secret: Secret) -> None:
+        """Begin a session for datagrams of ``peer``; older sessions of that peer end."""
         with self._lock:
             mine = {k: s for k, s in self._sessions.items() if s.peer != peer}
             self._sessions = {**mine, secret.session: _Session(peer, secret, Opener(secret))}
-        return secret
 
     def send(self, datagram: bytes, address: Address, tos: int = 0) -> None:
         """Send a datagram; one that the system does not take counts as lost.

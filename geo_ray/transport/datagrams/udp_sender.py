@@ -112,6 +112,12 @@ class UdpSender:
         """The share of datagrams lost recently; None if it is not known."""
         return self._rate.loss
 
+    @property
+    def sealed(self) -> int:
+        """The count of datagrams under the present key."""
+        sealer = self._sealer
+        return 0 if sealer is None else sealer.number
+
     def use(self, secret: Secret) -> None:
         """Send under this session from now on."""
         start_mbps = self._start_mbps()

@@ -32,7 +32,9 @@ _LOGGER = logging.getLogger(__name__)
 _LONGEST_WAIT_S: Final = 0.5
 _ASK_KERNEL_S: Final = 1.0
 _DIALS_AT_ONCE: Final = 16
+_LAST_CALL: Final = 1.1  # of the limits of a stream: then it ends whatever is under way
 _REDIAL_S: Final = 1.0
+_CUT_TIMEOUTS: Final = 3  # in a row; one or two come of lost packets
 _LARGEST_CHUNK_BYTES: Final = 1024**2  # taken from peers whose `chunk_bytes` is larger
 
 Counts = list[dict[str, int]]
@@ -90,6 +92,7 @@ class Connection:
         self._last_number = 0
         self._has_met = False  # whether the peer's loop has sent anything
         self._redial_at_s = 0.0
+        self._spent: Stream | None = None  # to be replaced by another
         self._wish = 0  # number of streams that the peer asked for
         self._told_wish = 0
         self._heard_s = self._asked_s = self._turned_s = clock.now_s()
@@ -151,6 +154,14 @@ class Connection:
         """Return the seconds since anything was received from the peer."""
         return self._clock.now_s() - self._heard_s
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the path seems to be cut, so that TCP waits twice as long before each try.
+
+        The kernel of a peer that is busy answers.
+        """
+        return self._control.timeouts >= _CUT_TIMEOUTS
+
     def stuck_s(self) -> float:
         """Return the seconds since the loop last turned; it waits for half of one at most."""
         return self._clock.now_s() - self._turned_s
@@ -159,6 +170,12 @@ class Connection:
     def streams(self) -> int:
         """The number of open data streams."""
         return len(self._data)
+
+    @property
+    def peer_serials(self) -> set[int]:
+        """The serial numbers of the certificates that the peer showed, one per stream or less."""
+        serials = {stream.peer_serial for stream in [self._control, *self._data]}
+        return {serial for serial in serials if serial is not None}
 
     @property
     def is_encrypted(self) -> bool:
@@ -276,6 +293,24 @@ class Connection:
         counts = [stream.segments_since() for stream in [self._control, *self._data]]
         sent, lost = (sum(column) for column in zip(*counts, strict=True))
         self._session.flow.on_segments(now_s, sent, lost)
+        if self.dialed and not self._finishing:
+            self._renew(now_s)
+
+    def _renew(self, now_s: float) -> None:
+        """Replace streams whose keys have served long enough, one at a time.
+
+        The control stream's end is that of the connection, which is dialed anew at once; it comes
+        while nothing is under way, if such a moment comes within a tenth of the time.
+        """
+        config = self._config
+        limits = config.max_stream_bytes, config.max_stream_age_s
+        patience = _LAST_CALL if self._session.in_flight_bytes(ALL_LANES) else 1.0
+        if self._control.is_spent(now_s, *(patience * limit for limit in limits)):
+            self.end("its keys have served long enough; it is dialed anew")
+            return
+        if self._spent not in self._live():
+            spent = (stream for stream in self._live() if stream.is_spent(now_s, *limits))
+            self._spent = next(spent, None)
 
     # ------------------------------------------------------------------ streams
 
@@ -286,6 +321,7 @@ class Connection:
         chunk_bytes = max(config.chunk_bytes, _LARGEST_CHUNK_BYTES)
         limits = FrameLimits(meta_bytes, chunk_bytes, not stream.is_tls)
         stream.open(limits, partial(self._chunk_receiver.place, stream))
+        stream.opened_s = self._clock.now_s()
         self._selector.register(stream.sock, selectors.EVENT_READ, stream)
 
     def _take_attached(self) -> None:
@@ -326,6 +362,11 @@ class Connection:
         if not self._has_met:
             return  # it may not have adopted this connection, and would refuse its streams
         want = min(self._config.max_streams, max(mine, self._wish))
+        if self._spent in self._live():
+            if len(self._live()) > want and self._spent is not None:  # its successor is there
+                self._send_bye(self._spent)
+            else:
+                want += 1
         for stream in sorted(self._live(), key=lambda each: each.number)[want:]:
             self._send_bye(stream)
         with self._lock:

@@ -38,6 +38,9 @@ class Connector:
         shapers: emulated links by destination region.
         encryption: which connections are encrypted.
         find: returns the session with a region, or None; it is also asked about unknown regions.
+
+    Attributes:
+        encryption: as given.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class Connector:
         self._config = config
         self._clock = clock
         self._shapers = shapers
-        self._encryption = encryption
+        self.encryption = encryption
         self._find = find
         self._lock = threading.Lock()
         self._pending: set[socket.socket] = set()
@@ -89,14 +92,37 @@ class Connector:
             return {} if number else session.admit({**theirs, "stream": 0})
 
         with self._interruptible(sock):
-            sock = self._encryption.dialed(sock)
+            sock = self.encryption.dialed(sock)
         with self._interruptible(sock):  # wrapping a socket in TLS detaches the original
-            self._encryption.shake_hands(sock)
-            self._encryption.expect(sock, session.peer)
+            self.encryption.shake_hands(sock)
+            self.encryption.expect(sock, session.peer)
             hello: Meta = {"to": session.peer, "stream": number, "link": link_id}
             side = self._side(sock, hello, admit, lambda: session.peer)
             greeting = self._explained(lambda: greet(sock, side), session.peer)
             return self._stream(sock, number, greeting, side)
+
+    def reach(self, address: Address, is_over: Callable[[], bool]) -> bool:
+        """Ask a listener for a TCP connection every second, and end it at once.
+
+        Args:
+            address: where the region listens.
+            is_over: asked ten times per second; True gives up.
+
+        Returns:
+            Whether there is a path.
+        """
+        config = self._config
+        try:
+            sock = sockets.connect_first(
+                sockets.resolve(address),
+                0,
+                config.peer_timeout_s + config.connect_timeout_s,
+                lambda: self._closed.is_set() or is_over(),
+            )
+        except OSError:
+            return False
+        sock.close()
+        return True
 
     def receive(self, sock: socket.socket) -> Stream:
         """Authenticate an accepted socket.
@@ -116,7 +142,7 @@ class Connector:
             self._check(theirs)
             expect_same("destination", theirs.get("to"), self._identity.region)
             peer = text(theirs, "region")
-            self._encryption.expect(sock, peer)
+            self.encryption.expect(sock, peer)
             number, session = count(theirs, "stream"), self._find(peer)
             if session is not None:
                 return session.admit(theirs)
@@ -127,9 +153,9 @@ class Connector:
         with self._interruptible(sock):
             sock.settimeout(self._config.handshake_timeout_s)
             self._tune(sock)
-            sock = self._encryption.accepted(sock)
+            sock = self.encryption.accepted(sock)
         with self._interruptible(sock):
-            self._encryption.shake_hands(sock)
+            self.encryption.shake_hands(sock)
             side = self._side(sock, {}, admit, lambda: peer)
             greeting = self._explained(lambda: welcome(sock, side), "a stranger")
             return self._stream(sock, count(greeting.hello, "stream"), greeting, side)

@@ -61,10 +61,11 @@ class Dialer:
         self._address = address
         self._quiet = RateLimitedLog(_LOGGER)
         self._closed = threading.Event()
-        self._lock = threading.Lock()  # guards the keepers
+        self._lock = threading.Lock()  # guards the two below
         self._keepers: dict[
             str, object | None
         ] = {}  # by region that is dialed, the present thread's own
+        self._probed: set[str] = set()  # regions to which a path is looked for
         self._pools: list[AcceptPool] = []
 
     def close(self) -> None:
@@ -78,6 +79,7 @@ class Dialer:
     def watch(self, sessions: Callable[[], list[Session]]) -> None:
         """Prove until closed that every session makes progress; runs in a thread of its own.
 
+        It also looks for certificates that have changed, and ends links whose peer's is revoked.
         A connection whose loop stands still is given up, and a region whose thread has ended or
         stands still is dialed by another thread.
         """
@@ -87,6 +89,7 @@ class Dialer:
             waited_s, looked_s = self._clock.now_s() - looked_s, self._clock.now_s()
             if waited_s > every_s + _STUCK_MIN_S / 2:
                 continue  # the whole process stood still
+            self._connector.encryption.refresh()
             for session in sessions():
                 try:
                     self._check(session)
@@ -94,12 +97,33 @@ class Dialer:
                     self._quiet.warning(f"watch {session.peer}", f"region {session.peer}: {error}")
 
     def _check(self, session: Session) -> None:
+        session.give_up_revoked(self._connector.encryption.is_revoked)
         limit_s = self._config.peer_timeout_s + 2 * self._config.heartbeat_s
         was_stuck = session.give_up_stuck(max(_STUCK_MIN_S, limit_s))
         with self._lock:
             is_dialed = session.peer in self._keepers
             if is_dialed and (was_stuck or self._keepers[session.peer] is None):
                 self._start_keeper(session)
+            connection = session.cut_connection() if is_dialed else None
+            if connection is not None and session.peer not in self._probed:
+                work = partial(self._look_for_path, session, connection)
+                self._workers.start(f"wan-probe-{session.peer}", work)
+                self._probed.add(session.peer)
+
+    def _look_for_path(self, session: Session, connection: Connection) -> None:
+        """Give up a connection once there is a path again which its TCP has not noticed.
+
+        After an outage TCP tries again only when its pause is over, which is as long as the outage
+        was. A request for another connection costs a packet and tells at once.
+        """
+        try:
+            address = self._address(session.peer)
+            is_cut = partial(_is_cut, session, connection)
+            if self._connector.reach(address, lambda: not is_cut()) and is_cut():
+                connection.end("the path is back before TCP has noticed; it is dialed anew")
+        finally:
+            with self._lock:
+                self._probed.discard(session.peer)
 
     def _start_keeper(self, session: Session) -> None:
         keeper = self._keepers[session.peer] = object()
@@ -218,6 +242,10 @@ class Dialer:
             raise
         _attach(connection, stream)
         return None
+
+
+def _is_cut(session: Session, connection: Connection) -> bool:
+    return session.cut_connection() is connection
 
 
 def _attach(connection: Connection, stream: Stream) -> None:

@@ -222,6 +222,33 @@ class Endpoint:
                 f"region {peer} has not acknowledged everything within {timeout_s} s"
             )
 
+    def link_key(
+        self, peer: str, purpose: bytes, *, outgoing: bool, link_id: str | None = None
+    ) -> tuple[str, bytes]:
+        """Derive a key that only this end and the other end of a connection can have.
+
+        Args:
+            peer: the other region.
+            purpose: what it is for; another purpose gives another key.
+            outgoing: whether it protects what goes to the peer, or what comes from there.
+            link_id: of the connection; None takes the present one.
+
+        Returns:
+            The connection's id, which the other end must name, and 32 bytes.
+
+        Raises:
+            LinkDownError: the region is unknown, or the connection is another one now, or none.
+        """
+        return self._expect(peer).link_key(purpose, outgoing=outgoing, link_id=link_id)
+
+    def use_certificate(self, certificate: TlsSource) -> None:
+        """Use another certificate from the next handshake on; connections stay as they are.
+
+        Raises:
+            CertificateError: it cannot be used; the earlier one stays.
+        """
+        self._connector.encryption.use(certificate)
+
     def stats(self) -> dict[str, PeerStats]:
         """Return counters by peer region; see `PeerStats`."""
         with self._changed:

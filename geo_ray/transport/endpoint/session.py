@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Container
 from dataclasses import asdict
 from typing import Final
@@ -18,6 +19,7 @@ from geo_ray.transport.endpoint.incarnation import Incarnation
 from geo_ray.transport.endpoint.outbox import Chunk, Key, Outbox
 from geo_ray.transport.endpoint.traffic_counters import TrafficCounters
 from geo_ray.transport.flow.control import FlowControl
+from geo_ray.transport.security.encryption import revoked
 from geo_ray.transport.wire.fields import count, counts
 from geo_ray.transport.wire.frames import check_sendable, view_of
 from geo_ray.transport.wire.message import (
@@ -64,7 +66,9 @@ class Session:
         held: HeldBytes,
     ) -> None:
         self.peer = peer
-        self.flow = FlowControl(config, is_shaped=is_shaped)
+        self.flow = FlowControl(
+            config, is_shaped=is_shaped, unix_offset_s=time.time() - time.monotonic()
+        )
         self.inbox = Inbox(peer, callbacks, self._let_go, self._taken)
         self._region = identity.region
         self._config = config
@@ -260,6 +264,28 @@ class Session:
             connection.run()
         finally:
             self._ended(connection)
+
+    def cut_connection(self) -> Connection | None:
+        """Return the connection if its path seems to be cut; see `Connection.is_cut`."""
+        with self._changed:
+            connection = self._connection
+        return connection if connection is not None and connection.is_cut else None
+
+    def give_up_revoked(self, is_revoked: Callable[[int], bool]) -> None:
+        """End a connection to a peer that has shown a certificate which counts no more."""
+        with self._changed:
+            connection = self._connection
+        if connection is not None and any(map(is_revoked, connection.peer_serials)):
+            connection.end(revoked(self.peer))
+
+    def link_key(self, purpose: bytes, *, outgoing: bool, link_id: str | None) -> tuple[str, bytes]:
+        """See `Endpoint.link_key`."""
+        with self._changed:
+            connection = self._connection
+        if connection is None or link_id not in (None, connection.greeting.link_id):
+            raise LinkDownError(f"the connection to region {self.peer} is another one now, or none")
+        greeting = connection.greeting
+        return greeting.link_id, greeting.derive_key(purpose, outgoing=outgoing)
 
     def give_up_stuck(self, limit_s: float) -> bool:
         """Give up a connection whose loop has not turned for that long; return whether it did."""

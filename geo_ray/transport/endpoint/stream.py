@@ -14,6 +14,7 @@ from geo_ray.transport.emulation.link_model import CHUNK_BYTES
 from geo_ray.transport.emulation.shaper import Shaper, regroup
 from geo_ray.transport.endpoint.outbox import Chunk, Key
 from geo_ray.transport.flow.tcp_info import TcpInfo, read_tcp_info
+from geo_ray.transport.security.tls import peer_serial
 from geo_ray.transport.wire import sockets
 from geo_ray.transport.wire.frame_reader import FrameReader, Place
 from geo_ray.transport.wire.frames import Frame, FrameKind, FrameLimits, encode
@@ -48,6 +49,8 @@ class Stream:
         sent_bye: whether this side has sent BYE.
         received_bye: whether the other side has.
         is_closed: its socket is free.
+        opened_s: time at which it was taken into use; set by the owner.
+        peer_serial: of the other end's certificate; None without TLS.
     """
 
     def __init__(
@@ -64,10 +67,11 @@ class Stream:
         self.sent: dict[str, int] = {}
         self.received: dict[str, int] = {TRANSPORT: handshake_bytes}
         self.has_moved = self.is_closed = False
-        self.progress_s = 0.0
+        self.progress_s = self.opened_s = 0.0
         self.is_draining = self.sent_bye = self.received_bye = False
         self.sock = sock
         self._is_tls = isinstance(sock, ssl.SSLSocket)
+        self.peer_serial = peer_serial(sock) if isinstance(sock, ssl.SSLSocket) else None
         self._shaper = shaper
         self._queue: deque[tuple[float, memoryview, str]] = deque()  # (when, bytes, class)
         self._reader: FrameReader | None = None
@@ -88,6 +92,11 @@ class Stream:
     def is_tls(self) -> bool:
         """Whether payloads are encrypted, and need no digest of their own."""
         return self._is_tls
+
+    def is_spent(self, now_s: float, most_bytes: float, most_s: float) -> bool:
+        """Whether its keys have served for as many bytes one way, or as long, as they may."""
+        carried_bytes = max(sum(self.sent.values()), sum(self.received.values()))
+        return carried_bytes >= most_bytes or now_s - self.opened_s >= most_s
 
     # ------------------------------------------------------------------ out
 
@@ -186,6 +195,11 @@ class Stream:
             return 0, 0
         earlier, self._tcp_info = self._tcp_info, info
         return info.segments_since(earlier)
+
+    @property
+    def timeouts(self) -> int:
+        """See `TcpInfo.timeouts`; as of the last `segments_since`."""
+        return 0 if self._tcp_info is None else self._tcp_info.timeouts
 
     # ------------------------------------------------------------------ in
 

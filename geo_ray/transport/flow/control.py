@@ -33,6 +33,7 @@ class FlowControl:
     Args:
         config: bounds.
         is_shaped: an emulated link needs neither window nor streams: it is a queue of its own.
+        unix_offset_s: see `Window`.
 
     Attributes:
         window: how much may be under way.
@@ -40,8 +41,11 @@ class FlowControl:
         estimate: what was learned about the link, as of a second ago; any thread may read it.
     """
 
-    def __init__(self, config: TransportConfig, *, is_shaped: bool) -> None:
-        self.window = Window(_CHUNKS_IN_WINDOW * _SHORTEST_BYTES)
+    def __init__(
+        self, config: TransportConfig, *, is_shaped: bool, unix_offset_s: float = 0.0
+    ) -> None:
+        self.window = Window(_CHUNKS_IN_WINDOW * _SHORTEST_BYTES, unix_offset_s)
+        self._now_s = 0.0
         self._estimator = LinkEstimator()
         self.estimate: LinkEstimate = self._estimator.snapshot(0.0)
         self._estimated_s = 0.0
@@ -94,10 +98,11 @@ class FlowControl:
 
     def may_send(self, in_flight_bytes: int) -> bool:
         """Return whether the window has room for a chunk."""
-        return self._is_shaped or in_flight_bytes < self.window.size_bytes
+        return self._is_shaped or in_flight_bytes < self.window.room_bytes(self._now_s)
 
     def on_rtt(self, now_s: float, rtt_s: float) -> None:
         """Take in a heartbeat's round trip; the first one tells the distance of the peer."""
+        self._now_s = now_s
         self.window.on_rtt(now_s, rtt_s)
         self._estimator.on_rtt(now_s, rtt_s)
         if self._count is None:
@@ -129,7 +134,7 @@ class FlowControl:
             has_more: whether something waits that is not under way.
             waits: whether it waits for a stream although the window has room.
         """
-        self._had_more = has_more
+        self._now_s, self._had_more = now_s, has_more
         if now_s - self._estimated_s >= _ESTIMATE_EVERY_S:
             self._estimated_s = now_s
             self.estimate = self._estimator.snapshot(now_s)

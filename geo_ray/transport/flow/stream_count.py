@@ -3,9 +3,10 @@
 One TCP stream fills a clean link, a tenth of a long lossy one, and only its own share of a link
 that caps every flow. So the number is tried, not computed: while data waits for streams although
 the link has no queue, the number of streams is doubled. If four times as many streams carried
-hardly more, the earlier number is used again, and the next try waits for a minute. (A comparison
-with twice as many would not be a test: after a pause a burst takes whole round trips, and the
-goodput of a lossy link varies by more than that.)
+hardly more, the earlier number is used again, and the next try waits for a minute, and twice as
+long after each that failed. (A comparison with twice as many would not be a test: after a pause a
+burst takes whole round trips, and the goodput of a lossy link varies by more than that.) A burst
+that twice as many made very much slower is a test: their first flights overflowed a queue.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ _BETTER: Final = 1.15
 _LOOK_BACK: Final = 2  # number of doublings that are compared
 _SETTLED: Final = 3  # stretches at a level before it is compared; TCP ramps up in the first
 _EASY: Final = 20  # stretches without waiting after which fewer streams are tried
+_LONG: Final = 0  # the kind of all long transfers
+_MUCH_WORSE: Final = 0.6  # of the worst at the level below: one burst is enough to go back
+_MOST_PATIENCE: Final = 16  # times the first wait
 _WAITED: Final = 0.2  # share of the time; below it, streams are not what delays the data
 
 
@@ -59,10 +63,18 @@ class _Climb:
     path: dict[int, float] = field(default_factory=dict)  # scores of the levels below
     easy: int = 0
     blocked_until_s: float = 0.0
+    patience: int = 1  # how many times `_MEMORY_S` the next failure blocks
     given_up: float = 0.0  # score of the level that carried hardly more
 
     def move(self, index: int) -> None:
         self.index, self.scores, self.easy = index, [], 0
+
+    def give_up(self, now_s: float, index: int, score: float) -> None:
+        """Go back to fewer streams; ``score`` is what those on trial carried."""
+        self.blocked_until_s, self.given_up = now_s + self.patience * _MEMORY_S, score
+        self.patience = min(2 * self.patience, _MOST_PATIENCE)
+        self.path.clear()
+        self.move(index)
 
 
 class StreamCount:
@@ -97,11 +109,16 @@ class StreamCount:
         if stretch.streams != self.target or stretch.lasted_s <= 0.0:
             return self.target
         present = self._levels.index(self.target)
-        climb = self._climbs.setdefault(self._kind(stretch, present), _Climb(present))
+        kind = self._kind(stretch, present)
+        climb = self._climbs.setdefault(kind, _Climb(present))
         climb.seen_s = now_s
         if climb.index != present:  # another kind wants more
             return self.target
         climb.scores.append(stretch.score)
+        below = climb.path.get(present - 1, 0.0)
+        if kind != _LONG and stretch.score < _MUCH_WORSE * below:
+            climb.give_up(now_s, present - 1, stretch.score)
+            return self.target
         waits = stretch.waited > _WAITED
         climb.easy = 0 if waits else climb.easy + 1
         if len(climb.scores) >= _SETTLED:
@@ -117,18 +134,17 @@ class StreamCount:
             on_trial = climb.index == present and len(climb.scores) < _SETTLED
             if on_trial and stretch.score < climb.path.get(present - 1, 0.0):
                 return kind  # bursts last so long now that none is whole
-        return 0
+        return _LONG
 
     def _judge(self, now_s: float, climb: _Climb, *, waits: bool) -> None:
         # New streams begin with a burst, so the level below is compared by its worse stretch.
         lower, upper = min(climb.scores[-_SETTLED:]), max(climb.scores[-_SETTLED:])
         before = climb.path.pop(climb.index - _LOOK_BACK, None)  # compared only once
         if before is not None and upper < _BETTER * before:
-            climb.blocked_until_s, climb.given_up = now_s + _MEMORY_S, upper
-            climb.path.clear()
-            climb.move(climb.index - _LOOK_BACK)
+            climb.give_up(now_s, climb.index - _LOOK_BACK, upper)
         elif waits and (now_s >= climb.blocked_until_s or _BETTER * upper < climb.given_up):
             climb.given_up, climb.blocked_until_s = 0.0, now_s
+            climb.patience = 1 if before is not None else climb.patience  # more did carry more
             climb.path[climb.index] = lower
             climb.move(climb.index + 1)
         elif climb.easy >= _EASY and climb.index > self._first:

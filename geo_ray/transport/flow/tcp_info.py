@@ -13,6 +13,7 @@ from typing import Final
 
 _ASK_BYTES: Final = 512  # larger than the struct of any kernel
 _NEEDED_BYTES: Final = 168  # up to tcpi_delivery_rate, Linux 4.9
+_TIMEOUTS_BYTE: Final = 2
 _RTT, _RTT_VAR, _CWND = 68, 72, 80
 _TOTAL_RETRANS: Final = 100
 _BYTES_ACKED: Final = 120
@@ -38,6 +39,8 @@ class TcpInfo:
         app_limited: the sender had too little to send for the rate to say much.
         bytes_acked: acknowledged by the other end's kernel.
         window_segments: congestion window.
+        timeouts: retransmission timeouts in a row that brought no answer of the other end's kernel;
+            the pause before the next one doubles each time.
     """
 
     segments_out: int
@@ -50,6 +53,7 @@ class TcpInfo:
     app_limited: bool
     bytes_acked: int
     window_segments: int
+    timeouts: int = 0
 
     def segments_since(self, earlier: TcpInfo | None) -> tuple[int, int]:
         """Return segments sent and lost since an earlier reading of the socket, or since its start.
@@ -99,6 +103,7 @@ def parse(data: bytes) -> TcpInfo | None:
         app_limited=bool(data[_APP_LIMITED_BYTE] & _APP_LIMITED_BIT),
         bytes_acked=bytes_acked,
         window_segments=cwnd,
+        timeouts=data[_TIMEOUTS_BYTE],
     )
 
 

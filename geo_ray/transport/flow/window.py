@@ -5,6 +5,10 @@ window of its own, over all streams, that aims at a short queue like LEDBAT (RFC
 grows while round trips are shorter than the aim, whatever was lost, and shrinks while they are
 longer. Unlike LEDBAT's, the step is a share of the window, so that a large window is found as fast
 as a small one.
+
+On a link that is never idle each round trip contains the aimed queue, and after a minute the aim
+would be a share of that. So all windows let the line run empty at the same times of day: for a
+round trip and a half they take a part of themselves only, twice a minute, and see its length anew.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-_START_BYTES: Final = 256 * 1024  # a slow link has no more room; on a fast one it soon doubles
+_START_BYTES: Final = 128 * 1024  # a slow link has no more room; on a fast one it soon doubles
 _LARGEST_BYTES: Final = 1024**3
 _QUEUE_SHARE: Final = 0.3  # the aimed queue, as a share of the shortest round trip
 QUEUE_MIN_S: Final = 0.010
@@ -28,6 +32,10 @@ _LOOK_SAMPLES: Final = 4
 _GAIN: Final = 0.25  # largest growth between two looks
 _YOUNG_GAIN: Final = 1.0  # largest growth until the first queue
 _STEEPEST: Final = -2.0
+_DRAIN_EVERY_S: Final = 30.0  # twice in the memory of the shortest round trip
+_DRAIN_SHARE: Final = 0.4
+_DRAIN_RTTS: Final = 1.5
+_DRAIN_MIN_S: Final = 0.1  # many times the spread of clocks and heartbeats
 
 
 class Window:
@@ -35,18 +43,24 @@ class Window:
 
     Args:
         smallest_bytes: lower bound; enough for a chunk per stream.
+        unix_offset_s: of the time of day to that of the calls, so that windows of several hosts
+            whose data share a line let it run empty together.
 
     Attributes:
-        size_bytes: how much may be under way.
+        size_bytes: how much may be under way, but for the moments in which the line runs empty.
         base_rtt_s: the shortest round trip lately, or None.
     """
 
-    def __init__(self, smallest_bytes: int) -> None:
+    def __init__(self, smallest_bytes: int, unix_offset_s: float = 0.0) -> None:
         self.size_bytes = float(_START_BYTES)
         self.base_rtt_s: float | None = None
         self._smallest_bytes = smallest_bytes
         self._is_young = True
         self._base: deque[tuple[float, float]] = deque()  # (when, rtt), ascending in both
+        self._unix_offset_s = unix_offset_s
+        self._slot: float | None = None
+        self._begun_s = 0.0  # since when the link was never idle
+        self._drain_s = (-1.0, 0.0)  # from when, and for how long
         self._looked_s = 0.0
         self._quiet_until_s = 0.0
         self._held_bytes: float | None = None  # what the path held when there was a short queue
@@ -65,9 +79,32 @@ class Window:
 
         Until its first round trips are back nothing tells of a queue, and nothing must grow.
         """
+        self._begun_s = now_s
+        if self._is_young:  # round trips from before the first data say nothing of their queue
+            self._looked_s, self._rtts = now_s, []
         self._quiet_until_s = now_s + _BLIND_RTTS * (self.base_rtt_s or 0.0)
         if self._held_bytes is not None:
             self.size_bytes = min(self.size_bytes, self._held_bytes)
+
+    def room_bytes(self, now_s: float) -> float:
+        """How much may be under way now."""
+        start_s, length_s = self._drain_s
+        since_s = now_s - start_s
+        if not 0.0 <= since_s < 2.0 * length_s:
+            return self.size_bytes
+        back = max(0.0, since_s / length_s - 1.0)  # not all at once: that would make a queue
+        return self.size_bytes * (_DRAIN_SHARE + (1.0 - _DRAIN_SHARE) * back)
+
+    def _plan_drain(self, now_s: float, rtt_s: float) -> bool:
+        """Begin to let the line run empty if it is time; returns whether that is going on."""
+        slot = (now_s + self._unix_offset_s) // _DRAIN_EVERY_S
+        earlier, self._slot = self._slot, slot
+        if earlier is not None and slot != earlier:
+            start_s = slot * _DRAIN_EVERY_S - self._unix_offset_s
+            if not self._is_young and now_s - self._begun_s > _DRAIN_EVERY_S / 2:
+                self._drain_s = start_s, max(_DRAIN_MIN_S, _DRAIN_RTTS * rtt_s)
+        start_s, length_s = self._drain_s
+        return 0.0 <= now_s - start_s < 2.0 * length_s + rtt_s
 
     def on_rtt(self, now_s: float, rtt_s: float) -> None:
         """Take in a heartbeat's round trip."""
@@ -77,7 +114,11 @@ class Window:
         while now_s - self._base[0][0] > _BASE_MEMORY_S:
             self._base.popleft()
         self.base_rtt_s = self._base[0][1]
-        if self._is_young and now_s - rtt_s < self._looked_s:
+        if self._plan_drain(now_s, rtt_s):
+            self._looked_s, self._rtts = now_s, []
+            self._acked_bytes, self._was_full = 0, False
+            return
+        if self._is_young and now_s - rtt_s <= self._looked_s:
             return  # begun before the window doubled: it would double again into a queue
         self._rtts.append(rtt_s)
         is_time = now_s - self._looked_s >= _LOOK_RTTS * self.base_rtt_s

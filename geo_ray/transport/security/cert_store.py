@@ -1,17 +1,21 @@
 """A deployment's certificates on disk.
 
 ``DIR/ca.pem`` and ``DIR/ca.key`` stay with the operator of the deployment; ``DIR/regions/NAME``
-with ``ca.pem``, ``cert.pem`` and ``key.pem`` goes to the host of that region's bridge.
+with ``ca.pem``, ``cert.pem`` and ``key.pem`` goes to the host of that region's bridge, and so does
+``crl.pem`` once something is revoked. ``DIR/issued.jsonl`` has a line per certificate made:
+a renewal leaves the earlier one valid, so both are revoked together.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 
 from geo_ray.errors import CertificateError
 from geo_ray.transport.security.certs import (
@@ -22,12 +26,15 @@ from geo_ray.transport.security.certs import (
     read_cert,
     read_key,
 )
+from geo_ray.transport.security.revocation import revoked_serials
 from geo_ray.transport.security.tls import TlsFiles
 from geo_ray.util.atomic_file import PRIVATE, PUBLIC, write_atomic
 
 _CA_CERT = "ca.pem"
 _CA_KEY = "ca.key"
 _REGIONS = "regions"
+_CRL = "crl.pem"
+_ISSUED = "issued.jsonl"
 _SOON_DAYS = 30
 
 
@@ -42,6 +49,7 @@ class CertificateEntry:
         not_after: end of its validity.
         hosts: names and IPs that it mentions.
         problem: why it cannot be used, apart from its dates; or "".
+        is_of_old_ca: whether the CA that issued it is being replaced.
     """
 
     name: str
@@ -50,6 +58,7 @@ class CertificateEntry:
     not_after: dt.datetime
     hosts: tuple[str, ...]
     problem: str
+    is_of_old_ca: bool = False
 
     def left_days(self, now: dt.datetime) -> float:
         """Days until it expires; negative if it has."""
@@ -62,6 +71,8 @@ class CertificateEntry:
     def state(self, now: dt.datetime) -> str:
         """``good``, ``renew soon``, or why it cannot be used."""
         if self.is_usable(now):
+            if self.is_of_old_ca:
+                return "renew: its CA is being replaced"
             return "renew soon" if self.left_days(now) < _SOON_DAYS else "good"
         return self.problem or ("EXPIRED" if now >= self.not_after else "not valid yet")
 
@@ -83,6 +94,7 @@ def init(directory: Path, days: float = CA_DAYS, *, force: bool = False) -> Auth
     _make(directory)
     _write(directory / _CA_KEY, authority.key_pem, PRIVATE)
     _write(directory / _CA_CERT, authority.cert_pem, PUBLIC)
+    (directory / _CRL).unlink(missing_ok=True)  # of a CA that was replaced
     return authority
 
 
@@ -111,8 +123,9 @@ def issue(
         )
     made = authority.issue(region, days, hosts)
     _make(home)
+    _note_issued(directory, region, made.cert_pem)  # before it can be used
     _write(Path(files.key), made.key_pem, PRIVATE)
-    _write(Path(files.ca), made.ca_pem, PUBLIC)
+    _copy_public(directory, region)
     _write(Path(files.cert), made.cert_pem, PUBLIC)
     return files
 
@@ -129,9 +142,82 @@ def renew(directory: Path, region: str, days: float = REGION_DAYS) -> TlsFiles:
     old = read_cert(_read(Path(files.cert)))
     key = read_key(_read(Path(files.key)))
     made = authority.issue(region, days, _hosts(old), key=key)
-    _write(Path(files.ca), made.ca_pem, PUBLIC)
+    _note_issued(directory, region, made.cert_pem)
+    _copy_public(directory, region)
     _write(Path(files.cert), made.cert_pem, PUBLIC)
     return files
+
+
+def revoke(directory: Path, region: str) -> list[Path]:
+    """Let no certificate count that a region was ever issued; another one may be issued after.
+
+    Returns:
+        The lists to copy to the hosts of bridges.
+
+    Raises:
+        CertificateError: there is nothing to revoke, or nothing can be written.
+    """
+    check_region(region)
+    authority = _authority(directory)
+    serials = _issued_to(directory, region)
+    path = Path(files_of(directory, region).cert)
+    if path.exists():  # perhaps older than the list of what was issued
+        serials.add(read_cert(_read(path)).serial_number)
+    if not serials:
+        raise CertificateError(
+            f"no certificate of region {region!r} is known in {directory}",
+            fix="See `geo-ray certs show DIR` for the regions that have one.",
+        )
+    _write(directory / _CRL, authority.crl(serials | _revoked(directory)), PUBLIC)
+    return [_copy_public(directory, name) / _CRL for name in regions_of(directory)]
+
+
+def rotate_ca(directory: Path, days: float = CA_DAYS) -> list[str]:
+    """Make another CA beside the present one: certificates of both count, new ones are of the new.
+
+    Returns:
+        The regions whose copy of the CAs' certificates was replaced.
+
+    Raises:
+        CertificateError: there is no CA, two are there already, or nothing can be written.
+    """
+    old = _authority(directory)
+    if len(_cas(directory)) > 1:
+        raise CertificateError(
+            "the CA is being replaced already",
+            fix="Renew all regions, then end it with `geo-ray certs rotate --finish`.",
+        )
+    new = Authority.create("geo-ray deployment CA", days)
+    _write(directory / _CA_CERT, new.cert_pem + old.cert_pem, PUBLIC)
+    _write(directory / _CA_KEY, new.key_pem, PRIVATE)
+    return _copy_to_all(directory)
+
+
+def finish_rotation(directory: Path) -> list[str]:
+    """Trust the new CA only.
+
+    Returns:
+        The regions whose copy of the CAs' certificates was replaced.
+
+    Raises:
+        CertificateError: a region still has a certificate of the old one, or there is only one CA.
+    """
+    authority, cas = _authority(directory), _cas(directory)
+    if len(cas) < 2:
+        raise CertificateError(
+            f"there is only one CA in {directory}",
+            fix="Begin with `geo-ray certs rotate`.",
+        )
+    late = [e.name for e in entries(directory) if e.path.name == "cert.pem" and e.is_of_old_ca]
+    if late:
+        raise CertificateError(
+            f"these regions have certificates of the old CA: {', '.join(late)}",
+            fix="Renew them with `geo-ray certs renew`, and copy the certificates to their hosts.",
+        )
+    if revoked := _revoked(directory):  # the old CA's signature will not count
+        _write(directory / _CRL, authority.crl(revoked), PUBLIC)
+    _write(directory / _CA_CERT, authority.cert_pem, PUBLIC)
+    return _copy_to_all(directory)
 
 
 def renew_ca(directory: Path, days: float = CA_DAYS) -> list[str]:
@@ -144,12 +230,10 @@ def renew_ca(directory: Path, days: float = CA_DAYS) -> list[str]:
         CertificateError: there is no CA, or nothing can be written.
     """
     authority = _authority(directory).renewed(days)
-    _write(directory / _CA_CERT, authority.cert_pem, PUBLIC)
-    names = regions_of(directory)
-    for name in names:
-        home = directory / _REGIONS / name
-        _write(Path(TlsFiles.in_directory(home).ca), authority.cert_pem, PUBLIC)
-    return names
+    _, *others = _cas(directory)
+    pems = [other.public_bytes(serialization.Encoding.PEM) for other in others]
+    _write(directory / _CA_CERT, b"".join([authority.cert_pem, *pems]), PUBLIC)
+    return _copy_to_all(directory)
 
 
 def ca_path(directory: Path) -> Path:
@@ -173,26 +257,90 @@ def entries(directory: Path) -> list[CertificateEntry]:
     Raises:
         CertificateError: a certificate cannot be read.
     """
-    ca = read_cert(_read(directory / _CA_CERT))
+    ca, *old = _cas(directory)
     found = [_entry("CA", directory / _CA_CERT, ca, "")]
+    found += [_entry("old CA", directory / _CA_CERT, each, "") for each in old]
+    revoked = _revoked(directory)
     for region in regions_of(directory):
         path = Path(TlsFiles.in_directory(directory / _REGIONS / region).cert)
         cert = read_cert(_read(path))
-        found.append(_entry(region, path, cert, _problem(cert, ca)))
+        of_old_ca = any(_is_of(cert, each) for each in old)
+        problem = "" if of_old_ca or _is_of(cert, ca) else "from another CA"
+        problem = "REVOKED" if cert.serial_number in revoked else problem
+        found.append(_entry(region, path, cert, problem, of_old_ca=of_old_ca))
     return found
 
 
-def _problem(cert: x509.Certificate, ca: x509.Certificate) -> str:
+def _is_of(cert: x509.Certificate, ca: x509.Certificate) -> bool:
     try:
         cert.verify_directly_issued_by(ca)
     except Exception:  # a broken certificate may raise errors of several kinds
-        return "from another CA"
-    return ""
+        return False
+    return True
 
 
-def _entry(name: str, path: Path, cert: x509.Certificate, problem: str) -> CertificateEntry:
+def _entry(
+    name: str, path: Path, cert: x509.Certificate, problem: str, *, of_old_ca: bool = False
+) -> CertificateEntry:
     dates = cert.not_valid_before_utc, cert.not_valid_after_utc
-    return CertificateEntry(name, path, *dates, tuple(_hosts(cert)), problem)
+    return CertificateEntry(name, path, *dates, tuple(_hosts(cert)), problem, of_old_ca)
+
+
+def _cas(directory: Path) -> list[x509.Certificate]:
+    """The CAs that count, the one that issues first."""
+    pem = _read(directory / _CA_CERT)
+    read_cert(pem)  # says what is wrong
+    return x509.load_pem_x509_certificates(pem)
+
+
+def _revoked(directory: Path) -> set[int]:
+    path = directory / _CRL
+    if not path.exists():
+        return set()
+    return set(revoked_serials(_read(path), _read(directory / _CA_CERT)))
+
+
+def _copy_public(directory: Path, region: str) -> Path:
+    """Give a region the CAs' certificates and the revocation list; returns its directory."""
+    home = directory / _REGIONS / region
+    if (directory / _CRL).exists():
+        _write(home / _CRL, _read(directory / _CRL), PUBLIC)
+    else:
+        (home / _CRL).unlink(missing_ok=True)  # of a CA that was replaced by force
+    _write(home / _CA_CERT, _read(directory / _CA_CERT), PUBLIC)
+    return home
+
+
+def _copy_to_all(directory: Path) -> list[str]:
+    names = regions_of(directory)
+    for name in names:
+        _copy_public(directory, name)
+    return names
+
+
+def _note_issued(directory: Path, region: str, cert_pem: bytes) -> None:
+    cert = read_cert(cert_pem)
+    line = {
+        "region": region,
+        "serial": f"{cert.serial_number:x}",
+        "not_after": cert.not_valid_after_utc.isoformat(),
+    }
+    path = directory / _ISSUED
+    before = _read(path) if path.exists() else b""
+    _write(path, before + json.dumps(line).encode() + b"\n", PUBLIC)
+
+
+def _issued_to(directory: Path, region: str) -> set[int]:
+    path = directory / _ISSUED
+    if not path.exists():  # the directory is of an earlier release
+        return set()
+    try:
+        lines = [json.loads(line) for line in _read(path).splitlines()]
+        return {int(line["serial"], 16) for line in lines if line["region"] == region}
+    except (ValueError, KeyError, TypeError):
+        raise CertificateError(
+            f"{path} cannot be read", fix="Restore it: it says which certificates were issued."
+        ) from None
 
 
 def _hosts(cert: x509.Certificate) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from cryptography import x509
@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from geo_ray.errors import CertificateError
+from geo_ray.transport.security.revocation import make_crl
 from geo_ray.transport.security.tls import TlsBytes, region_uri
 
 CA_DAYS: Final = 3650
@@ -73,6 +74,10 @@ class Authority:
         """The CA's certificate, for everybody."""
         return self.cert.public_bytes(serialization.Encoding.PEM)
 
+    def crl(self, serials: Iterable[int], now: dt.datetime | None = None) -> bytes:
+        """Return a revocation list that names these serial numbers, as PEM text."""
+        return make_crl(self.cert, self._key, serials, now or dt.datetime.now(dt.UTC))
+
     @property
     def key_pem(self) -> bytes:
         """The CA's private key."""
@@ -103,8 +108,46 @@ class Authority:
         Raises:
             CertificateError: the region's name cannot be used, or the CA has expired.
         """
-        check_region(region)
         key = key or new_key()
+        cert = self._certificate(region, key.public_key(), days, hosts, now)
+        return TlsBytes(
+            self.cert_pem, cert.public_bytes(serialization.Encoding.PEM), pem_of_key(key)
+        )
+
+    def sign(
+        self,
+        region: str,
+        request_pem: bytes,
+        days: float = REGION_DAYS,
+        now: dt.datetime | None = None,
+    ) -> bytes:
+        """Issue a certificate for a key that stays where it was made.
+
+        Args:
+            region: who asks, as the caller knows; what the request says of it is checked only.
+            request_pem: a request (CSR) as PEM text.
+            days: as for `issue`.
+            now: None takes the machine's clock.
+
+        Returns:
+            The certificate as PEM text.
+
+        Raises:
+            CertificateError: the request is broken, or of another region.
+        """
+        public = _requested_key(region, request_pem)
+        cert = self._certificate(region, public, days, (), now)
+        return cert.public_bytes(serialization.Encoding.PEM)
+
+    def _certificate(
+        self,
+        region: str,
+        public: ec.EllipticCurvePublicKey,
+        days: float,
+        hosts: Sequence[str],
+        now: dt.datetime | None,
+    ) -> x509.Certificate:
+        check_region(region)
         began, ends = _period(days, now)
         if began >= self.cert.not_valid_after_utc:
             raise CertificateError(
@@ -114,7 +157,7 @@ class Authority:
         names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(region_uri(region))]
         names += [_general_name(host) for host in hosts]
         builder = (
-            _builder(region, key, began, min(ends, self.cert.not_valid_after_utc))
+            _builder(region, public, began, min(ends, self.cert.not_valid_after_utc))
             .issuer_name(self.cert.subject)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(is_ca=False), critical=True)
@@ -130,10 +173,7 @@ class Authority:
                 critical=False,
             )
         )
-        cert = builder.sign(self._key, hashes.SHA256())
-        return TlsBytes(
-            self.cert_pem, cert.public_bytes(serialization.Encoding.PEM), pem_of_key(key)
-        )
+        return builder.sign(self._key, hashes.SHA256())
 
 
 def issue_for_run(
@@ -141,7 +181,8 @@ def issue_for_run(
 ) -> dict[str, TlsBytes]:
     """Issue certificates for one run, under a CA whose key is forgotten at once.
 
-    For the driver, which hands each bridge its own over Ray's control plane.
+    For processes of one machine that are handed their keys in private, such as benchmarks; bridges
+    of a run ask for theirs with `geo_ray.transport.security.own_certificate`.
 
     Returns:
         By region.
@@ -216,26 +257,45 @@ def read_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
     return key
 
 
+def _requested_key(region: str, request_pem: bytes) -> ec.EllipticCurvePublicKey:
+    try:
+        request = x509.load_pem_x509_csr(request_pem)
+        is_whole = request.is_signature_valid
+        names = request.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        public = request.public_key()
+    except (ValueError, x509.ExtensionNotFound):
+        raise CertificateError(
+            f"region {region} asks for a certificate with something that is no request",
+            fix="Use the same release of geo_ray in every region.",
+        ) from None
+    asked = names.get_values_for_type(x509.UniformResourceIdentifier)
+    if not is_whole or asked != [region_uri(region)]:
+        raise CertificateError(f"region {region} asks for a certificate of {asked}")
+    if not isinstance(public, ec.EllipticCurvePublicKey):
+        raise CertificateError(f"region {region} asks for a certificate of a key of another kind")
+    return public
+
+
 def _ca_certificate(
     name: str, key: ec.EllipticCurvePrivateKey, days: float, now: dt.datetime | None
 ) -> x509.Certificate:
-    builder = _builder(name, key, *_period(days, now))
+    builder = _builder(name, key.public_key(), *_period(days, now))
     builder = builder.issuer_name(_name(name))
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     return builder.add_extension(_usage(is_ca=True), critical=True).sign(key, hashes.SHA256())
 
 
 def _builder(
-    name: str, key: ec.EllipticCurvePrivateKey, began: dt.datetime, ends: dt.datetime
+    name: str, public: ec.EllipticCurvePublicKey, began: dt.datetime, ends: dt.datetime
 ) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
         .subject_name(_name(name))
-        .public_key(key.public_key())
+        .public_key(public)
         .serial_number(x509.random_serial_number())
         .not_valid_before(began)
         .not_valid_after(ends)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
     )
 
 

@@ -9,7 +9,8 @@ import ssl
 from typing import Final, Literal, TypeAlias
 
 from geo_ray.errors import PeerRefusedError
-from geo_ray.transport.security.tls import TlsSource, client_context, expect_region, server_context
+from geo_ray.transport.security.credentials import Credentials
+from geo_ray.transport.security.tls import TlsSource, expect_region, peer_serial
 from geo_ray.transport.security.tls_reasons import refusal
 
 TlsMode: TypeAlias = Literal["auto", "required", "off"]
@@ -30,9 +31,31 @@ class Encryption:
 
     def __init__(self, mode: TlsMode, source: TlsSource | None) -> None:
         self._mode = mode
-        usable = source is not None and mode != "off"
-        self._client = client_context(source) if usable and source is not None else None
-        self._server = server_context(source) if usable and source is not None else None
+        self._credentials: Credentials | None = None
+        if source is not None:
+            self.use(source)
+
+    def use(self, source: TlsSource) -> None:
+        """Use another certificate from the next handshake on.
+
+        Raises:
+            CertificateError: it cannot be used; the earlier one stays.
+        """
+        if self._mode == "off":
+            return
+        if self._credentials is None:
+            self._credentials = Credentials(source)
+        else:
+            self._credentials.use(source)
+
+    def refresh(self) -> None:
+        """Read the certificate's files again if they have changed."""
+        if self._credentials is not None:
+            self._credentials.refresh()
+
+    def is_revoked(self, serial: int) -> bool:
+        """Whether a certificate counts no more."""
+        return self._credentials is not None and serial in self._credentials.revoked
 
     def dialed(self, sock: socket.socket) -> socket.socket:
         """Return the socket to use after `connect`, with the same timeout.
@@ -45,13 +68,13 @@ class Encryption:
         """
         if not self._is_wanted(sock):
             return sock
-        if self._client is None:
+        if self._credentials is None:
             raise PeerRefusedError(
                 f"this region has no certificate, but {self._why()}",
                 fix="Make one with `geo-ray certs`, or set `transport.tls: off` in a private "
                 "network.",
             )
-        return self._client.wrap_socket(sock, do_handshake_on_connect=False)
+        return self._credentials.client.wrap_socket(sock, do_handshake_on_connect=False)
 
     def accepted(self, sock: socket.socket) -> socket.socket:
         """Return the socket to use after `accept`, depending on whether the other end begins TLS.
@@ -72,13 +95,15 @@ class Encryption:
                     fix="Set `transport.tls` to the same in every region.",
                 )
             return sock
-        if self._server is None:
+        if self._credentials is None:
             raise PeerRefusedError(
                 "the peer wants TLS, but this region has no certificate",
                 fix="Make one with `geo-ray certs`, or set `transport.tls` to the same in every "
                 "region.",
             )
-        return self._server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        return self._credentials.server.wrap_socket(
+            sock, server_side=True, do_handshake_on_connect=False
+        )
 
     @staticmethod
     def shake_hands(sock: socket.socket) -> None:
@@ -96,15 +121,18 @@ class Encryption:
                 _let_read(sock)
                 raise refusal(error, peer) from None
 
-    @staticmethod
-    def expect(sock: socket.socket, region: str) -> None:
-        """Refuse a TLS peer whose certificate is not that of ``region``; plain ones pass.
+    def expect(self, sock: socket.socket, region: str) -> None:
+        """Refuse a TLS peer whose certificate is not that of ``region``, or counts no more.
+
+        Plain peers pass.
 
         Raises:
-            PeerRefusedError: with both names.
+            PeerRefusedError: with both names, or that it was revoked.
         """
         if isinstance(sock, ssl.SSLSocket):
             expect_region(sock, region)
+            if self.is_revoked(peer_serial(sock)):
+                raise revoked(region)
 
     def _is_wanted(self, sock: socket.socket) -> bool:
         if self._mode == "auto":
@@ -114,6 +142,14 @@ class Encryption:
     def _why(self) -> str:
         required = self._mode == "required"
         return "`transport.tls` is required" if required else "its address is not loopback"
+
+
+def revoked(region: str) -> PeerRefusedError:
+    """The error for a region whose certificate counts no more."""
+    return PeerRefusedError(
+        f"the certificate of region {region} was revoked",
+        fix="Issue another one, if the region is to come back: `geo-ray certs issue --force`.",
+    )
 
 
 def _let_read(sock: socket.socket) -> None:

@@ -30,9 +30,14 @@ _MOST_PEM_BYTES: Final = 1024 * 1024
 class TlsFiles(StrictModel):
     """The files of a region's certificate; `geo-ray certs issue` makes all three."""
 
-    ca: str = Field(description="PEM file: the certificate of the deployment's CA")
+    ca: str = Field(
+        description="PEM file: the certificate of the deployment's CA; several while it is replaced"
+    )
     cert: str = Field(description="PEM file: this region's certificate")
     key: str = Field(description="PEM file: the private key of that certificate")
+    crl: str | None = Field(
+        default=None, description="PEM file: what is revoked; one that is not there revokes nothing"
+    )
 
     @classmethod
     def in_directory(cls, directory: Path) -> TlsFiles:
@@ -41,6 +46,7 @@ class TlsFiles(StrictModel):
             ca=str(directory / "ca.pem"),
             cert=str(directory / "cert.pem"),
             key=str(directory / "key.pem"),
+            crl=str(directory / "crl.pem"),
         )
 
     def read(self) -> TlsBytes:
@@ -49,7 +55,11 @@ class TlsFiles(StrictModel):
         Raises:
             CertificateError: one cannot be read.
         """
-        return TlsBytes(*(_read(Path(name)) for name in (self.ca, self.cert, self.key)))
+        crl_pem = b""
+        if self.crl is not None and Path(self.crl).exists():
+            crl_pem = _read(Path(self.crl))
+        ca_pem, cert_pem, key_pem = (_read(Path(name)) for name in (self.ca, self.cert, self.key))
+        return TlsBytes(ca_pem, cert_pem, key_pem, crl_pem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,39 +67,49 @@ class TlsBytes:
     """A region's certificate in memory. Never shows its key in a log or a traceback.
 
     Attributes:
-        ca_pem: the certificate of the CA.
+        ca_pem: the certificates of the CAs.
         cert_pem: the region's certificate.
         key_pem: its private key.
+        crl_pem: revocation lists; empty for none.
     """
 
     ca_pem: bytes = field(repr=False)
     cert_pem: bytes = field(repr=False)
     key_pem: bytes = field(repr=False)
+    crl_pem: bytes = field(default=b"", repr=False)
 
 
 TlsSource: TypeAlias = TlsFiles | TlsBytes
 
 
-def server_context(source: TlsSource) -> ssl.SSLContext:
+def server_context(source: TlsSource, material: TlsBytes | None = None) -> ssl.SSLContext:
     """A context for accepted sockets that asks every client for a certificate of the CA.
+
+    Args:
+        source: where certificate and key are.
+        material: what was read from there; None reads it.
 
     Raises:
         CertificateError: a file cannot be read, or the key is not the certificate's.
     """
-    context = _context(ssl.PROTOCOL_TLS_SERVER, source)
+    context = _context(ssl.PROTOCOL_TLS_SERVER, source, material)
     # No session is resumed: a region's connections live for hours, and tickets are bytes that a
     # client which only writes would never read.
     context.num_tickets = 0
     return context
 
 
-def client_context(source: TlsSource) -> ssl.SSLContext:
+def client_context(source: TlsSource, material: TlsBytes | None = None) -> ssl.SSLContext:
     """A context for dialed sockets that shows the region's certificate and checks the server's.
+
+    Args:
+        source: where certificate and key are.
+        material: what was read from there; None reads it.
 
     Raises:
         CertificateError: a file cannot be read, or the key is not the certificate's.
     """
-    return _context(ssl.PROTOCOL_TLS_CLIENT, source)
+    return _context(ssl.PROTOCOL_TLS_CLIENT, source, material)
 
 
 def region_uri(region: str) -> str:
@@ -135,8 +155,15 @@ def expect_region(sock: ssl.SSLSocket | ssl.SSLObject, region: str) -> None:
         )
 
 
-def _context(protocol: int, source: TlsSource) -> ssl.SSLContext:
-    material = source.read() if isinstance(source, TlsFiles) else source
+def peer_serial(sock: ssl.SSLSocket | ssl.SSLObject) -> int:
+    """Return the serial number of the other end's verified certificate, after the handshake."""
+    certificate = sock.getpeercert() or {}
+    return int(str(certificate.get("serialNumber", "0")), 16)
+
+
+def _context(protocol: int, source: TlsSource, material: TlsBytes | None) -> ssl.SSLContext:
+    if material is None:
+        material = source.read() if isinstance(source, TlsFiles) else source
     context = ssl.SSLContext(protocol)
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # the region is the identity, see expect_region

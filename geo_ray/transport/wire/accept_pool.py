@@ -31,7 +31,7 @@ Serve: TypeAlias = Callable[[socket.socket, str, Callable[[], None]], None]
 
 _LOGGER = logging.getLogger(__name__)
 _SILENT_S: Final = 2.0  # until the first frame is complete
-_TENURE_S: Final = 0.5  # a handshake may last that long, whoever of its source waits
+_TENURE_S: Final = 2.0  # several far round trips: so long a handshake may last, whoever waits
 _LOBBY: Final = 512  # connections without a thread
 _ACCEPTS: Final = 64  # in one turn of the loop
 _LOOKS: Final = 64  # at a first frame that comes in pieces

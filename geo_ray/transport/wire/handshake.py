@@ -72,16 +72,25 @@ class Greeting:
     Attributes:
         hello: identity of the other end.
         ready: what the other end sent in its READY.
-        send_key: session key for frames to it.
-        recv_key: session key for frames from it.
+        send_key: session key for frames to it; never shown.
+        recv_key: session key for frames from it; never shown.
         link_id: id of the connection, known to both ends only.
     """
 
     hello: Meta
     ready: Meta
-    send_key: bytes
-    recv_key: bytes
+    send_key: bytes = field(repr=False)
+    recv_key: bytes = field(repr=False)
     link_id: str = ""
+
+    def derive_key(self, purpose: bytes, *, outgoing: bool) -> bytes:
+        """Return 32 bytes for another use; the other end gets the same for the other direction.
+
+        The session keys come from both hellos, which nobody else has seen where TLS carries them,
+        and from the run's key. Python's `ssl` does not offer TLS's own exporter.
+        """
+        key = self.send_key if outgoing else self.recv_key
+        return HKDF(SHA256(), 32, salt=None, info=b"geo_ray derived: " + purpose).derive(key)
 
 
 def greet(sock: socket.socket, side: HandshakeSide) -> Greeting:

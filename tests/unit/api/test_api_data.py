@@ -8,26 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from data_support import columns_task
 
 import geo_ray
 from geo_ray import errors
 from geo_ray.data.prepare.saved import load_prepared
 
-TASK = """
-import geo_ray
-
-class Toy:
-    class Options(geo_ray.Options):
-        features: int = 2
-    label_column = "y"
-    def __init__(self, options):
-        self.columns = {"x": f"float32[{options.features}]", "y": "int64"}
-    def model(self, seed): ...
-    def collate(self, columns, device): ...
-    def loss(self, model, batch): ...
-    def evaluate(self, model, batch): ...
-    def metrics(self, stats): ...
-"""
+TASK = columns_task("Toy", "y", 2)
 PREPARE = """
 columns:
   x: [{column: age, scale: standard}, {column: income, scale: standard, missing: mean}]

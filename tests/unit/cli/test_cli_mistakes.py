@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,10 @@ import pytest
 from click.testing import CliRunner
 from job_support import TEXT
 
+from geo_ray.cli.lab import example_commands
 from geo_ray.cli.main import root
+from geo_ray.config.experiment import Experiment
+from geo_ray.config.load import load_text
 from geo_ray.errors import ConfigError, GeoRayError, RunDirectoryError
 
 
@@ -34,6 +38,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ["simulate", "shpo.yaml"],
         ["train", "shpo.yaml"],
         ["plan", "shpo.yaml"],
+        ["profile", "shpo.yaml"],
         ["compare", "shpo.yaml", "--strategies", "sma"],
         ["config", "show", "shpo.yaml"],
     ],
@@ -95,3 +100,32 @@ def test_mistakes_are_told_before_what_takes_long_is_imported(change, absent, he
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--links", "lnks.json"], "there is no link table lnks.json; did you mean links.json?"),
+        (["--profile", "p.json"], "there is no profile p.json"),
+        (["--prices", "prics.json"], "there is no file of prices prics.json"),
+        (["--links", "."], ". is a directory, no link table"),
+    ],
+)
+def test_a_missing_file_of_a_plan_is_answered_as_others_are(options, message, here):
+    Path("links.json").write_text("{}")
+    error = error_of("plan", "shop.yaml", *options)
+    assert isinstance(error, ConfigError) and error.message.startswith(message)
+    assert "geo-ray p" in error.fix
+
+
+def test_what_the_lab_advises_to_type_is_there_in_an_installed_release(tmp_path, monkeypatch):
+    """The words are read as a shell would read them, and lead to a run in the lab's regions."""
+    monkeypatch.chdir(tmp_path)
+    begin, train = (shlex.split(line) for line in example_commands(("A", "B", "C")))
+    assert CliRunner().invoke(root, begin[1:]).exit_code == 0
+    assert train[:6] == ["geo-ray", "lab", "run", "A", "geo-ray", "train"]
+    shown = CliRunner().invoke(root, ["config", "show", *train[6:]])
+    assert shown.exit_code == 0, shown.output
+    found = load_text(shown.output, [], Experiment, "shown")
+    assert found.region_names == ("A", "B", "C") and found.cluster.kind == "existing"
+    assert found.emulate is None and found.averager_region == "A"

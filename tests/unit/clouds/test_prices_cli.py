@@ -34,7 +34,13 @@ from wan_support import WAIT_S, leaving_nothing_behind
 import geo_ray
 from geo_ray.cli.prices import prices
 from geo_ray.clouds.price_book import load_book, parse_book
-from geo_ray.errors import CloudError, ConfigError, GeoRayError, PriceBookError
+from geo_ray.errors import (
+    CloudError,
+    ConfigError,
+    GeoRayError,
+    PriceBookError,
+    PriceUnknownError,
+)
 
 TYPE = "GN7.2XLARGE32"
 INTERNATIONAL = ("--cloud", "tencent", "--endpoint", "https://cvm.intl.tencentcloudapi.com")
@@ -84,7 +90,22 @@ def test_the_shipped_prices_are_shown_with_their_sources() -> None:
     assert "0.085 above 10,240" in shown
     assert "SkyPilot catalog v8" in shown
     assert "eu-west-1" not in shown
-    assert run("show", "--type", "nothing").output == "no such price is known\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (("--type", "nothing"), "no price is known of type 'nothing'"),
+        (
+            ("--region", "us-east-9"),
+            "of region 'us-east-9'; did you mean us-east",
+        ),
+    ],
+)
+def test_a_price_that_is_nowhere_is_an_error(options: tuple[str, ...], what: str) -> None:
+    for more in ((), ("--json",)):
+        done = run("show", *options, *more, error=PriceUnknownError)
+        assert done.exit_code != 0 and what in str(done.exception)
 
 
 def test_own_prices_rates_ages_and_stock_are_shown() -> None:

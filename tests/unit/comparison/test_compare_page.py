@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
+import numpy as np
 import pytest
 from observe_support import evaluation, events, exchange, started, step, wan, write
 from rich.console import Console
 
-from geo_ray.comparison.board import ordered, row_of
+from geo_ray.api.series import metric_table
+from geo_ray.comparison.board import ordered, row_of, standing
 from geo_ray.comparison.outcome import Outcome, Point, outcome_of
 from geo_ray.comparison.page import result_table, write_page
 from geo_ray.comparison.run import Comparison
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_tree
+from geo_ray.observe.events.columns import record
 from geo_ray.observe.metrics.summary import Target, summarise
+from geo_ray.observe.report.curve_sections import _SoFar
 from geo_ray.observe.report.style import STYLE
 from geo_ray.observe.report.views import AXES
 
@@ -40,6 +45,7 @@ def outcome(label: str, seed: int, failed: str | None = None, usd: float | None 
     return Outcome(
         label=label,
         rate=0.125,
+        lr=0.0625,
         seed=seed,
         digest="",
         seconds=12_345.6 + seed * 777,
@@ -58,7 +64,13 @@ def outcome(label: str, seed: int, failed: str | None = None, usd: float | None 
 def comparison(outcomes: list[Outcome], tuning: list[Outcome] | None = None) -> Comparison:
     labels = dict.fromkeys(one.label for one in outcomes)
     rows = [row_of([o for o in outcomes if o.label == name], TARGET) for name in labels]
-    return Comparison(ordered(rows, grows=True), tuning or [], outcomes, "accuracy")
+    return Comparison(ordered(rows, grows=True), tuning or [], outcomes, "accuracy", TARGET)
+
+
+def shown(found: Comparison) -> str:
+    console = Console(file=StringIO(), width=160, record=True)
+    console.print(result_table(found))
+    return console.export_text()
 
 
 def page_of(tmp_path: Path, found: Comparison) -> str:
@@ -77,6 +89,70 @@ def test_the_result_scrolls_and_its_ranges_are_below_the_medians(tmp_path: Path)
 
 def test_what_was_never_priced_has_no_column(tmp_path: Path) -> None:
     assert "<th class=n>USD</th>" not in page_of(tmp_path, comparison([outcome("bsp", 0)]))
+
+
+def test_without_a_target_no_column_is_about_it(tmp_path: Path) -> None:
+    outcomes = [outcome("bsp", 0), outcome("sma", 0)]
+    rows = [row_of([one], None) for one in outcomes]
+    without = Comparison(rows, outcomes, outcomes, "accuracy", None)
+    page, text = page_of(tmp_path, without), shown(without)
+    assert "to target" not in page and "reached</th>" not in page and "samples to it" not in page
+    assert "to target" not in text and "reached" not in text
+    whole = comparison(outcomes)
+    assert "to target" in shown(whole) and "samples to it" in page_of(tmp_path, whole)
+
+
+def test_the_terminal_has_rates_as_they_are_seconds_of_runs_and_the_links() -> None:
+    found = comparison([outcome("bsp", 0)])
+    text = shown(replace(found, links="links assumed: 100 Mbit/s"))
+    assert "0.0625" in text and "x0.125" not in text
+    assert "run" in text.splitlines()[1].split() and "3:25:46" in text
+    assert "links assumed: 100 Mbit/s" in text
+    assert "links" not in shown(found)
+
+
+def test_rows_whose_ranges_overlap_are_within_noise(tmp_path: Path) -> None:
+    def times(label: str, *seconds: float | None) -> list[Outcome]:
+        return [
+            outcome(label, n).model_copy(update={"time_to_target_s": s})
+            for n, s in enumerate(seconds)
+        ]
+
+    found = comparison(
+        [
+            *times("fast", 10.0, 11.0, 12.0),
+            *times("alike", 11.5, 12.5, 14.0),
+            *times("slow", 13.0, 14.0, 15.0),
+            *times("late", 11.0, None, 30.0),
+            *times("never", None, None, None),
+        ]
+    )
+    said = {row.label: found.standing(row) for row in found.rows}
+    assert said == {
+        "fast": "best",
+        "alike": "within noise",
+        "slow": "behind",
+        "late": "within noise",
+        "never": "behind",
+    }
+    assert (
+        shown(found).count("within noise") == 2 == page_of(tmp_path, found).count(">within noise")
+    )
+    ends = [0.80, 0.81, 0.82], [0.815, 0.79, 0.8], [0.7, 0.71, 0.72]
+    alike, best, worse = (
+        row_of(
+            [
+                outcome(str(n), s).model_copy(update={"eval": {"accuracy": v}})
+                for s, v in enumerate(values)
+            ],
+            None,
+        )
+        for n, values in enumerate(ends)
+    )
+    alike, best, worse = (replace(row, reached=0) for row in (alike, best, worse))
+    assert standing(alike, best) == "within noise" and standing(worse, best) == "behind"
+    (one,), (other,) = comparison([outcome("a", 0)]).rows, comparison([outcome("b", 0)]).rows
+    assert standing(one, other) == "one run"
 
 
 def test_curves_can_be_looked_at_over_every_axis(tmp_path: Path) -> None:
@@ -130,4 +206,8 @@ def test_points_have_steps_and_the_bytes_that_left_a_region(tmp_path: Path, betw
     assert [point.step for point in found.points] == [1, 2]
     expected = [400, 800] if between == 0 else [200, 400]
     assert [point.wan_bytes for point in found.points] == expected
+    # Whoever asks for bytes over time is told the same.
+    assert metric_table(events(rows), "eval.accuracy")["wan_bytes"].to_pylist() == expected
+    drawn = _SoFar.of(record(events(rows))).wan_at(np.array([1.0, 2.0]))
+    assert list(drawn) == expected
     assert [point.samples for point in found.points] == [32, 64]

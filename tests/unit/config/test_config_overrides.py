@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from geo_ray.config.canonical import JSONValue
-from geo_ray.config.overrides import apply_overrides
+from geo_ray.config.overrides import CALLED, apply_overrides, kept_keys
 from geo_ray.config.yaml_text import YamlTree, parse_yaml
 from geo_ray.errors import ConfigError
 
@@ -50,11 +50,11 @@ def test_later_overrides_win_and_the_original_stays() -> None:
 
 def test_origins_name_the_command_line() -> None:
     tree = apply_overrides(parse_yaml(TREE, "t"), ["a.c=[{d: 1}]"])
-    assert tree.origins["a", "c", 0, "d"] == "--set"
+    assert tree.origins["a", "c", 0, "d"] == "overrides"
     assert ("a", "c", 1) not in tree.origins
     assert tree.origins["a", "b"] == "line 1"
     tree = apply_overrides(parse_yaml(TREE, "t"), ["a.c.1.d=3"])
-    assert tree.origins["a", "c", 1, "d"] == "--set"
+    assert tree.origins["a", "c", 1, "d"] == "overrides"
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,39 @@ def test_wrong_overrides_are_refused_by_name(override: str, word: str) -> None:
     with pytest.raises(ConfigError) as caught:
         changed(override)
     assert word in str(caught.value)
-    assert f"--set {override}" in str(caught.value)
+    assert f"overrides: {override}" in str(caught.value)
 
 
 def test_an_empty_file_takes_overrides() -> None:
     assert apply_overrides(YamlTree({}), ["a.b=1"]).value == {"a": {"b": 1}}
+
+
+def test_messages_call_them_as_their_giver_does() -> None:
+    tree = parse_yaml("a: 1", "x.yaml")
+    with pytest.raises(ConfigError) as library:
+        apply_overrides(tree, ["a"])
+    called = CALLED.set("--set")
+    try:
+        with pytest.raises(ConfigError) as command_line:
+            apply_overrides(tree, ["a"])
+        origins = apply_overrides(tree, ["a=2"]).origins
+    finally:
+        CALLED.reset(called)
+    assert "--set" not in str(library.value) and "overrides: a: not of" in str(library.value)
+    assert "--set a: not of" in str(command_line.value) and origins["a",] == "--set"
+    assert apply_overrides(tree, ["a=2"]).origins["a",] == "overrides"
+
+
+def test_what_was_written_for_another_kind_is_told() -> None:
+    text = "strategy: {kind: sma,\n interval: 4, weights: uniform}\noptimizer: {kind: sgd}\n"
+    tree = parse_yaml(text, "x.yaml")
+    (note,) = kept_keys(tree, ["strategy.kind=diloco", "strategy.weights=samples"])
+    assert note == (
+        "strategy is diloco now, and keeps what was written for sma: interval: 4 (line 2)"
+    )
+    own = ["strategy.kind=null", "strategy.use=own.py:Mine"]
+    assert kept_keys(tree, ["strategy={kind: diloco}"]) == []  # a section of its own
+    assert kept_keys(tree, ["strategy.interval=8"]) == []
+    assert kept_keys(tree, ["strategy.kind=sma"]) == []
+    assert kept_keys(tree, ["optimizer.kind=adamw"]) == []  # there is nothing to keep
+    assert "keeps what was written for sma" in kept_keys(tree, own)[0]

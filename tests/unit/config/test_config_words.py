@@ -323,7 +323,7 @@ def test_an_unknown_strategy_lists_auto_among_the_kinds() -> None:
 
 def test_auto_is_refused_with_the_reason_where_nobody_replaces_it() -> None:
     message = said_of("strategy={kind: auto}")
-    assert 'strategy.kind (--set): got "auto", which only `geo-ray train`' in message
+    assert 'strategy.kind (overrides): got "auto", which only `geo-ray train`' in message
     assert message.endswith("sparseloco, demo")
 
 
@@ -348,7 +348,7 @@ def test_the_value_that_was_meant_is_named(override: str, meant: str) -> None:
 
 def test_a_section_that_an_override_began_says_what_it_lacks_and_where() -> None:
     message = said_of("cluster.dashboard=true")
-    assert "cluster (--set): the key kind is missing; it is one of local, existing" in message
+    assert "cluster (overrides): the key kind is missing; it is one of local, existing" in message
 
 
 def test_a_section_without_kind_is_told_of_use_where_a_class_of_ones_own_is_possible() -> None:
@@ -369,32 +369,35 @@ def test_no_value_is_proposed_that_would_be_refused_too() -> None:
     [
         (
             ["averager.region=us-east"],
-            r'averager.region \(--set\): got "us-east", there is no region',
+            r'averager.region \(overrides\): got "us-east", there is no region',
         ),
         (["averager.region=uss"], r"regions are eu, us; did you mean us\?"),
-        (["train.mode=async"], r'train.mode \(--set\): got "async", async gives regions'),
+        (["train.mode=async"], r'train.mode \(overrides\): got "async", async gives regions'),
         (
             ["strategy={kind: sparseloco}"],
             r"    codec.up: strategy 'sparseloco' makes no sense without",
         ),
         (
             ["regions.0.batch_sizes=[8]"],
-            r"regions.0.batch_sizes \(--set\): 1 entries for 2 workers",
+            r"regions.0.batch_sizes \(overrides\): 1 entries for 2 workers",
         ),
         (
             ["emulate.step_s_by_region.moon=1"],
-            r"step_s_by_region.moon \(--set\): got 1, there is no",
+            r"step_s_by_region.moon \(overrides\): got 1, there is no",
         ),
         (
             ["averager.max_divergence=1.5"],
-            r"averager.max_divergence \(--set\): got 1.5, it says how",
+            r"averager.max_divergence \(overrides\): got 1.5, it says how",
         ),
         (["regions.1.name=eu"], r"    regions \(line 5\): eu is there more than once"),
         (
             ["strategy={kind: diloco_streaming, tau: 9}"],
-            r"strategy.tau \(--set\): got 9, it must be below interval / fragments = 8",
+            r"strategy.tau \(overrides\): got 9, it must be below interval / fragments = 8",
         ),
-        (["emulate={link: {outages: [[2, 1]]}}"], r"emulate.link.outages \(--set\): 2 to 1 s ends"),
+        (
+            ["emulate={link: {outages: [[2, 1]]}}"],
+            r"emulate.link.outages \(overrides\): 2 to 1 s ends",
+        ),
     ],
 )
 def test_rules_between_keys_name_the_key_and_where_it_is(overrides: list[str], line: str) -> None:

@@ -100,8 +100,10 @@ def test_every_strategy_can_be_named(kind):
         ("regions.0.wrokers=3", r"regions.0.wrokers.*did you mean workers"),
         ("emulate.link.delay=0.1", "emulate.link.delay.*did you mean delay_s"),
         ("checkpoint.every=5", "checkpoint.every.*did you mean every_s"),
-        ("train.steps=0", "train.steps.*a whole number of at least 1"),
+        ("train.steps=0", "train.steps.*a whole number from 1 to 1000000000000"),
         ("train.steps=1.5", "train.steps"),
+        ("train.steps=1e23", "train.steps.*a whole number from 1 to 1000000000000"),
+        ("optimizer.lr=1e30", "optimizer.lr.*at most 1000000"),
         ("seed=-1", "seed.*a whole number of at least 0"),
         ("name=a/b", "name.*expected 1 to 63 letters"),
         ("regions.1.name=eu west", "regions.1.name.*expected 1 to 63 letters"),
@@ -130,12 +132,19 @@ def test_every_strategy_can_be_named(kind):
         ("codec.side={kind: int8}", "codec.side.*unknown key"),
         ("codec.down={kind: bisparse}", "codec.down .*: bisparse is for codec.up only"),
         ("codec.up={kind: bisparse}", "codec.up .*: bisparse.*strategy 'sma'.*topk"),
+        ("codec.up={kind: dgt}", "codec.up .*: dgt is for changes"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_path(override, expected):
     message = complaint(override)
     assert message.startswith("trial.yaml: 1 problem:"), message
     assert re.search(expected, message, re.S), message
+
+
+@pytest.mark.parametrize("kind", ["decoupled", "diloco_streaming"])
+def test_lossy_blocks_are_of_the_whole_model(kind):
+    message = complaint(f"strategy={{kind: {kind}}}", "codec.up={kind: dgt}")
+    assert re.search(r"codec.up .*: dgt .* whole model; .* in \d+ fragments", message, re.S)
 
 
 def test_all_problems_come_in_one_message():

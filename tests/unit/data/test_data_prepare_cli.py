@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from data_support import columns_task
 
 from geo_ray.api import progress
 from geo_ray.cli.data.group import data
@@ -26,22 +27,7 @@ from geo_ray.errors import (
     ShardMissingError,
 )
 
-TASK = '''
-import geo_ray
-
-class Churn:
-    """Columns only."""
-    class Options(geo_ray.Options):
-        features: int = 8
-    label_column = "bought"
-    def __init__(self, options):
-        self.columns = {"x": f"float32[{options.features}]", "bought": "int64"}
-    def model(self, seed): ...
-    def collate(self, columns, device): ...
-    def loss(self, model, batch): ...
-    def evaluate(self, model, batch): ...
-    def metrics(self, stats): ...
-'''
+TASK = columns_task("Churn", "bought", 8)
 
 PREPARE = """
 columns:

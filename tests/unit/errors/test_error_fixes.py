@@ -244,6 +244,26 @@ def test_without_allow_drift_the_same_key_is_refused(run: RunDirectory) -> None:
 
 
 @pytest.mark.parametrize(
+    ("regions", "said"),
+    [
+        ("[{name: eu, workers: 2}]", "'us' is a part of the run"),
+        ("[{name: eu}, {name: us, ps_shards: 2}, {name: asia}]", "'asia' is no part of the run"),
+        ("[{name: eu}, {name: us}]", "'us' has 2 parameter server shards"),
+        ("[{name: eu, ps_shards: 2}, {name: us, ps_shards: 2}]", "'eu' has 1 parameter server"),
+    ],
+)
+def test_other_regions_or_shards_are_refused_whatever_is_allowed(
+    run: RunDirectory, regions: str, said: str
+) -> None:
+    save_checkpoint(run)
+    error = resumed(run, "--allow-drift", "--set", f"regions={regions}")
+    assert isinstance(error, errors.ConfigDriftError) and said in error.message
+    workers = "regions=[{name: eu, workers: 3}, {name: us, ps_shards: 2}]"
+    taken = resumed(run, "--allow-drift", "--set", workers, "--plain")
+    assert isinstance(taken, errors.RayUnreachableError), taken
+
+
+@pytest.mark.parametrize(
     "kind",
     [k for k in every_class() if "--resume RUN" in k.advice],
     ids=lambda k: k.code,

@@ -13,11 +13,11 @@ from geo_ray.errors import ConfigError, RunDirectoryError
 from geo_ray.job.best import BestKeeper, load_best
 from geo_ray.job.build import initial_parameters
 from geo_ray.job.candidates import regions_agree
-from geo_ray.job.check_metrics import check_metric_names
 from geo_ray.job.eval_notes import EvalNotes
 from geo_ray.job.evals import EvalBoard, Evaluation
 from geo_ray.job.model_file import load_trained
 from geo_ray.job.rundir import RunDirectory
+from geo_ray.job.start.evaluation import check_evaluation
 from geo_ray.observe.events.schema import Event, conform
 from geo_ray.tasks.ctr import Ctr
 from geo_ray.training.compute.flat import read_parameters
@@ -196,11 +196,11 @@ def test_an_unknown_metric_of_own_data_is_refused_at_the_start(tmp_path: Path, k
     manifest, address = prepare_manifest(config, TASK, tmp_path, tmp_path / "data")
     before = torch.random.get_rng_state()
     with pytest.raises(ConfigError, match=rf"train\.{key}\.metric"):
-        check_metric_names(config, TASK, manifest)
+        check_evaluation(config, TASK, manifest)
     assert torch.equal(before, torch.random.get_rng_state())
-    check_metric_names(experiment(KEEP), TASK, manifest)
+    check_evaluation(experiment(KEEP), TASK, manifest)
     elsewhere = experiment(asked[key], f"data={{manifest: {address}}}")
-    check_metric_names(elsewhere, TASK, manifest)  # its rows are read in their region only
+    check_evaluation(elsewhere, TASK, manifest)  # its rows are read in their region only
 
 
 @pytest.mark.parametrize("metric", ["auc", "acu"])
@@ -216,10 +216,10 @@ def test_a_metric_that_few_rows_do_not_have_is_looked_for_in_more(
     task = Ctr(Ctr.Options(rows=2000, hidden=4))
     manifest, _ = prepare_manifest(config, task, tmp_path, tmp_path / "data")
     if metric == "auc":  # one row has one label, and no AUC
-        check_metric_names(config, task, manifest)
+        check_evaluation(config, task, manifest)
     else:
         with pytest.raises(ConfigError, match="'acu'") as caught:
-            check_metric_names(config, task, manifest)
+            check_evaluation(config, task, manifest)
         assert "auc" in caught.value.fix
 
 

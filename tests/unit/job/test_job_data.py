@@ -6,7 +6,13 @@ import pytest
 from job_support import digits, experiment
 
 from geo_ray.data.manifest import save_manifest
-from geo_ray.errors import ConfigError, ManifestError, SchemaMismatchError, ShardEmptyError
+from geo_ray.errors import (
+    ConfigError,
+    ManifestError,
+    RegionsOmittedError,
+    SchemaMismatchError,
+    ShardEmptyError,
+)
 from geo_ray.job.build import build_averager
 from geo_ray.job.data import data_rows, open_readers, prepare_manifest
 from geo_ray.job.rundir import CONFIG_FILE
@@ -97,7 +103,20 @@ def test_a_region_without_rows_is_named(tmp_path):
         prepare_manifest(more, digits(), tmp_path, tmp_path)
     fewer = experiment("regions=[{name: us}]", "data.generate=null",
                        "data.manifest=data/manifest.json")  # fmt: skip
-    prepare_manifest(fewer, digits(), tmp_path, tmp_path)  # a part of the regions is enough
+    with pytest.raises(RegionsOmittedError, match=r"\d+ training rows of eu") as caught:
+        prepare_manifest(fewer, digits(), tmp_path, tmp_path)
+    assert "data.leave_out=[eu]" in caught.value.fix
+
+
+def test_a_part_of_the_regions_is_enough_if_that_is_meant(tmp_path, caplog):
+    prepare_manifest(experiment(), digits(), tmp_path, tmp_path / "data")
+    some = ("regions=[{name: us}]", "data.generate=null", "data.manifest=data/manifest.json")
+    meant = experiment(*some, "data.leave_out=[eu]")
+    prepare_manifest(meant, digits(), tmp_path, tmp_path)
+    prepare_manifest(experiment(*some), digits(), tmp_path, tmp_path, goes_on=True)
+    assert "training rows of eu, which the run goes on without" in caplog.text
+    with pytest.raises(ConfigError, match="no region asia; it has eu, us"):
+        prepare_manifest(experiment(*some, "data.leave_out=[asia]"), digits(), tmp_path, tmp_path)
 
 
 def test_each_region_stands_for_the_rows_of_its_data(tmp_path):
@@ -130,7 +149,6 @@ def test_the_actor_that_hosts_the_averager_is_told_them(tmp_path):
         str(tmp_path),
         "",
         "run",
-        b"",
         parts_dir=str(tmp_path / "checkpoints"),
         num_params=10,
         data_rows={"eu": 5.0, "us": 7.0},

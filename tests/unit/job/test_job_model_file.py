@@ -10,7 +10,7 @@ from torch import nn
 
 from geo_ray.errors import RunDirectoryError
 from geo_ray.job.build import build_shard, initial_parameters
-from geo_ray.job.model_file import save_trained
+from geo_ray.job.model_file import about_model, keep_longer, save_trained
 from geo_ray.training.compute.flat import read_parameters
 
 
@@ -68,3 +68,22 @@ def test_shards_begin_with_their_slices_and_own_them():
     assert torch.equal(torch.cat([s.params_S for s in shards]), params_P)
     shards[0].params_S.zero_()
     assert not torch.equal(params_P[: shards[0].params_S.numel()], shards[0].params_S)
+
+
+def test_a_model_of_more_steps_is_put_aside_and_another_is_replaced(tmp_path):
+    task, path = digits(), tmp_path / "model.safetensors"
+    params_P = initial_parameters(task, 0)
+
+    def write(steps: int):
+        aside = keep_longer(path, steps)
+        save_trained(task, 0, params_P + steps, path, about_model(experiment(), steps, {}))
+        return aside
+
+    assert write(600) is None and write(600) is None and write(700) is None
+    long = load_file(path)
+    aside = write(640)
+    assert aside == tmp_path / "model-700.safetensors"
+    assert all(torch.equal(load_file(aside)[name], value) for name, value in long.items())
+    assert not torch.equal(*(next(iter(load_file(each).values())) for each in (aside, path)))
+    path.write_bytes(b"no model")
+    assert keep_longer(path, 1) is None

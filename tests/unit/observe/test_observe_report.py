@@ -127,6 +127,21 @@ def test_a_simulated_resumed_stopped_run_says_so(tmp_path: Path) -> None:
         assert text in page.text
 
 
+def test_a_resumption_is_a_mark_in_the_timeline_and_over_time(tmp_path: Path) -> None:
+    before = [started(), step("east", 1, 1.0), step("east", 2, 2.0)]
+    after = [step("east", 3, 6.0), evaluation(3, 6.5, accuracy=0.5)]
+    resumed = tmp_path / "resumed"
+    resumed.mkdir()
+    write(resumed / "events.jsonl", [*before, ("run_started", 4.0, started()[2]), *after])
+    page = render_report(resumed)
+    line = r'<line class="mark" x1="([\d.]+)%" x2="\1%" y1="0" y2="\d+"><title>resumed at 4.0 s'
+    places = re.findall(line, page)
+    assert len(places) == 3  # timeline, loss and accuracy over time: not over steps
+    assert all(50 < float(place) < 75 for place in places)
+    write(tmp_path / "events.jsonl", [*before, *after])
+    assert 'class="mark"' not in render_report(tmp_path)
+
+
 def test_a_long_run_stays_small_and_is_shown_as_shares(tmp_path: Path) -> None:
     page = page_of(tmp_path, small_run(3000))
     assert "whole run: height is the share of time in each column" in page.text

@@ -363,6 +363,27 @@ def test_a_dropped_model_leaves_debts_as_they_were() -> None:
     assert torch.equal(mine.coded.data_B, yours.coded.data_B)
 
 
+class Forgetful(Ama):
+    """A strategy as a user may write one: it sends models, and drops every other one."""
+
+    def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
+        if update.seq % 2:
+            return super().on_update(averager, update)
+        nothing_P = torch.zeros(NUM)
+        return [Reply(update.region, update.seq, averager.version, 0, nothing_P, dropped=True)]
+
+
+def test_a_strategy_of_ones_own_may_drop_models() -> None:
+    """Nothing is owed for one that was dropped: the next model says it all again."""
+    pair = Pair(Forgetful(), up=TopOne())
+    for values in ((4.0, 0.0, 0.0), (4.0, 3.0, 1.0)):
+        pair.send(pair.say("a", *values))
+    pair.send(pair.say("a", 4.0, 3.0, 2.0))
+    before = owed(pair.ends["a"]).clone()
+    pair.send(pair.say("a", 9.0, 9.0, 9.0))
+    assert before.any() and torch.equal(owed(pair.ends["a"]), before)
+
+
 def test_only_the_open_update_can_be_dropped_and_none_of_a_round() -> None:
     pair = Pair(AsgdGa(), TopOne())
     update = pair.say("a", 1.0, 5.0, 2.0)

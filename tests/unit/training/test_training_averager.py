@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from geo_ray.errors import InvariantError, NonFiniteError
+from geo_ray.strategies.asgd import Asgd
 from geo_ray.strategies.asgd_ga import AsgdGa
 from geo_ray.strategies.base import AveragerState, Update
 from geo_ray.strategies.sma import Sma
@@ -130,13 +131,14 @@ def test_a_final_update_that_is_repeated_as_an_ordinary_one_is_answered_as_one()
     assert {r.seq for r in again.on_update(update("b", 1, final=True))} == {1, 2}
 
 
-def test_after_a_takeover_a_checkpoint_waits_until_every_region_has_an_answer():
+def test_after_a_takeover_a_checkpoint_waits_until_every_region_has_settled():
     state = make(AsgdGa(combine="sum"))
     state.took_over()
-    assert not state.begin_checkpoint(7, halt=False)
     state.on_update(update("a", 1))
+    assert not state.begin_checkpoint(7, halt=False), "it may have others to repeat"
+    state.settle("a")
     assert not state.begin_checkpoint(7, halt=False)
-    state.on_update(update("b", 1))
+    state.settle("b")
     assert state.begin_checkpoint(7, halt=False)
 
 
@@ -167,3 +169,21 @@ def test_the_averagers_clock_goes_on_after_a_resume():
     assert again.state.now_s == 1000.0 and again.wakes_s == 23.0
     again.at(21.5)
     assert again.state.now_s == 1001.5
+
+
+def test_rows_of_sums_count_towards_the_end_as_those_of_single_updates() -> None:
+    stopped = []
+    for summed in (False, True):
+        strategy = Asgd()
+        averager = Averager(strategy, 4, AveragerState(("a", "b", "c")), enough=30)
+        for seq in range(1, 20):
+            version = averager.state.version
+            parts = [Update(name, 1, seq, version, 5, torch.ones(4)) for name in ("b", "c")]
+            if summed:
+                replies = averager.on_sum(parts, torch.full((4,), 2.0)) or []
+            else:
+                replies = [reply for part in parts for reply in averager.on_update(part)]
+            if any(reply.stop for reply in replies):
+                break
+        stopped.append((seq, averager.samples))
+    assert stopped == [(3, 30), (3, 30)]

@@ -19,6 +19,7 @@ from geo_ray.transport.datagrams.datagram import (
     Sealer,
     Secret,
     blocks_per_datagram,
+    new_session,
     session_of,
 )
 
@@ -29,7 +30,7 @@ def group(count: int = 2, size: int = 5) -> BlockGroup:
 
 
 def ends() -> tuple[Sealer, Opener, Secret]:
-    secret = Secret.make()
+    secret = Secret.derived(new_session(), bytes(range(32)))
     return Sealer(secret), Opener(secret), secret
 
 

@@ -1,0 +1,1 @@
+"""What is looked at, and said, before a run starts."""
