@@ -71,6 +71,8 @@ if TYPE_CHECKING:
     from geo_ray.observe.metrics.summary import Summary as Summary
     from geo_ray.tasks.base import Dataset as Dataset
     from geo_ray.tasks.base import Task as Task
+    from geo_ray.tasks.groups import ParameterGroup as ParameterGroup
+    from geo_ray.tasks.groups import undecayed as undecayed
     from geo_ray.transport.probe.hosts import ProbeAddress as ProbeAddress
     from geo_ray.transport.probe.hosts import ProbeSide as ProbeSide
     from geo_ray.transport.probe.plan import ProbePlan as ProbePlan
@@ -139,6 +141,8 @@ _WHERE = {
     "Summary": "observe.metrics.summary",
     "Dataset": "tasks.base",
     "Task": "tasks.base",
+    "ParameterGroup": "tasks.groups",
+    "undecayed": "tasks.groups",
 }
 
 __all__ = ["__version__", *_WHERE]

@@ -21,6 +21,20 @@ BITS = {
     "int4": (4.5, 4.5),
     "chunked_topk": (0.234375, 32),
 }
+LAST_BITS = {  # of strategies in rounds, at the default error of 0.03
+    None: (32, 32),
+    "fp16": (16, 16),
+    "int8": (8.125, 8.125),
+    "int4": (8.125, 8.125),
+    "chunked_topk": (8.125, 32),
+}
+LAST_BITS_ONE_BY_ONE = {  # of strategies that answer one by one, at their default of 0.0001
+    None: (32, 32),
+    "fp16": (16.25, 16.25),
+    "int8": (16.25, 16.25),
+    "int4": (16.25, 16.25),
+    "chunked_topk": (16.25, 32),
+}
 LOSS = {None: 0.0, "fp16": 0.0002, "int8": 0.001, "int4": 0.003, "chunked_topk": 0.015}
 LOSS_OF_INTERVAL = [(1, 0.0), (25, 0.01), (100, 0.025), (500, 0.05)]
 LOSS_OF_DELAY = 0.005
@@ -45,7 +59,14 @@ class Question:
         rates: its exchange rates.
         links: (from, to) -> (Mbit/s, round trip in seconds).
         num_params: of the model.
-        waits: whether the strategy's regions wait for each exchange.
+        stands_still: whether the strategy's regions stand still for each exchange (always), only
+            for one that is late (when_late), or never.
+        last: whether there is an exchange after the last step: always, or for a rest of steps.
+        fragments: parts of the model that are exchanged one by one.
+        hidden_steps: steps that hide an exchange (when_late); None: those until the next.
+        bounded: whether regions may be only so many exchanges ahead of the slowest (never).
+        together: whether a region that stands still holds up all of them.
+        one_by_one: whether regions are answered one by one, and not in rounds.
     """
 
     config: Mapping[str, Any]
@@ -53,7 +74,13 @@ class Question:
     rates: Sequence[Mapping[str, Any]]
     links: Mapping[tuple[str, str], tuple[float, float]]
     num_params: int
-    waits: bool
+    stands_still: str = "always"
+    last: str = "rest"
+    fragments: int = 1
+    hidden_steps: float | None = None
+    bounded: bool = False
+    together: bool = True
+    one_by_one: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -102,6 +129,7 @@ class Rented:
 
     step_s: float
     machines: tuple[tuple[Mapping[str, Any], int], ...]
+    lost_share: float
 
 
 def step_of(rows: int, speeds: Sequence[float]) -> float:
@@ -127,7 +155,7 @@ def rented(question: Question, name: str) -> Iterator[Rented]:
     for machine in place["machines"]:
         for market in machine["markets"]:
             record = question.price(place, item="instance", type=machine["type"], market=market)
-            speed = machine["rows_per_s"] * (1 - min(0.9, lost if market == "spot" else 0))
+            speed = machine["rows_per_s"]
             kinds.append((record, speed, 0 if record.get("stock") == "none" else machine["cap"]))
     for counts in itertools.product(*(range(cap + 1) for _, _, cap in kinds)):
         number = sum(counts)
@@ -136,12 +164,12 @@ def rented(question: Question, name: str) -> Iterator[Rented]:
         speeds = [s for (_, s, _), n in zip(kinds, counts, strict=True) for _ in range(n)]
         step_s = step_of(rows, speeds) + plan["step_overhead_s"]
         step_s += plan["lan_s_per_machine"] * number
-        chosen = ((r, n) for (r, _, _), n in zip(kinds, counts, strict=True) if n)
-        yield Rented(step_s, tuple(chosen))
+        chosen = tuple((r, n) for (r, _, _), n in zip(kinds, counts, strict=True) if n)
+        yield Rented(step_s, chosen, lost * sum(n for r, n in chosen if r["market"] == "spot"))
 
 
 def loss_of(question: Question, interval: int, codec: str | None) -> float:
-    loss = LOSS[codec] + (0.0 if question.waits else LOSS_OF_DELAY)
+    loss = LOSS[codec] + (0.0 if question.stands_still == "always" else LOSS_OF_DELAY)
     for (low, less), (high, more) in itertools.pairwise(LOSS_OF_INTERVAL):
         if low <= interval <= high:
             share = math.log(interval / low) / math.log(high / low)
@@ -160,24 +188,64 @@ def hosts(question: Question) -> list[str]:
 
 @dataclass(frozen=True)
 class Way:
-    """A way to exchange: seconds by region, and the egress of one."""
+    """A way to exchange: seconds and egress of one, by region."""
 
     seconds: Mapping[str, float]
-    usd: float
+    usd: Mapping[str, float]
 
 
-def way(question: Question, averager: str, codec: str | None) -> Way:
-    up, down = (question.num_params * bits / 8 for bits in BITS[codec])
-    seconds, usd = {}, 0.0
+def way(question: Question, averager: str, codec_bits: tuple[float, float], fragments: int) -> Way:
+    up, down = (question.num_params / fragments * bits / 8 for bits in codec_bits)
+    seconds, usd = {}, {}
     for name in question.names:
         if name == averager:
-            seconds[name] = 0.0
+            seconds[name] = usd[name] = 0.0
             continue
         there, back = question.links[name, averager], question.links[averager, name]
         seconds[name] = up * 8e-6 / there[0] + down * 8e-6 / back[0] + there[1]
-        usd += up / 1e9 * question.usd_per_gb(name, averager)
-        usd += down / 1e9 * question.usd_per_gb(averager, name)
+        usd[name] = up / 1e9 * question.usd_per_gb(name, averager)
+        usd[name] += down / 1e9 * question.usd_per_gb(averager, name)
     return Way(seconds, usd)
+
+
+def trained(
+    question: Question, interval: int, one: Way, steps_s: Mapping[str, float]
+) -> tuple[float, float]:
+    """Seconds from the first step to the end of the last, and the egress of exchanges on the way.
+
+    Args:
+        question: what a user gives.
+        interval: steps in which the whole model is exchanged once.
+        one: exchange of a fragment.
+        steps_s: of a step, by region.
+    """
+    steps, every = question.config["train"]["steps"], interval / question.fragments
+    rounds = math.floor(steps / every + 1e-9)
+    ends_s, counts = {}, {}
+    for name, step_s in steps_s.items():
+        one_s = one.seconds[name]
+        counts[name] = rounds
+        if question.stands_still == "always":
+            late_s = rounds * one_s
+        elif question.stands_still == "when_late":
+            hides = every if question.hidden_steps is None else question.hidden_steps
+            since = min(hides, steps - rounds * every)
+            late_s = (rounds - 1) * max(0.0, one_s - hides * step_s)
+            late_s = late_s + max(0.0, one_s - since * step_s) if rounds else 0.0
+        else:
+            apart = max(every, math.ceil(one_s / step_s - 1e-9))
+            counts[name] = 1 + math.floor((steps - every) / apart + 1e-9) if rounds else 0
+            since = steps - every - (counts[name] - 1) * apart
+            late_s = max(0.0, one_s - since * step_s) if rounds else 0.0
+        ends_s[name] = steps * step_s + late_s
+    if question.stands_still == "never" and question.bounded:
+        apart_s = {
+            name: step_s * max(every, math.ceil(one.seconds[name] / step_s - 1e-9))
+            for name, step_s in steps_s.items()
+        }
+        longest_s = steps * max(steps_s.values())
+        counts = dict.fromkeys(steps_s, math.floor(longest_s / max(apart_s.values()) + 1e-9))
+    return max(ends_s.values()), sum(counts[name] * one.usd[name] for name in steps_s)
 
 
 def every_plan(question: Question) -> Iterator[Enumerated]:
@@ -197,30 +265,23 @@ def every_plan(question: Question) -> Iterator[Enumerated]:
             stands.append(partial(operator.mul, month * place["disk_gb"] / 730))
     ways = []
     for averager, codec in itertools.product(hosts(question), plan["codecs"]):
-        one, full = way(question, averager, codec), way(question, averager, None)
+        one = way(question, averager, BITS[codec], question.fragments)
+        last_bits = LAST_BITS_ONE_BY_ONE if question.one_by_one else LAST_BITS
+        exact = way(question, averager, last_bits[codec], 1)
         for interval in plan["intervals"]:
             if loss_of(question, interval, codec) <= plan["loss_budget"]:
-                ways.append((averager, codec, interval, one, full))
+                ways.append((averager, codec, interval, one, exact))
     for chosen in itertools.product(*(list(rented(question, name)) for name in names)):
-        for averager, codec, interval, one, full in ways:
-            if question.waits:
-                rounds = steps // interval
-                trained_s = max(
-                    steps * each.step_s + rounds * one.seconds[name]
-                    for name, each in zip(names, chosen, strict=True)
-                )
-                has_last = steps % interval > 0
-            else:
-                rounds = steps // interval
-                step_s = max(each.step_s for each in chosen)
-                late_s = max(0.0, max(one.seconds.values()) - interval * step_s)
-                trained_s = steps * step_s + rounds * late_s
-                has_last = True
-            seconds = plan["startup_s"] + trained_s
-            usd = rounds * one.usd
-            if has_last:
-                seconds += max(full.seconds.values())
-                usd += full.usd
+        for averager, codec, interval, one, exact in ways:
+            steps_s = {name: each.step_s for name, each in zip(names, chosen, strict=True)}
+            trained_s, usd = trained(question, interval, one, steps_s)
+            shares = [each.lost_share for each in chosen]
+            lost = min(0.9, sum(shares) if question.together else max(shares))
+            seconds = plan["startup_s"] + trained_s / (1 - lost)
+            is_rest = steps * question.fragments % interval > 0
+            if question.last == "always" or (question.last == "rest" and is_rest):
+                seconds += max(exact.seconds.values())
+                usd += sum(exact.usd.values())
             hours = seconds / 3600
             usd += sum(cost(hours) for cost in stands)
             for each in chosen:

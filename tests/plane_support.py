@@ -47,7 +47,15 @@ class Setup:
     def wire(self) -> WirePlan:
         traits = self.strategy.traits
         fragments = traits.exchange.fragments
-        return WirePlan(self.up, self.down, traits.sends, traits.in_rounds, fragments=fragments)
+        error = 0.03 if traits.in_rounds else 3e-7  # one by one: equal to rounding is checked
+        return WirePlan(
+            self.up,
+            self.down,
+            traits.sends,
+            traits.in_rounds,
+            fragments=fragments,
+            last_error=error,
+        )
 
     @property
     def rows(self) -> int | None:
@@ -197,6 +205,8 @@ class Plane:
             self.setup.mode,
             epoch=self.epoch,
             goal=str(self.setup.steps),
+            last_round_is_last_word=self.setup.strategy.traits.exchange.last != "always"
+            and self.setup.wire.owes,
         )
         return Region(Server.over(shards, NUM_PARAMS, plan, self.setup.wire), shards)
 

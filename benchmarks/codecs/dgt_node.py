@@ -32,6 +32,7 @@ from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.actors.parts import HeldShard
 from geo_ray.runtime.actors.primary_shard import PrimaryShard
 from geo_ray.runtime.actors.worker_loop import (
+    EvalSetting,
     WorkerLoop,
     dial_shards,
     links_over,
@@ -109,7 +110,7 @@ class Region:
             train,
             heldout,
             rank=0,
-            eval_rows=experiment.train.eval_batch_size,
+            evals=EvalSetting(experiment.train.eval_batch_size),
             step_s=pace,
         )
         self.address = self.endpoint.advertised

@@ -28,6 +28,7 @@ from functools import partial
 from benchmarks.common import support
 from geo_ray.clouds.price_book import PriceBook, shipped_book
 from geo_ray.errors import PlanInfeasibleError, PriceUnknownError
+from geo_ray.planning.model.timing import Pattern
 from geo_ray.planning.model.work import JobWork
 from geo_ray.planning.policies.cloudless import cloudless, everything
 from geo_ray.planning.policies.optimal import optimal
@@ -132,10 +133,13 @@ def made_scenario(rng: random.Random, regions: int, types: int, markets: int, ca
                 rentals.append(Rental(f"t{i}", "on_demand", usd, speed, rng.randint(0, cap)))
         if not any(rental.cap for rental in rentals):
             rentals[0] = replace(rentals[0], cap=1)
-        sites.append(Site(name, rentals, partial(_linear, 0.1), 0.02, rng.choice([0.0, 0.002])))
+        lan_s = rng.choice([0.0, 0.002])
+        rentals = [replace(rental, lan_s=lan_s) for rental in rentals]
+        sites.append(Site(name, rentals, partial(_linear, 0.1), 0.02))
     prices = {pair: rng.choice([0.02, 0.09]) for pair in itertools.permutations(names, 2)}
     rows = {name: rng.uniform(1, 3) for name in names}
-    work = JobWork(1000, regions * 64, rows, 5_000_000, rng.random() < 0.5, 60)
+    pattern = Pattern(*(("when_late", "always") if rng.random() < 0.5 else ("always", "rest")))
+    work = JobWork(1000, regions * 64, rows, 5_000_000, pattern, 60)
     return Request(work, sites, links(names, rng), prices, names, INTERVALS, CODECS)
 
 

@@ -1,4 +1,4 @@
-"""`geo_ray.check`: does a strategy or a codec keep what all of them promise?"""
+"""`geo_ray.check`: does a strategy, a codec or a task keep what all of them promise?"""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from geo_ray.contract.load import checked, load
 
 @dataclass(frozen=True, repr=False)
 class PromiseCheck:
-    """What the checks of a strategy or a codec found.
+    """What the checks of a strategy, a codec or a task found.
 
     Attributes:
         name: of the class.
@@ -52,7 +52,7 @@ def check(
     *,
     base_dir: FilePath | None = None,
 ) -> PromiseCheck:
-    """Put a strategy or a codec to the checks that those of the library pass.
+    """Put a strategy, a codec or a task to the checks that those of the library pass.
 
     Args:
         name: ``path/to/file.py:Class`` of your own, ``package.module:Class``, or a name of the
@@ -62,6 +62,7 @@ def check(
 
     Raises:
         ConfigError: there is no such class, or it cannot be used.
+        TaskError: it is a task that cannot be built.
     """
     subject = load(name, override_items(options), Path(base_dir or Path.cwd()))
     return PromiseCheck(name, tuple(checked(subject)))

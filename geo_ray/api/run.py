@@ -26,8 +26,9 @@ from geo_ray.observe.events.schema import Event
 from geo_ray.observe.metrics.summary import Summary, Summing, load_summary
 from geo_ray.observe.report.report import REPORT_FILE, load_record, write_report
 from geo_ray.observe.text import bytes_text, duration_text, metrics_text, number_text
-from geo_ray.runtime.actors.parts import shard_part_name
+from geo_ray.runtime.actors.parts import shard_part_name, wire_tensors
 from geo_ray.tasks.load import load_task
+from geo_ray.training.server.region_carry import carried_in
 
 
 @dataclass(frozen=True, repr=False)
@@ -153,11 +154,11 @@ class Run:
         region = next(
             r for r in self.experiment.regions if r.name == self.experiment.averager_region
         )
-        slices = [
-            saved.read(shard_part_name(region.name, index))[0]["params"]
-            for index in range(region.ps_shards)
+        parts = [
+            saved.read(shard_part_name(region.name, index))[0] for index in range(region.ps_shards)
         ]
-        return module_with(task, seed, slices)
+        carried_B = carried_in(wire_tensors(parts[0]))
+        return module_with(task, seed, [part["params"] for part in parts], carried_B)
 
     def export(self, out: FilePath, checkpoint: int | None = None, *, best: bool = False) -> Path:
         """Write the trained parameters for plain PyTorch.

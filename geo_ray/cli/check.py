@@ -1,4 +1,4 @@
-"""`geo-ray check`: does a strategy or a codec keep what all of them promise?"""
+"""`geo-ray check`: does a strategy, a codec or a task keep what all of them promise?"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
     "--option", "options", multiple=True, metavar="KEY=VALUE", help="One option of the class."
 )
 def check(name: str, options: tuple[str, ...]) -> None:
-    """Put a strategy or a codec to the checks that those of the library pass.
+    """Put a strategy, a codec or a task to the checks that those of the library pass.
 
     FILE.py:CLASS is your own class, relative to the present directory; package.module:CLASS and the
     names of the library's own work, too. Checks take the options as they are: a short interval

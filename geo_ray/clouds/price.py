@@ -50,7 +50,10 @@ class PriceRecord(StrictModel):
     volume_tiers: tuple[VolumeTier, ...] = Field((), description="what more of it in a month costs")
     source: str = Field(min_length=1, description="where it was read")
     fetched_at: AwareDatetime = Field(description="when it was read")
-    valid_for_s: float = Field(gt=0, description="how long it is to be believed")
+    dated: AwareDatetime | None = Field(
+        None, description="of what day the source is, if that is not when it was read"
+    )
+    valid_for_s: float = Field(gt=0, description="how long it is to be believed, from then on")
     stock: Stock | None = Field(None, description="what the cloud says of its stock; null: nothing")
 
     @model_validator(mode="after")
@@ -84,9 +87,9 @@ class PriceRecord(StrictModel):
         return f"{self.cloud} {self.type} ({self.market}) in {place}"
 
     def age_s(self, now_unix_s: float) -> float:
-        """Return the seconds since the price was read."""
-        return now_unix_s - self.fetched_at.timestamp()
+        """Return the seconds since the day that the source is of."""
+        return now_unix_s - (self.dated or self.fetched_at).timestamp()
 
     def is_stale(self, now_unix_s: float) -> bool:
-        """Return whether the price is older than its validity."""
+        """Return whether the price is older than it is to be believed."""
         return self.age_s(now_unix_s) > self.valid_for_s

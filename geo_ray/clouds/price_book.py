@@ -53,7 +53,7 @@ class PriceBook(StrictModel):
         """The price of an instance type in a region.
 
         The price of the region as a whole, unless prices of its zones are newer: then the price of
-        the cheapest zone; a sold-out zone counts only if all are sold out.
+        the dearest zone, since nobody chooses zones; a sold-out one counts only if all are.
 
         Raises:
             PriceUnknownError: there is none.
@@ -66,7 +66,7 @@ class PriceBook(StrictModel):
         if whole is not None and whole.fetched_at == newest:
             return whole
         zones = [record for record in found if record.zone is not None]
-        return min(zones, key=lambda r: (r.stock == "none", r.amount))
+        return min(zones, key=lambda r: (r.stock == "none", -r.amount))
 
     def disk(self, cloud: str, region: str, type_: str) -> PriceRecord:
         """The price of a GB of disk for a month.
@@ -128,7 +128,7 @@ class PriceBook(StrictModel):
         """The book with what a cloud just said in place of what it had; the rest stays.
 
         Zones are read together: an older price of a zone that is not named any more goes, since
-        the cheapest zone counts and nothing could be started there.
+        nothing could be started there.
         """
         fresh = list(fresh)
         read_at = {_zones(record): record.fetched_at for record in fresh if record.zone is not None}

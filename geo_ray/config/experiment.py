@@ -28,6 +28,7 @@ from geo_ray.training.config import TrainConfig
 from geo_ray.transfers.config import TransfersConfig
 from geo_ray.transport.config import LanConfig, TransportConfig
 from geo_ray.transport.emulation.link_model import LinkSpec
+from geo_ray.types import Span
 
 
 class GenerateConfig(StrictModel):
@@ -164,6 +165,12 @@ class Experiment(StrictModel):
         """Rows of all regions between evaluations; None if regions count their own steps."""
         every = self.train.eval_every
         return self.rows * every // self.train.steps if self.counts_together and every else None
+
+    @property
+    def statistics_spans(self) -> tuple[Span, ...]:
+        """Rows of a region's stream over which running statistics are made anew."""
+        rows = self.data.batch_size
+        return tuple(Span(i * rows, rows) for i in range(self.train.statistics_batches))
 
     @property
     def region_names(self) -> tuple[str, ...]:

@@ -23,6 +23,14 @@ Name = Annotated[
 _LONGEST: Final = 63
 
 
+class NodesConfig(StrictModel):
+    """Machines of one type, with workers on each of them."""
+
+    type: Name = Field(description="value of the label ray.io/node-group: the instance type")
+    count: int = Field(1, ge=1, le=1024, description="machines")
+    workers: int = Field(1, ge=1, le=64, description="workers on each of them")
+
+
 class RegionConfig(StrictModel):
     """What runs in one region."""
 
@@ -37,10 +45,22 @@ class RegionConfig(StrictModel):
     batch_sizes: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
         None, description="rows per step of each worker; null: `data.batch_size` each"
     )
+    nodes: tuple[NodesConfig, ...] | None = Field(
+        None,
+        min_length=1,
+        description="machines for the workers, in their order; null: wherever the region has room",
+    )
+    server_node: Name | None = Field(
+        None, description="the same label for parameter server and bridge; null: any machine"
+    )
     ps_shards: int = Field(1, ge=1, le=64, description="parameter server processes")
-    cpus_per_worker: float = Field(1.0, ge=0, description="CPUs that Ray reserves per worker")
+    cpus_per_worker: float = Field(
+        1.0, ge=0, description="CPUs that Ray reserves per worker; it computes on as many threads"
+    )
     gpus_per_worker: float = Field(0.0, ge=0, description="GPUs that Ray reserves per worker")
-    cpus_per_server: float = Field(0.5, ge=0, description="CPUs per shard, and for the bridge")
+    cpus_per_server: float = Field(
+        0.5, ge=0, description="CPUs, and threads, of each shard, and of the bridge"
+    )
 
     @model_validator(mode="after")
     def _one_each(self) -> Self:
@@ -49,6 +69,10 @@ class RegionConfig(StrictModel):
                 f"batch_sizes: {len(self.batch_sizes)} entries for {self.workers} workers; give "
                 "one each"
             )
+        if self.nodes is not None:
+            places = sum(each.count * each.workers for each in self.nodes)
+            if places != self.workers:
+                raise ValueError(f"nodes: places for {places} workers, there are {self.workers}")
         return self
 
     def rows_per_step(self, batch_size: int) -> int:

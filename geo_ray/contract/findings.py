@@ -82,7 +82,7 @@ def run_checks(checks: Checks[T], subject: T) -> list[Finding]:
 
     Args:
         checks: of its kind.
-        subject: a strategy or a codec.
+        subject: a strategy, a codec or a task.
 
     Returns:
         A finding per check, in their order.

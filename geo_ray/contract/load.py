@@ -15,16 +15,19 @@ from geo_ray.codecs.registry import CODECS, AnyCodec
 from geo_ray.config.base import StrictModel
 from geo_ray.config.load import load_text
 from geo_ray.config.own import context
-from geo_ray.contract import codecs, processes, strategies
+from geo_ray.contract import codecs, processes, strategies, tasks
 from geo_ray.contract.findings import Checks, Finding, run_checks
 from geo_ray.errors import ConfigError
 from geo_ray.strategies.base import Strategy
 from geo_ray.strategies.registry import STRATEGIES, AnyStrategy
+from geo_ray.tasks.base import Task
+from geo_ray.tasks.check import METHODS
+from geo_ray.tasks.load import BUILT_IN, TaskConfig, load_task
 from geo_ray.util.user_class import UserClass, find_class, or_meant
 
-_ANY = UserClass("strategy or codec", ConfigError, "examples/own_strategy.py")
+_ANY = UserClass("strategy, codec or task", ConfigError, "examples/own_strategy.py")
 T = TypeVar("T")
-What: TypeAlias = Literal["strategy", "codec"]
+What: TypeAlias = Literal["strategy", "codec", "task"]
 
 
 def _methods_of(protocol: type) -> tuple[str, ...]:
@@ -34,6 +37,7 @@ def _methods_of(protocol: type) -> tuple[str, ...]:
 _METHODS: Final[Mapping[What, tuple[str, ...]]] = {
     "strategy": _methods_of(Strategy),
     "codec": _methods_of(Codec),
+    "task": tuple(METHODS),
 }
 
 
@@ -49,18 +53,26 @@ class CodecSection(StrictModel):
     option: AnyCodec
 
 
+class TaskSection(StrictModel):
+    """A configuration of nothing but a task."""
+
+    option: TaskConfig
+
+
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is to be checked: one of the two.
+    """What is to be checked: one of the three.
 
     Attributes:
         strategy: if it is one.
         codec: if it is one.
+        task: if it is one.
         base_dir: where a relative path to its file starts.
     """
 
     strategy: Strategy | None = None
     codec: Codec | None = None
+    task: Task | None = None
     base_dir: Path = Path()
 
 
@@ -76,11 +88,15 @@ def load(name: str, options: Sequence[str], base_dir: Path) -> Subject:
         ConfigError: there is no such thing, or it cannot be used.
     """
     overrides = [f"option.{option}" for option in options]
+    if name in BUILT_IN:
+        return _task(name, options, base_dir)
     if name in STRATEGIES or name in CODECS:
         built_in: What = "codec" if name in CODECS else "strategy"
         return _built(built_in, {"kind": name}, overrides, name, base_dir)
     kind = find_class(name, base_dir, _ANY)
     what = _what_is(name, kind)
+    if what == "task":
+        return _task(name, options, base_dir)
     if issubclass(kind, StrictModel):
         _check_names(name, kind, options)
     return _built(what, {"use": name}, overrides, name, base_dir)
@@ -121,6 +137,13 @@ def object_of(what: What, section: Mapping[str, object], base_dir: Path) -> Subj
     return _built(what, section, [], what, base_dir)
 
 
+def _task(name: str, options: Sequence[str], base_dir: Path) -> Subject:
+    text = json.dumps({"option": {"use": name}})
+    overrides = [f"option.options.{option}" for option in options]
+    section = load_text(text, overrides, TaskSection, name).option
+    return Subject(task=load_task(section, base_dir), base_dir=base_dir)
+
+
 def _built(
     what: What, section: Mapping[str, object], overrides: list[str], name: str, base_dir: Path
 ) -> Subject:
@@ -134,10 +157,10 @@ def _built(
 
 
 def _what_is(name: str, kind: type) -> What:
-    """Which of the two a class of the user's is meant to be: the one that it has methods of.
+    """Which of the three a class of the user's is meant to be: the one that it has methods of.
 
     Raises:
-        ConfigError: it has none of either, or of both.
+        ConfigError: it has none of any, or of several.
     """
     members = dict(inspect.getmembers_static(kind))
     lacks = {
@@ -149,14 +172,15 @@ def _what_is(name: str, kind: type) -> What:
     if not begun:
         wants = "; ".join(f"a {what} has {', '.join(keys)}" for what, keys in lacks.items())
         raise ConfigError(
-            f"{name} is neither a strategy nor a codec: {wants}",
-            fix="Look at docs/own.md, which has a whole one of each.",
+            f"{name} is no strategy, codec or task: {wants}",
+            fix="Look at docs/own.md and docs/tasks.md, which have a whole one of each.",
         )
     whole = [what for what in begun if not lacks[what]]
     if len(whole) == 1:
         return whole[0]
     raise ConfigError(
-        f"{name} has methods of a strategy and of a codec", fix="Write a class for each."
+        f"{name} has methods of {' and of '.join(f'a {what}' for what in begun)}",
+        fix="Write a class for each.",
     )
 
 
@@ -179,6 +203,8 @@ def checked(subject: Subject, promises: Collection[str] | None = None) -> list[F
         decoding = partial(processes.check_codec, base_dir=subject.base_dir)
         coding: Checks[Codec] = {**codecs.CHECKS, "another process decodes the same": decoding}
         found += run_checks(_chosen(coding, promises), subject.codec)
+    if subject.task is not None:
+        found += run_checks(_chosen(tasks.CHECKS, promises), subject.task)
     return found
 
 

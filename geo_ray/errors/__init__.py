@@ -64,3 +64,4 @@ from geo_ray.errors.task import OwnCodeError as OwnCodeError
 from geo_ray.errors.task import TaskError as TaskError
 from geo_ray.errors.task import TaskLoadError as TaskLoadError
 from geo_ray.errors.task import TaskOutputError as TaskOutputError
+from geo_ray.errors.task import TaskStateError as TaskStateError

@@ -43,6 +43,23 @@ class TaskOutputError(TaskError):
     more = "`evaluate` returns sums over the rows of a batch; docs/tasks.md has an example of each."
 
 
+class TaskStateError(TaskError):
+    """Values of the model that are not trained change, or differ between processes."""
+
+    code = "TASK_STATE"
+    causes = (
+        "A moving average of the weights, a queue, a codebook or spectral normalisation that the "
+        "task does not declare; a pattern of `carry` or `groups` that fits nothing; a frozen part "
+        "that is read from different files on different machines; carried values where updates are "
+        "summed on their way."
+    )
+    advice = "Declare what changes in the task's `carry`; docs/tasks.md has the rules."
+    more = (
+        "What changes in the forward pass without a gradient is exchanged between regions, saved "
+        "in checkpoints and in the model only if the task names it. The message names it."
+    )
+
+
 class OwnCodeError(TaskError):
     """A strategy or codec of the user's raised an exception."""
 

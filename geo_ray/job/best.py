@@ -110,10 +110,10 @@ class BestKeeper:
             samples=done.samples,
             metrics=dict(done.metrics),
         )
-        params_P = self.candidates.take(home, done.steps[home], final=done.final)
+        params_P, carried_B = self.candidates.take(home, done.steps[home], final=done.final)
         about = about_model(self._experiment, best.step, best.metrics)
         about[_ABOUT] = best.model_dump_json()
-        save_trained(self._task, self._experiment.seed, params_P, self._path, about)
+        save_trained(self._task, self._experiment.seed, params_P, self._path, about, carried_B)
         self.best = best
         return best
 

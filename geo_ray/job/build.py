@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.region import RegionConfig
-from geo_ray.errors import ConfigError
+from geo_ray.errors import ConfigError, TaskStateError
 from geo_ray.job.evals import EvalBoard
-from geo_ray.strategies.base import AveragerState
+from geo_ray.strategies.base import AveragerState, nothing_carried
 from geo_ray.tasks.base import Task
+from geo_ray.tasks.groups import GroupRun, group_runs
 from geo_ray.tasks.guard import checked_model, outlined_model
 from geo_ray.training.averager.averager import Averager
+from geo_ray.training.averager.averager_carry import AveragerCarry
+from geo_ray.training.compute.carry_layout import CarryLayout
 from geo_ray.training.compute.flat import (
     check_module,
     count_parameters,
@@ -23,13 +28,100 @@ from geo_ray.training.compute.flat import (
 )
 from geo_ray.training.compute.local_steps import LocalSteps
 from geo_ray.training.compute.optimizers import lasting
+from geo_ray.training.compute.state_guard import constants_of
 from geo_ray.training.compute.worker import Worker
 from geo_ray.training.exchange.averager_wire import AveragerWire
 from geo_ray.training.exchange.wire_plan import WirePlan
 from geo_ray.training.server.plan import ServerPlan
-from geo_ray.training.server.region_model import ShardPort
+from geo_ray.training.server.region_carry import RegionCarry
+from geo_ray.training.server.region_model import Concurrently, ShardPort
 from geo_ray.training.server.server import Server
 from geo_ray.training.server.shard import Shard
+from geo_ray.training.server.stragglers import GradientCoding
+from geo_ray.util.together import in_turn
+
+_INNER_RATE: Final = "optimizer.lr"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStart:
+    """What every region starts from.
+
+    Attributes:
+        params_P: the parameters, fp32 (P,).
+        layout: of what the model carries beside them.
+        carried_B: that, uint8 (B,).
+        constants: digests of all that is not trained.
+        groups: of parameters that have rates or decays of their own; empty if all are alike.
+    """
+
+    params_P: Tensor
+    layout: CarryLayout = field(default_factory=lambda: CarryLayout(()))
+    carried_B: Tensor = field(default_factory=nothing_carried)
+    constants: Mapping[str, str] = field(default_factory=dict)
+    groups: tuple[GroupRun, ...] = ()
+
+    def without_parameters(self) -> Self:
+        """The same for who needs them no more."""
+        return replace(self, params_P=torch.empty(0))
+
+    def buffer(self) -> Tensor:
+        """A worker's buffer: a copy of what is carried, then of the parameters, fp32."""
+        return torch.cat([self.carried_B.view(torch.float32), self.params_P])
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutline:
+    """The same without parameters, for who only tells others of the model.
+
+    Attributes:
+        num_params: P.
+        layout: of what the model carries beside its parameters.
+        constants: digests of all that is not trained.
+        groups: of parameters.
+    """
+
+    num_params: int
+    layout: CarryLayout
+    constants: Mapping[str, str]
+    groups: tuple[GroupRun, ...]
+
+    @classmethod
+    def of(cls, task: Task, module: nn.Module) -> Self:
+        """The outline of a task's module."""
+        check_module(module)
+        layout, groups = CarryLayout.of(task, module), group_runs(task, module)
+        return cls(count_parameters(module), layout, constants_of(module), groups)
+
+
+def model_outline(task: Task, seed: int) -> ModelOutline:
+    """What every region starts from, without its parameters.
+
+    The model is made only if it has frozen parameters or saved buffers, for their digests.
+
+    Raises:
+        TaskOutputError: if the model cannot be trained as one flat fp32 vector.
+        TaskStateError: if the task's `carry` or `groups` do not fit its model.
+    """
+    try:
+        return ModelOutline.of(task, outlined_model(task, seed))
+    except Exception:  # there are values to look at; what is wrong is told by the next line
+        return ModelOutline.of(task, checked_model(task, seed))
+
+
+def model_start(task: Task, seed: int) -> ModelStart:
+    """What every region starts from.
+
+    Raises:
+        TaskOutputError: if the model cannot be trained as one flat fp32 vector.
+        TaskStateError: if the task's `carry` or `groups` do not fit its model.
+    """
+    module = checked_model(task, seed)
+    check_module(module)
+    layout = CarryLayout.of(task, module)
+    constants = constants_of(module)
+    params_P, groups = read_parameters(module), group_runs(task, module)
+    return ModelStart(params_P, layout, layout.read(module), constants, groups)
 
 
 def initial_parameters(task: Task, seed: int) -> Tensor:
@@ -43,7 +135,7 @@ def initial_parameters(task: Task, seed: int) -> Tensor:
     return read_parameters(module)
 
 
-def model_size(task: Task, seed: int) -> int:
+def parameter_count(task: Task, seed: int) -> int:
     """P, the number of parameters that are trained; counted without making them.
 
     Raises:
@@ -74,15 +166,22 @@ def _server_plan(experiment: Experiment, region: RegionConfig, epoch: int) -> Se
         evaluates_outer=train.evaluate == "outer" and traits.region.eval_params is not None,
         goal=_goal(experiment),
         noise_every=train.noise_every,
-        # What a codec loses would be missing in the mean, and look like noise.
+        last_round_is_last_word=traits.exchange.last != "always" and wire_plan(experiment).owes,
+        clip_mean_norm=train.clip_mean_norm,
+        # What a codec or clipping takes away would be missing in the mean, and look like noise.
         tells_norms=train.mode == "sync"
+        and train.clip_mean_norm is None
         and traits.averager.mean_gradient
         and (experiment.codec.up is None or not experiment.codec.up.traits.lossy),
     )
 
 
 def build_shard(
-    experiment: Experiment, region: RegionConfig, index: int, params_P: Tensor
+    experiment: Experiment,
+    region: RegionConfig,
+    index: int,
+    params_P: Tensor,
+    groups: Sequence[GroupRun] = (),
 ) -> Shard:
     """Shard ``index`` of ``region``, holding its own copy of its slice of ``params_P``."""
     train = experiment.train
@@ -93,6 +192,7 @@ def build_shard(
         lasting(experiment.optimizer, steps),
         experiment.strategy,
         alone=len(experiment.regions) == 1,
+        groups=groups,
     )
 
 
@@ -102,16 +202,31 @@ def build_server(
     shards: Sequence[ShardPort],
     num_params: int,
     epoch: int = 1,
+    together: Concurrently = in_turn,
+    start: ModelStart | None = None,
 ) -> Server:
-    """The parameter server of ``region`` over its shards in order, wherever they live."""
+    """The parameter server of ``region`` over its shards in order, wherever they live.
+
+    Args:
+        experiment: the run.
+        region: which region.
+        shards: in order.
+        num_params: P.
+        epoch: incarnation of this server.
+        together: asks shards at the same time.
+        start: where the model may carry something beside its parameters.
+    """
     plan = _server_plan(experiment, region, epoch)
-    return Server.over(shards, num_params, plan, wire_plan(experiment))
+    carry = None
+    if start is not None and start.layout.entries:
+        carry = RegionCarry(start.layout, start.carried_B, region.workers)
+    return Server.over(shards, num_params, plan, wire_plan(experiment), together, carry)
 
 
 def build_worker(
     experiment: Experiment, region: str, task: Task, params_P: Tensor, grad_P: Tensor
 ) -> Worker | LocalSteps:
-    """A worker of ``region`` over its buffers, fp32 (P,) each."""
+    """A worker of ``region`` over its buffers, fp32 each: what is carried, then (P,)."""
     worker = Worker(
         task,
         params_P,
@@ -126,18 +241,59 @@ def build_worker(
         return worker
     optimizer = lasting(experiment.optimizer, experiment.train.steps * steps)
     place = next(r for r in experiment.regions if r.name == region)
-    return LocalSteps(worker, optimizer, steps, place.rows_per_step(experiment.data.batch_size))
+    rows, groups = place.rows_per_step(experiment.data.batch_size), group_runs(task, worker.module)
+    return LocalSteps(worker, optimizer, steps, rows, groups)
 
 
 def build_averager(
-    experiment: Experiment, num_params: int, data_rows: Mapping[str, float]
+    experiment: Experiment,
+    num_params: int,
+    data_rows: Mapping[str, float],
+    layout: CarryLayout | None = None,
 ) -> Averager:
     """The averager over all regions, whose data sets have so many rows (`job.data.data_rows`)."""
     members = tuple(sorted(experiment.region_names))
     wire = AveragerWire(wire_plan(experiment))
     enough = experiment.rows if experiment.counts_together else None
     state, goal = AveragerState(members, data_rows=dict(data_rows)), _goal(experiment)
-    return Averager(experiment.strategy, num_params, state, wire=wire, enough=enough, goal=goal)
+    carry = AveragerCarry() if layout is None else AveragerCarry(layout)
+    return Averager(
+        experiment.strategy, num_params, state, wire=wire, enough=enough, goal=goal, carry=carry
+    )
+
+
+def check_start(experiment: Experiment, start: ModelStart | ModelOutline) -> None:
+    """Refuse what a model asks for where it cannot be had.
+
+    Values are not carried where updates are summed on their way, or rows are coded; and there are
+    no groups where the averager trains, which knows none.
+
+    Raises:
+        TaskStateError: naming the key.
+    """
+    layout, traits = start.layout, experiment.strategy.traits
+    if start.groups and len(experiment.regions) > 1 and traits.region.rate_key != _INNER_RATE:
+        raise TaskStateError(
+            f"strategy.kind: '{experiment.strategy.kind}' trains with {traits.region.rate_key} in "
+            "the averager, which knows no groups of parameters, but the task has some",
+            fix="Take another strategy, or let `groups` return none.",
+        )
+    if not layout.entries:
+        return
+    coded = isinstance(experiment.train.stragglers, GradientCoding)
+    many = len(experiment.regions) > 1 and layout.exchanged_bytes > 0
+    keys = {
+        f"overlay.kind: {experiment.overlay.kind}": many and experiment.overlay.kind != "star",
+        "transfers": many and experiment.transfers is not None,
+        "train.stragglers.kind: gradient_coding": coded,
+    }
+    for key, refused in keys.items():
+        if refused:
+            raise TaskStateError(
+                f"{key} does not go with a model that carries {layout.entries[0].name!r}: sums of "
+                "several workers' or regions' values are not what they carry",
+                fix="Leave the key out, or give everything in the task's `carry` the rule region.",
+            )
 
 
 def _goal(experiment: Experiment) -> str:
@@ -157,7 +313,17 @@ def wire_plan(experiment: Experiment) -> WirePlan:
         traits.in_rounds,
         experiment.seed,
         traits.exchange.fragments,
+        codec.last_error_of(experiment.strategy),
     )
+
+
+def last_errors(experiment: Experiment) -> tuple[float, float]:
+    """Relative errors that updates and answers of the last exchange may have, if a codec is lossy.
+
+    Whatever codecs the run has, for who would choose others.
+    """
+    plan = wire_plan(experiment)
+    return plan.last_error, plan.last_reply_error
 
 
 def build_evals(experiment: Experiment, task: Task) -> EvalBoard:
@@ -177,6 +343,20 @@ def use_one_thread() -> None:
     It also fixes the order of sums, which bit-equality between runs rests on.
     """
     torch.set_num_threads(1)
+
+
+def use_cpus(experiment: Experiment, cpus: float) -> None:
+    """Let torch compute on as many threads as the process has CPUs reserved.
+
+    One for less than two, and in emulated runs on this machine: what is reserved there does not
+    exist, and the simulator, which computes on one thread, is to find the same bits.
+
+    Args:
+        experiment: the run.
+        cpus: `cpus_per_worker` or `cpus_per_server` of the process's region.
+    """
+    emulated = experiment.emulate is not None and experiment.cluster.kind == "local"
+    torch.set_num_threads(1 if emulated else max(1, int(cpus)))
 
 
 def check_device(experiment: Experiment) -> None:

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 _DIRECTORY = "candidates"
 
-Note = Callable[[int, Tensor, bool], str | None]
+Note = Callable[[int, Tensor, Tensor, bool], str | None]
 """`Candidates.note` of one region."""
 
 
@@ -70,7 +70,9 @@ class Candidates:
         """Remove the directory and all that is in it."""
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def note(self, region: str, step: int, params_P: Tensor, final: bool) -> str | None:
+    def note(
+        self, region: str, step: int, params_P: Tensor, carried_B: Tensor, final: bool
+    ) -> str | None:
         """Write evaluated parameters down, where they may be kept.
 
         A disk that is full must not end a training: who wants the file will miss it, and say so.
@@ -79,6 +81,7 @@ class Candidates:
             region: whose.
             step: of the evaluation.
             params_P: fp32 (P,), exactly as they were evaluated.
+            carried_B: what the model carried beside them, uint8 (B,); empty if nothing.
             final: whether it is the last one.
 
         Returns:
@@ -88,22 +91,27 @@ class Candidates:
             path = self._path(region, step, final=final)
             temporary = path.with_suffix(TEMPORARY_SUFFIX)
             try:
-                save_file({"params": params_P.detach()}, temporary)
+                tensors = {"params": params_P.detach()}
+                if carried_B.numel():
+                    tensors["carried"] = carried_B.clone()
+                save_file(tensors, temporary)
                 temporary.replace(path)
             except (OSError, SafetensorError) as error:
                 log.warning("the evaluated parameters cannot be written to %s: %s", path, error)
                 temporary.unlink(missing_ok=True)
+        # What is exchanged beside them is equal where parameters are; the rest is a region's own.
         return digest(params_P) if self.together else None
 
-    def take(self, region: str, step: int, *, final: bool) -> Tensor:
-        """The parameters of an evaluation, fp32 (P,).
+    def take(self, region: str, step: int, *, final: bool) -> tuple[Tensor, Tensor | None]:
+        """The parameters of an evaluation, fp32 (P,), and what was carried beside them.
 
         Raises:
             RunDirectoryError: they were not written, or cannot be read.
         """
         path = self._path(region, step, final=final)
         try:
-            return load_file(path)["params"]
+            found = load_file(path)
+            return found["params"], found.get("carried")
         except (OSError, SafetensorError, KeyError) as error:
             raise RunDirectoryError(
                 f"the parameters that region '{region}' evaluated at step {step} cannot be read "

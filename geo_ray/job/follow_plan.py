@@ -9,11 +9,19 @@ from pathlib import Path
 from geo_ray.codecs.registry import sections_of
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import OtherModelError, PlanError
-from geo_ray.job.build import model_size
+from geo_ray.job.build import parameter_count
 from geo_ray.job.model_id import model_id
-from geo_ray.planning.plan import Plan
+from geo_ray.planning.plan import Plan, RegionPlan
 from geo_ray.planning.tradeoffs import outer_of
 from geo_ray.tasks.load import load_task
+
+
+def _nodes(region: RegionPlan) -> list[dict[str, object]]:
+    """The machines that the workers are placed on, in the order of their batches."""
+    return [
+        {"type": each.type, "count": each.count, "workers": each.workers}
+        for each in region.machines
+    ]
 
 
 def check_model(plan: Plan, experiment: Experiment, base_dir: Path) -> None:
@@ -31,7 +39,7 @@ def check_model(plan: Plan, experiment: Experiment, base_dir: Path) -> None:
     if plan.model is None:
         return
     task = load_task(experiment.task, base_dir)
-    num_params = model_size(task, experiment.seed)
+    num_params = parameter_count(task, experiment.seed)
     difference = plan.model.differs(model_id(experiment, base_dir, num_params))
     if difference is not None:
         raise OtherModelError(f"the plan was made for another model: {difference}")
@@ -40,7 +48,9 @@ def check_model(plan: Plan, experiment: Experiment, base_dir: Path) -> None:
 def emulation_of(plan: Plan) -> list[str]:
     """Overrides that give a simulation the machines that the plan would rent."""
     speeds = {
-        region.region: [m.rows_per_s for m in region.machines for _ in range(m.count)]
+        region.region: [
+            m.rows_per_s / m.workers for m in region.machines for _ in range(m.count * m.workers)
+        ]
         for region in plan.regions
     }
     fixed_s = {r.region: r.fixed_s for r in plan.regions if r.fixed_s > 0}
@@ -54,7 +64,8 @@ def emulation_of(plan: Plan) -> list[str]:
 def changes_of(plan: Plan, experiment: Experiment, *, exchanges: bool = True) -> list[str]:
     """Overrides, as for ``--set``: workers, batches, averager, interval and codec of the plan.
 
-    Machines are not rented: the cluster has them, one worker on each.
+    Machines are not rented: the cluster has them, labelled with their type. Each takes the workers
+    that the plan has for it, and nobody else's.
 
     Args:
         plan: what to follow.
@@ -84,6 +95,8 @@ def changes_of(plan: Plan, experiment: Experiment, *, exchanges: bool = True) ->
         | {
             "workers": by_name[region.name].workers,
             "batch_sizes": by_name[region.name].batch_sizes,
+            "nodes": _nodes(by_name[region.name]),
+            "server_node": by_name[region.name].server,
         }
         for region in experiment.regions
     ]

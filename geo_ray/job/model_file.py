@@ -19,6 +19,7 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.errors import ConfigError, RunDirectoryError, TaskOutputError
 from geo_ray.tasks.base import Task
 from geo_ray.tasks.guard import checked_model
+from geo_ray.training.compute.carry_layout import CarryLayout
 from geo_ray.training.compute.flat import write_parameters
 from geo_ray.util.atomic_file import (
     TEMPORARY_SUFFIX,
@@ -51,7 +52,12 @@ def about_model(
 
 
 def save_trained(
-    task: Task, seed: int, params_P: Tensor, path: Path, about: Mapping[str, str] | None = None
+    task: Task,
+    seed: int,
+    params_P: Tensor,
+    path: Path,
+    about: Mapping[str, str] | None = None,
+    carried_B: Tensor | None = None,
 ) -> None:
     """Write the parameters as a state dictionary of the task's module.
 
@@ -63,11 +69,12 @@ def save_trained(
         params_P: fp32 (P,).
         path: the file.
         about: its metadata, as `about_model` gives it.
+        carried_B: what the model carries beside them, uint8 (B,); None: as at the start.
 
     Raises:
         RunDirectoryError: if it cannot be written.
     """
-    _save(module_with(task, seed, [params_P]), path, about or {})
+    _save(module_with(task, seed, [params_P], carried_B), path, about or {})
 
 
 def keep_longer(path: Path, step: int) -> Path | None:
@@ -101,19 +108,24 @@ def keep_longer(path: Path, step: int) -> Path | None:
     return aside
 
 
-def module_with(task: Task, seed: int, slices: Sequence[Tensor]) -> nn.Module:
+def module_with(
+    task: Task, seed: int, slices: Sequence[Tensor], carried_B: Tensor | None = None
+) -> nn.Module:
     """The task's module with these parameters.
 
     Args:
         task: gives the module.
         seed: of the run.
         slices: fp32, together (P,), in the order of the flat vector.
+        carried_B: what the model carries beside them, uint8 (B,); None: as at the start.
 
     Raises:
         TaskOutputError: the module has another number of parameters.
     """
     module = checked_model(task, seed)
     write_parameters(module, torch.cat(list(slices)) if len(slices) > 1 else slices[0])
+    if carried_B is not None:
+        CarryLayout.of(task, module).write(carried_B, module)
     return module
 
 

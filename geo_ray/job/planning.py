@@ -12,10 +12,11 @@ from typing import Literal
 from geo_ray.clouds.price_book import known_book, own_files
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import PlanInfeasibleError
-from geo_ray.job.build import model_size
 from geo_ray.job.data import prepare_manifest
 from geo_ray.job.model_id import model_id
-from geo_ray.job.plan_inputs import counts_of, request_of, section_of, stale_notes
+from geo_ray.job.plans.inputs import counts_of, request_of, stale_notes
+from geo_ray.job.plans.machines import notes_of, section_of
+from geo_ray.job.plans.sizes import model_size
 from geo_ray.job.profiles import find
 from geo_ray.planning.infeasible import check_limits
 from geo_ray.planning.model.noise import Noise
@@ -91,8 +92,8 @@ def inputs_of(experiment: Experiment, base_dir: Path, sources: Sources) -> Input
     section = section_of(experiment)
     book = known_book(sources.prices or own_files())
     task = load_task(experiment.task, base_dir)
-    num_params = model_size(task, experiment.seed)
-    model = model_id(experiment, base_dir, num_params)
+    size = model_size(task, experiment.seed)
+    model = model_id(experiment, base_dir, size.num_params)
     path = sources.profile or find(experiment, model)
     profile = None if path is None else load_profile(path)
     if profile is not None:
@@ -104,8 +105,11 @@ def inputs_of(experiment: Experiment, base_dir: Path, sources: Sources) -> Input
         for name in experiment.region_names:
             rows[name] = float(manifest.rows(name, "train"))
     links = _links(experiment, sources.links, profile)
-    request = request_of(experiment, num_params, rows, book, links, profile)
-    notes = stale_notes(experiment, book, time.time())
+    request = request_of(experiment, size, rows, book, links, profile)
+    notes = [
+        *stale_notes(experiment, book, time.time()),
+        *notes_of(experiment, request.sites, size),
+    ]
     if path is not None:
         notes.append(f"steps as measured in {path}")
     return Inputs(

@@ -24,6 +24,18 @@ class MachineConfig(StrictModel):
     markets: tuple[Market, ...] = Field(
         ("on_demand",), min_length=1, description="how it may be bought"
     )
+    accelerators: int | None = Field(
+        None, ge=0, description="how many it has, each for a worker; null: as known, else none"
+    )
+    accelerator_gb: float | None = Field(
+        None, gt=0, description="memory of an accelerator; null: as known, else not looked at"
+    )
+    host_gb: float | None = Field(
+        None, gt=0, description="its own memory; null: as known, else not looked at"
+    )
+    network_gbps: float | None = Field(
+        None, gt=0, description="what its network keeps up; null: as known"
+    )
     count: int = Field(
         0, ge=0, description="policy `fixed`: how many there are, in the first of the markets"
     )
@@ -83,7 +95,15 @@ class PlanConfig(StrictModel):
         None, ge=0, description="of every step, beside computing; null: as profiled, else 0"
     )
     lan_s_per_machine: float | None = Field(
-        None, ge=0, description="that each machine adds to a step; null: as profiled, else 0"
+        None,
+        ge=0,
+        description="that each machine adds to a step; null: as profiled, else by what its workers "
+        "send and get over its network",
+    )
+    activation_mb_per_row: float | None = Field(
+        None,
+        ge=0,
+        description="memory that each row of a step needs beside the model; null: as counted",
     )
 
     @model_validator(mode="after")

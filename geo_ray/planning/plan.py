@@ -25,8 +25,15 @@ class Machines(StrictModel):
     market: Market = Field(description="how they are bought")
     count: int = Field(ge=1, description="how many")
     rows: int = Field(ge=1, description="rows of a step that each computes")
+    workers: int = Field(1, ge=1, description="of each, one for every accelerator")
     rows_per_s: float = Field(gt=0, description="how fast it is taken to be")
     usd_per_h: float = Field(ge=0, description="of one, mean over the job")
+
+    @property
+    def worker_rows(self) -> tuple[int, ...]:
+        """Return the rows of each worker of one machine."""
+        part, more = divmod(self.rows, self.workers)
+        return tuple(part + (number < more) for number in range(self.workers))
 
 
 class RegionPlan(StrictModel):
@@ -37,16 +44,19 @@ class RegionPlan(StrictModel):
     step_s: float = Field(gt=0, description="how long a step takes there")
     fixed_s: float = Field(0.0, ge=0, description="of that, beside computing rows")
     stands_usd_per_h: float = Field(0.0, ge=0, description="servers and disks, mean over the job")
+    server: str | None = Field(
+        None, description="instance type for parameter server and bridge; null: on a worker's"
+    )
 
     @property
     def workers(self) -> int:
-        """The number of workers: one per machine."""
-        return sum(each.count for each in self.machines)
+        """The number of workers of all machines."""
+        return sum(each.count * each.workers for each in self.machines)
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
         """Return the rows of a step by worker, in the order of `machines`."""
-        return tuple(each.rows for each in self.machines for _ in range(each.count))
+        return tuple(rows for each in self.machines for rows in each.count * each.worker_rows)
 
 
 class Plan(StrictModel):

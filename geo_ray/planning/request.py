@@ -11,9 +11,14 @@ from geo_ray.observe.text import enough_text
 from geo_ray.planning.model.exchange import Exchange, exchange
 from geo_ray.planning.model.work import JobWork
 from geo_ray.planning.search.bracket import UNCHANGING, Bracket, Usd
-from geo_ray.planning.search.fleet import Offer, RegionFleet
+from geo_ray.planning.search.fleet import ANY_ROWS, Offer, RegionFleet
 from geo_ray.planning.search.ways import Limits, Objective, Option
-from geo_ray.planning.tradeoffs import LOSS_BY_CODEC, LOSS_OF_DELAY, loss_of_interval
+from geo_ray.planning.tradeoffs import (
+    LOSS_BY_CODEC,
+    LOSS_OF_DELAY,
+    last_bits,
+    loss_of_interval,
+)
 from geo_ray.transport.links.table import LinkTable
 
 
@@ -27,7 +32,11 @@ class Rental:
         usd: dollars for one that is kept for so many hours, by its age tiers.
         rows_per_s: that one computes.
         cap: most of them.
-        lost_share: of its work that preemptions are expected to take.
+        lost_share: of the time of all who wait for it that its preemptions are expected to take.
+        lan_s: that one adds to a step: what its workers send and get inside the region.
+        workers: that one has, each with an accelerator of its own.
+        room_rows: most rows of a step that one has the memory for.
+        left_out: why it cannot be rented; empty if it can, or is not sold.
     """
 
     type: str
@@ -36,6 +45,10 @@ class Rental:
     rows_per_s: float
     cap: int
     lost_share: float = 0.0
+    lan_s: float = 0.0
+    workers: int = 1
+    room_rows: int = ANY_ROWS
+    left_out: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +60,10 @@ class Site:
         rentals: what it could rent.
         stands_usd: dollars for what it needs anyway (server, disk), for so many hours.
         fixed_s: of every step, whatever is rented.
-        lan_s: that every further machine adds to a step.
+        one_is_free: whether the parameter server is on one of the machines, whose workers need no
+            network; that with the largest `lan_s`.
+        counts_lan: whether `Rental.lan_s` is made of the network, because nobody has measured it.
+        server: instance type for the parameter server; None: on one of the machines.
         edges_h: every number of hours at which one of these prices changes.
     """
 
@@ -55,8 +71,20 @@ class Site:
     rentals: Sequence[Rental]
     stands_usd: Usd
     fixed_s: float = 0.0
-    lan_s: float = 0.0
+    one_is_free: bool = False
+    counts_lan: bool = False
+    server: str | None = None
     edges_h: frozenset[float] = frozenset()
+
+    def lan_s(self, counts: Sequence[int]) -> float:
+        """Return what the network inside the region adds to a step with some of its rentals."""
+        used = [rental.lan_s for rental, n in zip(self.rentals, counts, strict=True) if n]
+        total_s = sum(n * rental.lan_s for rental, n in zip(self.rentals, counts, strict=True))
+        return total_s - (max(used, default=0.0) if self.one_is_free else 0.0)
+
+    def workers(self, counts: Sequence[int]) -> int:
+        """Return the workers of some of its rentals."""
+        return sum(n * rental.workers for rental, n in zip(self.rentals, counts, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +103,7 @@ class Request:
         objective: fewest dollars, or least time.
         limits: to keep.
         overhead_s: by codec, what an exchange takes beside bytes and round trip, as measured.
+        last_errors: relative, that the last exchange may have up and down; 0 for full precision.
     """
 
     work: JobWork
@@ -88,6 +117,7 @@ class Request:
     objective: Objective = "cost"
     limits: Limits = field(default_factory=Limits)
     overhead_s: Mapping[str | None, float] = field(default_factory=dict)
+    last_errors: tuple[float, float] = (0.0, 0.0)
 
     def fleets(self, bracket: Bracket = UNCHANGING, most_nodes: int = 20_000) -> list[RegionFleet]:
         """Return what the regions could rent, at the prices of a bracket.
@@ -106,18 +136,20 @@ class Request:
                     each.type,
                     each.market,
                     bracket.usd_per_h(each.usd),
-                    each.rows_per_s * (1 - each.lost_share),
+                    each.rows_per_s,
                     each.cap,
+                    each.lan_s,
+                    each.room_rows,
+                    each.lost_share,
                 )
                 for each in site.rentals
             ]
             share = self.work.share(site.name)
-            fleet = RegionFleet(site.name, offers, share, site.fixed_s, site.lan_s, most_nodes)
+            fleet = RegionFleet(
+                site.name, offers, share, site.fixed_s, site.one_is_free, most_nodes
+            )
             if fleet.is_empty:
-                raise PlanInfeasibleError(
-                    f"region '{site.name}' has data and nothing to rent",
-                    fix="Raise a cap of its machines, or allow another market.",
-                )
+                raise _nothing_to_rent(site, share)
             found.append(fleet)
         return found
 
@@ -130,18 +162,20 @@ class Request:
         """
         names = [site.name for site in self.sites]
         stands = sum(bracket.usd_per_h(site.stands_usd) for site in self.sites)
-        late = LOSS_OF_DELAY if self.work.overlaps else 0.0
+        pattern = self.work.pattern
+        late = LOSS_OF_DELAY if pattern.trains_on else 0.0
         found, least = [], float("inf")
         for averager in self.averagers:
-            full = self._exchange(averager, None)
             for codec in self.codecs:
-                one = self._exchange(averager, codec)
+                one = self._exchange(averager, codec, pattern.fragments)
+                exact = self._exchange(averager, codec, 1, last_bits(codec, self.last_errors))
                 for interval in self.intervals:
                     loss = loss_of_interval(interval) + LOSS_BY_CODEC[codec] + late
                     least = min(least, loss)
                     if loss <= self.loss_budget or len(names) == 1:
-                        last = full if self.work.has_last(interval) else None
-                        found.append(Option(interval, one, stands, last))
+                        timing = pattern.timing(interval)
+                        last = exact if timing.has_last(self.work.steps) else None
+                        found.append(Option(interval, timing, one, stands, last))
         if not found:
             raise PlanInfeasibleError(
                 f"loss_budget {self.loss_budget:.1%}: the best interval and codec that are allowed "
@@ -151,16 +185,43 @@ class Request:
             )
         return found
 
-    def _exchange(self, averager: str, codec: str | None) -> Exchange:
+    def _exchange(
+        self,
+        averager: str,
+        codec: str | None,
+        fragments: int,
+        bits: tuple[float, float] | None = None,
+    ) -> Exchange:
         names = [site.name for site in self.sites]
         # An exchange that was not measured is taken to be as slow as the slowest measured one.
         overhead_s = self.overhead_s.get(codec, max(self.overhead_s.values(), default=0.0))
         return exchange(
-            self.work.num_params,
+            self.work.num_params / fragments,
             names,
             averager,
             codec,
             self.links,
             self.usd_per_gb,
             overhead_s,
+            bits,
         )
+
+
+def _nothing_to_rent(site: Site, share: int) -> PlanInfeasibleError:
+    whys = dict.fromkeys(f"{r.type}: {r.left_out}" for r in site.rentals if r.left_out)
+    if whys:
+        return PlanInfeasibleError(
+            f"region '{site.name}' has data and nothing that they fit on: {'; '.join(whys)}",
+            fix=f"Offer larger machines in plan.regions.{site.name}, a server of its own for the "
+            "parameter server, or an optimizer that keeps less.",
+        )
+    if any(rental.cap for rental in site.rentals):
+        return PlanInfeasibleError(
+            f"region '{site.name}' has {share} rows of a step, and its machines have memory for "
+            f"{sum(r.cap * r.room_rows for r in site.rentals)}",
+            fix="Lower data.batch_size, raise a cap of its machines, or offer larger ones.",
+        )
+    return PlanInfeasibleError(
+        f"region '{site.name}' has data and nothing to rent",
+        fix="Raise a cap of its machines, or allow another market.",
+    )

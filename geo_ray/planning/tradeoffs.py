@@ -14,6 +14,7 @@ import math
 from itertools import pairwise
 from typing import Final
 
+from geo_ray.codecs.common.feedback import bits_of_last
 from geo_ray.codecs.registry import CODECS
 from geo_ray.codecs.traits import FP32_BITS
 
@@ -34,6 +35,20 @@ BITS_PER_PARAM: Final[dict[str | None, tuple[float, float]]] = {None: (FP32_BITS
     for kind, traits in _PROPOSED.items()
 }
 """Codec -> bits per parameter up and down; one that is for updates only sends answers whole."""
+
+
+def last_bits(codec: str | None, errors: tuple[float, float]) -> tuple[float, float]:
+    """Return the bits per parameter, up and down, of the exchange after the last step.
+
+    Args:
+        codec: one of `BITS_PER_PARAM`.
+        errors: relative, that it may have up and down; 0 for full precision.
+    """
+    if codec is None:
+        return FP32_BITS, FP32_BITS
+    up, down = (bits_of_last(CODECS[codec](), error) for error in errors)
+    return up, down if _PROPOSED[codec].suits_answers else FP32_BITS
+
 
 LOSS_BY_CODEC: Final[dict[str | None, float]] = {None: 0.0} | {
     kind: traits.expected_loss or 0.0 for kind, traits in _PROPOSED.items()

@@ -12,12 +12,12 @@ from torch import Tensor
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.region import RegionConfig
 from geo_ray.data.manifest import Manifest
-from geo_ray.job.build import build_server, build_shard, build_worker
+from geo_ray.job.build import ModelStart, build_server, build_shard, build_worker
 from geo_ray.job.candidates import Candidates
 from geo_ray.job.data import open_readers
 from geo_ray.sim.gradients import Gradients
 from geo_ray.sim.scheduler import Scheduler
-from geo_ray.strategies.base import Reply
+from geo_ray.strategies.base import Reply, nothing_carried
 from geo_ray.tasks.base import Columns, Stats, Task
 from geo_ray.training.compute.coded_step import coded_step
 from geo_ray.training.compute.flat import split_sizes
@@ -30,6 +30,9 @@ ShardState = tuple[dict[str, Tensor], dict[str, float]]
 """What `Shard.export` gives."""
 
 
+_Values = tuple[Tensor, Tensor]  # parameters, fp32 (P,), and what is carried, uint8 (B,)
+
+
 @dataclass(frozen=True, slots=True)
 class RegionHooks:
     """What a region tells the world.
@@ -39,6 +42,8 @@ class RegionHooks:
         step: a step was applied; with when its computation began.
         evaluated: a worker's statistics: step, sums, rows, whether they are the last, and the
             digest of the evaluated parameters, if it is told.
+        precise: carried values with statistics of the final parameters over the region's rows; what
+            it is given goes on, once they are over all regions' rows.
         saved: the parts of a checkpoint: of the server, and of each shard.
     """
 
@@ -46,6 +51,7 @@ class RegionHooks:
     step: Callable[[str, StepDone, float], None]
     evaluated: Callable[[str, int, Stats, int, bool, str | None], None]
     saved: Callable[[str, Snapshot, list[ShardState]], None]
+    precise: Callable[[str, Tensor, Callable[[Tensor], None]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +79,7 @@ class SimRegion:
         region: which region.
         task: the task.
         manifest: the data.
-        params_P: initial parameters.
+        start: of the model.
         around: what all regions share.
         hooks: where effects go that leave the region.
     """
@@ -84,20 +90,22 @@ class SimRegion:
         region: RegionConfig,
         task: Task,
         manifest: Manifest,
-        params_P: Tensor,
+        start: ModelStart,
         around: Surroundings,
         hooks: RegionHooks,
     ) -> None:
         self.name = region.name
+        params_P = start.params_P
         self._shards = [
-            build_shard(experiment, region, i, params_P) for i in range(region.ps_shards)
+            build_shard(experiment, region, i, params_P, start.groups)
+            for i in range(region.ps_shards)
         ]
         self._slices = split_sizes(params_P.numel(), region.ps_shards)
-        self.server = build_server(experiment, region, self._shards, params_P.numel())
+        self.server = build_server(experiment, region, self._shards, params_P.numel(), start=start)
         self._train, self._heldout = open_readers(experiment, manifest, region.name)
         self._workers = [
             build_worker(
-                experiment, region.name, task, params_P.clone(), torch.zeros_like(params_P)
+                experiment, region.name, task, start.buffer(), torch.zeros_like(start.buffer())
             )
             for _ in range(region.workers)
         ]
@@ -118,6 +126,12 @@ class SimRegion:
     def params_P(self) -> Tensor:
         """A copy of the region's model, fp32 (P,)."""
         return torch.cat([shard.params_S for shard in self._shards])
+
+    @property
+    def carried_B(self) -> Tensor | None:
+        """What the final model carries, uint8 (B,); None if nothing."""
+        carry = self.server.carry
+        return None if carry is None else carry.final_B.clone()
 
     def start(self) -> None:
         """All workers join at the present time; a restored region repeats its open request."""
@@ -154,16 +168,19 @@ class SimRegion:
                 self._hooks.saved(self.name, effect, parts)
 
     def _assign(self, answer: Assignment) -> None:
-        params_P = self.params_P  # as of now, whatever happens until it arrives
-        eval_params_P = params_P
+        carry = self.server.carry
+        carried_B = nothing_carried() if carry is None else carry.present_B.clone()
+        live = (self.params_P, carried_B)  # as of now, whatever happens until it arrives
+        judged = live
         if answer.eval_params:
-            eval_params_P = torch.cat([shard.eval_params_S for shard in self._shards])
-        self._scheduler.after(self._lan_s, lambda: self._work(answer, params_P, eval_params_P))
+            agreed_B = carried_B if carry is None else carry.agreed_B.clone()
+            judged = torch.cat([shard.eval_params_S for shard in self._shards]), agreed_B
+        self._scheduler.after(self._lan_s, lambda: self._work(answer, live, judged))
 
-    def _work(self, answer: Assignment, params_P: Tensor, eval_params_P: Tensor) -> None:
+    def _work(self, answer: Assignment, live: _Values, judged: _Values) -> None:
         worker = self._workers[answer.worker]
         if answer.evaluate:
-            worker.params_P.copy_(eval_params_P)
+            _give(worker, judged)
             self._evaluate(worker, answer)
         span = answer.span
         if span is None:
@@ -172,7 +189,7 @@ class SimRegion:
             self._began_s = self._scheduler.now_s
         push_s = self._push_s(answer.worker, span)
         push_s *= max(1, len(answer.parts))
-        result = self._begun(answer, span, params_P)
+        result = self._begun(answer, span, live)
         self._scheduler.after(
             push_s + self._lan_s, lambda: self._push(answer.worker, span, push_s, result())
         )
@@ -182,15 +199,15 @@ class SimRegion:
         return self._measured_s if padded_s is None else padded_s
 
     def _begun(
-        self, answer: Assignment, span: Span, params_P: Tensor
+        self, answer: Assignment, span: Span, live: _Values
     ) -> Callable[[], tuple[StepResult, Tensor]]:
         """Begin a step; what gives its result and gradient when they are due."""
         worker, gradients = self._workers[answer.worker], self._gradients
         rows = self._read(span)
         if gradients is not None and gradients.works and isinstance(worker, Worker):
-            work = gradients.ask(worker, params_P, rows, span)
+            work = gradients.ask(worker, live[0], rows, span)
             return lambda: gradients.finish(work, lambda: worker.step(rows, span))
-        worker.params_P.copy_(params_P)
+        _give(worker, live)
         if answer.parts:
             result = coded_step(worker, answer.parts, span, self._read)
         else:
@@ -203,15 +220,33 @@ class SimRegion:
     def _push(self, rank: int, span: Span, push_s: float, found: tuple[StepResult, Tensor]) -> None:
         result, grad_P = found
         report = StepReport(span, result.loss, push_s, result.refused, result.grad_sq)
+        if self.server.carry is not None:
+            self.server.carry.put(rank, self._workers[rank].left_B)
         for shard, (start, stop) in zip(self._shards, self._slices, strict=True):
             shard.put(rank, grad_P[start:stop])
         self._carry_out(self.server.push(rank, report))
 
     def _evaluate(self, worker: Worker | LocalSteps, answer: Assignment) -> None:
+        spans = self._experiment.statistics_spans if worker.has_statistics else ()
+        if not (spans and answer.done):
+            self._judge(worker, answer)
+            return
+        worker.make_precise([self._read(span) for span in spans])
+
+        def go_on(carried_B: Tensor) -> None:
+            worker.carried_B.copy_(carried_B)
+            if self.server.carry is not None:
+                self.server.carry.precise_B = carried_B
+            self._judge(worker, answer)
+
+        self._hooks.precise(self.name, worker.carried_B.clone(), go_on)
+
+    def _judge(self, worker: Worker | LocalSteps, answer: Assignment) -> None:
         totals, rows = worker.evaluate_all(self._heldout.scan(self._eval_rows))
         step, last, model = answer.version, answer.done, None
         if self._candidates is not None:
-            model = self._candidates.note(self.name, step, worker.params_P, last)
+            carried_B = worker.carried_B
+            model = self._candidates.note(self.name, step, worker.params_P, carried_B, last)
         self._hooks.evaluated(self.name, step, totals, rows, last, model)
 
     def _measure_step_s(self, batch_size: int) -> float:
@@ -222,3 +257,8 @@ class SimRegion:
             self._workers[0].step(self._train.read(0, batch_size), Span(0, batch_size))
             times_s.append(time.perf_counter() - began_s)
         return sorted(times_s)[2]
+
+
+def _give(worker: Worker | LocalSteps, values: _Values) -> None:
+    worker.params_P.copy_(values[0])
+    worker.carried_B.copy_(values[1])

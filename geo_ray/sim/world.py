@@ -7,6 +7,7 @@ run to the bit.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -16,7 +17,7 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.data.manifest import Manifest
 from geo_ray.errors import InvariantError, NonFiniteError
 from geo_ray.job.best import BestKeeper
-from geo_ray.job.build import build_averager, build_evals, initial_parameters
+from geo_ray.job.build import build_averager, build_evals, check_start, model_start
 from geo_ray.job.codec_shapes import with_shapes
 from geo_ray.job.data import data_rows
 from geo_ray.job.eval_notes import Emit, EvalNotes
@@ -32,6 +33,7 @@ from geo_ray.tasks.base import Stats, Task
 from geo_ray.tasks.guard import checked_model
 from geo_ray.training.averager.averager import AveragerSnapshot
 from geo_ray.training.averager.stalled import open_requests, stalled_error, stalled_regions
+from geo_ray.training.compute.precise import StatisticsBoard
 from geo_ray.training.server.effects import SendUpdate, Snapshot, StepDone
 
 LAN_S = 0.0012
@@ -47,12 +49,14 @@ class SimResult:
         params_P: every region's final parameters by name.
         sent_bytes: bytes by (source, destination) and class.
         rounds: commits of the averager.
+        carried_B: what each region's final model carries, uint8 (B,); None if nothing.
     """
 
     seconds: float
     params_P: dict[str, Tensor]
     sent_bytes: dict[tuple[str, str], dict[str, int]]
     rounds: int
+    carried_B: dict[str, Tensor | None]
 
 
 @dataclass(slots=True)
@@ -90,14 +94,16 @@ class World:
         keeper: BestKeeper | None = None,
     ) -> None:
         experiment = with_shapes(experiment, task)
-        params_P = initial_parameters(task, experiment.seed)
+        start = model_start(task, experiment.seed)
+        check_start(experiment, start)
+        params_P = start.params_P
         self._experiment = experiment
         self._num_params = params_P.numel()
         self._emit = emit
         self._scheduler = Scheduler()
         self._network = Network(experiment)
         rows = data_rows(experiment, manifest)
-        self.averager = build_averager(experiment, params_P.numel(), rows)
+        self.averager = build_averager(experiment, params_P.numel(), rows, start.layout)
         self._hub = experiment.averager_region
         self._lossy: SimLossy | None = None
         up = experiment.codec.up
@@ -141,12 +147,16 @@ class World:
         self._applied_s: dict[str, float] = {}
         self.checkpoints: dict[int, SimCheckpoint] = {}
         self._next_checkpoint = 0
-        gradients = _together(experiment, task)
+        gradients = None if start.layout.entries else _together(experiment, task)
         candidates = None if keeper is None else keeper.candidates
         around = Surroundings(self._scheduler, lan_s, gradients, candidates)
-        hooks = RegionHooks(self._on_send, self._on_step, self._on_evaluated, self._on_saved)
+        self._statistics = StatisticsBoard(start.layout, rows)
+        self._go_on: dict[str, Callable[[Tensor], None]] = {}
+        hooks = RegionHooks(
+            self._on_send, self._on_step, self._on_evaluated, self._on_saved, self._on_precise
+        )
         self.regions = {
-            region.name: SimRegion(experiment, region, task, manifest, params_P, around, hooks)
+            region.name: SimRegion(experiment, region, task, manifest, start, around, hooks)
             for region in experiment.regions
         }
 
@@ -179,6 +189,7 @@ class World:
             {name: region.params_P for name, region in self.regions.items()},
             self._note_sent(),
             self.averager.state.version,
+            {name: region.carried_B for name, region in self.regions.items()},
         )
 
     def _note_sent(self) -> dict[tuple[str, str], dict[str, int]]:
@@ -359,6 +370,12 @@ class World:
             self._note_sent()  # a run is priced at the time of an evaluation
         if cause is not None:
             self._stop(cause)
+
+    def _on_precise(self, name: str, carried_B: Tensor, go_on: Callable[[Tensor], None]) -> None:
+        self._statistics.add(name, carried_B)
+        self._go_on[name] = go_on
+        for region, over_all_B in self._statistics.take(self.regions).items():
+            self._go_on[region](over_all_B)
 
     def _stop(self, cause: str) -> None:
         if self.averager.stopping:

@@ -57,7 +57,11 @@ class AsyncLocalSgd(StrictModel):
             in_rounds=False,
             sends="change",
             exchange=ExchangeTraits(
-                stands_still="always", every=self.interval, last="always", interval=self.interval
+                stands_still="always",
+                every=self.interval,
+                last="always",
+                by_speed=self.by_speed,
+                interval=self.interval,
             ),
             region=RegionTraits(eval_params=local.ANCHOR),
             averager=AveragerTraits(bound=self.staleness.bound, on_release=self.on_release),

@@ -24,6 +24,7 @@ from geo_ray.strategies.state import RegionState as RegionState
 from geo_ray.strategies.state import Reply as Reply
 from geo_ray.strategies.state import Update as Update
 from geo_ray.strategies.state import Wait as Wait
+from geo_ray.strategies.state import nothing_carried as nothing_carried
 from geo_ray.strategies.traits import Sends as Sends
 from geo_ray.strategies.traits import Traits
 from geo_ray.strategies.traits import Weights as Weights

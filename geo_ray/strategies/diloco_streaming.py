@@ -76,6 +76,7 @@ class DiLoCoStreaming(StrictModel):
                 every=self.interval / self.fragments,
                 last="always",
                 fragments=self.fragments,
+                hidden_steps=self.tau,
                 interval=self.interval,
             ),
             region=RegionTraits(eval_params=local.ANCHOR),

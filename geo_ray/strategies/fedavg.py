@@ -68,7 +68,11 @@ class FedAvg(StrictModel):
             in_rounds=False,
             sends="change",
             exchange=ExchangeTraits(
-                stands_still="always", every=self.interval, last="always", interval=self.interval
+                stands_still="always",
+                every=self.interval,
+                last="always",
+                by_speed=self.by_speed,
+                interval=self.interval,
             ),
             region=RegionTraits(ends_together=True, eval_params=local.ANCHOR),
             averager=AveragerTraits(on_release=self.on_release),

@@ -75,7 +75,11 @@ class Halos(StrictModel):
             in_rounds=False,
             sends="change",
             exchange=ExchangeTraits(
-                stands_still="never", every=self.interval, last="always", interval=self.interval
+                stands_still="never",
+                every=self.interval,
+                last="always",
+                by_speed=self.by_speed,
+                interval=self.interval,
             ),
             region=RegionTraits(worker_steps=self.local_steps, eval_params=_GLOBAL),
             averager=AveragerTraits(bound=self.staleness.bound, on_release=self.on_release),

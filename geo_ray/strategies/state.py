@@ -1,6 +1,7 @@
 """What a strategy works on: messages between a region and the averager, and the state of both.
 
-Shape legend: P = parameters of the region's model (or of the slice that one shard holds).
+Shape legend: P = parameters of the region's model (or of the slice that one shard holds);
+E = bytes of what models carry between regions beside their parameters.
 """
 
 from __future__ import annotations
@@ -8,10 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from geo_ray.codecs.base import Coded
 from geo_ray.codecs.common.dgt_report import LossyReport
+
+_NOTHING = torch.empty(0, dtype=torch.uint8)
+
+
+def nothing_carried() -> Tensor:
+    """No carried values, uint8 (0,)."""
+    return _NOTHING  # one and the same, so that messages without any are equal
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +66,8 @@ class Update:
             averager held it; 0 if there was none.
         grad_sq: squared 2-norm of the payload as a vector, of strategies that average gradients;
             None where that is not measured.
+        carried_E: what the region's model carries beside its parameters, uint8 (E,), at the moment
+            of the update; no strategy or codec sees it.
     """
 
     region: str
@@ -74,11 +85,12 @@ class Update:
     step_s: float = 0.0
     exchange_s: float = 0.0
     grad_sq: float | None = None
+    carried_E: Tensor = field(default_factory=nothing_carried)
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the payload on the wire, without headers."""
-        return _size_bytes(self.payload_P, self.coded)
+        return _size_bytes(self.payload_P, self.coded) + self.carried_E.numel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +123,8 @@ class Reply:
         reliable: share of the blocks of the receiver's next update that are to travel reliably, for
             differential transmission; None: as configured.
         held_s: how long the averager had the update before it answered; told by its shell.
+        carried_E: the regions' mean of what their models carry, uint8 (E,).
+        carried_share: the receiver's weight in it.
     """
 
     to: str
@@ -133,11 +147,13 @@ class Reply:
     seen: int = 0
     reliable: float | None = None
     held_s: float = 0.0
+    carried_E: Tensor = field(default_factory=nothing_carried)
+    carried_share: float = 0.0
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the payload on the wire, without headers."""
-        return _size_bytes(self.payload_P, self.coded)
+        return _size_bytes(self.payload_P, self.coded) + self.carried_E.numel()
 
 
 def _size_bytes(payload_P: Tensor, coded: Coded | None) -> int:

@@ -53,6 +53,9 @@ class ExchangeTraits:
             to exchange.
         fragments: parts of the model that are sent one at a time; an exchange is of one of them.
         last: see `LastExchange`. The last exchange is of the whole model.
+        hidden_steps: steps that hide an exchange where regions stand still when it is late; None:
+            those until the next one.
+        by_speed: whether slower regions exchange after fewer steps, in proportion to the fastest.
         interval: value of the option ``interval``, if there is one: steps in which the whole model
             is exchanged once. The planner may choose another. None: there is no such option.
     """
@@ -61,6 +64,8 @@ class ExchangeTraits:
     every: float
     last: LastExchange
     fragments: int = 1
+    hidden_steps: float | None = None
+    by_speed: bool = False
     interval: int | None = None
 
     def within(self, steps: int) -> int:

@@ -26,7 +26,9 @@ class Task(Protocol):
     """What to train. Any class with these members is a task; nothing is inherited.
 
     A task class also has a nested ``Options`` (derived from `geo_ray.Options`) and is
-    built as ``Class(Options(...))``.
+    built as ``Class(Options(...))``. It may have `carry`, rules for what changes in the model
+    beside its trained parameters (`geo_ray.tasks.carry`), and `groups(model)`, groups of parameters
+    with rates and decays of their own (`geo_ray.tasks.groups`).
     """
 
     @property

@@ -17,6 +17,7 @@ from geo_ray.errors import TaskLoadError
 from geo_ray.tasks.base import Columns, Dataset, Stats
 from geo_ray.tasks.bytelm_text import cut, stdlib_texts
 from geo_ray.tasks.classification import count_of
+from geo_ray.tasks.groups import ParameterGroup, undecayed
 from geo_ray.tasks.models.bytelm import VOCABULARY, ByteTransformer
 from geo_ray.tasks.seeding import seeded
 from geo_ray.tasks.tensors import to_tensor
@@ -53,6 +54,11 @@ class ByteLM:
         layers: int | None = Field(default=None, ge=1, description="Transformer blocks.")
         heads: int | None = Field(default=None, ge=1, description="Attention heads; divide dim.")
         context: int | None = Field(default=None, ge=1, description="Bytes seen at once.")
+        decay: Literal["all", "matrices"] = Field(
+            default="all",
+            description="Which parameters `optimizer.weight_decay` is for; matrices: not biases and"
+            " norms.",
+        )
         max_bytes: int = Field(
             default=2_000_000, ge=1000, description="Cap of the text, a tenth of it held out."
         )
@@ -64,6 +70,7 @@ class ByteLM:
         given = {key: getattr(options, key) for key in Shape._fields}
         self.shape = preset._replace(**{key: n for key, n in given.items() if n is not None})
         self._max_bytes = options.max_bytes
+        self._decay = options.decay
         if self.shape.dim % self.shape.heads:
             raise TaskLoadError(
                 f"option 'heads' of task bytelm: {self.shape.heads} does not divide"
@@ -76,6 +83,10 @@ class ByteLM:
         """Return the transformer: bytes (B, T) int64 -> logits (B, T, 256)."""
         with seeded(seed):
             return ByteTransformer(*self.shape)
+
+    def groups(self, model: nn.Module) -> list[ParameterGroup]:
+        """Return biases and norms apart if they are to have no decay."""
+        return [undecayed(model)] if self._decay == "matrices" else []
 
     def collate(self, columns: Columns, device: torch.device) -> torch.Tensor:
         """Return tokens (B, context + 1) int64."""

@@ -19,7 +19,7 @@ METHODS: Mapping[str, tuple[str, ...]] = {
 
 _COLUMNS = 'Write for example columns = {"image": "float32[64]", "label": "int64"}.'
 
-_OPTIONAL: Mapping[str, tuple[str, ...]] = {"dataset": ("seed",)}
+_OPTIONAL: Mapping[str, tuple[str, ...]] = {"dataset": ("seed",), "groups": ("model",)}
 
 
 def check_task(task: object, name: str) -> None:

@@ -35,7 +35,16 @@ class TrainConfig(StrictModel):
     evaluate: Literal["outer", "live"] = Field(
         "outer", description="the model that all regions agree on, or each region's own, mid-round"
     )
+    statistics_batches: int = Field(
+        16,
+        ge=0,
+        description="batches of each region over which running statistics are made anew for the "
+        "final model and its evaluation; 0: those of the training steps are used",
+    )
     clip_norm: float | None = Field(None, gt=0, description="largest norm of a worker's gradient")
+    clip_mean_norm: float | None = Field(
+        None, gt=0, description="largest norm of the mean of a region's gradients in a step"
+    )
     target: Target | None = Field(None, description="stop early when this is reached")
     keep_best: KeepBest | None = Field(
         None, description="keep the best evaluated model beside the last one"
@@ -78,6 +87,11 @@ class TrainConfig(StrictModel):
         traits = strategy.traits
         if len(workers) == 1:
             return
+        if self.clip_mean_norm is not None and traits.region.worker_steps:
+            raise ValueError(
+                f"train.clip_mean_norm: workers of '{strategy.kind}' push changes of several steps "
+                "and no gradients; use clip_norm, which clips each of these steps"
+            )
         if self.count == "each" and traits.region.ends_together:
             raise ValueError(
                 f"train.count: each region ends at its own time, but '{strategy.kind}' gives "

@@ -38,6 +38,8 @@ SIBLINGS_ALLOWED = {
     ("observe", "config"),  # its Config derives from config.base
     ("training", "coding"),
     ("training", "tasks.base"),
+    ("training", "tasks.carry"),  # what a task declares of its model
+    ("training", "tasks.groups"),
     ("training", "tasks.guard"),  # the checked loss, beside the protocol it checks
 }
 

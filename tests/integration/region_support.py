@@ -20,7 +20,7 @@ from geo_ray.job.build import (
     build_server,
     build_shard,
     build_worker,
-    initial_parameters,
+    model_start,
 )
 from geo_ray.job.codec_shapes import with_shapes
 from geo_ray.job.data import data_rows, open_readers, prepare_manifest
@@ -31,6 +31,7 @@ from geo_ray.runtime.actors.primary_shard import PrimaryShard
 from geo_ray.runtime.actors.remote_shard import RemoteShard
 from geo_ray.runtime.actors.shard_server import ShardServer
 from geo_ray.runtime.actors.worker_loop import (
+    EvalSetting,
     WorkerLoop,
     dial_shards,
     links_over,
@@ -45,6 +46,7 @@ from geo_ray.transport.lan.client import LanClient
 from geo_ray.transport.lan.server import LanServer
 from geo_ray.transport.wire.message import EndpointIdentity
 from geo_ray.types import Span
+from geo_ray.util.together import Together
 
 KEY = bytes(32)
 WAIT_S = 60.0
@@ -117,7 +119,8 @@ class Site:
             self.bridge = open_bridge(EndpointIdentity("test-run", name, 1, KEY), setting)
             self.endpoint = self.bridge.endpoint
         self.shards = [
-            build_shard(experiment, self.region, i, world.params_P) for i in range(count)
+            build_shard(experiment, self.region, i, world.params_P, world.start.groups)
+            for i in range(count)
         ]
         hello = {"peer": f"{name}/lead", "role": "lead"}
         own, *others = [
@@ -130,7 +133,15 @@ class Site:
             self.bridge_lan = self._serve(self.bridge.handle, self.bridge.on_close)
             uplink = self._dial(self.bridge_lan.address, hello, 4 * world.params_P.numel())
         shards = [self.shards[0], *remotes]
-        self.server = build_server(experiment, self.region, shards, world.params_P.numel())
+        self.together = Together(count, "shards")
+        self.server = build_server(
+            experiment,
+            self.region,
+            shards,
+            world.params_P.numel(),
+            together=self.together,
+            start=world.start,
+        )
         writers = [RemoteShard(self._dial(slot.address, hello), timeout_s) for slot in slots]
         self.lead = PrimaryShard(self.server, own, writers, uplink, self.event_buffer, timeout_s)
         lan = self._serve(self.lead.handle, self.lead.on_close)
@@ -141,7 +152,8 @@ class Site:
         world, name = self.world, self.region.name
         if name == world.experiment.averager.standby:
             rows = data_rows(world.experiment, world.manifest)
-            return build_averager(world.experiment, world.params_P.numel(), rows)
+            layout = world.start.layout
+            return build_averager(world.experiment, world.params_P.numel(), rows, layout)
         return world.averager if name == world.experiment.averager_region else None
 
     def _serve(self, handler: Any, on_close: Any = None) -> LanServer:
@@ -163,7 +175,12 @@ class Site:
         hello = {"peer": f"{self.region.name}/{rank}", "role": "worker", "worker": rank}
         num_params = self.world.params_P.numel()
         clients = dial_shards(
-            self.addresses, KEY, hello | {"epoch": epoch}, num_params, shared=shared
+            self.addresses,
+            KEY,
+            hello | {"epoch": epoch},
+            num_params,
+            shared=shared,
+            carried=self.world.start.layout.size_floats,
         )
         self.clients += clients
         return clients
@@ -171,12 +188,23 @@ class Site:
     def loop(self, rank: int, epoch: int = 1, *, shared: bool = True) -> WorkerLoop:
         world, experiment = self.world, self.world.experiment
         clients = self.join(rank, epoch, shared=shared)
-        params_P, grad_P, links = links_over(clients, world.params_P.numel(), world.timeout_s)
+        carried = world.start.layout.size_floats
+        params_P, grad_P, links = links_over(
+            clients, world.params_P.numel(), world.timeout_s, carried
+        )
         name = self.region.name
         worker = build_worker(experiment, name, world.task, params_P, grad_P)
         train, heldout = open_readers(experiment, world.manifest, name)
         pace = world.gate and world.gate.pacer(name)
-        return WorkerLoop(worker, links, train, heldout, rank=rank, eval_rows=256, step_s=pace)
+        return WorkerLoop(
+            worker,
+            links,
+            train,
+            heldout,
+            rank=rank,
+            evals=EvalSetting(statistics=experiment.statistics_spans),
+            step_s=pace,
+        )
 
     def start(self, rank: int, epoch: int = 1, *, shared: bool = True) -> WorkerThread:
         thread = WorkerThread(self.loop(rank, epoch, shared=shared))
@@ -192,6 +220,7 @@ class Site:
         for client in self.clients:
             client.close()
         self.lead.close()
+        self.together.close()
         if self.endpoint is not None:
             self.endpoint.close(0.0)
         for server in self.servers:
@@ -245,13 +274,16 @@ class InProcess:
         self.parts = directory / "checkpoints"
         self.task = load_task(experiment.task, directory)
         self.experiment = experiment = with_shapes(experiment, self.task)
-        self.params_P = initial_parameters(self.task, experiment.seed)
+        self.start = model_start(self.task, experiment.seed)
+        self.params_P = self.start.params_P
         self.manifest: Manifest
         self.manifest, _ = prepare_manifest(experiment, self.task, directory, directory / "data")
         many = len(experiment.regions) > 1
         rows = data_rows(experiment, self.manifest)
         self.averager: Averager | None = (
-            build_averager(experiment, self.params_P.numel(), rows) if many else None
+            build_averager(experiment, self.params_P.numel(), rows, self.start.layout)
+            if many
+            else None
         )
         self.sites = {region.name: Site(region, self) for region in experiment.regions}
         home = experiment.averager_region

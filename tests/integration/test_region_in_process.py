@@ -24,9 +24,18 @@ from geo_ray.errors import (
     NonFiniteError,
     RunDirectoryError,
 )
-from geo_ray.runtime.messages.exchange import as_bytes, read_answer, report_meta
+from geo_ray.runtime.actors.layout import shared_gradient, shared_parameters
+from geo_ray.runtime.messages.exchange import (
+    as_bytes,
+    as_tensor,
+    pull_meta,
+    read_answer,
+    read_pull,
+    report_meta,
+)
 from geo_ray.training.server.effects import Assignment
 from geo_ray.transport.lan.client import LanClient
+from geo_ray.transport.wire.meta import Meta
 from geo_ray.types import Span, StepReport
 
 ALONE = [{"name": "us-east", "workers": 2}]
@@ -90,6 +99,49 @@ def test_async_mode_trains_and_ends(tmp_path: Path) -> None:
         world.run()
         world.check_books()
         assert [site.server.version for site in world.sites.values()] == [12, 12]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_pull_gets_one_version_from_all_shards(tmp_path: Path, shared: bool) -> None:
+    """While one worker is between its fetches, another one's gradient changes the model."""
+    regions = [{"name": "us-east", "workers": 2, "ps_shards": 2}]
+    train = {"steps": 6, "eval_every": 0, "mode": "async"}
+    with InProcess(experiment_of(regions=regions, train=train), tmp_path) as world:
+        (site,) = world.sites.values()
+        size = site.shards[1].params_S.numel()
+        slow, quick = site.join(0, shared=shared), site.join(1, shared=shared)
+        told, _ = slow[0].request({"op": "join"}, timeout_s=WAIT_S)
+        pull: Meta = {"op": "fetch", **pull_meta(read_pull(0, told))}
+        slow[0].request(pull, timeout_s=WAIT_S)
+        before_S = site.shards[1].params_S.clone()
+
+        told, _ = quick[0].request({"op": "join"}, timeout_s=WAIT_S)
+        for client, shard in zip(quick, site.shards, strict=True):
+            ones_S = torch.ones_like(shard.params_S)
+            if client.shared is not None:
+                shared_gradient(client.shared, ones_S.numel()).copy_(ones_S)
+            put = None if client.shared is not None else as_bytes(ones_S)
+            client.request({"op": "put"}, put, timeout_s=WAIT_S)
+        span = read_answer(1, told).span
+        assert span is not None
+        quick[0].request(report_meta(StepReport(span, 1.0, 0.01, None)), timeout_s=WAIT_S)
+        assert not torch.equal(site.shards[1].params_S, before_S)
+
+        _, payload = slow[1].request(pull, timeout_s=WAIT_S)
+        memory = slow[1].shared
+        found_S = as_tensor(payload) if memory is None else shared_parameters(memory, size)
+        assert torch.equal(found_S, before_S)
+
+
+def test_a_shard_refuses_a_worker_that_was_replaced(tmp_path: Path) -> None:
+    regions = [{"name": "us-east", "workers": 1, "ps_shards": 2}]
+    with InProcess(experiment_of(regions=regions), tmp_path) as world:
+        (site,) = world.sites.values()
+        old, new = site.join(0, shared=False), site.join(0, epoch=2, shared=False)
+        ones = as_bytes(torch.ones_like(site.shards[1].params_S))
+        new[1].request({"op": "put"}, ones, timeout_s=WAIT_S)
+        with pytest.raises(LinkDownError, match="replaced"):
+            old[1].request({"op": "put"}, ones, timeout_s=WAIT_S)
 
 
 # ------------------------------------------------------------------ workers that vanish

@@ -23,6 +23,31 @@ RATES = [
 ]
 
 
+# What the page says of each strategy that is tried, for the enumerator.
+STRATEGIES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"kind": "diloco"}, {}),
+    ({"kind": "diloco"}, {}),
+    (
+        {"kind": "async_local_sgd", "by_speed": False},
+        {"last": "always", "together": False, "one_by_one": True},
+    ),
+    ({"kind": "one_step_delay"}, {"stands_still": "when_late", "last": "always"}),
+    ({"kind": "one_step_delay"}, {"stands_still": "when_late", "last": "always"}),
+    (
+        {"kind": "diloco_streaming", "fragments": 2, "tau": 1},
+        {"stands_still": "when_late", "last": "always", "fragments": 2, "hidden_steps": 1},
+    ),
+    (
+        {"kind": "asgd_ga"},
+        {"stands_still": "never", "last": "always", "together": False, "one_by_one": True},
+    ),
+    (
+        {"kind": "asgd_ga", "staleness": {"bound": 2}},
+        {"stands_still": "never", "last": "always", "bounded": True, "one_by_one": True},
+    ),
+]
+
+
 def prices_of(rng: random.Random, names: list[str], tiers: bool) -> list[dict[str, Any]]:
     """Every region is one of a cloud; two of them may be of the same."""
     found = []
@@ -62,7 +87,7 @@ def age_tiers(rng: random.Random) -> list[dict[str, float]]:
 def scenario(rng: random.Random, tiers: bool) -> tuple[dict[str, Any], Question]:
     """A configuration, and the same for the enumerator; without limits."""
     names = ["a", "b", "c"][: rng.choice([2, 2, 2, 3])]
-    waits = rng.random() < 0.5
+    strategy, behaves = rng.choice(STRATEGIES)
     places = {}
     for name in names:
         kinds = rng.sample(range(3), 2 if len(names) == 2 else 1)
@@ -106,7 +131,7 @@ def scenario(rng: random.Random, tiers: bool) -> tuple[dict[str, Any], Question]
         "data": {"generate": {}, "batch_size": rng.randint(2, 7)},
         "optimizer": {"kind": "sgd", "lr": 0.1},
         "regions": [{"name": name, "workers": rng.randint(1, 2)} for name in names],
-        "strategy": {"kind": "diloco" if waits else "one_step_delay", "interval": 16},
+        "strategy": {**strategy, "interval": 16},
         "train": {"steps": rng.randint(100, 9000)},
         "plan": plan,
     }
@@ -117,7 +142,7 @@ def scenario(rng: random.Random, tiers: bool) -> tuple[dict[str, Any], Question]
         for dst in names
         if src != dst
     }
-    return config, Question(config, prices, RATES, links, 0, waits)
+    return config, Question(config, prices, RATES, links, 0, **behaves)
 
 
 def links_file(question: Question, path: Path) -> Path:
@@ -145,14 +170,14 @@ def limits_of(rng: random.Random, plans: list[Enumerated]) -> dict[str, float]:
     if rng.random() < 0.5:
         dollars = sorted(plan.usd for plan in plans)
         found["budget_usd"] = rng.choice(dollars[: len(dollars) // 2 + 1])
-    factor = rng.choice([1 + 1e-7, 1 + 1e-7, 1.02, 0.9])
+    factor = rng.choice([1 + 1e-7, 1 + 1e-7, 1.02, 0.9, 0.5])
     return {key: value * factor for key, value in found.items()}
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_plan_is_better_than_the_one_that_is_found(part: int, tmp_path: Path) -> None:
     rng = random.Random(part)
-    seen = {"tiers": 0, "infeasible": 0, "limited": 0}
+    seen = {"tiers": 0, "infeasible": 0, "limited": 0, "exact": 0}
     for number in range(SCENARIOS):
         tiers = rng.random() < 0.7
         config, question = scenario(rng, tiers)
@@ -184,7 +209,13 @@ def test_no_plan_is_better_than_the_one_that_is_found(part: int, tmp_path: Path)
         best = min(p.usd if is_money else p.seconds for p in allowed)
         ours = made.usd if is_money else made.seconds
         assert made.seconds <= deadline_s * (1 + 1e-8) and made.usd <= budget_usd * (1 + 1e-8)
-        assert best * (1 - 1e-9) <= ours <= best * (1 + 1.01e-4), where
+        assert best * (1 - 1e-9) <= ours, where
+        # What exchanges that are put off and preemptions cost depends on all machines: there the
+        # gap says by how much another plan could be better.
+        spot = config["plan"]["spot"]["preemptions_per_h"] > 0
+        exact = question.stands_still != "never" and not spot
+        seen["exact"] += exact
+        assert ours <= best * (1 + (1.01e-4 if exact else 0.02)), where
         assert ours * (1 - made.plan.gap) <= best * (1 + 1e-9), f"{where}: the gap is not true"
         alike = [p for p in plans if math.isclose(p.seconds, made.seconds, rel_tol=1e-9)]
         assert any(math.isclose(p.usd, made.usd, rel_tol=1e-9) for p in alike), where

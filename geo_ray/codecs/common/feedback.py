@@ -24,9 +24,12 @@ import torch
 from torch import Tensor
 
 from geo_ray.codecs.base import Codec, Coded, wrong
+from geo_ray.codecs.common import passes
+from geo_ray.codecs.traits import FP32_BITS
 
 _RESIDUAL = "residual"
 _MEMORY = "memory/"
+_MANY = 1 << 14  # values, to tell how exact a codec is
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,43 @@ class Encoder:
             self.residual_P = payload_P - sent_P if owed_P is None else owed_P.sub_(sent_P)
         return Encoded(coded, sent_P)
 
+    def last(self, payload_P: Tensor, number: int, error: float) -> Encoded:
+        """The last vector of the stream, with all that is owed, as exact as is wanted.
+
+        What is left is owed in case that another vector follows after all.
+
+        Args:
+            payload_P: fp32, on any device; stays as it is.
+            number: of the vector within the stream.
+            error: relative, of the 2-norm; 0 for full precision.
+        """
+        whole_P = self.in_full(payload_P)
+        if error == 0.0 or not all_finite(whole_P):
+            return Encoded(None, whole_P)
+        coded, sent_P = self._as_usual(whole_P, number, error)
+        if coded is None:
+            coded = passes.encode(whole_P, error)
+            if coded is None:
+                return Encoded(None, whole_P)
+            sent_P = passes.decode(coded).to(whole_P.device)
+        if not all_finite(sent_P):
+            return Encoded(None, whole_P)
+        self.residual_P = whole_P - sent_P
+        return Encoded(coded, sent_P)
+
+    def _as_usual(self, whole_P: Tensor, number: int, error: float) -> tuple[Coded | None, Tensor]:
+        """By the stream's own codec, if that is as exact as is wanted and keeps no memory."""
+        codec = self.codec
+        if codec is None or self.memory or codec.traits.feeds_back or codec.traits.differential:
+            return None, whole_P
+        memory: dict[str, Tensor] = {}
+        coded = codec.encode(whole_P, memory, seed_of(self.stream, number))
+        sent_P = codec.decode(coded).to(whole_P.device)
+        off = torch.linalg.vector_norm(whole_P - sent_P)
+        if memory or not off <= error * torch.linalg.vector_norm(whole_P):
+            return None, whole_P
+        return coded, sent_P
+
     def in_full(self, payload_P: Tensor) -> Tensor:
         """The vector with all that is owed, to be sent as it is; nothing is owed afterwards."""
         owed_P, self.residual_P = self._owed(payload_P), None
@@ -119,7 +159,8 @@ def open_coded(codec: Codec | None, coded: Coded, num: int) -> Tensor:
     """Decode what another process has sent.
 
     Args:
-        codec: the receiver's; both ends are configured alike.
+        codec: the receiver's; both ends are configured alike. A lossy one's last message may be
+            coded in `passes` instead.
         coded: as it came.
         num: P that it must have.
 
@@ -129,12 +170,22 @@ def open_coded(codec: Codec | None, coded: Coded, num: int) -> Tensor:
     Raises:
         FrameError: if it is of another codec or size, or makes no sense.
     """
-    if codec is None or coded.kind != codec.kind:
+    is_last = coded.kind == passes.KIND and codec is not None and codec.traits.lossy
+    if codec is None or (coded.kind != codec.kind and not is_last):
         expected = "no codec" if codec is None else repr(codec.kind)
         raise wrong(coded.kind, f"{expected} was expected")
     if coded.num != num:
         raise wrong(coded.kind, f"it has {coded.num} elements, {num} were expected")
-    return codec.decode(coded)
+    return passes.decode(coded) if is_last else codec.decode(coded)
+
+
+def bits_of_last(codec: Codec, error: float) -> float:
+    """Bits per value of the last vector of a stream (`Encoder.last`), if its values are normal."""
+    normal_P = torch.randn(_MANY, generator=torch.Generator().manual_seed(0))
+    coded = Encoder(codec, "").last(normal_P, 1, error).coded
+    if coded is None:
+        return FP32_BITS
+    return codec.traits.bits_per_value if coded.kind == codec.kind else passes.bits_for(error)
 
 
 def seed_of(stream: str, number: int) -> int:

@@ -25,7 +25,7 @@ class Exchange:
         seconds_by_region: that each region takes, in the order of the regions.
         up_bytes: of each region.
         down_bytes: to each region.
-        usd: egress both ways, of all regions.
+        usd_by_region: egress both ways of each region's, in the same order.
     """
 
     averager: str
@@ -33,7 +33,12 @@ class Exchange:
     seconds_by_region: tuple[float, ...]
     up_bytes: float
     down_bytes: float
-    usd: float
+    usd_by_region: tuple[float, ...]
+
+    @property
+    def usd(self) -> float:
+        """The egress of all regions."""
+        return sum(self.usd_by_region)
 
     @property
     def seconds(self) -> float:
@@ -42,38 +47,41 @@ class Exchange:
 
 
 def exchange(
-    num_params: int,
+    values: float,
     regions: Sequence[str],
     averager: str,
     codec: str | None,
     links: LinkTable,
     usd_per_gb: Mapping[tuple[str, str], float],
     overhead_s: float = 0.0,
+    bits: tuple[float, float] | None = None,
 ) -> Exchange:
     """Time and price of one exchange.
 
     Args:
-        num_params: of the model.
+        values: of the model, or of the part of it that an exchange has.
         regions: all of them.
         averager: one of them.
         codec: one of `tradeoffs.BITS_PER_PARAM`.
         links: goodput and round trip of every pair with the averager.
         usd_per_gb: egress by (source, destination).
         overhead_s: of an exchange beside its bytes and the round trip: coding, handing over.
+        bits: per parameter up and down; None: as of the codec.
 
     Raises:
         LinkUnknownError: a link was not measured; names it.
     """
-    up_bits, down_bits = BITS_PER_PARAM[codec]
-    up_bytes, down_bytes = num_params * up_bits / 8, num_params * down_bits / 8
-    seconds, usd = [], 0.0
+    up_bits, down_bits = BITS_PER_PARAM[codec] if bits is None else bits
+    up_bytes, down_bytes = values * up_bits / 8, values * down_bits / 8
+    seconds, usd = [], []
     for region in regions:
         if region == averager:
             seconds.append(0.0)
+            usd.append(0.0)
             continue
         there, back = links.get(region, averager), links.get(averager, region)
         sent_s = 8e-6 * up_bytes / there.goodput_mbps + 8e-6 * down_bytes / back.goodput_mbps
         seconds.append(sent_s + there.rtt_s + overhead_s)
-        usd += up_bytes * 1e-9 * usd_per_gb[region, averager]
-        usd += down_bytes * 1e-9 * usd_per_gb[averager, region]
-    return Exchange(averager, codec, tuple(seconds), up_bytes, down_bytes, usd)
+        sent_usd = up_bytes * 1e-9 * usd_per_gb[region, averager]
+        usd.append(sent_usd + down_bytes * 1e-9 * usd_per_gb[averager, region])
+    return Exchange(averager, codec, tuple(seconds), up_bytes, down_bytes, tuple(usd))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Final
 
 from geo_ray.planning.model.work import HOUR_S
 from geo_ray.planning.plan import Machines, Plan, RegionPlan
-from geo_ray.planning.request import Request, Site
+from geo_ray.planning.request import Request
 from geo_ray.planning.search.search import Found
 from geo_ray.planning.search.whole_rows import shares
+
+PREEMPTIONS: Final = "preemptions"
 
 
 def plan_of(request: Request, found: Found, policy: str, gap: float, reason: str) -> Plan:
@@ -22,12 +25,14 @@ def plan_of(request: Request, found: Found, policy: str, gap: float, reason: str
         reason: why this plan was chosen.
     """
     seconds = _seconds(request, found)
-    hours = sum(seconds.values()) / HOUR_S
+    total_s = sum(seconds.values())
+    hours, lost_share = total_s / HOUR_S, seconds.get(PREEMPTIONS, 0.0) / total_s
     regions, usd = [], defaultdict[str, float](float)
     for site, pick in zip(request.sites, found.picks, strict=True):
         chosen = [(r, n) for r, n in zip(site.rentals, pick.counts, strict=True) if n]
-        speeds = [r.rows_per_s * (1 - r.lost_share) for r, n in chosen for _ in range(n)]
-        rows = shares(max(len(speeds), request.work.share(site.name)), speeds)
+        speeds = [r.rows_per_s for r, n in chosen for _ in range(n)]
+        room_rows = [r.room_rows for r, n in chosen for _ in range(n)]
+        rows = shares(max(len(speeds), request.work.share(site.name)), speeds, room_rows)
         machines, at = [], 0
         for rental, count in chosen:
             cost = rental.usd(hours)
@@ -38,27 +43,28 @@ def plan_of(request: Request, found: Found, policy: str, gap: float, reason: str
                         market=rental.market,
                         count=same,
                         rows=each,
+                        workers=min(rental.workers, each),
                         rows_per_s=rental.rows_per_s,
                         usd_per_h=cost / hours,
                     )
                 )
             at += count
-            usd[f"machines {rental.market}"] += count * cost * (1 - rental.lost_share)
-            if rental.lost_share:
-                usd["work lost to preemption"] += count * cost * rental.lost_share
+            usd[f"machines {rental.market}"] += count * cost * (1 - lost_share)
+            usd["work lost to preemption"] += count * cost * lost_share
         stands_usd = site.stands_usd(hours)
         regions.append(
             RegionPlan(
                 region=site.name,
                 machines=tuple(machines),
                 step_s=pick.step_s,
-                fixed_s=site.fixed_s + site.lan_s * sum(pick.counts),
+                fixed_s=site.fixed_s + site.lan_s(pick.counts),
                 stands_usd_per_h=stands_usd / hours,
+                server=site.server,
             )
         )
         usd["servers and disks"] += stands_usd
     option, averager = found.option, found.option.exchange.averager
-    usd["egress"] = option.egress_usd(request.work.rounds(option.interval))
+    usd["egress"] = found.egress_usd
     prices = defaultdict[str, dict[str, float]](dict)
     for (src, dst), price in request.usd_per_gb.items():
         if averager in (src, dst):
@@ -83,19 +89,17 @@ def _seconds(request: Request, found: Found) -> dict[str, float]:
     work, option = request.work, found.option
     site, pick = request.sites[found.straggler], found.picks[found.straggler]
     workers = sum(sum(each.counts) for each in found.picks)
+    inside_s = site.fixed_s + site.lan_s(pick.counts)
     terms = {
         "start": work.start_s(workers),
-        "compute": work.steps * _compute_s(site, pick.step_s, sum(pick.counts)),
-        "inside the region": work.steps * (site.fixed_s + site.lan_s * sum(pick.counts)),
+        "compute": work.steps * (pick.step_s - inside_s),
+        "inside the region": work.steps * inside_s,
         "last exchange": option.last_s,
+        PREEMPTIONS: work.steps * found.pace_s * (found.stall - 1),
         "evaluations": work.evaluations_s,
     }
     terms["between regions"] = max(0.0, found.seconds - sum(terms.values()))
     return {name: value for name, value in terms.items() if value}
-
-
-def _compute_s(site: Site, step_s: float, machines: int) -> float:
-    return step_s - site.fixed_s - site.lan_s * machines
 
 
 def _runs(values: list[int]) -> list[tuple[int, int]]:

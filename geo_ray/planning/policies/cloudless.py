@@ -31,9 +31,9 @@ def cloudless(request: Request) -> Plan:
     whole = [fleet.everything() for fleet in search.fleets]
     option = search.options[0]
     most = search.complete(whole, option)
-    waits = search.waits_s(option)
+    rooms_s = search.ways([option]).rooms_s(most.pace_s)
     picks = [
-        whole[i] if i == most.straggler else fleet.cheapest(most.pace_s - waits[i]) or whole[i]
+        whole[i] if i == most.straggler else fleet.cheapest(rooms_s[i]) or whole[i]
         for i, fleet in enumerate(search.fleets)
     ]
     found = search.complete(picks, option)

@@ -21,8 +21,8 @@ from geo_ray.planning.infeasible import check_limits, infeasible
 from geo_ray.planning.model.predict import plan_of
 from geo_ray.planning.plan import Plan
 from geo_ray.planning.request import Request
-from geo_ray.planning.search.bracket_search import BracketSearch
 from geo_ray.planning.search.search import Found, Search
+from geo_ray.planning.search.stall_search import StallSearch
 from geo_ray.planning.search.ways import SLACK, Limits
 
 _NODES: Final = 2_000  # of the trees of all regions, per pace, where the gap is coarse
@@ -81,7 +81,7 @@ def front(request: Request) -> list[Plan]:
     return plans
 
 
-def _walk(search: BracketSearch, limits: Limits) -> list[Found]:
+def _walk(search: StallSearch, limits: Limits) -> list[Found]:
     """Return the points of the front, the slowest first."""
     met: list[Found] = []
     deadline_s = limits.deadline_s
@@ -108,13 +108,13 @@ def _not_beaten(met: list[Found]) -> list[Found]:
     return kept
 
 
-def _search(request: Request, gap: float | None) -> BracketSearch:
+def _search(request: Request, gap: float | None) -> StallSearch:
     gap = _FINE if gap is None else gap
     effort = 1 if gap >= _COARSE else 8
-    return BracketSearch(request, gap, effort * _NODES // len(request.sites), effort * _OPENED)
+    return StallSearch(request, gap, effort * _NODES // len(request.sites), effort * _OPENED)
 
 
-def _reason(search: BracketSearch, found: Found) -> str:
+def _reason(search: StallSearch, found: Found) -> str:
     request, name = search.request, search.request.sites[found.straggler].name
     plain = Search(request.work, request.fleets(), request.options())
     whole = [fleet.everything() for fleet in plain.fleets]
@@ -126,11 +126,10 @@ def _reason(search: BracketSearch, found: Found) -> str:
     )
     one = found.option.exchange
     if len(request.sites) > 1:
-        egress = request.work.rounds(found.option.interval) * one.usd
         text += (
             f" The averager in {one.averager} with {one.codec or 'no codec'} every "
             f"{found.option.interval} steps needs {duration_text(one.seconds)} and "
-            f"{one.usd:.3g} USD per exchange, {egress:.3g} USD in all."
+            f"{one.usd:.3g} USD per exchange, {found.egress_usd:.3g} USD in all."
         )
     if not math.isinf(request.limits.deadline_s):
         left_s = request.limits.deadline_s - found.seconds

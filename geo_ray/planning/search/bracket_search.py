@@ -16,11 +16,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
-from geo_ray.planning.model.work import HOUR_S
+from geo_ray.planning.model.work import HOUR_S, stall_of
 from geo_ray.planning.request import Request
 from geo_ray.planning.search.bracket import UNCHANGING, Bracket, Usd, brackets_of
 from geo_ray.planning.search.search import Found, Search
-from geo_ray.planning.search.ways import SLACK, Limits, Objective
+from geo_ray.planning.search.ways import SLACK, Limits, Objective, Ways
 
 _SEARCHES: Final = 200
 _NARROW: Final = 1 + 1e-7
@@ -35,12 +35,14 @@ class BracketSearch:
         gap: share of the objective within which any choice is good enough.
         most_nodes: of a region's tree of machines, per pace.
         most_opened: intervals of paces per search.
+        least_stall: see `Search.least_stall`.
     """
 
     request: Request
     gap: float = 0.0
     most_nodes: int = 20_000
     most_opened: int = 800
+    least_stall: float = 1.0
     _searches: dict[Bracket, Search] = field(default_factory=dict)
 
     def best(self, objective: Objective, limits: Limits) -> tuple[Found | None, float]:
@@ -67,7 +69,8 @@ class BracketSearch:
                     best, value = found, found.value(objective)[0]
             waiting = []
             while heap and not waiting and next(number) < _SEARCHES:
-                if heap[0][0] >= value * (1 - self.gap):
+                stall = self.least_stall / best.stall if best is not None else 1.0
+                if heap[0][0] >= value * (1 - self.gap) * stall:
                     break
                 least, _, bracket = heapq.heappop(heap)
                 if bracket.low_h and bracket.high_h > bracket.low_h * _NARROW:
@@ -79,7 +82,7 @@ class BracketSearch:
     def priced(self, found: Found) -> Found:
         """Return the choice with the dollars of its own length."""
         hours = found.seconds / HOUR_S
-        usd = found.option.egress_usd(self.request.work.rounds(found.option.interval))
+        usd = found.egress_usd
         for site, pick in zip(self.request.sites, found.picks, strict=True):
             rented = zip(site.rentals, pick.counts, strict=True)
             usd += site.stands_usd(hours) + sum(n * each.usd(hours) for each, n in rented if n)
@@ -92,7 +95,8 @@ class BracketSearch:
         search = self._searches.get(bracket)
         if search is None:
             fleets = self.request.fleets(bracket, self.most_nodes)
-            search = Search(self.request.work, fleets, self.request.options(bracket), bracket)
+            options = self.request.options(bracket)
+            search = Search(self.request.work, fleets, options, bracket, self.least_stall)
             self._searches[bracket] = search
         deadline_s = min(limits.deadline_s, bracket.high_h * HOUR_S)
         inner = Limits(deadline_s, limits.budget_usd)
@@ -117,22 +121,21 @@ class BracketSearch:
 
     def _most_h(self) -> float:
         """Return hours that no job exceeds: one machine computes, all of them are waited for."""
-        work, steps_s, workers = self.request.work, [], 0
+        work, steps_s, workers, shares = self.request.work, [], 0, 0.0
         for fleet in self.request.fleets():
             count = sum(offer.cap for offer in fleet.offers)
+            lan_s = sum(offer.cap * offer.lan_s for offer in fleet.offers)
             slowest = min(offer.rows_per_s for offer in fleet.offers if offer.cap)
-            steps_s.append(fleet.fixed_s + fleet.lan_s * count + fleet.rows / slowest)
+            steps_s.append(fleet.fixed_s + lan_s + fleet.rows / slowest)
             workers += count
-        return (
-            max(
-                work.seconds(
-                    max(steps_s) + work.waits_s(option.interval, option.exchange.seconds),
-                    option.interval,
-                    option.exchange.seconds,
-                    option.last_s,
-                    workers,
-                )
-                for option in self.request.options()
+            shares += fleet.lost_share([offer.cap for offer in fleet.offers])
+        found = [
+            work.seconds(
+                float(Ways(work, (option,), tuple(steps_s)).whole_paces_KR(steps_s).max()),
+                option.last_s,
+                workers,
+                stall_of(shares),
             )
-            / HOUR_S
-        )
+            for option in self.request.options()
+        ]
+        return max(found) / HOUR_S

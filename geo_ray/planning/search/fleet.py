@@ -3,11 +3,12 @@
 A region's rows of a step are shared among its machines so that the last one is done first. A step
 takes
 
-    ``fixed_s + rows / C + lan_s * N``,  ``C = sum_i n_i p_i`` rows/s,  ``N = sum_i n_i`` machines,
+    ``fixed_s + rows / C + sum_i n_i lan_i``,  ``C = sum_i n_i p_i`` rows/s,
 
-and somewhat more, because every machine computes whole rows (`whole_rows`).
+and somewhat more, because every machine computes whole rows (`whole_rows`). If the parameter server
+is on one of the machines, the largest ``lan_i`` among them does not count once.
 
-Source: the right-sizing of Cloudless-Training, reconstructed; ``lan_s * N`` after Scavenger's
+Source: the right-sizing of Cloudless-Training, reconstructed; ``lan_i`` after Scavenger's
 "synchronisation grows with the workers" (arXiv 2303.06659).
 
 Shape legend: I = offers of a region.
@@ -30,6 +31,7 @@ from geo_ray.planning.search.whole_cover import Floats
 from geo_ray.planning.search.whole_rows import CLOSE, slowest_s
 
 _TRIES: Final = 3
+ANY_ROWS: Final = 2**40
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +42,11 @@ class Offer:
         type: the instance type.
         market: how it is bought.
         usd_per_h: of one.
-        rows_per_s: that one computes; of spot machines, less what preemptions are expected to take.
+        rows_per_s: that one computes.
         cap: most of them; 0 for none.
+        lan_s: that one adds to a step.
+        room_rows: most rows of a step that one has the memory for.
+        lost_share: of the time of all who wait for it that its preemptions take.
     """
 
     type: str
@@ -49,6 +54,9 @@ class Offer:
     usd_per_h: float
     rows_per_s: float
     cap: int
+    lan_s: float = 0.0
+    room_rows: int = ANY_ROWS
+    lost_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +86,7 @@ class RegionFleet:
         offers: what it could rent.
         rows: of a step; the region's share of the global batch.
         fixed_s: of every step, whatever is rented.
-        lan_s: that every further machine adds to a step.
+        one_is_free: whether the parameter server is on one of the machines, which adds nothing.
         most_nodes: of the tree that looks for the cheapest machines; `Pick.least_usd_per_h` tells
             what a tree that was cut off may have missed.
     """
@@ -87,12 +95,15 @@ class RegionFleet:
     offers: Sequence[Offer]
     rows: int
     fixed_s: float = 0.0
-    lan_s: float = 0.0
+    one_is_free: bool = False
     most_nodes: int = 20_000
+    _lan_I: Floats = field(init=False)
+    _room_I: NDArray[np.int64] = field(init=False)
+    _least_lan_s: float = field(init=False)
     _price_I: Floats = field(init=False)
     _speed_I: Floats = field(init=False)
     _cap_I: Floats = field(init=False)
-    _better_I: tuple[Floats, Floats, Floats] | None = field(init=False, default=None)
+    _better_I: tuple[Floats, Floats, Floats, Floats] | None = field(init=False, default=None)
     _solved: list[tuple[float, Pick]] = field(init=False, default_factory=list)
     _order: NDArray[np.intp] = field(init=False)  # of what there is, by dollars per row
     _in_pieces: tuple[list[float], list[float]] = field(
@@ -106,6 +117,10 @@ class RegionFleet:
         self._price_I = np.array([o.usd_per_h for o in self.offers], dtype=float)
         self._speed_I = np.array([o.rows_per_s for o in self.offers], dtype=float)
         self._cap_I = np.array([min(o.cap, self._most) for o in self.offers], dtype=float)
+        self._room_I = np.array([o.room_rows for o in self.offers], dtype=np.int64)
+        self._lan_I = np.array([o.lan_s for o in self.offers], dtype=float)
+        allowed_I = self._lan_I[self._cap_I > 0]
+        self._least_lan_s = 0.0 if self.one_is_free else float(allowed_I.min(initial=math.inf))
         order = np.argsort(self._price_I / self._speed_I, kind="stable")
         self._order = order[self._cap_I[order] > 0]
         power, price = self._speed_I * self._cap_I, self._price_I * self._cap_I
@@ -121,8 +136,8 @@ class RegionFleet:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether there is nothing to rent."""
-        return not bool((self._cap_I > 0).any())
+        """Return whether there is nothing to rent, or too little memory for its rows."""
+        return float(np.minimum(self._room_I, self.rows) @ self._cap_I) < self.rows
 
     def pick(self, counts: Sequence[int]) -> Pick:
         """Return price and step time of given machines; at least one."""
@@ -138,20 +153,37 @@ class RegionFleet:
         return self.pick(np.bincount(index, minlength=len(self.offers)).tolist())
 
     def fastest(self) -> Pick:
-        """Return the machines with the shortest step: the fastest N of them, for the best N."""
+        """Return the machines with the shortest step: the fastest N of them, for the best N.
+
+        Where networks of types differ, of those types whose network is fast enough, for the best
+        limit; a mixture of types could do better than that by a little.
+        """
         if self._fastest is None:
             index = self._from_fast_to_slow()
-            firsts = (
-                np.bincount(index[: n + 1], minlength=len(self.offers)) for n in range(len(index))
-            )
-            best_I = min(firsts, key=self._step)
-            self._fastest = self._pick(best_I)
+            choices = []
+            for limit_s in np.unique(self._lan_I[index]).tolist():
+                allowed = index[self._lan_I[index] <= limit_s]
+                choices += [
+                    np.bincount(allowed[: n + 1], minlength=len(self.offers))
+                    for n in range(len(allowed))
+                ]
+            self._fastest = self._pick(min(choices, key=self._step))
         return self._fastest
 
     def _from_fast_to_slow(self) -> NDArray[np.intp]:
         """Return the offer of each machine, as many as there are rows for."""
         order = np.lexsort((self._price_I, -self._speed_I))
         return np.repeat(order, self._cap_I[order].astype(int))[: self._most]
+
+    def slowest_s(self) -> float:
+        """Return how long a step takes at most on any machines that are worth a thought."""
+        smallest_s = self.smallest().step_s
+        if not math.isinf(smallest_s):
+            return smallest_s
+        there = self._cap_I > 0
+        rows_I = np.minimum(self._room_I[there], self.rows)
+        lan_s = float(self._lan_I @ self._cap_I)
+        return self.fixed_s + float((rows_I / self._speed_I[there]).max()) + lan_s
 
     def smallest(self) -> Pick:
         """Return the machine that costs least."""
@@ -166,10 +198,10 @@ class RegionFleet:
     def least_usd_per_h(self, limit_s: float) -> float:
         """Return a lower bound of the price of steps that take at most ``limit_s``.
 
-        The bound allows fractions of machines and counts `lan_s` for one machine only.
+        The bound allows fractions of machines and counts the LAN of one machine only.
         """
         powers, prices = self._in_pieces
-        room_s = limit_s - self.fixed_s - self.lan_s
+        room_s = limit_s - self.fixed_s - self._least_lan_s
         if room_s <= 0:
             return math.inf
         need = self.rows / room_s
@@ -207,10 +239,11 @@ class RegionFleet:
         """
         if self._better_I is None:
             self._better_I = self._sums_of_better()
-        power_I, price_I, count_I = self._better_I
+        power_I, price_I, count_I, better_lan_I = self._better_I
         known = self._quick(limit_s)
         # A machine's last row may not fit, so this many rows are done at least.
-        alone_I = power_I * (limit_s - self.fixed_s - self.lan_s * count_I) - count_I
+        alone_I = power_I * (limit_s - self.fixed_s - better_lan_I) - count_I
+        alone_I = np.where(self._room_I < self.rows, -np.inf, alone_I)
         dear_I = price_I + self._price_I > known.usd_per_h * (1 + CLOSE)
         keep_I = np.flatnonzero((self._cap_I > 0) & ~dear_I & (alone_I < self.rows))
         cover = Cover(
@@ -219,10 +252,12 @@ class RegionFleet:
             self._cap_I[keep_I],
             self.rows,
             limit_s - self.fixed_s,
-            self.lan_s,
+            self._lan_I[keep_I],
+            self._room_I[keep_I],
             self._most,
             self.most_nodes,
             known.usd_per_h,
+            self.one_is_free,
         )
         found = cheapest_cover(cover)
         counts_I = np.array(known.counts, dtype=float)
@@ -235,8 +270,10 @@ class RegionFleet:
     def _quick(self, limit_s: float) -> Pick:
         """Return a choice that keeps the limit, close to the cheapest: best value first."""
         order, power = self._order, np.array(self._in_pieces[0][1:])
-        count = np.cumsum(self._cap_I[order])
-        fits = self.fixed_s + self.rows / power + self.lan_s * count <= limit_s
+        lan_I = self._lan_I[order]
+        lan_s = np.cumsum(self._cap_I[order] * lan_I)
+        lan_s -= np.maximum.accumulate(lan_I) if self.one_is_free else 0.0
+        fits = self.fixed_s + self.rows / power + lan_s <= limit_s
         counts_I = np.zeros(len(self.offers))
         for index in np.flatnonzero(fits)[:_TRIES]:
             counts_I[order[:index]] = self._cap_I[order[:index]]
@@ -252,15 +289,31 @@ class RegionFleet:
         used = np.flatnonzero(counts_I)
         counts: list[int] = counts_I[used].astype(int).tolist()
         number = sum(counts)
-        rows_s = slowest_s(max(self.rows, number), counts, self._speed_I[used].tolist())
-        return self.fixed_s + rows_s + self.lan_s * number
+        columns = self._speed_I[used].tolist(), self._room_I[used].tolist()
+        rows_s = slowest_s(max(self.rows, number), counts, *columns)
+        return self.fixed_s + rows_s + self.lan_s(counts_I)
 
-    def _sums_of_better(self) -> tuple[Floats, Floats, Floats]:
-        """Return rows/s, dollars and number of all machines that are as good as each offer's."""
+    def lost_share(self, counts: Sequence[int]) -> float:
+        """Return the share of their time that preemptions of some machines take."""
+        return sum(n * offer.lost_share for n, offer in zip(counts, self.offers, strict=True) if n)
+
+    def lan_s(self, counts_I: NDArray[Any]) -> float:
+        """Return what the network inside the region adds to a step with some machines."""
+        total_s = float(counts_I @ self._lan_I)
+        if not self.one_is_free:
+            return total_s
+        return total_s - float(self._lan_I[counts_I > 0].max(initial=0.0))
+
+    def _sums_of_better(self) -> tuple[Floats, Floats, Floats, Floats]:
+        """Return rows/s, dollars, number and LAN of all machines as good as each offer's."""
         price_I, speed_I = self._price_I, self._speed_I
-        better_II = (price_I[None] <= price_I[:, None]) & (speed_I[None] >= speed_I[:, None])
-        equal_II = (price_I[None] == price_I[:, None]) & (speed_I[None] == speed_I[:, None])
+        room_I = np.minimum(self._room_I, self.rows)
+        columns = ((price_I, 1), (speed_I, -1), (self._lan_I, 1), (room_I, -1))
+        better_II = np.all([s * c[None] <= s * c[:, None] for c, s in columns], axis=0)
+        equal_II = np.all([c[None] == c[:, None] for c, _ in columns], axis=0)
         later_II = np.arange(len(price_I))[None] >= np.arange(len(price_I))[:, None]
         better_II &= ~(equal_II & later_II)  # of equals the first is better
         cap_I = self._cap_I
-        return better_II @ (cap_I * speed_I), better_II @ (cap_I * price_I), better_II @ cap_I
+        amounts = (cap_I * speed_I, cap_I * price_I, cap_I, cap_I * self._lan_I)
+        power_I, cost_I, count_I, lan_I = (better_II @ amount for amount in amounts)
+        return power_I, cost_I, count_I, lan_I

@@ -1,13 +1,14 @@
 """The cheapest machines whose step is short enough: a bounded covering knapsack.
 
-    minimise ``sum_i n_i c_i``  so that  ``sum_i n_i floor((room_s - lan_s N) p_i) >= rows``,
-    ``N = sum_i n_i``, ``1 <= N <= most``, ``0 <= n_i <= cap_i`` whole:
+    minimise ``sum_i n_i c_i``  so that  ``sum_i n_i floor((room_s - lan) p_i) >= rows``,
+    ``lan = sum_i n_i lan_i``, ``1 <= sum_i n_i <= most``, ``0 <= n_i <= cap_i`` whole:
 
-every machine computes whole rows, one at least, in the time that is left for it. Where machines do
-not slow each other down and rows are not too many, `whole_cover` answers exactly. Else a tree does:
-depth first over offers from the cheapest row on; what is left is bounded by machines and rows that
-may be cut in pieces. A tree that grows too large is cut off: what was found by then is good, and
-how much better another could be is told with it.
+every machine computes whole rows, one at least, in the time that is left for it. If the parameter
+server is on one of the machines, the largest ``lan_i`` among them does not count once. Where
+machines do not slow each other down and rows are not too many, `whole_cover` answers exactly. Else
+a tree does: depth first over offers from the cheapest row on; what is left is bounded by machines
+and rows that may be cut in pieces. A tree that grows too large is cut off: what was found by then
+is good, and how much better another could be is told with it.
 
 These programs are small and asked for by the thousand. HiGHS takes some 30 ms for each on the
 machine of our results, this one or two; a test holds the two against each other.
@@ -21,7 +22,7 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,10 +43,12 @@ class Cover:
         cap_I: most of each, whole numbers.
         rows: to be computed in a step.
         room_s: how long that may take.
-        lan_s: that every machine adds.
+        lan_I: seconds that one adds to a step.
+        room_I: most rows that one has room for.
         most: machines in all.
         most_nodes: of the tree.
         known_usd: what a choice costs that is known; only cheaper ones are looked for.
+        one_is_free: whether one machine adds nothing.
     """
 
     price_I: Floats
@@ -53,10 +56,12 @@ class Cover:
     cap_I: Floats
     rows: int
     room_s: float
-    lan_s: float
+    lan_I: Floats
+    room_I: NDArray[np.int64]
     most: int
     most_nodes: int = 20_000
     known_usd: float = math.inf
+    one_is_free: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +81,14 @@ class Covered:
 
 def cheapest_cover(cover: Cover) -> Covered:
     """The cheapest choice, or a good one with a bound."""
-    if not cover.lan_s:
+    if not cover.lan_I.any():
         each_I = np.array([most_rows(cover.room_s, speed) for speed in cover.speed_I.tolist()])
+        each_I = np.minimum(each_I, cover.room_I)
         cap_I = cover.cap_I.astype(np.int64)
         if passes(each_I, cap_I, cover.rows) <= _MOST_PASSES:
             return _of_whole(cover, cheapest_whole(cover.price_I, each_I, cap_I, cover.rows))
     tree = _Tree(cover)
-    whole = tree.search(0, 0.0, 0, 0.0)
+    whole = tree.search(0, 0.0, 0, 0.0, Lan(0.0, 0.0))
     least_usd = tree.least if whole else min(tree.least, tree.bound())
     if tree.best is None:
         return Covered(None, tree.least, least_usd)
@@ -98,6 +104,33 @@ def _of_whole(cover: Cover, counts_I: NDArray[np.int64] | None) -> Covered:
     return Covered(counts_I.astype(float), usd, usd)
 
 
+class Lan(NamedTuple):
+    """What some machines add to a step: together, and the one that adds most."""
+
+    total_s: float
+    most_s: float
+
+    def plus(self, number: int, each_s: float) -> Lan:
+        """Return the same with so many more machines."""
+        if not number:
+            return self
+        return Lan(self.total_s + number * each_s, max(self.most_s, each_s))
+
+    def seconds(self, *, one_is_free: bool) -> float:
+        """Return what a step takes longer."""
+        return self.total_s - self.most_s if one_is_free else self.total_s
+
+
+class _Offer(NamedTuple):
+    """One of `Cover`."""
+
+    price: float
+    speed: float
+    cap: int
+    lan_s: float
+    room: int
+
+
 @dataclass(slots=True)
 class _Tree:
     cover: Cover
@@ -105,7 +138,8 @@ class _Tree:
     best: list[int] | None = None
     least: float = field(init=False)
     _nodes: int = 0
-    _offers: list[tuple[float, float, int]] = field(init=False)
+    _offers: list[_Offer] = field(init=False)
+    _least_lan_s: float = field(init=False)
     _counts: list[int] = field(init=False)
     _powers: list[float] = field(init=False)
     _prices: list[float] = field(init=False)
@@ -114,37 +148,38 @@ class _Tree:
         cover = self.cover
         self.least = cover.known_usd
         self.order = np.argsort(cover.price_I / cover.speed_I, kind="stable")
-        columns = (cover.price_I, cover.speed_I, cover.cap_I)
-        price, speed, cap = (column[self.order].tolist() for column in columns)
-        self._offers = [(c, p, int(k)) for c, p, k in zip(price, speed, cap, strict=True)]
+        columns = (cover.price_I, cover.speed_I, cover.cap_I, cover.lan_I, cover.room_I)
+        price, speed, cap, lan, room = (column[self.order].tolist() for column in columns)
+        self._offers = list(map(_Offer, price, speed, map(int, cap), lan, room))
+        self._least_lan_s = 0.0 if cover.one_is_free else min(lan, default=0.0)
         self._counts = [0] * len(self._offers)
         # Power and price of all offers before each.
-        self._powers = [0.0, *accumulate(p * k for _, p, k in self._offers)]
-        self._prices = [0.0, *accumulate(c * k for c, _, k in self._offers)]
+        self._powers = [0.0, *accumulate(o.speed * o.cap for o in self._offers)]
+        self._prices = [0.0, *accumulate(o.price * o.cap for o in self._offers)]
 
     def bound(self) -> float:
         """What any choice costs at least."""
-        return self._bound(0, 0.0, 0)
+        return self._bound(0, 0.0, Lan(0.0, 0.0))
 
-    def search(self, at: int, power: float, count: int, paid: float) -> bool:
+    def search(self, at: int, power: float, count: int, paid: float, lan: Lan) -> bool:
         """Look through all choices that begin like this; False if the tree was cut off."""
         self._nodes += 1
-        if count and self._fits(power, count, at):
+        if count and self._fits(power, lan, at):
             if paid < self.least:
                 self.least, self.best = paid, self._counts[:]
             return True
         if at == len(self._offers) or count >= self.cover.most:
             return True
-        if paid + self._bound(at, power, count) >= self.least * (1 - 1e-12):
+        if paid + self._bound(at, power, lan) >= self.least * (1 - 1e-12):
             return True
         if self._nodes > self.cover.most_nodes:
             return False
-        price, speed, cap = self._offers[at]
+        price, speed, cap, lan_s, _ = self._offers[at]
         cap = min(cap, self.cover.most - count)
         top = cap
         for k in range(1, cap):
             self._counts[at] = k
-            if self._fits(power + k * speed, count + k, at + 1):
+            if self._fits(power + k * speed, lan.plus(k, lan_s), at + 1):
                 top = k
                 break
         whole = True
@@ -153,27 +188,29 @@ class _Tree:
                 whole = False
                 break
             self._counts[at] = k
-            whole &= self.search(at + 1, power + k * speed, count + k, paid + k * price)
+            more = lan.plus(k, lan_s)
+            whole &= self.search(at + 1, power + k * speed, count + k, paid + k * price, more)
         self._counts[at] = 0
         return whole
 
-    def _fits(self, power: float, count: int, end: int) -> bool:
+    def _fits(self, power: float, lan: Lan, end: int) -> bool:
         """Whether the machines of the first ``end`` offers are enough."""
-        room_s = self.cover.room_s - self.cover.lan_s * count
+        room_s = self.cover.room_s - lan.seconds(one_is_free=self.cover.one_is_free)
         if power * room_s * (1 + CLOSE) < self.cover.rows:  # in pieces, which is quick to tell
             return False
         done = 0
-        for n, (_, speed, _) in zip(self._counts[:end], self._offers, strict=False):
+        for n, offer in zip(self._counts[:end], self._offers, strict=False):
             if n:
-                each = most_rows(room_s, speed)
+                each = min(offer.room, most_rows(room_s, offer.speed))
                 if not each:
                     return False
                 done += n * each
         return done >= self.cover.rows
 
-    def _bound(self, at: int, power: float, count: int) -> float:
+    def _bound(self, at: int, power: float, lan: Lan) -> float:
         """The least that the rest costs, if machines could be cut in pieces and lines were free."""
-        room_s = self.cover.room_s * (1 + CLOSE) - self.cover.lan_s * (count + 1)
+        lan_s = lan.seconds(one_is_free=self.cover.one_is_free) + self._least_lan_s
+        room_s = self.cover.room_s * (1 + CLOSE) - lan_s
         if room_s <= 0:
             return math.inf
         goal = self._powers[at] + max(0.0, self.cover.rows / room_s - power)
@@ -182,6 +219,6 @@ class _Tree:
             return math.inf
         if end == at:
             return 0.0
-        price, speed, _ = self._offers[end - 1]
+        price, speed, *_ = self._offers[end - 1]
         part = (goal - self._powers[end - 1]) * price / speed
         return self._prices[end - 1] - self._prices[at] + part

@@ -15,13 +15,13 @@ import heapq
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
 import numpy as np
 
-from geo_ray.planning.model.work import JobWork
+from geo_ray.planning.model.work import JobWork, stall_of
 from geo_ray.planning.search.bracket import UNCHANGING, Bracket
 from geo_ray.planning.search.fleet import Pick, RegionFleet
 from geo_ray.planning.search.ways import Limits, Objective, Option, Ways
@@ -39,16 +39,20 @@ class Found:
         option: the exchanges.
         picks: machines by region, in the order of the fleets.
         straggler: index of the region that all others wait for.
-        pace_s: of a step; see `work`.
+        pace_s: see `work`.
+        stall: how much longer preemptions make steps and exchanges.
         seconds: of the job.
-        usd: of the job.
+        egress_usd: of the job.
+        usd: of the job, egress included.
     """
 
     option: Option
     picks: tuple[Pick, ...]
     straggler: int
     pace_s: float
+    stall: float
     seconds: float
+    egress_usd: float
     usd: float
 
     def value(self, objective: Objective) -> tuple[float, float]:
@@ -82,6 +86,7 @@ class Search:
         fleets: of all regions; none is empty.
         options: exchanges to choose from; at least one.
         bracket: of the hours that prices are for.
+        least_stall: that any choice is known to have.
         met: complete choices, in the order of finding.
     """
 
@@ -89,6 +94,7 @@ class Search:
     fleets: Sequence[RegionFleet]
     options: Sequence[Option]
     bracket: Bracket = UNCHANGING
+    least_stall: float = 1.0
     met: list[Found] = field(default_factory=list)
 
     def best(
@@ -119,7 +125,9 @@ class Search:
             if not heap or opened >= enough:
                 break
             bound, _, node = heapq.heappop(heap)
-            if bound >= value * (1 - gap):
+            # What preemptions cost beyond the least of them no bound can tell apart.
+            share = (1 - gap) * (1.0 if best is None else self.least_stall / best.stall)
+            if bound >= value * share:
                 lower = min(lower, bound)
                 break
             picks: tuple[Pick, ...] | None = None
@@ -137,14 +145,14 @@ class Search:
             if node.is_group:
                 parts = self._parts(node)
             else:
-                pace_s = self._pace_s(picks, node.ways)
+                pace_s = self._pace_s([pick.step_s for pick in picks], node.ways)
                 # What trees that were cut off may have missed between there and here.
                 missed = sum(pick.least_usd_per_h for pick in picks)
                 lower = min(lower, node.ways.bound(pace_s, missed, objective, limits))
                 parts = _halves(node, pace_s * _BELOW)
             for part in parts:
                 below = self._bound(part, objective, limits)
-                if below < value * (1 - gap):
+                if below < value * share:
                     heapq.heappush(heap, (below, next(number), part))
                 else:
                     lower = min(lower, below)
@@ -152,32 +160,41 @@ class Search:
 
     def complete(self, picks: Sequence[Pick], option: Option) -> Found:
         """Return the complete choice of given machines and exchanges."""
-        work, one = self.work, option.exchange
-        pairs = zip(picks, self.waits_s(option), strict=True)
-        paces_s = [pick.step_s + wait_s for pick, wait_s in pairs]
+        work, steps_s = self.work, [pick.step_s for pick in picks]
+        paces_s = self.ways([option]).whole_paces_KR(steps_s)[0].tolist()
         pace_s = max(paces_s)
-        workers = sum(sum(pick.counts) for pick in picks)
-        seconds = work.seconds(pace_s, option.interval, one.seconds, option.last_s, workers)
+        workers, stall = sum(sum(pick.counts) for pick in picks), self._stall(picks)
+        seconds = work.seconds(pace_s, option.last_s, workers, stall)
         hourly = option.usd_per_h + sum(pick.usd_per_h for pick in picks)
-        hours = self.bracket.billed_h(seconds)
-        usd = hours * hourly + option.egress_usd(work.rounds(option.interval))
-        return Found(option, tuple(picks), paces_s.index(pace_s), pace_s, seconds, usd)
+        egress_usd = option.egress_usd(work.steps, np.array(steps_s))
+        usd = self.bracket.billed_h(seconds) * hourly + egress_usd
+        straggler = paces_s.index(pace_s)
+        return Found(option, tuple(picks), straggler, pace_s, stall, seconds, egress_usd, usd)
 
-    def waits_s(self, option: Option) -> list[float]:
-        """Return what the exchanges of an option add to a step, by region."""
-        of_each = option.exchange.seconds_by_region
-        return [self.work.waits_s(option.interval, each_s) for each_s in of_each]
+    def _stall(self, picks: Sequence[Pick]) -> float:
+        """How much longer preemptions make it: who stands still holds up all who wait for it."""
+        pairs = zip(self.fleets, picks, strict=True)
+        shares = [fleet.lost_share(pick.counts) for fleet, pick in pairs]
+        return stall_of(sum(shares) if self.work.pattern.together else max(shares))
+
+    def ways(self, options: Sequence[Option]) -> Ways:
+        """Return some ways to exchange with the regions' machines."""
+        return Ways(self.work, tuple(options), self._fastest_s, self.bracket, self.least_stall)
+
+    @cached_property
+    def _fastest_s(self) -> tuple[float, ...]:
+        return tuple(fleet.fastest().step_s for fleet in self.fleets)
 
     @cached_property
     def _root(self) -> _Node:
-        ways = Ways(self.work, tuple(self.options), self.bracket).not_beaten()
+        ways = self.ways(self.options).not_beaten()
         low_s, high_s = self._range(ways)
         return _Node(ways, low_s, max([high_s, *(self._range(w)[1] for w in ways.singles)]), True)
 
     def _range(self, ways: Ways) -> tuple[float, float]:
         """Return the fastest pace, and the pace of the smallest machines."""
-        low_s = self._pace_s([fleet.fastest() for fleet in self.fleets], ways)
-        return low_s, max(low_s, self._pace_s([fleet.smallest() for fleet in self.fleets], ways))
+        low_s = self._pace_s([fleet.fastest().step_s for fleet in self.fleets], ways)
+        return low_s, max(low_s, self._pace_s([fleet.slowest_s() for fleet in self.fleets], ways))
 
     def _parts(self, node: _Node) -> Iterator[_Node]:
         """Return the halves of a group's interval, or its ways one by one."""
@@ -185,7 +202,7 @@ class Search:
             yield from _halves(node, node.high_s)
             return
         for way in node.ways.singles:
-            more_s = float((way.waits_KR[0] - np.array(node.ways.least_waits_s)).max())
+            more_s = way.slower_s(node.ways)
             fastest_s = self._range(way)[0]
             low_s = max(node.low_s, fastest_s)
             if low_s <= node.high_s + more_s:
@@ -197,19 +214,19 @@ class Search:
         usd_per_h = sum(pick.usd_per_h for pick in picks)
         workers = sum(sum(pick.counts) for pick in picks)
         steps_s = [pick.step_s for pick in picks]
-        option = ways.best(steps_s, usd_per_h, workers, objective, limits)
+        stalled = replace(ways, least_stall=self._stall(picks))
+        option = stalled.best(steps_s, usd_per_h, workers, objective, limits)
         self.met.append(self.complete(picks, option))
         return self.met[-1]
 
-    def _pace_s(self, picks: Sequence[Pick], ways: Ways) -> float:
-        pairs = zip(picks, ways.least_waits_s, strict=True)
-        return max(pick.step_s + wait_s for pick, wait_s in pairs)
+    def _pace_s(self, steps_s: Sequence[float], ways: Ways) -> float:
+        return float(ways.paces_KR(steps_s).min(axis=0).max())
 
     def _cheapest(self, ways: Ways, pace_s: float) -> tuple[Pick, ...] | None:
         """Return every region's cheapest machines that keep the pace; None if a region cannot."""
         picks = []
-        for fleet, wait_s in zip(self.fleets, ways.least_waits_s, strict=True):
-            pick = fleet.cheapest(pace_s - wait_s)
+        for fleet, room_s in zip(self.fleets, ways.rooms_s(pace_s), strict=True):
+            pick = fleet.cheapest(room_s)
             if pick is None:
                 return None
             picks.append(pick)
@@ -218,8 +235,8 @@ class Search:
     def _bound(self, node: _Node, objective: Objective, limits: Limits) -> float:
         """Return a lower bound of all choices of a node."""
         usd_per_h = 0.0
-        for fleet, wait_s in zip(self.fleets, node.ways.least_waits_s, strict=True):
-            usd_per_h += fleet.least_usd_per_h(node.high_s - wait_s)
+        for fleet, room_s in zip(self.fleets, node.ways.rooms_s(node.high_s), strict=True):
+            usd_per_h += fleet.least_usd_per_h(room_s)
         return node.ways.bound(node.low_s, usd_per_h, objective, limits)
 
 

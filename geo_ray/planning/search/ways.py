@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, Literal
 
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geo_ray.planning.model.exchange import Exchange
+from geo_ray.planning.model.timing import Timing
 from geo_ray.planning.model.work import JobWork
 from geo_ray.planning.search.bracket import UNCHANGING, Bracket
 
@@ -48,7 +49,8 @@ class Option:
     """A way to exchange: where the averager is, how often, with which codec.
 
     Attributes:
-        interval: local steps between exchanges.
+        interval: local steps in which the whole model is exchanged once.
+        timing: when exchanges happen, and what of them regions stand still for.
         exchange: one of them.
         usd_per_h: what stands in the regions whatever machines are rented: servers, disks; per
             billed hour (`Bracket`).
@@ -56,6 +58,7 @@ class Option:
     """
 
     interval: int
+    timing: Timing
     exchange: Exchange
     usd_per_h: float
     last: Exchange | None = None
@@ -65,9 +68,17 @@ class Option:
         """Seconds of the exchange after the last step."""
         return 0.0 if self.last is None else self.last.seconds
 
-    def egress_usd(self, rounds: float) -> float:
-        """Return the egress of so many exchanges, and the last one."""
-        return rounds * self.exchange.usd + (0.0 if self.last is None else self.last.usd)
+    def egress_usd(self, steps: float, step_s_R: Floats) -> float:
+        """Return the egress of a job of so many steps, the last exchange included.
+
+        Args:
+            steps: of the job.
+            step_s_R: seconds of a step, by region.
+        """
+        one = self.exchange
+        counts_R = self.timing.counts_R(steps, step_s_R, np.array(one.seconds_by_region))
+        usd = float(counts_R @ np.array(one.usd_by_region))
+        return usd + (0.0 if self.last is None else self.last.usd)
 
 
 @dataclass(frozen=True)
@@ -77,49 +88,82 @@ class Ways:
     Attributes:
         work: the job.
         options: at least one.
+        fastest_s: the shortest step of each region, whatever is rented.
         bracket: of the hours that are looked at.
+        least_stall: how much longer preemptions make steps and exchanges, at least.
     """
 
     work: JobWork
     options: tuple[Option, ...]
+    fastest_s: tuple[float, ...]
     bracket: Bracket = UNCHANGING
+    least_stall: float = 1.0
+
+    def paces_KR(self, steps_s: Sequence[float]) -> Floats:
+        """Return the pace of each region, without what depends on all machines.
+
+        Args:
+            steps_s: of a step, by region.
+        """
+        constant_LKR, slope_LK = self._lines
+        paces_LKR = constant_LKR + slope_LK[:, :, None] * np.array(steps_s)
+        return np.asarray(paces_LKR.max(axis=0))
+
+    def whole_paces_KR(self, steps_s: Sequence[float]) -> Floats:
+        """Return the pace of each region, with what depends on all machines."""
+        paces_KR = self.paces_KR(steps_s)
+        steps, steps_R = self.work.steps, np.array(steps_s)
+        for k, option in enumerate(self.options):
+            if option.timing.is_of_machines:
+                exchange_s_R = np.array(option.exchange.seconds_by_region)
+                paces_KR[k] += option.timing.more_s_R(steps, steps_R, exchange_s_R) / steps
+        return paces_KR
+
+    def rooms_s(self, pace_s: float) -> list[float]:
+        """Return the longest step of each region with which one of the ways keeps the pace."""
+        constant_LKR, slope_LK = self._lines
+        if self._none_hides:
+            return [pace_s - wait_s for wait_s in self._least_begin_s]
+        rooms_LKR = (pace_s - constant_LKR) / slope_LK[:, :, None]
+        return [float(room_s) for room_s in rooms_LKR.min(axis=0).max(axis=0)]
+
+    def slower_s(self, group: Ways) -> float:
+        """Return how much longer than that of its group the pace of this way is at most."""
+        begin_R = self._lines[0][-1, 0]
+        least_R = np.array(group._least_begin_s) if group._none_hides else np.zeros(len(begin_R))
+        return float((begin_R - least_R).max())
 
     @cached_property
-    def waits_KR(self) -> Floats:
-        """Return what exchanges add to each step."""
-        return np.array(
-            [
-                [self.work.waits_s(o.interval, each_s) for each_s in o.exchange.seconds_by_region]
-                for o in self.options
-            ]
-        )
+    def _least_begin_s(self) -> list[float]:
+        """The least that exchanges add to a step of any way, if none is hidden."""
+        return [float(wait_s) for wait_s in self._lines[0][-1].min(axis=0)]
 
     @cached_property
-    def least_waits_s(self) -> list[float]:
-        """Return the least wait of any way, by region."""
-        return [float(wait_s) for wait_s in self.waits_KR.min(axis=0)]
+    def _none_hides(self) -> bool:
+        return bool((self._lines[1] == 1).all())
+
+    @cached_property
+    def _depends(self) -> bool:
+        return any(option.timing.is_of_machines for option in self.options)
+
+    @cached_property
+    def _lines(self) -> tuple[Floats, Floats]:
+        """Constants and slopes of the lines of each way, which `Timing.lines` has."""
+        lines_KL2 = np.array([option.timing.lines(self.work.steps) for option in self.options])
+        exchange_s_KR = np.array([option.exchange.seconds_by_region for option in self.options])
+        constant_LKR = lines_KL2[:, :, 0].T[:, :, None] * exchange_s_KR
+        return constant_LKR, np.ascontiguousarray(lines_KL2[:, :, 1].T)
 
     @cached_property
     def singles(self) -> tuple[Ways, ...]:
         """Return each way by itself."""
-        return tuple(Ways(self.work, (option,), self.bracket) for option in self.options)
+        return tuple(replace(self, options=(option,)) for option in self.options)
 
     @cached_property
-    def _rounds_K(self) -> Floats:
-        return np.array([float(self.work.rounds(o.interval)) for o in self.options])
-
-    @cached_property
-    def _exchange_s_K(self) -> Floats:
-        return np.array([o.exchange.seconds for o in self.options])
-
-    @cached_property
-    def _interval_K(self) -> Floats:
-        return np.array([float(o.interval) for o in self.options])
-
-    @cached_property
-    def _usd_K(self) -> Floats:
-        pairs = zip(self.options, self._rounds_K, strict=True)
-        return np.array([o.egress_usd(float(rounds)) for o, rounds in pairs])
+    def _least_usd_K(self) -> Floats:
+        """Egress on the fastest machines; never is it less."""
+        fastest_R = np.array(self.fastest_s)
+        return np.array([_least_usd(o, self.work.steps, fastest_R) for o in self.options])
 
     @cached_property
     def _stands_K(self) -> Floats:
@@ -135,15 +179,19 @@ class Ways:
 
         Of one averager and codec the longest interval is left, as a rule.
         """
-        columns = [self._usd_K, self._stands_K, self._around_s_K]
-        if self.work.overlaps:  # a line that falls to zero: where it begins, and where it ends
-            columns += [self._rounds_K * self._exchange_s_K, self._exchange_s_K / self._interval_K]
-        table = np.concatenate([np.stack(columns, axis=1), self.waits_KR], axis=1)
+        if self._depends:
+            return self  # what they cost depends on the machines
+        columns = [self._least_usd_K, self._stands_K, self._around_s_K]
+        constant_LKR, slope_LK = self._lines
+        table = np.concatenate([np.stack(columns, axis=1), *constant_LKR[1:]], axis=1)
+        if not self._none_hides:  # lines that fall to zero: where they begin, and where they end
+            hidden_LK = np.maximum(1 - slope_LK[1:], 1e-300)
+            table = np.concatenate([table, *(constant_LKR[1:] / hidden_LK[:, :, None])], axis=1)
         kept: list[int] = []
         for k in np.lexsort((np.arange(len(table)), table.sum(axis=1))).tolist():
             if not any(bool((table[other] <= table[k]).all()) for other in kept):
                 kept.append(k)
-        return Ways(self.work, tuple(self.options[k] for k in sorted(kept)), self.bracket)
+        return replace(self, options=tuple(self.options[k] for k in sorted(kept)))
 
     def bound(self, pace_s: float, usd_per_h: float, objective: Objective, limits: Limits) -> float:
         """Return a lower bound for choices of that pace and price; infinite outside the limits.
@@ -156,9 +204,10 @@ class Ways:
         """
         if math.isinf(usd_per_h):
             return math.inf
-        workers = self.waits_KR.shape[1]
         paces_K = np.full(len(self.options), pace_s)
-        return float(self._values(paces_K, usd_per_h, workers, objective, limits)[0].min())
+        workers = len(self.fastest_s)
+        values = self._values(paces_K, self._least_usd_K, usd_per_h, workers, objective, limits)
+        return float(values[0].min())
 
     def best(
         self,
@@ -177,25 +226,40 @@ class Ways:
             objective: what counts; the other measure breaks ties.
             limits: to keep.
         """
-        paces_K = (self.waits_KR + np.array(steps_s)).max(axis=1)
-        first_K, second_K = self._values(paces_K, usd_per_h, workers, objective, limits)
+        egress_K = self._least_usd_K
+        if self._depends:
+            steps_R = np.array(steps_s)
+            egress_K = np.array([o.egress_usd(self.work.steps, steps_R) for o in self.options])
+        paces_K = self.whole_paces_KR(steps_s).max(axis=1)
+        first_K, second_K = self._values(paces_K, egress_K, usd_per_h, workers, objective, limits)
         return self.options[int(np.lexsort((second_K, first_K))[0])]
 
     def _values(
         self,
         paces_K: Floats,
+        egress_K: Floats,
         usd_per_h: float,
         workers: int,
         objective: Objective,
         limits: Limits,
     ) -> tuple[Floats, Floats]:
         work = self.work
-        seconds_K = work.start_s(workers) + work.evaluations_s + work.steps * paces_K
-        seconds_K = seconds_K + self._around_s_K
-        if work.overlaps:
-            hidden_K = self._exchange_s_K - self._interval_K * paces_K
-            seconds_K = seconds_K + self._rounds_K * np.maximum(0.0, hidden_K)
-        usd_K = self.bracket.billed_h_K(seconds_K) * (usd_per_h + self._stands_K) + self._usd_K
+        trained_s_K = work.steps * paces_K * self.least_stall
+        seconds_K = work.start_s(workers) + work.evaluations_s + trained_s_K + self._around_s_K
+        usd_K = self.bracket.billed_h_K(seconds_K) * (usd_per_h + self._stands_K) + egress_K
         broken_K = (seconds_K > limits.deadline_s * SLACK) | (usd_K > limits.budget_usd * SLACK)
         first_K, second_K = (usd_K, seconds_K) if objective == "cost" else (seconds_K, usd_K)
         return np.where(broken_K, np.inf, first_K), second_K
+
+
+def _least_usd(option: Option, steps: float, fastest_s_R: Floats) -> float:
+    """Return the egress if every region were as fast as it could be, and none slower."""
+    timing = replace(option.timing, by_speed=False, bounded=False)
+    usd = replace(option, timing=timing).egress_usd(steps, fastest_s_R)
+    if not (option.timing.bounded and timing.skips):
+        return usd
+    one = option.exchange
+    counts_R = timing.counts_R(steps, fastest_s_R, np.array(one.seconds_by_region))
+    # Slower machines make exchanges as much rarer as runs longer, so that none of it is less.
+    least = float(counts_R.min() - 1) * one.usd + (0.0 if option.last is None else option.last.usd)
+    return min(usd, max(0.0, least))

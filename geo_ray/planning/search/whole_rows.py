@@ -19,44 +19,60 @@ def most_rows(seconds: float, rows_per_s: float) -> int:
     return math.floor(seconds * rows_per_s * (1 + CLOSE))
 
 
-def slowest_s(rows: int, counts: Sequence[int], speeds: Sequence[float]) -> float:
+def slowest_s(
+    rows: int, counts: Sequence[int], speeds: Sequence[float], room_rows: Sequence[int]
+) -> float:
     """Return the seconds of the last machine if rows are split best, at least one for each machine.
+
+    Infinite if they have no room for all rows.
 
     Args:
         rows: at least as many as there are machines.
         counts: machines of each kind.
         speeds: rows/s of one of each kind.
+        room_rows: most rows that one of each kind has room for.
     """
-    used = [(count, speed) for count, speed in zip(counts, speeds, strict=True) if count]
-    power = sum(count * speed for count, speed in used)
+    kinds = zip(counts, speeds, room_rows, strict=True)
+    used = [(count, speed, room) for count, speed, room in kinds if count]
+    power = sum(count * speed for count, speed, _ in used)
     if not power:
         return math.inf
     level_s = rows / power
-    given = [most_rows(level_s, speed) for _, speed in used]
-    left = rows - sum(count * each for (count, _), each in zip(used, given, strict=True))
-    last_s = max(each / speed for (_, speed), each in zip(used, given, strict=True))
-    nexts = [((each + 1) / used[i][1], i, each + 1) for i, each in enumerate(given)]
+    given = [min(room, most_rows(level_s, speed)) for _, speed, room in used]
+    left = rows - sum(count * each for (count, _, _), each in zip(used, given, strict=True))
+    last_s = max(each / speed for (_, speed, _), each in zip(used, given, strict=True))
+    nexts = [(_next_s(used[i], each), i, each + 1) for i, each in enumerate(given)]
     heapq.heapify(nexts)
     while left > 0:
         done_s, i, each = heapq.heappop(nexts)
+        if math.isinf(done_s):
+            return math.inf
         last_s = max(last_s, done_s)
         left -= used[i][0]
-        heapq.heappush(nexts, ((each + 1) / used[i][1], i, each + 1))
-    return max(last_s, 1 / min(speed for _, speed in used))
+        heapq.heappush(nexts, (_next_s(used[i], each), i, each + 1))
+    return max(last_s, 1 / min(speed for _, speed, _ in used))
 
 
-def shares(rows: int, speeds: Sequence[float]) -> list[int]:
+def _next_s(kind: tuple[int, float, int], given: int) -> float:
+    _, speed, room = kind
+    return (given + 1) / speed if given < room else math.inf
+
+
+def shares(rows: int, speeds: Sequence[float], room_rows: Sequence[int]) -> list[int]:
     """Split rows among machines so that the last one ends as early as possible.
 
     Args:
-        rows: at least as many as there are speeds.
+        rows: at least as many as there are speeds, and no more than there is room for.
         speeds: rows/s of each machine.
+        room_rows: most rows that each has room for.
     """
     level_s = rows / sum(speeds)
-    given = [max(1, most_rows(level_s, speed)) for speed in speeds]
+    pairs = zip(speeds, room_rows, strict=True)
+    given = [min(room, max(1, most_rows(level_s, speed))) for speed, room in pairs]
     indices = range(len(speeds))
     while sum(given) < rows:
-        given[min(indices, key=lambda i: ((given[i] + 1) / speeds[i], i))] += 1
+        roomy = [i for i in indices if given[i] < room_rows[i]]
+        given[min(roomy, key=lambda i: ((given[i] + 1) / speeds[i], i))] += 1
     while sum(given) > rows:
         able = [i for i in indices if given[i] > 1]
         given[max(able, key=lambda i: (given[i] / speeds[i], i))] -= 1

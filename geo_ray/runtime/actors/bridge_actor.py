@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import ray
 
-from geo_ray.job.build import build_averager, use_one_thread
+from geo_ray.job.build import build_averager, use_cpus
 from geo_ray.runtime.actors.bridge import open_bridge
 from geo_ray.runtime.actors.deadlines import wait_limit_s
 from geo_ray.runtime.actors.event_buffer import EventBuffer
@@ -42,13 +42,15 @@ class BridgeActor:
 
     def ready(self) -> None:
         """Build what lives here; not in the constructor, whose errors Ray turns into text."""
-        use_one_thread()
         spec = self._spec
+        use_cpus(spec.experiment, spec.region(self._region).cpus_per_server)
         self._secrets = BridgeSecrets(self._region, spec.experiment.transport)
         spec.check_run_directory(self._region)
         if not averager_lives_in(spec.experiment, self._region):
             return
-        self._averager = build_averager(spec.experiment, spec.num_params, spec.data_rows)
+        self._averager = build_averager(
+            spec.experiment, spec.num_params, spec.data_rows, spec.layout
+        )
         if spec.resume is not None:
             tensors, meta = spec.resume.read(AVERAGER_PART)
             control = cast(dict[str, Any], meta["control"])

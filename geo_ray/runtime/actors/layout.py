@@ -6,6 +6,7 @@ buffer came from.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from geo_ray.runtime.messages.exchange import as_bytes, as_tensor
@@ -36,19 +37,39 @@ def pushed_gradient(conn: LanConnection, payload: memoryview | None, count: int)
 
 
 def parameters_for(
-    conn: LanConnection, params_S: Tensor, room: memoryview | None = None
+    conn: LanConnection,
+    params_S: Tensor,
+    room: memoryview | None = None,
+    carried_B: Tensor | None = None,
 ) -> memoryview | None:
     """A copy of a slice's parameters, fp32 (S,), for the answer; None if it is in shared memory.
 
-    ``room`` is a buffer of that size that is not in use any more; None allocates one.
+    ``room`` is a buffer of that size that is not in use any more; None allocates one. What the
+    model carries, uint8 (B,), goes before them.
     """
+    before = 0 if carried_B is None else carried_B.numel() // 4
+    count = before + params_S.numel()
     if conn.shared is not None:
-        shared_parameters(conn.shared, params_S.numel()).copy_(params_S)
-        return None
-    if room is None:
-        return as_bytes(params_S.clone())
-    as_tensor(room, params_S.numel()).copy_(params_S)
-    return room
+        into, answer = shared_parameters(conn.shared, count), None
+    elif room is None:
+        into = torch.empty(count)
+        answer = as_bytes(into)
+    else:
+        into, answer = as_tensor(room, count), room
+    if carried_B is not None:
+        into[:before].view(torch.uint8).copy_(carried_B)
+    into[before:].copy_(params_S)
+    return answer
+
+
+def slice_for(
+    conn: LanConnection, params_S: Tensor, carried_B: Tensor | None = None
+) -> memoryview | None:
+    """The same for a worker whose gradient was used: the buffer that it came in takes them."""
+    before_bytes = 0 if carried_B is None else carried_B.numel()
+    shared = conn.shared is not None
+    room = None if shared else conn.room(before_bytes + 4 * params_S.numel())
+    return parameters_for(conn, params_S, room, carried_B)
 
 
 def _offset_bytes(count: int) -> int:

@@ -11,8 +11,12 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from geo_ray.checkpoint.manifest import PartInfo
 from geo_ray.errors import (
@@ -24,12 +28,15 @@ from geo_ray.errors import (
 )
 from geo_ray.runtime.actors.deadlines import exchange_s
 from geo_ray.runtime.actors.event_buffer import EventBuffer
-from geo_ray.runtime.actors.layout import parameters_for, pushed_gradient
+from geo_ray.runtime.actors.layout import parameters_for, pushed_gradient, slice_for
 from geo_ray.runtime.actors.parts import HeldShard, typed
 from geo_ray.runtime.actors.remote_shard import RemoteShard
 from geo_ray.runtime.actors.uplink import Told, Uplink
 from geo_ray.runtime.messages.exchange import (
     answer_meta,
+    as_bytes,
+    pull_meta,
+    read_pull,
     read_report,
     read_stats,
 )
@@ -41,8 +48,11 @@ from geo_ray.transport.lan.client import LanClient
 from geo_ray.transport.lan.server import LanConnection
 from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.meta import Meta
+from geo_ray.util.together import Together
 
 log = logging.getLogger(__name__)
+
+_LOOK_S = 1.0  # between two looks at whether the region has failed
 
 
 class PrimaryShard:
@@ -71,6 +81,7 @@ class PrimaryShard:
         self._held = held
         self._shard = held.shard
         self._writers = writers
+        self._write_together = Together(1 + len(writers), "write-parts")
         self._uplink = None if bridge is None else Uplink(bridge)
         self._unread = Unread()  # payloads of open requests, which checkpoints hold
         self._event_buffer = event_buffer
@@ -119,6 +130,13 @@ class PrimaryShard:
             snapshots = self._cut(checkpoint, halt=halt)
         self._write_apart(snapshots)
 
+    def use_statistics(self, carried: bytes) -> None:
+        """What the final model carries, with statistics over all regions."""
+        with self._changed:
+            if self.server.carry is not None:
+                self.server.carry.note_precise(carried)
+            self._changed.notify_all()
+
     def close(self) -> None:
         """Release waiting workers, stop the exchange thread; connections belong to their owners."""
         with self._changed:
@@ -128,6 +146,7 @@ class PrimaryShard:
             self._go_on()
         self._sends.put(False)
         self._exchanger.join(timeout=5.0)
+        self._write_together.close()
 
     # -------------------------------------------------------------- for the workers
 
@@ -151,19 +170,22 @@ class PrimaryShard:
             with self._changed:
                 self.server.evals.told()
             return {}, None
-        if operation in {"pull", "judged"}:
+        if operation == "precise":
+            return {}, self._await_statistics(bytes(payload or b""))
+        if operation in {"pull", "fetch"}:
             with self._changed:
-                shard = self._shard
-                found_S = shard.params_S if operation == "pull" else shard.eval_params_S
-                return {}, parameters_for(conn, found_S)
+                return self._pulled(conn, worker, meta, payload)
         with self._changed:
+            self.server.model.pulls.heard(worker)
             if operation == "join":
                 self._answers.pop(worker, None)
                 self._carry_out(self.server.join(worker))
             else:
                 self._admit(conn, worker)
-                grad_S = pushed_gradient(conn, payload, self._shard.params_S.numel())
-                self._shard.put(worker, grad_S)
+                if operation == "put" or not self.server.model.is_cut:
+                    self._put(worker, conn, payload)
+                if operation == "put":
+                    return {}, None
                 # Kept by no name: an update in there would be held until the worker's answer.
                 self._carry_out(self.server.push(worker, read_report(meta)))
         return self._await_answer(conn, worker, payload)
@@ -174,7 +196,23 @@ class PrimaryShard:
         with self._changed:
             if self._epochs.get(worker) == fields.count(conn.hello, "epoch"):
                 self.server.leave(worker)
+                self.server.model.pulls.heard(worker)
                 self._go_on()
+
+    def _pulled(
+        self, conn: LanConnection, worker: int, meta: Meta, payload: memoryview | None
+    ) -> tuple[Meta, memoryview | None]:
+        """The parameters of this shard; or, with others, which version to fetch from all."""
+        model = self.server.model
+        if fields.text(meta, "op") == "fetch":
+            pull = read_pull(worker, meta)
+            carried_B = self._carried(judged=pull.judged)
+            return {}, slice_for(conn, self._shard.fetch(pull), carried_B)
+        judged = fields.flag(meta, "judged")
+        if model.is_cut:
+            return pull_meta(model.pulls.tell(worker, judged=judged)), None
+        found_S = self._shard.eval_params_S if judged else self._shard.params_S
+        return {}, parameters_for(conn, found_S, payload, self._carried(judged=judged))
 
     def _admit(self, conn: LanConnection, worker: int, *, joins: bool = False) -> None:
         """Refuse an incarnation that was replaced; it may only have been cut off for a while."""
@@ -208,8 +246,44 @@ class PrimaryShard:
                 self._changed.wait(left_s)
                 self._admit(conn, worker)
             answer = self._answers.pop(worker)
+            if self.server.model.is_cut:
+                told = pull_meta(self.server.model.pulls.tell(worker))
+                return answer_meta(answer) | told, None
             # The gradient is used by now: its buffer takes the parameters, and no new pages.
-            return answer_meta(answer), parameters_for(conn, self._shard.params_S, room=payload)
+            carried_B = self._carried(judged=False)
+            return answer_meta(answer), parameters_for(
+                conn, self._shard.params_S, payload, carried_B
+            )
+
+    def _await_statistics(self, own: bytes) -> memoryview:
+        """The final model's carried values, once all regions have told their statistics."""
+        carry = self.server.carry
+        if carry is None:
+            raise InvariantError(f"the model of '{self.server.plan.region}' carries nothing")
+        with self._changed:
+            if carry.precise_B is None:
+                self._event_buffer.add("precise", carried=own)
+            while carry.precise_B is None:
+                if self._failure is not None:
+                    raise self._failure
+                self._changed.wait(_LOOK_S)
+            return as_bytes(carry.precise_B)
+
+    def _put(self, worker: int, conn: LanConnection, payload: memoryview | None) -> None:
+        """Hold what a worker pushed: what its step left of what is carried, then the gradient."""
+        carry, count = self.server.carry, self._shard.params_S.numel()
+        before = 0 if carry is None else carry.layout.size_floats
+        pushed = pushed_gradient(conn, payload, before + count)
+        if carry is not None:
+            carry.put(worker, pushed[:before].view(torch.uint8))
+        self._shard.put(worker, pushed[before:])
+
+    def _carried(self, *, judged: bool) -> Tensor | None:
+        """What a worker gets before the parameters: the live values, or those all regions know."""
+        carry = self.server.carry
+        if carry is None:
+            return None
+        return carry.agreed_B if judged else carry.present_B
 
     # -------------------------------------------------------------- effects
 
@@ -279,9 +353,9 @@ class PrimaryShard:
             self._event_buffer.add("parts", id=snapshot.id, step=step, parts=parts)
 
     def _write_parts(self, snapshot: Snapshot) -> list[PartInfo]:
-        own = self._held.write_primary_part(snapshot)
-        others = [writer.ask(HeldShard.write_part, snapshot.id) for writer in self._writers]
-        return [own, *others]
+        own = partial(self._held.write_primary_part, snapshot)
+        others = [partial(each.ask, HeldShard.write_part, snapshot.id) for each in self._writers]
+        return self._write_together([own, *others])
 
     # -------------------------------------------------------------- exchanges
 
@@ -309,13 +383,13 @@ class PrimaryShard:
         # Coding takes its time, and workers want the lock meanwhile: only this thread is in `wire`.
         with self._coding:
             self._recall(uplink)
-            send = self._carried(uplink, send, self.server.wire.encode(send.update))
+            send = self._on_its_way(uplink, send, self.server.wire.encode(send.update))
         try:
             told = self._ask(uplink, send.update)
         except ReferenceLostError as error:
             log.warning("%s; sent in full", error.message)
             with self._coding:
-                send = self._carried(uplink, send, self.server.wire.in_full(send.update))
+                send = self._on_its_way(uplink, send, self.server.wire.in_full(send.update))
             told = self._ask(uplink, send.update)
         with self._coding:
             snapshots: list[Snapshot] = []
@@ -329,7 +403,7 @@ class PrimaryShard:
                 self._carry_out(self.server.on_reply(decoded, took_s))
         self._write_apart(snapshots)
 
-    def _carried(self, uplink: Uplink, send: SendUpdate, update: Update) -> SendUpdate:
+    def _on_its_way(self, uplink: Uplink, send: SendUpdate, update: Update) -> SendUpdate:
         """The open request as it goes on its way, where the bridge reads it if it can."""
         self._unread.secure()
         update = uplink.place(update)

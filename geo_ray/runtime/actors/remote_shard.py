@@ -25,10 +25,12 @@ from geo_ray.runtime.messages.exchange import (
     reply_meta,
 )
 from geo_ray.strategies.base import Outgoing, Reply, Wait
+from geo_ray.training.server.pulls import Change, Pull
 from geo_ray.training.server.shard import Contribution, Shard
 from geo_ray.transport.lan.client import LanClient
 from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.meta import Meta
+from geo_ray.transport.wire.record import Field, Record, Rows
 
 As = TypeVarTuple("As")
 H = TypeVar("H")
@@ -66,9 +68,15 @@ def _row(
     return Operation(name, run, request, result)
 
 
-def _read_step(meta: Meta, _: Payload) -> tuple[Sequence[Contribution], bool]:
+def _read_step(meta: Meta, _: Payload) -> tuple[Sequence[Contribution], bool, float]:
     measure = fields.flag(meta, "measure")
-    return read_contributions(meta), measure
+    scale = fields.number(meta, "scale") if "scale" in meta else 1.0
+    return read_contributions(meta), measure, scale
+
+
+def _step(name: str, parts: Sequence[Contribution], measure: bool, scale: float = 1.0) -> Packed:
+    told = contributions_meta(parts) | {"op": name, "measure": measure}
+    return told if scale == 1.0 else told | {"scale": scale}, None
 
 
 def _outgoing(out: Outgoing | Wait | None) -> Packed:
@@ -89,9 +97,10 @@ def _read_outgoing(meta: Meta, payload: Payload) -> Outgoing | Wait | None:
 
 
 _NOTHING: Request[*tuple[()]] = (lambda name: ({"op": name}, None), lambda *_: ())
-_STEP: Request[Sequence[Contribution], bool] = (
-    lambda _, parts, measure: (contributions_meta(parts) | {"measure": measure}, None),
-    _read_step,
+_STEP: Request[Sequence[Contribution], bool, float] = (_step, _read_step)
+_MEAN: Request[Sequence[Contribution]] = (
+    lambda name, parts: (contributions_meta(parts) | {"op": name}, None),
+    lambda meta, _: (read_contributions(meta),),
 )
 _REPLY: Request[Reply] = (
     lambda name, reply: (reply_meta(reply) | {"op": name}, as_bytes(reply.payload_P)),
@@ -118,6 +127,7 @@ _PART: Result[PartInfo] = (
 
 OPERATIONS: Final = (
     _row("apply", Shard.apply, _STEP, _NORM),
+    _row("mean_sq", Shard.mean_sq, _MEAN, _NORM),
     _row("speak", Shard.outgoing, _NOTHING, _OUTGOING),
     _row("finish", Shard.finish, _NOTHING, _OUTGOING),
     _row("merge", Shard.merge, _REPLY, _DONE),
@@ -126,6 +136,16 @@ OPERATIONS: Final = (
     _row("write_part", HeldShard.write_part, _CHECKPOINT, _PART),
 )
 """What the primary shard may ask of the others. Workers push and pull slices beside it."""
+_CHANGE: Final = Record(
+    Change,
+    "version=change",
+    Field(
+        "pulls",
+        Rows(
+            Record(Pull, "worker=pullers ticket=tickets version=pull_versions judged=pulls_judged")
+        ),
+    ),
+)
 _BY_METHOD: Final = {operation.run: operation for operation in OPERATIONS}
 
 
@@ -141,10 +161,19 @@ class RemoteShard:
         self._client = client
         self._timeout_s = timeout_s
 
-    def ask(self, operation: Callable[[H, *As], R], *arguments: *As) -> R:
+    def ask(
+        self, operation: Callable[[H, *As], R], *arguments: *As, change: Change | None = None
+    ) -> R:
         """Let the shard's server carry out one of `OPERATIONS`, which its method names."""
         row = _BY_METHOD[operation]
         (write, _), (_, read) = row.request, row.result
         asked, payload = write(row.name, *arguments)
+        if change is not None:
+            asked |= _CHANGE.write(change)
         answer: R = read(*self._client.request(asked, payload, timeout_s=self._timeout_s))
         return answer
+
+
+def read_change(meta: Meta) -> Change | None:
+    """The change that a request of the primary shard makes; None if it makes none."""
+    return _CHANGE.read(meta) if "change" in meta else None

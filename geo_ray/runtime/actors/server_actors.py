@@ -13,7 +13,7 @@ import ray
 from geo_ray.checkpoint.manifest import PartInfo
 from geo_ray.checkpoint.parts import write_part
 from geo_ray.errors import InvariantError
-from geo_ray.job.build import build_server, build_shard, initial_parameters, use_one_thread
+from geo_ray.job.build import ModelStart, build_server, build_shard, model_start, use_cpus
 from geo_ray.runtime.actors.deadlines import operation_s, wait_limit_s
 from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.actors.introduction import LAN_KEY, Introduction
@@ -24,37 +24,42 @@ from geo_ray.runtime.actors.shard_server import ShardServer
 from geo_ray.runtime.actors.spec import RunSpec
 from geo_ray.tasks.load import load_task
 from geo_ray.training.compute.flat import digest
+from geo_ray.training.compute.state_guard import check_constants
 from geo_ray.transport.lan.client import LanClient
 from geo_ray.transport.lan.server import LanServer
 from geo_ray.transport.security.secret_sealer import SecretReceiver, seal_secret
 from geo_ray.transport.wire.meta import Meta
 from geo_ray.transport.wire.sockets import Address
 from geo_ray.util.freed_memory import give_back_memory
+from geo_ray.util.together import Together
 
 
 def _host() -> str:
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
-def _load_shard(spec: RunSpec, region: str, index: int) -> tuple[HeldShard, dict[str, Any]]:
+def _load_shard(
+    spec: RunSpec, region: str, index: int
+) -> tuple[HeldShard, ModelStart, dict[str, Any]]:
     """A shard at the start of the run, or as the checkpoint has it; and what else its part holds.
 
     That is the plain values, and under ``"wire"`` the tensors of the exchange.
     """
-    use_one_thread()
-    spec.check_run_directory(region)
     experiment = spec.experiment
+    use_cpus(experiment, spec.region(region).cpus_per_server)
+    spec.check_run_directory(region)
     task = load_task(experiment.task, spec.here)
-    params_P = initial_parameters(task, experiment.seed)
-    shard = build_shard(experiment, spec.region(region), index, params_P)
+    start = model_start(task, experiment.seed)
+    check_constants(start.constants, spec.constants, f"shard {index} of region '{region}'")
+    shard = build_shard(experiment, spec.region(region), index, start.params_P, start.groups)
     held = HeldShard(shard, region, index, spec.parts_dir)
-    del params_P
+    start = start.without_parameters()  # the shard has its slice
     give_back_memory()  # the module that these came from
     if spec.resume is None:
-        return held, {}
+        return held, start, {}
     tensors, meta = spec.resume.read(shard_part_name(region, index))
     shard.restore(tensors, meta["counters"])  # type: ignore[arg-type]
-    return held, meta | {"wire": wire_tensors(tensors)}  # type: ignore[arg-type]
+    return held, start, meta | {"wire": wire_tensors(tensors)}  # type: ignore[arg-type]
 
 
 class PrimaryActor:
@@ -78,7 +83,7 @@ class PrimaryActor:
 
     def ready(self) -> None:
         """Load the shard."""
-        self._held, self._restored = _load_shard(self._spec, self._region, 0)
+        self._held, self._start, self._restored = _load_shard(self._spec, self._region, 0)
 
     def start(
         self, origin_unix_s: float, bridge: Address | None, others: list[Address], lan_key: bytes
@@ -99,12 +104,15 @@ class PrimaryActor:
         timeout_s = operation_s(experiment.train, spec.num_params)
         self._event_buffer = EventBuffer(self._region, origin_unix_s)
         remotes = [RemoteShard(self._dial(address), timeout_s) for address in others]
+        self._together = Together(1 + len(others), "shards")
         server = build_server(
             experiment,
             spec.region(self._region),
             [self._held.shard, *remotes],
             spec.num_params,
             spec.epoch,
+            self._together,
+            self._start,
         )
         if self._restored:
             server.restore(self._restored["control"], self._restored["wire"])
@@ -150,8 +158,13 @@ class PrimaryActor:
         if self._primary is not None:
             self._primary.cut(checkpoint, halt=halt)
 
+    def use_statistics(self, carried: bytes) -> None:
+        """What the final model carries, with statistics over all regions."""
+        if self._primary is not None:
+            self._primary.use_statistics(carried)
+
     def write_model(self, directory: str) -> tuple[PartInfo, str]:
-        """Write the region's parameters as one vector; for the end of the run.
+        """Write the region's parameters as one vector, and what is carried; for the run's end.
 
         Returns:
             The file's fingerprint, and the digest of the parameters.
@@ -161,8 +174,12 @@ class PrimaryActor:
         """
         if self._primary is None:
             raise InvariantError(f"the parameter server of '{self._region}' was not started")
-        params_P = self._primary.server.model.whole_params()
-        part = write_part(Path(directory), f"model-{self._region}", {"params": params_P}, {})
+        server = self._primary.server
+        params_P = server.model.whole_params()
+        tensors = {"params": params_P}
+        if server.carry is not None:
+            tensors["carried"] = server.carry.final_B
+        part = write_part(Path(directory), f"model-{self._region}", tensors, {})
         return part, digest(params_P)
 
     def close(self) -> None:
@@ -172,6 +189,7 @@ class PrimaryActor:
         if self._primary is not None:
             self._primary.close()
             self._lan.close()
+            self._together.close()
 
 
 class ShardServerActor:
@@ -195,7 +213,7 @@ class ShardServerActor:
 
     def ready(self) -> None:
         """Load the shard."""
-        self._held, _ = _load_shard(self._spec, self._region, self._index)
+        self._held, *_ = _load_shard(self._spec, self._region, self._index)
 
     def poll(self) -> dict[str, Any]:
         """A sign of life; the primary shard reports what happens."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
-from geo_ray.errors import InvariantError
-from geo_ray.runtime.actors.layout import parameters_for, pushed_gradient
+from geo_ray.errors import InvariantError, LinkDownError
+from geo_ray.runtime.actors.layout import pushed_gradient, slice_for
 from geo_ray.runtime.actors.parts import HeldShard
-from geo_ray.runtime.actors.remote_shard import OPERATIONS, Operation, Packed
+from geo_ray.runtime.actors.remote_shard import OPERATIONS, Packed, read_change
+from geo_ray.runtime.messages.exchange import read_pull
 from geo_ray.transport.lan.server import LanConnection
 from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.meta import Meta
@@ -18,7 +18,7 @@ _BY_NAME = {operation.name: operation for operation in OPERATIONS}
 
 
 class ShardServer:
-    """Serves workers (push and pull of a slice) and the primary shard (`OPERATIONS`).
+    """Serves workers (push and fetch of a slice) and the primary shard (`OPERATIONS`).
 
     Args:
         held: the slice.
@@ -27,31 +27,39 @@ class ShardServer:
     def __init__(self, held: HeldShard) -> None:
         self._held = held
         self._lock = threading.Lock()
+        self._epochs: dict[int, int] = {}  # of workers
 
     def handle(self, conn: LanConnection, meta: Meta, payload: memoryview | None) -> Packed:
         """One request; only the one that writes a checkpoint's part takes long."""
         if fields.text(meta, "op") == _WRITE.name and conn.hello.get("role") == "lead":
-            return self._carry_out(_WRITE, self._held, meta, payload)  # beside all others
+            (_, read), (write, _) = _WRITE.request, _WRITE.result
+            return write(_WRITE.run(self._held, *read(meta, payload)))  # beside all others
         with self._lock:
             shard, region, name = self._held.shard, self._held.region, fields.text(meta, "op")
             if name == "put":
+                self._admit(conn)
                 grad_S = pushed_gradient(conn, payload, shard.params_S.numel())
                 shard.put(fields.count(conn.hello, "worker"), grad_S)
                 return {}, None
-            if name == "pull":
-                return {}, parameters_for(conn, shard.params_S)
-            if name == "judged":
-                return {}, parameters_for(conn, shard.eval_params_S)
+            if name == "fetch":
+                pull = read_pull(self._admit(conn), meta)
+                return {}, slice_for(conn, shard.fetch(pull))
             if conn.hello.get("role") != "lead":
                 raise InvariantError(f"'{name}' is for the primary shard of '{region}'")
             operation = _BY_NAME.get(name)
             if operation is None:
                 raise InvariantError(f"unknown operation '{name}' for a shard of '{region}'")
-            return self._carry_out(operation, shard, meta, payload)
+            (_, read), (write, _) = operation.request, operation.result
+            arguments, change = read(meta, payload), read_change(meta)
+            return write(shard.ask(operation.run, *arguments, change=change))
 
-    @staticmethod
-    def _carry_out(
-        operation: Operation, owner: Any, meta: Meta, payload: memoryview | None
-    ) -> Packed:
-        (_, read), (write, _) = operation.request, operation.result
-        return write(operation.run(owner, *read(meta, payload)))
+    def _admit(self, conn: LanConnection) -> int:
+        """The rank of a worker, of which a newer incarnation must not have been here."""
+        worker, epoch = fields.count(conn.hello, "worker"), fields.count(conn.hello, "epoch")
+        newest = self._epochs[worker] = max(epoch, self._epochs.get(worker, 0))
+        if epoch < newest:
+            raise LinkDownError(
+                f"worker {worker} of region '{self._held.region}' in epoch {epoch} was replaced: "
+                f"epoch {newest} is the present one"
+            )
+        return worker

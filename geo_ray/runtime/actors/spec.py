@@ -16,6 +16,7 @@ from geo_ray.config.own import context
 from geo_ray.config.region import RegionConfig
 from geo_ray.errors import CheckpointCorruptError, RunDirectoryError
 from geo_ray.job.rundir import CONFIG_FILE
+from geo_ray.training.compute.carry_layout import CarryLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,8 @@ class RunSpec:
         epoch: incarnation of the run; grows with every resume.
         resume: where to start from, or None.
         data_rows: rows of each region's training data.
+        layout: of what the model carries beside its parameters.
+        constants: digests of what is not trained; every process must have the same.
     """
 
     experiment_json: str
@@ -73,6 +76,8 @@ class RunSpec:
     epoch: int = 1
     resume: Resume | None = None
     data_rows: dict[str, float] = field(default_factory=dict)
+    layout: CarryLayout = field(default_factory=lambda: CarryLayout(()))
+    constants: dict[str, str] = field(default_factory=dict)
 
     @property
     def experiment(self) -> Experiment:

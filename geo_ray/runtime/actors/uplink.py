@@ -7,6 +7,8 @@ answer is marked with holds it, and one that was dropped is owed again.
 
     update (its payload is placed)  ->  the answer without its payload, which waits at the bridge
     fetch                           ->  the payload, in the update's place
+
+What models carry is small: it goes over the socket, where the payload would be.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from torch import Tensor
 
 from geo_ray.errors import FrameError
 from geo_ray.runtime.messages.exchange import (
+    as_bytes,
     as_tensor,
     payload_bytes,
     read_reply,
@@ -82,11 +85,12 @@ class Uplink:
 
     def ask(self, update: Update, timeout_s: float) -> Told:
         """Bring an update, placed or not, to the averager; blocks until that has answered."""
-        meta, payload = {"op": "update", **update_meta(update)}, payload_bytes(update)
+        meta = {"op": "update", **update_meta(update)}
         if self.lies_there(update.payload_P):
-            answer, found = self.request(meta | {_PLACED: payload.nbytes}, timeout_s)
+            placed: Meta = {_PLACED: as_bytes(update.payload_P).nbytes}
+            answer, found = self.request(meta | placed, timeout_s, _carried(update))
         else:
-            answer, found = self.request(meta, timeout_s, payload)
+            answer, found = self.request(meta, timeout_s, payload_bytes(update))
         return Told(read_reply(answer, found), _PLACED in answer)
 
     def fetch(self, told: Told, timeout_s: float, *, in_place: bool) -> Reply:
@@ -122,16 +126,17 @@ class PlacedReplies:
             size_bytes = fields.count(meta, _PLACED)
             if conn.shared is None or size_bytes > conn.shared.nbytes:
                 raise FrameError(f"an update of {size_bytes} bytes does not lie in shared memory")
-            payload = conn.shared[:size_bytes]
+            placed_P = as_tensor(conn.shared[:size_bytes])
+            return replace(read_update(meta, payload), payload_P=placed_P)
         return read_update(meta, payload)
 
     def tell(self, conn: LanConnection, meta: Meta, reply: Reply) -> tuple[Meta, memoryview | None]:
         """The answer to a request; its payload stays here if the update was placed."""
-        payload = payload_bytes(reply)
-        if _PLACED not in meta or reply.coded is not None or not payload.nbytes:
-            return reply_meta(reply), payload
+        if _PLACED not in meta or reply.coded is not None or not reply.payload_P.numel():
+            return reply_meta(reply), payload_bytes(reply)
         self._waiting[conn] = reply
-        return {**reply_meta(reply), _PLACED: payload.nbytes}, None
+        size_bytes = as_bytes(reply.payload_P).nbytes
+        return {**reply_meta(reply), _PLACED: size_bytes}, _carried(reply)
 
     def fetch(self, conn: LanConnection, meta: Meta) -> tuple[Meta, memoryview | None]:
         """The payload that waits.
@@ -142,7 +147,7 @@ class PlacedReplies:
         reply = self._waiting.pop(conn, None)
         if reply is None:
             raise FrameError("no answer waits to be fetched")
-        payload, room = payload_bytes(reply), conn.shared
+        payload, room = as_bytes(reply.payload_P), conn.shared
         if not fields.flag(meta, "in_place") or room is None or payload.nbytes > room.nbytes:
             return {}, payload
         as_tensor(room[: payload.nbytes]).copy_(reply.payload_P)
@@ -151,3 +156,7 @@ class PlacedReplies:
     def forget(self, conn: LanConnection) -> None:
         """A connection has ended."""
         self._waiting.pop(conn, None)
+
+
+def _carried(message: Update | Reply) -> memoryview | None:
+    return as_bytes(message.carried_E) if message.carried_E.numel() else None

@@ -10,17 +10,18 @@ import ray
 
 from geo_ray.data.manifest import Manifest, load_manifest
 from geo_ray.errors import ResidencyDeniedError
-from geo_ray.job.build import build_worker, use_one_thread
+from geo_ray.job.build import build_worker, use_cpus
 from geo_ray.job.candidates import Candidates
 from geo_ray.job.data import data_region, open_readers
 from geo_ray.job.start.evaluation import metrics_there
 from geo_ray.runtime.actors.deadlines import wait_limit_s
 from geo_ray.runtime.actors.introduction import LAN_KEY, Introduction
 from geo_ray.runtime.actors.spec import RunSpec
-from geo_ray.runtime.actors.worker_loop import WorkerLoop, dial_shards, links_over
+from geo_ray.runtime.actors.worker_loop import EvalSetting, WorkerLoop, dial_shards, links_over
 from geo_ray.runtime.cluster.labels import REGION_LABEL
 from geo_ray.tasks.base import Task
 from geo_ray.tasks.load import load_task
+from geo_ray.training.compute.state_guard import check_constants
 from geo_ray.transport.security.secret_sealer import SecretReceiver
 from geo_ray.transport.wire.meta import Meta
 from geo_ray.transport.wire.sockets import Address
@@ -86,12 +87,20 @@ class WorkerActor:
             "worker": self._rank,
             "epoch": self._epoch,
         }
+        carried = spec.layout.size_floats
         key = self._receiver.open(lan_key, LAN_KEY)
-        clients = dial_shards(shards, key, hello, spec.num_params, config=experiment.lan)
+        clients = dial_shards(
+            shards, key, hello, spec.num_params, config=experiment.lan, carried=carried
+        )
         try:
             timeout_s = wait_limit_s(experiment.train)
-            params_P, grad_P, links = links_over(clients, spec.num_params, timeout_s)
+            params_P, grad_P, links = links_over(clients, spec.num_params, timeout_s, carried)
             worker = build_worker(experiment, self._region, task, params_P, grad_P)
+            check_constants(
+                worker.constants,
+                spec.constants,
+                f"worker {self._rank} of region '{self._region}'",
+            )
             candidates = Candidates.of(experiment, Path(spec.parts_dir).parent)
             return WorkerLoop(
                 worker,
@@ -99,9 +108,12 @@ class WorkerActor:
                 train,
                 heldout,
                 rank=self._rank,
-                eval_rows=experiment.train.eval_batch_size,
+                evals=EvalSetting(
+                    experiment.train.eval_batch_size,
+                    None if candidates is None else partial(candidates.note, self._region),
+                    experiment.statistics_spans,
+                ),
                 step_s=None if experiment.step_s(self._region) is None else self._push_s,
-                note=None if candidates is None else partial(candidates.note, self._region),
             ).run()
         finally:
             for client in clients:
@@ -113,7 +125,8 @@ class WorkerActor:
 
     def _load_task(self) -> Task:
         if self._task is None:
-            use_one_thread()
+            spec = self._spec
+            use_cpus(spec.experiment, spec.region(self._region).cpus_per_worker)
             self._task = load_task(self._spec.experiment.task, self._spec.here)
         return self._task
 

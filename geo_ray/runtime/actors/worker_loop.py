@@ -10,10 +10,13 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from geo_ray.data.read_ahead import ReadAhead
 from geo_ray.data.reader import RegionReader
 from geo_ray.errors import GeoRayError, TaskOutputError
 from geo_ray.job.candidates import Note
@@ -22,21 +25,25 @@ from geo_ray.runtime.actors.layout import shared_bytes, shared_gradient, shared_
 from geo_ray.runtime.messages.exchange import (
     as_bytes,
     as_tensor,
+    pull_meta,
     read_answer,
+    read_pull,
     report_meta,
     stats_message,
 )
-from geo_ray.tasks.base import Columns
 from geo_ray.training.compute.coded_step import coded_step
 from geo_ray.training.compute.flat import split_sizes
 from geo_ray.training.compute.local_steps import LocalSteps
 from geo_ray.training.compute.worker import StepResult, Worker
 from geo_ray.training.server.effects import Assignment
+from geo_ray.training.server.pulls import Pull
+from geo_ray.training.server.region_model import Concurrently
 from geo_ray.transport.config import LanConfig
 from geo_ray.transport.lan.client import LanClient
 from geo_ray.transport.wire.meta import Meta
 from geo_ray.transport.wire.sockets import Address
 from geo_ray.types import Span, StepReport
+from geo_ray.util.together import Together
 
 
 class ShardLink:
@@ -63,20 +70,26 @@ class ShardLink:
 
     def exchange(self, meta: Meta, *, push: bool) -> Meta:
         """One request that may push the gradient, and always brings the parameters."""
-        answer, payload = self._request(meta, push=push)
+        answer, payload = self.request(meta, push=push)
         self._take(payload)
         return answer
 
     def put(self) -> None:
         """Push the gradient slice and wait for the receipt only."""
-        self._request({"op": "put"}, push=True)
+        self.request({"op": "put"}, push=True)
 
-    def pull(self, what: str = "pull") -> None:
-        """Fetch the parameter slice: the live one, or what is ``eval_params``."""
-        _, payload = self._request({"op": what}, push=False)
-        self._take(payload)
+    def fetch(self, pull: Pull) -> None:
+        """Fetch the slice of the version that the primary shard told."""
+        self.exchange({"op": "fetch", **pull_meta(pull)}, push=False)
 
-    def _request(self, meta: Meta, *, push: bool) -> tuple[Meta, memoryview | None]:
+    def share_statistics(self, carried_B: Tensor) -> None:
+        """Put statistics over all regions to the region's own, once all have told theirs."""
+        asked: Meta = {"op": "precise"}
+        _, payload = self.client.request(asked, as_bytes(carried_B), timeout_s=self._timeout_s)
+        carried_B.copy_(torch.frombuffer(bytearray(payload or b""), dtype=torch.uint8))
+
+    def request(self, meta: Meta, *, push: bool) -> tuple[Meta, memoryview | None]:
+        """One request, which may push the gradient; the answer and what it brings."""
         outgoing = None
         if push and self._shared_grad_S is not None:
             if self._shared_grad_S.data_ptr() != self._grad_S.data_ptr():
@@ -93,6 +106,40 @@ class ShardLink:
             self._params_S.copy_(self._shared_params_S)
 
 
+class ShardLinks:
+    """One worker's connections to all shards, which it uses at the same time.
+
+    Attributes:
+        primary: the one that decides.
+
+    Args:
+        links: primary first.
+        rank: of the worker.
+        together: uses them all; the owner of its threads ends them.
+    """
+
+    def __init__(self, links: Sequence[ShardLink], rank: int, together: Concurrently) -> None:
+        self.primary = links[0]
+        self._links = links
+        self._rank = rank
+        self._together = together
+
+    def ask(self, meta: Meta, *, push: bool) -> Meta:
+        """One request that may push the gradient, and always brings the parameters."""
+        if len(self._links) == 1:
+            return self.primary.exchange(meta, push=push)
+        if push:  # the primary shard may apply it at once, so all have it before
+            self._together([link.put for link in self._links])
+        told, _ = self.primary.request(meta, push=False)
+        pull = read_pull(self._rank, told)
+        self._together([partial(link.fetch, pull) for link in self._links])
+        return told
+
+    def pull(self, *, judged: bool) -> None:
+        """Fetch the live parameters, or those that an evaluation is about."""
+        self.ask({"op": "pull", "judged": judged}, push=False)
+
+
 def dial_shards(
     addresses: Sequence[Address],
     key: bytes,
@@ -100,10 +147,21 @@ def dial_shards(
     num_params: int,
     *,
     shared: bool = True,
+    carried: int = 0,
     config: LanConfig | None = None,
 ) -> list[LanClient]:
-    """Connect one worker to all shards, primary first; ``shared`` offers memory of both ends."""
-    pieces = split_sizes(num_params, len(addresses))
+    """Connect one worker to all shards, primary first.
+
+    Args:
+        addresses: of the shards.
+        key: of the run.
+        hello: who the worker is.
+        num_params: P.
+        shared: offers memory of both ends.
+        carried: what goes to and from the primary shard before its slice, as so many fp32.
+        config: of the connections; None for the defaults.
+    """
+    pieces = _pieces(num_params, len(addresses), carried)
     sizes = [shared_bytes(stop - start) if shared else 0 for start, stop in pieces]
     return [
         LanClient(address, key, hello, shared_bytes=size, config=config)
@@ -111,25 +169,47 @@ def dial_shards(
     ]
 
 
+def _pieces(num_params: int, shards: int, carried: int) -> list[tuple[int, int]]:
+    """Where the shards' parts lie in a worker's buffers."""
+    slices = [(start + carried, stop + carried) for start, stop in split_sizes(num_params, shards)]
+    return [(0, slices[0][1]), *slices[1:]]
+
+
 def links_over(
-    clients: Sequence[LanClient], num_params: int, timeout_s: float
+    clients: Sequence[LanClient], num_params: int, timeout_s: float, carried: int = 0
 ) -> tuple[Tensor, Tensor, list[ShardLink]]:
     """One worker's parameters and gradient, fp32 (P,) each, and its links to all shards.
 
-    The vectors are the shared memory itself if there is one shard.
+    The vectors are the shared memory itself if there is one shard. What is carried, as so many
+    fp32, stands before both.
     """
-    shared = clients[0].shared if len(clients) == 1 else None
+    shared, length = clients[0].shared if len(clients) == 1 else None, carried + num_params
     if shared is None:
-        params_P, grad_P = torch.zeros(num_params), torch.zeros(num_params)
+        params_P, grad_P = torch.zeros(length), torch.zeros(length)
     else:
-        params_P = shared_parameters(shared, num_params)
-        grad_P = shared_gradient(shared, num_params)
-    pieces = split_sizes(num_params, len(clients))
+        params_P = shared_parameters(shared, length)
+        grad_P = shared_gradient(shared, length)
+    pieces = _pieces(num_params, len(clients), carried)
     links = [
         ShardLink(client, params_P[start:stop], grad_P[start:stop], timeout_s)
         for client, (start, stop) in zip(clients, pieces, strict=True)
     ]
     return params_P, grad_P, links
+
+
+@dataclass(frozen=True, slots=True)
+class EvalSetting:
+    """How a worker evaluates.
+
+    Attributes:
+        rows: of a batch.
+        note: takes evaluated parameters; None if nobody wants them.
+        statistics: rows over which running statistics are made anew before the last evaluation.
+    """
+
+    rows: int = 256
+    note: Note | None = None
+    statistics: tuple[Span, ...] = ()
 
 
 class WorkerLoop:
@@ -141,9 +221,8 @@ class WorkerLoop:
         train: the region's training stream.
         heldout: its held-out rows.
         rank: this worker's rank.
-        eval_rows: rows per evaluation batch.
+        evals: how it evaluates.
         step_s: how long the step over some rows is padded to; None for no padding.
-        note: takes evaluated parameters; None if nobody wants them.
     """
 
     def __init__(
@@ -154,18 +233,17 @@ class WorkerLoop:
         heldout: RegionReader,
         *,
         rank: int,
-        eval_rows: int,
+        evals: EvalSetting,
         step_s: Callable[[Span], float] | None,
-        note: Note | None = None,
     ) -> None:
         self._worker = worker
-        self._primary, *self._others = links
-        self._train = train
+        self._together = Together(len(links), "shard-links")
+        self._links = ShardLinks(links, rank, self._together)
+        self._ahead = ReadAhead(train.read)
         self._heldout = heldout
         self._rank = rank
-        self._eval_rows = eval_rows
+        self._evals = evals
         self._step_s = step_s
-        self._note = note
 
     def run(self) -> int:
         """Work until sent home.
@@ -176,6 +254,13 @@ class WorkerLoop:
         Raises:
             TaskOutputError, DataError, TransportError: whatever stops this worker.
         """
+        try:
+            return self._run()
+        finally:
+            self._together.close()
+            self._ahead.close()
+
+    def _run(self) -> int:
         steps = 0
         answer = self._ask({"op": "join"}, push=False)
         while True:
@@ -196,40 +281,35 @@ class WorkerLoop:
 
     def _step(self, answer: Assignment, span: Span) -> StepResult:
         if not answer.parts:
-            columns = self._read(span)
+            (columns,) = self._ahead.take([span])
             with _blamed_on_task():
                 return self._worker.step(columns, span)
+        spans = [part.span for part in answer.parts]
+        rows = dict(zip(spans, self._ahead.take(spans), strict=True))
         with _blamed_on_task():
-            return coded_step(self._worker, answer.parts, span, self._read)
-
-    def _read(self, span: Span) -> Columns:
-        return self._train.read(span.start, span.count)
+            return coded_step(self._worker, answer.parts, span, lambda part: rows[part])
 
     def _ask(self, meta: Meta, *, push: bool) -> Assignment:
-        if push:  # the primary shard may apply it at once: it is the last to get its part
-            for other in self._others:
-                other.put()
-        answer = read_answer(self._rank, self._primary.exchange(meta, push=push))
-        for other in self._others:
-            other.pull()
-        return answer
+        return read_answer(self._rank, self._links.ask(meta, push=push))
 
     def _evaluate(self, answer: Assignment) -> None:
         if answer.eval_params:
-            self._pull("judged")
+            self._links.pull(judged=True)
+        worker, evals, model = self._worker, self._evals, None
+        is_precise = answer.done and bool(evals.statistics) and worker.has_statistics
+        before_B = worker.carried_B.clone()
         with _blamed_on_task():
-            stats, rows = self._worker.evaluate_all(self._heldout.scan(self._eval_rows))
-        model = None
-        if self._note is not None:
-            model = self._note(answer.version, self._worker.params_P, answer.done)
+            if is_precise:
+                worker.make_precise([self._ahead.take([span])[0] for span in evals.statistics])
+                self._links.primary.share_statistics(worker.carried_B)
+            stats, rows = worker.evaluate_all(self._heldout.scan(evals.rows))
+        if evals.note is not None:
+            model = evals.note(answer.version, worker.params_P, worker.carried_B, answer.done)
+        worker.carried_B.copy_(before_B)
         if answer.eval_params:
-            self._pull("pull")
+            self._links.pull(judged=False)
         meta, payload = stats_message(answer.version, stats, rows, final=answer.done, model=model)
-        self._primary.client.request(meta, payload, timeout_s=60.0)
-
-    def _pull(self, what: str) -> None:
-        for link in (self._primary, *self._others):
-            link.pull(what)
+        self._links.primary.client.request(meta, payload, timeout_s=60.0)
 
 
 @contextmanager

@@ -17,19 +17,23 @@ _MIN_CPUS = 0.001  # Ray's smallest amount; a bundle of nothing is refused
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """What one process reserves.
+    """What one process reserves, or some that belong on one machine.
 
     Attributes:
         role: what the process is.
-        cpus: logical CPUs, a count only. 0 reserves the smallest amount that Ray knows.
-        gpus: GPUs.
-        memory_bytes: memory; 0 reserves none.
+        cpus: logical CPUs of each, a count only. 0 reserves the smallest amount that Ray knows.
+        gpus: GPUs of each.
+        memory_bytes: memory of each; 0 reserves none.
+        node_type: of the machine; empty: any.
+        processes: of it that belong together.
     """
 
     role: Role
     cpus: float = 1.0
     gpus: float = 0.0
     memory_bytes: int = 0
+    node_type: str = ""
+    processes: int = 1
 
     def __post_init__(self) -> None:
         if min(self.cpus, self.gpus, self.memory_bytes) < 0:
@@ -38,10 +42,13 @@ class Bundle:
     def resources(self) -> dict[str, float]:
         """The amounts by Ray's names; never empty."""
         amounts = {"CPU": self.cpus, "GPU": self.gpus, "memory": float(self.memory_bytes)}
-        return {k: v for k, v in amounts.items() if v > 0} or {"CPU": _MIN_CPUS}
+        wanted = {k: v * self.processes for k, v in amounts.items() if v > 0}
+        return wanted or {"CPU": _MIN_CPUS * self.processes}
 
     def __str__(self) -> str:
-        return f"{self.role} ({_amounts(self.resources())})"
+        on = f" on a {self.node_type}" if self.node_type else ""
+        what = self.role if self.processes == 1 else f"{self.processes} {self.role}s"
+        return f"{what} ({_amounts(self.resources())}){on}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +85,25 @@ class RegionDemand:
         return sums
 
     def indices(self) -> dict[Role, tuple[int, ...]]:
-        """Bundle indices of each role, in order."""
+        """Bundle index of each process of each role, in order; counted in each of the `groups`."""
         found: dict[Role, tuple[int, ...]] = {}
-        for index, bundle in enumerate(self.bundles):
-            found[bundle.role] = (*found.get(bundle.role, ()), index)
+        for group in self.groups():
+            for index, bundle in enumerate(group):
+                own = (index,) * bundle.processes
+                found[bundle.role] = (*found.get(bundle.role, ()), *own)
         return found
+
+    @property
+    def spreads(self) -> bool:
+        """Whether workers have machines of their own, no two bundles on one."""
+        return any(bundle.node_type for bundle in self.bundles if bundle.role == "worker")
+
+    def groups(self) -> list[tuple[Bundle, ...]]:
+        """Bundles that are placed together; the workers come second if they have own machines."""
+        if not self.spreads:
+            return [self.bundles]
+        workers = tuple(bundle for bundle in self.bundles if bundle.role == "worker")
+        return [tuple(bundle for bundle in self.bundles if bundle.role != "worker"), workers]
 
     def __str__(self) -> str:
         counts = Counter(str(bundle) for bundle in self.bundles)

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from geo_ray.errors import ConfigError
 
 REGION_LABEL = "ray.io/availability-region"
+TYPE_LABEL = "ray.io/node-group"
 NODE_LABEL = "ray.io/node-id"
 
 Selector = dict[str, str]
@@ -38,6 +39,11 @@ def check_region_name(name: str) -> str:
 def in_region(region: str) -> Selector:
     """Selects the nodes of one region."""
     return {REGION_LABEL: check_region_name(region)}
+
+
+def of_type(region: str, kind: str) -> Selector:
+    """Selects the nodes of one type in one region; Ray's own label names a group of like nodes."""
+    return {**in_region(region), TYPE_LABEL: check_region_name(kind)}
 
 
 def in_regions(regions: Iterable[str]) -> Selector:

@@ -21,8 +21,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from geo_ray.errors import PlacementError
 from geo_ray.runtime.cluster import ray_private
-from geo_ray.runtime.cluster.demand import RegionDemand, Role, describe_amounts
-from geo_ray.runtime.cluster.labels import REGION_LABEL, in_region
+from geo_ray.runtime.cluster.demand import Bundle, RegionDemand, Role, describe_amounts
+from geo_ray.runtime.cluster.labels import REGION_LABEL, TYPE_LABEL, Selector, in_region, of_type
 
 log = logging.getLogger(__name__)
 
@@ -34,17 +34,24 @@ class PlacedRegion:
     Attributes:
         region: name of the region.
         pg: its placement group.
+        workers_pg: that of its workers: another one if they have machines of their own.
         bundle_index: bundle indices of each role, in the order of the demand.
     """
 
     region: str
     pg: PlacementGroup
+    workers_pg: PlacementGroup
     bundle_index: Mapping[Role, tuple[int, ...]]
+
+    @property
+    def groups(self) -> tuple[PlacementGroup, ...]:
+        """Each of its placement groups."""
+        return tuple({pg.id: pg for pg in (self.pg, self.workers_pg)}.values())
 
     def strategy(self, role: Role, rank: int = 0) -> PlacementGroupSchedulingStrategy:
         """The ``scheduling_strategy`` of process ``rank`` of ``role``."""
         return PlacementGroupSchedulingStrategy(
-            placement_group=self.pg,
+            placement_group=self.workers_pg if role == "worker" else self.pg,
             placement_group_bundle_index=self.bundle_index[role][rank],
             placement_group_capture_child_tasks=False,
         )
@@ -67,12 +74,16 @@ def place(demands: Sequence[RegionDemand], timeout_s: float) -> dict[str, Placed
     placed: dict[str, PlacedRegion] = {}
     try:
         for demand in demands:
-            placed[demand.region] = PlacedRegion(demand.region, _ask(demand), demand.indices())
+            groups = [_ask(demand, bundles) for bundles in demand.groups()]
+            placed[demand.region] = PlacedRegion(
+                demand.region, groups[0], groups[-1], demand.indices()
+            )
         for demand in demands:
-            # Ray waits whole seconds, so this may take up to one second longer than asked for
-            left_s = max(1, math.ceil(deadline - time.monotonic()))
-            if not placed[demand.region].pg.wait(timeout_seconds=left_s):
-                raise _failure(demands, placed, timeout_s)
+            for group in placed[demand.region].groups:
+                # Ray waits whole seconds, so this may take up to one second longer than asked for
+                left_s = max(1, math.ceil(deadline - time.monotonic()))
+                if not group.wait(timeout_seconds=left_s):
+                    raise _failure(demands, placed, timeout_s)
     except RayError as error:
         remove(placed)
         raise PlacementError(f"Ray refuses the placement: {error}") from error
@@ -85,20 +96,26 @@ def place(demands: Sequence[RegionDemand], timeout_s: float) -> dict[str, Placed
 def remove(placed: Mapping[str, PlacedRegion]) -> None:
     """Give all reservations back; processes in them die. Groups that are gone are passed over."""
     for region in placed.values():
-        try:
-            remove_placement_group(region.pg)
-        except Exception as error:  # whatever Ray has against one group, the others must go too
-            log.warning("placement group of region %s not removed: %s", region.region, error)
+        for group in region.groups:
+            try:
+                remove_placement_group(group)
+            except Exception as error:  # whatever Ray has against one group, the others must go too
+                log.warning("placement group of region %s not removed: %s", region.region, error)
 
 
-def _ask(demand: RegionDemand) -> PlacementGroup:
+def _ask(demand: RegionDemand, bundles: Sequence[Bundle]) -> PlacementGroup:
+    apart = demand.spreads and all(bundle.role == "worker" for bundle in bundles)
     group: PlacementGroup = placement_group(
-        [bundle.resources() for bundle in demand.bundles],
-        strategy="PACK",
+        [bundle.resources() for bundle in bundles],
+        strategy="STRICT_SPREAD" if apart else "PACK",
         name=f"geo-ray-{demand.region}-{secrets.token_hex(4)}",  # a taken name is an error
-        bundle_label_selector=[in_region(demand.node_label)] * len(demand.bundles),
+        bundle_label_selector=[_selector(demand.node_label, bundle) for bundle in bundles],
     )
     return group
+
+
+def _selector(region: str, bundle: Bundle) -> Selector:
+    return of_type(region, bundle.node_type) if bundle.node_type else in_region(region)
 
 
 def _failure(
@@ -108,10 +125,13 @@ def _failure(
     alive = [node for node in ray_private.nodes() if node["Alive"]]
     lines = []
     for demand in demands:
-        table: dict[str, Any] = placement_group_table(placed[demand.region].pg)
-        if table.get("state") == "CREATED":
+        tables: list[dict[str, Any]] = [
+            placement_group_table(group) for group in placed[demand.region].groups
+        ]
+        missing = [table for table in tables if table.get("state") != "CREATED"]
+        if not missing:
             continue
-        scheduling = (table.get("stats") or {}).get("scheduling_state", "unknown")
+        scheduling = (missing[0].get("stats") or {}).get("scheduling_state", "unknown")
         lines.append(
             f"region '{demand.region}' asks for {demand}; scheduling state {scheduling}; "
             + _describe_nodes(demand.node_label, alive, free)
@@ -127,8 +147,14 @@ def _describe_nodes(
         others = sorted({node["Labels"].get(REGION_LABEL, "") for node in alive} - {""})
         return f"no node has the label {REGION_LABEL}={region}; labelled regions are {others}"
     told = [
-        f"{node['NodeManagerAddress']} has {describe_amounts(free.get(node['NodeID'], {}))} free "
-        f"of {describe_amounts(node['Resources'])}"
+        f"{node['NodeManagerAddress']}{_kind(node)} has "
+        f"{describe_amounts(free.get(node['NodeID'], {}))} free of "
+        f"{describe_amounts(node['Resources'])}"
         for node in mine
     ]
     return "its nodes: " + "; ".join(told)
+
+
+def _kind(node: dict[str, Any]) -> str:
+    kind = node["Labels"].get(TYPE_LABEL)
+    return f" ({kind})" if kind else ""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from geo_ray.runtime.cluster.demand import RegionDemand, describe_amounts
-from geo_ray.runtime.cluster.labels import REGION_LABEL
+from geo_ray.runtime.cluster.labels import REGION_LABEL, TYPE_LABEL
 
 
 @dataclass(frozen=True)
@@ -126,9 +127,25 @@ def _too_little(demand: RegionDemand, nodes: Sequence[NodeFacts]) -> Iterator[Pr
             )
     if short:
         return
+    lacking = False
+    for kind, wanted in Counter(b.node_type for b in demand.bundles if b.node_type).items():
+        own = [node for node in nodes if node.labels.get(TYPE_LABEL) == kind]
+        apart = sum(b.node_type == kind and b.role == "worker" for b in demand.bundles)
+        if len(own) < max(1, apart):
+            lacking = True
+            label = f"{REGION_LABEL}={demand.node_label},{TYPE_LABEL}={kind}"
+            yield Problem(
+                f"region '{demand.region}' asks for {max(1, apart)} node(s) of type {kind} for "
+                f"{wanted} bundle(s), and has {len(own)}",
+                f"start such nodes with `ray start --labels {label}`, or leave out regions.*.nodes",
+            )
+    if lacking:
+        return
     for bundle in dict.fromkeys(demand.bundles):
         needs = bundle.resources()
-        if not any(all(n.resources.get(k, 0.0) >= v for k, v in needs.items()) for n in nodes):
+        kind = bundle.node_type
+        fit = [node for node in nodes if not kind or node.labels.get(TYPE_LABEL) == kind]
+        if not any(all(n.resources.get(k, 0.0) >= v for k, v in needs.items()) for n in fit):
             yield Problem(
                 f"no single node of region '{demand.region}' has room for one {bundle}",
                 "use larger nodes, or ask for less per process",

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
+import torch
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import (
@@ -31,6 +32,7 @@ from geo_ray.runtime.control.link_notes import LinkNotes
 from geo_ray.runtime.control.policy import HALT_DEADLINE_S, RunLimits, RunPolicy
 from geo_ray.runtime.control.polls import Polls
 from geo_ray.runtime.control.saver import Saver
+from geo_ray.training.compute.precise import StatisticsBoard
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +93,7 @@ class Controller:
     _polls: Polls = field(default_factory=lambda: Polls(_POLL_TIMEOUT_S))
     _begun: _Begun | None = None
     _began_s: float = 0.0
+    _statistics: StatisticsBoard = field(init=False)
     _wan_s: float = 0.0
     _phases: dict[str, str] = field(default_factory=dict)
 
@@ -98,6 +101,8 @@ class Controller:
         train, checkpoint = self.experiment.train, self.experiment.checkpoint
         limits = RunLimits(train.max_worker_restarts, train.max_refused_steps, checkpoint.every_s)
         self.policy = RunPolicy(limits, time.monotonic())
+        spec = self.actors.spec
+        self._statistics = StatisticsBoard(spec.layout, spec.data_rows)
 
     def run(self) -> None:
         """Watch until all workers are home and all they did is written down.
@@ -224,6 +229,7 @@ class Controller:
         self.actors.lose(region)
         self._phases.pop(region, None)
         self._note_evals(self.evals.board.forget(region), time.time() - self.origin_unix_s)
+        self._share_statistics()
         self._ask(self.actors.bridges[self.actors.home.region].report_dead.remote(region))
 
     def _follow_averager(self, answers: Answers) -> None:
@@ -281,6 +287,10 @@ class Controller:
             self._evaluate(region, t_s, event)
         elif kind == "parts":
             self.saver.add(event["id"], event["parts"], event["step"])
+        elif kind == "precise":
+            told = bytearray(event["carried"])
+            self._statistics.add(region, torch.frombuffer(told, dtype=torch.uint8))
+            self._share_statistics()
         elif kind == "part_failed":
             if event["id"] == self.saver.open_id:
                 self._save_failed(event["error"])
@@ -301,6 +311,16 @@ class Controller:
         )
         self._note_evals(finished, t_s)
 
+    def _share_statistics(self) -> None:
+        """Tell every region those over all regions, once they are there.
+
+        Who stands still for a checkpoint makes none; then everybody has its own.
+        """
+        board = self._statistics
+        found = board.give_up() if self.policy.is_halting else board.take(self.actors.primaries)
+        for region, carried_B in found.items():
+            self.actors.primaries[region].use_statistics.remote(carried_B.numpy().tobytes())
+
     def _note_evals(self, finished: list[Evaluation], t_s: float) -> None:
         cause = self.evals.take(finished, t_s, self.actors.home.region)
         if cause is not None:
@@ -314,6 +334,7 @@ class Controller:
             self.status("saving a checkpoint, then stopping (Ctrl-C again: stop at once)")
             why = InterruptedRunError("the run was interrupted")
             self.policy.halt(why, now_s)
+            self._share_statistics()
             self._emit("stop_requested", cause=why.message)
         still_s = self.policy.stalled(now_s)
         if still_s is not None:

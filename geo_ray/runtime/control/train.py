@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import digest
 from geo_ray.job.account import account
 from geo_ray.job.best import BestKeeper
-from geo_ray.job.build import build_evals, model_size, use_one_thread
+from geo_ray.job.build import build_evals, check_start, model_outline, use_one_thread
 from geo_ray.job.codec_shapes import with_shapes
 from geo_ray.job.data import data_rows, prepare_manifest
 from geo_ray.job.eval_notes import EvalNotes
@@ -82,10 +82,20 @@ def demands_of(experiment: Experiment) -> list[RegionDemand]:
     """What the run asks of each region."""
     demands = []
     for region in experiment.regions:
-        servers = [Bundle("ps", region.cpus_per_server)] * region.ps_shards
-        bridges = [Bundle("bridge", region.cpus_per_server)] if len(experiment.regions) > 1 else []
+        # A local cluster stands for all machines.
+        own = None if experiment.cluster.kind == "local" else region.nodes
+        on = (region.server_node if experiment.cluster.kind != "local" else None) or ""
+        server = Bundle("ps", region.cpus_per_server, node_type=on)
+        bridges = [replace(server, role="bridge")] if len(experiment.regions) > 1 else []
         worker = Bundle("worker", region.cpus_per_worker, region.gpus_per_worker)
-        bundles = (*servers, *bridges, *[worker] * region.workers)
+        workers = [worker] * region.workers
+        if own is not None:
+            workers = [
+                replace(worker, node_type=each.type, processes=each.workers)
+                for each in own
+                for _ in range(each.count)
+            ]
+        bundles = (*[server] * region.ps_shards, *bridges, *workers)
         demands.append(RegionDemand(region.name, bundles, region.label))
     return demands
 
@@ -136,7 +146,8 @@ def train(
             )
     reporting.status("preparing task and data")
     task = load_task(experiment.task, run.base_dir)
-    num_params = model_size(task, experiment.seed)
+    outline = model_outline(task, experiment.seed)
+    check_start(experiment, outline)
     manifest, address = prepare_manifest(
         experiment, task, run.base_dir, run.data, goes_on=found is not None
     )
@@ -159,10 +170,12 @@ def train(
                 manifest_address=address,
                 run_id=f"{experiment.name}-{secrets.token_hex(4)}",
                 parts_dir=str(run.checkpoints),
-                num_params=num_params,
+                num_params=outline.num_params,
                 epoch=1 if found is None else int(str(found.manifest.extra["epoch"])) + 1,
                 resume=None if found is None else _parts_of(found),
                 data_rows=data_rows(experiment, manifest),
+                layout=outline.layout,
+                constants=dict(outline.constants),
             )
             saver = Saver(
                 store,
@@ -267,7 +280,7 @@ def _finish(
     summary = summing.summary(startup_s=startup_s, usd=usd, digest=model_digest)
     about = about_model(experiment, summary.steps, summary.eval)
     aside = keep_longer(run.model, summary.steps)
-    save_trained(task, experiment.seed, tensors["params"], run.model, about)
+    save_trained(task, experiment.seed, tensors["params"], run.model, about, tensors.get("carried"))
     recorder.emit(
         "run_finished",
         now_s,

@@ -16,8 +16,9 @@ from geo_ray.runtime.messages.coded_payload import LOSSY, SIZES, coded_bytes, re
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.tasks.base import Stats
 from geo_ray.training.server.effects import Assignment
+from geo_ray.training.server.pulls import Pull
 from geo_ray.training.server.shard import Contribution
-from geo_ray.transport.wire.fields import optional_count, optional_text, text
+from geo_ray.transport.wire.fields import count, number, optional_count, optional_text, text
 from geo_ray.transport.wire.frames import Buffer
 from geo_ray.transport.wire.meta import Meta
 from geo_ray.transport.wire.record import Field, Known, Record, Rows
@@ -25,7 +26,7 @@ from geo_ray.types import CodedShare, Span, StepReport
 
 
 def as_bytes(payload_P: Tensor) -> memoryview:
-    """A fp32 CPU tensor (P,) as bytes, without a copy."""
+    """A fp32 CPU tensor (P,), or one of bytes, as bytes, without a copy."""
     return memoryview(payload_P.detach().contiguous().cpu().numpy().data).cast("B")
 
 
@@ -46,24 +47,67 @@ def as_tensor(buffer: memoryview | bytearray | bytes | None, count: int | None =
 
 
 def payload_bytes(message: Update | Reply) -> memoryview:
-    """The payload of an update or a reply as it goes on the wire, without a copy if it can be."""
-    return as_bytes(message.payload_P) if message.coded is None else coded_bytes(message.coded)
+    """The payload of an update or a reply as it goes on the wire, without a copy if it can be.
+
+    What models carry stands behind it.
+    """
+    coded = message.coded
+    own = as_bytes(message.payload_P) if coded is None else coded_bytes(coded)
+    if not message.carried_E.numel():
+        return own
+    both = bytearray(own.nbytes + message.carried_E.numel())
+    both[: own.nbytes] = own
+    both[own.nbytes :] = message.carried_E.contiguous().numpy().data
+    return memoryview(both)
+
+
+_CARRIED: Final = "carried_bytes"
+_SHARE_OF_OWN: Final = "carried_share"
 
 
 class _Payload:
-    """The codec of a message's payload: fp32, or coded with its sizes in the header."""
+    """The codec of a message's payload: fp32, or coded with its sizes in the header.
 
-    names = ("coded", "against", *SIZES.names)
+    Behind it may stand what models carry; only then the header speaks of that.
+    """
+
+    names = ("coded", "against", *SIZES.names, _CARRIED, _SHARE_OF_OWN)
 
     def write(self, value: Update | Reply) -> Meta:
         """See `ValueCodec`."""
-        if value.coded is None:
-            return {"coded": None, "against": value.against}
-        told: Meta = {"coded": value.coded.kind, "against": value.against}
-        return told | SIZES.write(sizes_of(value.coded))
+        told: Meta = {"coded": None, "against": value.against}
+        if value.coded is not None:
+            told = {"coded": value.coded.kind, "against": value.against}
+            told |= SIZES.write(sizes_of(value.coded))
+        if value.carried_E.numel():
+            told[_CARRIED] = value.carried_E.numel()
+            if isinstance(value, Reply):
+                told[_SHARE_OF_OWN] = value.carried_share
+        return told
 
     def read(self, meta: Meta, payload: Buffer | None = None, **known: Any) -> dict[str, Any]:
         """See `ValueCodec`."""
+        carried, payload = self._carried(meta, payload)
+        return carried | self._own(meta, payload)
+
+    @staticmethod
+    def _carried(meta: Meta, payload: Buffer | None) -> tuple[dict[str, Any], Buffer | None]:
+        """What models carry, and the payload before it."""
+        if _CARRIED not in meta:
+            return {}, payload
+        size, view = count(meta, _CARRIED), memoryview(b"" if payload is None else payload)
+        if not 0 < size <= view.nbytes:
+            raise FrameError(f"'{_CARRIED}' of a header is {size}, the payload is {view.nbytes}")
+        start = view.nbytes - size
+        found: dict[str, Any] = {
+            "carried_E": torch.frombuffer(bytearray(view[start:]), dtype=torch.uint8)
+        }
+        if _SHARE_OF_OWN in meta:
+            found["carried_share"] = number(meta, _SHARE_OF_OWN)
+        return found, view[:start]
+
+    @staticmethod
+    def _own(meta: Meta, payload: Buffer | None) -> dict[str, Any]:
         kind = optional_text(meta, "coded")
         found = {"coded": None, "against": optional_count(meta, "against")}
         if kind is not None:
@@ -120,6 +164,7 @@ _ASSIGNMENT: Final = Record(
     Field("parts", Rows(_SHARE)),
     "done",
 )
+_PULL: Final = Record(Pull, Known("worker"), "ticket version=pull_version judged=pull_judged")
 _REPORT: Final = Record(StepReport, Field("span", _SPAN), "loss compute_s refused grad_sq")
 _EVALUATION: Final = Record(_Evaluation, "version rows final names sizes model")
 _CONTRIBUTIONS: Final = Rows(
@@ -129,6 +174,7 @@ _CONTRIBUTIONS: Final = Rows(
 update_meta, read_update = UPDATE.write, UPDATE.read
 reply_meta, read_reply = REPLY.write, REPLY.read
 answer_meta = _ASSIGNMENT.write
+pull_meta = _PULL.write
 read_report = _REPORT.read
 read_refusal = _REFUSAL.read
 read_contributions = _CONTRIBUTIONS.read
@@ -137,6 +183,11 @@ read_contributions = _CONTRIBUTIONS.read
 def read_answer(worker: int, meta: Meta) -> Assignment:
     """A worker's next work."""
     return _ASSIGNMENT.read(meta, worker=worker)
+
+
+def read_pull(worker: int, meta: Meta) -> Pull:
+    """What a worker may fetch from every shard."""
+    return _PULL.read(meta, worker=worker)
 
 
 def report_meta(report: StepReport) -> Meta:

@@ -18,7 +18,7 @@ from geo_ray.runtime.messages.exchange import (
     payload_bytes,
 )
 from geo_ray.runtime.messages.transfers import PARTS, headers_of
-from geo_ray.strategies.base import Update
+from geo_ray.strategies.base import Update, nothing_carried
 from geo_ray.training.averager.log import (
     BeginCheckpoint,
     LogEntry,
@@ -156,7 +156,8 @@ def _outgoing(op: Op, to: str | None) -> tuple[Any, Buffer]:
     """What the log's message has of an entry, and its payload."""
     match op:
         case TakeIn(update) if update.region == to:
-            return _TakeInYours(replace(update, payload_P=torch.empty(0), coded=None)), b""
+            bare = replace(update, payload_P=torch.empty(0), coded=None)
+            return _TakeInYours(replace(bare, carried_E=nothing_carried())), b""
         case TakeIn(update):
             return op, payload_bytes(update)
         case TakeSum(parts, total_P):

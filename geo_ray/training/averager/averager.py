@@ -13,6 +13,8 @@ A pure state machine around a strategy's `on_update`. It adds what no strategy s
   in;
 - codecs: a strategy sees vectors only; what is coded is decoded after the check for repetitions
   and before anything else, and an answer that is given again is the same to the byte;
+- what models carry beside their parameters comes and goes outside of strategy and codec
+  (`AveragerCarry`);
 - the end: final updates are held until every region's is in. A region that was to finish, and has
   more to do after a resume, repeats its final update as an ordinary one;
 - an end with a reason: what is raised while the state changes leaves it torn. It becomes `failure`,
@@ -37,6 +39,8 @@ from geo_ray.codecs.common.feedback import all_finite
 from geo_ray.errors import AveragerFailedError, GeoRayError, InvariantError, NonFiniteError
 from geo_ray.strategies.base import AveragerState, Reply, Strategy, Update
 from geo_ray.strategies.common import additive
+from geo_ray.training.averager.averager_carry import PREFIX as _CARRIED
+from geo_ray.training.averager.averager_carry import AveragerCarry
 from geo_ray.training.averager.averager_noise import AveragerNoise
 from geo_ray.training.compute.flat import fragment_cuts
 from geo_ray.training.exchange.averager_wire import AveragerWire
@@ -89,6 +93,7 @@ class Averager:
         samples: rows behind all updates so far.
         noise: what the regions' gradients say about each other.
         failure: what ended it; None while it works.
+        carry: what their models carry.
     """
 
     strategy: Strategy
@@ -100,6 +105,7 @@ class Averager:
     goal: str = ""
     samples: int = 0
     noise: AveragerNoise = field(default_factory=AveragerNoise)
+    carry: AveragerCarry = field(default_factory=AveragerCarry)
     failure: GeoRayError | None = None
     _last: dict[str, tuple[int, int]] = field(default_factory=dict)
     _answers: dict[str, Reply] = field(default_factory=dict)
@@ -163,11 +169,13 @@ class Averager:
         if (update.epoch, update.seq) <= self._last.get(update.region, (0, 0)):
             return self._repeat(update)
         with self._changing(may_refuse=True):
+            self.carry.check(update)
             update = self._opened(update)
         with self._changing():
             return self._take_in(update)
 
     def _take_in(self, update: Update) -> list[Reply]:
+        self.carry.take(update)
         self._last[update.region] = (update.epoch, update.seq)
         self._answers.pop(update.region, None)
         self._count(update)
@@ -256,6 +264,7 @@ class Averager:
         for books in (self._finals, self._answers, state.waiting):
             books.pop(region, None)
         self._unsettled.discard(region)
+        self.carry.leave(region)
         for memory in (state.memory, state.numbers):
             for name in [name for name in memory if name.endswith(f"/{region}")]:
                 del memory[name]
@@ -315,7 +324,8 @@ class Averager:
         state = self.state
         changing = dict(state.memory)
         wire_tensors, wire = self.wire.export()
-        fixed = {_WIRE + k: v for k, v in wire_tensors.items()}
+        carried, carried_rows = self.carry.export()
+        fixed = {_WIRE + k: v for k, v in wire_tensors.items()} | carried
         exchanges: dict[str, object] = {}
         for name, messages in (
             ("waiting", list(state.waiting.values())),
@@ -339,6 +349,7 @@ class Averager:
                 "stops": self.goal if state.stopping else None,
                 "now_s": state.now_s,
                 "wake_s": state.wake_s,
+                **({"carried_rows": carried_rows} if carried else {}),
             },
         )
 
@@ -355,9 +366,10 @@ class Averager:
         if not all(isinstance(book, Mapping) for book in books):
             raise InvariantError("checkpoint without the averager's books")
         last, wire, numbers, exchanges = (dict(cast(Mapping[str, Any], book)) for book in books)
-        apart = {k: v for k, v in tensors.items() if k.startswith((_WIRE, _OPEN))}
+        apart = {k: v for k, v in tensors.items() if k.startswith((_WIRE, _OPEN, _CARRIED))}
         on_wire = {k.removeprefix(_WIRE): v for k, v in apart.items() if k.startswith(_WIRE)}
         self.wire.restore(on_wire, wire)
+        self.carry.restore(apart, control.get("carried_rows"))
         state = self.state
         state.memory.clear()
         state.memory.update({k: v.clone() for k, v in tensors.items() if k not in apart})
@@ -459,7 +471,7 @@ class Averager:
         return [] if on_release is None else self._publish(on_release(self.state))
 
     def _publish(self, answers: list[Reply]) -> list[Reply]:
-        replies = [self._marked(reply) for reply in self.wire.encode(answers)]
+        replies = [self._marked(reply) for reply in self.carry.beside(self.wire.encode(answers))]
         for reply in replies:
             self._answers[reply.to] = reply
         return replies

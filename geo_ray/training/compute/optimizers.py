@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from geo_ray.config.base import StrictModel
 from geo_ray.errors import CheckpointCorruptError
+from geo_ray.training.compute.group_pieces import GroupPiece
 from geo_ray.training.compute.schedule import RateSchedule
 
 
@@ -23,9 +25,9 @@ class Sgd(StrictModel):
         None, description="learning rate over time; null: constant"
     )
 
-    def build(self, param: torch.nn.Parameter) -> torch.optim.Optimizer:
-        """The torch optimizer over ``param``."""
-        return torch.optim.SGD([param], lr=self.lr, weight_decay=self.weight_decay)
+    def build(self, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
+        """The torch optimizer over groups of parameters, as torch takes them."""
+        return torch.optim.SGD(list(groups), lr=self.lr, weight_decay=self.weight_decay)
 
 
 class Momentum(StrictModel):
@@ -40,10 +42,10 @@ class Momentum(StrictModel):
         None, description="learning rate over time; null: constant"
     )
 
-    def build(self, param: torch.nn.Parameter) -> torch.optim.Optimizer:
-        """The torch optimizer over ``param``."""
+    def build(self, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
+        """The torch optimizer over groups of parameters, as torch takes them."""
         return torch.optim.SGD(
-            [param],
+            list(groups),
             lr=self.lr,
             momentum=self.momentum,
             nesterov=self.nesterov,
@@ -64,10 +66,10 @@ class AdamW(StrictModel):
         None, description="learning rate over time; null: constant"
     )
 
-    def build(self, param: torch.nn.Parameter) -> torch.optim.Optimizer:
-        """The torch optimizer over ``param``; fused, which is one pass over memory."""
+    def build(self, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
+        """The torch optimizer over groups of parameters; fused, which is one pass over memory."""
         return torch.optim.AdamW(
-            [param],
+            list(groups),
             lr=self.lr,
             betas=(self.beta1, self.beta2),
             eps=self.eps,
@@ -99,36 +101,72 @@ class InnerOptimizer:
     Args:
         config: which optimizer; a schedule in it has a length (`lasting`).
         params_S: fp32 (S,), the live parameters of one shard.
+        pieces: of the slice, if parameters are in groups; its state in checkpoints is the same.
     """
 
-    def __init__(self, config: Sgd | Momentum | AdamW, params_S: Tensor) -> None:
-        self._param = torch.nn.Parameter(params_S, requires_grad=True)
-        # Parameter() may copy metadata but shares storage: steps land in params_S.
-        self._optimizer = config.build(self._param)
-        self._lr = config.lr
+    def __init__(
+        self, config: OneOptimizer, params_S: Tensor, pieces: Sequence[GroupPiece] = ()
+    ) -> None:
+        whole = (GroupPiece(0, params_S.numel(), (1.0, 1.0, 1.0)),)
+        self._params_S = params_S
+        self._parts = [_Part(params_S, piece) for piece in pieces or whole]
+        factors = list(dict.fromkeys(part.piece.factors for part in self._parts))
+        self._optimizer = config.build(
+            [
+                {
+                    "params": [p.param for p in self._parts if p.piece.factors == (rate, decay, s)],
+                    "lr": config.lr * rate,
+                    "weight_decay": config.weight_decay * decay,
+                }
+                for rate, decay, s in factors
+            ]
+        )
+        self._rates = [(config.lr * rate, schedule) for rate, _, schedule in factors]
         self._schedule = config.schedule
         self.taken = 0
 
     def apply(self, grad_S: Tensor) -> None:
         """One step with ``grad_S`` (S,), which is not changed."""
         if self._schedule is not None:
-            self._optimizer.param_groups[0]["lr"] = self._lr * self._schedule.factor(self.taken)
+            factor = self._schedule.factor(self.taken)
+            for group, (lr, share) in zip(self._optimizer.param_groups, self._rates, strict=True):
+                group["lr"] = lr * (factor if share == 1.0 else 1.0 + share * (factor - 1.0))
             self.taken += 1
-        self._param.grad = grad_S
+        for part in self._parts:
+            part.take(grad_S)
         self._optimizer.step()
-        self._param.grad = None
+        for part in self._parts:
+            part.give()
 
-    def live(self) -> dict[str, Tensor]:
-        """The optimizer's own tensors by name; empty before the first step."""
-        state = self._optimizer.state.get(self._param, {})
-        kept = {key: value for key, value in state.items() if isinstance(value, Tensor)}
+    def live(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The optimizer's own tensors by name, and copies that never change.
+
+        Where parameters are in groups, torch keeps a tensor for each: they are joined in copies.
+        Both are empty before the first step.
+        """
+        own: dict[str, Tensor] = {}
+        kept: dict[str, Tensor] = {}
+        for part in self._parts:
+            for key, value in self._optimizer.state.get(part.param, {}).items():
+                if not isinstance(value, Tensor):
+                    continue
+                if len(self._parts) == 1 and part.piece.block is None:
+                    own[key] = value
+                    continue
+                if not value.dim():
+                    kept[key] = value.clone()
+                    continue
+                if key not in kept:
+                    kept[key] = torch.empty_like(self._params_S)
+                part.own(kept[key]).copy_(part.inside(value))
         if self._schedule is not None:
             kept[_TAKEN] = torch.tensor(self.taken)
-        return kept
+        return own, kept
 
     def export(self) -> dict[str, Tensor]:
-        """Copies of them."""
-        return {key: value.clone() for key, value in self.live().items()}
+        """Copies of them all."""
+        own, kept = self.live()
+        return kept | {key: value.clone() for key, value in own.items()}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Take back what `export` gave.
@@ -137,13 +175,59 @@ class InnerOptimizer:
             CheckpointCorruptError: if a tensor does not fit the parameters.
         """
         for name, value in tensors.items():
-            if value.dim() and value.shape != self._param.shape:
+            if value.dim() and value.shape != self._params_S.shape:
                 raise CheckpointCorruptError(
                     f"optimizer state '{name}' has shape {tuple(value.shape)}, "
-                    f"the shard has {tuple(self._param.shape)}"
+                    f"the shard has {tuple(self._params_S.shape)}"
                 )
-        self._optimizer.state.pop(self._param, None)
         self.taken = int(tensors[_TAKEN]) if _TAKEN in tensors else 0
-        kept = {name: value.clone() for name, value in tensors.items() if name != _TAKEN}
-        if kept:
-            self._optimizer.state[self._param] = kept
+        kept = {name: value for name, value in tensors.items() if name != _TAKEN}
+        for part in self._parts:
+            self._optimizer.state.pop(part.param, None)
+            if kept:
+                self._optimizer.state[part.param] = {
+                    name: part.spread(value) if value.dim() else value.clone()
+                    for name, value in kept.items()
+                }
+
+
+class _Part:
+    """One of torch's parameters: a view of the slice, or a buffer for a block of it."""
+
+    def __init__(self, params_S: Tensor, piece: GroupPiece) -> None:
+        self.piece = piece
+        self._params = self.own(params_S)
+        # Parameter() may copy metadata but shares storage: steps land in the slice.
+        values = self._params if piece.block is None else torch.zeros(piece.block[0])
+        self.param = torch.nn.Parameter(values, requires_grad=True)
+
+    def own(self, vector_S: Tensor) -> Tensor:
+        """Its elements of the slice."""
+        return vector_S[self.piece.start : self.piece.stop]
+
+    def inside(self, values: Tensor) -> Tensor:
+        """Its elements of a tensor that is like its parameter."""
+        at = 0 if self.piece.block is None else self.piece.block[1]
+        return values[at : at + self.piece.stop - self.piece.start]
+
+    def spread(self, vector_S: Tensor) -> Tensor:
+        """A copy of its elements of the slice, like its parameter."""
+        if self.piece.block is None:
+            return self.own(vector_S).clone()
+        values = torch.zeros(self.piece.block[0])
+        self.inside(values).copy_(self.own(vector_S))
+        return values
+
+    def take(self, grad_S: Tensor) -> None:
+        """Before a step."""
+        if self.piece.block is None:
+            self.param.grad = self.own(grad_S)
+            return
+        self.param.grad = self.spread(grad_S)
+        self.inside(self.param.data).copy_(self._params)
+
+    def give(self) -> None:
+        """After it."""
+        self.param.grad = None
+        if self.piece.block is not None:
+            self._params.copy_(self.inside(self.param.data))

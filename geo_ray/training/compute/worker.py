@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,10 @@ from torch import Tensor, nn
 from geo_ray.errors import NonFiniteError
 from geo_ray.tasks.base import Batch, Columns, Stats, Task, num_rows
 from geo_ray.tasks.guard import checked_evaluate, checked_loss, checked_model
+from geo_ray.training.compute.carry_layout import CarryLayout
 from geo_ray.training.compute.flat import FlatModel, square_norm
+from geo_ray.training.compute.precise import has_statistics, precise_statistics
+from geo_ray.training.compute.state_guard import StateGuard
 from geo_ray.types import Span
 
 
@@ -44,11 +47,14 @@ class Worker:
     Attributes:
         params_P: where the parameters are read from.
         grad_P: where the gradient is left.
+        carried_B: where carried values are read from, uint8 (B,); empty if there are none.
+        left_B: where they are left.
 
     Args:
         task: model, loss and evaluation.
-        params_P: fp32 (P,) buffer that the parameter server fills.
-        grad_P: fp32 (P,) buffer for the gradient; may be shared memory.
+        params_P: fp32 buffer that the parameter server fills: what the model carries, if it does
+            (`CarryLayout.size_floats`), then the parameters.
+        grad_P: fp32 buffer for the same after a step; may be shared memory.
         region: for the seed of random numbers.
         seed: the run's seed.
         device: where the model computes; buffers on the CPU are copied to and fro if it is another.
@@ -68,11 +74,16 @@ class Worker:
     ) -> None:
         self._task = task
         self._device = torch.device(device)
-        self.params_P = params_P
-        self.grad_P = grad_P
+        module = checked_model(task, seed)
+        self.layout = CarryLayout.of(task, module)
+        before = self.layout.size_floats
+        self.carried_B, self.left_B = (v[:before].view(torch.uint8) for v in (params_P, grad_P))
+        self.params_P = params_P = params_P[before:]
+        self.grad_P = grad_P = grad_P[before:]
+        self._guard = StateGuard(task, module)
         self._stream = f"{seed}/{region}"
         self._clip_norm = clip_norm
-        module = checked_model(task, seed).to(self._device)
+        module = module.to(self._device)
         on_host = self._device.type == params_P.device.type
         model_P = params_P if on_host else torch.empty_like(params_P, device=self._device)
         model_grad_P = grad_P if on_host else torch.empty_like(grad_P, device=self._device)
@@ -84,8 +95,15 @@ class Worker:
         """The replica."""
         return self._flat.module
 
+    @property
+    def constants(self) -> Mapping[str, str]:
+        """See `state_guard.constants_of`."""
+        return self._guard.constants
+
     def step(self, columns: Columns, span: Span) -> StepResult:
         """Compute the mean gradient over ``columns`` into the gradient buffer.
+
+        What the model carries is left beside it.
 
         Args:
             columns: the rows of ``span``.
@@ -93,6 +111,7 @@ class Worker:
 
         Raises:
             TaskOutputError: if the task's loss is no scalar that depends on the parameters.
+            TaskStateError: if the step changes what nobody declared.
         """
         self._load()
         self._flat.zero_grad()
@@ -105,6 +124,11 @@ class Worker:
             except NonFiniteError:
                 return StepResult(None, "loss_not_finite")
             loss.backward()  # type: ignore[no-untyped-call]
+        self._guard.after_step()
+        if self.layout.entries:
+            self.layout.read_into(self.module, self.left_B)
+            if not self.layout.is_finite(self.left_B):
+                return StepResult(None, "carried_not_finite")
         grad_sq = square_norm(self._flat.grad_P)
         if not math.isfinite(grad_sq):
             return StepResult(None, "gradient_not_finite")
@@ -133,6 +157,23 @@ class Worker:
             batch = self._task.collate(columns, self._device)
             return checked_evaluate(self._task, self._flat.module, batch)
 
+    @property
+    def has_statistics(self) -> bool:
+        """Whether the model keeps running statistics that are carried."""
+        return bool(self.layout.entries) and has_statistics(self.module)
+
+    def make_precise(self, batches: Sequence[Columns]) -> None:
+        """Put running statistics that the parameters really have over ``batches`` to those given.
+
+        Leaves them in `carried_B`, so that an evaluation uses them, until the next assignment.
+        """
+        self._load()
+        self.module.train()
+        with torch.no_grad(), torch.random.fork_rng(devices=self.rng_devices()):
+            self._plant(0)
+            made = [self._task.collate(columns, self._device) for columns in batches]
+            precise_statistics(self._task, self.module, self.layout, made, self.carried_B)
+
     def evaluate_all(self, batches: Iterable[Columns]) -> tuple[Stats, int]:
         """Sum the statistics over all batches.
 
@@ -150,6 +191,8 @@ class Worker:
     def _load(self) -> None:
         if self._flat.params_P is not self.params_P:
             self._flat.params_P.copy_(self.params_P)
+        if self.layout.entries:
+            self.layout.write(self.carried_B, self.module)
 
     def _plant(self, seed: int) -> None:
         """What `torch.manual_seed` does, without the trace that it takes for other devices."""

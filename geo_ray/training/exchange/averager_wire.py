@@ -142,10 +142,10 @@ class AveragerWire:
     def _encode(self, key: str, replies: Sequence[Reply]) -> list[Reply]:
         """Several answers with one payload."""
         plan, first = self.plan, replies[0]
+        whole = plan.fragments > 1 and first.fragment == plan.fragments
         if plan.fragments > 1:
-            if first.fragment == plan.fragments:
-                whole_P = self._owed_by_fragments(key, first.payload_P)
-                return [replace(reply, payload_P=whole_P) for reply in replies]
+            if whole:
+                first = replace(first, payload_P=self._owed_by_fragments(key, first.payload_P))
             key = f"{key}#{first.fragment}"
         encoder = self._encoder(key)
         if not plan.owes_replies or (plan.in_rounds and first.num_samples == 0):
@@ -154,18 +154,21 @@ class AveragerWire:
         known = all(self._merged.get(reply.to) == self._versions.get(key) for reply in replies)
         reference_P = self._references.get(key) if known and plan.differs(plan.down) else None
         gap = plan.differs(plan.down) and reference_P is None
-        # A last word may be answered as an ordinary one, for a checkpoint: also that in full.
+        # A last word may be answered as an ordinary one, for a checkpoint: also that as a last one.
         final = any(reply.to in self._in_full for reply in replies)
         coded, against = None, None
-        if gap or (final and plan.is_lossy(plan.down)):
+        last = (final or whole) and plan.is_lossy(plan.down)
+        if gap or (last and plan.last_reply_error == 0.0):
             payload_P = encoder.in_full(first.payload_P)
-        elif reference_P is None:
-            encoded = encoder.encode(first.payload_P, first.version)
-            coded, payload_P = encoded.coded, encoded.sent_P
         else:
-            encoded = encoder.encode(first.payload_P - reference_P, first.version)
-            coded, payload_P = encoded.coded, reference_P + encoded.sent_P
-            against = None if coded is None else self._versions[key]
+            change_P = first.payload_P if reference_P is None else first.payload_P - reference_P
+            if last:
+                encoded = encoder.last(change_P, first.version, plan.last_reply_error)
+            else:
+                encoded = encoder.encode(change_P, first.version)
+            coded = encoded.coded
+            payload_P = encoded.sent_P if reference_P is None else reference_P + encoded.sent_P
+            against = None if coded is None or reference_P is None else self._versions[key]
         if plan.keeps_reference:
             self._references[key], self._versions[key] = payload_P, first.version
         sent_P = payload_P if coded is None else torch.empty(0)

@@ -2,8 +2,8 @@
 
 A strategy that sends changes has them coded as they are. One that sends its model has the
 difference from its *reference* coded: the payload of the last reply that this region merged, which
-the averager knows to the bit. The first message, and the last, go in full: the first has no
-reference, and the last pays all that is owed, so that regions end equal.
+the averager knows to the bit. The first message goes in full: it has no reference. The last one
+pays all that is owed, as exactly as is wanted, so that regions end equal.
 
 Shape legend: P = parameters of the model.
 """
@@ -81,17 +81,22 @@ class RegionWire:
             # It has no weight in the round: what is owed must not be lost with it.
             encoder = replace(encoder, residual_P=None)
         reference_P = self._reference_P if plan.differs(plan.up) else None
+        last = update.final and plan.is_lossy(plan.up)
+        if last:
+            payload_P = self._owed_of_parts(payload_P)
         first = plan.differs(plan.up) and reference_P is None
-        if first or (update.final and plan.is_lossy(plan.up)):
-            whole_P = encoder.in_full(payload_P)
-            for part, (start, stop) in zip(self._parts[:-1], self._cuts, strict=False):
-                whole_P[start:stop] = part.in_full(whole_P[start:stop])
-            self._open = replace(update, payload_P=whole_P)
+        # What is made to lose blocks on the way has all of its bytes to send anyway.
+        in_full = plan.last_error == 0.0 or self._lossy is not None
+        if first or (last and in_full):
+            self._open = replace(update, payload_P=encoder.in_full(payload_P))
             return self._open
         against = None if reference_P is None else self._version
         if reference_P is not None:
             payload_P = payload_P - reference_P.to(payload_P.device)
-        encoded = encoder.encode(payload_P, update.seq)
+        if last:
+            encoded = encoder.last(payload_P, update.seq, plan.last_error)
+        else:
+            encoded = encoder.encode(payload_P, update.seq)
         if self._lossy is not None:
             self._lossy.sent(update.seq, encoded.coded)
         if encoded.coded is None:
@@ -227,6 +232,15 @@ class RegionWire:
             prefixed = {k: v for k, v in tensors.items() if k.startswith(_LOSSY)}
             own = {k.removeprefix(_LOSSY): v for k, v in prefixed.items()}
             self._lossy.restore(own, control.get("lossy"))
+
+    def _owed_of_parts(self, payload_P: Tensor) -> Tensor:
+        """The whole model's last payload with what is owed of its fragments."""
+        if not self._parts:
+            return payload_P
+        whole_P = payload_P.clone()
+        for part, (start, stop) in zip(self._parts[:-1], self._cuts, strict=False):
+            whole_P[start:stop] = part.in_full(whole_P[start:stop])
+        return whole_P
 
     def _encoder_of(self, fragment: int) -> Encoder:
         return self._parts[fragment] if self._parts else self._encoder

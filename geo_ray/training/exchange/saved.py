@@ -2,6 +2,7 @@
 
 A message becomes plain values and tensors, which are named ``PREFIX/payload`` or, where the payload
 is coded, ``PREFIX/data`` (and ``PREFIX/ids``, ``PREFIX/blocks`` of what may be lost on the way).
+What a model carries is ``PREFIX/carried``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from geo_ray.strategies.base import Reply, Update
 
 M = TypeVar("M", Update, Reply)
 
-_APART: Final = ("payload_P", "coded", "lossy")  # fields that are no plain values
+_APART: Final = ("payload_P", "coded", "lossy", "carried_E")  # fields that are no plain values
 
 
 def save_messages(
@@ -43,6 +44,9 @@ def save_messages(
         place = places.setdefault(id(body), f"{prefix}/{number}")
         row = {f.name: getattr(message, f.name) for f in fields(message) if f.name not in _APART}
         row["place"] = place
+        if message.carried_E.numel():  # the same in all answers that share a payload
+            row["carried"] = places.setdefault(id(message.carried_E), f"{prefix}/{number}")
+            tensors[f"{row['carried']}/carried"] = message.carried_E
         if message.payload_P.is_meta:  # of what was merged already only the header is kept
             row["merged"] = message.payload_P.numel()
         elif message.coded is None:
@@ -105,7 +109,7 @@ def _save_coded(coded: Coded, place: str, tensors: dict[str, Tensor]) -> dict[st
 
 def _load(kind: type[M], tensors: Mapping[str, Tensor], row: dict[str, Any]) -> M:
     place, coded, lossy = str(row.pop("place")), row.pop("coded", None), row.pop("lossy", None)
-    merged = row.pop("merged", None)
+    merged, carried = row.pop("merged", None), row.pop("carried", None)
     known = {f.name for f in fields(kind)}
     if unknown := sorted(row.keys() - known):
         raise KeyError(f"unknown values {unknown}")
@@ -115,6 +119,8 @@ def _load(kind: type[M], tensors: Mapping[str, Tensor], row: dict[str, Any]) -> 
         row["payload_P"] = tensors[f"{place}/payload"]
     else:
         row |= {"payload_P": torch.empty(0), "coded": load_coded(tensors, coded, place)}
+    if carried is not None:
+        row["carried_E"] = tensors[f"{carried}/carried"]
     if lossy is not None:
         now, late_seq, late = lossy
         row["lossy"] = LossyReport(bytes.fromhex(now), late_seq, bytes.fromhex(late))

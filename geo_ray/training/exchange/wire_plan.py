@@ -21,6 +21,7 @@ class WirePlan:
         in_rounds: whether a round has one answer for all regions.
         seed: the run's seed.
         fragments: parts of the model that are sent one at a time, each a stream of its own.
+        last_error: relative error that the last exchange may have; 0: it goes in full.
     """
 
     up: Codec | None = None
@@ -29,6 +30,7 @@ class WirePlan:
     in_rounds: bool = False
     seed: int = 0
     fragments: int = 1
+    last_error: float = 0.0
 
     @property
     def keeps_reference(self) -> bool:
@@ -51,6 +53,20 @@ class WirePlan:
         difference from the reference contains it, and it would count twice.
         """
         return self.sends == "change" or self.in_rounds
+
+    @property
+    def last_reply_error(self) -> float:
+        """The same for the answers; 0 where each region gets its own about one model.
+
+        They leave all regions equal to the bit, which only full precision does then.
+        """
+        return self.last_error if self.sends == "change" or self.in_rounds else 0.0
+
+    @property
+    def owes(self) -> bool:
+        """Whether something may be owed after the last round, unless that is the last word."""
+        codecs = [codec for codec in (self.up, self.down) if codec is not None]
+        return any(codec.traits.lossy and not codec.traits.feeds_back for codec in codecs)
 
     @staticmethod
     def is_lossy(codec: Codec | None) -> bool:

@@ -30,7 +30,10 @@ class ServerPlan:
         evaluates_outer: not the live parameters are evaluated, but those that the averager knows.
         goal: what the run is to do, in words; at a resume with another goal it goes on, although it
             was told to finish.
+        last_round_is_last_word: there may be no exchange after that of the last step, which is the
+            last word then: what codecs owe would be lost.
         noise_every: steps between measurements of gradient noise; None for the usual number.
+        clip_mean_norm: largest norm of the mean of a step's gradients; None: any.
         tells_norms: updates are gradients as they are, whose norms the averager wants to know.
     """
 
@@ -51,6 +54,8 @@ class ServerPlan:
     tells_norms: bool = False
     goal: str = ""
     noise_every: int | None = None
+    last_round_is_last_word: bool = False
+    clip_mean_norm: float | None = None
 
     @property
     def steps_per_round(self) -> int:

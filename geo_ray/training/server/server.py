@@ -21,7 +21,7 @@ from typing import Final, Literal
 from torch import Tensor
 
 from geo_ray.errors import InvariantError
-from geo_ray.strategies.base import Outgoing, Reply, Update, Wait
+from geo_ray.strategies.base import Outgoing, Reply, Update, Wait, nothing_carried
 from geo_ray.training.compute.noise import NoiseReading
 from geo_ray.training.exchange.region_wire import RegionWire
 from geo_ray.training.exchange.saved import load_messages, save_messages
@@ -30,11 +30,13 @@ from geo_ray.training.server.effects import Assignment, Effect, SendUpdate, Snap
 from geo_ray.training.server.eval_times import EvalTimes
 from geo_ray.training.server.ledger import Ledger
 from geo_ray.training.server.plan import ServerPlan
-from geo_ray.training.server.region_model import RegionModel, ShardPort
+from geo_ray.training.server.region_carry import RegionCarry
+from geo_ray.training.server.region_model import Concurrently, RegionModel, ShardPort
 from geo_ray.training.server.region_noise import RegionNoise
 from geo_ray.training.server.shard import Contribution
 from geo_ray.training.server.stragglers import Stragglers
 from geo_ray.types import Span, StepReport
+from geo_ray.util.together import in_turn
 
 _REQUEST: Final = "request"  # prefix of the open request's tensors
 
@@ -51,6 +53,7 @@ class Server:
         model: the region's shards.
         wire: encodes updates and decodes replies. The shell does both, and needs no lock for it: a
             region has one request open, so only who carries that one is in there.
+        carry: what the model carries beside its parameters; None if it does not.
         version: steps applied.
         phase: what the region is waiting for, if anything.
         ledger: the sample books.
@@ -66,6 +69,7 @@ class Server:
     plan: ServerPlan
     model: RegionModel
     wire: RegionWire
+    carry: RegionCarry | None = None
     version: int = 0
     phase: Phase = "training"
     ledger: Ledger = field(default_factory=Ledger)
@@ -102,11 +106,17 @@ class Server:
 
     @classmethod
     def over(
-        cls, shards: Sequence[ShardPort], num_params: int, plan: ServerPlan, codecs: WirePlan
+        cls,
+        shards: Sequence[ShardPort],
+        num_params: int,
+        plan: ServerPlan,
+        codecs: WirePlan,
+        together: Concurrently = in_turn,
+        carry: RegionCarry | None = None,
     ) -> Server:
         """The server of a region of ``num_params`` parameters over its shards in order."""
-        model = RegionModel(shards, num_params, codecs.fragments)
-        return cls(plan, model, RegionWire(codecs, plan.region, num_params))
+        model = RegionModel(shards, num_params, codecs.fragments, together)
+        return cls(plan, model, RegionWire(codecs, plan.region, num_params), carry)
 
     # -------------------------------------------------------------- events
 
@@ -153,7 +163,9 @@ class Server:
             self.samples_since_send += self._sent_samples
         self.link_busy, self._open = False, None
         self.exchange_s = max(0.0, took_s - reply.held_s)
-        self.model.merge(reply)
+        if self.carry is not None:
+            self.carry.merge(reply)
+        self.model.merge(replace(reply, carried_E=nothing_carried()))
         self.averager_version, self._seen = reply.version, reply.seen
         if reply.stop:
             self.stop()
@@ -281,7 +293,11 @@ class Server:
     ) -> NoiseReading | None:
         step = self.version + 1
         norms = self.noise.norms(step, contributions, reports)
-        mean_sq = self.model.apply(contributions, measure=len(norms) > 1)
+        if self.carry is not None:
+            self.carry.apply(contributions, together=self.plan.mode == "sync")
+        mean_sq = self.model.apply(
+            contributions, measure=len(norms) > 1, most_norm=self.plan.clip_mean_norm
+        )
         return self.noise.take(step, norms, mean_sq)
 
     def _do_without(self, lost: str | None) -> int:
@@ -301,7 +317,13 @@ class Server:
         if isinstance(out, Wait):
             self.phase = "must_send"
             return []
-        return [] if out is None else [self._send(out, final=False)]
+        if out is None:
+            return []
+        final = self.plan.last_round_is_last_word and self.version >= self._total_steps
+        sent = self._send(out, final=final)
+        if final:
+            self.phase = "finishing"
+        return [sent]
 
     def _finish(self) -> list[Effect]:
         if self.link_busy:  # merge what is on its way before the final update
@@ -338,6 +360,7 @@ class Server:
             step_s=self.step_s,
             exchange_s=self.exchange_s,
             grad_sq=self.noise.mean_sq(self.samples_since_send) if self.plan.tells_norms else None,
+            carried_E=nothing_carried() if self.carry is None else self.carry.outgoing(),
         )
         self._sent_samples, self.samples_since_send = self.samples_since_send, 0
         self._open = SendUpdate(update, out.wait)
@@ -419,6 +442,8 @@ class Server:
         if not isinstance(ledger, dict) or not isinstance(wire, dict):
             raise InvariantError("checkpoint without sample books")
         self.wire.restore(tensors or {}, wire)
+        if self.carry is not None:
+            self.carry.restore(tensors or {})
         self.version = int(str(data["version"]))
         self.averager_version = int(str(data["hub_version"]))
         self.seq = int(str(data["seq"]))
@@ -445,6 +470,8 @@ class Server:
 
     def _tensors(self) -> dict[str, Tensor]:
         found = self.wire.tensors()
+        if self.carry is not None:
+            found |= self.carry.tensors()
         if self._open is None:
             return found
         return found | save_messages(_REQUEST, [self.wire.open_update or self._open.update])[0]

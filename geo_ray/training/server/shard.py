@@ -17,9 +17,12 @@ from torch import Tensor
 
 from geo_ray.errors import CheckpointCorruptError, InvariantError
 from geo_ray.strategies.base import Outgoing, RegionState, Reply, Strategy, Wait
-from geo_ray.training.compute.flat import fragments_in, square_norm
+from geo_ray.tasks.groups import GroupRun
+from geo_ray.training.compute.flat import exact_square_norm, fragments_in, square_norm
+from geo_ray.training.compute.group_pieces import GroupPiece, pieces_of
 from geo_ray.training.compute.optimizers import AdamW, InnerOptimizer, Momentum, Sgd
 from geo_ray.training.lazy_copy import LazyCopy, Unread
+from geo_ray.training.server.pulls import Change, HeldVersions, Pull
 
 As = TypeVarTuple("As")
 R = TypeVar("R")
@@ -49,6 +52,7 @@ class Shard:
         strategy: the rule between regions.
         alone: whether this is the only region, so that there is nobody to send to.
         fragments: where the model's fragments lie in the slice.
+        pieces: of the slice, where parameters are in groups.
     """
 
     def __init__(
@@ -59,14 +63,17 @@ class Shard:
         *,
         alone: bool = False,
         fragments: tuple[tuple[int, int], ...] = (),
+        pieces: Sequence[GroupPiece] = (),
     ) -> None:
-        self._optimizer = InnerOptimizer(optimizer, params_S)
+        self._optimizer = InnerOptimizer(optimizer, params_S, pieces)
         self._strategy = strategy
         self._alone = alone
         self._grads: dict[int, Tensor] = {}
         self._mean_S = torch.empty(0)
+        self._ready_S: Tensor | None = None
         self._snapshots: dict[int, tuple[dict[str, LazyCopy], dict[str, float]]] = {}
         self._unread = Unread()
+        self._versions = HeldVersions()
         whole = ((0, params_S.numel()),)
         self.state = RegionState(params_S, self._optimizer.apply, fragments=fragments or whole)
 
@@ -79,11 +86,13 @@ class Shard:
         strategy: Strategy,
         *,
         alone: bool = False,
+        groups: Sequence[GroupRun] = (),
     ) -> Self:
         """The shard of the slice of ``params_P``, fp32 (P,), between two places; copies it."""
         fragments = fragments_in(params_P.numel(), strategy.traits.exchange.fragments, piece)
         params_S = params_P[slice(*piece)].clone()
-        return cls(params_S, optimizer, strategy, alone=alone, fragments=fragments)
+        pieces = pieces_of(groups, piece)
+        return cls(params_S, optimizer, strategy, alone=alone, fragments=fragments, pieces=pieces)
 
     @property
     def params_S(self) -> Tensor:
@@ -109,23 +118,50 @@ class Shard:
             )
         self._grads[worker] = grad_S
 
-    def ask(self, operation: Callable[[Shard, *As], R], *arguments: *As) -> R:
+    def ask(
+        self, operation: Callable[[Shard, *As], R], *arguments: *As, change: Change | None = None
+    ) -> R:
         """Carry out one of the methods below; see `geo_ray.training.server.region_model`."""
+        if change is not None:
+            self._versions.before(change, self._present)
         return operation(self, *arguments)
 
-    def apply(self, contributions: Sequence[Contribution], measure: bool = False) -> float | None:
+    def fetch(self, pull: Pull) -> Tensor:
+        """The slice of a version that a worker was told of, fp32 (S,); not to be changed.
+
+        Raises:
+            InvariantError: if it is not here any more.
+        """
+        return self._versions.fetch(pull, self._present)
+
+    def mean_sq(self, contributions: Sequence[Contribution]) -> float | None:
+        """Make the mean of a step's gradients, for the `apply` that follows.
+
+        Returns:
+            Its squared norm, of this slice, in fp64; None if nobody's gradient is used.
+        """
+        self._ready_S = self._combine(contributions)
+        return None if self._ready_S is None else exact_square_norm(self._ready_S)
+
+    def apply(
+        self, contributions: Sequence[Contribution], measure: bool = False, scale: float = 1.0
+    ) -> float | None:
         """Take in one step: the sample-weighted mean of the named workers' gradients.
 
         Args:
             contributions: who takes part, and how much.
             measure: look at the mean's norm.
+            scale: what the mean is multiplied by after that.
 
         Returns:
             Its square, of this slice; None if not asked for, or if nobody's gradient is used.
         """
         self._unread.secure()
-        grad_S = self._combine(contributions)
+        grad_S = self._combine(contributions) if self._ready_S is None else self._ready_S
+        self._ready_S = None
         mean_sq = square_norm(grad_S) if measure and grad_S is not None else None
+        if grad_S is not None and scale != 1.0:
+            self._mean_S = grad_S = torch.mul(grad_S, scale)
         for contribution in contributions:
             self._grads.pop(contribution.worker, None)
         state = self.state
@@ -172,8 +208,8 @@ class Shard:
         """
         while len(self._snapshots) > 1:
             self._snapshots.pop(min(self._snapshots))
-        tensors, numbers = self._live()
-        self._snapshots[checkpoint] = self._unread.copy(tensors), numbers
+        changing, fixed, numbers = self._live()
+        self._snapshots[checkpoint] = self._unread.copy(changing, fixed), numbers
 
     def take_snapshot(self, checkpoint: int) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Hand over the state that `snapshot` kept, as copies."""
@@ -186,23 +222,30 @@ class Shard:
 
     def export(self) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Copies of everything that a checkpoint needs: tensors by name, numbers by name."""
-        tensors, numbers = self._live()
-        return {name: value.clone() for name, value in tensors.items()}, numbers
+        changing, fixed, numbers = self._live()
+        return fixed | {name: value.clone() for name, value in changing.items()}, numbers
 
-    def _live(self) -> tuple[dict[str, Tensor], dict[str, float]]:
-        tensors = {"params": self.params_S}
-        tensors |= {f"optimizer/{k}": v for k, v in self._optimizer.live().items()}
-        tensors |= {f"memory/{k}": v for k, v in self.state.memory.items()}
+    def _live(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, float]]:
+        """Tensors that will change, tensors that will not, and numbers."""
+        own, kept = self._optimizer.live()
+        fixed = {f"optimizer/{k}": v for k, v in kept.items()}
+        changing = {"params": self.params_S}
+        changing |= {f"optimizer/{k}": v for k, v in own.items()}
+        changing |= {f"memory/{k}": v for k, v in self.state.memory.items()}
         state = self.state
         budget = {} if state.budget is None else {"budget": state.budget}
-        return tensors, {
-            "step": state.step,
-            "since_send": state.since_send,
-            "samples": state.samples,
-            "link_busy": float(state.link_busy),
-            **budget,
-            **{f"memory/{k}": v for k, v in state.numbers.items()},
-        }
+        return (
+            changing,
+            fixed,
+            {
+                "step": state.step,
+                "since_send": state.since_send,
+                "samples": state.samples,
+                "link_busy": float(state.link_busy),
+                **budget,
+                **{f"memory/{k}": v for k, v in state.numbers.items()},
+            },
+        )
 
     def restore(self, tensors: Mapping[str, Tensor], counters: Mapping[str, float]) -> None:
         """Become what `export` saved.
@@ -233,6 +276,9 @@ class Shard:
         state.samples = int(counters["samples"])
         state.budget = int(counters["budget"]) if "budget" in counters else None
         state.link_busy = bool(counters.get("link_busy", 0.0))
+
+    def _present(self, judged: bool) -> Tensor:
+        return self.eval_params_S if judged else self.params_S
 
     def _combine(self, contributions: Sequence[Contribution]) -> Tensor | None:
         used = [c for c in contributions if c.num_samples > 0]

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-_START_BYTES: Final = 128 * 1024  # a slow link has no more room; on a fast one it soon doubles
+_START_BYTES: Final = 256 * 1024  # a slow link has no more room; on a fast one it soon doubles
 _LARGEST_BYTES: Final = 1024**3
 _QUEUE_SHARE: Final = 0.3  # the aimed queue, as a share of the shortest round trip
 QUEUE_MIN_S: Final = 0.010

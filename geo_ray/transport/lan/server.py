@@ -53,6 +53,10 @@ class LanConnection:
         self._memory: SharedBuffer | None = None
         self._scratch = memoryview(b"")
 
+    def room(self, size_bytes: int) -> memoryview:
+        """A buffer for an answer's payload; those of earlier requests are not needed any more."""
+        return self._into(size_bytes, {})[:size_bytes]
+
     def is_open(self) -> bool:
         """Return whether the client is still connected; a handler that waits for long may ask."""
         try:
@@ -102,7 +106,8 @@ class LanServer:
         host: address of this machine to listen on.
         key: the run's key, 16 to 64 bytes.
         handler: ``(connection, meta, payload or None) -> (meta, payload or None)``. May block for
-            long. The payload is valid, and may be written to, until the handler returns. An error
+            long. The payload is valid, and may be written to, until the connection's next payload
+            or `LanConnection.room`. An error
             of geo_ray's tree is raised again in the client; another one as InvariantError.
         on_close: called once per connection after its last request, in its thread.
         port: 0 takes any free one.

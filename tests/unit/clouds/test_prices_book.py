@@ -124,13 +124,13 @@ def test_a_pair_comes_before_any_other_region_which_is_not_the_internet() -> Non
             known.egress("aws", "us-east-1", dst)
 
 
-def test_the_cheapest_zone_counts_and_a_sold_out_one_only_last() -> None:
+def test_the_dearest_zone_counts_as_in_the_snapshot_and_a_sold_out_one_only_last() -> None:
     zones = [
-        record(zone="a", amount=1.0, stock="none"),
+        record(zone="a", amount=4.0, stock="none"),
         record(zone="b", amount=3.0),
         record(zone="c", amount=2.0, stock="under"),
     ]
-    assert book(*zones).instance("aws", "us-east-1", "g5.xlarge").zone == "c"
+    assert book(*zones).instance("aws", "us-east-1", "g5.xlarge").zone == "b"
     assert book(zones[0]).instance("aws", "us-east-1", "g5.xlarge").zone == "a"
 
 
@@ -334,3 +334,16 @@ def test_the_snapshot_invents_nothing() -> None:
             known.instance("aws", region, type_)
     with pytest.raises(PriceUnknownError):
         known.instance("aws", "us-east-1", "p5.4xlarge", "spot")
+
+
+def test_age_counts_from_the_day_of_the_source_and_not_from_its_copy() -> None:
+    read = record(valid_for_s=86400.0)
+    copied = read.model_copy(update={"dated": read.fetched_at - timedelta(days=30)})
+    soon = read.fetched_at.timestamp() + 3600
+    assert not read.is_stale(soon) and copied.is_stale(soon)
+    assert copied.age_s(soon) == pytest.approx(30 * 86400 + 3600)
+
+
+def test_the_shipped_prices_are_of_the_days_of_their_sources() -> None:
+    old = {record.source[:8]: record.dated.year for record in shipped_book().records}
+    assert old == {"Skyplane": 2022, "SkyPilot": 2025}

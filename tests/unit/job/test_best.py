@@ -19,6 +19,7 @@ from geo_ray.job.model_file import load_trained
 from geo_ray.job.rundir import RunDirectory
 from geo_ray.job.start.evaluation import check_evaluation
 from geo_ray.observe.events.schema import Event, conform
+from geo_ray.strategies.base import nothing_carried
 from geo_ray.tasks.ctr import Ctr
 from geo_ray.training.compute.flat import read_parameters
 
@@ -39,7 +40,7 @@ def model(value: float) -> torch.Tensor:
 
 
 def note(keeper: BestKeeper, region: str, step: int, value: float) -> str | None:
-    return keeper.candidates.note(region, step, model(value), False)
+    return keeper.candidates.note(region, step, model(value), nothing_carried(), False)
 
 
 def evaluation(

@@ -93,7 +93,9 @@ def test_the_policies_are_in_order():
     hours = right_sized.total_s / 3600 * (1 + 1e-6)
     best = planned(f"plan.deadline_h={hours}").plan
     assert best.total_usd <= right_sized.total_usd <= whole.total_usd
-    assert right_sized.total_s == pytest.approx(whole.total_s)
+    # The straggler has all it has in both; fewer machines elsewhere are preempted less often.
+    assert right_sized.total_s <= whole.total_s * (1 + 1e-9)
+    assert right_sized.total_s == pytest.approx(whole.total_s, rel=0.01)
 
 
 def test_the_machines_that_there_are_have_a_price_too():
@@ -106,7 +108,9 @@ def test_the_machines_that_there_are_have_a_price_too():
     machines = [m for region in plan.regions for m in region.machines]
     assert {(m.type, m.count) for m in machines} == {("g5.xlarge", 2)}
     assert (plan.policy, plan.interval, plan.averager) == ("fixed", 64, "us")
-    assert plan.regions[0].step_s == pytest.approx(128 / 200)
+    # The parameter server has a machine of its own; both of these send and get by 2.5 Gbit/s.
+    lan_s = 2 * 2 * 32 * plan.model.num_params / 2.5e9
+    assert plan.regions[0].step_s == pytest.approx(128 / 200 + lan_s)
     none = "plan.regions.us.machines=[{type: g5.xlarge, cap: 4, rows_per_s: 100}]"
     with pytest.raises(PlanInfeasibleError, match="'us' has data and no machine is named"):
         planned(*have, none, policy="fixed")

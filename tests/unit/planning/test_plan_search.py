@@ -13,6 +13,7 @@ import pytest
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from geo_ray.errors import PlanInfeasibleError
+from geo_ray.planning.model.timing import Pattern
 from geo_ray.planning.model.work import JobWork
 from geo_ray.planning.policies.cloudless import cloudless, everything
 from geo_ray.planning.policies.optimal import front, optimal
@@ -46,7 +47,12 @@ def links(names: list[str], rng: random.Random) -> LinkTable:
     )
 
 
+def _pattern(rng: random.Random) -> Pattern:
+    return Pattern("when_late", "always") if rng.random() < 0.5 else Pattern()
+
+
 def scenario(seed: int, regions: int = 3, offers: int = 3, cap: int = 3, **more) -> Request:
+    lost_share = more.pop("lost_share", 0.0)
     rng = random.Random(seed)
     names = [f"r{i}" for i in range(regions)]
     sites = []
@@ -63,17 +69,18 @@ def scenario(seed: int, regions: int = 3, offers: int = 3, cap: int = 3, **more)
                     lambda hours, price=price: price * hours,
                     speed,
                     rng.randint(1, cap),
-                    lost_share=0.05 if market == "spot" else 0.0,
+                    lost_share=lost_share if market == "spot" else 0.0,
                 )
             )
+        fixed_s, lan_s = rng.choice([0.0, 0.02]), rng.choice([0.0, 0.01])
+        rentals = [dataclasses.replace(rental, lan_s=lan_s) for rental in rentals]
         stands = rng.uniform(0, 0.2)
         sites.append(
             Site(
                 name,
                 rentals,
                 lambda hours, stands=stands: stands * hours,
-                fixed_s=rng.choice([0.0, 0.02]),
-                lan_s=rng.choice([0.0, 0.01]),
+                fixed_s=fixed_s,
             )
         )
     work = JobWork(
@@ -81,7 +88,7 @@ def scenario(seed: int, regions: int = 3, offers: int = 3, cap: int = 3, **more)
         rows_per_step=60,
         rows={name: rng.choice([1000, 2000, 3000]) for name in names},
         num_params=2_000_000,
-        overlaps=rng.random() < 0.5,
+        pattern=_pattern(rng),
         startup_s=20,
     )
     prices = {(a, b): rng.choice([0.02, 0.09]) for a in names for b in names if a != b}
@@ -241,9 +248,9 @@ def test_the_tree_and_highs_agree(seed):
     speed_I = rng.uniform(1, 20, 8)
     price_I = speed_I * rng.uniform(0.03, 0.06, 8)
     cap_I = rng.integers(1, 6, 8).astype(float)
-    lan_s = [0.0, 0.02][seed % 2]
+    lan_I, room_I = np.full(8, [0.0, 0.02][seed % 2]), rng.integers(5, 40, 8)
     for room_s in (0.8, 1.5, 3.0, 1e-3):
-        cover = Cover(price_I, speed_I, cap_I, 40, room_s, lan_s, 40)
+        cover = Cover(price_I, speed_I, cap_I, 40, room_s, lan_I, room_I, 40)
         ours, theirs_I = cheapest_cover(cover), by_highs(cover)
         assert (ours.counts_I is None) == (theirs_I is None)
         if theirs_I is not None:
@@ -254,11 +261,12 @@ def test_the_tree_and_highs_agree(seed):
 
 def by_highs(cover: Cover) -> np.ndarray | None:
     """The same by integer programming: one program for every number of machines."""
-    best_I, least = None, np.inf
-    numbers = range(1, int(min(cover.most, cover.cap_I.sum())) + 1) if cover.lan_s else [None]
+    best_I, least, lan_s = None, np.inf, float(cover.lan_I[0])  # the same for all
+    numbers = range(1, int(min(cover.most, cover.cap_I.sum())) + 1) if lan_s else [None]
     for number in numbers:
-        room_s = cover.room_s - cover.lan_s * (number or 0)
+        room_s = cover.room_s - lan_s * (number or 0)
         each_I = np.floor(np.maximum(room_s, 0.0) * cover.speed_I * (1 + CLOSE))
+        each_I = np.minimum(each_I, cover.room_I)
         ones = np.ones(len(each_I))
         answer = milp(
             cover.price_I,
@@ -309,7 +317,12 @@ def test_more_machines_than_rows_are_not_rented():
 @pytest.mark.parametrize("seed", range(2))
 def test_many_types_leave_no_gap_where_machines_do_not_slow_each_other_down(seed):
     many = scenario(seed, regions=6, offers=120, cap=16)
-    sites = [dataclasses.replace(site, lan_s=0.0) for site in many.sites]
+    sites = [
+        dataclasses.replace(
+            site, rentals=[dataclasses.replace(rental, lan_s=0.0) for rental in site.rentals]
+        )
+        for site in many.sites
+    ]
     assert optimal(dataclasses.replace(many, sites=sites)).gap <= 1e-4
 
 
@@ -324,3 +337,52 @@ def test_the_front_is_every_plan_that_none_beats(seed):
     assert plans[0].total_s == pytest.approx(wanted[0].seconds), "the fastest is not"
     assert [p.total_s for p in plans] == pytest.approx([f.seconds for f in wanted], rel=1e-3)
     assert [p.total_usd for p in plans] == pytest.approx([f.usd for f in wanted], rel=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("objective", ["cost", "time"])
+def test_preemptions_make_all_wait_and_the_gap_is_true(seed, objective):
+    request = scenario(
+        seed, regions=2, offers=2, cap=3, lost_share=0.03, objective=objective,
+        work=JobWork(1000, 60, {"r0": 1.0, "r1": 2.0}, 2_000_000, startup_s=20),
+    )  # fmt: skip
+    all_of_them = every(request)
+    for found in all_of_them[:50]:
+        spot = sum(
+            n
+            for site, pick in zip(request.sites, found.picks, strict=True)
+            for rental, n in zip(site.rentals, pick.counts, strict=True)
+            if rental.market == "spot"
+        )
+        trained_s = 1000 * found.pace_s / (1 - 0.03 * spot)
+        assert found.seconds == pytest.approx(20 + trained_s + found.option.last_s)
+    middle = sorted(found.seconds for found in all_of_them)[len(all_of_them) // 4]
+    for limits in (Limits(), Limits(deadline_s=middle)):
+        values = [
+            f.usd if objective == "cost" else f.seconds
+            for f in all_of_them
+            if f.seconds <= limits.deadline_s
+        ]
+        plan = optimal(Request(**{**_fields(request), "limits": limits}), gap=0.0)
+        value = plan.total_usd if objective == "cost" else plan.total_s
+        assert value * (1 - plan.gap) <= min(values) * (1 + 1e-9)
+        most = min(values) * (1.02 if objective == "cost" else 1.05)
+        assert min(values) * (1 - 1e-9) <= value <= most
+
+
+def test_who_waits_for_nobody_is_held_up_by_its_own_machines_alone():
+    apart = Pattern("never", "always", together=False)
+    request = scenario(3, regions=2, offers=2)
+    request = dataclasses.replace(
+        request,
+        work=dataclasses.replace(request.work, pattern=apart),
+        sites=[
+            dataclasses.replace(
+                site, rentals=[dataclasses.replace(r, lost_share=0.03) for r in site.rentals]
+            )
+            for site in request.sites
+        ],
+    )
+    for found in every(request)[:50]:
+        most = max(sum(pick.counts) for pick in found.picks)
+        assert found.stall == pytest.approx(1 / (1 - 0.03 * most))

@@ -71,7 +71,7 @@ class Recorded(Shard):
 
     applied: list[Tensor]
 
-    def ask(self, operation, *arguments):
+    def ask(self, operation, *arguments, change=None):
         if operation is Shard.apply:
             self.applied.append(self._combine(arguments[0]).clone())
         return super().ask(operation, *arguments)

@@ -3,34 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
+
+from pydantic import BaseModel
 
 from geo_ray.clouds.price import INTERNET, PriceRecord
 from geo_ray.clouds.price_book import PriceBook
 from geo_ray.config.experiment import Experiment
-from geo_ray.errors import ConfigError, PriceBookError, ProfileError
-from geo_ray.planning.config import MachineConfig, PlanConfig, RegionOffer
+from geo_ray.errors import ConfigError, PriceBookError
+from geo_ray.job.build import last_errors
+from geo_ray.job.plans.machines import section_of, site_of
+from geo_ray.job.plans.sizes import ModelSize
+from geo_ray.planning.config import PlanConfig
 from geo_ray.planning.model.start_model import StartModel, fit_start
-from geo_ray.planning.model.step_model import StepModel, fit_steps
+from geo_ray.planning.model.step_model import fit_steps
+from geo_ray.planning.model.timing import Pattern
 from geo_ray.planning.model.work import HOUR_S, JobWork
 from geo_ray.planning.policies.fixed import Counts
 from geo_ray.planning.profile import Profile
-from geo_ray.planning.request import Rental, Request, Site
+from geo_ray.planning.request import Request
 from geo_ray.planning.residency import allowed_averagers
 from geo_ray.planning.search.ways import Limits
-from geo_ray.planning.section import no_plan_section
 from geo_ray.planning.tradeoffs import BITS_PER_PARAM
 from geo_ray.transport.links.table import LinkTable
 
 _INTERVALS: Final = tuple(2**n for n in range(10))
-_MONTH_H: Final = 730.0
 
 
 def request_of(
     experiment: Experiment,
-    num_params: int,
+    size: ModelSize,
     rows: Mapping[str, float],
     book: PriceBook,
     links: LinkTable,
@@ -40,7 +43,7 @@ def request_of(
 
     Args:
         experiment: the run; has a section `plan`.
-        num_params: of its model.
+        size: of its model.
         rows: of training data by region.
         book: prices.
         links: of every pair of regions.
@@ -58,12 +61,13 @@ def request_of(
     _check_strategy(experiment)
     names = list(experiment.region_names)
     start = _start(plan, profile)
+    intervals = _intervals(experiment, plan)
     work = JobWork(
         steps=experiment.train.steps * max(1, experiment.worker_steps),
         rows_per_step=sum(r.rows_per_step(experiment.data.batch_size) for r in experiment.regions),
         rows={name: plan.regions[name].rows or rows[name] for name in names},
-        num_params=num_params,
-        overlaps=experiment.strategy.traits.exchange.stands_still != "always",
+        num_params=size.num_params,
+        pattern=_pattern(experiment, intervals),
         startup_s=start.fixed_s,
         worker_start_s=start.worker_s,
         evaluations_s=_evaluations_s(experiment, profile),
@@ -73,11 +77,11 @@ def request_of(
     preferred = experiment.averager_region
     return Request(
         work=work,
-        sites=[_site(name, plan, book, measured.get(name)) for name in names],
+        sites=[site_of(name, experiment, book, measured.get(name), size) for name in names],
         links=links,
         usd_per_gb=_egress(plan, names, book),
         averagers=sorted(hosts, key=lambda name: name != preferred),
-        intervals=_intervals(experiment, plan),
+        intervals=intervals,
         codecs=_codecs(experiment, plan),
         loss_budget=plan.loss_budget,
         objective=plan.objective,
@@ -86,6 +90,7 @@ def request_of(
             math.inf if plan.budget_usd is None else plan.budget_usd,
         ),
         overhead_s={} if profile is None else {p.codec: p.overhead_s for p in profile.exchanges},
+        last_errors=last_errors(experiment),
     )
 
 
@@ -116,26 +121,6 @@ def _records(plan: PlanConfig, book: PriceBook) -> Iterator[PriceRecord]:
             if other != name:
                 to = there.at if region.cloud == there.cloud else INTERNET
                 yield book.egress(region.cloud, region.at, to)
-
-
-def section_of(experiment: Experiment) -> PlanConfig:
-    """The section `plan`.
-
-    Raises:
-        ConfigError: there is none, or its regions are not those of the run.
-    """
-    plan = experiment.plan
-    if plan is None:
-        raise no_plan_section(experiment.region_names)
-    missing = [name for name in experiment.region_names if name not in plan.regions]
-    unknown = [name for name in plan.regions if name not in experiment.region_names]
-    if missing or unknown:
-        raise ConfigError(
-            f"plan.regions: they are not those of the run; {', '.join(missing + unknown)} is in "
-            "one only",
-            fix=f"Say there what could be rented in {', '.join(experiment.region_names)}.",
-        )
-    return plan
 
 
 def _check_strategy(experiment: Experiment) -> None:
@@ -180,78 +165,6 @@ def _evaluations_s(experiment: Experiment, profile: Profile | None) -> float:
     return (between + 1) * profile.evaluation_s
 
 
-def _speed(name: str, machine: MachineConfig, measured: StepModel | None) -> float:
-    if machine.rows_per_s is not None:
-        return machine.rows_per_s
-    row_s = None if measured is None else measured.row_s.get(machine.type)
-    if row_s is None:
-        raise ConfigError(
-            f"plan.regions.{name}: nothing is known of the speed of {machine.type}",
-            fix=f"Give its rows_per_s, or measure it: geo-ray profile --machine "
-            f"{name}={machine.type}.",
-        )
-    if row_s <= 0:
-        raise ProfileError(
-            f"region '{name}': in the profile a step on {machine.type} takes no longer with more "
-            "rows",
-            fix="Measure batches that differ more: geo-ray profile --batch-sizes.",
-        )
-    return 1 / row_s
-
-
-def _site(name: str, plan: PlanConfig, book: PriceBook, measured: StepModel | None) -> Site:
-    offer = plan.regions[name]
-    fixed_s = 0.0 if measured is None else measured.fixed_s
-    lan_s = 0.0 if measured is None else measured.lan_s
-    rentals, edges_h = [], _edges_h_of_server(offer, book)
-    for machine in offer.machines:
-        for market in machine.markets:
-            record = book.instance(offer.cloud, offer.at, machine.type, market)
-            edges_h |= {tier.after_h for tier in record.age_tiers}
-            is_spot = market == "spot"
-            lost = plan.spot.preemptions_per_h * plan.spot.lost_s / HOUR_S if is_spot else 0.0
-            rentals.append(
-                Rental(
-                    machine.type,
-                    market,
-                    _hourly(book, record),
-                    _speed(name, machine, measured),
-                    0 if record.stock == "none" else machine.cap,
-                    min(lost, 0.9),
-                )
-            )
-    return Site(
-        name,
-        rentals,
-        _standing(offer, book),
-        fixed_s=fixed_s if plan.step_overhead_s is None else plan.step_overhead_s,
-        lan_s=lan_s if plan.lan_s_per_machine is None else plan.lan_s_per_machine,
-        edges_h=frozenset(edges_h),
-    )
-
-
-def _edges_h_of_server(offer: RegionOffer, book: PriceBook) -> set[float]:
-    if offer.server is None:
-        return set()
-    record = book.instance(offer.cloud, offer.at, offer.server)
-    return {tier.after_h for tier in record.age_tiers}
-
-
-def _hourly(book: PriceBook, record: PriceRecord) -> Callable[[float], float]:
-    book.usd_of_hours(record, 1.0)  # a currency without a rate is told now
-    return partial(book.usd_of_hours, record)
-
-
-def _standing(offer: RegionOffer, book: PriceBook) -> Callable[[float], float]:
-    parts: list[Callable[[float], float]] = []
-    if offer.server is not None:
-        parts.append(_hourly(book, book.instance(offer.cloud, offer.at, offer.server)))
-    if offer.disk is not None:
-        monthly = book.usd_of_volume(book.disk(offer.cloud, offer.at, offer.disk), offer.disk_gb)
-        parts.append(lambda hours: monthly * hours / _MONTH_H)
-    return lambda hours: sum(part(hours) for part in parts)
-
-
 def _egress(
     plan: PlanConfig, names: Sequence[str], book: PriceBook
 ) -> dict[tuple[str, str], float]:
@@ -283,6 +196,32 @@ def _intervals(experiment: Experiment, plan: PlanConfig) -> list[int]:
     return [each * local for each in dict.fromkeys(choices)]
 
 
+def _pattern(experiment: Experiment, intervals: Sequence[int]) -> Pattern:
+    """How the strategy exchanges, as it says itself for each interval; in local steps."""
+    strategy, local = experiment.strategy, max(1, experiment.worker_steps)
+    present = strategy.traits
+    every, hidden = {}, {}
+    for interval in intervals:
+        exchange = present.exchange
+        if exchange.interval is not None and isinstance(strategy, BaseModel):
+            changed = {"interval": max(1, interval // local)}
+            exchange = strategy.model_copy(update=changed).traits.exchange
+        every[interval] = exchange.every * local
+        if exchange.hidden_steps is not None:
+            hidden[interval] = min(exchange.hidden_steps, exchange.every) * local
+    return Pattern(
+        present.exchange.stands_still,
+        present.exchange.last,
+        present.exchange.fragments,
+        present.averager.bound is not None,
+        present.exchange.by_speed,
+        present.in_rounds or present.averager.bound is not None,
+        local,
+        every,
+        hidden,
+    )
+
+
 def _codecs(experiment: Experiment, plan: PlanConfig) -> list[str | None]:
     if plan.codecs is not None:
         unknown = [codec for codec in plan.codecs if codec not in BITS_PER_PARAM]
@@ -294,5 +233,12 @@ def _codecs(experiment: Experiment, plan: PlanConfig) -> list[str | None]:
             )
         return list(plan.codecs)
     up = experiment.codec.up
-    present = up.kind if up is not None and up.kind in BITS_PER_PARAM else None
+    present = None if up is None else up.kind
+    if present not in BITS_PER_PARAM:
+        known = ", ".join(str(codec or "null") for codec in BITS_PER_PARAM)
+        raise ConfigError(
+            f"codec {present} cannot be planned: nobody knows how small it makes an update and "
+            "what it costs in loss",
+            fix=f"Name plan.codecs, to choose among {known}; or ask `geo-ray simulate`.",
+        )
     return list(dict.fromkeys([present, *BITS_PER_PARAM]))

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from geo_ray.errors import TaskOutputError
-from geo_ray.job.build import initial_parameters, model_size
+from geo_ray.job.build import initial_parameters, parameter_count
 from geo_ray.tasks.guard import outlined_model
 
 WIDTH = 1_000_000
@@ -36,7 +36,7 @@ class LooksAtValues(nn.Module):
 
 def test_a_model_too_large_for_any_machine_is_counted() -> None:
     task: Any = AnyTask(lambda: nn.Linear(WIDTH, WIDTH))
-    assert model_size(task, 0) == WIDTH * WIDTH + WIDTH
+    assert parameter_count(task, 0) == WIDTH * WIDTH + WIDTH
     assert outlined_model(task, 0).weight.is_meta
 
 
@@ -48,18 +48,18 @@ def test_a_shared_parameter_and_a_frozen_one() -> None:
         return nn.Sequential(first, second)
 
     task: Any = AnyTask(make)
-    assert model_size(task, 0) == initial_parameters(task, 0).numel() == 30
+    assert parameter_count(task, 0) == initial_parameters(task, 0).numel() == 30
 
 
 def test_a_model_that_looks_at_values_is_made_in_full() -> None:
     task: Any = AnyTask(LooksAtValues)
-    assert model_size(task, 0) == initial_parameters(task, 0).numel() == 28
+    assert parameter_count(task, 0) == initial_parameters(task, 0).numel() == 28
 
 
 def test_the_generator_is_left_as_it_was() -> None:
     task: Any = AnyTask(lambda: nn.Linear(4, 4))
     before = torch.get_rng_state()
-    model_size(task, 7)
+    parameter_count(task, 7)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -69,4 +69,4 @@ def test_what_is_wrong_with_a_task_is_told() -> None:
 
     task: Any = AnyTask(broken)
     with pytest.raises(TaskOutputError, match="no such size"):
-        model_size(task, 0)
+        parameter_count(task, 0)

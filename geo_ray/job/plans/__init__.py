@@ -1,0 +1,1 @@
+"""The question of a plan: what a job, its regions and their machines are."""

@@ -1,0 +1,235 @@
+"""Where carried values lie in a vector of bytes, and how several such vectors become one.
+
+    | means of variances | those variances | other floats | integers | what a region keeps |
+      fp32                 fp32              fp32           int64      raw
+    |------------------ exchanged between regions ------------------|
+
+Floats become the mean by rows. A variance about a mean that moves is not the mean of variances: by
+the law of total variance it is ``sum_i q_i (v_i + (m_i - m)^2)``. Of integers the largest counts.
+
+Shape legend: B = bytes of the whole vector; E = of what is exchanged; F = floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from geo_ray.errors import TaskStateError
+from geo_ray.tasks.carry import FLOATS, CarriedEntry, carried_entries, state_of
+
+_LINE_BYTES = 64  # what lies behind the vector begins on a cache line
+_INTEGER_BYTES = 8
+
+
+@dataclass(frozen=True)
+class CarryLayout:
+    """See the module's docstring.
+
+    Attributes:
+        entries: what is carried.
+    """
+
+    entries: tuple[CarriedEntry, ...]
+
+    @classmethod
+    def of(cls, task: object, module: nn.Module) -> CarryLayout:
+        """The layout of a task's model; empty if it carries nothing.
+
+        Raises:
+            TaskStateError: see `carried_entries`.
+        """
+        return cls(carried_entries(task, module))
+
+    @cached_property
+    def _variances(self) -> tuple[CarriedEntry, ...]:
+        return tuple(entry for entry in self.entries if entry.variance_of is not None)
+
+    @cached_property
+    def _places(self) -> dict[str, tuple[int, int]]:
+        """First and last byte of every entry."""
+        by_name = {entry.name: entry for entry in self.entries}
+        means = [by_name[str(entry.variance_of)] for entry in self._variances]
+        paired = {entry.name for entry in (*means, *self._variances)}
+        shared = [e for e in self.entries if e.rule == "mean" and e.name not in paired]
+        floats = [entry for entry in shared if entry.torch_dtype in FLOATS]
+        integers = [entry for entry in shared if entry.torch_dtype not in FLOATS]
+        kept = [entry for entry in self.entries if entry.rule == "region"]
+        places, at = {}, 0
+        for group, width in (([*means, *self._variances, *floats], 4), (integers, _INTEGER_BYTES)):
+            at = _up(at, width)
+            for entry in group:
+                places[entry.name] = (at, at + width * entry.count)
+                at += width * entry.count
+        for entry in kept:
+            at = _up(at, _INTEGER_BYTES)
+            places[entry.name] = (at, at + entry.torch_dtype.itemsize * entry.count)
+            at = places[entry.name][1]
+        return places
+
+    @cached_property
+    def num_floats(self) -> int:
+        """F: floats at the vector's beginning."""
+        ends = [e for entry, (_, e) in self._with_places("mean") if entry.torch_dtype in FLOATS]
+        return max(ends, default=0) // 4
+
+    @cached_property
+    def exchanged_bytes(self) -> int:
+        """E: bytes at the beginning that regions exchange."""
+        return max((stop for _, (_, stop) in self._with_places("mean")), default=0)
+
+    @cached_property
+    def size_bytes(self) -> int:
+        """B: bytes of the vector, whole cache lines."""
+        last = max((stop for _, stop in self._places.values()), default=0)
+        return _up(last, _LINE_BYTES)
+
+    @property
+    def size_floats(self) -> int:
+        """The vector's length where it lies before parameters, as so many fp32."""
+        return self.size_bytes // 4
+
+    def combine(self, vectors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+        """One vector of several.
+
+        Args:
+            vectors: uint8 (B,) or (E,) each, all alike; what is a region's own is the first's.
+            weights: of each, not all 0.
+
+        Returns:
+            A new vector; the very bits of one that is alone.
+        """
+        first_B = vectors[0].clone()
+        if len(vectors) == 1:
+            return first_B
+        total = sum(weights)
+        shares = [weight / total for weight in weights]
+        stop = 4 * self.num_floats
+        floats = [vector[:stop].view(torch.float32) for vector in vectors]
+        mean_F = torch.mul(floats[0], shares[0])
+        for each_F, share in zip(floats[1:], shares[1:], strict=True):
+            mean_F.add_(each_F, alpha=share)
+        count = sum(entry.count for entry in self._variances)
+        if count:
+            mean_M = mean_F[:count]
+            for each_F, share in zip(floats, shares, strict=True):
+                mean_F[count : 2 * count].add_((each_F[:count] - mean_M).square(), alpha=share)
+        first_B[:stop].view(torch.float32).copy_(mean_F)
+        self._take_largest(first_B, vectors[1:])
+        return first_B
+
+    def renewed(self, mean_E: Tensor, share: float, sent_E: Tensor, now_B: Tensor) -> Tensor:
+        """A region's vector after an exchange during which it has gone on.
+
+        Its own part in the mean is as old as its request. It is replaced by what is there now, with
+        the same weight.
+
+        Args:
+            mean_E: the averager's answer.
+            share: the region's weight in it.
+            sent_E: what the region had sent.
+            now_B: what it has now.
+        """
+        new_B = now_B.clone()
+        sent, now = sent_E, now_B[: self.exchanged_bytes]
+        new_B[: self.exchanged_bytes] = mean_E
+        if torch.equal(sent, now):
+            return new_B
+        stop = 4 * self.num_floats
+        new_F = new_B[:stop].view(torch.float32)
+        new_F.add_(now[:stop].view(torch.float32) - sent[:stop].view(torch.float32), alpha=share)
+        count = sum(entry.count for entry in self._variances)
+        new_F[count : 2 * count].clamp_(min=0)  # not below by rounding
+        self._take_largest(new_B, [now_B])
+        return new_B
+
+    def with_statistics(
+        self, home: str, vectors: Mapping[str, Tensor], rows: Mapping[str, float]
+    ) -> Tensor:
+        """A region's vector with means and variances over all regions.
+
+        Args:
+            home: the region.
+            vectors: uint8 (B,) by region.
+            rows: weights of the regions.
+        """
+        new_B = vectors[home].clone()
+        stop = 8 * sum(entry.count for entry in self._variances)
+        names = sorted(vectors)
+        if stop and any(not torch.equal(vectors[n][:stop], new_B[:stop]) for n in names):
+            weights = [rows.get(name, 1.0) for name in names]
+            new_B[:stop] = self.combine([vectors[name] for name in names], weights)[:stop]
+        return new_B
+
+    def is_finite(self, vector: Tensor) -> bool:
+        """Whether all floats that are averaged are finite."""
+        floats_F = vector[: 4 * self.num_floats].view(torch.float32)
+        return bool(torch.isfinite(floats_F).all())
+
+    def read(self, module: nn.Module) -> Tensor:
+        """The present values of a module as a vector, uint8 (B,)."""
+        vector_B = torch.zeros(self.size_bytes, dtype=torch.uint8)
+        self.read_into(module, vector_B)
+        return vector_B
+
+    def read_into(self, module: nn.Module, vector_B: Tensor) -> None:
+        """The same into a vector that is there.
+
+        Raises:
+            TaskStateError: a value has another shape or type than at the start.
+        """
+        tensors = state_of(module)
+        for entry, (start, stop) in self._with_places():
+            tensor = tensors.get(entry.name)
+            if tensor is None or _kind(tensor) != (entry.shape, entry.torch_dtype):
+                found = "gone" if tensor is None else f"{tensor.dtype}{list(tensor.shape)}"
+                raise TaskStateError(
+                    f"the model's {entry.name!r} was {entry.dtype}{list(entry.shape)} and is "
+                    f"{found} now",
+                    fix="Keep shape and type of what `carry` names.",
+                )
+            flat = vector_B[start:stop].view(self._dtype(entry))
+            flat.copy_(tensor.detach().reshape(-1))
+
+    def write(self, vector_B: Tensor, module: nn.Module) -> None:
+        """Give a module the values of a vector, uint8 (B,); or (E,), then those in it."""
+        tensors = state_of(module)
+        for entry, (start, stop) in self._with_places():
+            if stop <= vector_B.numel():
+                flat = vector_B[start:stop].view(self._dtype(entry))
+                with torch.no_grad():
+                    tensors[entry.name].copy_(flat.view(entry.shape))
+
+    def names(self) -> frozenset[str]:
+        """Of all entries."""
+        return frozenset(self._places)
+
+    def _take_largest(self, into: Tensor, others: Sequence[Tensor]) -> None:
+        start = _up(4 * self.num_floats, _INTEGER_BYTES)
+        if start >= self.exchanged_bytes:
+            return
+        largest = into[start : self.exchanged_bytes].view(torch.int64)
+        for other in others:
+            theirs = other[start : self.exchanged_bytes].view(torch.int64)
+            largest.copy_(torch.maximum(largest, theirs))
+
+    def _with_places(self, rule: str | None = None) -> list[tuple[CarriedEntry, tuple[int, int]]]:
+        wanted = [entry for entry in self.entries if rule in (None, entry.rule)]
+        return [(entry, self._places[entry.name]) for entry in wanted]
+
+    def _dtype(self, entry: CarriedEntry) -> torch.dtype:
+        if entry.rule == "region":
+            return entry.torch_dtype
+        return torch.float32 if entry.torch_dtype in FLOATS else torch.int64
+
+
+def _kind(tensor: Tensor) -> tuple[tuple[int, ...], torch.dtype]:
+    return tuple(tensor.shape), tensor.dtype
+
+
+def _up(count: int, step: int) -> int:
+    return -(-count // step) * step

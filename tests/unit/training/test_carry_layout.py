@@ -1,0 +1,265 @@
+"""The vector of carried values: what lies where, how several become one, what comes in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from geo_ray.errors import FrameError, InvariantError, NonFiniteError, TaskStateError
+from geo_ray.runtime.messages.exchange import (
+    payload_bytes,
+    read_reply,
+    read_update,
+    reply_meta,
+    update_meta,
+)
+from geo_ray.strategies.base import Reply, Update
+from geo_ray.tasks.carry import carried_entries, rules_of
+from geo_ray.training.averager.averager_carry import AveragerCarry
+from geo_ray.training.compute.carry_layout import CarryLayout
+from geo_ray.training.compute.precise import StatisticsBoard
+from geo_ray.training.compute.state_guard import StateGuard, check_constants, constants_of
+from geo_ray.training.exchange.saved import load_messages, save_messages
+
+
+class Task:
+    def __init__(self, **carry: str) -> None:
+        self.carry = {name.replace("__", "."): rule for name, rule in carry.items()}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.register_buffer("short", torch.tensor([1.5, -2.25], dtype=torch.bfloat16))
+        self.register_buffer("seen", torch.tensor([2**40, 7]))
+        self.register_buffer("on", torch.tensor([True, False]))
+        self.register_buffer("names", torch.tensor([3.0, 4.0], dtype=torch.float64))
+        self.register_buffer("fixed", torch.ones(2))
+
+
+ALL = {"short": "mean", "seen": "mean", "on": "mean", "names": "region"}
+
+
+def layout_of(net: Net) -> CarryLayout:
+    return CarryLayout.of(Task(**ALL), net)
+
+
+def test_every_type_comes_back_to_the_bit() -> None:
+    net, other = Net(), Net()
+    with torch.no_grad():
+        net.norm.running_mean.copy_(torch.randn(3))
+        net.names.copy_(torch.tensor([0.1, float("nan")], dtype=torch.float64))
+    layout = layout_of(net)
+    layout.write(layout.read(net), other)
+    for (name, value), back in zip(net.named_buffers(), other.buffers(), strict=True):
+        assert torch.equal(value.nan_to_num(), back.nan_to_num()), name
+    assert bool(other.names[1].isnan())
+    assert layout.size_bytes % 64 == 0 and layout.exchanged_bytes == 4 * 8 + 8 * 5
+
+
+def test_the_means_of_types() -> None:
+    nets = [Net(), Net()]
+    with torch.no_grad():
+        nets[1].short.copy_(torch.tensor([2.5, 2.25]))
+        nets[1].seen.copy_(torch.tensor([3, 9]))
+        nets[1].on.copy_(torch.tensor([False, True]))
+        nets[1].names.fill_(9.0)
+        nets[0].norm.running_mean.fill_(1.0)
+        nets[1].norm.running_mean.fill_(5.0)
+    layout = layout_of(nets[0])
+    both = Net()
+    layout.write(layout.combine([layout.read(net) for net in nets], [3.0, 1.0]), both)
+    assert both.short.tolist() == [1.75, -1.125]
+    assert both.seen.tolist() == [2**40, 9] and both.on.tolist() == [True, True]
+    assert both.names.tolist() == [3.0, 4.0]
+    assert both.norm.running_mean.tolist() == [2.0] * 3
+    assert both.norm.running_var.tolist() == [1.0 + 0.75 * 1.0 + 0.25 * 9.0] * 3
+
+
+def test_an_own_share_is_renewed_and_never_leaves_what_was_there() -> None:
+    nets = [Net(), Net()]
+    with torch.no_grad():
+        nets[1].norm.running_var.fill_(1e-30)
+        nets[0].norm.running_var.fill_(10.0)
+    layout = layout_of(nets[0])
+    sent_B, other_B = (layout.read(net) for net in nets)
+    mean_B = layout.combine([sent_B, other_B], [1.0, 1.0])
+    end = layout.exchanged_bytes
+    assert torch.equal(layout.renewed(mean_B[:end], 0.5, sent_B[:end], sent_B)[:end], mean_B[:end])
+    with torch.no_grad():
+        nets[0].norm.running_var.fill_(1e-30)  # it went on meanwhile
+        nets[0].seen.fill_(2**41)
+    new = Net()
+    layout.write(layout.renewed(mean_B[:end], 0.5, sent_B[:end], layout.read(nets[0])), new)
+    assert (new.norm.running_var >= 0).all() and (new.norm.running_var < 1e-6).all()
+    assert new.seen.tolist() == [2**41, 2**41]
+
+
+@pytest.mark.parametrize(
+    ("carry", "part"),
+    [
+        ({"queu*": "mean"}, "'queu*' is the name of no buffer"),
+        ({"norm.weight": "mean"}, "only of what is trained (norm.weight)"),
+        ({"names": "mean"}, "torch.float64, which has no mean"),
+        ({"short": "average"}, "the rule 'average'"),
+    ],
+)
+def test_what_cannot_be_carried_is_named(carry: dict[str, str], part: str) -> None:
+    task: Any = Task()
+    task.carry = carry
+    with pytest.raises(TaskStateError) as caught:
+        carried_entries(task, Net())
+    assert part in caught.value.message
+
+
+def test_a_tasks_own_rule_comes_before_that_of_batch_norm() -> None:
+    task: Any = Task()
+    task.carry = {"norm.*": "region"}
+    assert set(rules_of(task, Net()).values()) == {"region"}
+    assert CarryLayout.of(task, Net()).exchanged_bytes == 0
+
+
+def test_a_value_that_changes_its_shape_is_named() -> None:
+    net = Net()
+    layout = layout_of(net)
+    net.short = torch.zeros(3, dtype=torch.bfloat16)
+    with pytest.raises(TaskStateError, match=r"'short' was bfloat16\[2\]"):
+        layout.read(net)
+
+
+# ------------------------------------------------------------------ on its way
+
+CARRIED = torch.arange(72, dtype=torch.uint8)
+UPDATE = Update("a", 1, 2, 0, 8, torch.randn(5), carried_E=CARRIED)
+REPLY = Reply("a", 2, 1, 8, torch.randn(5), carried_E=CARRIED, carried_share=0.25)
+
+
+def test_messages_bring_it_behind_their_payload() -> None:
+    bytes_in = payload_bytes(UPDATE)
+    assert bytes_in.nbytes == UPDATE.size_bytes == 20 + 72
+    update = read_update(update_meta(UPDATE), bytes_in)
+    assert torch.equal(update.payload_P, UPDATE.payload_P)
+    assert torch.equal(update.carried_E, CARRIED)
+    reply = read_reply(reply_meta(REPLY), payload_bytes(REPLY))
+    assert torch.equal(reply.carried_E, CARRIED) and reply.carried_share == 0.25
+
+
+def test_without_it_a_header_says_nothing_of_it() -> None:
+    plain = Update("a", 1, 2, 0, 8, torch.randn(5))
+    assert "carried_bytes" not in update_meta(plain)
+    assert read_update(update_meta(plain), payload_bytes(plain)).carried_E.numel() == 0
+
+
+@pytest.mark.parametrize("size", [0, 93, -1, "72"])
+def test_a_size_that_does_not_fit_is_refused(size: Any) -> None:
+    meta = update_meta(UPDATE) | {"carried_bytes": size}
+    with pytest.raises(FrameError, match="carried_bytes"):
+        read_update(meta, payload_bytes(UPDATE))
+
+
+def test_saved_messages_have_it_once_where_they_share_it() -> None:
+    replies = [REPLY, Reply("b", 3, 1, 8, REPLY.payload_P, carried_E=CARRIED, carried_share=0.75)]
+    tensors, rows = save_messages("answers", replies)
+    assert sum(name.endswith("/carried") for name in tensors) == 1
+    back = load_messages(Reply, tensors, rows)
+    assert [reply.carried_share for reply in back] == [0.25, 0.75]
+    assert all(torch.equal(reply.carried_E, CARRIED) for reply in back)
+
+
+def test_the_averager_refuses_what_is_not_finite_or_has_another_size() -> None:
+    layout = layout_of(Net())
+    carry = AveragerCarry(layout)
+    good_E = layout.read(Net())[: layout.exchanged_bytes]
+    carry.check(Update("a", 1, 1, 0, 4, torch.zeros(1), carried_E=good_E))
+    with pytest.raises(InvariantError, match="carried bytes"):
+        carry.check(Update("a", 1, 1, 0, 4, torch.zeros(1), carried_E=good_E[:-1]))
+    bad_E = good_E.clone()
+    bad_E[:4].view(torch.float32).fill_(float("nan"))
+    with pytest.raises(NonFiniteError, match="carries"):
+        carry.check(Update("a", 1, 1, 0, 4, torch.zeros(1), carried_E=bad_E))
+
+
+def test_a_region_without_rows_keeps_its_weight_and_one_that_left_has_none() -> None:
+    layout = layout_of(Net())
+    carry, net = AveragerCarry(layout), Net()
+    for region, rows, value in (("a", 4, 1.0), ("b", 12, 5.0), ("a", 0, 3.0)):
+        with torch.no_grad():
+            net.norm.running_mean.fill_(value)
+        vector_E = layout.read(net)[: layout.exchanged_bytes]
+        carry.take(Update(region, 1, 1, 0, rows, torch.zeros(1), carried_E=vector_E))
+    (reply,) = carry.beside([Reply("a", 1, 1, 0, torch.zeros(1))])
+    assert reply.carried_share == 0.25
+    assert reply.carried_E[:12].view(torch.float32).tolist() == [0.25 * 3.0 + 0.75 * 5.0] * 3
+    restored = AveragerCarry(layout)
+    restored.restore(*carry.export())
+    (again,) = restored.beside([Reply("a", 1, 1, 0, torch.zeros(1))])
+    assert torch.equal(again.carried_E, reply.carried_E)
+    restored.leave("b")
+    (alone,) = restored.beside([Reply("a", 1, 1, 0, torch.zeros(1))])
+    assert alone.carried_share == 1.0 and alone.carried_E[:4].view(torch.float32).item() == 3.0
+
+
+def test_statistics_wait_for_all_who_are_left() -> None:
+    layout = layout_of(Net())
+    board = StatisticsBoard(layout, {"a": 1.0, "b": 3.0, "c": 5.0})
+    vectors = []
+    for value in (1.0, 5.0):
+        net = Net()
+        with torch.no_grad():
+            net.norm.running_mean.fill_(value)
+            net.names.fill_(value)
+        vectors.append(layout.read(net))
+    board.add("a", vectors[0])
+    assert board.take(["a", "b", "c"]) == {}
+    board.add("b", vectors[1])
+    assert board.take(["a", "b", "c"]) == {}
+    found = board.take(["a", "b"])  # c is lost
+    for name, own in (("a", 1.0), ("b", 5.0)):
+        net = Net()
+        layout.write(found[name], net)
+        assert net.norm.running_mean.tolist() == [4.0] * 3 and net.names.tolist() == [own] * 2
+        assert net.norm.running_var.tolist() == [1.0 + 0.25 * 9 + 0.75 * 1] * 3
+    assert board.take(["a", "b"]) == {}
+    board.add("a", vectors[0])
+    assert torch.equal(board.give_up()["a"], vectors[0]) and board.give_up() == {}
+
+
+# ------------------------------------------------------------------ what nobody declared
+
+
+class Lazy(nn.Module):
+    """Makes a buffer in its first step, as caches are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.register_buffer("cache", torch.rand(2), persistent=False)
+        return self.layer(x)
+
+
+def test_what_is_made_in_the_first_step_is_found_and_may_be_scratch() -> None:
+    task: Any = Task()
+    for carry, found in (({}, True), ({"cache": "scratch"}, False)):
+        task.carry, net = carry, Lazy()
+        guard = StateGuard(task, net)
+        net(torch.zeros(1, 2))
+        if found:
+            with pytest.raises(TaskStateError, match="'cache'"):
+                guard.after_step()
+        else:
+            guard.after_step()
+
+
+def test_constants_of_two_processes_are_compared_by_name() -> None:
+    one, other = Net(), Net()
+    check_constants(constants_of(one), constants_of(other), "worker 1")
+    with torch.no_grad():
+        other.fixed[0] = 2.0
+    with pytest.raises(TaskStateError, match=r"worker 1 other values of 'fixed'"):
+        check_constants(constants_of(one), constants_of(other), "worker 1")
