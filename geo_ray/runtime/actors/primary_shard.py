@@ -395,13 +395,17 @@ class PrimaryShard:
             snapshots: list[Snapshot] = []
             if told.reply.checkpoint is not None:  # the state before the answer belongs to it
                 snapshots = self._cut(told.reply.checkpoint, halt=told.reply.halt)
-            reply = self._fetched(uplink, told)
-            self._log_exchange(send, reply, began_s)
-            decoded = self.server.wire.decode(reply)
-            took_s = self._event_buffer.now_s() - began_s
-            with self._changed:
-                self._carry_out(self.server.on_reply(decoded, took_s))
+            if self.server.phase != "halted":  # checkpoints have the request open
+                self._merge(uplink, told, send, began_s)
         self._write_apart(snapshots)
+
+    def _merge(self, uplink: Uplink, told: Told, send: SendUpdate, began_s: float) -> None:
+        reply = self._fetched(uplink, told)
+        self._log_exchange(send, reply, began_s)
+        decoded = self.server.wire.decode(reply)
+        took_s = self._event_buffer.now_s() - began_s
+        with self._changed:
+            self._carry_out(self.server.on_reply(decoded, took_s))
 
     def _on_its_way(self, uplink: Uplink, send: SendUpdate, update: Update) -> SendUpdate:
         """The open request as it goes on its way, where the bridge reads it if it can."""

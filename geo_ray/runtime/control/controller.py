@@ -17,7 +17,6 @@ import torch
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import (
-    CheckpointError,
     GeoRayError,
     InterruptedRunError,
     RegionLostError,
@@ -29,7 +28,7 @@ from geo_ray.job.recorder import Recorder
 from geo_ray.runtime.actors.parts import shard_part_name
 from geo_ray.runtime.control.actor_group import ActorGroup, GroupWorker, collect, reason_of
 from geo_ray.runtime.control.link_notes import LinkNotes
-from geo_ray.runtime.control.policy import HALT_DEADLINE_S, RunLimits, RunPolicy
+from geo_ray.runtime.control.policy import HALT_DEADLINE_S, PART_S, RunLimits, RunPolicy
 from geo_ray.runtime.control.polls import Polls
 from geo_ray.runtime.control.saver import Saver
 from geo_ray.training.compute.precise import StatisticsBoard
@@ -131,6 +130,8 @@ class Controller:
         while True:
             answers = self._poll(_POLL_TIMEOUT_S)
             more = self._handle_all(answers)
+            if "halted" in _phases(answers) and not self.policy.is_halt_saved:
+                self._keep_time()  # a checkpoint that came to nothing is made again
             halted = self.saver.open_id is not None and "halted" in _phases(answers)
             awaited = halted or self.saver.is_committing
             if not more and not awaited:
@@ -287,6 +288,8 @@ class Controller:
             self._evaluate(region, t_s, event)
         elif kind == "parts":
             self.saver.add(event["id"], event["parts"], event["step"])
+            if event["id"] == self.saver.open_id:
+                self.policy.on_part(time.monotonic())
         elif kind == "precise":
             told = bytearray(event["carried"])
             self._statistics.add(region, torch.frombuffer(told, dtype=torch.uint8))
@@ -340,6 +343,12 @@ class Controller:
         if still_s is not None:
             what = ", ".join(f"{region} is {phase}" for region, phase in self._phases.items())
             self.status(f"no step and no exchange for {still_s:.0f} s: {what}")
+        awaits_parts = self.saver.open_id is not None and not self.saver.is_committing
+        if self.policy.is_overdue(now_s, awaits_parts=awaits_parts):
+            cause = f"no part of checkpoint {self.saver.open_id} has come for {PART_S:g} s"
+            log.warning("%s; it is given up", cause)
+            self._emit("checkpoint_failed", cause=cause)
+            self.saver.abandon()
         save = self.policy.due(now_s, is_open=self.saver.open_id is not None)
         if save is not None:
             self._begin_checkpoint(halt=save.halt)
@@ -376,8 +385,10 @@ class Controller:
         if begun.answer is not None and not self._ask_averager(lambda _: begun.answer):
             # The averager is new, and does not know yet what each region has; or it is lost.
             self.saver.abandon()
-        elif begun.tells:
-            for primary in self.actors.primaries.values():
+            return
+        for region, primary in self.actors.primaries.items():
+            # Who stands still gets no answer any more that would say it.
+            if begun.tells or self._phases.get(region) == "halted":
                 primary.cut.remote(begun.id, begun.halt)
 
     def _may_tell(self) -> bool:
@@ -393,7 +404,7 @@ class Controller:
         checkpoint = self.saver.open_id
         try:
             size_bytes = self.saver.committed()
-        except (RunDirectoryError, CheckpointError) as error:
+        except GeoRayError as error:
             self._save_failed(error)
             return
         if size_bytes is not None:

@@ -6,6 +6,7 @@ time for that.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
@@ -16,9 +17,12 @@ from pydantic import JsonValue
 from geo_ray.checkpoint.manifest import CheckpointManifest, PartInfo
 from geo_ray.checkpoint.store import CheckpointStore
 from geo_ray.config.experiment import Experiment
+from geo_ray.errors import CheckpointError, RunDirectoryError
 from geo_ray.job.resumption import codecs_of
-from geo_ray.runtime.actors.parts import AVERAGER_PART, shard_part_name
+from geo_ray.runtime.actors.parts import AVERAGER_PART, shard_part_name, typed
 from geo_ray.runtime.control.health import LossHealth
+
+log = logging.getLogger(__name__)
 
 
 class Saver:
@@ -112,7 +116,7 @@ class Saver:
             Size of the checkpoint in bytes, once; None if there is none, or not yet.
 
         Raises:
-            RunDirectoryError, CheckpointCorruptError: if it cannot be committed.
+            GeoRayError: if it cannot be committed.
         """
         commit = self._commit
         if commit is None:
@@ -133,10 +137,17 @@ class Saver:
         return self._step
 
     def abandon(self) -> None:
-        """Give the open checkpoint up and remove its files, unless it has all its parts."""
-        if self._id is not None and self._commit is None:
-            self._store.abandon(self._id)
-            self._id = None
+        """Give the open checkpoint up and remove its files, unless it has all its parts.
+
+        Files that cannot be removed do no harm: without a manifest nobody reads them.
+        """
+        if self._id is None or self._commit is not None:
+            return
+        given_up, self._id = self._id, None
+        try:
+            self._store.abandon(given_up)
+        except (CheckpointError, RunDirectoryError) as error:
+            log.warning("files of checkpoint %d stay: %s", given_up, error.message)
 
     def close(self) -> None:
         """Wait for a commit that has begun."""
@@ -147,9 +158,11 @@ class Saver:
         try:
             self._store.commit(manifest.id, manifest)
         except Exception as error:  # whatever it is: who asked must get it
-            told.set_exception(error)
-        else:
-            told.set_result(sum(part.bytes for part in manifest.parts))
+            if not self._store.is_committed(manifest.id):
+                told.set_exception(typed(error))
+                return
+            log.warning("checkpoint %d counts, but: %s", manifest.id, error)
+        told.set_result(sum(part.bytes for part in manifest.parts))
 
 
 def regions_in(parts: Collection[str], experiment: Experiment) -> list[str]:

@@ -95,6 +95,7 @@ class Server:
     _late: dict[int, Span] = field(default_factory=dict)  # what the step was made without
     _open: SendUpdate | None = None
     _newest_cut: int = -1
+    _at_halt: dict[str, object] = field(default_factory=dict)  # what was exported then
     _rule: Stragglers = field(init=False)
 
     def __post_init__(self) -> None:
@@ -191,20 +192,24 @@ class Server:
         """A checkpoint has begun: copy the present state.
 
         It must come before an answer is decoded that the averager gave since then. A region may
-        hear of a checkpoint in two ways; the second time nothing happens.
+        hear of a checkpoint in two ways; the second time nothing happens. One that stands still
+        copies the same state again: the checkpoint before may have come to nothing.
 
         Args:
             checkpoint: its id, larger than those before.
             halt: stand still afterwards.
         """
-        if checkpoint <= self._newest_cut or self.phase == "halted":
+        if checkpoint <= self._newest_cut:
             return []
         self._newest_cut = checkpoint
         self.model.snapshot(checkpoint)
-        taken = Snapshot(checkpoint, self.export(), self._tensors())
-        if not halt or self.phase == "done":  # who is at the end has nothing to stand still for
+        control = self.export()
+        if self.phase == "halted":  # rows that came back since then are still to be computed
+            control = self._at_halt | {name: control[name] for name in ("wire", "open")}
+        taken = Snapshot(checkpoint, control, self._tensors())
+        if not halt or self.phase in {"done", "halted"}:  # nothing more to stand still for
             return [taken]
-        self.phase = "halted"
+        self.phase, self._at_halt = "halted", control
         return [taken, *self._advance()]
 
     def resume(self) -> list[Effect]:

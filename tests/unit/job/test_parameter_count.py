@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from geo_ray.errors import TaskOutputError
-from geo_ray.job.build import initial_parameters, parameter_count
+from geo_ray.job.build import initial_parameters, model_outline, model_start, parameter_count
 from geo_ray.tasks.guard import outlined_model
 
 WIDTH = 1_000_000
@@ -70,3 +70,27 @@ def test_what_is_wrong_with_a_task_is_told() -> None:
     task: Any = AnyTask(broken)
     with pytest.raises(TaskOutputError, match="no such size"):
         parameter_count(task, 0)
+
+
+def test_the_outline_is_what_a_model_starts_from() -> None:
+    def frozen() -> nn.Module:
+        module = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+        module[2].bias.requires_grad_(False)
+        return module
+
+    def computed() -> nn.Module:
+        module = nn.Linear(3, 3)
+        module.register_buffer("table", torch.arange(4.0), persistent=False)
+        return module
+
+    for make in (frozen, computed, LooksAtValues):
+        task: Any = AnyTask(make)
+        outline, start = model_outline(task, 0), model_start(task, 0)
+        assert outline.num_params == start.params_P.numel()
+        assert (outline.layout, outline.groups) == (start.layout, start.groups)
+        assert outline.constants == start.constants
+
+
+def test_a_model_without_other_values_is_outlined_only() -> None:
+    task: Any = AnyTask(lambda: nn.Linear(WIDTH, WIDTH))
+    assert model_outline(task, 0).num_params == WIDTH * WIDTH + WIDTH

@@ -14,7 +14,7 @@ from geo_ray.checkpoint.manifest import CheckpointManifest, PartInfo
 from geo_ray.checkpoint.parts import write_part
 from geo_ray.checkpoint.store import Checkpoint, CheckpointStore, directory_of
 from geo_ray.config.experiment import Experiment
-from geo_ray.errors import CheckpointCorruptError, CheckpointMissingError
+from geo_ray.errors import CheckpointCorruptError, CheckpointMissingError, RunDirectoryError
 from geo_ray.runtime.actors.parts import AVERAGER_PART
 from geo_ray.runtime.actors.spec import Resume
 from geo_ray.runtime.control.health import LossHealth
@@ -217,3 +217,47 @@ def test_a_run_goes_on_with_the_regions_that_its_checkpoint_has() -> None:
     assert part_names(left) == names - {"us-ps0"}
     halved, lost = without_lost(asked, names - {"eu-ps1"})  # a part of a region is no region
     assert lost == ("eu",) and halved.averager_region == "us"
+
+
+@pytest.mark.parametrize("error", [OSError("the disk is gone"), ValueError("what is this")])
+@pytest.mark.parametrize("where", ["commit.verified", "retention.removed", "retention.uncommitted"])
+def test_a_commit_that_fails_after_the_manifest_counts(
+    where: str, error: Exception, tmp_path: Path
+) -> None:
+    armed: list[str] = []
+
+    def fail(step: str) -> None:
+        if step in armed:
+            raise error
+
+    store = CheckpointStore(tmp_path, keep=2, failpoint=fail)
+    saver = Saver(store, experiment_of(regions=REGIONS), DIGEST, epoch=3, health=LossHealth())
+    for _ in range(2):
+        checkpoint = saver.begin()
+        saver.add(checkpoint, [part(tmp_path, checkpoint, name) for name in NAMES], 5)
+        assert saver.committed(LONG_S)
+    armed.append(where)
+    checkpoint = saver.begin()
+    saver.add(checkpoint, [part(tmp_path, checkpoint, name) for name in NAMES], 6)
+    if where == "commit.verified":  # before it
+        with pytest.raises(RunDirectoryError, match=r"disk is gone|what is this"):
+            saver.committed(LONG_S)
+        saver.abandon()
+        assert store.latest().manifest.id == checkpoint - 1
+    else:
+        assert saver.committed(LONG_S) and store.latest().manifest.id == checkpoint
+    assert saver.open_id is None
+    assert saver.begin() == checkpoint + 1
+
+
+def test_files_that_cannot_be_removed_are_left(
+    saver: Saver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(path: Path) -> None:
+        raise OSError("busy")
+
+    checkpoint = saver.begin()
+    monkeypatch.setattr("shutil.rmtree", fails)
+    saver.abandon()
+    monkeypatch.undo()
+    assert saver.open_id is None and saver.begin() == checkpoint + 1

@@ -41,7 +41,10 @@ class FakeAverager:
         else:
             update = self.placed.read(conn, meta, payload)
             self.seen_P = update.payload_P.clone()
-            reply = Reply("eu", update.seq, 1, 8, 2 * update.payload_P, coded=self.coded)
+            reply = Reply(
+                "eu", update.seq, 1, 8, 2 * update.payload_P, coded=self.coded,
+                carried_E=update.carried_E, carried_share=0.25,
+            )  # fmt: skip
             answer, out = self.placed.tell(conn, meta, reply)
         self._count(out)
         return answer, out
@@ -82,6 +85,18 @@ def test_neither_payload_crosses_the_socket(uplink: Uplink, averager: FakeAverag
     assert torch.equal(averager.seen_P, asked.payload_P)
     assert reply.payload_P.data_ptr() == placed.payload_P.data_ptr()
     assert averager.on_socket == []
+
+
+@pytest.mark.parametrize("uplink", [0, 4 * SIZE], indirect=True)
+def test_what_models_carry_crosses_the_socket(uplink: Uplink, averager: FakeAverager) -> None:
+    carried_E = torch.arange(24, dtype=torch.uint8)
+    placed = uplink.place(update(carried_E=carried_E))
+    told = uplink.ask(placed, WAIT_S)
+    reply = uplink.fetch(told, WAIT_S, in_place=True)
+    assert torch.equal(averager.seen_P, update().payload_P)
+    assert torch.equal(reply.payload_P, 2 * update().payload_P)
+    assert torch.equal(reply.carried_E, carried_E) and reply.carried_share == 0.25
+    assert averager.on_socket == ([24, 24] if told.waits else [4 * SIZE + 24] * 2)
 
 
 def test_an_answer_may_leave_the_update_where_it_is(uplink: Uplink, averager: FakeAverager) -> None:
