@@ -13,8 +13,7 @@ A pure state machine around a strategy's `on_update`. It adds what no strategy s
   in;
 - codecs: a strategy sees vectors only; what is coded is decoded after the check for repetitions
   and before anything else, and an answer that is given again is the same to the byte;
-- what models carry beside their parameters comes and goes outside of strategy and codec
-  (`AveragerCarry`);
+- what models carry beside their parameters goes past strategy and codec (`AveragerCarry`);
 - the end: final updates are held until every region's is in. A region that was to finish, and has
   more to do after a resume, repeats its final update as an ordinary one;
 - an end with a reason: what is raised while the state changes leaves it torn. It becomes `failure`,
@@ -327,31 +326,25 @@ class Averager:
         carried, carried_rows = self.carry.export()
         fixed = {_WIRE + k: v for k, v in wire_tensors.items()} | carried
         exchanges: dict[str, object] = {}
-        for name, messages in (
-            ("waiting", list(state.waiting.values())),
-            ("finals", list(self._finals.values())),
-        ):
-            found, exchanges[name] = save_messages(_OPEN + name, messages)
+        for name, messages in (("waiting", state.waiting), ("finals", self._finals)):
+            found, exchanges[name] = save_messages(_OPEN + name, list(messages.values()))
             changing |= found
         found, exchanges["answers"] = save_messages(_OPEN + "answers", list(self._answers.values()))
-        return (
-            changing,
-            fixed | found,
-            {
-                "version": state.version,
-                "numbers": dict(state.numbers),
-                "samples": self.samples,
-                "members": list(state.members),
-                "last": {region: list(pair) for region, pair in self._last.items()},
-                "wire": wire,
-                "noise": self.noise.meter.export(),
-                "exchanges": exchanges,
-                "stops": self.goal if state.stopping else None,
-                "now_s": state.now_s,
-                "wake_s": state.wake_s,
-                **({"carried_rows": carried_rows} if carried else {}),
-            },
-        )
+        control: dict[str, object] = {
+            "version": state.version,
+            "numbers": dict(state.numbers),
+            "samples": self.samples,
+            "members": list(state.members),
+            "last": {region: list(pair) for region, pair in self._last.items()},
+            "wire": wire,
+            "noise": self.noise.meter.export(),
+            "exchanges": exchanges,
+            "stops": self.goal if state.stopping else None,
+            "now_s": state.now_s,
+            "wake_s": state.wake_s,
+        }
+        control |= {"carried_rows": carried_rows} if carried else {}
+        return changing, fixed | found, control
 
     def restore(self, tensors: Mapping[str, Tensor], control: Mapping[str, object]) -> None:
         """Become what `export` saved.

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal
+from typing import Final
 
 from torch import Tensor
 
@@ -29,7 +29,7 @@ from geo_ray.training.exchange.wire_plan import WirePlan
 from geo_ray.training.server.effects import Assignment, Effect, SendUpdate, Snapshot, StepDone
 from geo_ray.training.server.eval_times import EvalTimes
 from geo_ray.training.server.ledger import Ledger
-from geo_ray.training.server.plan import ServerPlan
+from geo_ray.training.server.plan import Phase, ServerPlan
 from geo_ray.training.server.region_carry import RegionCarry
 from geo_ray.training.server.region_model import Concurrently, RegionModel, ShardPort
 from geo_ray.training.server.region_noise import RegionNoise
@@ -39,9 +39,6 @@ from geo_ray.types import Span, StepReport
 from geo_ray.util.together import in_turn
 
 _REQUEST: Final = "request"  # prefix of the open request's tensors
-
-Phase = Literal["training", "waiting", "must_send", "finishing", "done", "halted"]
-"""waiting: for an answer; must_send: for an answer, then send; finishing: for the last answer."""
 
 
 @dataclass(slots=True)
@@ -382,16 +379,10 @@ class Server:
         spans = {w: self.ledger.assign(w, rows_of(w)) for w in self._rule.readers(takers)}
         for worker in takers:
             evaluate = worker == 0 and self.evals.is_due(self.version, self._seen)
-            answers.append(
-                Assignment(
-                    worker,
-                    self.version,
-                    spans[worker],
-                    evaluate,
-                    eval_params=evaluate and self.plan.evaluates_outer,
-                    parts=self._rule.parts_of(worker, spans),
-                )
-            )
+            judged = evaluate and self.plan.evaluates_outer
+            span, parts = spans[worker], self._rule.parts_of(worker, spans)
+            work = Assignment(worker, self.version, span, evaluate, eval_params=judged, parts=parts)
+            answers.append(work)
         self._idle -= self._joined
         return answers
 
