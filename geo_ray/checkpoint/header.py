@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from geo_ray.config.canonical import JSONObject, canonical_json
 from geo_ray.errors import CheckpointCorruptError, CheckpointError
@@ -36,7 +35,25 @@ _CODES = {dtype: code for code, dtype in DTYPES.items()}
 _ALIGNMENT = 8
 
 
-def encode_header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+class Described(Protocol):
+    """What a header says of a tensor."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """Its axes."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Its type."""
+
+    def numel(self) -> int:
+        """Its elements."""
+
+    def element_size(self) -> int:
+        """Bytes of one."""
+
+
+def encode_header(tensors: Mapping[str, Described], metadata: Mapping[str, str]) -> bytes:
     """Return the header, length included, of tensors that follow in the mapping's order.
 
     Raises:

@@ -6,13 +6,14 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Protocol
 
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from geo_ray.checkpoint.header import check_header, encode_header
+from geo_ray.checkpoint.header import Described, check_header, encode_header
 from geo_ray.checkpoint.manifest import MANIFEST_FILE, PART_SUFFIX, PartInfo
 from geo_ray.config.canonical import JSONObject, canonical_json
 from geo_ray.errors import CheckpointCorruptError, CheckpointError
@@ -22,17 +23,24 @@ _FORMAT = "geo_ray part 1"
 _BLOCK_BYTES = 1 << 22
 
 
+class InPieces(Described, Protocol):
+    """A tensor that is not there as a whole."""
+
+    def pieces(self) -> Iterator[Tensor]:
+        """Its content in order, flat, on the CPU; a piece is valid until the next is asked for."""
+
+
 def write_part(
     directory: Path,
     name: str,
-    tensors: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor | InPieces],
     meta: JSONObject,
     failpoint: Failpoint = no_failpoint,
 ) -> PartInfo:
     """Write one process's share of a checkpoint; it counts once a manifest names it.
 
     The bytes depend on the arguments alone. Tensors are written from where they lie, so no second
-    copy is made of those on the CPU.
+    copy is made of those on the CPU; each piece is checked, hashed and written at once.
 
     Args:
         directory: what `CheckpointStore.begin` returned.
@@ -55,17 +63,20 @@ def write_part(
         raise CheckpointError(f"part {name!r} cannot be saved: {error}") from error
     # Largest element first keeps every tensor aligned.
     order = sorted(tensors, key=lambda key: (-tensors[key].element_size(), key))
-    ordered = {key: tensors[key].detach() for key in order}
+    ordered = {key: tensors[key] for key in order}
     header = encode_header(ordered, metadata)
-    digest, num_bytes = hashlib.sha256(), 0
-    finite = all(map(_is_finite, ordered.values()))
+    digest, num_bytes, finite = hashlib.sha256(header), len(header), True
 
     def chunks() -> Iterator[memoryview]:
-        nonlocal num_bytes
-        for chunk in (memoryview(header), *map(_raw, ordered.values())):
-            digest.update(chunk)
-            num_bytes += chunk.nbytes
-            yield chunk
+        nonlocal num_bytes, finite
+        yield memoryview(header)
+        for tensor in ordered.values():
+            for piece in _pieces(tensor):
+                finite = finite and _is_finite(piece)
+                chunk = piece.view(torch.uint8).numpy().data
+                digest.update(chunk)
+                num_bytes += chunk.nbytes
+                yield chunk
 
     save_chunks(directory / file, chunks(), lambda step: failpoint(f"part.{step}"))
     return PartInfo(name=name, file=file, bytes=num_bytes, sha256=digest.hexdigest(), finite=finite)
@@ -122,10 +133,13 @@ def verify_part(directory: Path, info: PartInfo) -> None:
         raise _corrupt(path, "its SHA-256 is not that of the manifest")
 
 
-def _raw(tensor: Tensor) -> memoryview:
-    """Return the bytes of a tensor; a view of it where it is contiguous on the CPU."""
-    flat = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
-    return flat.numpy().data
+def _pieces(tensor: Tensor | InPieces) -> Iterator[Tensor]:
+    """Yield the elements of a tensor, flat; views of it where it is contiguous on the CPU."""
+    if not isinstance(tensor, Tensor):
+        yield from tensor.pieces()
+        return
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    yield from torch.split(flat, max(1, _BLOCK_BYTES // flat.element_size()))
 
 
 def _check_size(path: Path, info: PartInfo) -> None:

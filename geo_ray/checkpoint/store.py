@@ -160,7 +160,7 @@ class CheckpointStore:
             RunDirectoryError: if the files cannot be removed.
         """
         path = self._path(id)
-        if (path / MANIFEST_FILE).exists():
+        if self.is_committed(id):
             raise CheckpointError(f"checkpoint {id} is committed, so it cannot be abandoned")
         self._open.discard(id)
         try:
@@ -172,7 +172,11 @@ class CheckpointStore:
 
     def ids(self) -> list[int]:
         """Return the ids of all committed checkpoints, oldest first, whole or not."""
-        return [id for id in self._directories() if (self._path(id) / MANIFEST_FILE).exists()]
+        return [id for id in self._directories() if self.is_committed(id)]
+
+    def is_committed(self, id: int) -> bool:
+        """Whether a checkpoint has its manifest, and so counts."""
+        return (self._path(id) / MANIFEST_FILE).exists()
 
     def next_id(self) -> int:
         """Return the id for the next save: one more than any committed checkpoint's."""

@@ -20,7 +20,7 @@ _GAP: Final = "\0"  # stands for a space inside a code span, where no line may e
 
 EXAMPLE: Final = ConfigError(
     "job.yaml: 2 problems:\n"
-    '    train.steps (line 6): got "many", expected a whole number of at least 1\n'
+    '    train.steps (line 6): got "many", expected a whole number from 1 to 1000000000000\n'
     "    train.eval_evry (line 7): unknown key; did you mean eval_every?",
     fix="Correct them; all are listed. `geo-ray config schema train` shows what belongs there.",
 )

@@ -20,7 +20,7 @@ from geo_ray.config.own import context
 from geo_ray.config.source import ConfigSource
 from geo_ray.config.yaml_text import parse_yaml
 from geo_ray.errors import ConfigError
-from geo_ray.job.build import initial_parameters, model_start, use_one_thread
+from geo_ray.job.build import model_start, parameter_count, use_one_thread
 from geo_ray.planning.advisor import Choice, Situation, advise, explain, sections
 from geo_ray.tasks.base import SelfContained, Task, num_rows
 from geo_ray.tasks.load import load_task
@@ -104,7 +104,7 @@ def measure(experiment: Experiment, wanted: AutoConfig, base_dir: Path) -> Situa
     specs = experiment.links()
     links = table_of(specs) if specs else load_links(base_dir / wanted.links)
     return Situation(
-        num_params=initial_parameters(task, experiment.seed).numel(),
+        num_params=parameter_count(task, experiment.seed),
         step_s={name: step_s for name, step_s in steps_s.items() if step_s is not None},
         links=_known(links, experiment),
         averager=experiment.averager_region,

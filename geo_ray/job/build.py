@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Final, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.region import RegionConfig
@@ -16,11 +16,16 @@ from geo_ray.job.evals import EvalBoard
 from geo_ray.strategies.base import AveragerState, nothing_carried
 from geo_ray.tasks.base import Task
 from geo_ray.tasks.groups import GroupRun, group_runs
-from geo_ray.tasks.guard import checked_model
+from geo_ray.tasks.guard import checked_model, outlined_model
 from geo_ray.training.averager.averager import Averager
 from geo_ray.training.averager.averager_carry import AveragerCarry
 from geo_ray.training.compute.carry_layout import CarryLayout
-from geo_ray.training.compute.flat import check_module, read_parameters, split_sizes
+from geo_ray.training.compute.flat import (
+    check_module,
+    count_parameters,
+    read_parameters,
+    split_sizes,
+)
 from geo_ray.training.compute.local_steps import LocalSteps
 from geo_ray.training.compute.optimizers import lasting
 from geo_ray.training.compute.state_guard import constants_of
@@ -56,9 +61,52 @@ class ModelStart:
     constants: Mapping[str, str] = field(default_factory=dict)
     groups: tuple[GroupRun, ...] = ()
 
+    def without_parameters(self) -> Self:
+        """The same for who needs them no more."""
+        return replace(self, params_P=torch.empty(0))
+
     def buffer(self) -> Tensor:
         """A worker's buffer: a copy of what is carried, then of the parameters, fp32."""
         return torch.cat([self.carried_B.view(torch.float32), self.params_P])
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutline:
+    """The same without parameters, for who only tells others of the model.
+
+    Attributes:
+        num_params: P.
+        layout: of what the model carries beside its parameters.
+        constants: digests of all that is not trained.
+        groups: of parameters.
+    """
+
+    num_params: int
+    layout: CarryLayout
+    constants: Mapping[str, str]
+    groups: tuple[GroupRun, ...]
+
+    @classmethod
+    def of(cls, task: Task, module: nn.Module) -> Self:
+        """The outline of a task's module."""
+        check_module(module)
+        layout, groups = CarryLayout.of(task, module), group_runs(task, module)
+        return cls(count_parameters(module), layout, constants_of(module), groups)
+
+
+def model_outline(task: Task, seed: int) -> ModelOutline:
+    """What every region starts from, without its parameters.
+
+    The model is made only if it has frozen parameters or saved buffers, for their digests.
+
+    Raises:
+        TaskOutputError: if the model cannot be trained as one flat fp32 vector.
+        TaskStateError: if the task's `carry` or `groups` do not fit its model.
+    """
+    try:
+        return ModelOutline.of(task, outlined_model(task, seed))
+    except Exception:  # there are values to look at; what is wrong is told by the next line
+        return ModelOutline.of(task, checked_model(task, seed))
 
 
 def model_start(task: Task, seed: int) -> ModelStart:
@@ -85,6 +133,17 @@ def initial_parameters(task: Task, seed: int) -> Tensor:
     module = checked_model(task, seed)
     check_module(module)
     return read_parameters(module)
+
+
+def parameter_count(task: Task, seed: int) -> int:
+    """P, the number of parameters that are trained; counted without making them.
+
+    Raises:
+        TaskOutputError: if the model cannot be trained as one flat fp32 vector.
+    """
+    module = outlined_model(task, seed)
+    check_module(module)
+    return count_parameters(module)
 
 
 def _server_plan(experiment: Experiment, region: RegionConfig, epoch: int) -> ServerPlan:
@@ -203,7 +262,7 @@ def build_averager(
     )
 
 
-def check_start(experiment: Experiment, start: ModelStart) -> None:
+def check_start(experiment: Experiment, start: ModelStart | ModelOutline) -> None:
     """Refuse what a model asks for where it cannot be had.
 
     Values are not carried where updates are summed on their way, or rows are coded; and there are

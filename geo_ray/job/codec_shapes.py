@@ -5,7 +5,7 @@ from __future__ import annotations
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import ConfigError
 from geo_ray.tasks.base import Task
-from geo_ray.tasks.guard import checked_model
+from geo_ray.tasks.guard import outlined_model
 from geo_ray.training.compute.flat import parameter_shapes
 
 
@@ -23,7 +23,7 @@ def with_shapes(experiment: Experiment, task: Task) -> Experiment:
     }
     if not told:
         return experiment
-    shapes = parameter_shapes(checked_model(task, experiment.seed))
+    shapes = parameter_shapes(outlined_model(task, experiment.seed))
     filled = {}
     for direction, with_shapes_of in told.items():
         try:

@@ -9,8 +9,8 @@ from pathlib import Path
 from geo_ray.codecs.registry import sections_of
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import OtherModelError, PlanError
+from geo_ray.job.build import parameter_count
 from geo_ray.job.model_id import model_id
-from geo_ray.job.plans.sizes import model_size
 from geo_ray.planning.plan import Plan, RegionPlan
 from geo_ray.planning.tradeoffs import outer_of
 from geo_ray.tasks.load import load_task
@@ -39,7 +39,7 @@ def check_model(plan: Plan, experiment: Experiment, base_dir: Path) -> None:
     if plan.model is None:
         return
     task = load_task(experiment.task, base_dir)
-    num_params = model_size(task, experiment.seed).num_params
+    num_params = parameter_count(task, experiment.seed)
     difference = plan.model.differs(model_id(experiment, base_dir, num_params))
     if difference is not None:
         raise OtherModelError(f"the plan was made for another model: {difference}")

@@ -20,7 +20,7 @@ from geo_ray.errors import ConfigError, RunDirectoryError, TaskOutputError
 from geo_ray.tasks.base import Task
 from geo_ray.tasks.guard import checked_model
 from geo_ray.training.compute.carry_layout import CarryLayout
-from geo_ray.training.compute.flat import FlatModel
+from geo_ray.training.compute.flat import write_parameters
 from geo_ray.util.atomic_file import (
     TEMPORARY_SUFFIX,
     sync_directory,
@@ -123,13 +123,9 @@ def module_with(
         TaskOutputError: the module has another number of parameters.
     """
     module = checked_model(task, seed)
-    params_P = torch.cat(list(slices))
-    FlatModel(module, params_P, torch.zeros_like(params_P))
+    write_parameters(module, torch.cat(list(slices)) if len(slices) > 1 else slices[0])
     if carried_B is not None:
         CarryLayout.of(task, module).write(carried_B, module)
-    for param in module.parameters():
-        param.data = param.data.clone()  # views of one buffer would count as shared tensors
-        param.grad = None
     return module
 
 

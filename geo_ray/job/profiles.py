@@ -7,8 +7,8 @@ from pathlib import Path
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import ConfigError, OtherModelError, ProfileError
+from geo_ray.job.build import parameter_count
 from geo_ray.job.model_id import model_id
-from geo_ray.job.plans.sizes import model_size
 from geo_ray.planning.model_id import ModelId
 from geo_ray.planning.profile import Profile, load_profile
 from geo_ray.tasks.load import load_task
@@ -51,7 +51,7 @@ def begin(experiment: Experiment, base_dir: Path, path: Path, hardware: str) -> 
         TaskLoadError: the task cannot be loaded.
     """
     task = load_task(experiment.task, base_dir)
-    num_params = model_size(task, experiment.seed).num_params
+    num_params = parameter_count(task, experiment.seed)
     new = Profile(model=model_id(experiment, base_dir, num_params), hardware=hardware)
     if not path.exists():
         return new

@@ -93,6 +93,22 @@ def checked_model(task: Task, seed: int) -> nn.Module:
     return model
 
 
+def outlined_model(task: Task, seed: int) -> nn.Module:
+    """Return the task's model for its names, shapes and types only.
+
+    It is made on the meta device, where tensors have no content: a model of any size costs neither
+    memory nor time. A task that cannot make it there (it looks at values, say) makes it in full.
+
+    Raises:
+        TaskOutputError: as `checked_model`.
+    """
+    try:
+        with torch.device("meta"):
+            return checked_model(task, seed)
+    except Exception:  # whatever is wrong with the task itself is told by the next line
+        return checked_model(task, seed)
+
+
 _NOTHING_TO_TRAIN = "Leave requires_grad of some parameters on."
 _SUMS = 'Return sums over the batch\'s rows, e.g. {"rows": np.array([n], np.float64), ...}.'
 

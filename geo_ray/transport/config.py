@@ -98,7 +98,9 @@ class TransportConfig(StrictModel):
         "null: three quarters of its memory.",
     )
     chunk_bytes: int = Field(
-        default=64 * 1024, ge=4096, description="Messages are cut into chunks of at most that."
+        default=64 * 1024,
+        ge=4096,
+        description="Messages are cut into chunks of at most that; four times that on fast links.",
     )
     min_streams: int = Field(
         default=1, ge=1, le=96, description="Data streams per pair of regions, at least."

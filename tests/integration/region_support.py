@@ -130,8 +130,8 @@ class Site:
         remotes = [RemoteShard(self._dial(slot.address, hello), timeout_s) for slot in slots]
         uplink = None
         if self.bridge is not None:
-            self.bridge_lan = self._serve(self.bridge.handle)
-            uplink = self._dial(self.bridge_lan.address, hello)
+            self.bridge_lan = self._serve(self.bridge.handle, self.bridge.on_close)
+            uplink = self._dial(self.bridge_lan.address, hello, 4 * world.params_P.numel())
         shards = [self.shards[0], *remotes]
         self.together = Together(count, "shards")
         self.server = build_server(
@@ -161,8 +161,8 @@ class Site:
         self.servers.append(server)
         return server
 
-    def _dial(self, address: tuple[str, int], hello: Any) -> LanClient:
-        client = LanClient(address, KEY, hello)
+    def _dial(self, address: tuple[str, int], hello: Any, shared_bytes: int = 0) -> LanClient:
+        client = LanClient(address, KEY, hello, shared_bytes=shared_bytes)
         self.clients.append(client)
         return client
 

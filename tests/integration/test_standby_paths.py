@@ -165,9 +165,11 @@ def note_changes(site: Site, changes: dict[int, torch.Tensor], answered: set[int
     """Keep a copy of what the primary shard of a region sends, and which of it was answered."""
     exchange = site.lead._exchange_one
 
-    def noting(send: Any) -> None:
+    def noting() -> None:
+        send = site.server.open_request
+        assert send is not None
         changes[send.update.seq] = send.update.payload_P.clone()
-        exchange(send)
+        exchange()
         answered.add(send.update.seq)
 
     site.lead._exchange_one = noting  # type: ignore[method-assign]

@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from geo_ray.job.build import initial_parameters
 from geo_ray.tasks.base import Task
-from geo_ray.tasks.guard import checked_model
+from geo_ray.tasks.guard import outlined_model
 from geo_ray.training.compute.flat import check_module, count_parameters
 
 _META: Final = torch.device("meta")
@@ -41,16 +40,14 @@ def model_size(task: Task, seed: int) -> ModelSize:
     Raises:
         TaskOutputError: if the model cannot be trained as one flat fp32 vector.
     """
-    try:
-        with _META:
-            module = checked_model(task, seed)
-        check_module(module)
-        num_params = count_parameters(module)
-    except Exception:  # a task may do in it whatever works on a CPU
-        return ModelSize(initial_parameters(task, seed).numel(), None)
+    module = outlined_model(task, seed)
+    check_module(module)
+    num_params = count_parameters(module)
+    if not all(parameter.is_meta for parameter in module.parameters()):
+        return ModelSize(num_params, None)
     try:
         few, more = (_kept_bytes(task, module, rows) for rows in (_FEW, _MORE))
-    except Exception:  # the same for its loss
+    except Exception:  # a loss may do whatever works on a CPU
         return ModelSize(num_params, None)
     return ModelSize(num_params, max(0.0, (more - few) / (_MORE - _FEW)))
 

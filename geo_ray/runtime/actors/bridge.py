@@ -12,13 +12,8 @@ from typing import Any
 
 from geo_ray.clock import SystemClock
 from geo_ray.errors import GeoRayError, InvariantError
-from geo_ray.runtime.messages.exchange import (
-    payload_bytes,
-    read_refusal,
-    read_update,
-    refusal_meta,
-    reply_meta,
-)
+from geo_ray.runtime.actors.uplink import PlacedReplies
+from geo_ray.runtime.messages.exchange import read_refusal, refusal_meta
 from geo_ray.runtime.paths.base import UpdatePath, joined
 from geo_ray.runtime.paths.build import PathSetting, build_path
 from geo_ray.runtime.paths.differential import EndpointSite
@@ -52,6 +47,7 @@ class Bridge:
         self._closed = False
         self._routes = joined(path.routes(), path.stage.routes, {"failed": self._on_failed})
         failure.listen(self._tell)
+        self._placed = PlacedReplies()
 
     def connect(self, peer: str, address: Address) -> None:
         """Dial another region's bridge and keep the link up."""
@@ -75,9 +71,12 @@ class Bridge:
         self, conn: LanConnection, meta: Meta, payload: memoryview | None
     ) -> tuple[Meta, memoryview | None]:
         """One update of the own region; blocks until the averager's answer is here."""
-        if fields.text(meta, "op") == "recall":
+        operation = fields.text(meta, "op")
+        if operation == "recall":
             return self.path.stage.recall(), None
-        update = read_update(meta, payload)
+        if operation == "fetch":
+            return self._placed.fetch(conn, meta)
+        update = self._placed.read(conn, meta, payload)
         if update.region != self._region:
             raise InvariantError(f"bridge of '{self._region}' got an update of '{update.region}'")
         try:
@@ -86,7 +85,11 @@ class Bridge:
             raise
         except Exception as error:
             raise self._failure.note(error, f"update {update.seq} of its own region") from error
-        return reply_meta(reply), payload_bytes(reply)
+        return self._placed.tell(conn, meta, reply)
+
+    def on_close(self, conn: LanConnection) -> None:
+        """A connection of the own region has ended."""
+        self._placed.forget(conn)
 
     def on_message(self, peer: str, message: Message) -> None:
         """Hand a message of another region to whoever takes that kind."""

@@ -83,7 +83,8 @@ class BridgeActor:
         identity = EndpointIdentity(spec.run_id, self._region, spec.epoch, wan_key)
         certificate = self._secrets.certificate(keys.signed)
         self._bridge = open_bridge(identity, setting, host, certificate=certificate)
-        self._lan = LanServer(host, lan_key, self._bridge.handle, config=experiment.lan)
+        handle, on_close = self._bridge.handle, self._bridge.on_close
+        self._lan = LanServer(host, lan_key, handle, on_close=on_close, config=experiment.lan)
         return self._bridge.endpoint.advertised, self._lan.address
 
     def use_certificate(self, signed: SignedCertificate) -> None:

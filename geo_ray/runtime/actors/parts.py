@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from geo_ray.checkpoint.manifest import PartInfo
-from geo_ray.checkpoint.parts import write_part
+from geo_ray.checkpoint.parts import InPieces, write_part
 from geo_ray.checkpoint.store import directory_of
 from geo_ray.errors import GeoRayError, RunDirectoryError
 from geo_ray.training.averager.averager import AveragerSnapshot
@@ -62,10 +62,12 @@ class HeldShard:
         return self._write(snapshot.id, snapshot)
 
     def _write(self, checkpoint: int, snapshot: Snapshot | None) -> PartInfo:
-        tensors, counters = self.shard.take_snapshot(checkpoint)
+        copies, counters = self.shard.release_snapshot(checkpoint)
         meta: dict[str, Any] = {"counters": dict(counters)}
+        tensors: dict[str, Tensor | InPieces] = {**copies}
         if snapshot is not None:
-            tensors |= {_WIRE + name: value for name, value in snapshot.tensors.items()}
+            on_wire: dict[str, Tensor | InPieces] = {**snapshot.tensors, **snapshot.lent}
+            tensors |= {_WIRE + name: value for name, value in on_wire.items()}
             meta["control"] = dict(snapshot.control)
         directory = directory_of(Path(self.parts_dir), checkpoint)
         return write_part(directory, shard_part_name(self.region, self.index), tensors, meta)
@@ -86,4 +88,4 @@ def write_hub_part(parts_dir: str, snapshot: AveragerSnapshot) -> PartInfo:
     """
     directory = directory_of(Path(parts_dir), snapshot.id)
     control: dict[str, Any] = {"control": snapshot.control}
-    return write_part(directory, AVERAGER_PART, snapshot.tensors, control)
+    return write_part(directory, AVERAGER_PART, snapshot.copies, control)

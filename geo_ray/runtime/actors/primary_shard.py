@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -30,18 +31,17 @@ from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.actors.layout import parameters_for, pushed_gradient, slice_for
 from geo_ray.runtime.actors.parts import HeldShard, typed
 from geo_ray.runtime.actors.remote_shard import RemoteShard
+from geo_ray.runtime.actors.uplink import Told, Uplink
 from geo_ray.runtime.messages.exchange import (
     answer_meta,
     as_bytes,
-    payload_bytes,
     pull_meta,
     read_pull,
-    read_reply,
     read_report,
     read_stats,
-    update_meta,
 )
 from geo_ray.strategies.base import Reply, Update
+from geo_ray.training.lazy_copy import Unread
 from geo_ray.training.server.effects import Assignment, Effect, SendUpdate, Snapshot, StepDone
 from geo_ray.training.server.server import Server
 from geo_ray.transport.lan.client import LanClient
@@ -82,7 +82,8 @@ class PrimaryShard:
         self._shard = held.shard
         self._writers = writers
         self._write_together = Together(1 + len(writers), "write-parts")
-        self._bridge = bridge
+        self._uplink = None if bridge is None else Uplink(bridge)
+        self._unread = Unread()  # payloads of open requests, which checkpoints hold
         self._event_buffer = event_buffer
         self._timeout_s = limit_s
         self._changed = threading.Condition(threading.Lock())
@@ -91,14 +92,14 @@ class PrimaryShard:
         self._coding = threading.Lock()
         self._answers: dict[int, Assignment] = {}
         self._epochs: dict[int, int] = {}
-        self._told_B: dict[
-            int, Tensor | None
-        ] = {}  # carried beside the version that a worker fetches
-        self._sends: SimpleQueue[SendUpdate | None] = SimpleQueue()
+        # What is carried beside the version that a worker was told to fetch.
+        self._told_B: dict[int, Tensor | None] = {}
+        self._sends: SimpleQueue[bool] = SimpleQueue()  # whether there is an open request
         self._failure: GeoRayError | None = None
         self._exhausted = False
         self._asking = False  # a request is at the bridge, not being coded or merged
         self._began_s = self._applied_s = event_buffer.now_s()
+        self._status: dict[str, Any] = {}
         with self._changed:
             self._carry_out(server.resume())
         self._exchanger = threading.Thread(target=self._exchange, name="exchange", daemon=True)
@@ -107,16 +108,13 @@ class PrimaryShard:
     # -------------------------------------------------------------- for the controller
 
     def status(self) -> dict[str, Any]:
-        """What the region is doing: plain values."""
-        with self._changed:
-            return {
-                "version": self.server.version,
-                "phase": self.server.phase,
-                "stands_still_for": self.server.stands_still_for if self._asking else None,
-                "exhausted": self._exhausted,
-                "applied": self.server.ledger.applied,
-                "failure": self._failure,
-            }
+        """What the region was doing when it last went on: plain values.
+
+        The lock is not asked for: a large model's step takes long, and the controller does not wait
+        for it.
+        """
+        status = self._status
+        return status if self._asking else {**status, "stands_still_for": None}
 
     def stop(self) -> None:
         """Finish after the present step; for a region that is alone."""
@@ -147,8 +145,8 @@ class PrimaryShard:
             self._failure = self._failure or LinkDownError(
                 f"the parameter server of region '{self.server.plan.region}' is closing"
             )
-            self._changed.notify_all()
-        self._sends.put(None)
+            self._go_on()
+        self._sends.put(False)
         self._exchanger.join(timeout=5.0)
         self._write_together.close()
 
@@ -183,15 +181,15 @@ class PrimaryShard:
             self.server.model.pulls.heard(worker)
             if operation == "join":
                 self._answers.pop(worker, None)
-                effects = self.server.join(worker)
+                self._carry_out(self.server.join(worker))
             else:
                 self._admit(conn, worker)
                 if operation == "put" or not self.server.model.is_cut:
                     self._put(worker, conn, payload)
                 if operation == "put":
                     return {}, None
-                effects = self.server.push(worker, read_report(meta))
-            self._carry_out(effects)
+                # Kept by no name: an update in there would be held until the worker's answer.
+                self._carry_out(self.server.push(worker, read_report(meta)))
         return self._await_answer(conn, worker, payload)
 
     def on_close(self, conn: LanConnection) -> None:
@@ -201,6 +199,7 @@ class PrimaryShard:
             if self._epochs.get(worker) == fields.count(conn.hello, "epoch"):
                 self.server.leave(worker)
                 self.server.model.pulls.heard(worker)
+                self._go_on()
 
     def _pulled(
         self, conn: LanConnection, worker: int, meta: Meta, payload: memoryview | None
@@ -310,14 +309,34 @@ class PrimaryShard:
                 self._answers[effect.worker] = effect
                 self._began_s = self._event_buffer.now_s()
             elif isinstance(effect, SendUpdate):
-                self._sends.put(effect)
+                self._sends.put(True)
             elif isinstance(effect, StepDone):
                 self._log_step(effect)
                 self._exhausted |= self.server.exhausted  # remembered until somebody asks
             else:
-                snapshots.append(effect)
-        self._changed.notify_all()
+                snapshots.append(self._lasting(effect))
+        self._go_on()
         return snapshots
+
+    def _lasting(self, snapshot: Snapshot) -> Snapshot:
+        """The same, though the next payload is put where that of its open request lies."""
+        uplink, tensors = self._uplink, snapshot.tensors
+        if uplink is None:
+            return snapshot
+        placed = {k: v for k, v in tensors.items() if uplink.lies_there(v)}
+        return replace(snapshot, lent=self._unread.copy(placed))
+
+    def _go_on(self) -> None:
+        """Under the lock: something has changed, which those that wait, or ask, are to know."""
+        self._status = {
+            "version": self.server.version,
+            "phase": self.server.phase,
+            "stands_still_for": self.server.stands_still_for,
+            "exhausted": self._exhausted,
+            "applied": self.server.ledger.applied,
+            "failure": self._failure,
+        }
+        self._changed.notify_all()
 
     def _log_step(self, done: StepDone) -> None:
         now_s = self._event_buffer.now_s()
@@ -346,71 +365,93 @@ class PrimaryShard:
     # -------------------------------------------------------------- exchanges
 
     def _exchange(self) -> None:
-        while (send := self._sends.get()) is not None:
+        while self._sends.get():
             try:
-                self._exchange_one(send)
+                self._exchange_one()
             except Exception as error:  # whatever it is: the workers must get it
                 with self._changed:
                     if self.server.phase == "halted":
                         return  # its request is in the checkpoint
                     log.warning("exchange of %s failed", self.server.plan.region, exc_info=error)
                     self._failure = _typed(error)
-                    self._changed.notify_all()
+                    self._go_on()
                 return
 
-    def _exchange_one(self, send: SendUpdate) -> None:
-        began_s = self._event_buffer.now_s()
+    def _exchange_one(self) -> None:
+        """Carry the open request to the averager, and its answer back.
+
+        Payloads are as large as the model: none is held for longer than it is needed.
+        """
+        began_s, send, uplink = self._event_buffer.now_s(), self.server.open_request, self._uplink
+        if send is None or uplink is None:
+            raise InvariantError(f"region '{self.server.plan.region}' has nobody to send to")
         # Coding takes its time, and workers want the lock meanwhile: only this thread is in `wire`.
         with self._coding:
-            self._recall()
-            update = self.server.wire.encode(send.update)
+            self._recall(uplink)
+            send = self._on_its_way(uplink, send, self.server.wire.encode(send.update))
         try:
-            reply = self._ask(update)
+            told = self._ask(uplink, send.update)
         except ReferenceLostError as error:
             log.warning("%s; sent in full", error.message)
             with self._coding:
-                update = self.server.wire.in_full(update)
-            reply = self._ask(update)
-        if reply.dropped:
-            self._event_buffer.add("update_dropped", seq=update.seq, bytes_out=0)
-        else:
-            before = 4 * self.server.wire.num_of(update.fragment)
-            self._event_buffer.add("exchange", **send.event(update, reply, began_s, before))
+                send = self._on_its_way(uplink, send, self.server.wire.in_full(send.update))
+            told = self._ask(uplink, send.update)
         with self._coding:
             snapshots: list[Snapshot] = []
-            if reply.checkpoint is not None:  # the state before the answer belongs to it
-                snapshots = self._cut(reply.checkpoint, halt=reply.halt)
-            decoded = self.server.wire.decode(reply)
-            took_s = self._event_buffer.now_s() - began_s
-            with self._changed:
-                self._carry_out(self.server.on_reply(decoded, took_s))
+            if told.reply.checkpoint is not None:  # the state before the answer belongs to it
+                snapshots = self._cut(told.reply.checkpoint, halt=told.reply.halt)
+            if self.server.phase != "halted":  # checkpoints have the request open
+                self._merge(uplink, told, send, began_s)
         self._write_apart(snapshots)
 
-    def _recall(self) -> None:
-        """Lossy blocks of the last update that have not left yet go with the next one."""
-        wire, bridge = self.server.wire, self._bridge
-        if bridge is None or wire.flowing() is None:
+    def _merge(self, uplink: Uplink, told: Told, send: SendUpdate, began_s: float) -> None:
+        reply = self._fetched(uplink, told)
+        self._log_exchange(send, reply, began_s)
+        decoded = self.server.wire.decode(reply)
+        took_s = self._event_buffer.now_s() - began_s
+        with self._changed:
+            self._carry_out(self.server.on_reply(decoded, took_s))
+
+    def _on_its_way(self, uplink: Uplink, send: SendUpdate, update: Update) -> SendUpdate:
+        """The open request as it goes on its way, where the bridge reads it if it can."""
+        self._unread.secure()
+        update = uplink.place(update)
+        with self._changed:
+            self.server.carried(update)
+        return replace(send, update=update)
+
+    def _fetched(self, uplink: Uplink, told: Told) -> Reply:
+        """The answer's payload, in the place of the update if that is not needed any more."""
+        wire = self.server.wire
+        in_place = not told.reply.dropped and not wire.plan.keeps_reference
+        if in_place:
+            self._unread.secure()
+        return uplink.fetch(told, exchange_s(self._timeout_s), in_place=in_place)
+
+    def _log_exchange(self, send: SendUpdate, reply: Reply, began_s: float) -> None:
+        if reply.dropped:
+            self._event_buffer.add("update_dropped", seq=reply.seq, bytes_out=0)
             return
-        meta, _ = bridge.request({"op": "recall"}, timeout_s=exchange_s(self._timeout_s))
+        before = 4 * self.server.wire.num_of(send.update.fragment)
+        self._event_buffer.add("exchange", **send.event(send.update, reply, began_s, before))
+
+    def _recall(self, uplink: Uplink) -> None:
+        """Lossy blocks of the last update that have not left yet go with the next one."""
+        wire = self.server.wire
+        if wire.flowing() is None:
+            return
+        meta, _ = uplink.request({"op": "recall"}, exchange_s(self._timeout_s))
         seq = fields.optional_count(meta, "seq")
         if seq is not None:
             wire.unsent(seq, fields.count(meta, "first_rank"))
 
-    def _ask(self, update: Update) -> Reply:
-        """Send an update to the averager through the bridge and return its reply."""
-        bridge = self._bridge
-        if bridge is None:
-            raise InvariantError(f"region '{self.server.plan.region}' is alone, but would send")
+    def _ask(self, uplink: Uplink, update: Update) -> Told:
+        """Send an update to the averager through the bridge and return what that tells."""
         self._asking = True
         try:
-            meta, payload = bridge.request(
-                {"op": "update", **update_meta(update)},
-                payload_bytes(update),
-                timeout_s=exchange_s(self._timeout_s),
-            )
+            return uplink.ask(update, exchange_s(self._timeout_s))
         finally:
             self._asking = False
-        return read_reply(meta, payload)
 
 
 def _typed(error: Exception) -> GeoRayError:

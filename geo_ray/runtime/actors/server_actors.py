@@ -30,6 +30,7 @@ from geo_ray.transport.lan.server import LanServer
 from geo_ray.transport.security.secret_sealer import SecretReceiver, seal_secret
 from geo_ray.transport.wire.meta import Meta
 from geo_ray.transport.wire.sockets import Address
+from geo_ray.util.freed_memory import give_back_memory
 from geo_ray.util.together import Together
 
 
@@ -52,6 +53,8 @@ def _load_shard(
     check_constants(start.constants, spec.constants, f"shard {index} of region '{region}'")
     shard = build_shard(experiment, spec.region(region), index, start.params_P, start.groups)
     held = HeldShard(shard, region, index, spec.parts_dir)
+    start = start.without_parameters()  # the shard has its slice
+    give_back_memory()  # the module that these came from
     if spec.resume is None:
         return held, start, {}
     tensors, meta = spec.resume.read(shard_part_name(region, index))
@@ -113,7 +116,8 @@ class PrimaryActor:
         )
         if self._restored:
             server.restore(self._restored["control"], self._restored["wire"])
-        uplink = None if bridge is None else self._dial(bridge)
+        # Memory that both see holds an update, then its answer.
+        uplink = None if bridge is None else self._dial(bridge, shared_bytes=4 * spec.num_params)
         writers = [RemoteShard(self._dial(address), timeout_s) for address in others]
         self._primary = PrimaryShard(
             server,
@@ -127,9 +131,10 @@ class PrimaryActor:
         self._lan = LanServer(_host(), self._key, handle, on_close=on_close, config=experiment.lan)
         return self._lan.address
 
-    def _dial(self, address: Address) -> LanClient:
+    def _dial(self, address: Address, *, shared_bytes: int = 0) -> LanClient:
         hello: Meta = {"peer": f"{self._region}/lead", "role": "lead"}
-        client = LanClient(address, self._key, hello, config=self._spec.experiment.lan)
+        config = self._spec.experiment.lan
+        client = LanClient(address, self._key, hello, shared_bytes=shared_bytes, config=config)
         self._clients.append(client)
         return client
 
@@ -170,7 +175,7 @@ class PrimaryActor:
         if self._primary is None:
             raise InvariantError(f"the parameter server of '{self._region}' was not started")
         server = self._primary.server
-        params_P = server.model.copy_params()
+        params_P = server.model.whole_params()
         tensors = {"params": params_P}
         if server.carry is not None:
             tensors["carried"] = server.carry.final_B

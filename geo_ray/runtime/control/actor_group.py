@@ -189,6 +189,11 @@ class ActorGroup:
         self._begin(fresh)
         return fresh
 
+    def dismiss_workers(self) -> None:
+        """All are home: end them, with the memory that each shares with its shards."""
+        for worker in self.workers.values():
+            kill(worker.handle)
+
     def renew_certificate(self, region: str, request_pem: bytes) -> None:
         """Answer a bridge whose certificate ends soon; nothing is waited for.
 

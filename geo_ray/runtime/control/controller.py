@@ -17,7 +17,6 @@ import torch
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import (
-    CheckpointError,
     GeoRayError,
     InterruptedRunError,
     RegionLostError,
@@ -29,7 +28,8 @@ from geo_ray.job.recorder import Recorder
 from geo_ray.runtime.actors.parts import shard_part_name
 from geo_ray.runtime.control.actor_group import ActorGroup, GroupWorker, collect, reason_of
 from geo_ray.runtime.control.link_notes import LinkNotes
-from geo_ray.runtime.control.policy import HALT_DEADLINE_S, RunLimits, RunPolicy
+from geo_ray.runtime.control.policy import HALT_DEADLINE_S, PART_S, RunLimits, RunPolicy
+from geo_ray.runtime.control.polls import Polls
 from geo_ray.runtime.control.saver import Saver
 from geo_ray.training.compute.precise import StatisticsBoard
 
@@ -37,11 +37,29 @@ log = logging.getLogger(__name__)
 
 _TICK_S = 0.2
 _POLL_TIMEOUT_S = 60.0
+_ANSWER_S = 0.5  # that the others wait for one that is slow to answer
 _WAN_EVERY_S = 1.0
 _PROGRESS = frozenset({"step", "exchange", "stats", "update_dropped"})
 
 Answers = Mapping[tuple[str, str], dict[str, Any]]
 """What servers and bridges told in one round of polling, by (role, region)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A checkpoint that the averager was asked to begin.
+
+    Attributes:
+        id: its id.
+        answer: whether it has begun, once the averager answers; None where there is no averager.
+        tells: whether the regions are told, too.
+        halt: whether they stand still afterwards.
+    """
+
+    id: int
+    answer: Any
+    tells: bool
+    halt: bool
 
 
 @dataclass(slots=True)
@@ -71,6 +89,9 @@ class Controller:
     status: Callable[[str], None] = lambda text: None
     interrupted: threading.Event = field(default_factory=threading.Event)
     policy: RunPolicy = field(init=False)
+    _polls: Polls = field(default_factory=lambda: Polls(_POLL_TIMEOUT_S))
+    _begun: _Begun | None = None
+    _began_s: float = 0.0
     _statistics: StatisticsBoard = field(init=False)
     _wan_s: float = 0.0
     _phases: dict[str, str] = field(default_factory=dict)
@@ -107,9 +128,12 @@ class Controller:
         """Take in the last events; wait for the parts of an open checkpoint that will come."""
         deadline_s = time.monotonic() + HALT_DEADLINE_S
         while True:
-            answers = self._poll()
+            answers = self._poll(_POLL_TIMEOUT_S)
             more = self._handle_all(answers)
-            awaited = self.saver.open_id is not None and "halted" in _phases(answers)
+            if "halted" in _phases(answers) and not self.policy.is_halt_saved:
+                self._keep_time()  # a checkpoint that came to nothing is made again
+            halted = self.saver.open_id is not None and "halted" in _phases(answers)
+            awaited = halted or self.saver.is_committing
             if not more and not awaited:
                 break
             if time.monotonic() > deadline_s:
@@ -125,7 +149,7 @@ class Controller:
         self._begin_checkpoint(halt=False, is_over=True)
         deadline_s = time.monotonic() + HALT_DEADLINE_S
         while True:
-            answers = self._poll()
+            answers = self._poll(_POLL_TIMEOUT_S)
             self._handle_all(answers)
             if self.saver.open_id is None:
                 return answers
@@ -146,11 +170,11 @@ class Controller:
             try:
                 worker.steps = int(ray.get(ref))
             except ray.exceptions.RayTaskError as error:
-                self._handle_all(self._poll())  # the events that led to it, or a better reason
+                self._hear_all()  # the events that led to it, or a better reason
                 reason = reason_of(error)
                 self._worker_lost(worker, reason.message, reason)
             except ray.exceptions.RayActorError as error:
-                self._handle_all(self._poll())  # perhaps its region is lost altogether
+                self._hear_all()  # perhaps its region is lost altogether
                 self._worker_lost(worker, str(error).splitlines()[0], None)
 
     def _worker_lost(self, worker: GroupWorker, cause: str, error: GeoRayError | None) -> None:
@@ -169,28 +193,29 @@ class Controller:
 
     # -------------------------------------------------------------- servers and bridges
 
-    def _poll(self) -> Answers:
-        """Ask all servers and bridges for news.
+    def _hear_all(self) -> None:
+        """What was on its way when an actor was last asked, and what it has to say since."""
+        for _ in range(2):
+            self._handle_all(self._poll(_POLL_TIMEOUT_S))
+
+    def _poll(self, wait_s: float = _ANSWER_S) -> Answers:
+        """Ask all servers and bridges for news; who does not answer in time is heard later.
 
         Raises:
             RegionLostError: if one is lost.
             GeoRayError: the reason why a region cannot go on.
         """
-        refs = {key: handle.poll.remote() for key, handle in self.actors.servers().items()}
-        answers: dict[tuple[str, str], dict[str, Any]] = {}
+        servers = self.actors.servers()
+        answers, silent = self._polls.ask(servers, wait_s)
         lost: dict[str, str] = {}
-        for (role, region), ref in refs.items():
-            try:
-                answers[role, region] = ray.get(ref, timeout=_POLL_TIMEOUT_S)
-            except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
-                cause = f"the {role} of region '{region}' is lost: {str(error).splitlines()[0]}"
-                lost.setdefault(region, cause)
+        for (role, region), cause in silent.items():
+            lost.setdefault(region, f"the {role} of region '{region}' is lost: {cause}")
         failures = {
             region: failure
             for (_, region), answer in answers.items()
             if isinstance(failure := answer["status"].get("failure"), GeoRayError)
         }
-        spare = {region for _, region in refs if self.actors.can_lose(region)}
+        spare = {region for _, region in servers if self.actors.can_lose(region)}
         gone = self.policy.regions_lost(lost, failures, self.actors.home.region, spare)
         for region, cause in gone.items():
             self._go_on_without(region, cause)
@@ -203,6 +228,7 @@ class Controller:
         shards = self.actors.spec.region(region).ps_shards
         self.saver.forget({shard_part_name(region, index) for index in range(shards)})
         self.actors.lose(region)
+        self._phases.pop(region, None)
         self._note_evals(self.evals.board.forget(region), time.time() - self.origin_unix_s)
         self._share_statistics()
         self._ask(self.actors.bridges[self.actors.home.region].report_dead.remote(region))
@@ -229,11 +255,14 @@ class Controller:
             request_pem = answer["status"].get("certificate_request")
             if request_pem is not None:
                 self.actors.renew_certificate(region, request_pem)
-        self._phases = {
+        self._phases |= {
             r: str(a["status"]["phase"]) for (role, r), a in answers.items() if role == "ps"
         }
         self._follow_averager(answers)
-        self._check_goes_on(answers)
+        self._tell_begun()
+        self._note_commit()
+        if answers.keys() >= self.actors.servers().keys():  # who is slow to answer may be busy
+            self._check_goes_on(answers)
         exhausted = [r for (_, r), a in answers.items() if a["status"].get("exhausted")]
         why = self.policy.exhausted(exhausted[0], time.monotonic()) if exhausted else None
         if why is not None:
@@ -258,7 +287,9 @@ class Controller:
         if kind == "stats":
             self._evaluate(region, t_s, event)
         elif kind == "parts":
-            self._add_parts(t_s, event)
+            self.saver.add(event["id"], event["parts"], event["step"])
+            if event["id"] == self.saver.open_id:
+                self.policy.on_part(time.monotonic())
         elif kind == "precise":
             told = bytearray(event["carried"])
             self._statistics.add(region, torch.frombuffer(told, dtype=torch.uint8))
@@ -312,6 +343,12 @@ class Controller:
         if still_s is not None:
             what = ", ".join(f"{region} is {phase}" for region, phase in self._phases.items())
             self.status(f"no step and no exchange for {still_s:.0f} s: {what}")
+        awaits_parts = self.saver.open_id is not None and not self.saver.is_committing
+        if self.policy.is_overdue(now_s, awaits_parts=awaits_parts):
+            cause = f"no part of checkpoint {self.saver.open_id} has come for {PART_S:g} s"
+            log.warning("%s; it is given up", cause)
+            self._emit("checkpoint_failed", cause=cause)
+            self.saver.abandon()
         save = self.policy.due(now_s, is_open=self.saver.open_id is not None)
         if save is not None:
             self._begin_checkpoint(halt=save.halt)
@@ -327,16 +364,32 @@ class Controller:
         except RunDirectoryError as error:
             self._save_failed(error)
             return
+        self._began_s = self._now_s()
+        answer = None
         if self.actors.bridges:
-            begun = self._ask_averager(
-                lambda bridge: bridge.request_checkpoint.remote(checkpoint, halt)
-            )
-            if not begun:  # the averager is new, and does not know yet what each region has
-                self.saver.abandon()
-                return
-        if is_over or self._may_tell():
-            for primary in self.actors.primaries.values():
-                primary.cut.remote(checkpoint, halt)
+            bridge = self.actors.bridges[self.actors.home.region]
+            answer = bridge.request_checkpoint.remote(checkpoint, halt)
+        self._begun = _Begun(checkpoint, answer, is_over or self._may_tell(), halt)
+        self._tell_begun()
+
+    def _tell_begun(self) -> None:
+        """Once the averager has begun the checkpoint, tell the regions."""
+        begun = self._begun
+        if begun is None:
+            return
+        if begun.answer is not None and not ray.wait([begun.answer], timeout=0)[0]:
+            return
+        self._begun = None
+        if begun.id != self.saver.open_id:
+            return
+        if begun.answer is not None and not self._ask_averager(lambda _: begun.answer):
+            # The averager is new, and does not know yet what each region has; or it is lost.
+            self.saver.abandon()
+            return
+        for region, primary in self.actors.primaries.items():
+            # Who stands still gets no answer any more that would say it.
+            if begun.tells or self._phases.get(region) == "halted":
+                primary.cut.remote(begun.id, begun.halt)
 
     def _may_tell(self) -> bool:
         """Whether regions may hear of a checkpoint before their next answer.
@@ -346,16 +399,18 @@ class Controller:
         """
         return self.experiment.overlay.kind == "star" and self.actors.home.epoch == 1
 
-    def _add_parts(self, t_s: float, event: Mapping[str, Any]) -> None:
+    def _note_commit(self) -> None:
+        """Take note of the open checkpoint if it has come to count."""
+        checkpoint = self.saver.open_id
         try:
-            size_bytes = self.saver.add(event["id"], event["parts"], event["step"])
-        except (RunDirectoryError, CheckpointError) as error:
+            size_bytes = self.saver.committed()
+        except GeoRayError as error:
             self._save_failed(error)
             return
         if size_bytes is not None:
             self.policy.saved()
-            step = self.saver.step
-            self.recorder.emit("checkpoint", t_s, id=event["id"], step=step, bytes=size_bytes)
+            step, began_s = self.saver.step, self._began_s
+            self._emit("checkpoint", id=checkpoint, step=step, bytes=size_bytes, start_s=began_s)
 
     def _save_failed(self, error: GeoRayError) -> None:
         log.error("checkpoint %s failed: %s", self.saver.open_id, error)
@@ -397,10 +452,14 @@ class Controller:
                 by_class = {k: int(v) for k, v in link["bytes_out"].items()}
                 self._emit("wan", src=region, dst=peer, bytes_by_class=by_class)
             self.links.note(region, links)
-        self.links.save()
+        self.links.save(wait=force)
 
     def _emit(self, kind: str, **fields: Any) -> None:
-        self.recorder.emit(kind, time.time() - self.origin_unix_s, **fields)
+        self.recorder.emit(kind, self._now_s(), **fields)
+
+    def _now_s(self) -> float:
+        """Of the run's clock."""
+        return time.time() - self.origin_unix_s
 
 
 def _phases(answers: Answers) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +27,7 @@ class LinkNotes:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._table = _known(path)
+        self._saving = threading.Thread()
 
     def note(self, region: str, links: Mapping[str, Any]) -> None:
         """Take in what the bridge of ``region`` tells of its links (`PeerStats` by peer)."""
@@ -36,12 +38,26 @@ class LinkNotes:
         ]
         self._table = self._table.with_records([record for record in found if record is not None])
 
-    def save(self) -> None:
-        """Write the file; a full disk must not end a run for this."""
-        if not self._table.links:
+    def save(self, *, wait: bool = False) -> None:
+        """Write the file; a full disk must not end a run for this.
+
+        On a thread: where a checkpoint is being written, the disk takes seconds for any file.
+
+        Args:
+            wait: until it is written. Without, it is left for later if the one before is not.
+        """
+        if wait and self._saving.ident is not None:
+            self._saving.join()
+        if not self._table.links or self._saving.is_alive():
             return
+        self._saving = threading.Thread(target=self._write, args=(self._table,), daemon=True)
+        self._saving.start()
+        if wait:
+            self._saving.join()
+
+    def _write(self, table: LinkTable) -> None:
         try:
-            save_links(self._table, self._path)
+            save_links(table, self._path)
         except GeoRayError as error:
             _LOGGER.warning("%s", error)
 

@@ -8,6 +8,7 @@ a deadline.
     due          -> Save (and whether the regions stand still after it), or nothing
     stalled      -> for how long nothing has happened, if that is worth a line
     check_goes_on -> nothing; or the error that ends the run: nobody can make progress any more
+    is_overdue   -> whether an open checkpoint is given up: no part of it has come for long
     save_failed  -> nothing: go on with the checkpoint before; or the error that ends the run
 """
 
@@ -31,6 +32,8 @@ HALT_DEADLINE_S: Final = 120.0
 STUCK_S: Final = 10.0
 STALL_S: Final = 300.0
 MAX_FAILED_SAVES: Final = 3
+PART_S: Final = 600.0
+"""Longest time without a part of an open checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ class RunPolicy:
         self._limits = limits
         self._restarts = 0
         self._failed_saves = 0
-        self._saved_s = now_s
+        self._saved_s = self._part_s = now_s
         self._halting: GeoRayError | None = None
         self._halt_began_s = 0.0
         self._halt_saved = False
@@ -84,6 +87,11 @@ class RunPolicy:
     def is_halting(self) -> bool:
         """Whether the regions are to stand still, for whatever reason."""
         return self._halting is not None
+
+    @property
+    def is_halt_saved(self) -> bool:
+        """Whether a checkpoint was completed since."""
+        return self._halt_saved
 
     # -------------------------------------------------------------- workers and regions
 
@@ -211,8 +219,24 @@ class RunPolicy:
         return self._save(now_s, halt=False)
 
     def _save(self, now_s: float, *, halt: bool) -> Save:
-        self._saved_s = now_s
+        self._saved_s = self._part_s = now_s
         return Save(halt)
+
+    def on_part(self, now_s: float) -> None:
+        """A part of the open checkpoint has come."""
+        self._part_s = now_s
+
+    def is_overdue(self, now_s: float, *, awaits_parts: bool) -> bool:
+        """Whether to give the open checkpoint up and begin another in its time.
+
+        That is no failed save: regions that hear of it by their next answer may take long. But an
+        open one keeps all others from being made.
+
+        Args:
+            now_s: the present time.
+            awaits_parts: whether a checkpoint is open that has not all of its parts.
+        """
+        return awaits_parts and now_s - self._part_s >= PART_S
 
     def saved(self) -> None:
         """A checkpoint is complete."""

@@ -1,8 +1,15 @@
-"""Collects the parts of a checkpoint from all processes and commits it when all are there."""
+"""Collects the parts of a checkpoint from all processes and commits it when all are there.
+
+To commit is to read and to hash all of it once more, on a thread: whoever watches the run has no
+time for that.
+"""
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Collection, Sequence
+from concurrent.futures import Future
 from datetime import UTC, datetime
 
 from pydantic import JsonValue
@@ -10,9 +17,12 @@ from pydantic import JsonValue
 from geo_ray.checkpoint.manifest import CheckpointManifest, PartInfo
 from geo_ray.checkpoint.store import CheckpointStore
 from geo_ray.config.experiment import Experiment
+from geo_ray.errors import CheckpointError, RunDirectoryError
 from geo_ray.job.resumption import codecs_of
-from geo_ray.runtime.actors.parts import AVERAGER_PART, shard_part_name
+from geo_ray.runtime.actors.parts import AVERAGER_PART, shard_part_name, typed
 from geo_ray.runtime.control.health import LossHealth
+
+log = logging.getLogger(__name__)
 
 
 class Saver:
@@ -44,11 +54,17 @@ class Saver:
         self._newest = -1
         self._parts: dict[str, PartInfo] = {}
         self._step = 0
+        self._commit: Future[int] | None = None
 
     @property
     def open_id(self) -> int | None:
-        """The checkpoint whose parts are awaited, or None."""
+        """The checkpoint whose parts or commit are awaited, or None."""
         return self._id
+
+    @property
+    def is_committing(self) -> bool:
+        """Whether all parts of the open checkpoint are there."""
+        return self._commit is not None
 
     def forget(self, parts: set[str]) -> None:
         """Go on without the process that would have written ``parts``; abandons the open one."""
@@ -69,21 +85,14 @@ class Saver:
         self._is_healthy = self.health.judge()
         return checkpoint
 
-    def add(self, checkpoint: int, parts: Sequence[PartInfo], step: int) -> int | None:
-        """Take in parts; commits when the last one is there.
-
-        Returns:
-            Size of the checkpoint in bytes if this completed it, else None.
-
-        Raises:
-            RunDirectoryError, CheckpointCorruptError: if it cannot be committed.
-        """
-        if checkpoint != self._id:
-            return None
+    def add(self, checkpoint: int, parts: Sequence[PartInfo], step: int) -> None:
+        """Take in parts; begins to commit when the last one is there, see `committed`."""
+        if checkpoint != self._id or self._commit is not None:
+            return
         self._parts.update({part.name: part for part in parts})
         self._step = max(self._step, step)
         if set(self._parts) != self._expected:
-            return None
+            return
         manifest = CheckpointManifest(
             id=checkpoint,
             step=self._step,
@@ -93,9 +102,34 @@ class Saver:
             healthy=self._is_healthy and all(part.finite for part in self._parts.values()),
             extra=self._extra | {"loss": dict(self.health.export())},
         )
-        self._store.commit(checkpoint, manifest)
+        self._commit = Future()
+        arguments = (manifest, self._commit)
+        threading.Thread(target=self._commit_one, args=arguments, daemon=True).start()
+
+    def committed(self, wait_s: float = 0.0) -> int | None:
+        """Whether the open checkpoint counts by now.
+
+        Args:
+            wait_s: for its commit, if that has begun.
+
+        Returns:
+            Size of the checkpoint in bytes, once; None if there is none, or not yet.
+
+        Raises:
+            GeoRayError: if it cannot be committed.
+        """
+        commit = self._commit
+        if commit is None:
+            return None
+        try:
+            error = commit.exception(wait_s)
+        except TimeoutError:
+            return None
+        self._commit = None
+        if error is not None:
+            raise error
         self._id = None
-        return sum(part.bytes for part in manifest.parts)
+        return commit.result()
 
     @property
     def step(self) -> int:
@@ -103,10 +137,32 @@ class Saver:
         return self._step
 
     def abandon(self) -> None:
-        """Give the open checkpoint up and remove its files."""
-        if self._id is not None:
-            self._store.abandon(self._id)
-            self._id = None
+        """Give the open checkpoint up and remove its files, unless it has all its parts.
+
+        Files that cannot be removed do no harm: without a manifest nobody reads them.
+        """
+        if self._id is None or self._commit is not None:
+            return
+        given_up, self._id = self._id, None
+        try:
+            self._store.abandon(given_up)
+        except (CheckpointError, RunDirectoryError) as error:
+            log.warning("files of checkpoint %d stay: %s", given_up, error.message)
+
+    def close(self) -> None:
+        """Wait for a commit that has begun."""
+        if self._commit is not None:
+            self._commit.exception()
+
+    def _commit_one(self, manifest: CheckpointManifest, told: Future[int]) -> None:
+        try:
+            self._store.commit(manifest.id, manifest)
+        except Exception as error:  # whatever it is: who asked must get it
+            if not self._store.is_committed(manifest.id):
+                told.set_exception(typed(error))
+                return
+            log.warning("checkpoint %d counts, but: %s", manifest.id, error)
+        told.set_result(sum(part.bytes for part in manifest.parts))
 
 
 def regions_in(parts: Collection[str], experiment: Experiment) -> list[str]:

@@ -19,7 +19,7 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import digest
 from geo_ray.job.account import account
 from geo_ray.job.best import BestKeeper
-from geo_ray.job.build import build_evals, check_start, model_start, use_one_thread
+from geo_ray.job.build import build_evals, check_start, model_outline, use_one_thread
 from geo_ray.job.codec_shapes import with_shapes
 from geo_ray.job.data import data_rows, prepare_manifest
 from geo_ray.job.eval_notes import EvalNotes
@@ -146,8 +146,8 @@ def train(
             )
     reporting.status("preparing task and data")
     task = load_task(experiment.task, run.base_dir)
-    start = model_start(task, experiment.seed)
-    check_start(experiment, start)
+    outline = model_outline(task, experiment.seed)
+    check_start(experiment, outline)
     manifest, address = prepare_manifest(
         experiment, task, run.base_dir, run.data, goes_on=found is not None
     )
@@ -170,12 +170,12 @@ def train(
                 manifest_address=address,
                 run_id=f"{experiment.name}-{secrets.token_hex(4)}",
                 parts_dir=str(run.checkpoints),
-                num_params=start.params_P.numel(),
+                num_params=outline.num_params,
                 epoch=1 if found is None else int(str(found.manifest.extra["epoch"])) + 1,
                 resume=None if found is None else _parts_of(found),
                 data_rows=data_rows(experiment, manifest),
-                layout=start.layout,
-                constants=dict(start.constants),
+                layout=outline.layout,
+                constants=dict(outline.constants),
             )
             saver = Saver(
                 store,
@@ -242,6 +242,7 @@ def _train_on(
                 )
             return finished.summary
     finally:
+        saver.close()
         actors.close()
 
 
@@ -263,6 +264,7 @@ def _finish(
     origin_unix_s: float,
 ) -> _Finished:
     now_s = time.time() - origin_unix_s
+    actors.dismiss_workers()
     written: dict[str, tuple[PartInfo, str]] = collect(
         {r: primary.write_model.remote(str(run.path)) for r, primary in actors.primaries.items()},
         _START_TIMEOUT_S,

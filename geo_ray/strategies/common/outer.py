@@ -68,32 +68,39 @@ class OptimizerMemory(Protocol):
 
 
 def outer_change(
-    config: OneOuter, keeper: OptimizerMemory, delta_P: Tensor, key: str = "outer"
+    config: OneOuter,
+    keeper: OptimizerMemory,
+    delta_P: Tensor,
+    key: str = "outer",
+    *,
+    in_place: bool = False,
 ) -> Tensor:
     """One step of the outer optimizer.
 
     Args:
         config: which.
         keeper: has its state, under names that begin with ``key``; changed in place.
-        delta_P: the proposed change, fp32 (P,); stays as it is.
+        delta_P: the proposed change, fp32 (P,).
         key: one per independent optimizer (per fragment, say).
+        in_place: ``delta_P`` may be overwritten; without, it stays as it is.
 
     Returns:
-        What is to be subtracted from the outer parameters, fp32 (P,), a new tensor.
+        What is to be subtracted from the outer parameters, fp32 (P,): a new tensor, or ``delta_P``.
     """
+    out_P = delta_P if in_place else torch.empty_like(delta_P)
     if isinstance(config, OuterSgd):
-        return torch.mul(delta_P, config.lr)
+        return torch.mul(delta_P, config.lr, out=out_P)
     moment_P = _state(keeper, f"{key}/m", delta_P)
     if isinstance(config, OuterNesterov):
         moment_P.mul_(config.momentum).add_(delta_P)
-        return torch.add(delta_P, moment_P, alpha=config.momentum).mul_(config.lr)
+        return torch.add(delta_P, moment_P, alpha=config.momentum, out=out_P).mul_(config.lr)
     square_P = _state(keeper, f"{key}/v", delta_P)
     count = keeper.numbers.get(f"{key}/t", 0.0) + 1.0
     keeper.numbers[f"{key}/t"] = count
     moment_P.lerp_(delta_P, 1.0 - config.beta1)
     square_P.mul_(config.beta2).addcmul_(delta_P, delta_P, value=1.0 - config.beta2)
-    root_P = torch.sqrt(square_P / (1.0 - config.beta2**count)).add_(config.eps)
-    return torch.div(moment_P, root_P).mul_(config.lr / (1.0 - config.beta1**count))
+    root_P = torch.div(square_P, 1.0 - config.beta2**count, out=out_P).sqrt_().add_(config.eps)
+    return torch.div(moment_P, root_P, out=root_P).mul_(config.lr / (1.0 - config.beta1**count))
 
 
 def outer_round(
@@ -104,7 +111,9 @@ def outer_round(
     if updates is None:
         return []
     mean_P = weighted_mean(updates, weights)
-    return answer_all(averager, updates, outer_change(config, averager, mean_P, key))
+    # In the mean's place: new memory for a large model costs more than the step.
+    change_P = outer_change(config, averager, mean_P, key, in_place=True)
+    return answer_all(averager, updates, change_P)
 
 
 def _state(keeper: OptimizerMemory, name: str, like_P: Tensor) -> Tensor:

@@ -13,8 +13,7 @@ A pure state machine around a strategy's `on_update`. It adds what no strategy s
   in;
 - codecs: a strategy sees vectors only; what is coded is decoded after the check for repetitions
   and before anything else, and an answer that is given again is the same to the byte;
-- what models carry beside their parameters comes and goes outside of strategy and codec
-  (`AveragerCarry`);
+- what models carry beside their parameters goes past strategy and codec (`AveragerCarry`);
 - the end: final updates are held until every region's is in. A region that was to finish, and has
   more to do after a resume, repeats its final update as an ordinary one;
 - an end with a reason: what is raised while the state changes leaves it torn. It becomes `failure`,
@@ -45,6 +44,7 @@ from geo_ray.training.averager.averager_noise import AveragerNoise
 from geo_ray.training.compute.flat import fragment_cuts
 from geo_ray.training.exchange.averager_wire import AveragerWire
 from geo_ray.training.exchange.saved import load_messages, save_messages
+from geo_ray.training.lazy_copy import LazyCopy, Unread
 from geo_ray.util.blame import summary
 
 log = logging.getLogger(__name__)
@@ -64,11 +64,16 @@ class _CutMark:
 
 @dataclass(frozen=True, slots=True)
 class AveragerSnapshot:
-    """The averager's part of a checkpoint, copied when that began."""
+    """The averager's part of a checkpoint, as it was when that began."""
 
     id: int
-    tensors: dict[str, Tensor]
+    copies: dict[str, LazyCopy]
     control: dict[str, object]
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The copies as tensors, for who does not write them."""
+        return {name: copy.whole() for name, copy in self.copies.items()}
 
 
 @dataclass(slots=True)
@@ -108,6 +113,7 @@ class Averager:
     _unsettled: set[str] = field(default_factory=set)
     _ahead_s: float = 0.0  # of the averager's clock before that of its host
     _saved_s: float | None = None  # the averager's clock at the cut that it was restored from
+    _unread: Unread = field(default_factory=Unread)  # of the newest checkpoint
 
     def __post_init__(self) -> None:
         fragments = self.strategy.traits.exchange.fragments
@@ -135,6 +141,7 @@ class Averager:
 
     def on_wake(self) -> list[Reply]:
         """The time that the strategy asked for (`AveragerState.wake_s`) has come."""
+        self._unread.secure()
         with self._changing():
             self.state.wake_s = None
             on_wake = self.strategy.traits.averager.on_wake
@@ -157,6 +164,7 @@ class Averager:
         self._check_works()
         if update.region not in self.state.members:
             raise InvariantError(f"update of '{update.region}', which is no member of this run")
+        self._unread.secure()
         if (update.epoch, update.seq) <= self._last.get(update.region, (0, 0)):
             return self._repeat(update)
         with self._changing(may_refuse=True):
@@ -200,6 +208,7 @@ class Averager:
             if known or stranger or part.final:
                 return None
         self._check_vector(total_P, f"a sum of {[part.region for part in parts]}")
+        self._unread.secure()
         with self._changing():
             for part in parts:
                 self._last[part.region] = (part.epoch, part.seq)
@@ -216,6 +225,7 @@ class Averager:
             raise InvariantError(f"update of '{region}', which is no member of this run")
         if (epoch, seq) <= self._last.get(region, (0, 0)):
             return self._repeat(skipped)
+        self._unread.secure()
         with self._changing():
             self._last[region] = (epoch, seq)
             return self._release_finals() + self._publish(
@@ -243,6 +253,7 @@ class Averager:
 
     def leave(self, region: str) -> list[Reply]:
         """Go on without a region; whoever waited for it alone is answered."""
+        self._unread.secure()
         with self._changing():
             return self._leave(region)
 
@@ -283,7 +294,9 @@ class Averager:
         """
         if self._unsettled or self.failure is not None:
             return False
-        self.snapshots.append(AveragerSnapshot(checkpoint, *self.export()))
+        changing, fixed, control = self._live()
+        copies = self._unread.copy(changing, fixed)
+        self.snapshots.append(AveragerSnapshot(checkpoint, copies, control))
         self._mark = _CutMark(checkpoint, halt)
         return True
 
@@ -297,25 +310,27 @@ class Averager:
         self._unsettled.discard(region)
 
     def export(self) -> tuple[dict[str, Tensor], dict[str, object]]:
-        """Tensors and plain values for a checkpoint.
+        """Copies of tensors, and plain values, for a checkpoint."""
+        changing, fixed, control = self._live()
+        return fixed | {name: value.clone() for name, value in changing.items()}, control
 
-        Answers are as they were sent, and never change, so they are not copied.
+    def _live(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, object]]:
+        """Tensors that will change, tensors that will not, and plain values.
+
+        Open requests lie in their senders' buffers until they are answered. Answers are as they
+        were sent, and never change.
         """
         state = self.state
-        tensors = {k: v.clone() for k, v in state.memory.items()}
+        changing = dict(state.memory)
         wire_tensors, wire = self.wire.export()
-        tensors |= {_WIRE + k: v for k, v in wire_tensors.items()}
         carried, carried_rows = self.carry.export()
-        tensors |= carried
+        fixed = {_WIRE + k: v for k, v in wire_tensors.items()} | carried
         exchanges: dict[str, object] = {}
-        for name, messages in (
-            ("waiting", list(state.waiting.values())),
-            ("finals", list(self._finals.values())),
-        ):
-            found, exchanges[name] = save_messages(_OPEN + name, messages)
-            tensors |= {k: v.clone() for k, v in found.items()}  # the sender's buffer
+        for name, messages in (("waiting", state.waiting), ("finals", self._finals)):
+            found, exchanges[name] = save_messages(_OPEN + name, list(messages.values()))
+            changing |= found
         found, exchanges["answers"] = save_messages(_OPEN + "answers", list(self._answers.values()))
-        return tensors | found, {
+        control: dict[str, object] = {
             "version": state.version,
             "numbers": dict(state.numbers),
             "samples": self.samples,
@@ -327,8 +342,9 @@ class Averager:
             "stops": self.goal if state.stopping else None,
             "now_s": state.now_s,
             "wake_s": state.wake_s,
-            **({"carried_rows": carried_rows} if carried else {}),
         }
+        control |= {"carried_rows": carried_rows} if carried else {}
+        return changing, fixed | found, control
 
     def restore(self, tensors: Mapping[str, Tensor], control: Mapping[str, object]) -> None:
         """Become what `export` saved.

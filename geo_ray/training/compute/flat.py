@@ -32,6 +32,21 @@ def read_parameters(module: nn.Module) -> Tensor:
     return torch.cat([p.detach().reshape(-1).float() for p in _trainable(module)]).cpu()
 
 
+def write_parameters(module: nn.Module, params_P: Tensor) -> None:
+    """Give the trainable parameters of ``module`` the values of ``params_P``, fp32 (P,).
+
+    Raises:
+        TaskOutputError: if the module has another number of them.
+    """
+    check_module(module)
+    if params_P.shape != (count_parameters(module),):
+        raise _other_size(module, params_P)
+    with torch.no_grad():
+        sizes = [p.numel() for p in _trainable(module)]
+        for param, part in zip(_trainable(module), torch.split(params_P, sizes), strict=True):
+            param.copy_(part.view(param.shape))
+
+
 def square_norm(x_P: Tensor) -> float:
     """The squared 2-norm of a contiguous fp32 vector (P,), in one pass.
 
@@ -68,11 +83,7 @@ class FlatModel:
         check_module(module)
         num_params = count_parameters(module)
         if params_P.shape != (num_params,) or grad_P.shape != (num_params,):
-            raise TaskOutputError(
-                f"model has {num_params} parameters, the buffers hold "
-                f"{params_P.numel()} and {grad_P.numel()}",
-                fix="Let model(seed) make parameters of the same shapes wherever it is called.",
-            )
+            raise _other_size(module, params_P, grad_P)
         self.module = module
         self.params_P = params_P
         self.grad_P = grad_P
@@ -153,7 +164,15 @@ def fragments_in(
 
 def digest(params_P: Tensor) -> str:
     """SHA-256 of the parameters' bytes; equal digests mean equal models to the bit."""
-    return hashlib.sha256(params_P.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
+    return hashlib.sha256(params_P.detach().cpu().contiguous().numpy().data).hexdigest()
+
+
+def _other_size(module: nn.Module, *vectors: Tensor) -> TaskOutputError:
+    sizes = " and ".join(str(vector.numel()) for vector in vectors)
+    return TaskOutputError(
+        f"model has {count_parameters(module)} parameters, the buffers hold {sizes}",
+        fix="Let model(seed) make parameters of the same shapes wherever it is called.",
+    )
 
 
 def _trainable(module: nn.Module) -> list[nn.Parameter]:

@@ -138,12 +138,20 @@ class InnerOptimizer:
         for part in self._parts:
             part.give()
 
-    def export(self) -> dict[str, Tensor]:
-        """Copies of the optimizer's tensors by name; empty before the first step."""
+    def live(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The optimizer's own tensors by name, and copies that never change.
+
+        Where parameters are in groups, torch keeps a tensor for each: they are joined in copies.
+        Both are empty before the first step.
+        """
+        own: dict[str, Tensor] = {}
         kept: dict[str, Tensor] = {}
         for part in self._parts:
             for key, value in self._optimizer.state.get(part.param, {}).items():
                 if not isinstance(value, Tensor):
+                    continue
+                if len(self._parts) == 1 and part.piece.block is None:
+                    own[key] = value
                     continue
                 if not value.dim():
                     kept[key] = value.clone()
@@ -153,7 +161,12 @@ class InnerOptimizer:
                 part.own(kept[key]).copy_(part.inside(value))
         if self._schedule is not None:
             kept[_TAKEN] = torch.tensor(self.taken)
-        return kept
+        return own, kept
+
+    def export(self) -> dict[str, Tensor]:
+        """Copies of them all."""
+        own, kept = self.live()
+        return kept | {key: value.clone() for key, value in own.items()}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Take back what `export` gave.

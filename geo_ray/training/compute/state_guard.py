@@ -80,8 +80,8 @@ def constants_of(module: nn.Module, digests: Mapping[str, str] | None = None) ->
         module: as it was made.
         digests: of `digests_of`, if they are known.
     """
-    found = digests_of(module) if digests is None else digests
     saved = module.state_dict().keys()
+    found = digests_of(module, state_of(module).keys() - saved) if digests is None else digests
     return {name: value for name, value in found.items() if name in saved}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.training.compute.noise import NoiseReading
+from geo_ray.training.lazy_copy import LazyCopy
 from geo_ray.types import CodedShare, Span, StepReport
 
 
@@ -116,12 +117,13 @@ class Snapshot:
     """A checkpoint's part was taken: each shard holds its copy, here is the control state.
 
     The copies are of the moment of the event; writing them may take its time. ``tensors`` are the
-    wire's.
+    wire's; those that lie where something else is put soon are in ``lent``, too.
     """
 
     id: int
     control: dict[str, object]
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    lent: Mapping[str, LazyCopy] = field(default_factory=dict)
 
 
 Effect = Assignment | SendUpdate | StepDone | Snapshot

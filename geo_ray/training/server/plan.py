@@ -7,6 +7,9 @@ from typing import Literal
 
 from geo_ray.training.server.stragglers import BackupWorkers, GradientCoding
 
+Phase = Literal["training", "waiting", "must_send", "finishing", "done", "halted"]
+"""waiting: for an answer; must_send: for an answer, then send; finishing: for the last answer."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:

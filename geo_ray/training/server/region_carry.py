@@ -9,13 +9,13 @@ Shape legend: B = bytes of the whole vector; E = of what regions exchange.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from geo_ray.errors import CheckpointCorruptError, InvariantError
-from geo_ray.strategies.base import Reply
+from geo_ray.strategies.base import Reply, Update
 from geo_ray.training.compute.carry_layout import CarryLayout
 from geo_ray.training.server.shard import Contribution
 
@@ -101,6 +101,12 @@ class RegionCarry:
         """What goes with an update, uint8 (E,)."""
         self._sent_E = self.present_B[: self.layout.exchanged_bytes].clone()
         return self._sent_E
+
+    def filled(self, update: Update) -> Update:
+        """A saved request; one from before the task declared anything gets the present values."""
+        if update.carried_E.numel():
+            return update
+        return replace(update, carried_E=self.outgoing())
 
     def merge(self, reply: Reply) -> None:
         """Take in the mean that came with an answer.

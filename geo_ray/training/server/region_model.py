@@ -128,9 +128,10 @@ class RegionModel:
         """Every shard takes its copy."""
         self._all(Shard.snapshot, checkpoint)
 
-    def copy_params(self) -> Tensor:
-        """A copy of the live parameters, fp32 (P,)."""
-        return torch.cat(self._all(Shard.live_params))
+    def whole_params(self) -> Tensor:
+        """The live parameters, fp32 (P,), not to be changed; a copy if there are several shards."""
+        found = self._all(Shard.live_params)
+        return found[0] if len(found) == 1 else torch.cat(found)
 
     def _all(
         self, operation: Callable[[Shard, *As], R], *arguments: *As, change: Change | None = None

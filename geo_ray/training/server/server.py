@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal
+from typing import Final
 
 from torch import Tensor
 
@@ -29,7 +29,7 @@ from geo_ray.training.exchange.wire_plan import WirePlan
 from geo_ray.training.server.effects import Assignment, Effect, SendUpdate, Snapshot, StepDone
 from geo_ray.training.server.eval_times import EvalTimes
 from geo_ray.training.server.ledger import Ledger
-from geo_ray.training.server.plan import ServerPlan
+from geo_ray.training.server.plan import Phase, ServerPlan
 from geo_ray.training.server.region_carry import RegionCarry
 from geo_ray.training.server.region_model import Concurrently, RegionModel, ShardPort
 from geo_ray.training.server.region_noise import RegionNoise
@@ -39,9 +39,6 @@ from geo_ray.types import Span, StepReport
 from geo_ray.util.together import in_turn
 
 _REQUEST: Final = "request"  # prefix of the open request's tensors
-
-Phase = Literal["training", "waiting", "must_send", "finishing", "done", "halted"]
-"""waiting: for an answer; must_send: for an answer, then send; finishing: for the last answer."""
 
 
 @dataclass(slots=True)
@@ -95,6 +92,7 @@ class Server:
     _late: dict[int, Span] = field(default_factory=dict)  # what the step was made without
     _open: SendUpdate | None = None
     _newest_cut: int = -1
+    _at_halt: dict[str, object] = field(default_factory=dict)  # what was exported then
     _rule: Stragglers = field(init=False)
 
     def __post_init__(self) -> None:
@@ -191,25 +189,40 @@ class Server:
         """A checkpoint has begun: copy the present state.
 
         It must come before an answer is decoded that the averager gave since then. A region may
-        hear of a checkpoint in two ways; the second time nothing happens.
+        hear of a checkpoint in two ways; the second time nothing happens. One that stands still
+        copies the same state again: the checkpoint before may have come to nothing.
 
         Args:
             checkpoint: its id, larger than those before.
             halt: stand still afterwards.
         """
-        if checkpoint <= self._newest_cut or self.phase == "halted":
+        if checkpoint <= self._newest_cut:
             return []
         self._newest_cut = checkpoint
         self.model.snapshot(checkpoint)
-        taken = Snapshot(checkpoint, self.export(), self._tensors())
-        if not halt or self.phase == "done":  # who is at the end has nothing to stand still for
+        control = self.export()
+        if self.phase == "halted":  # rows that came back since then are still to be computed
+            control = self._at_halt | {name: control[name] for name in ("wire", "open")}
+        taken = Snapshot(checkpoint, control, self._tensors())
+        if not halt or self.phase in {"done", "halted"}:  # nothing more to stand still for
             return [taken]
-        self.phase = "halted"
+        self.phase, self._at_halt = "halted", control
         return [taken, *self._advance()]
 
     def resume(self) -> list[Effect]:
         """What a restored region has to do first: repeat the request that was open, if one was."""
         return [] if self._open is None else [self._open]
+
+    @property
+    def open_request(self) -> SendUpdate | None:
+        """The request that waits for its answer."""
+        return self._open
+
+    def carried(self, update: Update) -> None:
+        """The open request goes on its way like this: nobody needs its uncoded payload any more."""
+        if self._open is not None and self._open.update.seq == update.seq:
+            self._open = replace(self._open, update=update)
+            self.wire.reopen(update)
 
     @property
     def stands_still_for(self) -> int | None:
@@ -366,16 +379,10 @@ class Server:
         spans = {w: self.ledger.assign(w, rows_of(w)) for w in self._rule.readers(takers)}
         for worker in takers:
             evaluate = worker == 0 and self.evals.is_due(self.version, self._seen)
-            answers.append(
-                Assignment(
-                    worker,
-                    self.version,
-                    spans[worker],
-                    evaluate,
-                    eval_params=evaluate and self.plan.evaluates_outer,
-                    parts=self._rule.parts_of(worker, spans),
-                )
-            )
+            judged = evaluate and self.plan.evaluates_outer
+            span, parts = spans[worker], self._rule.parts_of(worker, spans)
+            work = Assignment(worker, self.version, span, evaluate, eval_params=judged, parts=parts)
+            answers.append(work)
         self._idle -= self._joined
         return answers
 
@@ -486,9 +493,7 @@ class Server:
             self.phase = "waiting" if has_more else "finishing"
         if update.final and has_more:
             update = replace(update, final=False)
-        if self.carry is not None and not update.carried_E.numel():
-            # The checkpoint was made before the task declared what its model carries.
-            update = replace(update, carried_E=self.carry.outgoing())
+        update = update if self.carry is None else self.carry.filled(update)
         if request["is_coded"]:
             self.wire.reopen(update)
         self._open = SendUpdate(update, bool(request["blocking"]))

@@ -21,6 +21,7 @@ from geo_ray.tasks.groups import GroupRun
 from geo_ray.training.compute.flat import exact_square_norm, fragments_in, square_norm
 from geo_ray.training.compute.group_pieces import GroupPiece, pieces_of
 from geo_ray.training.compute.optimizers import AdamW, InnerOptimizer, Momentum, Sgd
+from geo_ray.training.lazy_copy import LazyCopy, Unread
 from geo_ray.training.server.pulls import Change, HeldVersions, Pull
 
 As = TypeVarTuple("As")
@@ -70,7 +71,8 @@ class Shard:
         self._grads: dict[int, Tensor] = {}
         self._mean_S = torch.empty(0)
         self._ready_S: Tensor | None = None
-        self._snapshots: dict[int, tuple[dict[str, Tensor], dict[str, float]]] = {}
+        self._snapshots: dict[int, tuple[dict[str, LazyCopy], dict[str, float]]] = {}
+        self._unread = Unread()
         self._versions = HeldVersions()
         whole = ((0, params_S.numel()),)
         self.state = RegionState(params_S, self._optimizer.apply, fragments=fragments or whole)
@@ -154,6 +156,7 @@ class Shard:
         Returns:
             Its square, of this slice; None if not asked for, or if nobody's gradient is used.
         """
+        self._unread.secure()
         grad_S = self._combine(contributions) if self._ready_S is None else self._ready_S
         self._ready_S = None
         mean_sq = square_norm(grad_S) if measure and grad_S is not None else None
@@ -174,17 +177,22 @@ class Shard:
 
     def outgoing(self) -> Outgoing | Wait | None:
         """Ask the strategy, after a step, whether to send something now."""
-        return None if self._alone else self._sent(self._strategy.after_step(self.state))
+        if self._alone:
+            return None
+        self._unread.secure()
+        return self._sent(self._strategy.after_step(self.state))
 
     def finish(self) -> Outgoing | None:
         """The strategy's final update after the last step."""
         if self._alone:
             return None
+        self._unread.secure()
         out = self._sent(self._strategy.on_finish(self.state))
         return out if isinstance(out, Outgoing) else None
 
     def merge(self, reply: Reply) -> None:
         """Merge the answer (its payload cut to this slice)."""
+        self._unread.secure()
         self.state.link_busy = False
         self.state.budget = reply.steps
         self._strategy.on_reply(self.state, reply)
@@ -194,30 +202,50 @@ class Shard:
         return self.params_S
 
     def snapshot(self, checkpoint: int) -> None:
-        """Keep a copy of the present state until `take_snapshot`; the newest two at most."""
+        """Keep the present state until it is taken; the newest two at most.
+
+        What changes before it is read is copied then: see `geo_ray.training.lazy_copy`.
+        """
         while len(self._snapshots) > 1:
             self._snapshots.pop(min(self._snapshots))
-        self._snapshots[checkpoint] = self.export()
+        changing, fixed, numbers = self._live()
+        self._snapshots[checkpoint] = self._unread.copy(changing, fixed), numbers
 
     def take_snapshot(self, checkpoint: int) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Hand over the copy that `snapshot` made."""
+        """Hand over the state that `snapshot` kept, as copies."""
+        tensors, numbers = self.release_snapshot(checkpoint)
+        return {name: copy.whole() for name, copy in tensors.items()}, numbers
+
+    def release_snapshot(self, checkpoint: int) -> tuple[dict[str, LazyCopy], dict[str, float]]:
+        """Hand over the state that `snapshot` kept to who writes it, while the shard goes on."""
         return self._snapshots.pop(checkpoint)
 
     def export(self) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Copies of everything that a checkpoint needs: tensors by name, numbers by name."""
-        tensors = {"params": self.params_S.clone()}
-        tensors |= {f"optimizer/{k}": v for k, v in self._optimizer.export().items()}
-        tensors |= {f"memory/{k}": v.clone() for k, v in self.state.memory.items()}
+        changing, fixed, numbers = self._live()
+        return fixed | {name: value.clone() for name, value in changing.items()}, numbers
+
+    def _live(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, float]]:
+        """Tensors that will change, tensors that will not, and numbers."""
+        own, kept = self._optimizer.live()
+        fixed = {f"optimizer/{k}": v for k, v in kept.items()}
+        changing = {"params": self.params_S}
+        changing |= {f"optimizer/{k}": v for k, v in own.items()}
+        changing |= {f"memory/{k}": v for k, v in self.state.memory.items()}
         state = self.state
         budget = {} if state.budget is None else {"budget": state.budget}
-        return tensors, {
-            "step": state.step,
-            "since_send": state.since_send,
-            "samples": state.samples,
-            "link_busy": float(state.link_busy),
-            **budget,
-            **{f"memory/{k}": v for k, v in state.numbers.items()},
-        }
+        return (
+            changing,
+            fixed,
+            {
+                "step": state.step,
+                "since_send": state.since_send,
+                "samples": state.samples,
+                "link_busy": float(state.link_busy),
+                **budget,
+                **{f"memory/{k}": v for k, v in state.numbers.items()},
+            },
+        )
 
     def restore(self, tensors: Mapping[str, Tensor], counters: Mapping[str, float]) -> None:
         """Become what `export` saved.
@@ -231,6 +259,7 @@ class Shard:
             raise CheckpointCorruptError(
                 f"shard state 'params' is {found}, the shard has {tuple(self.params_S.shape)}"
             )
+        self._unread.secure()
         self.params_S.copy_(params_S)
         self._optimizer.restore(_with_prefix(tensors, "optimizer/"))
         self.state.memory.clear()

@@ -95,6 +95,7 @@ class Inbox:
                     return
                 news = self._news.popleft()
             if news.message is not None and not self._count(news.epoch, news.message):
+                del news
                 continue
             try:
                 if news.message is not None:
@@ -105,6 +106,7 @@ class Inbox:
             except Exception:
                 what = "a change" if news.message is None else f"message {news.message.kind!r}"
                 _LOGGER.exception("the handler failed for %s of region %s", what, self._peer)
+            del news  # not held while the next one is awaited: a payload may be a whole model
 
     def _count(self, epoch: int, message: Message) -> bool:
         """Count a message as received; return False for one that is not wanted any more."""

@@ -19,6 +19,8 @@ _MANY: Final = 32
 _FIRST_FLIGHT_BYTES: Final = 13 * 1024  # with frame and TLS records less than 10 x 1448
 _SHORTEST_BYTES: Final = 16 * 1024
 _CHUNKS_IN_WINDOW: Final = 8
+_WIDER: Final = 4  # longest chunk on a fast link, over that of others
+_CHUNKS_IN_WIDE: Final = 64
 _KERNEL_BYTES: Final = 512 * 1024  # limit of unsent bytes in the kernel, over all streams
 _ESTIMATE_EVERY_S: Final = 1.0
 _PING_MAX_S: Final = 0.05
@@ -74,10 +76,14 @@ class FlowControl:
         """
         if streams >= _MANY:
             return min(self._config.chunk_bytes, _FIRST_FLIGHT_BYTES)
-        share_bytes = 1024**2 // max(1, streams)
+        share_bytes, most_bytes = 1024**2 // max(1, streams), self._config.chunk_bytes
         if not self._is_shaped:
-            share_bytes = min(share_bytes, int(self.window.size_bytes) // _CHUNKS_IN_WINDOW)
-        return max(_SHORTEST_BYTES, min(self._config.chunk_bytes, share_bytes))
+            window_bytes = int(self.window.size_bytes)
+            share_bytes = min(share_bytes, window_bytes // _CHUNKS_IN_WINDOW)
+            # Where a window holds that many of them, nobody waits long for one; each has its cost.
+            wide_bytes = min(_WIDER * most_bytes, window_bytes // _CHUNKS_IN_WIDE)
+            most_bytes = max(most_bytes, wide_bytes)
+        return max(_SHORTEST_BYTES, min(most_bytes, share_bytes))
 
     def unsent_bytes(self, streams: int) -> int:
         """Return how many unsent bytes a stream's kernel buffer may hold."""

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
+
 from geo_ray.errors import FrameError
 from geo_ray.transport.wire import sockets
 from geo_ray.transport.wire.frames import (
@@ -175,7 +177,8 @@ def recv_frame(
     if not payload_bytes:
         return Frame(head.header.kind, meta)
     target = into(payload_bytes, meta) if into is not None else None
-    target = view_of(bytearray(payload_bytes) if target is None else target)
+    # Not zeroed: memory is only taken as it is filled.
+    target = view_of(np.empty(payload_bytes, np.uint8).data if target is None else target)
     if target.nbytes < payload_bytes:
         raise FrameError(
             f"a payload of {payload_bytes} bytes does not fit its buffer of {target.nbytes}"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import asdict
 from pathlib import Path
 
+import pytest
+
+from geo_ray.runtime.control import link_notes
 from geo_ray.runtime.control.link_notes import LinkNotes
 from geo_ray.transport.flow.estimator import LinkEstimator
-from geo_ray.transport.links.table import load_links
+from geo_ray.transport.links.table import LinkTable, load_links, save_links
 
 
 def _estimate(rate_mbps: float) -> dict[str, float | None]:
@@ -21,17 +25,17 @@ def _estimate(rate_mbps: float) -> dict[str, float | None]:
 def test_records_are_kept_by_pair_and_over_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "links.json"
     notes = LinkNotes(path)
-    notes.save()
+    notes.save(wait=True)
     assert not path.exists()  # nothing is known
     notes.note("eu", {"us": {"estimate": _estimate(50.0)}})
     notes.note("us", {"eu": {"estimate": asdict(LinkEstimator().snapshot(0.0))}})
-    notes.save()
+    notes.save(wait=True)
     table = load_links(path)
     assert [record.pair for record in table.links] == [("eu", "us")]
     assert 49 < table.get("eu", "us").goodput_mbps < 51
     later = LinkNotes(path)
     later.note("us", {"eu": {"estimate": _estimate(20.0)}})
-    later.save()
+    later.save(wait=True)
     assert {record.pair for record in load_links(path).links} == {("eu", "us"), ("us", "eu")}
 
 
@@ -40,5 +44,27 @@ def test_a_damaged_file_is_no_reason_to_end_a_run(tmp_path: Path) -> None:
     path.write_text("{")
     notes = LinkNotes(path)
     notes.note("eu", {"us": {"estimate": _estimate(50.0)}})
-    notes.save()
+    notes.save(wait=True)
     assert len(load_links(path).links) == 1
+
+
+def test_a_slow_disk_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controller notes links once a second; what is learned meanwhile is saved at the end."""
+    may_write, written = threading.Event(), []
+
+    def slow(table: LinkTable, path: Path) -> None:
+        assert may_write.wait(60.0)
+        written.append(len(table.links))
+        save_links(table, path)
+
+    monkeypatch.setattr(link_notes, "save_links", slow)
+    path = tmp_path / "links.json"
+    notes = LinkNotes(path)
+    notes.note("eu", {"us": {"estimate": _estimate(50.0)}})
+    notes.save()
+    notes.note("us", {"eu": {"estimate": _estimate(20.0)}})
+    notes.save()
+    assert not path.exists()
+    may_write.set()
+    notes.save(wait=True)
+    assert written == [1, 2] and len(load_links(path).links) == 2

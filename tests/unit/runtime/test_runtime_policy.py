@@ -17,6 +17,7 @@ from geo_ray.errors import (
 from geo_ray.runtime.control.policy import (
     HALT_DEADLINE_S,
     MAX_FAILED_SAVES,
+    PART_S,
     STALL_S,
     RunLimits,
     RunPolicy,
@@ -160,6 +161,18 @@ def test_a_save_that_fails_while_the_run_must_stop_ends_it() -> None:
     run.halt(InterruptedRunError("the run was interrupted"), 101.0)
     with pytest.raises(GeoRayError, match="disk"):
         run.save_failed(CheckpointError("the disk is full"))
+
+
+def test_a_checkpoint_of_which_no_part_comes_for_long_is_given_up() -> None:
+    run = policy()
+    assert run.due(110.0, is_open=False) == Save(halt=False)
+    assert not run.is_overdue(110.0 + PART_S - 1, awaits_parts=True)
+    run.on_part(150.0)
+    assert not run.is_overdue(150.0 + PART_S - 1, awaits_parts=True)
+    assert run.is_overdue(150.0 + PART_S, awaits_parts=True)
+    assert not run.is_overdue(150.0 + PART_S, awaits_parts=False)  # all are there, or none is open
+    assert run.due(150.0 + PART_S, is_open=False) == Save(halt=False)
+    assert not run.is_overdue(150.0 + PART_S, awaits_parts=True)  # the next one has its own time
 
 
 def test_all_are_told_to_finish_once() -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 
-from geo_ray.checkpoint.manifest import PartInfo
+from geo_ray.checkpoint.manifest import CheckpointManifest, PartInfo
 from geo_ray.checkpoint.parts import write_part
-from geo_ray.checkpoint.store import CheckpointStore, directory_of
+from geo_ray.checkpoint.store import Checkpoint, CheckpointStore, directory_of
 from geo_ray.config.experiment import Experiment
-from geo_ray.errors import CheckpointCorruptError, CheckpointMissingError
+from geo_ray.errors import CheckpointCorruptError, CheckpointMissingError, RunDirectoryError
 from geo_ray.runtime.actors.parts import AVERAGER_PART
 from geo_ray.runtime.actors.spec import Resume
 from geo_ray.runtime.control.health import LossHealth
@@ -21,6 +22,7 @@ from geo_ray.runtime.control.saver import Saver, part_names, without_lost
 
 REGIONS = [{"name": "us", "ps_shards": 2}, {"name": "eu"}]
 DIGEST = "d" * 64
+LONG_S = 60.0
 NAMES = ["averager", "eu-ps0", "us-ps0", "us-ps1"]
 
 
@@ -64,17 +66,19 @@ def test_the_last_part_commits_whatever_the_order(
     checkpoint = saver.begin()
     parts = {name: part(tmp_path, checkpoint, name) for name in NAMES}
     groups = [([AVERAGER_PART], 0), (["eu-ps0"], 40), (["us-ps0", "us-ps1"], 44)]
-    sizes = [
-        saver.add(checkpoint, [parts[name] for name in groups[i][0]], groups[i][1]) for i in order
-    ]
+    sizes = []
+    for i in order:
+        saver.add(checkpoint, [parts[name] for name in groups[i][0]], groups[i][1])
+        sizes.append(saver.committed(LONG_S))
     assert sizes[:2] == [None, None]
     assert sizes[2] == sum(info.bytes for info in parts.values())
+    assert saver.committed() is None  # told once
     assert saver.open_id is None
     assert saver.step == 44
     found = store.latest()
     assert found.manifest.step == 44
     assert found.manifest.extra["epoch"] == 3
-    assert found.manifest.extra["codecs"] == {"up": None, "down": None}
+    assert found.manifest.extra["codecs"] == {"up": None, "down": None, "last_error": None}
     assert found.manifest.config_digest == DIGEST
     assert [info.name for info in found.manifest.parts] == NAMES
 
@@ -85,10 +89,11 @@ def test_late_parts_of_an_abandoned_checkpoint_are_not_mixed_into_the_next(
     first = saver.begin()
     late = [part(tmp_path, first, name) for name in NAMES]
     saver.abandon()
-    assert saver.add(first, late, 5) is None
+    saver.add(first, late, 5)
     second = saver.begin()
     assert second > first
-    assert saver.add(first, late, 5) is None
+    saver.add(first, late, 5)
+    assert saver.committed(LONG_S) is None
     assert saver.open_id == second
 
 
@@ -109,10 +114,39 @@ def test_a_damaged_part_is_not_committed(
     checkpoint = saver.begin()
     parts = [part(tmp_path, checkpoint, name) for name in NAMES]
     (directory_of(tmp_path, checkpoint) / parts[0].file).write_bytes(b"something else")
+    saver.add(checkpoint, parts, 5)
     with pytest.raises(CheckpointCorruptError, match=parts[0].file):
-        saver.add(checkpoint, parts, 5)
+        saver.committed(LONG_S)
+    assert saver.open_id == checkpoint
     saver.abandon()
     assert store.ids() == []
+
+
+class SlowStore(CheckpointStore):
+    """Reads and hashes for as long as it is told to."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, keep=2)
+        self.may_end = threading.Event()
+
+    def commit(self, id: int, manifest: CheckpointManifest) -> Checkpoint:
+        assert self.may_end.wait(LONG_S)
+        return super().commit(id, manifest)
+
+
+def test_who_adds_the_last_part_does_not_wait_for_the_commit(tmp_path: Path) -> None:
+    store = SlowStore(tmp_path)
+    saver = Saver(store, experiment_of(regions=REGIONS), DIGEST, epoch=3, health=LossHealth())
+    checkpoint = saver.begin()
+    saver.add(checkpoint, [part(tmp_path, checkpoint, name) for name in NAMES], 5)
+    assert saver.committed() is None and saver.is_committing
+    assert saver.open_id == checkpoint  # so that no other is begun
+    saver.forget({"eu-ps0"})  # a region that is lost now has given its part
+    assert saver.open_id == checkpoint
+    store.may_end.set()
+    saver.close()
+    assert saver.committed() is not None and saver.open_id is None
+    assert store.ids() == [checkpoint]
 
 
 def test_what_was_saved_is_found_by_name(
@@ -120,6 +154,7 @@ def test_what_was_saved_is_found_by_name(
 ) -> None:
     checkpoint = saver.begin()
     saver.add(checkpoint, [part(tmp_path, checkpoint, name) for name in NAMES], 5)
+    saver.close()
     found = store.latest()
     resume = Resume(str(found.path), {info.name: info for info in found.manifest.parts})
     tensors, meta = resume.read("us-ps1")
@@ -150,6 +185,7 @@ def test_a_checkpoint_says_whether_the_run_was_diverging(
                 directory_of(tmp_path, checkpoint), name, {"x": torch.tensor([value])}, {}
             )
             saver.add(checkpoint, [info], 1)
+        assert saver.committed(LONG_S) is not None
     assert store.manifest(checkpoint).healthy == healthy
     expected = checkpoint if healthy or not finite else checkpoint - 1
     assert store.latest().manifest.id == expected
@@ -162,6 +198,7 @@ def test_the_newest_healthy_checkpoint_is_never_removed(
         saver.health.on_step(loss)
         checkpoint = saver.begin()
         saver.add(checkpoint, [part(tmp_path, checkpoint, name) for name in NAMES], 1)
+        assert saver.committed(LONG_S) is not None
     assert store.ids() == [1, 4, 5]
     found = store.latest()
     assert found.manifest.id == 1 and len(found.problems) == 2
@@ -180,3 +217,47 @@ def test_a_run_goes_on_with_the_regions_that_its_checkpoint_has() -> None:
     assert part_names(left) == names - {"us-ps0"}
     halved, lost = without_lost(asked, names - {"eu-ps1"})  # a part of a region is no region
     assert lost == ("eu",) and halved.averager_region == "us"
+
+
+@pytest.mark.parametrize("error", [OSError("the disk is gone"), ValueError("what is this")])
+@pytest.mark.parametrize("where", ["commit.verified", "retention.removed", "retention.uncommitted"])
+def test_a_commit_that_fails_after_the_manifest_counts(
+    where: str, error: Exception, tmp_path: Path
+) -> None:
+    armed: list[str] = []
+
+    def fail(step: str) -> None:
+        if step in armed:
+            raise error
+
+    store = CheckpointStore(tmp_path, keep=2, failpoint=fail)
+    saver = Saver(store, experiment_of(regions=REGIONS), DIGEST, epoch=3, health=LossHealth())
+    for _ in range(2):
+        checkpoint = saver.begin()
+        saver.add(checkpoint, [part(tmp_path, checkpoint, name) for name in NAMES], 5)
+        assert saver.committed(LONG_S)
+    armed.append(where)
+    checkpoint = saver.begin()
+    saver.add(checkpoint, [part(tmp_path, checkpoint, name) for name in NAMES], 6)
+    if where == "commit.verified":  # before it
+        with pytest.raises(RunDirectoryError, match=r"disk is gone|what is this"):
+            saver.committed(LONG_S)
+        saver.abandon()
+        assert store.latest().manifest.id == checkpoint - 1
+    else:
+        assert saver.committed(LONG_S) and store.latest().manifest.id == checkpoint
+    assert saver.open_id is None
+    assert saver.begin() == checkpoint + 1
+
+
+def test_files_that_cannot_be_removed_are_left(
+    saver: Saver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(path: Path) -> None:
+        raise OSError("busy")
+
+    checkpoint = saver.begin()
+    monkeypatch.setattr("shutil.rmtree", fails)
+    saver.abandon()
+    monkeypatch.undo()
+    assert saver.open_id is None and saver.begin() == checkpoint + 1

@@ -242,6 +242,46 @@ def test_a_halted_region_sends_its_workers_home():
     assert server.on_reply(reply_to(send)) == []  # it is in nobody's checkpoint
 
 
+@pytest.mark.parametrize("comes_back", ["before", "after"])
+def test_a_region_that_stands_still_copies_the_same_again(comes_back: str):
+    """The checkpoint that it halted for may come to nothing."""
+    server, shard = make(Sma(interval=2), workers=2)
+    server.join(0), server.join(1)
+    push(server, shard, 0), push(server, shard, 1)
+    push(server, shard, 0)
+    (first,) = [e for e in server.cut(1, halt=True) if isinstance(e, Snapshot)]
+    tensors, counters = shard.take_snapshot(1)
+    if comes_back == "before":  # with rows that are too late for the halt
+        push(server, shard, 1)
+    (second,) = server.cut(2, halt=True)
+    assert server.phase == "halted" and second.id == 2
+    assert second.control == first.control and second.control["phase"] == "training"
+    tensors_again, counters_again = shard.take_snapshot(2)
+    assert counters_again == counters and tensors_again.keys() == tensors.keys()
+    assert all(torch.equal(tensors_again[name], value) for name, value in tensors.items())
+    again, shard_again = make(Sma(interval=2), workers=2)
+    again.restore(second.control, second.tensors)
+    shard_again.restore(tensors_again, counters_again)
+    rows = [a.span for w in (0, 1) for a in answers(again.join(w)).values()]
+    assert sorted((s.start, s.stop) for s in rows) == [(16, 24), (24, 32)]
+    assert server.cut(2, halt=True) == []
+
+
+def test_a_region_that_stands_still_for_an_answer_copies_its_request_again():
+    server, shard = make(Sma(interval=1), workers=1)
+    server.join(0)
+    (send,) = sends(push(server, shard, 0))
+    first, *_ = server.cut(1, halt=True)  # before the request was coded
+    sent = server.wire.encode(send.update)
+    (second,) = server.cut(2, halt=True)
+    assert second.control["phase"] == first.control["phase"] == "waiting"
+    again, _ = make(Sma(interval=1), workers=1)
+    again.restore(second.control, second.tensors)
+    (repeated,) = again.resume()
+    assert again.wire.encode(repeated.update) is repeated.update  # as it was coded
+    assert torch.equal(repeated.update.payload_P, sent.payload_P)
+
+
 def test_a_region_at_its_end_is_saved_and_stays_there_when_the_run_is_to_halt():
     server, shard = make(Sma(interval=1), workers=1, steps=1, alone=True)
     server.join(0)

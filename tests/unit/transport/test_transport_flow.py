@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.flow.control import FlowControl
 from geo_ray.transport.flow.stream_count import StreamCount, Stretch
@@ -181,6 +183,21 @@ def test_a_long_transfer_over_streams_that_are_too_few_opens_more() -> None:
     assert flow.estimate.goodput_mbps is not None and flow.estimate.goodput_mbps > 50
     flow.window.size_bytes = 1e6
     assert flow.chunk_bytes(96) == 13 * 1024 and flow.chunk_bytes(4) == 64 * 1024
+
+
+@pytest.mark.parametrize(
+    ("window_kib", "streams", "chunk_kib"),
+    [(4096, 4, 64), (8192, 4, 128), (16384, 4, 256), (2**20, 4, 256), (2**20, 8, 128)],
+)
+def test_chunks_are_longer_where_the_window_holds_64_of_them(
+    window_kib: int, streams: int, chunk_kib: int
+) -> None:
+    flow = FlowControl(TransportConfig(), is_shaped=False)
+    flow.window.size_bytes = window_kib * 1024
+    assert flow.chunk_bytes(streams) == chunk_kib * 1024
+    shaped = FlowControl(TransportConfig(), is_shaped=True)
+    shaped.window.size_bytes = window_kib * 1024
+    assert shaped.chunk_bytes(streams) == 64 * 1024
 
 
 def test_a_young_window_doubles_only_on_round_trips_that_it_made() -> None:

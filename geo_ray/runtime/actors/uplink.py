@@ -1,0 +1,162 @@
+"""A region's requests to its bridge, which is on the same host as a rule.
+
+Where both see the same memory, an update that is not coded lies there while its answer is awaited,
+and the answer takes its place: one model's worth of memory, and no copy over a socket. The answer
+is fetched by a request of its own, since until then the update may be needed: a checkpoint that the
+answer is marked with holds it, and one that was dropped is owed again.
+
+    update (its payload is placed)  ->  the answer without its payload, which waits at the bridge
+    fetch                           ->  the payload, in the update's place
+
+What models carry is small: it goes over the socket, where the payload would be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from geo_ray.errors import FrameError
+from geo_ray.runtime.messages.exchange import (
+    as_bytes,
+    as_tensor,
+    payload_bytes,
+    read_reply,
+    read_update,
+    reply_meta,
+    update_meta,
+)
+from geo_ray.strategies.base import Reply, Update
+from geo_ray.transport.lan.client import LanClient
+from geo_ray.transport.lan.server import LanConnection
+from geo_ray.transport.wire import fields
+from geo_ray.transport.wire.meta import Meta
+
+_PLACED = "placed"  # bytes of a payload in the shared memory
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An answer as the bridge has told it.
+
+    Attributes:
+        reply: the answer; without its payload, if that waits.
+        waits: whether it is to be fetched.
+    """
+
+    reply: Reply
+    waits: bool = False
+
+
+class Uplink:
+    """The region's end; for one thread.
+
+    Args:
+        client: the connection to the bridge.
+    """
+
+    def __init__(self, client: LanClient) -> None:
+        self._client = client
+
+    def place(self, update: Update) -> Update:
+        """The same update with its payload in the shared memory, if it has room there.
+
+        What lay there before is overwritten: it must not be in use any more.
+        """
+        room, count = self._client.shared, update.payload_P.numel()
+        if room is None or update.coded is not None or not 0 < 4 * count <= room.nbytes:
+            return update
+        payload_P = as_tensor(room[: 4 * count], count)
+        payload_P.copy_(update.payload_P)
+        return replace(update, payload_P=payload_P)
+
+    def lies_there(self, tensor: Tensor) -> bool:
+        """Whether a tensor's content is in the shared memory."""
+        room = self._client.shared
+        return room is not None and as_tensor(room[:4]).data_ptr() == tensor.data_ptr()
+
+    def request(
+        self, meta: Mapping[str, object], timeout_s: float, payload: memoryview | None = None
+    ) -> tuple[Meta, memoryview | None]:
+        """See `LanClient.request`."""
+        return self._client.request(dict(meta), payload, timeout_s=timeout_s)  # type: ignore[arg-type]
+
+    def ask(self, update: Update, timeout_s: float) -> Told:
+        """Bring an update, placed or not, to the averager; blocks until that has answered."""
+        meta = {"op": "update", **update_meta(update)}
+        if self.lies_there(update.payload_P):
+            placed: Meta = {_PLACED: as_bytes(update.payload_P).nbytes}
+            answer, found = self.request(meta | placed, timeout_s, _carried(update))
+        else:
+            answer, found = self.request(meta, timeout_s, payload_bytes(update))
+        return Told(read_reply(answer, found), _PLACED in answer)
+
+    def fetch(self, told: Told, timeout_s: float, *, in_place: bool) -> Reply:
+        """The answer with its payload.
+
+        Args:
+            told: the answer.
+            timeout_s: longest wait.
+            in_place: put the payload where the update lies, until the next is placed.
+        """
+        if not told.waits:
+            return told.reply
+        answer, payload = self.request({"op": "fetch", "in_place": in_place}, timeout_s)
+        room = self._client.shared
+        if _PLACED in answer and room is not None:
+            payload = room[: fields.count(answer, _PLACED)]
+        return replace(told.reply, payload_P=as_tensor(payload))
+
+
+class PlacedReplies:
+    """The bridge's end: takes placed updates, keeps answers until they are fetched."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[LanConnection, Reply] = {}
+
+    def read(self, conn: LanConnection, meta: Meta, payload: memoryview | None) -> Update:
+        """The update of a request.
+
+        Raises:
+            FrameError: it makes no sense.
+        """
+        if _PLACED in meta:
+            size_bytes = fields.count(meta, _PLACED)
+            if conn.shared is None or size_bytes > conn.shared.nbytes:
+                raise FrameError(f"an update of {size_bytes} bytes does not lie in shared memory")
+            placed_P = as_tensor(conn.shared[:size_bytes])
+            return replace(read_update(meta, payload), payload_P=placed_P)
+        return read_update(meta, payload)
+
+    def tell(self, conn: LanConnection, meta: Meta, reply: Reply) -> tuple[Meta, memoryview | None]:
+        """The answer to a request; its payload stays here if the update was placed."""
+        if _PLACED not in meta or reply.coded is not None or not reply.payload_P.numel():
+            return reply_meta(reply), payload_bytes(reply)
+        self._waiting[conn] = reply
+        size_bytes = as_bytes(reply.payload_P).nbytes
+        return {**reply_meta(reply), _PLACED: size_bytes}, _carried(reply)
+
+    def fetch(self, conn: LanConnection, meta: Meta) -> tuple[Meta, memoryview | None]:
+        """The payload that waits.
+
+        Raises:
+            FrameError: none does.
+        """
+        reply = self._waiting.pop(conn, None)
+        if reply is None:
+            raise FrameError("no answer waits to be fetched")
+        payload, room = as_bytes(reply.payload_P), conn.shared
+        if not fields.flag(meta, "in_place") or room is None or payload.nbytes > room.nbytes:
+            return {}, payload
+        as_tensor(room[: payload.nbytes]).copy_(reply.payload_P)
+        return {_PLACED: payload.nbytes}, None
+
+    def forget(self, conn: LanConnection) -> None:
+        """A connection has ended."""
+        self._waiting.pop(conn, None)
+
+
+def _carried(message: Update | Reply) -> memoryview | None:
+    return as_bytes(message.carried_E) if message.carried_E.numel() else None

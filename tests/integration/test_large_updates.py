@@ -1,0 +1,93 @@
+"""Updates as large as the model: who holds them, for how long, and who waits for whom."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from region_support import WAIT_S, InProcess, Site, WorkerThread, eventually, experiment_of
+from torch import Tensor
+
+from geo_ray.strategies.base import RegionState
+from geo_ray.strategies.common import local
+
+DILOCO = {"kind": "diloco", "interval": 2}
+WAITS, OTHER = "eu-west", "us-east"
+
+
+def start(world: InProcess, region: str) -> list[WorkerThread]:
+    return [world.sites[region].start(rank) for rank in (0, 1)]
+
+
+def await_update(world: InProcess, region: str) -> Site:
+    """Until the averager has the region's update, and waits for the other region's."""
+    averager = world.averager
+    assert averager is not None
+    eventually(lambda: region in averager.state.waiting, f"the update of {region}")
+    return world.sites[region]
+
+
+@pytest.mark.parametrize("region", [WAITS, OTHER])
+def test_an_update_is_held_once_while_its_answer_is_awaited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, region: str
+) -> None:
+    """In the memory that the bridge sees: nobody keeps the vector that it was copied from."""
+    made: list[weakref.ref[Tensor]] = []
+    delta = local.delta
+
+    def noted(state: RegionState) -> Tensor:
+        found = delta(state)
+        made.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(local, "delta", noted)
+    with InProcess(experiment_of(strategy=DILOCO), tmp_path) as world:
+        workers = start(world, region)
+        site = await_update(world, region)
+        gc.collect()
+        assert made and all(ref() is None for ref in made)
+        request, uplink = site.server.open_request, site.lead._uplink
+        assert request is not None and uplink is not None
+        assert uplink.lies_there(request.update.payload_P)
+        assert request.update.payload_P.any()
+        workers += start(world, OTHER if region == WAITS else WAITS)
+        for worker in workers:
+            worker.result()
+        assert len({site.digest for site in world.sites.values()}) == 1
+
+
+@pytest.mark.parametrize("region", [WAITS, OTHER])
+def test_a_checkpoint_holds_an_update_whose_place_its_answer_takes(
+    tmp_path: Path, region: str
+) -> None:
+    with InProcess(experiment_of(strategy=DILOCO), tmp_path) as world:
+        workers = start(world, region)
+        site = await_update(world, region)
+        (snapshot,) = site.lead._cut(1, halt=False)  # and its writer is slow
+        request = site.server.open_request
+        assert request is not None
+        live_P = request.update.payload_P
+        before_P, before_params_P = live_P.clone(), site.shards[0].params_S.clone()
+        workers += start(world, OTHER if region == WAITS else WAITS)
+        for worker in workers:
+            worker.result()
+        assert not torch.equal(live_P, before_P)
+        (copy,) = snapshot.lent.values()
+        assert torch.equal(copy.whole(), before_P)
+        tensors, _ = site.shards[0].take_snapshot(1)
+        assert torch.equal(tensors["params"], before_params_P)
+
+
+def test_a_region_tells_how_it_is_while_it_computes(tmp_path: Path) -> None:
+    """A step of a large model takes seconds with the lock held; the controller asks meanwhile."""
+    with InProcess(experiment_of(), tmp_path) as world, ThreadPoolExecutor(1) as pool:
+        lead = world.sites[WAITS].lead
+        with lead._changed:
+            status = pool.submit(lead.status).result(WAIT_S)
+        assert status["phase"] == "training" and status["failure"] is None
+        world.run()
+        assert lead.status()["phase"] == "done" and lead.status()["version"] == 6

@@ -1,0 +1,96 @@
+"""Parameters are counted without making them; a task that cannot have it so is made in full."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from geo_ray.errors import TaskOutputError
+from geo_ray.job.build import initial_parameters, model_outline, model_start, parameter_count
+from geo_ray.tasks.guard import outlined_model
+
+WIDTH = 1_000_000
+
+
+class AnyTask:
+    """A task of which only the model matters."""
+
+    def __init__(self, make: Any) -> None:
+        self._make = make
+
+    def model(self, seed: int) -> nn.Module:
+        return self._make()
+
+
+class LooksAtValues(nn.Module):
+    """Its size depends on what its first layer was initialised with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.second = nn.Linear(3, 4 if self.first.weight.abs().max().item() < 100 else 5)
+
+
+def test_a_model_too_large_for_any_machine_is_counted() -> None:
+    task: Any = AnyTask(lambda: nn.Linear(WIDTH, WIDTH))
+    assert parameter_count(task, 0) == WIDTH * WIDTH + WIDTH
+    assert outlined_model(task, 0).weight.is_meta
+
+
+def test_a_shared_parameter_and_a_frozen_one() -> None:
+    def make() -> nn.Module:
+        first, second = nn.Linear(5, 5), nn.Linear(5, 5)
+        second.weight = first.weight
+        second.bias.requires_grad_(False)
+        return nn.Sequential(first, second)
+
+    task: Any = AnyTask(make)
+    assert parameter_count(task, 0) == initial_parameters(task, 0).numel() == 30
+
+
+def test_a_model_that_looks_at_values_is_made_in_full() -> None:
+    task: Any = AnyTask(LooksAtValues)
+    assert parameter_count(task, 0) == initial_parameters(task, 0).numel() == 28
+
+
+def test_the_generator_is_left_as_it_was() -> None:
+    task: Any = AnyTask(lambda: nn.Linear(4, 4))
+    before = torch.get_rng_state()
+    parameter_count(task, 7)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_what_is_wrong_with_a_task_is_told() -> None:
+    def broken() -> nn.Module:
+        raise ValueError("no such size")
+
+    task: Any = AnyTask(broken)
+    with pytest.raises(TaskOutputError, match="no such size"):
+        parameter_count(task, 0)
+
+
+def test_the_outline_is_what_a_model_starts_from() -> None:
+    def frozen() -> nn.Module:
+        module = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+        module[2].bias.requires_grad_(False)
+        return module
+
+    def computed() -> nn.Module:
+        module = nn.Linear(3, 3)
+        module.register_buffer("table", torch.arange(4.0), persistent=False)
+        return module
+
+    for make in (frozen, computed, LooksAtValues):
+        task: Any = AnyTask(make)
+        outline, start = model_outline(task, 0), model_start(task, 0)
+        assert outline.num_params == start.params_P.numel()
+        assert (outline.layout, outline.groups) == (start.layout, start.groups)
+        assert outline.constants == start.constants
+
+
+def test_a_model_without_other_values_is_outlined_only() -> None:
+    task: Any = AnyTask(lambda: nn.Linear(WIDTH, WIDTH))
+    assert model_outline(task, 0).num_params == WIDTH * WIDTH + WIDTH

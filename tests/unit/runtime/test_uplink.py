@@ -1,0 +1,155 @@
+"""An update lies in memory that region and bridge share, and its answer takes its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from geo_ray.codecs.base import Coded
+from geo_ray.errors import FrameError, InvariantError
+from geo_ray.runtime.actors.uplink import PlacedReplies, Uplink
+from geo_ray.strategies.base import Reply, Update
+from geo_ray.transport.config import LanConfig
+from geo_ray.transport.lan.client import LanClient
+from geo_ray.transport.lan.server import LanConnection, LanServer
+from geo_ray.transport.wire.meta import Meta
+
+KEY = b"k" * 32
+SIZE = 1000
+WAIT_S = 30.0
+
+
+class FakeAverager:
+    """The bridge's side: answers twice the update, as `Bridge` does it."""
+
+    def __init__(self) -> None:
+        self.placed = PlacedReplies()
+        self.on_socket: list[int] = []  # bytes of payloads that crossed the socket, both ways
+        self.coded: Coded | None = None
+        self.seen_P = torch.empty(0)
+
+    def handle(
+        self, conn: LanConnection, meta: Meta, payload: memoryview | None
+    ) -> tuple[Meta, memoryview | None]:
+        self._count(payload)
+        if meta["op"] == "fetch":
+            answer, out = self.placed.fetch(conn, meta)
+        else:
+            update = self.placed.read(conn, meta, payload)
+            self.seen_P = update.payload_P.clone()
+            reply = Reply(
+                "eu", update.seq, 1, 8, 2 * update.payload_P, coded=self.coded,
+                carried_E=update.carried_E, carried_share=0.25,
+            )  # fmt: skip
+            answer, out = self.placed.tell(conn, meta, reply)
+        self._count(out)
+        return answer, out
+
+    def _count(self, payload: memoryview | None) -> None:
+        if payload is not None:
+            self.on_socket.append(payload.nbytes)
+
+
+@pytest.fixture
+def averager() -> FakeAverager:
+    return FakeAverager()
+
+
+@pytest.fixture
+def uplink(averager: FakeAverager, request: pytest.FixtureRequest) -> Iterator[Uplink]:
+    shared_bytes = getattr(request, "param", 4 * SIZE)
+    with (
+        LanServer("127.0.0.1", KEY, averager.handle) as server,
+        LanClient(server.address, KEY, {"peer": "eu/lead"}, shared_bytes=shared_bytes) as client,
+    ):
+        yield Uplink(client)
+
+
+def update(size: int = SIZE, **fields: Any) -> Update:
+    return Update("eu", 1, 3, 0, 8, torch.arange(size, dtype=torch.float32), **fields)
+
+
+def test_neither_payload_crosses_the_socket(uplink: Uplink, averager: FakeAverager) -> None:
+    asked = update()
+    placed = uplink.place(asked)
+    assert uplink.lies_there(placed.payload_P) and not uplink.lies_there(asked.payload_P)
+    told = uplink.ask(placed, WAIT_S)
+    assert told.waits and not told.reply.payload_P.numel()
+    assert torch.equal(placed.payload_P, asked.payload_P)  # until it is fetched
+    reply = uplink.fetch(told, WAIT_S, in_place=True)
+    assert torch.equal(reply.payload_P, 2 * asked.payload_P)
+    assert torch.equal(averager.seen_P, asked.payload_P)
+    assert reply.payload_P.data_ptr() == placed.payload_P.data_ptr()
+    assert averager.on_socket == []
+
+
+@pytest.mark.parametrize("uplink", [0, 4 * SIZE], indirect=True)
+def test_what_models_carry_crosses_the_socket(uplink: Uplink, averager: FakeAverager) -> None:
+    carried_E = torch.arange(24, dtype=torch.uint8)
+    placed = uplink.place(update(carried_E=carried_E))
+    told = uplink.ask(placed, WAIT_S)
+    reply = uplink.fetch(told, WAIT_S, in_place=True)
+    assert torch.equal(averager.seen_P, update().payload_P)
+    assert torch.equal(reply.payload_P, 2 * update().payload_P)
+    assert torch.equal(reply.carried_E, carried_E) and reply.carried_share == 0.25
+    assert averager.on_socket == ([24, 24] if told.waits else [4 * SIZE + 24] * 2)
+
+
+def test_an_answer_may_leave_the_update_where_it_is(uplink: Uplink, averager: FakeAverager) -> None:
+    placed = uplink.place(update())
+    reply = uplink.fetch(uplink.ask(placed, WAIT_S), WAIT_S, in_place=False)
+    assert torch.equal(placed.payload_P, update().payload_P)
+    assert torch.equal(reply.payload_P, 2 * update().payload_P)
+    assert averager.on_socket == [4 * SIZE]
+
+
+@pytest.mark.parametrize("uplink", [0, 4 * SIZE - 4], indirect=True)
+def test_without_room_payloads_go_with_the_request(uplink: Uplink, averager: FakeAverager) -> None:
+    placed = uplink.place(update())
+    told = uplink.ask(placed, WAIT_S)
+    assert not told.waits
+    reply = uplink.fetch(told, WAIT_S, in_place=True)
+    assert torch.equal(reply.payload_P, 2 * update().payload_P)
+    assert averager.on_socket == [4 * SIZE, 4 * SIZE]
+
+
+def test_what_is_coded_goes_with_the_request(uplink: Uplink, averager: FakeAverager) -> None:
+    averager.coded = Coded("int8", 16, torch.arange(16, dtype=torch.uint8))
+    told = uplink.ask(uplink.place(update()), WAIT_S)
+    assert not told.waits and told.reply.coded is not None
+    assert averager.on_socket == [16]
+    coded = update(0, coded=averager.coded)
+    assert uplink.place(coded) is coded
+
+
+def test_payloads_of_other_sizes_follow_each_other(uplink: Uplink) -> None:
+    for size in (SIZE, 10, 700):
+        placed = uplink.place(update(size))
+        reply = uplink.fetch(uplink.ask(placed, WAIT_S), WAIT_S, in_place=True)
+        assert torch.equal(reply.payload_P, 2 * update(size).payload_P)
+
+
+def test_nothing_is_fetched_that_does_not_wait(uplink: Uplink) -> None:
+    with pytest.raises(FrameError, match="no answer waits"):
+        uplink.request({"op": "fetch", "in_place": True}, WAIT_S)
+
+
+def test_an_update_cannot_lie_beyond_the_memory(uplink: Uplink) -> None:
+    with pytest.raises((FrameError, InvariantError), match="does not lie in shared memory"):
+        uplink.request({"op": "update", "placed": 4 * SIZE + 4}, WAIT_S)
+
+
+def test_an_answer_of_another_host_s_configuration_still_comes() -> None:
+    averager = FakeAverager()
+    config = LanConfig(shared_memory=False)
+    with (
+        LanServer("127.0.0.1", KEY, averager.handle, config=config) as server,
+        LanClient(server.address, KEY, {"peer": "eu/lead"}, shared_bytes=4 * SIZE) as client,
+    ):
+        up = Uplink(client)
+        reply = up.fetch(up.ask(up.place(update()), WAIT_S), WAIT_S, in_place=True)
+        assert np.array_equal(reply.payload_P, 2 * update().payload_P)

@@ -1,0 +1,113 @@
+"""A lazy copy has the content of its moment, whatever changes afterwards and whoever is faster."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+import torch
+
+from geo_ray.training.lazy_copy import LazyCopy, Unread
+
+SIZE = 3 * (1 << 20) + 5  # three pieces and a rest
+
+
+def read(
+    copy: LazyCopy, *, secured_after: int = -1, live: torch.Tensor | None = None
+) -> torch.Tensor:
+    """All pieces together; after so many the live tensor is changed, as its owner does it."""
+    found = []
+    for number, piece in enumerate(copy.pieces()):
+        found.append(piece.clone())
+        if number == secured_after and live is not None:
+            copy.secure()
+            live.zero_()
+    return torch.cat(found) if found else torch.empty(0, dtype=copy.dtype)
+
+
+@pytest.mark.parametrize("after", [-1, 0, 1, 2, 3])
+def test_a_change_between_two_pieces_is_not_seen(after: int) -> None:
+    live = torch.arange(SIZE, dtype=torch.float32)
+    before = live.clone()
+    assert torch.equal(read(LazyCopy(live), secured_after=after, live=live), before)
+    assert after < 0 or not live.any()
+
+
+def test_a_change_before_the_first_piece_is_not_seen_either() -> None:
+    live = torch.arange(SIZE, dtype=torch.float32)
+    before, copy = live.clone(), LazyCopy(live)
+    copy.secure()
+    live.zero_()
+    assert torch.equal(read(copy), before)
+
+
+@pytest.mark.parametrize("value", [torch.tensor(7.0), torch.empty(0), torch.ones(2, 3).long()])
+def test_small_tensors_keep_shape_and_type(value: torch.Tensor) -> None:
+    copy = LazyCopy(value)
+    assert (copy.shape, copy.dtype, copy.numel()) == (value.shape, value.dtype, value.numel())
+    assert copy.element_size() == value.element_size()
+    assert torch.equal(copy.whole(), value) and copy.whole().dtype == value.dtype
+    assert torch.equal(read(LazyCopy(value)), value.reshape(-1))
+
+
+def test_the_owner_secures_all_that_is_not_let_go_of() -> None:
+    unread, live, fixed = Unread(), torch.ones(4), torch.full((4,), 5.0)
+    first = unread.copy({"a": live}, {"b": fixed})
+    second = unread.copy({"a": live})
+    unread.secure()
+    live.zero_()
+    assert torch.equal(first["a"].whole(), torch.ones(4))
+    assert torch.equal(second["a"].whole(), torch.ones(4))
+    assert first["b"].whole().data_ptr() == fixed.data_ptr()  # it never changes: no copy
+
+
+def test_what_was_read_is_copied_no_more() -> None:
+    live = torch.ones(SIZE)
+    copy = LazyCopy(live)
+    for _ in copy.pieces():
+        pass
+    copy.secure()
+    assert not copy._kept.numel() and copy._live.untyped_storage().nbytes() == 0
+
+
+def test_reader_and_owner_meet_and_only_the_rest_is_copied() -> None:
+    live = torch.arange(SIZE, dtype=torch.float32)
+    before, copy = live.clone(), LazyCopy(live)
+    reader = copy.pieces()
+    found = [next(reader).clone(), next(reader).clone()]  # two of four pieces
+    copy.secure()
+    live.zero_()
+    assert copy._kept.numel() == SIZE - 2 * (1 << 20)
+    assert torch.equal(torch.cat([*found, *(piece.clone() for piece in reader)]), before)
+    assert not copy._kept.numel()
+
+
+def test_reader_and_owner_work_at_the_same_time() -> None:
+    size = 40 * (1 << 20) // 4
+    for _ in range(5):
+        live = torch.arange(size, dtype=torch.float32)
+        before, copy, found = live.clone(), LazyCopy(live), torch.empty(size)
+
+        def read_all(copy: LazyCopy = copy, found: torch.Tensor = found) -> None:
+            offset = 0
+            for piece in copy.pieces():
+                found[offset : offset + piece.numel()] = piece
+                offset += piece.numel()
+
+        reader = threading.Thread(target=read_all)
+        reader.start()
+        copy.secure()
+        live.zero_()
+        reader.join()
+        assert torch.equal(found, before)
+
+
+def test_who_lets_go_costs_the_owner_nothing() -> None:
+    unread, live = Unread(), torch.ones(SIZE)
+    copies = unread.copy({"a": live})
+    del copies
+    gc.collect()
+    assert [each() for each in unread._copies] == [None]
+    unread.secure()
+    assert not unread._copies
