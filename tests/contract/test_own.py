@@ -219,7 +219,7 @@ def test_what_is_no_strategy_is_refused_with_the_reason(changes, options, why, p
 
 def test_what_is_neither_or_both_is_told(place):
     (place / "none.py").write_text("class X:\n    pass\n")
-    with pytest.raises(ConfigError, match=r"neither .* on_gradient, .*; .* encode, decode"):
+    with pytest.raises(ConfigError, match=r"is no strategy, .* on_gradient, .*; .* encode, decode"):
         load("none.py:X", [], place)
     half = "class X:\n    def encode(self): ...\n    def on_reply(self): ...\n"
     (place / "both.py").write_text(half)
