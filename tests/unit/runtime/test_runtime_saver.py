@@ -78,7 +78,7 @@ def test_the_last_part_commits_whatever_the_order(
     found = store.latest()
     assert found.manifest.step == 44
     assert found.manifest.extra["epoch"] == 3
-    assert found.manifest.extra["codecs"] == {"up": None, "down": None, "last_error": None}
+    assert found.manifest.extra["codecs"] == {"up": None, "down": None}
     assert found.manifest.config_digest == DIGEST
     assert [info.name for info in found.manifest.parts] == NAMES
 
