@@ -9,12 +9,19 @@ from pathlib import Path
 
 import pytest
 import ray
+from click.testing import CliRunner
+from train_support import experiment_of, write_config
 
 import geo_ray
+from geo_ray.cli.main import root
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_tree
 from geo_ray.errors import PlacementError, PreflightError
+from geo_ray.job import rundir
 from geo_ray.job.follow_plan import changes_of
+from geo_ray.observe.metrics.cost import load_cost
+from geo_ray.observe.metrics.summary import load_summary
+from geo_ray.planning.plan import Machines, Plan, RegionPlan
 from geo_ray.runtime.cluster import ray_private
 from geo_ray.runtime.cluster.connect import ConnectedCluster
 from geo_ray.runtime.cluster.labels import REGION_LABEL, TYPE_LABEL
@@ -173,3 +180,42 @@ def _await_nodes(number: int) -> None:
             return
         time.sleep(0.1)
     raise AssertionError("nodes have not joined")
+
+
+def test_a_run_that_follows_a_plan_ends_with_its_bill(machines: None, tmp_path: Path) -> None:
+    each = {"market": "spot", "count": 1, "rows": 16, "rows_per_s": 16.0, "usd_per_h": 36.0}
+    plan = Plan(
+        policy="test",
+        regions=tuple(
+            RegionPlan(region=name, machines=(Machines(type=kind, **each),), step_s=1.0)
+            for name, kind in (("hill", "slow"), ("dale", "fast"))
+        ),
+        averager="dale",
+        interval=4,
+        codec="int8",
+        steps=8,
+        base_steps=8,
+        usd_per_gb={"hill": {"dale": 1e3}, "dale": {"hill": 2e3}},
+        seconds={"start": 20.0, "compute": 8.0},
+        usd={"machines spot": 0.56},
+    )
+    file = tmp_path / "p.json"
+    file.write_text(plan.model_dump_json())
+    config = write_config(
+        tmp_path, experiment_of(tmp_path, regions=[{"name": "hill"}, {"name": "dale"}])
+    )
+    done = CliRunner().invoke(root, ["train", str(config), "--plain", "--plan", str(file)])
+    assert done.exit_code == 0, (done.output, done.exception)
+    run, followed = rundir.reopen(tmp_path / "runs" / "tiny")
+    assert rundir.followed_plan(run) == plan
+    assert (followed.averager_region, followed.strategy.interval) == ("dale", 4)
+    assert followed.codec.up.kind == "int8"
+    summary, cost = load_summary(run.path), load_cost(run.path)
+    found = {(row.unit, row.term): row.actual for row in cost.rows}
+    seconds = summary.startup_s + summary.seconds
+    assert found["s", "start"] > summary.startup_s > 0
+    assert found["s", "total"] == pytest.approx(seconds)
+    assert found["USD", "machines"] == pytest.approx(seconds * 0.02)
+    assert 0 < found["USD", "egress"] < 1e3 * 2e-9 * sum(summary.wan_bytes.values())
+    assert summary.usd == found["USD", "total"]
+    assert "Plan and run" in (run.path / "report.html").read_text()

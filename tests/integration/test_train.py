@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
 from safetensors.torch import load_model
 from train_support import (
     Trained,
@@ -23,12 +22,10 @@ from train_support import (
     losses,
     simulate,
     train,
-    write_config,
 )
 
 from geo_ray.api.run import open_run
 from geo_ray.cli.ending import show_end
-from geo_ray.cli.main import root
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import digest, load_tree
 from geo_ray.data.manifest import load_manifest
@@ -37,9 +34,7 @@ from geo_ray.job import rundir
 from geo_ray.job.data import open_readers
 from geo_ray.job.evals import sum_of
 from geo_ray.observe.events.schema import EVENT_FIELDS, Event
-from geo_ray.observe.metrics.cost import load_cost
 from geo_ray.observe.metrics.summary import load_summary
-from geo_ray.planning.plan import Machines, Plan, RegionPlan
 from geo_ray.runtime.cluster import ray_private
 from geo_ray.runtime.cluster.local import LocalCluster
 from geo_ray.tasks.load import load_task
@@ -250,43 +245,6 @@ def test_a_round_may_travel_over_an_overlay(tmp_path: Path) -> None:
     assert len(final_digests(real.events)) == 1
     direct = [e for e in real.of("wan") if {e["src"], e["dst"]} == {"eu-west", "ap-south"}]
     assert direct, "regions without the averager talk to each other"
-
-
-def test_a_run_that_follows_a_plan_ends_with_its_bill(tmp_path: Path) -> None:
-    machines = Machines(type="x", market="spot", count=1, rows=16, rows_per_s=16.0, usd_per_h=36.0)
-    plan = Plan(
-        policy="test",
-        regions=tuple(
-            RegionPlan(region=name, machines=(machines,), step_s=1.0)
-            for name in ("us-east", "eu-west")
-        ),
-        averager="eu-west",
-        interval=4,
-        codec="int8",
-        steps=8,
-        base_steps=8,
-        usd_per_gb={"us-east": {"eu-west": 1e3}, "eu-west": {"us-east": 2e3}},
-        seconds={"start": 20.0, "compute": 8.0},
-        usd={"machines spot": 0.56},
-    )
-    file = tmp_path / "p.json"
-    file.write_text(plan.model_dump_json())
-    config = write_config(tmp_path, experiment_of(tmp_path))
-    done = CliRunner().invoke(root, ["train", str(config), "--plain", "--plan", str(file)])
-    assert done.exit_code == 0, (done.output, done.exception)
-    run, followed = rundir.reopen(tmp_path / "runs" / "tiny")
-    assert rundir.followed_plan(run) == plan
-    assert (followed.averager_region, followed.strategy.interval) == ("eu-west", 4)
-    assert followed.codec.up.kind == "int8"
-    summary, cost = load_summary(run.path), load_cost(run.path)
-    found = {(row.unit, row.term): row.actual for row in cost.rows}
-    seconds = summary.startup_s + summary.seconds
-    assert found["s", "start"] > summary.startup_s > 0
-    assert found["s", "total"] == pytest.approx(seconds)
-    assert found["USD", "machines"] == pytest.approx(seconds * 0.02)
-    assert 0 < found["USD", "egress"] < 1e3 * 2e-9 * sum(summary.wan_bytes.values())
-    assert summary.usd == found["USD", "total"]
-    assert "Plan and run" in (run.path / "report.html").read_text()
 
 
 @pytest.mark.slow
