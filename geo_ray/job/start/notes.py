@@ -40,8 +40,21 @@ def start_notes(experiment: Experiment, manifest: Manifest, cores: int | None) -
     return [
         *_few_rows(experiment, manifest),
         *_late(experiment),
-        *([] if cores is None else _many_workers(experiment, cores)),
+        *(_not_simulated(experiment) if cores is None else _many_workers(experiment, cores)),
     ]
+
+
+def _not_simulated(experiment: Experiment) -> list[str]:
+    """What a real run would do beside what the simulator does."""
+    notes = []
+    if experiment.averager.standby is not None:
+        notes.append(
+            "averager.standby is not simulated: a real run sends its standby a copy of every "
+            "update, and may wait for it"
+        )
+    if experiment.transfers is not None and experiment.transfers.aggregate:
+        notes.append("transfers.aggregate is not simulated: every update goes by itself")
+    return notes
 
 
 def _few_rows(experiment: Experiment, manifest: Manifest) -> list[str]:

@@ -162,3 +162,17 @@ class Only:
             kept = columns[self._label] == 0
             if kept.any():
                 yield {name: values[kept] for name, values in columns.items()}
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("averager={region: eu, standby: us}", "averager.standby is not simulated"),
+        ("transfers={aggregate: true}", "transfers.aggregate is not simulated"),
+    ],
+)
+def test_what_is_not_simulated_is_said(tmp_path: Path, key: str, said: str) -> None:
+    config = experiment("strategy={kind: asgd}", key)
+    manifest, _ = prepare_manifest(config, digits(), tmp_path, tmp_path / "data")
+    assert any(said in note for note in start_notes(config, manifest, None))
+    assert not any("simulated" in note for note in start_notes(config, manifest, 64))
