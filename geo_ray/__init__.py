@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from geo_ray.api.data import shard_data as shard_data
     from geo_ray.api.inputs import config_schema as config_schema
     from geo_ray.api.inputs import load_config as load_config
+    from geo_ray.api.loss_profile import LossGrid as LossGrid
+    from geo_ray.api.loss_profile import LossProfileResult as LossProfileResult
+    from geo_ray.api.loss_profile import profile_loss as profile_loss
     from geo_ray.api.planning import PlanInputs as PlanInputs
     from geo_ray.api.planning import PlanResult as PlanResult
     from geo_ray.api.planning import ProfileGrid as ProfileGrid
@@ -57,8 +60,15 @@ if TYPE_CHECKING:
     from geo_ray.api.run import Run as Run
     from geo_ray.api.run import open_run as open_run
     from geo_ray.api.run import report as report
+    from geo_ray.api.run_check import RunCheck as RunCheck
+    from geo_ray.api.run_check import check_run as check_run
     from geo_ray.api.saved import checkpoints as checkpoints
     from geo_ray.api.starters import init_project as init_project
+    from geo_ray.api.status import RunStatus as RunStatus
+    from geo_ray.api.status import change_members as change_members
+    from geo_ray.api.status import follow_status as follow_status
+    from geo_ray.api.status import members as members
+    from geo_ray.api.status import status as status
     from geo_ray.api.training import simulate as simulate
     from geo_ray.api.training import train as train
     from geo_ray.config.base import StrictModel
@@ -106,6 +116,9 @@ _WHERE = {
     "shard_data": "api.data",
     "config_schema": "api.inputs",
     "load_config": "api.inputs",
+    "LossGrid": "api.loss_profile",
+    "LossProfileResult": "api.loss_profile",
+    "profile_loss": "api.loss_profile",
     "PlanInputs": "api.planning",
     "PlanResult": "api.planning",
     "ProfileGrid": "api.planning",
@@ -124,8 +137,15 @@ _WHERE = {
     "Run": "api.run",
     "open_run": "api.run",
     "report": "api.run",
+    "RunCheck": "api.run_check",
+    "check_run": "api.run_check",
     "checkpoints": "api.saved",
     "init_project": "api.starters",
+    "RunStatus": "api.status",
+    "change_members": "api.status",
+    "follow_status": "api.status",
+    "members": "api.status",
+    "status": "api.status",
     "simulate": "api.training",
     "train": "api.training",
     "Options": "config.base:StrictModel",

@@ -52,6 +52,10 @@ UV_VARIABLES = {  # what pip calls it, and the variable that tells uv the same
     "proxy": "ALL_PROXY",
 }
 
+# By path, not by import hook: in the folder that holds the clone, a hook is asked after the clone's
+# own folder, which Python takes for a package without content.
+EDITABLE = ("--no-deps", "--no-build-isolation", "-C", "editable_mode=compat", "-e", ".")
+
 started = time.monotonic()
 
 
@@ -209,7 +213,7 @@ def install_with_uv(uv: str) -> None:
     env = uv_environment(settings, os.environ)
     install = uv_command(uv, settings)
     run([*install, "-r", str(LOCKED), "-c", str(TORCH), "torch"], env)
-    run([*install, "--no-deps", "--no-build-isolation", "-e", "."], env)
+    run([*install, *EDITABLE], env)
 
 
 def install_with_pip() -> None:
@@ -219,7 +223,7 @@ def install_with_pip() -> None:
         install += ["--progress-bar", "off"]
     run([*install, "--require-hashes", "--no-deps", "-r", str(LOCKED)])
     run([*install, "-c", str(TORCH), "torch"])
-    run([*install, "--no-deps", "--no-build-isolation", "-e", "."])
+    run([*install, *EDITABLE])
 
 
 def import_first() -> None:

@@ -38,6 +38,7 @@ LAST_BITS_ONE_BY_ONE = {  # of strategies that answer one by one, at their defau
 LOSS = {None: 0.0, "fp16": 0.0002, "int8": 0.001, "int4": 0.003, "chunked_topk": 0.015}
 LOSS_OF_INTERVAL = [(1, 0.0), (25, 0.01), (100, 0.025), (500, 0.05)]
 LOSS_OF_DELAY = 0.005
+T_95 = [6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833]
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,13 @@ class Question:
         last: whether there is an exchange after the last step: always, or for a rest of steps.
         fragments: parts of the model that are exchanged one by one.
         hidden_steps: steps that hide an exchange (when_late); None: those until the next.
-        bounded: whether regions may be only so many exchanges ahead of the slowest (never).
+        bound: exchanges that regions may be ahead of the slowest (never).
         together: whether a region that stands still holds up all of them.
         one_by_one: whether regions are answered one by one, and not in rounds.
+        by_speed: whether slower regions exchange after fewer steps.
+        first_in_full: whether the first exchange has no codec.
+        running: what a run that is planned anew has in its regions; None: it is planned first.
+        measured: a file of measured losses; None: there is none.
     """
 
     config: Mapping[str, Any]
@@ -78,9 +83,19 @@ class Question:
     last: str = "rest"
     fragments: int = 1
     hidden_steps: float | None = None
-    bounded: bool = False
+    bound: int | None = None
     together: bool = True
     one_by_one: bool = False
+    by_speed: bool = False
+    first_in_full: bool = False
+    running: Running | None = None
+    measured: Mapping[str, Any] | None = None
+
+    @property
+    def steps(self) -> float:
+        """Of the job, or what is left of it."""
+        steps = self.config["train"]["steps"]
+        return float(steps if self.running is None else self.running.left)
 
     @property
     def names(self) -> list[str]:
@@ -102,14 +117,13 @@ class Question:
         own = [rate for rate in self.rates if rate["currency"] == record["currency"]]
         return float(record["amount"] * max(own, key=lambda rate: rate["on"])["usd"])
 
-    def usd_of_hours(self, record: Mapping[str, Any], hours: float) -> float:
-        billed, begin, factor = 0.0, 0.0, 1.0
+    def usd_of_hours(self, record: Mapping[str, Any], age_h: float, hours: float) -> float:
+        """Of one that is so old when it begins to be paid for so many hours."""
+        now_h, until_h, factor, usd = age_h, age_h + hours, 1.0, 0.0
         for tier in record.get("age_tiers", []):
-            if hours <= tier["after_h"]:
-                break
-            billed += factor * (tier["after_h"] - begin)
-            begin, factor = tier["after_h"], tier["factor"]
-        return self.in_usd(record) * (billed + factor * (hours - begin))
+            usd += factor * max(0.0, min(until_h, tier["after_h"]) - now_h)
+            now_h, factor = max(now_h, tier["after_h"]), tier["factor"]
+        return self.in_usd(record) * (usd + factor * max(0.0, until_h - now_h))
 
     def usd_per_gb(self, src: str, dst: str) -> float:
         here, there = (self.config["plan"]["regions"][name] for name in (src, dst))
@@ -120,16 +134,40 @@ class Question:
         return self.in_usd(record) / (324 if record["unit"] == "Mbps-month" else 1)
 
 
+@dataclass(frozen=True)
+class Running:
+    """A run that is planned anew.
+
+    Attributes:
+        left: steps.
+        machines: by region, type and market: how old those that run are, one by one.
+        faster: by region and type, by what the speed of the configuration is to be multiplied.
+        servers: by region, type and age of the server.
+        codec: of the present plan.
+    """
+
+    left: float
+    machines: Mapping[tuple[str, str, str], Sequence[float]]
+    faster: Mapping[tuple[str, str], float]
+    servers: Mapping[str, tuple[str, float]]
+    codec: str | None
+
+
 _DEFAULT = {"item": "instance", "market": "on_demand"}
 
 
 @dataclass(frozen=True)
 class Rented:
-    """Machines of a region: how long a step takes, and (record, how many)."""
+    """Machines of a region: how long a step takes, and (record, age, how many).
+
+    Attributes:
+        goes_on: whether they are those that run, all of them and no others.
+    """
 
     step_s: float
-    machines: tuple[tuple[Mapping[str, Any], int], ...]
+    machines: tuple[tuple[Mapping[str, Any], float, int], ...]
     lost_share: float
+    goes_on: bool
 
 
 def step_of(rows: int, speeds: Sequence[float]) -> float:
@@ -156,25 +194,89 @@ def rented(question: Question, name: str) -> Iterator[Rented]:
         for market in machine["markets"]:
             record = question.price(place, item="instance", type=machine["type"], market=market)
             speed = machine["rows_per_s"]
-            kinds.append((record, speed, 0 if record.get("stock") == "none" else machine["cap"]))
-    for counts in itertools.product(*(range(cap + 1) for _, _, cap in kinds)):
+            cap, ages_h = machine["cap"], list[float]()
+            if question.running is not None:
+                speed *= question.running.faster.get((name, machine["type"]), 1.0)
+                ages_h = list(question.running.machines.get((name, machine["type"], market), ()))
+            kinds += [(record, speed, ages_h.count(age_h), age_h) for age_h in set(ages_h)]
+            new = 0 if record.get("stock") == "none" else max(0, cap - len(ages_h))
+            kinds.append((record, speed, new, None))
+    for counts in itertools.product(*(range(cap + 1) for _, _, cap, _ in kinds)):
         number = sum(counts)
         if not 1 <= number <= rows:
             continue
-        speeds = [s for (_, s, _), n in zip(kinds, counts, strict=True) for _ in range(n)]
+        speeds = [kind[1] for kind, n in zip(kinds, counts, strict=True) for _ in range(n)]
         step_s = step_of(rows, speeds) + plan["step_overhead_s"]
         step_s += plan["lan_s_per_machine"] * number
-        chosen = tuple((r, n) for (r, _, _), n in zip(kinds, counts, strict=True) if n)
-        yield Rented(step_s, chosen, lost * sum(n for r, n in chosen if r["market"] == "spot"))
+        chosen = tuple(
+            (record, age_h or 0.0, n)
+            for (record, _, _, age_h), n in zip(kinds, counts, strict=True)
+            if n
+        )
+        spots = sum(n for record, _, n in chosen if record["market"] == "spot")
+        goes_on = all(
+            n == (0 if age_h is None else cap)
+            for (_, _, cap, age_h), n in zip(kinds, counts, strict=True)
+        )
+        yield Rented(step_s, chosen, lost * spots, goes_on)
 
 
 def loss_of(question: Question, interval: int, codec: str | None) -> float:
-    loss = LOSS[codec] + (0.0 if question.stands_still == "always" else LOSS_OF_DELAY)
+    if question.measured is not None:
+        return measured_loss(question.measured, interval, codec)
+    late = 0.0 if question.stands_still == "always" else LOSS_OF_DELAY
+    return rough_loss(interval) + LOSS[codec] + late
+
+
+def rough_loss(interval: int) -> float:
     for (low, less), (high, more) in itertools.pairwise(LOSS_OF_INTERVAL):
         if low <= interval <= high:
-            share = math.log(interval / low) / math.log(high / low)
-            return loss + less + share * (more - less)
-    return loss + LOSS_OF_INTERVAL[-1][1] * math.log(interval) / math.log(500)
+            return on_line(interval, (low, less), (high, more))
+    return LOSS_OF_INTERVAL[-1][1] * math.log(interval) / math.log(500)
+
+
+def on_line(interval: int, *ends: tuple[int, float]) -> float:
+    (low, less), (high, more) = ends
+    return less + math.log(interval / low) / math.log(high / low) * (more - less)
+
+
+def upper_end(losses: Sequence[float | None], base: Sequence[float | None]) -> float:
+    if None in losses or None in base:
+        return math.inf
+    shares = [a / b - 1 for a, b in zip(losses, base, strict=True) if a is not None and b]
+    n = len(shares)
+    mean = sum(shares) / n
+    deviation = math.sqrt(sum((share - mean) ** 2 for share in shares) / (n - 1))
+    return max(0.0, mean + T_95[min(n, 10) - 2] * deviation / math.sqrt(n))
+
+
+def measured_loss(measured: Mapping[str, Any], interval: int, codec: str | None) -> float:
+    losses = {(point["interval"], point["codec"]): point["losses"] for point in measured["points"]}
+    ends = {h: upper_end(losses[h, c], measured["plain"]) for h, c in losses if c is None}
+    at = measured["codecs_at"]
+    if codec is None:
+        added = 0.0
+    elif (at, codec) in losses:
+        added = upper_end(losses[at, codec], losses[at, None])
+    else:
+        added = LOSS[codec]
+    lower, higher = [h for h in ends if h < interval], [h for h in ends if h > interval]
+    if interval in ends:
+        return ends[interval] + added
+    if not lower:
+        return ends[min(ends)] + added
+    low = max(lower)
+    if higher:
+        high = min(higher)
+        if math.inf in (ends[low], ends[high]):
+            return math.inf
+        return on_line(interval, (low, ends[low]), (high, ends[high])) + added
+    more = rough_loss(interval) - rough_loss(low)
+    before = max((h for h in ends if h < low), default=None)
+    if before is not None and math.inf not in (ends[before], ends[low]):
+        line = on_line(interval, (before, ends[before]), (low, ends[low])) - ends[low]
+        more = max(more, line)
+    return ends[low] + more + added
 
 
 def hosts(question: Question) -> list[str]:
@@ -209,81 +311,159 @@ def way(question: Question, averager: str, codec_bits: tuple[float, float], frag
 
 
 def trained(
-    question: Question, interval: int, one: Way, steps_s: Mapping[str, float]
+    question: Question, how: Exchanged, steps_s: Mapping[str, float]
 ) -> tuple[float, float]:
     """Seconds from the first step to the end of the last, and the egress of exchanges on the way.
 
     Args:
         question: what a user gives.
-        interval: steps in which the whole model is exchanged once.
-        one: exchange of a fragment.
+        how: the exchanges.
         steps_s: of a step, by region.
     """
-    steps, every = question.config["train"]["steps"], interval / question.fragments
-    rounds = math.floor(steps / every + 1e-9)
+    one = how.one
+    steps, every = question.steps, how.interval / question.fragments
+    rounds = exchanges_before_last(question, every, how.codec)
+    other = [how.in_full] * (question.first_in_full and how.codec is not None and rounds > 0)
     ends_s, counts = {}, {}
     for name, step_s in steps_s.items():
         one_s = one.seconds[name]
         counts[name] = rounds
         if question.stands_still == "always":
-            late_s = rounds * one_s
+            if question.by_speed:
+                own = max(1, math.floor(every * min(steps_s.values()) / step_s + 1e-9))
+                counts[name] = exchanges_before_last(question, own, how.codec)
+            late_s = counts[name] * one_s
+            late_s += sum(each.seconds[name] - one_s for each in other)
         elif question.stands_still == "when_late":
             hides = every if question.hidden_steps is None else question.hidden_steps
             since = min(hides, steps - rounds * every)
             late_s = (rounds - 1) * max(0.0, one_s - hides * step_s)
             late_s = late_s + max(0.0, one_s - since * step_s) if rounds else 0.0
         else:
-            apart = max(every, math.ceil(one_s / step_s - 1e-9))
-            counts[name] = 1 + math.floor((steps - every) / apart + 1e-9) if rounds else 0
-            since = steps - every - (counts[name] - 1) * apart
-            late_s = max(0.0, one_s - since * step_s) if rounds else 0.0
+            takes = math.ceil(one_s / step_s - 1e-9)
+            counts[name], late_s, begins = 0, 0.0, every
+            while begins < steps - 1e-9:
+                too_late = steps - begins < max(1, takes) - 1e-9
+                if counts[name] and too_late:
+                    break
+                counts[name] += 1
+                late_s = max(0.0, one_s - (steps - begins) * step_s)
+                begins += max(every, takes)
         ends_s[name] = steps * step_s + late_s
-    if question.stands_still == "never" and question.bounded:
+    if question.stands_still == "never" and question.bound is not None:
         apart_s = {
             name: step_s * max(every, math.ceil(one.seconds[name] / step_s - 1e-9))
             for name, step_s in steps_s.items()
         }
-        longest_s = steps * max(steps_s.values())
-        counts = dict.fromkeys(steps_s, math.floor(longest_s / max(apart_s.values()) + 1e-9))
-    return max(ends_s.values()), sum(counts[name] * one.usd[name] for name in steps_s)
+        for name, step_s in steps_s.items():
+            # Those of the rarest that have begun before this one ends, and one more than the bound.
+            of_rarest = 0
+            while (of_rarest + 1) * max(apart_s.values()) < steps * step_s - 1e-9:
+                of_rarest += 1
+            counts[name] = min(counts[name], of_rarest + question.bound + 1)
+    usd = sum(counts[name] * one.usd[name] for name in steps_s)
+    usd += sum(each.usd[name] - one.usd[name] for each in other for name in steps_s)
+    return max(ends_s.values()), usd
+
+
+def standing(question: Question) -> list[Callable[[float], float]]:
+    """Dollars of each server and disk for so many hours."""
+    found: list[Callable[[float], float]] = []
+    running = question.running
+    for name in question.names:
+        place = question.config["plan"]["regions"][name]
+        if place.get("server"):
+            record = question.price(
+                place, item="instance", type=place["server"], market="on_demand"
+            )
+            age_h = 0.0
+            if running is not None and running.servers.get(name, ("",))[0] == place["server"]:
+                age_h = running.servers[name][1]
+            found.append(partial(question.usd_of_hours, record, age_h))
+        if place.get("disk"):
+            month = question.in_usd(question.price(place, item="disk", type=place["disk"]))
+            found.append(partial(operator.mul, month * place["disk_gb"] / 730))
+    return found
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """How regions exchange: one exchange of a fragment, and the one after the last step."""
+
+    averager: str
+    codec: str | None
+    interval: int
+    one: Way
+    last: Way
+    in_full: Way
+
+    @classmethod
+    def of(cls, question: Question, averager: str, codec: str | None, interval: int) -> Exchanged:
+        last_bits = LAST_BITS_ONE_BY_ONE if question.one_by_one else LAST_BITS
+        one = way(question, averager, BITS[codec], question.fragments)
+        in_full = way(question, averager, (32, 32), question.fragments)
+        every = interval / question.fragments
+        is_first = question.first_in_full and not exchanges_before_last(question, every, codec)
+        last = way(question, averager, (32, 32) if is_first else last_bits[codec], 1)
+        return cls(averager, codec, interval, one, last, in_full)
+
+
+def plan_with(
+    question: Question, chosen: Sequence[Rented], how: Exchanged, startup_s: float
+) -> Enumerated:
+    """The plan of these machines and exchanges."""
+    names = question.names
+    steps_s = {name: each.step_s for name, each in zip(names, chosen, strict=True)}
+    trained_s, usd = trained(question, how, steps_s)
+    shares = [each.lost_share for each in chosen]
+    lost = min(0.9, sum(shares) if question.together else max(shares))
+    seconds = startup_s + trained_s / (1 - lost)
+    is_rest = question.steps * question.fragments % how.interval > 0
+    if ends_apart(question, how.codec) or (question.last == "rest" and is_rest):
+        seconds += max(how.last.seconds.values())
+        usd += sum(how.last.usd.values())
+    hours = seconds / 3600
+    usd += sum(cost(hours) for cost in standing(question))
+    for each in chosen:
+        usd += sum(n * question.usd_of_hours(r, age_h, hours) for r, age_h, n in each.machines)
+    return Enumerated(seconds, usd, (how.averager, how.codec, how.interval, *chosen))
+
+
+def ends_apart(question: Question, codec: str | None) -> bool:
+    """Whether what is due at the last step is the last exchange: it is there, or pays a codec."""
+    return question.last == "always" or codec is not None
+
+
+def exchanges_before_last(question: Question, every: float, codec: str | None) -> int:
+    """Exchanges that are due after so many steps each, without the last one."""
+    steps, due = question.steps, 0
+    while True:
+        at = (due + 1) * every
+        if at > steps + 1e-9 or (ends_apart(question, codec) and at > steps - 1e-9):
+            return due
+        due += 1
 
 
 def every_plan(question: Question) -> Iterator[Enumerated]:
     """All plans that keep the loss budget and the residency; limits are not looked at."""
     plan, names = question.config["plan"], question.names
-    steps = question.config["train"]["steps"]
-    stands: list[Callable[[float], float]] = []  # dollars for so many hours
-    for name in names:
-        place = plan["regions"][name]
-        if place.get("server"):
-            record = question.price(
-                place, item="instance", type=place["server"], market="on_demand"
-            )
-            stands.append(partial(question.usd_of_hours, record))
-        if place.get("disk"):
-            month = question.in_usd(question.price(place, item="disk", type=place["disk"]))
-            stands.append(partial(operator.mul, month * place["disk_gb"] / 730))
-    ways = []
-    for averager, codec in itertools.product(hosts(question), plan["codecs"]):
-        one = way(question, averager, BITS[codec], question.fragments)
-        last_bits = LAST_BITS_ONE_BY_ONE if question.one_by_one else LAST_BITS
-        exact = way(question, averager, last_bits[codec], 1)
-        for interval in plan["intervals"]:
-            if loss_of(question, interval, codec) <= plan["loss_budget"]:
-                ways.append((averager, codec, interval, one, exact))
+    codecs = plan["codecs"] if question.running is None else [question.running.codec]
+    hows = [
+        Exchanged.of(question, averager, codec, interval)
+        for averager, codec in itertools.product(hosts(question), codecs)
+        for interval in plan["intervals"]
+        if loss_of(question, interval, codec) <= plan["loss_budget"]
+    ]
     for chosen in itertools.product(*(list(rented(question, name)) for name in names)):
-        for averager, codec, interval, one, exact in ways:
-            steps_s = {name: each.step_s for name, each in zip(names, chosen, strict=True)}
-            trained_s, usd = trained(question, interval, one, steps_s)
-            shares = [each.lost_share for each in chosen]
-            lost = min(0.9, sum(shares) if question.together else max(shares))
-            seconds = plan["startup_s"] + trained_s / (1 - lost)
-            is_rest = steps * question.fragments % interval > 0
-            if question.last == "always" or (question.last == "rest" and is_rest):
-                seconds += max(exact.seconds.values())
-                usd += sum(exact.usd.values())
-            hours = seconds / 3600
-            usd += sum(cost(hours) for cost in stands)
-            for each in chosen:
-                usd += sum(n * question.usd_of_hours(record, hours) for record, n in each.machines)
-            yield Enumerated(seconds, usd, (averager, codec, interval, *chosen))
+        for how in hows:
+            yield plan_with(question, chosen, how, plan["startup_s"])
+
+
+def going_on(question: Question, averager: str, interval: int) -> Enumerated:
+    """The plan of a run that stays as it is."""
+    assert question.running is not None
+    chosen = [
+        next(each for each in rented(question, name) if each.goes_on) for name in question.names
+    ]
+    how = Exchanged.of(question, averager, question.running.codec, interval)
+    return plan_with(question, chosen, how, 0.0)

@@ -19,7 +19,14 @@ from geo_ray.training.compute.flat import digest, split_sizes
 from geo_ray.training.compute.optimizers import Momentum, Sgd
 from geo_ray.training.exchange.averager_wire import AveragerWire
 from geo_ray.training.exchange.wire_plan import WirePlan
-from geo_ray.training.server.effects import Assignment, SendUpdate, Snapshot, StepDone
+from geo_ray.training.server.effects import (
+    Assignment,
+    SendUpdate,
+    Snapshot,
+    StepDone,
+    TeamChanged,
+)
+from geo_ray.training.server.elastic import ElasticConfig
 from geo_ray.training.server.plan import ServerPlan
 from geo_ray.training.server.server import Server
 from geo_ray.training.server.shard import Shard
@@ -42,6 +49,7 @@ class Setup:
     num_shards: int = 1
     up: Codec | None = None
     down: Codec | None = None
+    elastic: ElasticConfig | None = None
 
     @property
     def wire(self) -> WirePlan:
@@ -118,6 +126,7 @@ class Region:
     busy: dict[int, tuple[Span, Tensor]] = field(default_factory=dict)  # rank -> work
     here: set[int] = field(default_factory=set)  # ranks that wait or work
     home: set[int] = field(default_factory=set)  # ranks that were sent home
+    memory: dict[int, Tensor] = field(default_factory=dict)  # rank -> where it leaves gradients
     sent: Update | None = None
     last_answered: int = 0  # length of the averager's order at the last answer
     behind: int = 0  # commits between the region's part of a checkpoint and the averager's
@@ -197,6 +206,7 @@ class Plane:
             Shard.cut(start_P, piece, self.setup.optimizer, Watched(self, name))
             for piece in split_sizes(NUM_PARAMS, self.setup.num_shards)
         ]
+        exchange = self.setup.strategy.traits.exchange
         plan = ServerPlan(
             name,
             self.setup.workers[name],
@@ -205,8 +215,10 @@ class Plane:
             self.setup.mode,
             epoch=self.epoch,
             goal=str(self.setup.steps),
-            last_round_is_last_word=self.setup.strategy.traits.exchange.last != "always"
-            and self.setup.wire.owes,
+            elastic=self.setup.elastic,
+            last_round_is_last_word=exchange.last != "always" and self.setup.wire.owes,
+            has_last_word=exchange.last == "always",
+            never_waits=exchange.stands_still == "never",
         )
         return Region(Server.over(shards, NUM_PARAMS, plan, self.setup.wire), shards)
 
@@ -228,7 +240,11 @@ class Plane:
         region = self.regions[name]
         region.here.discard(rank)
         region.busy.pop(rank, None)
-        region.server.leave(rank)
+        region.memory.pop(rank, None)
+        self._take(name, region.server.leave(rank))
+
+    def dismiss(self, name: str, rank: int) -> None:
+        self._take(name, self.regions[name].server.dismiss(rank))
 
     def push(self, name: str, rank: int) -> None:
         region = self.regions[name]
@@ -240,8 +256,11 @@ class Plane:
         if refused:
             grad_P = torch.full_like(grad_P, float("nan"))
         slices = split_sizes(NUM_PARAMS, self.setup.num_shards)
+        share = region.server.share_of(rank)
+        place_P = region.memory.setdefault(rank, torch.empty(NUM_PARAMS))  # as if it were shared
+        place_P.copy_(grad_P)
         for shard, (i, j) in zip(region.shards, slices, strict=True):
-            shard.put(rank, grad_P[i:j])
+            shard.put(share, place_P[i:j])
         self._take(name, region.server.push(rank, StepReport(span, 1.0, 0.0, refused)))
 
     # ---------------------------------------------------------------- network
@@ -341,7 +360,8 @@ class Plane:
                 if effect.span is None:
                     assert effect.done
                     region.here.discard(effect.worker)
-                    region.home.add(effect.worker)
+                    if region.server.phase in {"done", "halted"}:
+                        region.home.add(effect.worker)
                 else:
                     region.busy[effect.worker] = (effect.span, region.params_P)
             elif isinstance(effect, SendUpdate):
@@ -353,7 +373,7 @@ class Plane:
                 state = [shard.take_snapshot(effect.id) for shard in region.shards]
                 self.saves[effect.id].regions[name] = (effect.control, effect.tensors, state)
             else:
-                assert isinstance(effect, StepDone)
+                assert isinstance(effect, StepDone | TeamChanged)
 
     # ---------------------------------------------------------------- what must hold
 

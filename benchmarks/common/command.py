@@ -7,16 +7,19 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
 from typing import Any
 
+from benchmarks.common import support
 from geo_ray.config.cluster import LocalClusterConfig
 from geo_ray.runtime.cluster.local import LocalCluster
 
+_SHOW_EVERY_S = 10.0
+_END_S = 15.0
 GEO_RAY = (sys.executable, "-m", "geo_ray.cli.main")
 
 
@@ -99,18 +102,42 @@ def geo_ray(
         )
     finally:
         os.sched_setaffinity(0, before)
-    timer = Timer(timeout_s, process.terminate)
+    timer = Timer(timeout_s, _end, [process])
     timer.start()
     assert process.stderr is not None
-    lines = [(time.perf_counter() - began_s, line.rstrip()) for line in process.stderr]
-    code = process.wait()
-    timer.cancel()
+    try:
+        lines = list(_heard(process.stderr, began_s))
+        code = process.wait()
+    finally:  # whoever is interrupted removes the run's directory next: nobody may write there
+        timer.cancel()
+        _end(process)
     wall_s = time.perf_counter() - began_s
     if code:
         tail = "\n".join(line for _, line in lines[-20:])
         raise RuntimeError(f"geo-ray {verb} {config.name} ended with {code}:\n{tail}")
     (directory,) = runs.iterdir()
     return Run(directory, began_unix_s, wall_s, lines)
+
+
+def _heard(stream: Iterable[str], began_s: float) -> Iterator[tuple[float, str]]:
+    """Each line with the seconds since the start; now and then one is shown, as progress."""
+    shown_s = 0.0
+    for line in stream:
+        at_s = time.perf_counter() - began_s
+        if at_s - shown_s >= _SHOW_EVERY_S:
+            shown_s = at_s
+            support.say(f"  {at_s:.0f} s: {line.rstrip()}")
+        yield at_s, line.rstrip()
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a command that has not ended: the second signal means at once, the third no way back."""
+    for ask in (process.terminate, process.terminate, process.kill):
+        if process.poll() is not None:
+            return
+        ask()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_END_S)
 
 
 def command(*words: str, cwd: Path | None = None) -> str:

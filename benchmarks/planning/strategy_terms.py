@@ -5,7 +5,8 @@ exchanges are hidden, and one on which they are not. Each plan is followed by a 
 gradients and messages. Strategies whose regions take unequal numbers of steps are refused by the
 planner, by name.
 
-  time_KIND     largest deviation of the simulated from the planned seconds, of the four settings
+  time_KIND     largest deviation of the simulated from the planned seconds, of the four settings;
+                in the record all four, in the order of `SETTINGS`
   egress_KIND   the same for dollars of egress
   refused       strategies that cannot be planned
 """
@@ -124,7 +125,8 @@ def main() -> None:
                 refused += 1
                 continue
         for name, values in zip(("time", "egress"), zip(*found, strict=True), strict=True):
-            figures.append(support.Figure(f"{name}_{kind}", max(values, key=abs), "share"))
+            worst = max(values, key=abs)
+            figures.append(support.Figure(f"{name}_{kind}", worst, "share", None, None, values))
     figures.append(support.Figure("refused", refused, ""))
     support.finish("strategy_terms", machine, figures, options.out)
 

@@ -191,7 +191,7 @@ def compare(
     with own_threads_kept():
         watch = RunWatch(progress)
         rates_text = f" at {len(rates)} learning rates" if len(rates) > 1 else ""
-        watch.tell(f"comparing {len(variants)} strategies{rates_text}, {seeds} runs of each count")
+        watch.tell(f"comparing {len(variants)} strategies{rates_text}, each run with {seeds} seeds")
         comparison = compare_all(wanted, _teller(watch), partial(_train, source.parent))
     save_comparison(comparison, directory / "compare.json")
     title = f"{experiment.name}: {','.join(texts)}"

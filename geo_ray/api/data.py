@@ -44,10 +44,10 @@ from geo_ray.data.prepare.saved import (
 from geo_ray.data.prepare.statistics import Statistics, load_statistics
 from geo_ray.data.prepare.written import written_sources
 from geo_ray.data.split import SplitConfig
-from geo_ray.data.stores.base import open_store
-from geo_ray.data.stores.uri import is_s3, join, local_path
 from geo_ray.data.write import write_shards
 from geo_ray.errors import ConfigError
+from geo_ray.stores.base import open_store
+from geo_ray.stores.uri import is_s3, join, local_path
 from geo_ray.tasks.base import SelfContained, Task
 from geo_ray.tasks.load import TaskConfig, load_task, option_for
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import TypeAlias
 
 from geo_ray.api.html import html_view
 from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
-from geo_ray.api.run import Run
+from geo_ray.api.run import Run, directory_of
 from geo_ray.api.tables import Table, table_of
 from geo_ray.api.watch import OnEvent, RunWatch, ShowProgress
 from geo_ray.config.experiment import Experiment
@@ -129,12 +130,14 @@ class PlanInputs:
         links: a link table of `geo_ray.probe`; default: the emulated links, or the profile's.
         profile: what `geo_ray.profile` measured; default: one of this model below ``run.dir``.
         extrapolate: go beyond what the profile has measured.
+        loss: what `geo_ray.profile_loss` measured; default: one of this task below ``run.dir``.
     """
 
     prices: Sequence[FilePath] = ()
     links: FilePath | None = None
     profile: FilePath | None = None
     extrapolate: bool = False
+    loss: FilePath | None = None
 
     def sources(self) -> Sources:
         """The same for the planner."""
@@ -143,6 +146,7 @@ class PlanInputs:
             None if self.links is None else Path(self.links),
             None if self.profile is None else Path(self.profile),
             self.extrapolate,
+            None if self.loss is None else Path(self.loss),
         )
 
 
@@ -183,6 +187,7 @@ def replan(
     overrides: Overrides = (),
     *,
     inputs: PlanInputs | None = None,
+    age_h: float | None = None,
     base_dir: FilePath | None = None,
 ) -> PlanResult:
     """Plan what is left of a run that follows a plan: whether a change pays.
@@ -192,17 +197,22 @@ def replan(
         config: its configuration, as for `plan`.
         overrides: changes of single keys.
         inputs: as for `plan`.
+        age_h: hours since the run's first machines were rented, where prices fall with age;
+            default: as long as its starts and the run have lasted, pauses not counted.
         base_dir: as for `geo_ray.train`.
 
     Raises:
-        GeoRayError: whatever keeps a plan from being made.
+        ConfigError: the age is not a number of hours.
+        GeoRayError: whatever else keeps a plan from being made.
     """
+    if age_h is not None and not 0 <= age_h < math.inf:
+        raise ConfigError(f"age_h: {age_h} is no age", fix="Give hours, 0 or more.")
     with own_threads_kept():
         source = source_of(config, base_dir)
         experiment = load_tree(source, override_items(overrides), Experiment)
-        path = run.path if isinstance(run, Run) else Path(run)
+        path = directory_of(run)
         sources = (inputs or PlanInputs()).sources()
-        decision = decide(experiment, source.parent, path, sources)
+        decision = decide(experiment, source.parent, path, sources, age_h)
     return PlanResult(experiment.name, decision.plan, (), decision.reason, decision.changed)
 
 

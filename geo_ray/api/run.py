@@ -13,11 +13,13 @@ from geo_ray.api.html import html_view
 from geo_ray.api.inputs import FilePath
 from geo_ray.api.series import metric_names, metric_table, regions_table
 from geo_ray.api.tables import Table
+from geo_ray.checkpoint.names import shard_part_name
 from geo_ray.checkpoint.store import Checkpoint, CheckpointStore
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import ConfigError, RunDirectoryError
 from geo_ray.job import rundir
 from geo_ray.job.best import load_best
+from geo_ray.job.checkpoints import store_of
 from geo_ray.job.model_file import about_model, export_model, load_trained, module_with
 from geo_ray.job.rundir import RunDirectory
 from geo_ray.observe.events.columns import RunRecord
@@ -26,7 +28,7 @@ from geo_ray.observe.events.schema import EVENT_FIELDS, Event
 from geo_ray.observe.metrics.summary import Summary, Summing, load_summary
 from geo_ray.observe.report.report import REPORT_FILE, load_record, write_report
 from geo_ray.observe.text import bytes_text, duration_text, metrics_text, number_text
-from geo_ray.runtime.actors.parts import shard_part_name, wire_tensors
+from geo_ray.runtime.actors.parts import wire_tensors
 from geo_ray.tasks.load import load_task
 from geo_ray.training.server.region_carry import carried_in
 from geo_ray.util.nearest import nearest
@@ -133,13 +135,14 @@ class Run:
 
     @property
     def checkpoints(self) -> tuple[Checkpoint, ...]:
-        """Those that are whole, oldest first.
+        """Those that are whole, oldest first; in an object store, by the sizes of their files.
 
         Raises:
             CheckpointCorruptError: a file of one is damaged.
+            StoreError: its object store does not answer or refuses.
         """
         store = self._store()
-        return tuple(store.open(id) for id in store.ids())
+        return tuple(_opened(store, id) for id in store.ids())
 
     def model(self, checkpoint: int | None = None, *, best: bool = False) -> nn.Module:
         """The task's module with trained parameters, on the CPU.
@@ -159,7 +162,7 @@ class Run:
         seed = self.experiment.seed
         if checkpoint is None:
             return load_trained(task, seed, self.best_path if best else self.model_path)
-        saved = self._store().open(checkpoint)
+        saved = _opened(self._store(), checkpoint)
         region = next(
             r for r in self.experiment.regions if r.name == self.experiment.averager_region
         )
@@ -188,7 +191,7 @@ class Run:
         if best and (kept := load_best(self.best_path)) is not None:
             step, metrics = kept.step, kept.metrics
         if checkpoint is not None:
-            step, metrics = self._store().open(checkpoint).manifest.step, {}
+            step, metrics = _opened(self._store(), checkpoint).manifest.step, {}
         about = about_model(self.experiment, step, metrics)
         export_model(self.model(checkpoint, best=best), path, about)
         return path
@@ -206,7 +209,7 @@ class Run:
             )
 
     def _store(self) -> CheckpointStore:
-        return CheckpointStore(self.directory.checkpoints, self.experiment.checkpoint.keep)
+        return store_of(self.directory, self.experiment)
 
     def __repr__(self) -> str:
         summary = self.summary
@@ -236,7 +239,12 @@ class Run:
         return html_view(repr(self)[1:-1], headings, rows)
 
 
-def open_run(path: FilePath) -> Run:
+def directory_of(run: FilePath | Run) -> Path:
+    """The directory of a run that is given as such, or by its directory."""
+    return run.path if isinstance(run, Run) else Path(run)
+
+
+def open_run(path: FilePath | Run) -> Run:
     """Open the directory of a run: finished, cut off, or still going.
 
     What the run has written down is enough: a file with a strategy or codec of the user's may have
@@ -245,7 +253,7 @@ def open_run(path: FilePath) -> Run:
     Raises:
         RunDirectoryError: there is no run, or nothing has happened in it yet.
     """
-    directory, experiment = rundir.reopen(Path(path), to_look_at=True)
+    directory, experiment = rundir.reopen(directory_of(path), to_look_at=True)
     summary = load_summary(directory.path)
     if summary is not None:
         return Run(directory, experiment, summary)
@@ -258,17 +266,22 @@ def open_run(path: FilePath) -> Run:
     return Run(directory, experiment, _so_far(experiment, read_events(log)), finished=False)
 
 
-def report(run: FilePath, out: FilePath | None = None) -> Path:
+def report(run: FilePath | Run, out: FilePath | None = None) -> Path:
     """Write the HTML page about a run and give its path.
 
     Args:
-        run: its directory.
+        run: the run, or its directory.
         out: the file; default: ``report.html`` in that directory.
 
     Raises:
         RunDirectoryError: there is no run, or the page cannot be written.
     """
-    return write_report(Path(run), None if out is None else Path(out))
+    return write_report(directory_of(run), None if out is None else Path(out))
+
+
+def _opened(store: CheckpointStore, id: int) -> Checkpoint:
+    """A checkpoint; what lies far is verified where it is read, and not all of it before."""
+    return store.look(id) if store.far else store.open(id)
 
 
 def _so_far(experiment: Experiment, events: Iterable[Event]) -> Summary:

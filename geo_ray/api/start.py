@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from geo_ray.checkpoint.store import CheckpointStore
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import digest, load_tree, override_notes
 from geo_ray.config.source import ConfigSource
@@ -18,7 +19,9 @@ from geo_ray.job.build import check_device
 from geo_ray.job.follow_plan import changes_of, check_model, emulation_of
 from geo_ray.job.resumption import check_resumable
 from geo_ray.job.rundir import RunDirectory
+from geo_ray.job.start.cert_files import check_own_certificates
 from geo_ray.observe.events.schema import Event
+from geo_ray.observe.metrics.summary import load_summary
 from geo_ray.planning.plan import Plan
 
 Tell: TypeAlias = Callable[[str], None]
@@ -34,12 +37,14 @@ class ReadyRun:
         experiment: its configuration.
         is_changed: whether that is another one than the directory has.
         plan: to follow from now on, if it is another one than before.
+        note: what people are told once it has begun; "" for nothing.
     """
 
     run: RunDirectory
     experiment: Experiment
     is_changed: bool = False
     plan: Plan | None = None
+    note: str = ""
 
     def begun(self, event: Event) -> None:
         """Write a changed configuration down once the run goes on; given every event.
@@ -74,7 +79,36 @@ def new_run(
     Raises:
         ConfigError: the configuration is wrong.
         PlanError: the plan is for something else.
+        CertificateError: a region's certificate could not be used.
         RunDirectoryError: the directory cannot be made.
+    """
+    experiment, reason = checked_run(config, overrides, plan, tell, emulated=emulated)
+    run = rundir.create(experiment, config.parent, reason, plan)
+    return ReadyRun(run, experiment, note=_name_note(run, experiment, emulated=emulated))
+
+
+def checked_run(
+    config: ConfigSource,
+    overrides: tuple[str, ...],
+    plan: Plan | None,
+    tell: Tell,
+    *,
+    emulated: bool = False,
+) -> tuple[Experiment, str | None]:
+    """Read the configuration of a new run, and look at what this machine has for it.
+
+    Args:
+        config: as for `new_run`, as are the others.
+        overrides: as for ``--set``.
+        plan: to follow.
+        tell: told what was decided.
+        emulated: whether it computes in this process.
+
+    Returns:
+        The experiment; why strategy and codec are what they are, if `auto` chose them.
+
+    Raises:
+        ConfigError, PlanError, CertificateError: as for `new_run`.
     """
     if plan is not None:
         overrides = _following(config, overrides, plan)
@@ -88,14 +122,9 @@ def new_run(
         tell(advice.reason)
     if emulated or experiment.cluster.kind == "local":
         check_device(experiment)
-    run = rundir.create(experiment, config.parent, advice.reason if advice else None, plan)
-    if run.path.name != experiment.name:
-        taken = run.path.parent / experiment.name
-        tell(
-            f"this run is {run.path.name}, as {taken} is there already; --resume {taken} goes on "
-            "with that one, --set name=NAME chooses another name"
-        )
-    return ReadyRun(run, experiment)
+    if not emulated:
+        check_own_certificates(experiment)
+    return experiment, None if advice is None else advice.reason
 
 
 def resumed_run(
@@ -120,7 +149,8 @@ def resumed_run(
     Raises:
         RunDirectoryError: there is no run.
         ConfigDriftError: the configuration differs; or its codecs do, which no run outlives.
-        CheckpointMissingError: nothing would come of it; the run is finished, or never saved.
+        CheckpointMissingError: it never saved, or was simulated.
+        RunFinishedError: nothing would come of it.
         ConfigError, PlanError: as for `new_run`.
     """
     run, experiment = rundir.reopen(path, allow_drift=allow_drift)
@@ -132,6 +162,7 @@ def resumed_run(
             )
         changed = rundir.following(run, experiment, plan)
         check_resumable(run, experiment, changed, checkpoint)
+        check_own_certificates(changed, goes_on=True)
         return ReadyRun(run, changed, True, plan)
     wanted = experiment
     if config is not None or overrides:
@@ -149,9 +180,22 @@ def resumed_run(
     check_resumable(run, experiment, wanted, checkpoint)
     if wanted.cluster.kind == "local":
         check_device(wanted)
+    check_own_certificates(wanted, goes_on=True)
     # What is on the disk is compared: with `allow_drift` the digest of a file may be another.
     written = rundir.reopen(path, to_look_at=True)[1]
     return ReadyRun(run, wanted, digest(wanted) != digest(written))
+
+
+def _name_note(run: RunDirectory, experiment: Experiment, *, emulated: bool) -> str:
+    """Why a run is called otherwise than its configuration says; "" if it is not."""
+    if run.path.name == experiment.name:
+        return ""
+    taken = RunDirectory(run.path.parent / experiment.name, run.base_dir)
+    note = f"this run is {run.path.name}, as {taken.path} is there already; "
+    has_saved = bool(CheckpointStore(taken.checkpoints).ids())
+    if not emulated and has_saved and load_summary(taken.path) is None:
+        note += f"--resume {taken.path} goes on with that one, "
+    return note + "--set name=NAME chooses another name"
 
 
 def _following(config: ConfigSource, overrides: tuple[str, ...], plan: Plan) -> tuple[str, ...]:

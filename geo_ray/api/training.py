@@ -11,13 +11,16 @@ from pathlib import Path
 
 from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
 from geo_ray.api.planning import FollowedPlan, plan_to_follow
-from geo_ray.api.run import Run
+from geo_ray.api.run import Run, directory_of
 from geo_ray.api.start import new_run, resumed_run
-from geo_ray.api.watch import OnEvent, RunWatch, ShowProgress
-from geo_ray.checkpoint.store import CheckpointStore
+from geo_ray.api.watch import OnEvent, RunWatch, ShowProgress, Watched
 from geo_ray.config.source import override_items
-from geo_ray.errors import ConfigError, GeoRayError
+from geo_ray.errors import ConfigError, GeoRayError, LeaseLostError, RunHeldError
+from geo_ray.job.checkpoints import has_checkpoint
 from geo_ray.job.rundir import RunDirectory
+from geo_ray.lease.driving import seeker_of
+from geo_ray.lease.seek import LeaseSeeker
+from geo_ray.observe.events.schema import Event
 from geo_ray.observe.report.ending import has_begun
 from geo_ray.observe.report.report import write_report
 from geo_ray.runtime.control.train import Reporting, Resumption
@@ -71,9 +74,12 @@ def train(
         raise ConfigError(
             f"checkpoint {checkpoint} of which run?", fix="Name the run to resume, too."
         )
+    seeker: LeaseSeeker | None = None
     with own_threads_kept():
         if resume is not None:
-            path = resume.path if isinstance(resume, Run) else Path(resume)
+            path = directory_of(resume)
+            seeker = seeker_of(path, watch.tell)
+            seeker.wait()  # before anything is judged that a living run changes
             try:
                 ready = resumed_run(
                     path,
@@ -84,7 +90,7 @@ def train(
                     checkpoint=checkpoint,
                 )
             except GeoRayError as error:
-                raise name_run(error, path) from error
+                raise name_run(error, path) from error.__cause__
         elif source is not None:
             ready = new_run(source, changes, followed, watch.tell)
         else:
@@ -93,13 +99,14 @@ def train(
             _tidied(ready.run, watch, is_new=resume is None),
             watch.over(ready.experiment) as watched,
         ):
-            sinks = (ready.begun, *watched.sinks)
+            sinks = (ready.begun, _noting(ready.note, watched), *watched.sinks)
             reporting = Reporting(watched.status, sinks, began_unix_s, watched.awaiting)
             summary = train_to_end(
                 ready.experiment,
                 ready.run,
                 reporting,
                 resume=None if resume is None else Resumption(checkpoint),
+                seeker=seeker,
             )
     return _ended(Run(ready.run, ready.experiment, summary, finished=True))
 
@@ -134,8 +141,19 @@ def simulate(
         source = source_of(config, base_dir)
         ready = new_run(source, override_items(overrides), followed, watch.tell, emulated=True)
         with _tidied(ready.run, watch, is_new=True), watch.over(ready.experiment) as watched:
-            summary = simulate_to_end(ready.experiment, ready.run, watched.status, watched.sinks)
+            sinks = (_noting(ready.note, watched), *watched.sinks)
+            summary = simulate_to_end(ready.experiment, ready.run, watched.status, sinks)
     return _ended(Run(ready.run, ready.experiment, summary, finished=True))
+
+
+def _noting(note: str, watched: Watched) -> OnEvent:
+    """Tells a note when the run begins: one that does not begin is not made."""
+
+    def on_event(event: Event) -> None:
+        if note and event.kind == "run_started":
+            watched.note(note)
+
+    return on_event
 
 
 def _ended(run: Run) -> Run:
@@ -148,11 +166,13 @@ def _tidied(run: RunDirectory, watch: RunWatch, *, is_new: bool) -> Iterator[Non
     """Leave a report of a run that fails, and no directory of one that did not begin."""
     try:
         yield
+    except (LeaseLostError, RunHeldError):
+        raise  # the run is another's
     except GeoRayError as error:
         if has_begun(run.path):
             with suppress(GeoRayError):  # the run's own error matters more
                 watch.tell(f"report   {short_path(write_report(run.path))}")
-        raise name_run(error, run.path) from error
+        raise name_run(error, run.path) from error.__cause__
     finally:
         if is_new and not has_begun(run.path):
             shutil.rmtree(run.path, ignore_errors=True)  # its name is free again
@@ -164,12 +184,13 @@ def name_run(error: GeoRayError, run_dir: Path) -> GeoRayError:
     A run that has no checkpoint yet cannot be resumed: then the advice is to start again.
     """
     fix = error.fix
-    if "--resume RUN" in fix and not CheckpointStore(run_dir / "checkpoints").ids():
+    if "--resume RUN" in fix and not has_checkpoint(run_dir):
         fix = fix.replace("--resume RUN --allow-drift", "CONFIG").replace("--resume RUN", "CONFIG")
         fix = fix.replace("Resume with", "Start again with")
         fix = fix.replace("; nothing committed is lost", "") + " No checkpoint was saved."
     resume = f"--resume {shlex.quote(str(short_path(run_dir)))}"
-    return type(error)(error.message, fix=fix.replace("--resume RUN", resume))
+    named = type(error)(error.message, fix=fix.replace("--resume RUN", resume))
+    return named.with_traceback(error.__traceback__)  # in its place, not after it
 
 
 def short_path(path: Path) -> Path:

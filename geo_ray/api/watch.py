@@ -27,11 +27,13 @@ class Watched:
         status: told each phase.
         awaiting: told who is awaited in a phase of the start-up.
         sinks: given every event.
+        note: told what is to stay to be read.
     """
 
     status: Callable[[str], None]
     awaiting: Callable[[str, int, int, Sequence[str]], None]
     sinks: tuple[OnEvent, ...]
+    note: Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +58,14 @@ class RunWatch:
         """RunWatch one run of ``experiment``."""
         sinks = () if self.on_event is None else (_with_copies(self.on_event),)
         if not self.progress:
-            yield Watched(_nothing, _nobody, sinks)
+            yield Watched(_nothing, _nobody, sinks, _nothing)
             return
         train = experiment.train
         most = 1 if train.mode == "sync" else max(r.workers for r in experiment.regions)
         plain = True if self.progress == "plain" else None
         console = Console(stderr=True)
-        with Progress(train.steps * most, experiment.region_names, console, plain) as shown:
-            yield Watched(shown.status, shown.awaiting, (shown.feed, *sinks))
+        with Progress(train.steps * most, experiment.present_names, console, plain) as shown:
+            yield Watched(shown.status, shown.awaiting, (shown.feed, *sinks), shown.note)
             shown.status("")
 
 

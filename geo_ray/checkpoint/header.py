@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +16,7 @@ import torch
 from geo_ray.config.canonical import JSONObject, canonical_json
 from geo_ray.errors import CheckpointCorruptError, CheckpointError
 
+LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 16_000_000
 MAX_TENSORS = 10_000
 MAX_AXES = 8
@@ -80,21 +82,55 @@ def encode_header(tensors: Mapping[str, Described], metadata: Mapping[str, str])
     return data
 
 
-def check_header(data: memoryview, file_bytes: int) -> dict[str, str]:
-    """Check the start of a file against every limit; return its metadata.
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor of a file.
+
+    Attributes:
+        name: its name.
+        dtype: its type.
+        shape: its axes.
+        start: where it begins, in bytes after the header.
+        stop: where it ends.
+    """
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def header_bytes(start: bytes) -> int:
+    """Size of a header with the length before it, from a file's first 8 bytes.
+
+    Raises:
+        CheckpointCorruptError: it cannot be.
+    """
+    size = int.from_bytes(start, "little")
+    if len(start) < LENGTH_BYTES or size > MAX_HEADER_BYTES:
+        raise CheckpointCorruptError("the header's length is wrong")
+    return LENGTH_BYTES + size
+
+
+def check_header(data: memoryview, file_bytes: int) -> tuple[dict[str, str], list[Entry]]:
+    """Check the start of a file against every limit.
 
     Args:
         data: the file, or at least its header.
         file_bytes: size of the whole file.
 
+    Returns:
+        Its metadata, and its tensors in the order in which they lie there.
+
     Raises:
         CheckpointCorruptError: saying which rule is broken. No tensor was decoded.
     """
-    size = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or size > MAX_HEADER_BYTES or 8 + size > len(data):
+    end = header_bytes(bytes(data[:LENGTH_BYTES]))
+    if end > len(data):
         raise CheckpointCorruptError("the header's length is wrong")
     try:
-        tree = json.loads(bytes(data[8 : 8 + size]))
+        tree = json.loads(bytes(data[LENGTH_BYTES:end]))
     except (ValueError, RecursionError) as error:
         raise CheckpointCorruptError("the header is no JSON") from error
     if not isinstance(tree, dict) or len(tree) > MAX_TENSORS + 1:
@@ -102,19 +138,20 @@ def check_header(data: memoryview, file_bytes: int) -> dict[str, str]:
     metadata = tree.pop("__metadata__", None)
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise CheckpointCorruptError("the header has no metadata")
-    spans = sorted(_span(name, entry) for name, entry in tree.items())
+    found = [_entry(name, entry) for name, entry in tree.items()]
+    found.sort(key=lambda each: (each.start, each.stop))
     position = 0
-    for start, end in spans:
-        if start != position:
+    for each in found:
+        if each.start != position:
             raise CheckpointCorruptError("tensors overlap or leave a gap")
-        position = end
-    if 8 + size + position != file_bytes:
+        position = each.stop
+    if end + position != file_bytes:
         raise CheckpointCorruptError("the tensors do not end where the file does")
-    return metadata
+    return metadata, found
 
 
-def _span(name: str, entry: Any) -> tuple[int, int]:
-    """Return where a tensor lies, if its entry is sound."""
+def _entry(name: str, entry: Any) -> Entry:
+    """Return what is said of a tensor, if that is sound."""
     broken = CheckpointCorruptError(f"the entry of tensor {name[:60]!r} is not valid")
     if len(name) > MAX_NAME_LENGTH or not isinstance(entry, dict) or len(entry) != 3:
         raise broken
@@ -125,7 +162,7 @@ def _span(name: str, entry: Any) -> tuple[int, int]:
         raise broken
     if offsets[1] - offsets[0] != math.prod(shape) * dtype.itemsize:
         raise broken
-    return offsets[0], offsets[1]
+    return Entry(name, dtype, tuple(shape), offsets[0], offsets[1])
 
 
 def _sizes(value: Any, max_length: int) -> bool:

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
-import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
-from geo_ray.checkpoint.header import Described, check_header, encode_header
+from geo_ray.checkpoint.folder import Folder
+from geo_ray.checkpoint.header import (
+    LENGTH_BYTES,
+    Described,
+    check_header,
+    encode_header,
+    header_bytes,
+)
+from geo_ray.checkpoint.local_folder import LocalFolder
 from geo_ray.checkpoint.manifest import MANIFEST_FILE, PART_SUFFIX, PartInfo
 from geo_ray.config.canonical import JSONObject, canonical_json
 from geo_ray.errors import CheckpointCorruptError, CheckpointError
-from geo_ray.util.atomic_file import Failpoint, no_failpoint, save_chunks
+from geo_ray.util.atomic_file import Failpoint, no_failpoint
 
 _FORMAT = "geo_ray part 1"
 _BLOCK_BYTES = 1 << 22
@@ -31,7 +38,7 @@ class InPieces(Described, Protocol):
 
 
 def write_part(
-    directory: Path,
+    place: Path | Folder,
     name: str,
     tensors: Mapping[str, Tensor | InPieces],
     meta: JSONObject,
@@ -43,19 +50,21 @@ def write_part(
     copy is made of those on the CPU; each piece is checked, hashed and written at once.
 
     Args:
-        directory: what `CheckpointStore.begin` returned.
-        name: letters, digits, ``_ . -``; unique in the checkpoint, such as ``server-eu-0``.
+        place: what `CheckpointStore.begin` returned, or a directory.
+        name: letters, digits, ``_ . -``; unique in the checkpoint, such as ``eu-west-ps0``.
         tensors: by name; any shape, on any device; the types of `header.DTYPES`.
         meta: plain JSON, such as the books.
         failpoint: for tests.
 
     Raises:
         CheckpointError: if a name, type or size is not allowed, or the checkpoint is committed.
-        RunDirectoryError: if the disk is full or the directory cannot be written.
+        CheckpointConflictError: if a store has such a part of another writer.
+        RunDirectoryError, StoreError: if it cannot be written.
     """
-    file = name + PART_SUFFIX
-    if (directory / MANIFEST_FILE).exists():
-        raise CheckpointError(f"{directory}: committed already; part {name!r} comes too late")
+    folder, file = _folder(place), name + PART_SUFFIX
+    if folder.has(MANIFEST_FILE):
+        late = f"committed already; part {name!r} comes too late"
+        raise CheckpointError(f"{folder.name_of(MANIFEST_FILE)}: {late}")
     try:
         PartInfo(name=name, file=file, bytes=0, sha256="0" * 64)
         metadata = {"format": _FORMAT, "meta": canonical_json(meta).decode(), "part": name}
@@ -78,59 +87,98 @@ def write_part(
                 num_bytes += chunk.nbytes
                 yield chunk
 
-    save_chunks(directory / file, chunks(), lambda step: failpoint(f"part.{step}"))
+    whole = num_bytes + sum(each.numel() * each.element_size() for each in ordered.values())
+    folder.write(file, chunks(), whole, lambda step: failpoint(f"part.{step}"))
     return PartInfo(name=name, file=file, bytes=num_bytes, sha256=digest.hexdigest(), finite=finite)
 
 
-def read_part(directory: Path, info: PartInfo) -> tuple[dict[str, Tensor], JSONObject]:
-    """Read a part that a manifest names: size, SHA-256 and header first, tensors only then.
+def read_part(place: Path | Folder, info: PartInfo) -> tuple[dict[str, Tensor], JSONObject]:
+    """Read a part that a manifest names; nothing of it is given unless size and SHA-256 fit.
+
+    Its header, which says where each tensor lies, is taken apart before the SHA-256 is known. Each
+    tensor is read to where it stays, and hashed on the way: no byte is held twice.
 
     Returns:
-        Tensors on the CPU, by name, and the JSON.
+        Tensors on the CPU, by name, and the JSON; they are the caller's own.
 
     Raises:
         CheckpointCorruptError: if the file is missing or not what ``info`` says.
+        StoreError: if a store does not answer or refuses.
     """
-    path = directory / info.file
-    _check_size(path, info)
+    folder = _folder(place)
+    name = folder.name_of(info.file)
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise _corrupt(path, f"cannot be read: {error.strerror}") from error
-    if hashlib.sha256(data).hexdigest() != info.sha256:
-        raise _corrupt(path, "its SHA-256 is not that of the manifest")
-    try:
-        metadata = check_header(memoryview(data), len(data))
+        with folder.open(info.file, info.bytes) as file:
+            tensors, metadata, digest = _read_all(file, info.bytes)
+        if digest != info.sha256:
+            raise CheckpointCorruptError("its SHA-256 is not that of the manifest")
         if (metadata.get("format"), metadata.get("part")) != (_FORMAT, info.name):
-            raise _corrupt(path, f"it is not part {info.name!r} of this format")
+            raise CheckpointCorruptError(f"it is not part {info.name!r} of this format")
         meta = json.loads(metadata["meta"])
-        tensors = safetensors.torch.load(data)
+    except OSError as error:
+        raise _corrupt(name, f"cannot be read: {error.strerror}") from error
     except CheckpointCorruptError as error:
-        raise _corrupt(path, error.message) from error
-    except (SafetensorError, ValueError, KeyError, RecursionError) as error:
-        raise _corrupt(path, f"not decodable: {error}") from error
+        raise _corrupt(name, error.message) from error
+    except (ValueError, KeyError, RecursionError) as error:
+        raise _corrupt(name, f"not decodable: {error}") from error
     if not isinstance(meta, dict):
-        raise _corrupt(path, "its JSON is no object")
+        raise _corrupt(name, "its JSON is no object")
     return tensors, meta
 
 
-def verify_part(directory: Path, info: PartInfo) -> None:
+def verify_part(place: Path | Folder, info: PartInfo) -> None:
     """Check size and SHA-256 of a part's file without keeping it in memory.
 
     Raises:
         CheckpointCorruptError: if the file is missing or not what ``info`` says.
+        StoreError: if a store does not answer or refuses.
     """
-    path = directory / info.file
-    _check_size(path, info)
+    folder = _folder(place)
     digest = hashlib.sha256()
     try:
-        with path.open("rb") as file:
-            while block := file.read(_BLOCK_BYTES):
-                digest.update(block)
+        with folder.open(info.file, info.bytes) as file:
+            block = memoryview(bytearray(min(_BLOCK_BYTES, info.bytes)))
+            while size := file.readinto(block):
+                digest.update(block[:size])
     except OSError as error:
-        raise _corrupt(path, f"cannot be read: {error.strerror}") from error
+        raise _corrupt(folder.name_of(info.file), f"cannot be read: {error.strerror}") from error
     if digest.hexdigest() != info.sha256:
-        raise _corrupt(path, "its SHA-256 is not that of the manifest")
+        raise _corrupt(folder.name_of(info.file), "its SHA-256 is not that of the manifest")
+
+
+def _folder(place: Path | Folder) -> Folder:
+    return LocalFolder(place) if isinstance(place, Path) else place
+
+
+def _read_all(file: io.RawIOBase, file_bytes: int) -> tuple[dict[str, Tensor], dict[str, str], str]:
+    """Tensors by name, metadata and SHA-256 of an open part, in one pass.
+
+    Raises:
+        CheckpointCorruptError: if its header is not sound, or the file ends early.
+    """
+    digest = hashlib.sha256()
+
+    def fill(rest: memoryview) -> None:
+        while rest:
+            size = file.readinto(rest[:_BLOCK_BYTES])
+            if not size:
+                raise CheckpointCorruptError("it ends early")
+            digest.update(rest[:size])
+            rest = rest[size:]
+
+    def take(num_bytes: int) -> bytes:
+        room = bytearray(num_bytes)
+        fill(memoryview(room))
+        return bytes(room)
+
+    start = take(min(LENGTH_BYTES, file_bytes))
+    header = start + take(min(header_bytes(start), file_bytes) - LENGTH_BYTES)
+    metadata, entries = check_header(memoryview(header), file_bytes)
+    tensors: dict[str, Tensor] = {}
+    for entry in entries:
+        tensors[entry.name] = tensor = torch.empty(entry.shape, dtype=entry.dtype)
+        fill(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return tensors, metadata, digest.hexdigest()
 
 
 def _pieces(tensor: Tensor | InPieces) -> Iterator[Tensor]:
@@ -142,19 +190,9 @@ def _pieces(tensor: Tensor | InPieces) -> Iterator[Tensor]:
     yield from torch.split(flat, max(1, _BLOCK_BYTES // flat.element_size()))
 
 
-def _check_size(path: Path, info: PartInfo) -> None:
-    try:
-        status = path.lstat()
-    except OSError as error:
-        raise _corrupt(path, f"cannot be read: {error.strerror}") from error
-    if not path.is_file() or path.is_symlink():
-        raise _corrupt(path, "it is no plain file")
-    if status.st_size != info.bytes:
-        raise _corrupt(path, f"{status.st_size} bytes long; the manifest says {info.bytes}")
-
-
-def _corrupt(path: Path, what: str) -> CheckpointCorruptError:
-    return CheckpointCorruptError(f"{path}: {what}")
+def _corrupt(name: str, what: str) -> CheckpointCorruptError:
+    # A folder's own complaints name the file already.
+    return CheckpointCorruptError(what if what.startswith(name) else f"{name}: {what}")
 
 
 def _is_finite(tensor: Tensor) -> bool:

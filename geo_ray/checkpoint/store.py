@@ -1,20 +1,24 @@
 """The checkpoints of one run: parts first, the manifest last, the last good one always kept.
 
-    checkpoints/ckpt-00000012/server-eu-0.safetensors ... manifest.json
+    checkpoints/ckpt-00000012/eu-west-ps0.safetensors ... manifest.json
 
-A directory without ``manifest.json`` is an unfinished save; it is never read, and swept later.
+A folder without ``manifest.json`` is an unfinished save; it is never read, and swept later. The
+rules are the same wherever the folders lie: in a directory, or in a bucket.
 """
 
 from __future__ import annotations
 
 import logging
-import re
-import shutil
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from torch import Tensor
 
+from geo_ray.checkpoint.folder import Folder, Root
+from geo_ray.checkpoint.local_folder import LocalRoot
 from geo_ray.checkpoint.manifest import (
     MANIFEST_FILE,
     MAX_MANIFEST_BYTES,
@@ -25,22 +29,18 @@ from geo_ray.checkpoint.manifest import (
 from geo_ray.checkpoint.parts import read_part, verify_part
 from geo_ray.config.canonical import JSONObject
 from geo_ray.errors import (
+    CheckpointConflictError,
     CheckpointCorruptError,
     CheckpointError,
     CheckpointMissingError,
     ConfigError,
-    RunDirectoryError,
+    GeoRayError,
 )
-from geo_ray.util.atomic_file import (
-    Failpoint,
-    no_failpoint,
-    save_chunks,
-    sync_directory,
-    unwritable,
-)
+from geo_ray.util.atomic_file import Failpoint, no_failpoint
 
 MIN_KEEP = 2
-_DIRECTORY = re.compile(r"^ckpt-([0-9]{8,18})$")
+_MOST_SHOWN: Final = 10
+_BLOCK_BYTES: Final = 1 << 20
 _log = logging.getLogger(__name__)
 
 
@@ -49,12 +49,12 @@ class Checkpoint:
     """A checkpoint whose parts were all there with the right bytes when it was opened.
 
     Attributes:
-        path: its directory.
+        folder: where its files lie.
         manifest: what it consists of.
         problems: what was wrong with newer ones that were passed over; empty as a rule.
     """
 
-    path: Path
+    folder: Folder
     manifest: CheckpointManifest
     problems: tuple[str, ...] = field(default=())
 
@@ -64,137 +64,176 @@ class Checkpoint:
         Raises:
             CheckpointError: if there is no part of that name.
             CheckpointCorruptError: if its file changed since.
+            StoreError: if a store does not answer or refuses.
         """
-        return read_part(self.path, self.manifest.part(name))
-
-
-def directory_of(root: Path, id: int) -> Path:
-    """Return where the parts of checkpoint ``id`` lie below a store's root."""
-    return root / f"ckpt-{id:08d}"
+        return read_part(self.folder, self.manifest.part(name))
 
 
 class CheckpointStore:
-    """Saves and finds the checkpoints below one directory. One process saves at a time.
+    """Saves and finds the checkpoints of one run. One process saves at a time.
+
+    Where a bucket cannot be asked, every method raises `StoreError`.
 
     Args:
-        root: the directory; made by the first `begin`.
+        root: where they lie; a path is a directory, which is made by the first `begin`.
         keep: how many checkpoints stay; at least 2, for the newest may be damaged by the disk.
         failpoint: for tests.
+        writing: entered for every change of what counts; raises if this process may make none.
 
     Raises:
         ConfigError: if ``keep`` is less than 2.
     """
 
-    def __init__(self, root: Path, keep: int = 3, failpoint: Failpoint = no_failpoint) -> None:
+    def __init__(
+        self,
+        root: Path | Root,
+        keep: int = 3,
+        failpoint: Failpoint = no_failpoint,
+        writing: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         if keep < MIN_KEEP:
             raise ConfigError(
                 f"keep is {keep}; at least {MIN_KEEP} checkpoints must be kept",
                 fix=f"Set checkpoint.keep to {MIN_KEEP} or more.",
             )
-        self._root = root
+        self._root: Root = LocalRoot(root) if isinstance(root, Path) else root
         self._keep = keep
         self._failpoint = failpoint
+        self._writing = writing
         self._open: set[int] = set()  # begun here, neither committed nor abandoned
         self._known_bad: set[int] = set()  # seen to be corrupt by `latest`
 
+    def __str__(self) -> str:
+        return str(self._root)
+
+    @property
+    def far(self) -> bool:
+        """Whether each look is a request that takes its time; see `Root.far`."""
+        return self._root.far
+
     # -------------------------------------------------------------- saving
 
-    def begin(self, id: int) -> Path:
-        """Start a save: sweep what earlier saves left unfinished, make the directory for parts.
+    def begin(self, id: int) -> Folder:
+        """Start a save: sweep what earlier saves left unfinished, make the folder for parts.
 
         Args:
             id: larger than that of every checkpoint there is; see `next_id`.
 
         Raises:
             CheckpointError: if ``id`` is not larger.
+            CheckpointConflictError: if another writer has begun it.
             RunDirectoryError: if the directory cannot be made.
         """
-        if id in self._open or id < self.next_id():
-            raise CheckpointError(f"checkpoint {id} cannot be begun; the next is {self.next_id()}")
-        path = self._path(id)
-        try:
-            self._sweep()
-            self._failpoint("begin.swept")
-            path.mkdir(parents=True)
-            sync_directory(self._root)
-            self._failpoint("begin.made")
-        except OSError as error:
-            raise unwritable(path, error) from error
-        self._open.add(id)
-        return path
+        found = self._root.ids()
+        next_id = max((each for each, is_whole in found.items() if is_whole), default=-1) + 1
+        if id in self._open or id < next_id:
+            # Nobody else is in a directory; in a store it is somebody else who came so far.
+            kind = CheckpointConflictError if self.far and id < next_id else CheckpointError
+            raise kind(f"checkpoint {id} cannot be begun; the next is {next_id}")
+        if self.far:  # parts may be on their way already; a number is never used again
+            with self._writing():
+                self._root.claim(id)
+            self._open.add(id)
+            self._sweep(found, lambda each: each < id and each not in self._open)
+        else:
+            with self._writing():
+                self._sweep(found, lambda each: each not in self._open)
+                self._failpoint("begin.swept")
+                self._root.claim(id)
+                self._failpoint("begin.made")
+            self._open.add(id)
+        return self._root.folder(id)
 
     def commit(self, id: int, manifest: CheckpointManifest) -> Checkpoint:
         """Make a save count: verify every part, write the manifest last, remove old checkpoints.
 
         Raises:
             CheckpointError: if the save was not begun or the manifest is of another.
+            CheckpointConflictError: if another writer has committed it, or begun to save since.
             CheckpointCorruptError: if a part is missing or not what the manifest says; the save
                 can still be mended or abandoned.
             RunDirectoryError: if the manifest cannot be written; the checkpoints before stay.
         """
-        path = self._path(id)
+        folder = self._root.folder(id)
         if manifest.id != id:
             raise CheckpointError(f"the manifest of checkpoint {manifest.id} was given for {id}")
-        if not path.is_dir() or (path / MANIFEST_FILE).exists():
-            raise CheckpointError(f"checkpoint {id} is not being saved, so it cannot be committed")
-        for part in manifest.parts:
-            verify_part(path, part)
+        owner = self._root.owner(id)
+        not_saved = f"checkpoint {id} is not being saved, so it cannot be committed"
+        if owner == "other" or (owner is None and id in self._open):
+            raise CheckpointConflictError(f"{not_saved}: another writer has begun to save")
+        if owner is None:
+            raise CheckpointError(not_saved)
+        if folder.has(MANIFEST_FILE):
+            raise CheckpointConflictError(f"{not_saved}: its manifest is there already")
+        self._verify(folder, manifest)
         self._failpoint("commit.verified")
-        try:
-            _remove_others(path, manifest)
-        except OSError as error:
-            raise unwritable(path, error) from error
+        parts = {part.file for part in manifest.parts}
         data = encode_manifest(manifest)
         half = len(data) // 2
-        chunks = [data[:half], data[half:]]
-        save_chunks(path / MANIFEST_FILE, chunks, lambda step: self._failpoint(f"manifest.{step}"))
+        step = lambda name: self._failpoint(f"manifest.{name}")  # noqa: E731
+        with self._writing():
+            folder.remove(folder.sizes().keys() - parts)  # of writers that died
+            folder.write(MANIFEST_FILE, [data[:half], data[half:]], len(data), step)
         self._open.discard(id)
         self._retain()
-        return Checkpoint(path, manifest)
+        return Checkpoint(folder, manifest)
 
     def abandon(self, id: int) -> None:
         """Give an unfinished save up and remove its files; nothing happens if there is none.
+
+        Nothing happens either if it is another writer's.
 
         Raises:
             CheckpointError: if the checkpoint is committed.
             RunDirectoryError: if the files cannot be removed.
         """
-        path = self._path(id)
         if self.is_committed(id):
             raise CheckpointError(f"checkpoint {id} is committed, so it cannot be abandoned")
         self._open.discard(id)
-        try:
-            _remove_tree(path)
-        except OSError as error:
-            raise unwritable(path, error) from error
+        if self._root.owner(id) != "other":
+            with nullcontext() if self.far else self._writing():  # far, it is nobody else's
+                self._root.folder(id).clear()
 
     # -------------------------------------------------------------- finding
 
     def ids(self) -> list[int]:
         """Return the ids of all committed checkpoints, oldest first, whole or not."""
-        return [id for id in self._directories() if self.is_committed(id)]
+        return sorted(id for id, is_committed in self._root.ids().items() if is_committed)
 
     def is_committed(self, id: int) -> bool:
         """Whether a checkpoint has its manifest, and so counts."""
-        return (self._path(id) / MANIFEST_FILE).exists()
+        return self._root.folder(id).has(MANIFEST_FILE)
 
     def next_id(self) -> int:
-        """Return the id for the next save: one more than any committed checkpoint's."""
-        return max(self.ids(), default=-1) + 1
+        """Return the id for the next save: one more than any committed checkpoint's.
+
+        In a store it is larger than that of unfinished saves, too: of them parts may come still.
+        """
+        found = self._root.ids()
+        return max((id for id, is_whole in found.items() if is_whole or self.far), default=-1) + 1
 
     def open(self, id: int) -> Checkpoint:
-        """Open one checkpoint and verify all of it.
+        """Open one checkpoint and verify all of it, which reads every byte.
 
         Raises:
             CheckpointMissingError: if it is not there.
             CheckpointCorruptError: if any file is not what it should be; the message says which.
             CheckpointError: if it was written in another version of the format.
         """
-        path = self._path(id)
-        manifest = self.manifest(id)
+        folder, manifest = self._root.folder(id), self.manifest(id)
         for part in manifest.parts:
-            verify_part(path, part)
-        return Checkpoint(path, manifest)
+            verify_part(folder, part)
+        return Checkpoint(folder, manifest)
+
+    def look(self, id: int) -> Checkpoint:
+        """Open one checkpoint and verify its manifest, and the sizes of its parts.
+
+        Raises:
+            CheckpointMissingError, CheckpointCorruptError, CheckpointError: as for `open`.
+        """
+        folder, manifest = self._root.folder(id), self.manifest(id)
+        _check_sizes(folder, manifest)
+        return Checkpoint(folder, manifest)
 
     def manifest(self, id: int) -> CheckpointManifest:
         """Read what one checkpoint consists of; its parts are not looked at.
@@ -202,20 +241,23 @@ class CheckpointStore:
         Raises:
             CheckpointMissingError, CheckpointCorruptError, CheckpointError: as for `open`.
         """
-        file = self._path(id) / MANIFEST_FILE
+        folder = self._root.folder(id)
+        name = folder.name_of(MANIFEST_FILE)
+        if not folder.has(MANIFEST_FILE):
+            raise CheckpointMissingError(f"{name}: there is no such checkpoint", fix=self._others())
+        data = b""
         try:
-            with file.open("rb") as stream:
-                data = stream.read(MAX_MANIFEST_BYTES + 1)
-        except FileNotFoundError as error:
-            raise CheckpointMissingError(f"{file}: there is no such checkpoint") from error
+            with folder.open(MANIFEST_FILE) as stream:
+                while len(data) <= MAX_MANIFEST_BYTES and (more := stream.read(_BLOCK_BYTES)):
+                    data += more
         except OSError as error:
-            raise CheckpointCorruptError(f"{file}: cannot be read: {error.strerror}") from error
+            raise CheckpointCorruptError(f"{name}: cannot be read: {error.strerror}") from error
         try:
             manifest = decode_manifest(data)
         except CheckpointError as error:
-            raise type(error)(f"{file}: {error.message}", fix=error.fix) from error
+            raise type(error)(f"{name}: {error.message}", fix=error.fix) from error
         if manifest.id != id:
-            raise CheckpointCorruptError(f"{file}: it is the manifest of {manifest.id}")
+            raise CheckpointCorruptError(f"{name}: it is the manifest of {manifest.id}")
         return manifest
 
     def latest(self) -> Checkpoint:
@@ -240,45 +282,49 @@ class CheckpointStore:
                 _log.warning("checkpoint %d is damaged and passed over: %s", id, error.message)
                 continue
             if found.manifest.healthy:
-                return Checkpoint(found.path, found.manifest, tuple(problems))
+                return Checkpoint(found.folder, found.manifest, tuple(problems))
             unhealthy = unhealthy or found
             problems.append(f"checkpoint {id}: the run was diverging when it was taken")
             _log.warning("checkpoint %d is of a run that was diverging and passed over", id)
         if unhealthy is not None:
-            return Checkpoint(unhealthy.path, unhealthy.manifest, tuple(problems))
+            return Checkpoint(unhealthy.folder, unhealthy.manifest, tuple(problems))
         if problems:
             raise CheckpointCorruptError(
                 f"{self._root}: no checkpoint is whole: " + "; ".join(problems),
-                fix="Restore the directory from a backup, or start anew without --resume.",
+                fix="Restore its files from a backup, or start anew without --resume.",
             )
         raise CheckpointMissingError(f"{self._root}: there is no finished checkpoint")
 
     # -------------------------------------------------------------- inside
 
-    def _path(self, id: int) -> Path:
-        return directory_of(self._root, id)
+    def _others(self) -> str:
+        """What to do about one that is not there."""
+        ids = self.ids()
+        if not ids:
+            return "This run has saved none: leave the number out, or name another run."
+        shown = ", ".join(str(id) for id in ids[-_MOST_SHOWN:])
+        return f"Name one that is there: {'..., ' if len(ids) > _MOST_SHOWN else ''}{shown}."
 
-    def _directories(self) -> list[int]:
-        try:
-            names = [path.name for path in self._root.iterdir()] if self._root.is_dir() else []
-        except OSError as error:
-            raise RunDirectoryError(
-                f"{self._root}: cannot be read: {error.strerror}",
-                fix="Check the permissions of the directory.",
-            ) from error
-        found = [int(match[1]) for name in names if (match := _DIRECTORY.match(name))]
-        return sorted(id for id in found if self._path(id).is_dir())
+    def _verify(self, folder: Folder, manifest: CheckpointManifest) -> None:
+        if self._root.far:
+            _check_sizes(folder, manifest)
+            return
+        for part in manifest.parts:
+            verify_part(folder, part)
 
-    def _sweep(self) -> None:
-        """Remove what saves that never ended have left, this process's open ones excepted."""
-        for id in self._directories():
-            path = self._path(id)
-            if id not in self._open and not (path / MANIFEST_FILE).exists():
+    def _sweep(self, found: Mapping[int, bool], is_left: Callable[[int], bool]) -> None:
+        """Remove what saves that never ended have left, where ``is_left`` says so."""
+        for id, is_committed in found.items():
+            if not is_committed and is_left(id):
                 _log.info("removing the unfinished checkpoint %d", id)
                 try:
-                    _remove_tree(path)
-                except OSError as error:
-                    _log.warning("%s could not be removed: %s", path, error)
+                    self._root.folder(id).clear()
+                except GeoRayError as error:
+                    _log.warning("checkpoint %d could not be removed: %s", id, error.message)
+        try:
+            self._root.sweep(is_left)
+        except GeoRayError as error:
+            _log.warning("what unfinished saves have left stays: %s", error.message)
 
     def _retain(self) -> None:
         """Remove everything older than the `keep` newest checkpoints that look whole.
@@ -289,37 +335,35 @@ class CheckpointStore:
         """
         kept, has_healthy = 0, False
         for id in reversed(self.ids()):
-            is_whole = id not in self._known_bad and self._looks_whole(id)
-            is_first_healthy = is_whole and not has_healthy and self.manifest(id).healthy
+            found = None if id in self._known_bad else self._seen(id)
+            is_first_healthy = found is not None and not has_healthy and found.manifest.healthy
             has_healthy |= is_first_healthy
             if kept < self._keep or is_first_healthy:
-                kept += is_whole
+                kept += found is not None
                 continue
+            folder = self._root.folder(id)
             try:
                 # Without its manifest it is an unfinished save, whatever happens next.
-                (self._path(id) / MANIFEST_FILE).unlink()
-                sync_directory(self._path(id))
+                folder.remove([MANIFEST_FILE])
                 self._failpoint("retention.uncommitted")
-                _remove_tree(self._path(id))
+                folder.clear()
                 self._failpoint("retention.removed")
-            except OSError as error:
+            except (OSError, GeoRayError) as error:
                 _log.warning("the old checkpoint %d could not be removed: %s", id, error)
 
-    def _looks_whole(self, id: int) -> bool:
-        """Check manifest and file sizes only; hashing old checkpoints at each save costs much."""
+    def _seen(self, id: int) -> Checkpoint | None:
+        """A checkpoint that looks whole; hashing old ones at each save costs much."""
         try:
-            parts = self.manifest(id).parts
-            return all((self._path(id) / part.file).stat().st_size == part.bytes for part in parts)
-        except (CheckpointError, OSError):
-            return False
+            return self.look(id)
+        except CheckpointError:
+            return None
 
 
-def _remove_others(path: Path, manifest: CheckpointManifest) -> None:
-    """Remove files that writers which died have left beside the parts."""
-    for name in {file.name for file in path.iterdir()} - {part.file for part in manifest.parts}:
-        (path / name).unlink()
-
-
-def _remove_tree(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
+def _check_sizes(folder: Folder, manifest: CheckpointManifest) -> None:
+    sizes = folder.sizes()
+    for part in manifest.parts:
+        if sizes.get(part.file) != part.bytes:
+            found = f"{sizes[part.file]} bytes long" if part.file in sizes else "not there"
+            raise CheckpointCorruptError(
+                f"{folder.name_of(part.file)}: {found}; the manifest says {part.bytes}"
+            )

@@ -7,7 +7,7 @@ import sys
 import click
 
 
-@click.command()
+@click.command(short_help="Check a strategy, a codec or a task of your own.")
 @click.argument("name", metavar="FILE.py:CLASS")
 @click.option(
     "--option", "options", multiple=True, metavar="KEY=VALUE", help="One option of the class."
@@ -20,8 +20,13 @@ def check(name: str, options: tuple[str, ...]) -> None:
     makes them quick. The exit code is 1 if one fails.
     """
     import geo_ray
+    from geo_ray.config.overrides import CALLED
 
-    found = geo_ray.check(name, options)
+    called = CALLED.set("--option")
+    try:
+        found = geo_ray.check(name, options)
+    finally:
+        CALLED.reset(called)
     for finding in found.findings:
         if finding.why is None:
             click.echo(f"passed  {finding.promise}")

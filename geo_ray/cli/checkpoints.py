@@ -6,9 +6,11 @@ from pathlib import Path
 
 import click
 
+from geo_ray.cli.paths import run_directory
+
 
 @click.command()
-@click.argument("run_dir", metavar="RUN", type=click.Path(path_type=Path))
+@click.argument("run_dir", metavar="RUN", type=click.Path(path_type=Path), callback=run_directory)
 def checkpoints(run_dir: Path) -> None:
     """List the checkpoints of RUN.
 
@@ -23,7 +25,10 @@ def checkpoints(run_dir: Path) -> None:
 
     found = geo_ray.checkpoints(run_dir).to_pylist()
     if not found:
-        click.echo(f"{run_dir} has no checkpoint")
+        begun = geo_ray.open_run(run_dir).events("run_started")
+        simulated = any(event["simulated"] for event in begun)
+        why = ": it was simulated, and a simulation writes none" if simulated else ""
+        click.echo(f"{run_dir} has no checkpoint{why}")
         return
     table = Table(box=SIMPLE)
     for heading in ("id", "step", "saved at", "size", "regions", "state"):

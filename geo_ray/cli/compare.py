@@ -9,7 +9,7 @@ import click
 from geo_ray.cli.paths import check_config, config_file
 
 
-@click.command()
+@click.command(short_help="Run CONFIG's workload with several strategies.")
 @click.argument("config", type=click.Path(path_type=Path), callback=config_file)
 @click.option(
     "--strategies",

@@ -36,10 +36,10 @@ def show(file: Path, overrides: tuple[str, ...]) -> None:
 @click.argument("key", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print the JSON Schema, for editors.")
 def schema(key: str | None, as_json: bool) -> None:
-    """List every key with its type, default and meaning; with KEY, only that and what is below.
+    """List every key with its type, default and meaning.
 
-    KEY is written as for --set, with or without the kind of a section: `train.steps`,
-    `strategy.diloco`, `strategy.diloco.interval`, `strategy.interval`.
+    With KEY, only that and what is below. KEY is written as for --set, with or without the kind of
+    a section: `train.steps`, `strategy.diloco`, `strategy.diloco.interval`, `strategy.interval`.
     """
     import geo_ray
     from geo_ray.config.load import describe

@@ -9,7 +9,7 @@ import click
 from geo_ray.cli.paths import run_directory
 
 
-@click.command()
+@click.command(short_help="Write the model of RUN as a file of its own.")
 @click.argument("run_dir", metavar="RUN", type=click.Path(path_type=Path), callback=run_directory)
 @click.option(
     "--out",

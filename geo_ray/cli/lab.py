@@ -175,7 +175,10 @@ def run(region: str, command: tuple[str, ...], lab_id: str | None) -> None:
 @click.option("--cpus", default=4, show_default=True, help="Logical CPUs of each node.")
 @_lab_option
 def ray(cpus: int, lab_id: str | None) -> None:
-    """Start a Ray node with its region's label in every region of a lab that is up."""
+    """Start a Ray node in every region of a lab that is up.
+
+    Each has its region's label.
+    """
     from geo_ray.lab.lab import Lab
 
     _start_ray(Lab.attach(lab_id), cpus)

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from geo_ray.errors import GeoRayError, InterruptedRunError
+from geo_ray.util.nearest import nearest
 from geo_ray.version import __version__
 
 BEGAN_UNIX_S = time.time()
@@ -28,6 +29,8 @@ _VERBS = {
     "probe": ("geo_ray.cli.probe", "probe"),
     "certs": ("geo_ray.cli.certs", "certs"),
     "checkpoints": ("geo_ray.cli.checkpoints", "checkpoints"),
+    "members": ("geo_ray.cli.members", "members"),
+    "status": ("geo_ray.cli.status", "status"),
     "report": ("geo_ray.cli.report", "report"),
     "export": ("geo_ray.cli.export", "export"),
     "prices": ("geo_ray.cli.prices", "prices"),
@@ -47,6 +50,16 @@ class _Verbs(click.Group):
         module, name = _VERBS[cmd_name]
         command = getattr(importlib.import_module(module), name)
         return command if isinstance(command, click.Command) else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does it, which does not know the verbs that are not imported yet."""
+        verb = args[0]
+        near = nearest(verb, _VERBS)
+        if near is not None and verb not in _VERBS and not ctx.resilient_parsing:
+            ctx.fail(f"there is no verb '{verb}'; did you mean {near}?")
+        return super().resolve_command(ctx, args)
 
 
 @click.command(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})

@@ -24,8 +24,9 @@ def config_file(_: click.Context, parameter: click.Parameter, path: Path | None)
             f"{path} is a directory, not a file", fix="Name a YAML file, such as run.yaml."
         )
     what = "plan" if parameter.name == "plan_file" else "configuration"
+    endings = (".json",) if what == "plan" else (".yaml", ".yml")
     raise ConfigError(
-        f"there is no {what} {path}{_near(path)}",
+        f"there is no {what} {path}{_near(path, endings)}",
         fix="Name a file that `geo-ray plan --out` has written."
         if what == "plan"
         else "Name a YAML file; `geo-ray init` writes some to begin with.",
@@ -35,6 +36,7 @@ def config_file(_: click.Context, parameter: click.Parameter, path: Path | None)
 _MADE_BY = {
     "links": ("link table", "Name a file that `geo-ray probe --out` has written."),
     "profile_file": ("profile", "Name a file that `geo-ray profile` has written."),
+    "loss_file": ("measured loss", "Name a file that `geo-ray profile --loss` has written."),
     "prices": ("file of prices", "Name a file as `geo-ray prices show --json` writes it."),
 }
 
@@ -117,7 +119,7 @@ def _keys_of(path: Path, overrides: Sequence[str]) -> dict[str, JSONValue]:
     return tree.value if isinstance(tree.value, dict) else {}
 
 
-def _near(path: Path) -> str:
+def _near(path: Path, endings: Sequence[str] = ()) -> str:
     from geo_ray.data.nearby import missing_path
 
-    return missing_path(path)
+    return missing_path(path, endings)

@@ -13,12 +13,14 @@ from geo_ray.cli.paths import (
     existing_files,
     run_directory,
 )
+from geo_ray.errors import ConfigError
 
+_NOT_OF_THE_REST = {"--policy": "policy", "--dry-run": "dry_run", "--pareto": "pareto"}
 _file_type = click.Path(path_type=Path)
 _out_type = click.Path(dir_okay=False, path_type=Path)
 
 
-@click.command()
+@click.command(short_help="Choose machines and more for CONFIG, by time and money.")
 @click.argument("config", type=click.Path(path_type=Path), callback=config_file)
 @click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change one key.")
 @click.option(
@@ -47,6 +49,14 @@ _out_type = click.Path(dir_okay=False, path_type=Path)
     help="What `geo-ray profile` measured.  [default: one of this model in RUN.DIR/profiles]",
 )
 @click.option(
+    "--loss",
+    "loss_file",
+    type=_file_type,
+    callback=existing_file,
+    help="What `geo-ray profile --loss` measured.  "
+    "[default: of this task, in RUN.DIR/profiles/loss]",
+)
+@click.option(
     "--from",
     "run_dir",
     type=click.Path(path_type=Path),
@@ -54,20 +64,35 @@ _out_type = click.Path(dir_okay=False, path_type=Path)
     metavar="RUN",
     help="Plan what is left of a run that follows a plan: whether a change pays.",
 )
+@click.option(
+    "--age-h",
+    type=click.FloatRange(min=0),
+    help="With --from: hours since the run's first machines were rented, for prices that fall with "
+    "age.  [default: as long as the run has lasted]",
+)
 @click.option("--extrapolate", is_flag=True, help="Go beyond what the profile has measured.")
 @click.option("--dry-run", is_flag=True, help="Only time and cost of the whole job, as ranges.")
-@click.option("--json", "as_json", is_flag=True, help="The plan as JSON, and nothing else.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="The plan as JSON, and nothing else; with --dry-run time and cost.",
+)
 @click.option("--explain", is_flag=True, help="Every term of time and money.")
 @click.option("--out", type=_out_type, help="Write the plan to this file, too.")
 @click.option("--pareto", type=_out_type, help="Write a page that plots time against USD.")
+@click.pass_context
 def plan(
+    context: click.Context,
     config: Path,
     overrides: tuple[str, ...],
     policy: str,
     prices: tuple[Path, ...],
     links: Path | None,
     profile_file: Path | None,
+    loss_file: Path | None,
     run_dir: Path | None,
+    age_h: float | None,
     extrapolate: bool,
     dry_run: bool,
     as_json: bool,
@@ -80,22 +105,38 @@ def plan(
     CONFIG has a section `plan` that says what could be rented where. Prices come with this release
     and from `geo-ray prices`; links from a table, or from the section `emulate`.
     """
+    if run_dir is not None:
+        _check_rest(context)
+    if age_h is not None and run_dir is None:
+        raise click.UsageError("--age-h is the age of a run's machines: name the run with --from")
     check_plan_section(config, overrides)
     from rich.console import Console
 
     import geo_ray
-    from geo_ray.cli.tables.plan import front_table, machines_table, terms_table, totals_text
+    from geo_ray.cli.tables.plan import (
+        front_table,
+        loss_text,
+        machines_table,
+        terms_table,
+        totals_json,
+        totals_text,
+    )
     from geo_ray.observe.report.plan_page import write_plan_page
 
-    inputs = geo_ray.PlanInputs(prices, links, profile_file, extrapolate)
+    inputs = geo_ray.PlanInputs(prices, links, profile_file, extrapolate, loss_file)
     if run_dir is not None:
-        decision = geo_ray.replan(run_dir, config, overrides, inputs=inputs)
+        decision = geo_ray.replan(run_dir, config, overrides, inputs=inputs, age_h=age_h)
         if as_json:
             click.echo(decision.plan.model_dump_json(indent=2))
         else:
             console = Console()
             console.print(decision.reason, highlight=False, soft_wrap=True)
             console.print(machines_table(decision.plan))
+            console.print(loss_text(decision.plan), highlight=False, soft_wrap=True)
+            if explain:
+                console.print(terms_table(decision.plan))
+            for note in decision.plan.notes:
+                console.print(f"note: {note}", highlight=False, soft_wrap=True)
         if out is not None and decision.changed:
             decision.save(out)
         return
@@ -108,14 +149,15 @@ def plan(
     )
     chosen = planned.plan
     if dry_run:
-        click.echo(totals_text(chosen))
+        click.echo(totals_json(chosen) if as_json else totals_text(chosen))
+        click.echo(loss_text(chosen), err=True)
         for note in chosen.notes:
             click.echo(f"note: {note}", err=True)
         return
     if out is not None:
         planned.save(out)
     if pareto is not None:
-        points = [(p.total_s, p.total_usd, p.reason) for p in planned.front]
+        points = [(p.total_s, p.total_usd, p.machines_text, p.reason) for p in planned.front]
         write_plan_page(planned.name, points, (chosen.total_s, chosen.total_usd), pareto)
     if as_json:
         click.echo(chosen.model_dump_json(indent=2))
@@ -127,9 +169,10 @@ def plan(
         f"averager {chosen.averager}, an exchange every {chosen.interval} steps, {codec}",
         highlight=False,
     )
+    console.print(loss_text(chosen), highlight=False, soft_wrap=True)
     console.print(
         f"{totals_text(chosen)} ({chosen.usd_per_h:.2f} USD/h of machines)"
-        + (f"; no plan is more than {chosen.gap:.1%} better" if policy == "optimal" else ""),
+        + (f"; no plan is {_better(chosen.gap)}" if policy == "optimal" else ""),
         highlight=False,
     )
     console.print(chosen.reason, highlight=False, soft_wrap=True)
@@ -142,3 +185,26 @@ def plan(
     for path in (out, pareto):
         if path is not None:
             console.print(f"written  {path}", highlight=False, soft_wrap=True)
+
+
+def _check_rest(context: click.Context) -> None:
+    """Refuse options that planning the rest of a run does not have, rather than pass them over.
+
+    Raises:
+        ConfigError: names those that were given.
+    """
+    given = [
+        name
+        for name, key in _NOT_OF_THE_REST.items()
+        if context.get_parameter_source(key) == click.core.ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise ConfigError(
+            f"{', '.join(given)}: not with --from, which plans the rest of a run in one way",
+            fix="Leave it out, or plan the whole job without --from.",
+        )
+
+
+def _better(gap: float) -> str:
+    """What no plan is, beside one whose price is at most ``gap`` above the lowest."""
+    return "better" if gap < 0.0005 else f"more than {gap:.1%} better"

@@ -43,7 +43,10 @@ def show(
     files: tuple[Path, ...],
     as_json: bool,
 ) -> None:
-    """Show the known prices: your own files', and those that came with this release."""
+    """Show the known prices.
+
+    Those of your own files, and those that came with this release.
+    """
     import geo_ray
     from geo_ray.cli.tables.prices import print_prices
     from geo_ray.clouds.price_book import dump_book

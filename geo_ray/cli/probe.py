@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _CONFIGS = (".yaml", ".yml")
 
 
-@click.command()
+@click.command(short_help="Measure goodput, round trips and loss of links.")
 @click.argument("target", required=False, metavar="[HOST:PORT | CONFIG.yaml]")
 @click.option("--listen", is_flag=True, help="Be the other end; needs no TARGET.")
 @click.option(

@@ -1,4 +1,4 @@
-"""`geo-ray profile`: how long steps and exchanges take, measured by a few short runs."""
+"""`geo-ray profile`: how long steps and exchanges take, or their cost in loss, by short runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from geo_ray.cli.paths import config_file
 _out_type = click.Path(dir_okay=False, path_type=Path)
 
 
-@click.command()
+@click.command(short_help="Measure the job of CONFIG, for `geo-ray plan`.")
 @click.argument("config", type=click.Path(path_type=Path), callback=config_file)
 @click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change one key.")
 @click.option(
@@ -24,11 +24,23 @@ _out_type = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option("--workers", help="Numbers of workers per region, such as 1,4.  [default: 1 and all]")
 @click.option("--batch-sizes", help="Rows per worker, such as 8,32.  [default: a quarter and all]")
-@click.option("--codecs", help="Codecs whose exchanges to measure, such as none,int8.")
-@click.option("--steps", default=20, show_default=True, type=click.IntRange(5), help="Of each run.")
+@click.option("--codecs", help="Codecs whose exchanges or loss to measure, such as none,int8.")
+@click.option(
+    "--steps",
+    type=click.IntRange(5),
+    help="Of each run.  [default: 20; 200 with --loss]",
+)
 @click.option("--full", is_flag=True, help="Every combination instead of three extremes.")
 @click.option("--fresh", is_flag=True, help="Measure again what an earlier profile has.")
-@click.option("--out", type=_out_type, help="The file.  [default: RUN.DIR/profiles/NAME.json]")
+@click.option("--loss", is_flag=True, help="What intervals and codecs cost in loss, by simulation.")
+@click.option("--intervals", help="With --loss: such as 1,16.  [default: own, 1, 4, 16 and 64]")
+@click.option("--seeds", type=click.IntRange(2), help="With --loss: runs of each.  [default: 3]")
+@click.option("--jobs", type=click.IntRange(1), help="With --loss: at once.  [default: cores]")
+@click.option(
+    "--out",
+    type=_out_type,
+    help="The file.  [default: RUN.DIR/profiles/NAME.json, loss/NAME.json there with --loss]",
+)
 @click.option("--json", "as_json", is_flag=True, help="The profile as JSON, and nothing else.")
 def profile(
     config: Path,
@@ -37,16 +49,28 @@ def profile(
     workers: str | None,
     batch_sizes: str | None,
     codecs: str | None,
-    steps: int,
+    steps: int | None,
     full: bool,
     fresh: bool,
+    loss: bool,
+    intervals: str | None,
+    seeds: int | None,
+    jobs: int | None,
     out: Path | None,
     as_json: bool,
 ) -> None:
     """Measure the job of CONFIG by short runs of itself, for `geo-ray plan`.
 
-    What an earlier profile of the same model has is not measured again.
+    What an earlier profile of the same model has is not measured again. With --loss, short
+    simulated runs measure what longer intervals and codecs cost in loss: docs/planning.md.
     """
+    if loss:
+        _refuse("--loss", machines=machines, workers=workers, batch_sizes=batch_sizes, full=full)
+        _measure_loss(
+            config, overrides, (intervals, codecs), (steps, seeds, jobs), fresh, out, as_json
+        )
+        return
+    _refuse("a profile without --loss", intervals=intervals, seeds=seeds, jobs=jobs)
     from rich.console import Console
 
     import geo_ray
@@ -61,7 +85,7 @@ def profile(
             batch_sizes=_numbers("batch-sizes", batch_sizes),
             codecs=_codecs(codecs),
             machines=_machines(machines),
-            steps=steps,
+            steps=steps or 20,
             full=full,
             fresh=fresh,
         ),
@@ -78,6 +102,46 @@ def profile(
     if found.exchanges:
         out_console.print(exchanges_table(found))
     out_console.print(f"written  {result.path}", highlight=False, soft_wrap=True)
+
+
+def _measure_loss(
+    config: Path,
+    overrides: tuple[str, ...],
+    lists: tuple[str | None, str | None],
+    numbers: tuple[int | None, int | None, int | None],
+    fresh: bool,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    from rich.console import Console
+
+    import geo_ray
+    from geo_ray.cli.tables.loss import loss_table
+
+    intervals, codecs = lists
+    steps, seeds, jobs = numbers
+    grid = geo_ray.LossGrid(
+        intervals=_numbers("intervals", intervals) or None,
+        codecs=_codecs(codecs),
+        steps=steps or 200,
+        seeds=seeds or 3,
+        jobs=jobs,
+        fresh=fresh,
+    )
+    result = geo_ray.profile_loss(config, overrides, grid=grid, out=out, progress=True)
+    if as_json:
+        click.echo(result.profile.model_dump_json(indent=2))
+        return
+    console = Console()
+    console.print(loss_table(result.profile))
+    console.print(f"written  {result.path}", highlight=False, soft_wrap=True)
+
+
+def _refuse(where: str, **options: object) -> None:
+    for name, value in options.items():
+        if value:
+            option = f"--{name.replace('_', '-')}".replace("--machines", "--machine")
+            raise click.UsageError(f"{option} says nothing to {where}")
 
 
 def _numbers(name: str, text: str | None) -> tuple[int, ...]:

@@ -7,17 +7,19 @@ from pathlib import Path
 
 import click
 
+from geo_ray.cli.paths import run_directory
+
 
 @click.command("report")
-@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("run_dir", metavar="RUN", type=click.Path(path_type=Path), callback=run_directory)
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="File to write; RUN_DIR/report.html if not given.",
+    help="File to write; RUN/report.html if not given.",
 )
 @click.option("--open", "open_page", is_flag=True, help="Show the page in the browser.")
 def report(run_dir: Path, out: Path | None, open_page: bool) -> None:
-    """Write one HTML page about the run in RUN_DIR and print its path.
+    """Write one HTML page about RUN and print its path.
 
     The page has curves, bytes between regions, a timeline, exchanges, faults and the configuration.
     It loads nothing from elsewhere, and works for runs that were cut off or are still going.

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import click
 
-from geo_ray.cli.follow import plan_option
+from geo_ray.cli.follow import plan_option, steps_hint
 from geo_ray.cli.paths import check_config, config_file
 
 
-@click.command()
+@click.command(short_help="Train as CONFIG says, on emulated links and a virtual clock.")
 @click.argument("config", type=click.Path(path_type=Path), callback=config_file)
 @click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change one key.")
 @plan_option
+@steps_hint
 @click.option("--plain", is_flag=True, help="Lines instead of a live table.")
 def simulate(config: Path, overrides: tuple[str, ...], plan_file: Path | None, plain: bool) -> None:
     """Train as CONFIG says, with real gradients on emulated links and a virtual clock.

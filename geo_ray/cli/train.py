@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from geo_ray.cli.follow import plan_option
+from geo_ray.cli.follow import plan_option, steps_hint
 from geo_ray.cli.paths import check_config, config_file, run_directory
 
 
@@ -33,6 +33,12 @@ from geo_ray.cli.paths import check_config, config_file, run_directory
     "--allow-drift", is_flag=True, help="Resume although CONFIG differs; the run keeps it."
 )
 @plan_option
+@steps_hint
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Check all that can be checked without a cluster; start nothing.",
+)
 @click.option("--plain", is_flag=True, help="Lines instead of a live table.")
 def train(
     config: Path | None,
@@ -41,6 +47,7 @@ def train(
     checkpoint: int | None,
     allow_drift: bool,
     plan_file: Path | None,
+    dry_run: bool,
     plain: bool,
 ) -> None:
     """Train as CONFIG says, or go on with a run.
@@ -48,18 +55,23 @@ def train(
     Ctrl-C saves a checkpoint and stops; a second one stops at once. With --resume RUN --plan FILE
     the run goes on with the machines of another plan.
     """
-    import geo_ray
-    from geo_ray.cli import main as entry
-    from geo_ray.cli.ending import show_end
-
     if resume_dir is None and config is None:
         raise click.UsageError("name a CONFIG, or a run with --resume")
     if checkpoint is not None and resume_dir is None:
         raise click.UsageError("--from ID goes with --resume RUN")
     if resume_dir is not None and plan_file is not None and (config is not None or overrides):
         raise click.UsageError("a run that is resumed with a plan has its own CONFIG")
+    if dry_run and resume_dir is not None:
+        raise click.UsageError("--dry-run checks a new run: leave --resume out")
     if config is not None and resume_dir is None:
         check_config(config, overrides)
+    if dry_run and config is not None:
+        _show_check(config, overrides, plan_file)
+        return
+    import geo_ray
+    from geo_ray.cli import main as entry
+    from geo_ray.cli.ending import show_end
+
     run = geo_ray.train(
         config,
         overrides,
@@ -71,3 +83,16 @@ def train(
         began_unix_s=min(entry.BEGAN_UNIX_S, time.time()),
     )
     show_end(run)
+
+
+def _show_check(config: Path, overrides: tuple[str, ...], plan_file: Path | None) -> None:
+    from rich.console import Console
+
+    import geo_ray
+    from geo_ray.cli.tables.run_check import needs_table
+
+    found = geo_ray.check_run(config, overrides, plan=plan_file, progress=True)
+    Console().print(needs_table(found))
+    kind = found.experiment.cluster.kind
+    where = "a local cluster would be made" if kind == "local" else "the cluster was not asked"
+    click.echo(f"{found.num_params:,} parameters; nothing was started, {where}")

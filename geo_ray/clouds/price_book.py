@@ -105,6 +105,11 @@ class PriceBook(StrictModel):
     def usd_of_hours(self, record: PriceRecord, hours: float, age_h: float = 0.0) -> float:
         """Return US dollars for an instance that is kept for ``hours``.
 
+        Args:
+            record: its price.
+            hours: that are paid.
+            age_h: of the instance when they begin.
+
         Raises:
             CurrencyError: its currency has no rate.
         """

@@ -43,7 +43,9 @@ class Outcome(StrictModel):
     lr: float | None = Field(None, description="that rate; null in files of older releases")
     seed: int = Field(description="of the run")
     digest: str = Field(description="of its configuration")
-    seconds: float = Field(description="length of the run; virtual if simulated")
+    seconds: float = Field(
+        description="length of the run, virtual if simulated; 0 if it did not end"
+    )
     time_to_target_s: float | None = Field(description="null: no target, or not reached")
     samples_to_target: int | None = Field(description="the same in training samples")
     rounds: int = Field(description="exchanges that were committed")
@@ -132,7 +134,7 @@ def failed_outcome(label: str, rate: float, experiment: Experiment, why: str) ->
         lr=learning_rate(experiment),
         seed=experiment.seed,
         digest=digest(experiment),
-        seconds=math.inf,
+        seconds=0.0,
         time_to_target_s=None,
         samples_to_target=None,
         rounds=0,

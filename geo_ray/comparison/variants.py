@@ -18,6 +18,7 @@ from typing import Any
 from geo_ray.codecs.registry import CODECS, sections_of
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_tree
+from geo_ray.config.overrides import OptionText, typed
 from geo_ray.config.source import ConfigSource
 from geo_ray.errors import ConfigError
 from geo_ray.strategies.registry import STRATEGIES, default_section
@@ -92,11 +93,17 @@ def parse_variant(text: str, base_dir: Path = Path()) -> Variant:
     kind, *parts = text.strip().split(":")
     section = {"kind": kind}
     if kind not in STRATEGIES:
+        if "=" in kind:
+            raise ConfigError(
+                f"{typed('strategies', text)}: '{kind}' is no strategy; its options follow a "
+                "strategy after a colon, and a comma begins the next strategy",
+                fix=f"Write for example sma:{text.strip()}.",
+            )
         if not parts or "=" in parts[0]:
             near = nearest(kind, STRATEGIES)
             hint = f"; did you mean {near}?" if near else ""
             raise ConfigError(
-                f"strategies: {text}: there is no strategy '{kind}'{hint}",
+                f"{typed('strategies', text)}: there is no strategy '{kind}'{hint}",
                 fix=f"Choose among {', '.join(STRATEGIES)}; or name your own, FILE.py:CLASS.",
             )
         section = {"use": f"{kind}:{parts.pop(0)}"}
@@ -105,11 +112,12 @@ def parse_variant(text: str, base_dir: Path = Path()) -> Variant:
         key, equals, value = part.partition("=")
         if not equals or not key:
             raise ConfigError(
-                f"strategies: {text}: '{part}' is not of the form key=value",
+                f"{typed('strategies', text)}: '{part}' is not of the form key=value",
                 fix="Write for example diloco:interval=16:codec=int4.",
             )
         overrides += _overrides(key.strip(), value.strip())
-    return Variant(text.strip(), tuple(overrides))
+    option = "strategies", text.strip()
+    return Variant(text.strip(), tuple(OptionText(each, option) for each in overrides))
 
 
 def _default_kinds(section: Mapping[str, str], parts: Sequence[str], base_dir: Path) -> list[str]:
@@ -156,7 +164,9 @@ def experiment_of(case: Case, config: ConfigSource, common: Sequence[str], out: 
     section, holder, last = _rate_of(experiment)
     # The whole section, since what is a default is not in the file.
     changed = holder.model_copy(update={last: getattr(holder, last) * case.rate})
-    return load_tree(config, [*overrides, f"{section}={changed.model_dump_json()}"], Experiment)
+    scaled = f"{section}={changed.model_dump_json()}"
+    rate = OptionText(scaled, ("rates", f"{case.rate:g}"))
+    return load_tree(config, [*overrides, rate], Experiment)
 
 
 def learning_rate(experiment: Experiment) -> float:

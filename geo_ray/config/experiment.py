@@ -17,14 +17,17 @@ from geo_ray.config.emulate import EmulateConfig
 from geo_ray.config.own import only_recorded
 from geo_ray.config.region import Name, RegionConfig, check_device, no_such_region, with_copies
 from geo_ray.data.split import IidSplit, SplitConfig
+from geo_ray.errors import StoreError
 from geo_ray.overlay.config import AnyOverlay, StarOverlay, check_overlay
 from geo_ray.planning.config import PlanConfig
+from geo_ray.stores.uri import is_s3, parse_s3
 from geo_ray.strategies.registry import AnyStrategy
 from geo_ray.strategies.rules import check_shards
 from geo_ray.tasks.load import TaskConfig
 from geo_ray.training.averager.config import AveragerConfig
 from geo_ray.training.compute.optimizers import OptimizerConfig
 from geo_ray.training.config import TrainConfig
+from geo_ray.training.membership.config import MembersConfig
 from geo_ray.transfers.config import TransfersConfig
 from geo_ray.transport.config import LanConfig, TransportConfig
 from geo_ray.transport.emulation.link_model import LinkSpec
@@ -61,6 +64,33 @@ class CheckpointConfig(StrictModel):
 
     every_s: float | None = Field(60.0, gt=0, description="seconds between checkpoints; null: none")
     keep: int = Field(2, ge=2, description="how many to keep; the newest may be the broken one")
+    part_timeout_s: float = Field(
+        600.0, gt=0, description="a checkpoint of which no part comes for so long is given up"
+    )
+    store: str | None = Field(
+        None,
+        description="s3:// address below which checkpoints go, in a folder of the run's name; "
+        "null: the run's directory",
+    )
+    region_stores: dict[Name, str] = Field(
+        default_factory=dict,
+        description="by region: s3:// address for the parts of its servers; all else is in `store`",
+    )
+
+    @model_validator(mode="after")
+    def _addresses(self) -> Self:
+        stores = {"store": self.store} if self.store is not None else {}
+        stores |= {f"region_stores.{name}": uri for name, uri in self.region_stores.items()}
+        for key, uri in stores.items():
+            if not is_s3(uri):
+                raise ValueError(f"`{key}` must begin with s3://")
+            try:
+                parse_s3(uri)
+            except StoreError as error:
+                raise ValueError(f"`{key}`: {error.message}") from None
+        if self.region_stores and self.store is None:
+            raise ValueError("`region_stores` wants `store`, too, for the manifests")
+        return self
 
 
 class RunConfig(StrictModel):
@@ -87,6 +117,7 @@ class Experiment(StrictModel):
     optimizer: OptimizerConfig
     train: TrainConfig
     averager: AveragerConfig = AveragerConfig()
+    members: MembersConfig = MembersConfig()
     plan: PlanConfig | None = None
     transport: TransportConfig = TransportConfig()
     lan: LanConfig = LanConfig()
@@ -120,6 +151,10 @@ class Experiment(StrictModel):
         averager.check(self.averager_region, self.overlay.kind, strategy, codec)
         if self.transfers is not None:
             self.transfers.check(strategy, codec, has_standby=averager.standby is not None)
+        has_transfers = self.transfers is not None
+        shards = {region.name: region.ps_shards for region in self.regions}
+        hosts = (self.averager_region, averager.standby)
+        self.members.check(shards, hosts, self.overlay.kind, codec, has_transfers=has_transfers)
         codec.check(strategy, len(workers))
         check_shards(strategy, {region.name: region.ps_shards for region in self.regions})
         self.train.check(
@@ -133,6 +168,7 @@ class Experiment(StrictModel):
             found.append(("averager.region", self.averager.region))
         if self.averager.standby is not None:
             found.append(("averager.standby", self.averager.standby))
+        found += [("checkpoint.region_stores", name) for name in self.checkpoint.region_stores]
         return found
 
     @property
@@ -176,6 +212,16 @@ class Experiment(StrictModel):
     def region_names(self) -> tuple[str, ...]:
         """Names in the order of the file."""
         return tuple(region.name for region in self.regions)
+
+    @property
+    def present(self) -> tuple[RegionConfig, ...]:
+        """The regions that are there at the start, in the order of the file."""
+        return tuple(each for each in self.regions if each.name not in self.members.absent)
+
+    @property
+    def present_names(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(region.name for region in self.present)
 
     @property
     def averager_region(self) -> str:

@@ -114,7 +114,7 @@ def _problem(item: Any, found: _Found, root: type[BaseModel]) -> tuple[KeyPath, 
         hint = _nearest_key(str(item["loc"][-1]), _valid_keys(found.holders), root)
         return path, f"unknown key; {hint}"
     if kind == "union_tag_invalid":
-        return _wrong_kind(str(ctx["tag"]), found)
+        return _wrong_kind(str(ctx["tag"]), item["input"], found)
     if kind == "union_tag_not_found":
         key, words = kinds_of(found.places[0])
         own = any(is_own(one) for place in found.places for one in alternatives(place))
@@ -162,9 +162,11 @@ def keys_in(error: ValidationError, root: type[BaseModel]) -> list[str]:
     )
 
 
-def _wrong_kind(tag: str, found: _Found) -> tuple[KeyPath, str]:
+def _wrong_kind(tag: str, section: JSONValue, found: _Found) -> tuple[KeyPath, str]:
     key, words = kinds_of(found.places[0])
     path = (*found.path, key)
+    if isinstance(section, dict) and not isinstance(section.get(key), str):  # the tag is its text
+        return path, f"got {_short(section.get(key))}, expected {listed(words)}"
     replaced = [rule for place in found.places for rule in place.rules if isinstance(rule, Also)]
     if replaced and tag in words:  # one that stands in a file but not in a tree
         others = [word for word in words if word != tag]
@@ -257,18 +259,24 @@ def _near_key(word: str, valid: Sequence[str], root: type[BaseModel]) -> str | N
     paths = [path for path, _ in every_field(root)]
     whole = [path for path in paths if "." in path and _bare(path) == _bare(word)]
     if whole:  # a path whose dots were forgotten
-        return min(whole, key=len)
+        return _as_set(min(whole, key=len))
     near = nearest(word, valid)
     if near is not None:
         return near
     others = [path for path in paths if path.endswith(f".{word}")]
     # the key of another section, the nearest to the root
-    return min(others, key=lambda path: path.count("."), default=None)
+    nearest_other = min(others, key=lambda path: path.count("."), default=None)
+    return None if nearest_other is None else _as_set(nearest_other)
+
+
+def _as_set(path: str) -> str:
+    """A path of `every_field` as it is written, without the kinds of sections."""
+    return re.sub(r"\([^)]*\)", "", path)
 
 
 def _bare(path: str) -> str:
     """A path without what is easily forgotten: dots, underscores, the kinds of sections."""
-    return re.sub(r"\([^)]*\)|[._\-]", "", path).lower()
+    return re.sub(r"[._\-]", "", _as_set(path)).lower()
 
 
 def _origin(path: KeyPath, origins: Mapping[KeyPath, str]) -> str:

@@ -57,14 +57,14 @@ def load_run_json(path: Path, root: type[T]) -> T | None:
         raise RunDirectoryError(
             f"cannot read {path}: {error.strerror or error}",
             fix="Check the permissions of the file.",
-        ) from error
+        ) from None
     try:
         return root.model_validate_json(data)
     except ValidationError as error:
         raise RunDirectoryError(
             f"cannot read {path}: {complaints(error, root, data)}",
             fix="Remove the file if it was edited; the run's other files are enough for a report.",
-        ) from error
+        ) from None
 
 
 def complaints(error: ValidationError, root: type[BaseModel], text: bytes | str) -> str:

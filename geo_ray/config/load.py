@@ -90,10 +90,10 @@ def read_text(path: ConfigSource) -> str:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         fix = "Save the file as UTF-8."
-        raise ConfigError(f"{path}: not UTF-8 text: {error}", fix=fix) from error
+        raise ConfigError(f"{path}: not UTF-8 text: {error}", fix=fix) from None
     except (OSError, ValueError) as error:
         fix = "Name a YAML file that exists and can be read."
-        raise ConfigError(f"{path}: cannot be read: {error}", fix=fix) from error
+        raise ConfigError(f"{path}: cannot be read: {error}", fix=fix) from None
     if len(data) > MAX_FILE_BYTES:
         fix = "Name a configuration; data and tables have files of their own."
         raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes", fix=fix)
@@ -169,11 +169,11 @@ def checked(
         lines = explain(error, root, tree.origins, under)
         count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
         fix = advice or _advice(len(lines), keys_in(error, root))
-        raise ConfigError("\n    ".join([f"{source}: {count}:", *lines]), fix=fix) from error
+        raise ConfigError("\n    ".join([f"{source}: {count}:", *lines]), fix=fix) from None
 
 
 def _advice(problems: int, sections: Sequence[str]) -> str:
-    correct = "Correct that" if problems == 1 else "Correct them; all are listed"
+    correct = "Correct that" if problems == 1 else "Correct them all"
     if not sections or len(sections) > _MOST_SECTIONS:
         return f"{correct}. `geo-ray config schema` lists every key."
     shown = " and ".join(f"`geo-ray config schema {name}`" for name in sections)

@@ -21,6 +21,27 @@ CALLED: ContextVar[str] = ContextVar("overrides_called", default="overrides")
 """What whoever gave them calls them: ``overrides``, or ``--set`` on the command line."""
 
 
+class OptionText(str):
+    """An override that another option than ``--set`` stands for.
+
+    Args:
+        text: ``key.key=value``.
+        option: the option and its value; messages name it as it is typed.
+    """
+
+    option: tuple[str, str]
+
+    def __new__(cls, text: str, option: tuple[str, str]) -> OptionText:
+        """See the class."""
+        made = super().__new__(cls, text)
+        made.option = option
+        return made
+
+    def __reduce__(self) -> tuple[type[OptionText], tuple[str, tuple[str, str]]]:
+        """For pickle: a comparison's runs may have processes of their own."""
+        return OptionText, (str(self), self.option)
+
+
 def apply_overrides(tree: YamlTree, overrides: Sequence[str]) -> YamlTree:
     """Return a copy of ``tree`` with every override applied in turn.
 
@@ -42,8 +63,10 @@ def apply_overrides(tree: YamlTree, overrides: Sequence[str]) -> YamlTree:
         value = _replaced(value, path, new.value, override)
         for key in [key for key in origins if key[: len(path)] == path]:
             del origins[key]
-        origins.update({(*path, *inner): CALLED.get() for inner in new.origins})
-        origins.update(dict.fromkeys(made, CALLED.get()))
+        origin = _origin(override)
+        origins[path] = origin  # also of an empty value, which has no part
+        origins.update({(*path, *inner): origin for inner in new.origins})
+        origins.update(dict.fromkeys(made, origin))
     return YamlTree(value, origins)
 
 
@@ -147,7 +170,18 @@ def _at(node: JSONValue, path: KeyPath) -> JSONValue:
     return node
 
 
+def typed(option: str, value: str) -> str:
+    """An option with its value as it was given: ``--option value``, or ``option: value``."""
+    return f"--{option} {value}" if CALLED.get() == _OPTION else f"{option}: {value}"
+
+
+def _origin(override: str) -> str:
+    return typed(*override.option) if isinstance(override, OptionText) else CALLED.get()
+
+
 def _named(override: str) -> str:
+    if isinstance(override, OptionText):
+        return typed(*override.option)
     called = CALLED.get()
     return f"{called} {override}" if called == _OPTION else f"{called}: {override}"
 

@@ -53,7 +53,7 @@ def text_of(tree: Mapping[str, Any] | BaseModel, base_dir: Path) -> ConfigText:
         raise ConfigError(
             f"the configuration given: {error}",
             fix="Use plain values: mappings, lists, text, finite numbers, booleans and None.",
-        ) from error
+        ) from None
     return ConfigText(write_yaml(plain), base_dir)
 
 
@@ -80,7 +80,7 @@ def override_items(overrides: Mapping[str, Any] | Sequence[str]) -> tuple[str, .
             raise ConfigError(
                 f"overrides: {key}: {error}",
                 fix="Use plain values: mappings, lists, text, finite numbers, booleans and None.",
-            ) from error
+            ) from None
     return tuple(items)
 
 

@@ -65,10 +65,10 @@ def parse_yaml(text: str, source: str, *, flow_only: bool = False) -> YamlTree:
         mark = error.problem_mark
         where = f"{source}, line {mark.line + 1}" if mark else source
         detail = " ".join(part for part in (error.context, error.problem) if part)
-        raise ConfigError(f"{where}: not valid YAML: {detail}", fix=fix) from error
+        raise ConfigError(f"{where}: not valid YAML: {detail}", fix=fix) from None
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         # Escapes such as "\UFFFFFFFF" leave the parser as bare ValueErrors.
-        raise ConfigError(f"{source}: not valid YAML: {error}", fix=fix) from error
+        raise ConfigError(f"{source}: not valid YAML: {error}", fix=fix) from None
 
 
 class _Reader:

@@ -92,7 +92,13 @@ def load(name: str, options: Sequence[str], base_dir: Path) -> Subject:
         return _task(name, options, base_dir)
     if name in STRATEGIES or name in CODECS:
         built_in: What = "codec" if name in CODECS else "strategy"
-        return _built(built_in, {"kind": name}, overrides, name, base_dir)
+        return _built(built_in, {"kind": name}, overrides, name, base_dir, "Correct --option.")
+    if ":" not in name:
+        meant = or_meant(name, {*BUILT_IN, *STRATEGIES, *CODECS})
+        raise ConfigError(
+            f"there is no strategy, codec or task {name!r}{meant}",
+            fix="Write FILE.py:CLASS for one of your own.",
+        )
     kind = find_class(name, base_dir, _ANY)
     what = _what_is(name, kind)
     if what == "task":
@@ -145,10 +151,14 @@ def _task(name: str, options: Sequence[str], base_dir: Path) -> Subject:
 
 
 def _built(
-    what: What, section: Mapping[str, object], overrides: list[str], name: str, base_dir: Path
+    what: What,
+    section: Mapping[str, object],
+    overrides: list[str],
+    name: str,
+    base_dir: Path,
+    fix: str = "Correct the class, or what --option says; docs/own.md says what a class needs.",
 ) -> Subject:
     text, where = json.dumps({"option": section}), context(base_dir)
-    fix = "Correct the class, or what --option says; docs/own.md says what a class needs."
     if what == "codec":
         codec = load_text(text, overrides, CodecSection, name, fix, where).option
         return Subject(codec=codec, base_dir=base_dir)

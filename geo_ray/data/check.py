@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from geo_ray.data.columns import parse_types
 from geo_ray.data.manifest import DataShard, Manifest
 from geo_ray.data.nearby import listed
-from geo_ray.data.stores.base import open_store
 from geo_ray.data.verify import fetch_shard
 from geo_ray.errors import DataError, ManifestError
+from geo_ray.stores.base import open_store
 
 
 @dataclass(frozen=True)

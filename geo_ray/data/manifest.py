@@ -14,10 +14,10 @@ from geo_ray.config.base import StrictModel
 from geo_ray.config.json_file import complaints
 from geo_ray.data.columns import parse_types
 from geo_ray.data.nearby import listed, missing_path, nearest
-from geo_ray.data.stores.base import open_store
-from geo_ray.data.stores.paths import problem_of_path
-from geo_ray.data.stores.uri import is_s3, local_path, parse_s3, split
 from geo_ray.errors import ManifestError, SchemaMismatchError, ShardMissingError, StoreError
+from geo_ray.stores.base import open_store
+from geo_ray.stores.paths import problem_of_path
+from geo_ray.stores.uri import is_s3, local_path, parse_s3, split
 
 VERSION = 1
 """The only version that this release writes and reads."""

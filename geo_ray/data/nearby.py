@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 _MOST_SHOWN = 6
@@ -25,21 +25,29 @@ def listed(names: Iterable[str]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def missing_path(path: Path) -> str:
+def missing_path(path: Path, endings: Sequence[str] = ()) -> str:
     """Why nothing is at ``path``: which of its folders is missing, and what is like it there.
+
+    Args:
+        path: where nothing is.
+        endings: of files that may have been meant; none: all.
 
     Returns:
         Text to follow "there is no ...": empty, or a hint that starts with ";".
     """
     path = Path(os.path.normpath(path))
     while not path.parent.is_dir() and path.parent != path:
-        path = path.parent
+        path, endings = path.parent, ()  # a folder is missing
     try:
         names = [entry.name for entry in path.parent.iterdir()]
     except OSError:
         return ""
+    if endings:
+        names = [name for name in names if name.endswith(tuple(endings))]
     close = nearest(path.name, names)
     if close is not None:
         return f"; did you mean {path.parent / close}?"
     visible = sorted(name for name in names if not name.startswith("."))
+    if endings and not visible:
+        return f"; in {path.parent} there is no {' or '.join(f'*{each}' for each in endings)}"
     return f"; in {path.parent} there is {listed(visible) if visible else 'nothing'}"

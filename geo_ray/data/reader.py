@@ -14,9 +14,9 @@ from geo_ray.data.manifest import DataShard, Manifest, SplitName
 from geo_ray.data.nearby import listed
 from geo_ray.data.order import StreamOrder
 from geo_ray.data.residency import check_residency
-from geo_ray.data.stores.base import Store, open_store
 from geo_ray.data.verify import fetch_shard
 from geo_ray.errors import ManifestError, ShardEmptyError
+from geo_ray.stores.base import Store, open_store
 
 Array = np.ndarray[Any, Any]
 

@@ -12,8 +12,8 @@ from geo_ray.data.columns import ColumnType
 from geo_ray.data.manifest import DataShard
 from geo_ray.data.parquet import decode
 from geo_ray.data.residency import check_residency
-from geo_ray.data.stores.base import Store
 from geo_ray.errors import ShardCorruptError, ShardEmptyError, ShardMissingError
+from geo_ray.stores.base import Store
 
 
 def fetch_shard(

@@ -13,8 +13,8 @@ from geo_ray.data.manifest import DataShard, Manifest, SplitName, is_region_name
 from geo_ray.data.nearby import listed
 from geo_ray.data.parquet import encode
 from geo_ray.data.split import SplitConfig, assign
-from geo_ray.data.stores.base import Store, open_store
 from geo_ray.errors import ConfigError, ShardEmptyError
+from geo_ray.stores.base import Store, open_store
 
 MAX_LABELS = 1000
 """Labels of a histogram; a shard with more (an identifier, say) gets none."""

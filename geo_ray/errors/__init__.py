@@ -9,6 +9,7 @@ from __future__ import annotations
 from geo_ray.errors.base import GeoRayError as GeoRayError
 from geo_ray.errors.base import from_code as from_code
 from geo_ray.errors.bugs import InvariantError as InvariantError
+from geo_ray.errors.checkpoint import CheckpointConflictError as CheckpointConflictError
 from geo_ray.errors.checkpoint import CheckpointCorruptError as CheckpointCorruptError
 from geo_ray.errors.checkpoint import CheckpointError as CheckpointError
 from geo_ray.errors.checkpoint import CheckpointMissingError as CheckpointMissingError
@@ -54,9 +55,12 @@ from geo_ray.errors.planning import PriceUnknownError as PriceUnknownError
 from geo_ray.errors.planning import ProfileError as ProfileError
 from geo_ray.errors.run import AveragerFailedError as AveragerFailedError
 from geo_ray.errors.run import InterruptedRunError as InterruptedRunError
+from geo_ray.errors.run import LeaseLostError as LeaseLostError
 from geo_ray.errors.run import RegionLostError as RegionLostError
 from geo_ray.errors.run import RunDirectoryError as RunDirectoryError
 from geo_ray.errors.run import RunError as RunError
+from geo_ray.errors.run import RunFinishedError as RunFinishedError
+from geo_ray.errors.run import RunHeldError as RunHeldError
 from geo_ray.errors.run import StalledError as StalledError
 from geo_ray.errors.run import WorkerLostError as WorkerLostError
 from geo_ray.errors.task import NonFiniteError as NonFiniteError

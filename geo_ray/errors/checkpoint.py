@@ -35,16 +35,31 @@ class CheckpointCorruptError(CheckpointError):
     )
 
 
+class CheckpointConflictError(CheckpointError):
+    """Another writer saves the checkpoints of this run, and came first.
+
+    What it has saved stays as it is; of two writers of one checkpoint at most one succeeds.
+    """
+
+    code = "CHECKPOINT_CONFLICT"
+    causes = (
+        "The run was resumed elsewhere while this one was still going, or was cut off from whoever "
+        "resumed it; two runs of one name with the same `checkpoint.store`."
+    )
+    advice = "Find the other run and let one of the two end; then resume the one that is left."
+    more = "Runs that have nothing to do with each other need other names or another prefix."
+
+
 class CheckpointMissingError(CheckpointError):
-    """There is nothing to resume: the run has no checkpoint, or it is finished."""
+    """There is nothing to take up: no checkpoint, or not the one that was named."""
 
     code = "CHECKPOINT_MISSING"
     causes = (
-        "The wrong run directory, a run that ended before its first checkpoint, a run that has "
-        "taken all its steps, a run that was simulated."
+        "The wrong run directory, the number of a checkpoint that is not there or was removed to "
+        "make room, a run that ended before its first checkpoint, a run that was simulated."
     )
     advice = "Start without --resume, or name the right run directory."
-    more = "For a finished run the message says where its model is and how to train it further."
+    more = "A run that has taken all its steps is told of as `RUN_FINISHED`."
 
 
 class ConfigDriftError(CheckpointError):
@@ -52,9 +67,11 @@ class ConfigDriftError(CheckpointError):
 
     code = "CONFIG_DRIFT"
     causes = (
-        "An edited file, another `--set`, or a release with other defaults. The message lists each "
-        "difference. Other codecs than the checkpoint's are refused even if the difference is "
-        "allowed: what is owed under one codec means nothing to another."
+        "An edited file, another `--set`, a release with other defaults, or a strategy or codec of "
+        "your own whose file has changed. The message lists each difference. Other codecs, regions "
+        "or numbers of parameter server shards than the checkpoint's are refused even if the "
+        "difference is allowed: what is owed under one codec means nothing to another, and a "
+        "checkpoint is not cut anew."
     )
     advice = (
         "Leave CONFIG and --set out to go on as the run was, or add --allow-drift if the "
@@ -62,5 +79,5 @@ class ConfigDriftError(CheckpointError):
     )
     more = (
         "What the run goes by is in its `config.lock.yaml`; a difference that was allowed is "
-        "written there. For other codecs begin a new run."
+        "written there. For other codecs, regions or shards begin a new run."
     )

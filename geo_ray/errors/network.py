@@ -46,9 +46,11 @@ class CertificateError(TransportError):
     code = "CERTIFICATE_INVALID"
     causes = (
         "A missing or unreadable file, a key that belongs to another certificate, an encrypted "
-        "key, an expired CA, a file that exists already and would have been replaced. A "
-        "certificate of the *other* side that is refused is a `PEER_REFUSED`. A revocation list "
-        "that the deployment's CA has not signed; a CA whose replacing is ended too early."
+        "key, an expired CA, a file that exists already and would have been replaced, a revocation "
+        "list that the deployment's CA has not signed, a CA whose replacing is ended too early; at "
+        "the start of a run, a certificate in `transport.certs` that another region would not "
+        "take. A "
+        "certificate of the *other* side that is refused is a `PEER_REFUSED`."
     )
     advice = "Issue or renew it: `geo-ray certs show DIR` lists what a deployment has."
 

@@ -69,8 +69,8 @@ class ProfileError(PlanError):
 
     code = "PROFILE_INVALID"
     causes = (
-        "A file that is no profile; runs too short to measure a step; no point for a machine type "
-        "that the plan may rent."
+        "A file that is no profile; runs too short to measure a step, or the loss of an interval; "
+        "no point for a machine type that the plan may rent; plain training that diverges."
     )
     advice = "Measure anew with `geo-ray profile`."
     more = (
@@ -80,13 +80,16 @@ class ProfileError(PlanError):
 
 
 class OtherModelError(PlanError):
-    """A profile or a plan was made for another model than the configuration has.
+    """A profile, a measured loss or a plan is of another model or task than the configuration's.
 
     The message says in what they differ.
     """
 
     code = "OTHER_MODEL"
-    causes = "Options or file of the task have changed since."
+    causes = (
+        "Options or file of the task have changed since; for a measured loss, the data, the "
+        "regions or the strategy."
+    )
     advice = "Measure and plan this configuration: `geo-ray profile`, then `geo-ray plan --out`."
 
 

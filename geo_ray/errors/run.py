@@ -28,6 +28,18 @@ class RunDirectoryError(RunError):
     advice = "Free space or choose another `run.dir`."
 
 
+class RunFinishedError(RunError):
+    """The run that is to go on has taken all its steps, or met its target."""
+
+    code = "RUN_FINISHED"
+    causes = "`--resume` of a run that is finished, with nothing that asks for more of it."
+    advice = "Take its model, or train it further with more steps."
+    more = (
+        "The message says where its model is, and the command that trains it further. A script "
+        "that resumes a run until it is finished may take this code for success."
+    )
+
+
 class RegionLostError(RunError):
     """A region's parameter server or bridge died, and the run cannot go on without it."""
 
@@ -38,7 +50,7 @@ class RegionLostError(RunError):
 
 
 class WorkerLostError(RunError):
-    """A worker died more often than `train.max_worker_restarts` allows."""
+    """Workers died more often than `train.max_worker_restarts` allows."""
 
     code = "WORKER_LOST"
     causes = (
@@ -49,7 +61,10 @@ class WorkerLostError(RunError):
         "Read the worker's log for the cause; if memory ran out, use a smaller `data.batch_size` "
         "or fewer workers."
     )
-    more = "The logs of a local cluster are kept in the run's `logs` folder."
+    more = (
+        "The logs of a local cluster are kept in the run's `logs` folder. With `train.elastic` a "
+        "region goes on with the workers that are left."
+    )
 
 
 class AveragerFailedError(RunError):
@@ -83,6 +98,33 @@ class StalledError(RunError):
         "No length of time leads to this: a slow step, a slow link or a long round is waited for. "
         "What is needed is that no worker computes and no answer is on its way."
     )
+
+
+class RunHeldError(RunError):
+    """Another process drives the run: it holds the run's lease and renews it."""
+
+    code = "RUN_HELD"
+    causes = (
+        "A second `geo-ray train --resume RUN` of a run that is going on, in another terminal, on "
+        "another machine, or by a job server that started it again too early."
+    )
+    advice = "Stop the other one first, or wait until it has ended."
+    more = (
+        "Nothing was written to the run. A process that is killed gives its lease up at once if "
+        "the next one starts on its machine, and after 12.5 s without a renewal anywhere else."
+    )
+
+
+class LeaseLostError(RunError):
+    """Another process has taken the run over, so this one writes nothing to it any more."""
+
+    code = "LEASE_LOST"
+    causes = (
+        "A process that stood still for longer than its lease lives (a suspended machine, a "
+        "stopped process, a file system that hung) while somebody resumed the run elsewhere."
+    )
+    advice = "Nothing is to be done: the run goes on where the message says."
+    more = "Events and checkpoints since the takeover are those of the other process alone."
 
 
 class InterruptedRunError(RunError):

@@ -70,6 +70,15 @@ class BestKeeper:
         candidates.prepare()
         return cls(rule, experiment, task, run, candidates)
 
+    def check(self, done: Evaluation) -> None:
+        """Refuse an evaluation that says nothing of what is best.
+
+        Raises:
+            ConfigError: the task has no such metric.
+        """
+        if self._rule.metric not in done.metrics:
+            raise no_such_metric("train.keep_best.metric", self._rule.metric, done.metrics)
+
     def consider(self, done: Evaluation, home: str) -> Best | None:
         """Keep the model of an evaluation if it is the best so far.
 
@@ -84,8 +93,7 @@ class BestKeeper:
             ConfigError: the task has no such metric.
             RunDirectoryError: it is the best, but could not be kept; the best before stays.
         """
-        if self._rule.metric not in done.metrics:
-            raise no_such_metric("train.keep_best.metric", self._rule.metric, done.metrics)
+        self.check(done)
         if (done.region is None) != self._agree:
             return None
         try:

@@ -32,12 +32,14 @@ from geo_ray.training.compute.state_guard import constants_of
 from geo_ray.training.compute.worker import Worker
 from geo_ray.training.exchange.averager_wire import AveragerWire
 from geo_ray.training.exchange.wire_plan import WirePlan
+from geo_ray.training.membership.config import why_fixed, why_nobody_joins
 from geo_ray.training.server.plan import ServerPlan
 from geo_ray.training.server.region_carry import RegionCarry
 from geo_ray.training.server.region_model import Concurrently, ShardPort
 from geo_ray.training.server.server import Server
 from geo_ray.training.server.shard import Shard
 from geo_ray.training.server.stragglers import GradientCoding
+from geo_ray.util.reused_memory import ReusedMemory
 from geo_ray.util.together import in_turn
 
 _INNER_RATE: Final = "optimizer.lr"
@@ -163,10 +165,14 @@ def _server_plan(experiment: Experiment, region: RegionConfig, epoch: int) -> Se
         alone=len(experiment.regions) == 1,
         batches_per_push=max(1, experiment.worker_steps),
         stragglers=train.stragglers,
+        elastic=train.elastic,
         evaluates_outer=train.evaluate == "outer" and traits.region.eval_params is not None,
         goal=_goal(experiment),
         noise_every=train.noise_every,
         last_round_is_last_word=traits.exchange.last != "always" and wire_plan(experiment).owes,
+        has_last_word=traits.exchange.last == "always",
+        never_waits=traits.exchange.stands_still == "never",
+        round_steps=traits.round_steps,
         clip_mean_norm=train.clip_mean_norm,
         # What a codec or clipping takes away would be missing in the mean, and look like noise.
         tells_norms=train.mode == "sync"
@@ -182,8 +188,10 @@ def build_shard(
     index: int,
     params_P: Tensor,
     groups: Sequence[GroupRun] = (),
+    *,
+    given: bool = False,
 ) -> Shard:
-    """Shard ``index`` of ``region``, holding its own copy of its slice of ``params_P``."""
+    """Shard ``index`` of ``region``, over its slice of ``params_P``; see `Shard.cut`."""
     train = experiment.train
     steps = train.steps * (region.workers if train.mode == "async" else 1)
     return Shard.cut(
@@ -193,6 +201,7 @@ def build_shard(
         experiment.strategy,
         alone=len(experiment.regions) == 1,
         groups=groups,
+        given=given,
     )
 
 
@@ -224,9 +233,17 @@ def build_server(
 
 
 def build_worker(
-    experiment: Experiment, region: str, task: Task, params_P: Tensor, grad_P: Tensor
+    experiment: Experiment,
+    region: str,
+    task: Task,
+    params_P: Tensor,
+    grad_P: Tensor,
+    module: nn.Module | None = None,
 ) -> Worker | LocalSteps:
-    """A worker of ``region`` over its buffers, fp32 each: what is carried, then (P,)."""
+    """A worker of ``region`` over its buffers, fp32 each: what is carried, then (P,).
+
+    Its replica is ``module``, fresh from the task, or made now.
+    """
     worker = Worker(
         task,
         params_P,
@@ -235,6 +252,7 @@ def build_worker(
         seed=experiment.seed,
         device=experiment.device,
         clip_norm=experiment.train.clip_norm,
+        module=module,
     )
     steps = experiment.worker_steps
     if not steps:
@@ -251,15 +269,45 @@ def build_averager(
     data_rows: Mapping[str, float],
     layout: CarryLayout | None = None,
 ) -> Averager:
-    """The averager over all regions, whose data sets have so many rows (`job.data.data_rows`)."""
-    members = tuple(sorted(experiment.region_names))
+    """The averager over the regions that are there.
+
+    Args:
+        experiment: the run.
+        num_params: P.
+        data_rows: of all regions' data sets (`job.data.data_rows`).
+        layout: of what the model carries.
+    """
+    members = tuple(sorted(experiment.present_names))
     wire = AveragerWire(wire_plan(experiment))
     enough = experiment.rows if experiment.counts_together else None
-    state, goal = AveragerState(members, data_rows=dict(data_rows)), _goal(experiment)
+    reused, goal = ReusedMemory(), _goal(experiment)  # an answer lies where the one before lay
+    state = AveragerState(members, room=reused.tensor, data_rows=dict(data_rows))
     carry = AveragerCarry() if layout is None else AveragerCarry(layout)
     return Averager(
         experiment.strategy, num_params, state, wire=wire, enough=enough, goal=goal, carry=carry
     )
+
+
+def check_absent(experiment: Experiment) -> None:
+    """Refuse regions that are to join later where none can; of a run that begins.
+
+    One that was resumed may be without regions in other ways.
+
+    Raises:
+        ConfigError: naming the key.
+    """
+    members, names = experiment.members, experiment.region_names
+    if not members.absent:
+        return
+    shards = {region.name: region.ps_shards for region in experiment.regions}
+    overlay, has_transfers = experiment.overlay.kind, experiment.transfers is not None
+    why = why_fixed(overlay, experiment.codec, has_transfers=has_transfers)
+    why = why or why_nobody_joins(shards, experiment.averager.standby)
+    least, present = max(2, members.min or 1), len(experiment.present)
+    if why is None and present < least:
+        why = f"{present} of {', '.join(names)} would be there: leave at least {least}"
+    if why is not None:
+        raise ConfigError(f"members.absent: {why}", fix="Change the named key.")
 
 
 def check_start(experiment: Experiment, start: ModelStart | ModelOutline) -> None:
@@ -331,7 +379,7 @@ def build_evals(experiment: Experiment, task: Task) -> EvalBoard:
     train = experiment.train
     per_step = {r.name: 1 if train.mode == "sync" else r.workers for r in experiment.regions}
     intervals = {name: train.eval_every * pushes for name, pushes in per_step.items()}
-    count = len(experiment.regions)
+    count = len(experiment.present_names)
     if experiment.eval_rows is not None:
         return EvalBoard(task, count, newest=True)
     return EvalBoard(task, count, intervals if train.eval_every else {})

@@ -1,13 +1,17 @@
 """What follows from an evaluation: it is written down, may be the best so far, or reach the target.
 
-The same for real and simulated runs.
+The same for real and simulated runs. To keep a model is to read and to write all of it: who watches
+a run has no time for that and gives an executor of one thread, which looks at evaluations in their
+order. What came of it is written down once it is known.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
 
 from geo_ray.errors import RunDirectoryError
 from geo_ray.job.best import BestKeeper, no_such_metric
@@ -31,22 +35,47 @@ class EvalNotes:
         emit: takes events.
         target: of the run.
         keeper: keeps the best model; None if nobody wants it.
+        executor: keeps it one evaluation at a time, in order; None: there and then.
     """
 
     board: EvalBoard
     emit: Emit
     target: Target | None = None
     keeper: BestKeeper | None = None
+    executor: Executor | None = None
+    _asked: deque[tuple[int, Future[Best | None]]] = field(default_factory=deque)  # by step
 
     def begin(self, t_s: float) -> None:
         """Write down what is the best so far, if the run goes on with an earlier one."""
         if self.keeper is not None and self.keeper.best is not None:
             self._note_best(self.keeper.best, t_s)
 
-    def end(self) -> None:
-        """Leave nothing behind but the best model."""
-        if self.keeper is not None:
-            self.keeper.candidates.close()
+    def end(self, now_s: Callable[[], float]) -> None:
+        """Leave nothing behind but the best model, which is written to its end and told of.
+
+        Args:
+            now_s: when that is.
+        """
+        try:
+            if self.executor is not None:
+                self.executor.shutdown()
+            self.settle(now_s())
+        finally:
+            if self.keeper is not None:
+                self.keeper.candidates.close()
+
+    def settle(self, t_s: float) -> None:
+        """Write down what has come of keeping models, by ``t_s``."""
+        while self._asked and self._asked[0][1].done():
+            step, outcome = self._asked.popleft()
+            try:
+                best = outcome.result()
+            except RunDirectoryError as error:
+                log.error("the best model so far was not kept: %s", error)
+                self.emit("best_failed", t_s, step=step, cause=error.message)
+                continue
+            if best is not None:
+                self._note_best(best, t_s)
 
     def take(self, finished: list[Evaluation], t_s: float, home: str) -> str | None:
         """Take in what `EvalBoard` has put together.
@@ -81,14 +110,17 @@ class EvalNotes:
     def _consider(self, done: Evaluation, t_s: float, home: str) -> None:
         if self.keeper is None:
             return
-        try:
-            best = self.keeper.consider(done, home)
-        except RunDirectoryError as error:
-            log.error("the best model so far was not kept: %s", error)
-            self.emit("best_failed", t_s, step=done.step, cause=error.message)
-            return
-        if best is not None:
-            self._note_best(best, t_s)
+        self.keeper.check(done)
+        outcome: Future[Best | None] = Future()
+        if self.executor is not None:
+            outcome = self.executor.submit(self.keeper.consider, done, home)
+        else:
+            try:
+                outcome.set_result(self.keeper.consider(done, home))
+            except RunDirectoryError as error:
+                outcome.set_exception(error)
+        self._asked.append((done.step, outcome))
+        self.settle(t_s)
 
     def _note_best(self, best: Best, t_s: float) -> None:
         self.emit("best_kept", t_s, **best.model_dump())

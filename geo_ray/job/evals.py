@@ -59,6 +59,7 @@ class EvalBoard:
     num_regions: int
     intervals: Mapping[str, int] = field(default_factory=dict)
     newest: bool = False
+    _joined: dict[str, int] = field(default_factory=dict)  # newcomers: their first interval
     _open: dict[tuple[int, bool], dict[str, _Told]] = field(default_factory=dict)
 
     def add(
@@ -94,26 +95,44 @@ class EvalBoard:
         done = [Evaluation(step, region, metrics, samples, final, steps={region: step})]
         return done + self._complete([key])
 
+    def admit(self, region: str, step: int) -> None:
+        """A region joins that has as many steps behind it: its evaluations count from there on."""
+        self._joined[region] = step // self.intervals.get(region, 1)
+
     def forget(self, region: str) -> list[Evaluation]:
         """Go on without a region; what it has told of open evaluations does not count.
 
         Returns:
             Combined evaluations that had waited for it alone.
         """
-        self.num_regions -= 1
+        waiting = [key for key in self._open if len(self._told(key)) < self._wanted(*key)]
+        if self._joined.pop(region, None) is None:
+            self.num_regions -= 1
         for group in self._open.values():
             group.pop(region, None)
-        return self._complete(list(self._open))
+        return self._complete(waiting)
 
     def _complete(self, keys: Sequence[tuple[int, bool]]) -> list[Evaluation]:
         done = []
         for key in keys:
-            group = self._open[key]
-            if len(group) == self.num_regions:
+            group = self._told(key)
+            if len(group) == self._wanted(*key):
                 if key[1] or not self.newest:
                     del self._open[key]
                 done.append(self._together(group, final=key[1]))
         return done
+
+    def _told(self, key: tuple[int, bool]) -> dict[str, _Told]:
+        """What the regions have told that an evaluation is of."""
+        number, final = key
+        always = final or self.newest
+        told = self._open[key].items()
+        return {name: t for name, t in told if always or number > self._joined.get(name, -1)}
+
+    def _wanted(self, number: int, final: bool) -> int:
+        """How many regions an evaluation is of."""
+        always = final or self.newest
+        return self.num_regions + sum(always or number > first for first in self._joined.values())
 
     def _together(self, group: Mapping[str, _Told], *, final: bool) -> Evaluation:
         ordered = [group[name] for name in sorted(group)]

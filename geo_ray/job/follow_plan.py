@@ -110,13 +110,26 @@ def changes_of(plan: Plan, experiment: Experiment, *, exchanges: bool = True) ->
         changes.append(f"optimizer.lr={optimizer.lr * factor!r}")
     if not exchanges:
         return changes
+    exchange = exchange_of(experiment, plan.interval, plan.codec)
+    return changes + [f"{key}={json.dumps(value)}" for key, value in exchange.items()]
+
+
+def exchange_of(experiment: Experiment, interval: int, codec: str | None) -> dict[str, object]:
+    """What a way to exchange changes in a configuration, by dotted key.
+
+    Args:
+        experiment: the configuration.
+        interval: local steps between exchanges.
+        codec: of the updates.
+    """
+    changes: dict[str, object] = {}
     if experiment.strategy.traits.exchange.interval is not None:
-        changes.append(f"strategy.interval={max(1, plan.interval // local)}")
+        changes["strategy.interval"] = max(1, interval // max(1, experiment.worker_steps))
     present = experiment.model_dump(include={"strategy"})["strategy"].get("outer", {})
-    outer = outer_of(experiment.strategy.kind, plan.interval)
+    outer = outer_of(experiment.strategy.kind, interval)
     if outer is not None and present.get("kind") == "nesterov":
-        changes.append(f"strategy.outer={json.dumps(outer)}")
+        changes["strategy.outer"] = outer
     up = experiment.codec.up
-    if plan.codec != (None if up is None else up.kind):
-        changes.append(f"codec={json.dumps(sections_of(plan.codec))}")
+    if codec != (None if up is None else up.kind):
+        changes["codec"] = sections_of(codec)
     return changes

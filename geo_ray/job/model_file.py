@@ -192,8 +192,11 @@ def _save(module: nn.Module, path: Path, about: Mapping[str, str]) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
         sync_directory(path.parent)
-    except (OSError, SafetensorError) as error:
-        raise RunDirectoryError(f"cannot write {path}: {error}") from error
+    except OSError as error:
+        raise unwritable(path, error) from error
+    except SafetensorError as error:  # which does not tell the system's errors from its own
+        failure = OSError(str(error)) if path.parent.exists() else FileNotFoundError(str(error))
+        raise unwritable(path, failure) from error
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)

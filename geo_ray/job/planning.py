@@ -11,14 +11,17 @@ from typing import Literal
 
 from geo_ray.clouds.price_book import known_book, own_files
 from geo_ray.config.experiment import Experiment
-from geo_ray.errors import PlanInfeasibleError
+from geo_ray.errors import GeoRayError, PlanInfeasibleError
 from geo_ray.job.data import prepare_manifest
+from geo_ray.job.loss import files as loss_files
+from geo_ray.job.loss.subject import subject_of
 from geo_ray.job.model_id import model_id
 from geo_ray.job.plans.inputs import counts_of, request_of, stale_notes
 from geo_ray.job.plans.machines import notes_of, section_of
 from geo_ray.job.plans.sizes import model_size
 from geo_ray.job.profiles import find
 from geo_ray.planning.infeasible import check_limits
+from geo_ray.planning.loss_profile import LossProfile, load_loss_profile
 from geo_ray.planning.model.noise import Noise
 from geo_ray.planning.model.spread import Unsure, link_error, with_range
 from geo_ray.planning.model.step_model import StepModel, fit_steps
@@ -60,12 +63,14 @@ class Sources:
         links: a measured link table; the emulated links, or the profile's, if None.
         profile: a file of `geo-ray profile`; if None, the one that `profiles.find` finds.
         extrapolate: go beyond what the profile has measured.
+        loss: a file of `geo-ray profile --loss`; if None, the one that `loss.files.find` finds.
     """
 
     prices: Sequence[Path] = ()
     links: Path | None = None
     profile: Path | None = None
     extrapolate: bool = False
+    loss: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,7 @@ class Inputs:
         profile: what was measured, if anything.
         notes: what to know before believing a plan.
         emulates_links: whether links are the configuration's own, and not measured.
+        loss: what intervals and codecs cost as measured, if anything.
     """
 
     request: Request
@@ -85,6 +91,7 @@ class Inputs:
     profile: Profile | None
     notes: tuple[str, ...]
     emulates_links: bool
+    loss: LossProfile | None = None
 
 
 def inputs_of(experiment: Experiment, base_dir: Path, sources: Sources) -> Inputs:
@@ -105,19 +112,22 @@ def inputs_of(experiment: Experiment, base_dir: Path, sources: Sources) -> Input
         for name in experiment.region_names:
             rows[name] = float(manifest.rows(name, "train"))
     links = _links(experiment, sources.links, profile)
-    request = request_of(experiment, size, rows, book, links, profile)
+    loss, loss_notes = _loss(experiment, base_dir, model, sources.loss)
+    request = request_of(experiment, size, rows, book, links, profile, loss)
     notes = [
         *stale_notes(experiment, book, time.time()),
         *notes_of(experiment, request.sites, size),
     ]
     if path is not None:
         notes.append(f"steps as measured in {path}")
+    notes += loss_notes
     return Inputs(
         request,
         model,
         profile,
         tuple(notes),
         sources.links is None and bool(experiment.links()),
+        loss,
     )
 
 
@@ -149,8 +159,11 @@ def make_plan(
         fits = {name: fit_steps(name, profile.steps) for name in experiment.region_names}
     if not sources.extrapolate:
         _check_range(plan, fits, experiment)
+    notes = inputs.notes
+    if inputs.loss is not None:
+        notes += tuple(loss_files.plan_notes(inputs.loss, plan.interval, plan.codec))
     plan = plan.model_copy(
-        update={"notes": inputs.notes, "model": inputs.model, "base_steps": base.work.steps}
+        update={"notes": notes, "model": inputs.model, "base_steps": base.work.steps}
     )
     error = max((fit.error for fit in fits.values()), default=None)
     plan = with_range(plan, Unsure(error, link_error(base.links, plan.averager)))
@@ -201,6 +214,34 @@ def _check_range(plan: Plan, fits: Mapping[str, StepModel], experiment: Experime
         for machines in region.machines:
             if region.region in fits and machines.type not in given:
                 fits[region.region].check(machines.type, region.workers, machines.rows)
+
+
+def _loss(
+    experiment: Experiment, base_dir: Path, model: ModelId, named: Path | None
+) -> tuple[LossProfile | None, list[str]]:
+    """What intervals and codecs cost as measured, and what to know of it.
+
+    Raises:
+        OtherModelError: the file that is named is of another task.
+        ProfileError: it is none.
+        GeoRayError: whose data these are cannot be told, for want of the manifest.
+    """
+    if len(experiment.regions) < 2 or (named is None and not loss_files.are_any(experiment)):
+        return None, []
+    try:
+        subject = subject_of(experiment, base_dir, model)
+    except GeoRayError as error:
+        if named is not None:
+            raise
+        return None, [f"no measured loss was looked for: {error.message}"]
+    unread = [] if named is not None else loss_files.unread_notes(experiment)
+    path = named or loss_files.find(experiment, subject)
+    if path is None:
+        return None, unread
+    found = load_loss_profile(path)
+    found.check_subject(subject)
+    steps = experiment.train.steps * max(1, experiment.worker_steps)
+    return found, [*unread, *loss_files.notes_of(found, path, subject, steps)]
 
 
 def _links(experiment: Experiment, path: Path | None, profile: Profile | None) -> LinkTable:

@@ -20,18 +20,27 @@ class Recorder:
     Args:
         log: the run's event log.
         sinks: take every event after it is written, such as `Progress.feed`.
+        check: called before every event; raises if this process may not write to the run any more.
     """
 
-    def __init__(self, log: EventLog, sinks: Sequence[Sink] = ()) -> None:
+    def __init__(
+        self,
+        log: EventLog,
+        sinks: Sequence[Sink] = (),
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         self._log = log
         self._sinks = tuple(sinks)
+        self.check = check
 
     def emit(self, kind: str, t_s: float, **fields: Any) -> Event:
         """Take in one event.
 
         Raises:
             RunDirectoryError: if the log cannot be written.
+            LeaseLostError: another process has taken the run over.
         """
+        self.check()
         event = self._log.write(kind, t_s, **fields)
         for sink in self._sinks:
             sink(event)
@@ -50,12 +59,12 @@ class Recorder:
             run=run_name,
             digest=digest(experiment),
             strategy=experiment.strategy.kind,
-            regions=list(experiment.region_names),
+            regions=list(experiment.present_names),
             task=experiment.task.use,
             seed=experiment.seed,
             simulated=simulated,
             averager=experiment.averager_region,
-            steps={r.name: each * (1 if alone else r.workers) for r in experiment.regions},
+            steps={r.name: each * (1 if alone else r.workers) for r in experiment.present},
             links=links_text(experiment, simulated=simulated),
             codec={"up": up.kind if up else None, "down": down.kind if down else None},
             **more,

@@ -11,12 +11,18 @@ from pathlib import Path
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import PlanError, PlanInfeasibleError
 from geo_ray.job import rundir
+from geo_ray.job.loss import files as loss_files
 from geo_ray.job.planning import Inputs, Sources, inputs_of
+from geo_ray.job.plans.inputs import evaluations_s
 from geo_ray.observe.events.log import EVENTS_FILE, read_events
 from geo_ray.observe.events.schema import Event
+from geo_ray.observe.metrics.totals import RunTotals
+from geo_ray.observe.text import age_text
+from geo_ray.planning.model.work import HOUR_S, JobWork
 from geo_ray.planning.plan import Plan, RegionPlan
 from geo_ray.planning.policies.fixed import fixed
 from geo_ray.planning.policies.optimal import optimal
+from geo_ray.planning.rental_age import counts_of, with_running
 from geo_ray.planning.replan import Decision, replan
 from geo_ray.planning.request import Request, Site
 from geo_ray.transport.links.table import load_links
@@ -28,11 +34,14 @@ class State:
 
     Attributes:
         steps: that every region has taken.
-        compute_s: median of a step's computing, by region.
+        step_s: median of its steps, from their rows to their being taken in, by region. That is
+            what a plan's `step_s` counts: computing, the exchange inside the region, the server.
+        run_h: how old its first machines are.
     """
 
     steps: int
-    compute_s: Mapping[str, float]
+    step_s: Mapping[str, float]
+    run_h: float = 0.0
 
 
 def state_of(events: Iterable[Event]) -> State:
@@ -43,18 +52,36 @@ def state_of(events: Iterable[Event]) -> State:
     """
     steps: dict[str, int] = {}
     times_s: dict[str, list[float]] = {}
+    totals = RunTotals()
     for event in events:
+        totals.feed(event)
         if event.kind == "step":
             steps[event["region"]] = max(event["step"], steps.get(event["region"], 0))
-            times_s.setdefault(event["region"], []).append(event.number("compute_s"))
+            # Asynchronous workers begin at different times, so the step's own is of the last one.
+            whole_s = max(event.t_s - event.number("start_s"), event.number("compute_s"))
+            times_s.setdefault(event["region"], []).append(whole_s)
     if not steps:
         raise PlanError("the run has not taken a step yet", fix="Ask again later.")
     middle = {region: statistics.median(values) for region, values in times_s.items()}
-    return State(min(steps.values()), middle)
+    lasted_s = (totals.startup_s or 0.0) + totals.elapsed_s
+    return State(min(steps.values()), middle, lasted_s / HOUR_S)
 
 
-def decide(experiment: Experiment, base_dir: Path, run_dir: Path, sources: Sources) -> Decision:
+def decide(
+    experiment: Experiment,
+    base_dir: Path,
+    run_dir: Path,
+    sources: Sources,
+    age_h: float | None = None,
+) -> Decision:
     """Whether the run in a directory should go on as it is; see `replanned`.
+
+    Args:
+        experiment: the configuration.
+        base_dir: where relative paths in it start.
+        run_dir: of the run.
+        sources: of prices, links and measured steps.
+        age_h: of the run's first machines; None: the seconds that its starts and it have lasted.
 
     Raises:
         RunDirectoryError: there is no run.
@@ -67,6 +94,8 @@ def decide(experiment: Experiment, base_dir: Path, run_dir: Path, sources: Sourc
             f"{run_dir} follows no plan", fix="Begin a run with `geo-ray train --plan`."
         )
     state = state_of(read_events(run.path / EVENTS_FILE))
+    if age_h is not None:
+        state = replace(state, run_h=age_h)
     return replanned(experiment, base_dir, present, state, run.links, sources)
 
 
@@ -98,7 +127,9 @@ def replanned(
     if left < 1:
         raise PlanError("the run has no steps left", fix="There is nothing to plan.")
     inputs = inputs_of(experiment, base_dir, sources)
-    request = _of_the_rest(inputs, present, state, left, local, run_links)
+    evals_s = evaluations_s(experiment, inputs.profile, state.steps)
+    work = replace(inputs.request.work, steps=left, evaluations_s=evals_s)
+    request = _of_the_rest(inputs, work, present, state, local, run_links)
     as_it_is = replace(
         request,
         averagers=[present.averager],
@@ -106,7 +137,7 @@ def replanned(
         loss_budget=math.inf,
         work=replace(request.work, startup_s=0.0, worker_start_s=0.0),
     )
-    counts = {region.region: _counts(region) for region in present.regions}
+    counts = {region.region: counts_of(region) for region in present.regions}
     going_on = fixed(as_it_is, counts)
     limits = request.limits
     best = None
@@ -116,6 +147,11 @@ def replanned(
         if not limits.keeps(going_on.total_s, going_on.total_usd):
             raise
     decision = replan(going_on, best, request.objective, limits)
+    age = age_text(state.run_h * HOUR_S)
+    notes = inputs.notes
+    if inputs.loss is not None:
+        chosen = decision.plan
+        notes += tuple(loss_files.plan_notes(inputs.loss, chosen.interval, chosen.codec))
     # Who follows it counts all steps of the run.
     whole = {
         "steps": present.steps,
@@ -123,12 +159,13 @@ def replanned(
         "lr_gain": present.lr_gain,
         "from_step": state.steps,
         "model": inputs.model,
+        "notes": (*notes, f"machines that run are priced from an age of {age} on"),
     }
     return replace(decision, plan=decision.plan.model_copy(update=whole))
 
 
 def _of_the_rest(
-    inputs: Inputs, present: Plan, state: State, left: float, local: int, run_links: Path
+    inputs: Inputs, work: JobWork, present: Plan, state: State, local: int, run_links: Path
 ) -> Request:
     """The question for what is left, at the speeds and links that the run has seen."""
     request = inputs.request
@@ -143,8 +180,11 @@ def _of_the_rest(
         links = links.with_records(load_links(run_links).links)
     return replace(
         request,
-        work=replace(request.work, steps=left),
-        sites=[_as_seen(s, plans[s.name], state, local) for s in request.sites],
+        work=work,
+        sites=[
+            with_running(_as_seen(s, plans[s.name], state, local), plans[s.name], state.run_h)
+            for s in request.sites
+        ],
         links=links,
         codecs=[present.codec],  # a checkpoint holds what codecs keep for the next update
     )
@@ -152,22 +192,16 @@ def _of_the_rest(
 
 def _as_seen(site: Site, plan: RegionPlan, state: State, local: int) -> Site:
     """The site with its present types as fast as they were."""
-    measured_s = state.compute_s.get(plan.region)
-    if not measured_s:
+    measured_s = state.step_s.get(plan.region, 0.0) / local
+    if not measured_s > 0:
         return site
-    factor = (plan.step_s - plan.fixed_s) * local / max(1e-9, measured_s - plan.fixed_s * local)
+    if measured_s > plan.fixed_s:
+        factor = (plan.step_s - plan.fixed_s) / (measured_s - plan.fixed_s)
+    else:  # what is fixed was taken to be too long, so it does not tell how fast rows are
+        factor = plan.step_s / measured_s
     used = {machines.type for machines in plan.machines}
     rentals = [
         replace(each, rows_per_s=each.rows_per_s * factor) if each.type in used else each
         for each in site.rentals
     ]
     return replace(site, rentals=rentals)
-
-
-def _counts(region: RegionPlan) -> dict[tuple[str, str], int]:
-    """Machines by type and market; a plan has an entry for each number of rows."""
-    counts: dict[tuple[str, str], int] = {}
-    for each in region.machines:
-        key = (each.type, each.market)
-        counts[key] = counts.get(key, 0) + each.count
-    return counts

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from pydantic import JsonValue
 
+from geo_ray.checkpoint.manifest import CheckpointManifest
 from geo_ray.checkpoint.store import CheckpointStore
 from geo_ray.config.experiment import Experiment
-from geo_ray.errors import CheckpointError, CheckpointMissingError, ConfigDriftError
+from geo_ray.errors import (
+    CheckpointError,
+    CheckpointMissingError,
+    ConfigDriftError,
+    RunFinishedError,
+)
+from geo_ray.job.checkpoints import store_of
 from geo_ray.job.rundir import RunDirectory
 from geo_ray.observe.events.log import EVENTS_FILE, read_events
 from geo_ray.observe.metrics.totals import RunTotals
@@ -26,13 +34,14 @@ def check_resumable(
         checkpoint: the one that the user has named; then also a finished run goes on from there.
 
     Raises:
-        CheckpointMissingError: the run is finished and ``wanted`` asks for no more, or it has no
-            checkpoint; says where its model is, and how to train further.
+        RunFinishedError: it is finished and ``wanted`` asks for no more, or it has no checkpoint
+            to go on from; says where its model is, and how to train further.
+        CheckpointMissingError: it has no checkpoint, or ``wanted`` ends before that.
         ConfigDriftError: ``wanted`` has other codecs than the checkpoint was made with, or other
             regions or shards.
     """
     totals = _totals(run)
-    store = CheckpointStore(run.checkpoints, saved.checkpoint.keep)
+    store = store_of(run, saved)
     has_checkpoint = bool(store.ids())
     if totals.started is not None and totals.started["simulated"]:
         raise CheckpointMissingError(
@@ -49,7 +58,12 @@ def check_resumable(
             "saves.",
         )
     _check_regions(saved, wanted)
-    _check_codecs(_saved_codecs(store, checkpoint), wanted)
+    _check_stores(saved, wanted)
+    taken = _taken(store, checkpoint)
+    if taken is not None:  # else whoever restores it says what is wrong with it
+        codecs = taken.extra.get("codecs")
+        _check_codecs(codecs if isinstance(codecs, dict) else {}, wanted)
+        _check_steps(taken, wanted)
 
 
 def codecs_of(experiment: Experiment) -> dict[str, JsonValue]:
@@ -78,6 +92,18 @@ def _check_regions(saved: Experiment, wanted: Experiment) -> None:
         )
 
 
+def _check_stores(saved: Experiment, wanted: Experiment) -> None:
+    """Refuse other stores: a run's checkpoints stay where they are."""
+    for key in ("store", "region_stores"):
+        before, now = getattr(saved.checkpoint, key), getattr(wanted.checkpoint, key)
+        if before != now:
+            raise ConfigDriftError(
+                f"checkpoint.{key} is {now or 'not set'}, the run's checkpoints are in "
+                f"{before or 'its own directory'}",
+                fix="Resume with the stores of the run, or begin a new one.",
+            )
+
+
 def _check_codecs(found: Mapping[str, JsonValue], wanted: Experiment) -> None:
     """Refuse other codecs: what they owe to other regions cannot be taken over."""
     for way, section in codecs_of(wanted).items():
@@ -98,18 +124,39 @@ def _check_codecs(found: Mapping[str, JsonValue], wanted: Experiment) -> None:
         )
 
 
-def _saved_codecs(store: CheckpointStore, checkpoint: int | None) -> Mapping[str, JsonValue]:
-    """Those of the named manifest, or the newest readable; nothing of one that does not tell."""
+def _check_steps(taken: CheckpointManifest, wanted: Experiment) -> None:
+    """Refuse to end before the checkpoint: the run would report what it has not done."""
+    steps, size = wanted.train.steps, wanted.data.batch_size
+    most = steps  # as servers count them: in async mode every push is one
+    if wanted.counts_together:  # one region may do nearly all, with few rows at once
+        pushed = min(min(region.batch_sizes or (size,)) for region in wanted.regions)
+        most = wanted.rows // (pushed * max(1, wanted.worker_steps))
+    elif wanted.train.mode == "async":
+        most = steps * max(region.workers for region in wanted.regions)
+    if taken.step <= most:
+        return
+    raise CheckpointMissingError(
+        f"checkpoint {taken.id} was saved after {taken.step} steps, and train.steps is "
+        f"{wanted.train.steps}: the run would end before it goes on",
+        fix="Name an older one with --from ID (`geo-ray checkpoints RUN` lists them), or set "
+        f"train.steps to {math.ceil(taken.step * steps / most)} or more.",
+    )
+
+
+def _taken(store: CheckpointStore, checkpoint: int | None) -> CheckpointManifest | None:
+    """The manifest that is named; else of the newest readable one, if any is healthy of those."""
     if checkpoint is not None:
-        codecs = store.manifest(checkpoint).extra.get("codecs")
-        return codecs if isinstance(codecs, dict) else {}
+        return store.manifest(checkpoint)
+    found = []
     for id in reversed(store.ids()):
         try:
-            codecs = store.manifest(id).extra.get("codecs")
+            manifest = store.manifest(id)
         except CheckpointError:
-            continue  # whoever restores it says what is wrong with it
-        return codecs if isinstance(codecs, dict) else {}
-    return {}
+            continue
+        if manifest.healthy:
+            return manifest
+        found.append(manifest)
+    return found[0] if found else None
 
 
 def _own_file(section: JsonValue) -> tuple[JsonValue, JsonValue] | None:
@@ -130,7 +177,7 @@ def _named(section: JsonValue) -> str:
 
 def _finished(
     run: RunDirectory, saved: Experiment, totals: RunTotals, *, has_checkpoint: bool
-) -> CheckpointMissingError:
+) -> RunFinishedError:
     model = f"its model is {run.model}" if run.model.exists() else "its model is not there any more"
     further = f"--set train.steps={2 * saved.train.steps}"
     if totals.stop_cause is not None:
@@ -142,9 +189,7 @@ def _finished(
             "It took no checkpoint to go on from. For a longer run, which saves more often: "
             f"`geo-ray train CONFIG {further} --set checkpoint.every_s=10`."
         )
-    return CheckpointMissingError(
-        f"{run.path} is finished after {totals.steps} steps; {model}", fix=fix
-    )
+    return RunFinishedError(f"{run.path} is finished after {totals.steps} steps; {model}", fix=fix)
 
 
 def _asks_for_more(saved: Experiment, wanted: Experiment) -> bool:

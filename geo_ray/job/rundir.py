@@ -151,6 +151,11 @@ def reopen(
         ConfigDriftError: if a file with the user's strategy or codec has changed since.
     """
     path = path.absolute()
+    if not path.is_dir():
+        raise RunDirectoryError(
+            f"{path} is a file, no run" if path.exists() else f"there is no run {path}",
+            fix="Name a directory that `geo-ray train` or `geo-ray simulate` has made.",
+        )
     try:
         plan = json.loads((path / PLAN_FILE).read_text())
         base_dir = Path(str(plan["base_dir"]))

@@ -28,7 +28,10 @@ _HEADINGS = ("region", "step", "loss", "samples/s", "Mb/s out", "in", "stale", "
 _TOLD = (
     "worker_lost",
     "worker_replaced",
+    "worker_left",
+    "team",
     "step_refused",
+    "state_changed",
     "stop_requested",
     "checkpoint",
     "checkpoint_failed",
@@ -98,6 +101,7 @@ class Progress:
         self._unprinted: list[str] = []
         self._spinner = Spinner("dots")
         self._first_steps: dict[str, int] = {}
+        self._joined_at_s: dict[str, float] = {}  # of regions that were not there from the start
         self._ended_s: float | None = None  # what the summary says that it took
         self._live: Live | None = None
         if not self._plain:
@@ -132,6 +136,12 @@ class Progress:
                 self._say(escape(text))
         self._print()
 
+    def note(self, text: str) -> None:
+        """Print a line that stays."""
+        with self._lock:
+            self._say(escape(text))
+        self._print()
+
     def awaiting(self, phase: str, done: int, total: int, names: Sequence[str]) -> None:
         """Show what a phase of the start-up waits for; to be called again and again meanwhile.
 
@@ -163,11 +173,15 @@ class Progress:
                 self._ended_s = None
                 self._printed_at_s = now_s
                 self._first_steps.clear()
+                self._joined_at_s.clear()
                 self._status, self._wait = "", None
                 if event.fields.get("links"):
                     self._say(escape(event["links"]))
             elif event.kind == "run_finished":
                 self._ended_s = event["summary"].get("seconds")
+            elif event.kind == "region_joined":
+                self._first_steps.pop(event["region"], None)
+                self._joined_at_s[event["region"]] = now_s
             elif event.kind == "step":
                 self._first_steps.setdefault(event["region"], event["step"] - 1)
             if event.kind in _TOLD:
@@ -205,7 +219,9 @@ class Progress:
         """Give how the run stands as one line without markup."""
         with self._lock:
             regions = [
-                f"{name} {region.step}/{self._total_steps} loss {number_text(region.loss)}"
+                f"{name} {region.gone} at {region.step}/{self._total_steps}"
+                if region.gone and region.step < self._total_steps
+                else f"{name} {region.step}/{self._total_steps} loss {number_text(region.loss)}"
                 for name, region in self._run.regions.items()
             ]
             return " | ".join([self._overall(), *regions])
@@ -237,11 +253,11 @@ class Progress:
         return [
             f"{region.step}/{self._total_steps}",
             number_text(region.loss),
-            number_text(round(region.samples.per_s(now_s), 1)),
-            f"{region.sent.per_s(now_s) * 8e-6:.1f}",
-            f"{region.received.per_s(now_s) * 8e-6:.1f}",
+            number_text(round(region.rates.samples.per_s(now_s), 1)),
+            f"{region.rates.sent.per_s(now_s) * 8e-6:.1f}",
+            f"{region.rates.received.per_s(now_s) * 8e-6:.1f}",
             number_text(region.staleness),
-            f"{region.wait_share(now_s):.0%}",
+            f"{region.rates.wait_share(now_s):.0%}",
             state,
         ]
 
@@ -266,11 +282,11 @@ class Progress:
 
     def _left_s(self) -> float | None:
         """Guess the seconds left from the pace of the region that needs longest."""
-        elapsed_s = self._clock.now_s() - self._begun_at_s
         left_s = 0.0
         for name, region in self._run.regions.items():
+            elapsed_s = self._clock.now_s() - self._joined_at_s.get(name, self._begun_at_s)
             done = region.step - self._first_steps.get(name, region.step)
-            if region.step >= self._total_steps:
+            if region.step >= self._total_steps or region.gone:
                 continue
             if done <= 0 or elapsed_s <= 0:
                 return None
@@ -286,14 +302,27 @@ class Progress:
                 self._say(f"[yellow]worker lost[/]: {who}: {cause}")
             case "worker_replaced":
                 self._say(f"[green]worker replaced[/]: {who}, epoch {event['epoch']}")
+            case "worker_left":
+                self._say(f"[yellow]worker leaves[/]: {who}: {cause}")
+            case "team":
+                self._say(
+                    f"workers of {escape(event['region'])} after step {event['step']}: "
+                    f"{event['workers']} take part, {event['rows']} rows a step"
+                )
             case "step_refused" if self._run.regions[event["region"]].faults <= 3:
                 region = escape(event["region"])
                 self._say(f"[yellow]step refused[/]: {region} step {event['step']}: {cause}")
+            case "state_changed":
+                names, region = escape(event["names"]), escape(event["region"])
+                self._say(
+                    f"[yellow]state changes that nobody declared[/]: {region} step "
+                    f"{event['step']}: {names}; it is in no exchange and in no checkpoint"
+                )
             case "stop_requested":
                 self._say(f"[yellow]stopping[/]: {cause}")
             case "checkpoint_failed":
                 self._say(f"[yellow]checkpoint failed, the one before it stands[/]: {cause}")
-            case "checkpoint" if self._plain:
+            case "checkpoint" if self._plain and not self._run.simulated:  # it writes none
                 self._say(f"checkpoint {escape(str(event['id']))} at step {event['step']}")
 
     def _say(self, markup: str) -> None:

@@ -61,10 +61,12 @@ def duration_text(seconds: float | None) -> str:
 
 
 def age_text(age_s: float) -> str:
-    """An age in the largest unit that it has one of."""
+    """An age in the largest unit that it has one of; in days only beyond two of them."""
     if age_s < 0:
         return "of the future"
-    for unit, seconds in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
+    if age_s > 2 * 86400.0:
+        return f"{age_s / 86400.0:.0f} d"
+    for unit, seconds in (("h", 3600.0), ("min", 60.0)):
         if age_s >= seconds:
             return f"{age_s / seconds:.0f} {unit}"
     return f"{age_s:.0f} s"

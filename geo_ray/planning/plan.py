@@ -5,6 +5,7 @@ Shared by `geo-ray plan`, which makes it, and `geo-ray train --plan`, which foll
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -28,6 +29,9 @@ class Machines(StrictModel):
     workers: int = Field(1, ge=1, description="of each, one for every accelerator")
     rows_per_s: float = Field(gt=0, description="how fast it is taken to be")
     usd_per_h: float = Field(ge=0, description="of one, mean over the job")
+    since_h: float = Field(
+        0.0, ge=0, description="hours after the run's first machines that it is rented"
+    )
 
     @property
     def worker_rows(self) -> tuple[int, ...]:
@@ -47,6 +51,7 @@ class RegionPlan(StrictModel):
     server: str | None = Field(
         None, description="instance type for parameter server and bridge; null: on a worker's"
     )
+    server_since_h: float = Field(0.0, ge=0, description="the same as `since_h`, of the server")
 
     @property
     def workers(self) -> int:
@@ -57,6 +62,22 @@ class RegionPlan(StrictModel):
     def batch_sizes(self) -> tuple[int, ...]:
         """Return the rows of a step by worker, in the order of `machines`."""
         return tuple(rows for each in self.machines for rows in each.count * each.worker_rows)
+
+    @property
+    def machines_text(self) -> str:
+        """All machines in a few words: ``2 x g5.xlarge spot + 1 x g6.xlarge spot``."""
+        return " + ".join(
+            f"{each.count} x {each.type} {each.market.replace('_', '-')}" for each in self.machines
+        )
+
+
+class PlannedLoss(StrictModel):
+    """What interval and codec of a plan are expected to cost in loss."""
+
+    expected: float | None = Field(
+        description="relative, against plain training; null: training diverged"
+    )
+    measured: bool = Field(description="for the task, or assumed for any")
 
 
 class Plan(StrictModel):
@@ -70,6 +91,7 @@ class Plan(StrictModel):
     codec: str | None = Field(description="of the updates; null: fp32")
     steps: float = Field(gt=0, description="local steps of every region")
     model: ModelId | None = Field(None, description="what it is for; null: not checked")
+    loss: PlannedLoss | None = Field(None, description="null: not known, of older releases")
     usd_per_gb: dict[str, dict[str, float]] = Field(
         {}, description="egress by source and destination, of pairs with the averager"
     )
@@ -101,6 +123,11 @@ class Plan(StrictModel):
         return sum(self.usd.values())
 
     @property
+    def machines_text(self) -> str:
+        """The machines of all regions in a line."""
+        return "; ".join(f"{each.region}: {each.machines_text}" for each in self.regions)
+
+    @property
     def usd_per_h(self) -> float:
         """What the machines cost per hour."""
         return sum(m.count * m.usd_per_h for region in self.regions for m in region.machines)
@@ -120,3 +147,11 @@ def load_plan(path: Path) -> Plan:
     return load_json(
         path, Plan, "plan", partial(PlanError, fix="Make one with `geo-ray plan --out`.")
     )
+
+
+def differing_machines(plans: Sequence[Plan]) -> list[str]:
+    """The machines of each plan, of those regions where not all plans have the same."""
+    by_plan = [{each.region: each.machines_text for each in plan.regions} for plan in plans]
+    regions = by_plan[0] if by_plan else {}
+    names = [name for name in regions if len({texts.get(name) for texts in by_plan}) > 1]
+    return ["; ".join(f"{name}: {texts[name]}" for name in names) for texts in by_plan]

@@ -113,8 +113,8 @@ def load_profile(path: Path) -> Profile:
     return load_json(path, Profile, "profile", ProfileError)
 
 
-def save_profile(profile: Profile, path: Path) -> None:
-    """Write a profile, whole or not at all.
+def save_profile(profile: StrictModel, path: Path) -> None:
+    """Write a profile of whatever, whole or not at all.
 
     Raises:
         RunDirectoryError: it cannot be written.

@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol
 
 from geo_ray.clouds.price import Market
+from geo_ray.codecs.traits import FP32_BITS
 from geo_ray.errors import PlanInfeasibleError
 from geo_ray.observe.text import enough_text
-from geo_ray.planning.model.exchange import Exchange, exchange
+from geo_ray.planning.loss_table import AssumedLoss, LossTable
+from geo_ray.planning.model.exchange import Exchange, exchange, mean_of
+from geo_ray.planning.model.timing import Timing
 from geo_ray.planning.model.work import JobWork
-from geo_ray.planning.search.bracket import UNCHANGING, Bracket, Usd
+from geo_ray.planning.search.bracket import UNCHANGING, Bracket
 from geo_ray.planning.search.fleet import ANY_ROWS, Offer, RegionFleet
 from geo_ray.planning.search.ways import Limits, Objective, Option
-from geo_ray.planning.tradeoffs import (
-    LOSS_BY_CODEC,
-    LOSS_OF_DELAY,
-    last_bits,
-    loss_of_interval,
-)
+from geo_ray.planning.tradeoffs import last_bits, owes
 from geo_ray.transport.links.table import LinkTable
+
+_IN_FULL: Final = (FP32_BITS, FP32_BITS)
+
+
+class RentalPrice(Protocol):
+    """Dollars for something that is kept for so many hours and is so old when they begin."""
+
+    def __call__(self, hours: float, age_h: float = 0.0) -> float:
+        """Return the dollars.
+
+        Args:
+            hours: that it is kept for from now on.
+            age_h: that it has now.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +44,7 @@ class Rental:
     Attributes:
         type: the instance type.
         market: how it would be bought.
-        usd: dollars for one that is kept for so many hours, by its age tiers.
+        usd: dollars for one, by its age tiers.
         rows_per_s: that one computes.
         cap: most of them.
         lost_share: of the time of all who wait for it that its preemptions are expected to take.
@@ -37,11 +52,12 @@ class Rental:
         workers: that one has, each with an accelerator of its own.
         room_rows: most rows of a step that one has the memory for.
         left_out: why it cannot be rented; empty if it can, or is not sold.
+        since_h: hours after the run's first machines that it is rented; see `rental_age`.
     """
 
     type: str
     market: Market
-    usd: Usd
+    usd: RentalPrice
     rows_per_s: float
     cap: int
     lost_share: float = 0.0
@@ -49,6 +65,7 @@ class Rental:
     workers: int = 1
     room_rows: int = ANY_ROWS
     left_out: str = ""
+    since_h: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +75,25 @@ class Site:
     Attributes:
         name: the region.
         rentals: what it could rent.
-        stands_usd: dollars for what it needs anyway (server, disk), for so many hours.
+        stands_usd: dollars for what it needs anyway (server, disk); the age is the server's.
         fixed_s: of every step, whatever is rented.
         one_is_free: whether the parameter server is on one of the machines, whose workers need no
             network; that with the largest `lan_s`.
         counts_lan: whether `Rental.lan_s` is made of the network, because nobody has measured it.
         server: instance type for the parameter server; None: on one of the machines.
         edges_h: every number of hours at which one of these prices changes.
+        server_since_h: as `Rental.since_h`, of the server.
     """
 
     name: str
     rentals: Sequence[Rental]
-    stands_usd: Usd
+    stands_usd: RentalPrice
     fixed_s: float = 0.0
     one_is_free: bool = False
     counts_lan: bool = False
     server: str | None = None
     edges_h: frozenset[float] = frozenset()
+    server_since_h: float = 0.0
 
     def lan_s(self, counts: Sequence[int]) -> float:
         """Return what the network inside the region adds to a step with some of its rentals."""
@@ -85,6 +104,31 @@ class Site:
     def workers(self, counts: Sequence[int]) -> int:
         """Return the workers of some of its rentals."""
         return sum(n * rental.workers for rental, n in zip(self.rentals, counts, strict=True))
+
+
+class _Coded(NamedTuple):
+    """Exchanges with an averager by what of them is sent, and how it is coded.
+
+    Attributes:
+        one: as most are.
+        last: after the last step, of the whole model.
+        only: the same, if there is no other.
+        first: the first one; None if it is as most are.
+    """
+
+    one: Exchange
+    last: Exchange
+    only: Exchange
+    first: Exchange | None
+
+    def exchanges(self, timing: Timing, steps: float) -> tuple[Exchange, Exchange | None]:
+        """Return the mean one of those on the way, and the one after the last step if there is."""
+        rounds, each = timing.rounds(steps), self.one
+        if rounds and self.first is not None:
+            each = mean_of(self.one, self.first, rounds)
+        if not timing.has_last(steps):
+            return each, None
+        return each, self.last if rounds else self.only
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +148,9 @@ class Request:
         limits: to keep.
         overhead_s: by codec, what an exchange takes beside bytes and round trip, as measured.
         last_errors: relative, that the last exchange may have up and down; 0 for full precision.
+        first_in_full: whether no codec is used for the first exchange, as there is nothing yet that
+            what is sent could be a difference from.
+        loss: what intervals and codecs cost in loss.
     """
 
     work: JobWork
@@ -118,6 +165,8 @@ class Request:
     limits: Limits = field(default_factory=Limits)
     overhead_s: Mapping[str | None, float] = field(default_factory=dict)
     last_errors: tuple[float, float] = (0.0, 0.0)
+    first_in_full: bool = False
+    loss: LossTable = field(default_factory=AssumedLoss)
 
     def fleets(self, bracket: Bracket = UNCHANGING, most_nodes: int = 20_000) -> list[RegionFleet]:
         """Return what the regions could rent, at the prices of a bracket.
@@ -163,27 +212,53 @@ class Request:
         names = [site.name for site in self.sites]
         stands = sum(bracket.usd_per_h(site.stands_usd) for site in self.sites)
         pattern = self.work.pattern
-        late = LOSS_OF_DELAY if pattern.trains_on else 0.0
         found, least = [], float("inf")
         for averager in self.averagers:
             for codec in self.codecs:
-                one = self._exchange(averager, codec, pattern.fragments)
-                exact = self._exchange(averager, codec, 1, last_bits(codec, self.last_errors))
+                coded = self._coded(averager, codec)
                 for interval in self.intervals:
-                    loss = loss_of_interval(interval) + LOSS_BY_CODEC[codec] + late
+                    loss = self.loss_of(interval, codec)
                     least = min(least, loss)
                     if loss <= self.loss_budget or len(names) == 1:
-                        timing = pattern.timing(interval)
-                        last = exact if timing.has_last(self.work.steps) else None
-                        found.append(Option(interval, timing, one, stands, last))
+                        timing = pattern.timing(interval, owes=owes(codec))
+                        each, last = coded.exchanges(timing, self.work.steps)
+                        found.append(Option(interval, timing, each, stands, last))
         if not found:
-            raise PlanInfeasibleError(
-                f"loss_budget {self.loss_budget:.1%}: the best interval and codec that are allowed "
-                f"are expected to lose {least:.1%}",
-                fix=f"Set plan.loss_budget to {enough_text(least)}, or allow shorter intervals and "
-                "larger codecs.",
-            )
+            raise self._all_lose(least)
         return found
+
+    def _coded(self, averager: str, codec: str | None) -> _Coded:
+        fragments = self.work.pattern.fragments
+        last = self._exchange(averager, codec, 1, last_bits(codec, self.last_errors))
+        one, full, whole = self._exchange(averager, codec, fragments), None, last
+        if self.first_in_full and codec is not None:
+            full = self._exchange(averager, codec, fragments, _IN_FULL)
+            whole = self._exchange(averager, codec, 1, _IN_FULL)
+        return _Coded(one, last, whole, full)
+
+    def loss_of(self, interval: int, codec: str | None) -> float:
+        """Return the relative loss that a way to exchange is expected to cost."""
+        if len(self.sites) == 1:
+            return 0.0
+        return self.loss.loss(interval, codec, trains_on=self.work.pattern.trains_on)
+
+    def _all_lose(self, least: float) -> PlanInfeasibleError:
+        budget = f"loss_budget {self.loss_budget:.1%}"
+        if math.isinf(least):
+            return PlanInfeasibleError(
+                f"{budget}: with every interval and codec that are allowed, training diverged when "
+                "the loss was measured",
+                fix="Allow shorter intervals and larger codecs, or lower the learning rate and "
+                "measure anew.",
+            )
+        how = "as measured, noise included" if self.loss.is_measured else "by the rough table"
+        more = ", or measure with more --seeds and --steps" if self.loss.is_measured else ""
+        return PlanInfeasibleError(
+            f"{budget}: the best interval and codec that are allowed are expected to lose "
+            f"{least:.1%}, {how}",
+            fix=f"Set plan.loss_budget to {enough_text(least)}, or allow shorter intervals and "
+            f"larger codecs{more}.",
+        )
 
     def _exchange(
         self,

@@ -52,6 +52,14 @@ def last_bits(codec: str | None, errors: tuple[float, float]) -> tuple[float, fl
     return up, down if _PROPOSED[codec].suits_answers else FP32_BITS
 
 
+def owes(codec: str | None) -> bool:
+    """Return whether the sender keeps what the codec has lost, to pay it with the last exchange."""
+    if codec is None:
+        return False
+    traits = _PROPOSED[codec]
+    return traits.lossy and not traits.feeds_back
+
+
 LOSS_BY_CODEC: Final[dict[str | None, float]] = {None: 0.0} | {
     kind: traits.expected_loss or 0.0 for kind, traits in _PROPOSED.items()
 }

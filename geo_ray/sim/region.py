@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,14 +24,20 @@ from geo_ray.training.compute.coded_step import coded_step
 from geo_ray.training.compute.flat import split_sizes
 from geo_ray.training.compute.local_steps import LocalSteps
 from geo_ray.training.compute.worker import StepResult, Worker
-from geo_ray.training.server.effects import Assignment, Effect, SendUpdate, Snapshot, StepDone
+from geo_ray.training.membership.newcomer import ShardState, region_state, shard_state
+from geo_ray.training.server.effects import (
+    Assignment,
+    Effect,
+    HandOver,
+    SendUpdate,
+    Snapshot,
+    StepDone,
+    TeamChanged,
+)
 from geo_ray.types import Span, StepReport
 
-ShardState = tuple[dict[str, Tensor], dict[str, float]]
-"""What `Shard.export` gives."""
-
-
 _Values = tuple[Tensor, Tensor]  # parameters, fp32 (P,), and what is carried, uint8 (B,)
+_Found = Callable[[], tuple[StepResult, Tensor]]  # gives a step's result and gradient, fp32 (P,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +49,22 @@ class RegionHooks:
         step: a step was applied; with when its computation began.
         evaluated: a worker's statistics: step, sums, rows, whether they are the last, and the
             digest of the evaluated parameters, if it is told.
+        handed: the copy of its state that newcomers begin with: of the server, and of each shard.
         precise: carried values with statistics of the final parameters over the region's rows; what
             it is given goes on, once they are over all regions' rows.
+        changed: state changes that nobody declared: step, and names in words.
         saved: the parts of a checkpoint: of the server, and of each shard.
+        team: other workers than before take part.
     """
 
     send: Callable[[str, SendUpdate], None]
     step: Callable[[str, StepDone, float], None]
     evaluated: Callable[[str, int, Stats, int, bool, str | None], None]
     saved: Callable[[str, Snapshot, list[ShardState]], None]
+    handed: Callable[[str, Snapshot, list[ShardState]], None]
     precise: Callable[[str, Tensor, Callable[[Tensor], None]], None]
+    changed: Callable[[str, int, str], None]
+    team: Callable[[str, TeamChanged], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +116,10 @@ class SimRegion:
         self._slices = split_sizes(params_P.numel(), region.ps_shards)
         self.server = build_server(experiment, region, self._shards, params_P.numel(), start=start)
         self._train, self._heldout = open_readers(experiment, manifest, region.name)
-        self._workers = [
-            build_worker(
-                experiment, region.name, task, start.buffer(), torch.zeros_like(start.buffer())
-            )
-            for _ in range(region.workers)
-        ]
+        self._build = partial(build_worker, experiment, region.name, task)
+        self._start = start
+        self._workers = [self._new_worker() for _ in range(region.workers)]
+        self._lives = [1] * region.workers  # the incarnation of each rank that is there
         self._eval_rows = experiment.train.eval_batch_size
         self._scheduler = around.scheduler
         self._hooks = hooks
@@ -116,6 +127,7 @@ class SimRegion:
         self._gradients = around.gradients
         self._candidates = around.candidates
         self._began_s = 0.0
+        self._is_dead = False
         self._experiment = experiment
         self._measured_s = 0.0
         if experiment.step_s(region.name) is None:
@@ -145,14 +157,58 @@ class SimRegion:
         for shard, state in zip(self._shards, shards, strict=True):
             shard.restore(*state)
 
+    def begin_as(
+        self, handed: Snapshot, shards: list[ShardState], rows: dict[str, object] | None
+    ) -> None:
+        """Become, before the start, a copy of another region (see `membership.newcomer`)."""
+        self.server.restore(*region_state(handed.control, handed.tensors, rows))
+        for shard, state in zip(self._shards, shards, strict=True):
+            shard.restore(*shard_state(state, self._experiment.strategy.traits))
+
+    def lose_worker(self, rank: int) -> None:
+        """A worker's process ends: what it computes comes to nothing."""
+        self._lives[rank] += 1
+        if not self._is_dead:
+            self._carry_out(self.server.leave(rank))
+
+    def dismiss_worker(self, rank: int) -> None:
+        """A worker is told that its machine will be gone: it leaves between two steps."""
+        if not self._is_dead:
+            self._carry_out(self.server.dismiss(rank))
+
+    def replace_worker(self, rank: int) -> int:
+        """A new worker of this rank is here, the one before gone, known or not; its incarnation."""
+        self._lives[rank] += 1
+        self._workers[rank] = self._new_worker()
+        if not self._is_dead:
+            self._carry_out(self.server.join(rank))
+        return self._lives[rank]
+
+    @property
+    def lacks_workers(self) -> bool:
+        """Whether it stands still until a worker comes."""
+        return self.server.phase != "done" and not self.server.work.team.may_work
+
+    def _new_worker(self) -> Worker | LocalSteps:
+        buffer = self._start.buffer()
+        return self._build(buffer, torch.zeros_like(buffer))
+
+    def die(self) -> None:
+        """All its processes end at once: it does and hears nothing any more."""
+        self._is_dead = True
+
     def on_reply(self, reply: Reply, took_s: float) -> None:
         """An answer of the averager has arrived, ``took_s`` after the request."""
+        if self._is_dead:
+            return
         if reply.checkpoint is not None:
             self.cut(reply.checkpoint, halt=reply.halt)
         self._carry_out(self.server.on_reply(self.server.wire.decode(reply), took_s))
 
     def cut(self, checkpoint: int, *, halt: bool = False) -> None:
         """A checkpoint has begun."""
+        if self._is_dead:
+            return
         self._carry_out(self.server.cut(checkpoint, halt=halt))
 
     def _carry_out(self, effects: list[Effect]) -> None:
@@ -163,6 +219,11 @@ class SimRegion:
                 self._hooks.send(self.name, effect)
             elif isinstance(effect, StepDone):
                 self._hooks.step(self.name, effect, self._began_s)
+            elif isinstance(effect, HandOver):
+                parts = [shard.take_snapshot(effect.snapshot.id) for shard in self._shards]
+                self._hooks.handed(self.name, effect.snapshot, parts)
+            elif isinstance(effect, TeamChanged):
+                self._hooks.team(self.name, effect)
             else:
                 parts = [shard.take_snapshot(effect.id) for shard in self._shards]
                 self._hooks.saved(self.name, effect, parts)
@@ -175,32 +236,37 @@ class SimRegion:
         if answer.eval_params:
             agreed_B = carried_B if carry is None else carry.agreed_B.clone()
             judged = torch.cat([shard.eval_params_S for shard in self._shards]), agreed_B
-        self._scheduler.after(self._lan_s, lambda: self._work(answer, live, judged))
+        life = self._lives[answer.worker]
+        self._scheduler.after(self._lan_s, lambda: self._work(answer, life, live, judged))
 
-    def _work(self, answer: Assignment, live: _Values, judged: _Values) -> None:
+    def _is_gone(self, rank: int, life: int) -> bool:
+        return self._is_dead or self._lives[rank] != life
+
+    def _work(self, answer: Assignment, life: int, live: _Values, judged: _Values) -> None:
+        if self._is_gone(answer.worker, life):
+            return
         worker = self._workers[answer.worker]
+        worker.on_work(answer.version)
         if answer.evaluate:
             _give(worker, judged)
             self._evaluate(worker, answer)
         span = answer.span
         if span is None:
             return
-        if answer.worker == 0:
+        if answer.share is None and answer.worker == min(self.server.work.team.joined):
             self._began_s = self._scheduler.now_s
         push_s = self._push_s(answer.worker, span)
         push_s *= max(1, len(answer.parts))
         result = self._begun(answer, span, live)
         self._scheduler.after(
-            push_s + self._lan_s, lambda: self._push(answer.worker, span, push_s, result())
+            push_s + self._lan_s, lambda: self._push(answer.worker, life, span, push_s, result)
         )
 
     def _push_s(self, worker: int, span: Span) -> float:
         padded_s = self._experiment.push_s(self.name, worker, span.start, span.count)
         return self._measured_s if padded_s is None else padded_s
 
-    def _begun(
-        self, answer: Assignment, span: Span, live: _Values
-    ) -> Callable[[], tuple[StepResult, Tensor]]:
+    def _begun(self, answer: Assignment, span: Span, live: _Values) -> _Found:
         """Begin a step; what gives its result and gradient when they are due."""
         worker, gradients = self._workers[answer.worker], self._gradients
         rows = self._read(span)
@@ -217,13 +283,22 @@ class SimRegion:
     def _read(self, span: Span) -> Columns:
         return self._train.read(span.start, span.count)
 
-    def _push(self, rank: int, span: Span, push_s: float, found: tuple[StepResult, Tensor]) -> None:
-        result, grad_P = found
+    def _tell_changed(self, worker: Worker | LocalSteps) -> None:
+        names = worker.take_changed()
+        if names is not None and worker is self._workers[0]:
+            self._hooks.changed(self.name, self.server.version, names)
+
+    def _push(self, rank: int, life: int, span: Span, push_s: float, found: _Found) -> None:
+        if self._is_gone(rank, life):
+            return
+        result, grad_P = found()
+        share = self.server.share_of(rank)
+        self._tell_changed(self._workers[rank])
         report = StepReport(span, result.loss, push_s, result.refused, result.grad_sq)
         if self.server.carry is not None:
-            self.server.carry.put(rank, self._workers[rank].left_B)
+            self.server.carry.put(share, self._workers[rank].left_B)
         for shard, (start, stop) in zip(self._shards, self._slices, strict=True):
-            shard.put(rank, grad_P[start:stop])
+            shard.put(share, grad_P[start:stop])
         self._carry_out(self.server.push(rank, report))
 
     def _evaluate(self, worker: Worker | LocalSteps, answer: Assignment) -> None:
@@ -243,10 +318,12 @@ class SimRegion:
 
     def _judge(self, worker: Worker | LocalSteps, answer: Assignment) -> None:
         totals, rows = worker.evaluate_all(self._heldout.scan(self._eval_rows))
+        self._tell_changed(worker)
         step, last, model = answer.version, answer.done, None
         if self._candidates is not None:
             carried_B = worker.carried_B
             model = self._candidates.note(self.name, step, worker.params_P, carried_B, last)
+        self.server.work.evals.told(final=last)
         self._hooks.evaluated(self.name, step, totals, rows, last, model)
 
     def _measure_step_s(self, batch_size: int) -> float:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.job.account import account
 from geo_ray.job.best import BestKeeper
-from geo_ray.job.build import use_one_thread
+from geo_ray.job.build import check_absent, use_one_thread
 from geo_ray.job.data import prepare_manifest
 from geo_ray.job.model_file import about_model, save_trained
 from geo_ray.job.recorder import Recorder, Sink
@@ -17,9 +18,12 @@ from geo_ray.job.start.notes import warn_at_start
 from geo_ray.observe.events.log import EVENTS_FILE, EventLog
 from geo_ray.observe.metrics.summary import Summary, Summing, save_summary
 from geo_ray.observe.report.ending import failure_noted
+from geo_ray.sim.cost import cost_note
 from geo_ray.sim.world import World
 from geo_ray.tasks.load import load_task
 from geo_ray.training.compute.flat import digest
+
+_log = logging.getLogger(__name__)
 
 
 def simulate(
@@ -46,10 +50,13 @@ def simulate(
     manifest, _ = prepare_manifest(experiment, task, run.base_dir, run.data)
     check_evaluation(experiment, task, manifest)
     warn_at_start(experiment, manifest, simulated=True)
+    if (note := cost_note(experiment, task, manifest)) is not None:
+        _log.warning("%s", note)
     summing = Summing(experiment.train.target)
     with failure_noted(run.path), EventLog(run.path / EVENTS_FILE) as log:
         recorder = Recorder(log, [*sinks, summing.feed])
         keeper = BestKeeper.of(experiment, task, run)
+        check_absent(experiment)
         world = World(experiment, task, manifest, recorder.emit, keeper=keeper)
         recorder.started(experiment, run.path.name, 0.0, simulated=True)
         try:

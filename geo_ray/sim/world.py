@@ -7,8 +7,8 @@ run to the bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from torch import Tensor
@@ -21,20 +21,24 @@ from geo_ray.job.build import build_averager, build_evals, check_start, model_st
 from geo_ray.job.codec_shapes import with_shapes
 from geo_ray.job.data import data_rows
 from geo_ray.job.eval_notes import Emit, EvalNotes
+from geo_ray.job.evals import Evaluation
+from geo_ray.sim.checkpoints import SimCheckpoint
 from geo_ray.sim.gradients import MANY, Gradients
 from geo_ray.sim.lossy import SimLossy
 from geo_ray.sim.network import Network
 from geo_ray.sim.overlay import SimOverlay
-from geo_ray.sim.region import RegionHooks, ShardState, SimRegion, Surroundings
+from geo_ray.sim.region import RegionHooks, SimRegion, Surroundings
 from geo_ray.sim.scheduler import Scheduler
 from geo_ray.sim.turns import SimTurns
+from geo_ray.sim.workers import SimWorkers
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.tasks.base import Stats, Task
 from geo_ray.tasks.guard import checked_model
-from geo_ray.training.averager.averager import AveragerSnapshot
 from geo_ray.training.averager.stalled import open_requests, stalled_error, stalled_regions
 from geo_ray.training.compute.precise import StatisticsBoard
-from geo_ray.training.server.effects import SendUpdate, Snapshot, StepDone
+from geo_ray.training.membership.border import MemberChange, giver_of
+from geo_ray.training.membership.newcomer import ShardState
+from geo_ray.training.server.effects import SendUpdate, Snapshot, StepDone, TeamChanged
 
 LAN_S = 0.0012
 """One way between a worker and its parameter server on one machine, queueing in Python included."""
@@ -57,19 +61,6 @@ class SimResult:
     sent_bytes: dict[tuple[str, str], dict[str, int]]
     rounds: int
     carried_B: dict[str, Tensor | None]
-
-
-@dataclass(slots=True)
-class SimCheckpoint:
-    """A checkpoint of a simulated run, kept in memory.
-
-    Attributes:
-        regions: the primary shard's part and the shards' parts by region.
-        averager: the averager's part.
-    """
-
-    regions: dict[str, tuple[Snapshot, list[ShardState]]] = field(default_factory=dict)
-    averager: AveragerSnapshot | None = None
 
 
 class World:
@@ -153,12 +144,25 @@ class World:
         self._statistics = StatisticsBoard(start.layout, rows)
         self._go_on: dict[str, Callable[[Tensor], None]] = {}
         hooks = RegionHooks(
-            self._on_send, self._on_step, self._on_evaluated, self._on_saved, self._on_precise
+            self._on_send,
+            self._on_step,
+            self._on_evaluated,
+            self._on_saved,
+            self._on_handed,
+            self._on_precise,
+            self._on_changed,
+            self._on_team,
         )
-        self.regions = {
-            region.name: SimRegion(experiment, region, task, manifest, start, around, hooks)
+        self._regions = {
+            region.name: partial(
+                SimRegion, experiment, region, task, manifest, start, around, hooks
+            )
             for region in experiment.regions
         }
+        self._rows: dict[str, dict[str, object]] = {}  # books of those that were here
+        self._handed: set[str] = set()  # newcomers that a copy is on its way to
+        self.regions = {name: self._regions[name]() for name in experiment.present_names}
+        self.workers = SimWorkers(self.regions, self._scheduler, emit)
 
     def run(self) -> SimResult:
         """Train to the end.
@@ -202,13 +206,107 @@ class World:
         """Let a checkpoint begin at ``when_s``; it is found in `checkpoints` once it is whole."""
         self._scheduler.at(when_s, partial(self._save, checkpoint))
 
+    def lose_at(self, when_s: float, region: str, noticed_s: float = 0.0) -> None:
+        """Let all processes of a region end at ``when_s``.
+
+        The others go on without it ``noticed_s`` later.
+
+        Raises:
+            InvariantError: the averager lives there.
+        """
+        if region == self._hub:
+            raise InvariantError(f"the averager lives in '{region}', and nobody stands by")
+        self._scheduler.at(when_s, partial(self._die, region))
+        self._scheduler.at(when_s + noticed_s, partial(self._lose, region))
+
+    def _die(self, region: str) -> None:
+        if region in self.regions:
+            self.regions[region].die()
+
+    def change_at(
+        self, when_s: float, joins: Sequence[str] = (), leaves: Sequence[str] = ()
+    ) -> None:
+        """Ask for a change of members at ``when_s``, which comes with the next border."""
+        self._scheduler.at(when_s, partial(self._change, tuple(joins), tuple(leaves)))
+
+    def _change(self, joins: tuple[str, ...], leaves: tuple[str, ...]) -> None:
+        members = self.averager.view.members
+        joins = tuple(name for name in joins if name not in members)
+        leaves = tuple(name for name in leaves if name in members)
+        if not (joins or leaves):
+            return
+        steps = {name: region.server.version for name, region in self.regions.items()}
+        self.averager.at(self._scheduler.now_s)
+        self._answered(
+            self.averager.change(MemberChange(joins, leaves, giver_of(steps, self._hub)))
+        )
+
+    def _on_handed(self, giver: str, handed: Snapshot, shards: list[ShardState]) -> None:
+        """The state of a region is on its way to all newcomers."""
+        self._handed.update(self.averager.view.joining)
+        sizes = [t.nbytes for state, _ in shards for t in state.values()]
+        sizes += [tensor.nbytes for tensor in handed.tensors.values()]
+        for name in self.averager.view.joining:
+            arrival_s = self._network.arrival_s(
+                self._scheduler.now_s, giver, name, sum(sizes), "join"
+            )
+            begin = partial(self._begin, name, handed, shards, self._scheduler.now_s, sum(sizes))
+            self._scheduler.at(arrival_s, begin)
+
+    def _begin(
+        self, name: str, handed: Snapshot, shards: list[ShardState], asked_s: float, size: int
+    ) -> None:
+        now_s = self._scheduler.now_s
+        self._handed.discard(name)
+        if name not in self.averager.view.joining:  # it was lost on the way
+            return
+        region = self.regions[name] = self._regions[name]()
+        region.begin_as(handed, shards, self._rows.get(name))
+        self._evals.board.admit(name, region.server.version)
+        view, took_s = self.averager.view.epoch, now_s - asked_s
+        self._emit("region_joined", now_s, region=name, view=view, bytes=size, took_s=took_s)
+        self.averager.begun(name)
+        region.start()
+
+    def _lose(self, region: str) -> None:
+        """Go on without a region, as the controller does."""
+        now_s = self._scheduler.now_s
+        if region not in self.averager.view.members:
+            return
+        self._forget(region)
+        self._emit("region_lost", now_s, region=region, cause="its processes ended")
+        before = self.averager.view
+        self.averager.at(now_s)
+        self._answered(self.averager.leave(region))
+        waiting = set(before.joining) - self._handed if region == before.giver else set[str]()
+        for newcomer in sorted(waiting):
+            self._emit("join_failed", now_s, region=newcomer, cause="nobody's state came")
+            self._answered(self.averager.leave(newcomer))
+
+    def _on_left(self, region: str) -> None:
+        """A region was asked to leave, and has merged its last answer."""
+        self._emit("region_drained", self._scheduler.now_s, region=region)
+        self._forget(region)
+
+    def _forget(self, name: str) -> None:
+        region = self.regions.pop(name, None)
+        if region is None:
+            return  # it was joining
+        region.die()
+        self._rows[name] = region.server.work.ledger.export()
+        self._open.pop(name, None)
+        for number in [n for n, saved in self.checkpoints.items() if not saved.is_whole]:
+            del self.checkpoints[number]  # as a run does: what is there of it is of no use
+        self._note_evals(self._evals.board.forget(name))
+        self._share_statistics()
+
     def restore(self, checkpoint: SimCheckpoint) -> None:
         """Begin where a whole checkpoint was taken, with the clock at 0.
 
         Raises:
             InvariantError: if a part is missing.
         """
-        if not self._is_whole(checkpoint):
+        if not checkpoint.is_whole:
             raise InvariantError(f"a checkpoint with the parts of {sorted(checkpoint.regions)}")
         if checkpoint.averager is not None:
             self.averager.restore(checkpoint.averager.tensors, checkpoint.averager.control)
@@ -220,7 +318,7 @@ class World:
     def _save_regularly(self, every_s: float) -> None:
         """Begin the next checkpoint, as the controller does: none while one is being made."""
         known = self.checkpoints.get(self._next_checkpoint - 1)
-        if known is None or self._is_whole(known):
+        if known is None or known.is_whole:
             for old in [number for number in self.checkpoints if number < self._next_checkpoint]:
                 del self.checkpoints[old]
             self._save(self._next_checkpoint)
@@ -232,9 +330,12 @@ class World:
     def _save(self, checkpoint: int) -> None:
         """Begin a checkpoint: the averager first, then each region once it has heard of it."""
         now_s = self._scheduler.now_s
-        if len(self.regions) > 1:
+        if len(self._regions) > 1:
             self.averager.at(now_s)
-            self.averager.begin_checkpoint(checkpoint, halt=False)
+            if set(self.regions) != set(self.averager.view.members):
+                return  # somebody who has left has not heard of it
+            if not self.averager.begin_checkpoint(checkpoint, halt=False):
+                return
             self._answered([])
         if self._overlay is not None:
             return  # they hear of it by their answers only
@@ -242,26 +343,13 @@ class World:
             told_s = now_s + self._network.delay_s(self._hub, name)
             self._scheduler.idly_at(told_s, partial(region.cut, checkpoint))
 
-    def _is_whole(self, checkpoint: SimCheckpoint) -> bool:
-        has_averager = checkpoint.averager is not None or len(self.regions) == 1
-        return has_averager and set(checkpoint.regions) == set(self.regions)
-
     def _on_saved(self, name: str, primary: Snapshot, shards: list[ShardState]) -> None:
         checkpoint = self.checkpoints.setdefault(primary.id, SimCheckpoint())
         checkpoint.regions[name] = (primary, shards)
-        if self._is_whole(checkpoint):
-            self._emit_checkpoint(primary.id, checkpoint)
-
-    def _emit_checkpoint(self, number: int, checkpoint: SimCheckpoint) -> None:
-        tensors = [] if checkpoint.averager is None else list(checkpoint.averager.tensors.values())
-        step = 0
-        for primary, shards in checkpoint.regions.values():
-            step = max(step, int(str(primary.control["version"])))
-            tensors += [*primary.tensors.values()]
-            tensors += [tensor for state, _ in shards for tensor in state.values()]
-        size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        now_s = self._scheduler.now_s
-        self._emit("checkpoint", now_s, id=number, step=step, bytes=size_bytes)
+        if checkpoint.close(self.regions, has_averager=len(self._regions) > 1):
+            now_s, step = self._scheduler.now_s, checkpoint.step
+            size = checkpoint.size_bytes
+            self._emit("checkpoint", now_s, id=primary.id, step=step, bytes=size)
 
     def _on_send(self, name: str, send: SendUpdate) -> None:
         now_s = self._scheduler.now_s
@@ -293,6 +381,8 @@ class World:
         return arrival_s
 
     def _on_update(self, update: Update) -> None:
+        if update.region not in self.averager.view.members:
+            return  # it is refused, and nobody is there to hear of it
         self._arrived_s[update.region] = self._scheduler.now_s
         self.averager.at(self._scheduler.now_s)
         self._answered(self.averager.on_update(update))
@@ -343,6 +433,8 @@ class World:
             event = send.event(send.update, reply, began_s, before)
             self._emit("exchange", now_s, region=reply.to, **event)
         self.regions[reply.to].on_reply(reply, now_s - began_s)
+        if reply.border is not None and reply.border.leaves:
+            self._on_left(reply.to)
 
     def _on_step(self, name: str, done: StepDone, began_s: float) -> None:
         now_s = self._scheduler.now_s
@@ -364,16 +456,27 @@ class World:
     def _on_evaluated(
         self, name: str, step: int, stats: Stats, rows: int, final: bool, model: str | None
     ) -> None:
-        finished = self._evals.board.add(name, step, stats, rows, final=final, model=model)
+        self._note_evals(self._evals.board.add(name, step, stats, rows, final=final, model=model))
+
+    def _note_evals(self, finished: list[Evaluation]) -> None:
         cause = self._evals.take(finished, self._scheduler.now_s, self._hub)
         if any(done.region is None for done in finished):
             self._note_sent()  # a run is priced at the time of an evaluation
         if cause is not None:
             self._stop(cause)
 
+    def _on_changed(self, name: str, step: int, names: str) -> None:
+        self._emit("state_changed", self._scheduler.now_s, region=name, step=step, names=names)
+
+    def _on_team(self, name: str, changed: TeamChanged) -> None:
+        self._emit("team", self._scheduler.now_s, region=name, **changed.event())
+
     def _on_precise(self, name: str, carried_B: Tensor, go_on: Callable[[Tensor], None]) -> None:
         self._statistics.add(name, carried_B)
         self._go_on[name] = go_on
+        self._share_statistics()
+
+    def _share_statistics(self) -> None:
         for region, over_all_B in self._statistics.take(self.regions).items():
             self._go_on[region](over_all_B)
 

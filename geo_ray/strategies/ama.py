@@ -55,7 +55,11 @@ class Ama(StrictModel):
             exchange=ExchangeTraits(
                 stands_still="never", every=self.interval, last="always", interval=self.interval
             ),
-            averager=AveragerTraits(bound=self.staleness.bound, on_release=self.on_release),
+            averager=AveragerTraits(
+                bound=self.staleness.bound,
+                on_release=self.on_release,
+                on_finished=self.on_finished,
+            ),
         )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
@@ -101,6 +105,10 @@ class Ama(StrictModel):
     def on_release(self, averager: AveragerState) -> list[Reply]:
         """Answer whoever waits for the slowest."""
         return staleness.release(averager, self._answer)
+
+    def on_finished(self, averager: AveragerState) -> list[Reply]:
+        """Answer whom only who has finished held up."""
+        return self.staleness.free(averager, self._answer)
 
     def _answer(self, averager: AveragerState, update: Update) -> Reply:
         """The mean of the newest snapshots, old ones less if so configured."""

@@ -47,7 +47,10 @@ class Asgd(StrictModel):
                 stands_still=additive.STANDS_STILL[self.wait], every=1, last="always"
             ),
             averager=AveragerTraits(
-                adds_up=self.combine, bound=self.staleness.bound, on_release=self.on_release
+                adds_up=self.combine,
+                bound=self.staleness.bound,
+                on_release=self.on_release,
+                on_finished=self.on_finished,
             ),
         )
 
@@ -76,3 +79,7 @@ class Asgd(StrictModel):
     def on_release(self, averager: AveragerState) -> list[Reply]:
         """Answer whoever waits for the slowest."""
         return staleness.release(averager, additive.answer)
+
+    def on_finished(self, averager: AveragerState) -> list[Reply]:
+        """Answer whom only who has finished held up."""
+        return self.staleness.free(averager, additive.answer)

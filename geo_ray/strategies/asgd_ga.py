@@ -57,7 +57,10 @@ class AsgdGa(StrictModel):
                 interval=self.interval,
             ),
             averager=AveragerTraits(
-                adds_up=self.combine, bound=self.staleness.bound, on_release=self.on_release
+                adds_up=self.combine,
+                bound=self.staleness.bound,
+                on_release=self.on_release,
+                on_finished=self.on_finished,
             ),
         )
 
@@ -86,3 +89,7 @@ class AsgdGa(StrictModel):
     def on_release(self, averager: AveragerState) -> list[Reply]:
         """Answer whoever waits for the slowest."""
         return staleness.release(averager, additive.answer)
+
+    def on_finished(self, averager: AveragerState) -> list[Reply]:
+        """Answer whom only who has finished held up."""
+        return self.staleness.free(averager, additive.answer)

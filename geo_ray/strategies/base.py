@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from geo_ray.strategies.state import AveragerState as AveragerState
+from geo_ray.strategies.state import Border as Border
 from geo_ray.strategies.state import Outgoing as Outgoing
 from geo_ray.strategies.state import RegionState as RegionState
 from geo_ray.strategies.state import Reply as Reply
@@ -84,9 +85,11 @@ def weighted_mean(updates: Sequence[Update], weights: Weights) -> Tensor:
     return mean_by([update.payload_P for update in updates], shares_of(updates, weights))
 
 
-def mean_by(vectors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
-    """The sum of vectors (P,), each times its share, in the given order; a new tensor (P,)."""
-    mean_P = torch.mul(vectors[0], shares[0])
+def mean_by(
+    vectors: Sequence[Tensor], shares: Sequence[float], out_P: Tensor | None = None
+) -> Tensor:
+    """The sum of vectors (P,), each times its share, in the given order; in ``out_P`` or anew."""
+    mean_P = torch.mul(vectors[0], shares[0], out=out_P)
     for vector_P, share in zip(vectors[1:], shares[1:], strict=True):
         mean_P.add_(vector_P, alpha=share)
     return mean_P

@@ -58,7 +58,11 @@ class DcAsgd(StrictModel):
                 stands_still="always", every=self.interval, last="always", interval=self.interval
             ),
             region=RegionTraits(rate_key="strategy.outer.lr"),
-            averager=AveragerTraits(bound=self.staleness.bound, on_release=self.on_release),
+            averager=AveragerTraits(
+                bound=self.staleness.bound,
+                on_release=self.on_release,
+                on_finished=self.on_finished,
+            ),
         )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
@@ -92,6 +96,10 @@ class DcAsgd(StrictModel):
     def on_release(self, averager: AveragerState) -> list[Reply]:
         """Answer whoever waits for the slowest."""
         return staleness.release(averager, published.answer)
+
+    def on_finished(self, averager: AveragerState) -> list[Reply]:
+        """Answer whom only who has finished held up."""
+        return self.staleness.free(averager, published.answer)
 
     def compensated(self, averager: AveragerState, grad_P: Tensor, moved_P: Tensor) -> Tensor:
         """The gradient as it would about be at the present parameters, a new (P,).

@@ -14,8 +14,8 @@ When: regions that stall or differ in speed, with transfers that must hide behin
 
 Trouble: who does not answer is not waited for once K others spoke and ``grace_s`` is over, but for
 the last exchange, which needs everybody. A region whose link returns gets all it missed, fragment
-by fragment. A region whose processes are lost ends the run here too, but for the averager's own
-with a standby.
+by fragment. One whose processes are lost is not waited for at all, from when it is declared lost,
+if `members.min` lets the run go on without it.
 
 Source: Decoupled DiLoCo, from secondary summaries; reconstructed, not checked against the paper.
 Fragments are contiguous here, and `rda` is per fragment, not per tensor.
@@ -64,7 +64,9 @@ class Decoupled(StrictModel):
                 interval=self.interval,
             ),
             region=RegionTraits(eval_params=local.ANCHOR),
-            averager=AveragerTraits(on_release=self.on_release, on_wake=self.on_wake),
+            averager=AveragerTraits(
+                on_release=self.on_release, on_finished=self.on_finished, on_wake=self.on_wake
+            ),
         )
 
     @property
@@ -105,17 +107,18 @@ class Decoupled(StrictModel):
     def on_update(self, averager: AveragerState, update: Update) -> list[Reply]:
         """Hold it until its fragment's step is due; last words until all are in."""
         averager.waiting[update.region] = update
+        if update.fragment < self.fragments:
+            replies = self._reported(averager, update.fragment)
+            return self._unstuck(averager) if replies is None else replies
         reports = self._reports(averager, update.fragment)
         whole = len(reports) == len(averager.members)
-        if update.fragment == self.fragments:
-            return self._take_rest(averager, reports) if whole else self._unstuck(averager)
-        if len(reports) < min(self.quorum, len(averager.members)):
-            return self._unstuck(averager)
-        if whole or not self.grace_s:
-            return self._fire(averager, update.fragment)
-        due_s = averager.numbers.setdefault(f"due{update.fragment}", averager.now_s + self.grace_s)
-        averager.wake_s = due_s if averager.wake_s is None else min(averager.wake_s, due_s)
-        return []
+        return self._take_rest(averager, reports) if whole else self._unstuck(averager)
+
+    def on_finished(self, averager: AveragerState) -> list[Reply]:
+        """Take the steps for which only who has finished was missing."""
+        found = [self._reported(averager, number) for number in range(self.fragments)]
+        due = [replies for replies in found if replies is not None]
+        return [reply for replies in due for reply in replies] if due else self._unstuck(averager)
 
     def on_release(self, averager: AveragerState) -> list[Reply]:
         """Take the step of every fragment that somebody waits for."""
@@ -129,9 +132,20 @@ class Decoupled(StrictModel):
         averager.wake_s = min((s for n, s in due_s.items() if s and n not in now), default=None)
         return [reply for number in now for reply in self._fire(averager, number)]
 
+    def _reported(self, averager: AveragerState, fragment: int) -> list[Reply] | None:
+        """Take a fragment's step once its time of grace is over; None if reports are missing."""
+        reports, active = self._reports(averager, fragment), len(averager.active)
+        if not reports or len(reports) < min(self.quorum, active):
+            return None
+        if len(reports) >= active or not self.grace_s:
+            return self._fire(averager, fragment)
+        due_s = averager.numbers.setdefault(f"due{fragment}", averager.now_s + self.grace_s)
+        averager.wake_s = due_s if averager.wake_s is None else min(averager.wake_s, due_s)
+        return []
+
     def _unstuck(self, averager: AveragerState) -> list[Reply]:
-        """Some wait for a fragment and some for the end: then nobody is left to wait for."""
-        stuck = all(name in averager.waiting for name in averager.members)
+        """Some wait for a fragment and some for another: then nobody is left to wait for."""
+        stuck = all(name in averager.waiting for name in averager.active)
         return self.on_release(averager) if stuck else []
 
     def _fire(self, averager: AveragerState, fragment: int) -> list[Reply]:

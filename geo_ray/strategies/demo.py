@@ -59,7 +59,7 @@ class DeMo(StrictModel):
             in_rounds=True,
             sends="change",
             exchange=ExchangeTraits(stands_still="always", every=1, last="never"),
-            region=RegionTraits(whole_model=True),
+            region=RegionTraits(whole_model=True, unsent=(_MOMENTUM,)),
         )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:

@@ -89,6 +89,8 @@ class DiLoCoEager(StrictModel):
             anchor_P = local.anchor(region)
             anchor_P.copy_(region.memory[_START]).sub_(reply.payload_P)
             region.params_P.copy_(anchor_P)
+            if reply.border is not None:  # there will be another last word
+                del region.numbers[_LAST]
             return
         region.memory[_MEAN] = reply.payload_P.clone()
         region.numbers[_SHARE] = reply.share

@@ -16,7 +16,7 @@ is told with its answer: no question per mini-batch. The first round is one of `
 everybody, since nothing is measured yet.
 
 Trouble: a site whose link is cut holds the round until the link is back, or until a deadline ends
-the run; a site whose processes are lost ends the run, but for the averager's own with a standby. A
+the run; a round closes without a site that is lost, if the run goes on (`members.min`). A
 site that becomes slower makes one round late; the next has the new duration.
 
 Source: ESync (Li et al., IEEE Transactions on Services Computing), reconstructed from its public

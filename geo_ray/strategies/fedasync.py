@@ -59,7 +59,11 @@ class FedAsync(StrictModel):
                 interval=self.interval,
             ),
             region=RegionTraits(eval_params=local.ANCHOR),
-            averager=AveragerTraits(bound=self.staleness.bound, on_release=self.on_release),
+            averager=AveragerTraits(
+                bound=self.staleness.bound,
+                on_release=self.on_release,
+                on_finished=self.on_finished,
+            ),
         )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
@@ -93,6 +97,10 @@ class FedAsync(StrictModel):
     def on_release(self, averager: AveragerState) -> list[Reply]:
         """Answer whoever waits for the slowest."""
         return staleness.release(averager, self._answer)
+
+    def on_finished(self, averager: AveragerState) -> list[Reply]:
+        """Answer whom only who has finished held up."""
+        return self.staleness.free(averager, self._answer)
 
     def _answer(self, averager: AveragerState, update: Update) -> Reply:
         steps = (

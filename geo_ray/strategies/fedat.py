@@ -18,8 +18,8 @@ anew when some site's rounds were longer, or shorter, than those that it was sor
 a share ``retier_at``, three times in a row: one late packet changes nothing.
 
 Trouble: a site whose link is cut holds its tier, and no other, until the link is back or a deadline
-ends the run; while there is one tier, it holds all. A site whose processes are lost ends the run,
-but for the averager's own region with a standby, which its tier then goes on without.
+ends the run; while there is one tier, it holds all. A tier goes on without a site that is lost, if
+the run does (`members.min`, or a standby for the averager's own).
 
 Source: FedAT (arXiv 2010.05958), reconstructed; five tiers as there. When tiers are made and made
 anew is ours; its lossy coding of floats is a matter of codecs here.

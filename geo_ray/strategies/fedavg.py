@@ -13,10 +13,9 @@ of them, drawn anew for every round from ``seed`` and the round's number.
 When: many sites, most of which may rest. For few regions `diloco` or `sma` say the same.
 
 Trouble: a round waits for every chosen site. A site whose link is cut holds it until the link is
-back, or until a deadline ends the run. A site whose processes are lost ends the run at once. Only
-the averager's own region may be lost, with a standby: then the round closes without it, and all
-who wait are answered. Whoever was not chosen trains a round unasked then, which counts with the
-round that is open when it comes.
+back, or until a deadline ends the run. When a site is lost and the run goes on (`members.min`, or a
+standby for the averager's own), the round closes without it, and all who wait are answered. Whoever
+was not chosen trains a round unasked then, which counts with the round that is open when it comes.
 
 Source: FedAvg (McMahan et al., 2017; arXiv 1602.05629), reconstructed. Local epochs are steps
 here, as everywhere.

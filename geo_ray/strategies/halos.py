@@ -11,7 +11,7 @@ alpha) S + alpha G - pend`` and ``anchor <- w_r + pend``, so that the next D con
 
 With ``in_flight: paper`` the merge is ``w_r <- (1 - alpha) w_r + alpha G``, ``anchor <- w_r``, and
 what was pushed while D travelled is never reported. The difference is ours and only a matter of
-books: by how much it helps is measured in docs/strategies.md.
+books; how much it helps was not measured by itself.
 
 When: several regions with several workers each, of unequal speed (``train.mode: async``, so that
 pushes are applied one by one). A step of the run is one push of ``local_steps`` batches.
@@ -82,7 +82,11 @@ class Halos(StrictModel):
                 interval=self.interval,
             ),
             region=RegionTraits(worker_steps=self.local_steps, eval_params=_GLOBAL),
-            averager=AveragerTraits(bound=self.staleness.bound, on_release=self.on_release),
+            averager=AveragerTraits(
+                bound=self.staleness.bound,
+                on_release=self.on_release,
+                on_finished=self.on_finished,
+            ),
         )
 
     def on_gradient(self, region: RegionState, grad_P: Tensor | None) -> None:
@@ -136,6 +140,10 @@ class Halos(StrictModel):
     def on_release(self, averager: AveragerState) -> list[Reply]:
         """Answer whoever waits for the slowest."""
         return staleness.release(averager, self._answer)
+
+    def on_finished(self, averager: AveragerState) -> list[Reply]:
+        """Answer whom only who has finished held up."""
+        return self.staleness.free(averager, self._answer)
 
     def _answer(self, averager: AveragerState, update: Update) -> Reply:
         steps = (

@@ -14,8 +14,8 @@ When: sites of unequal speed and a link that takes as long as computing. A round
 (``max_local_steps``): they stand still when it is reached.
 
 Trouble: a site whose link is cut holds the round until the link is back, or until a deadline ends
-the run; the others train on up to their cap meanwhile. A site whose processes are lost ends the
-run, but for the averager's own with a standby.
+the run; the others train on up to their cap meanwhile. A round closes without a site that is lost,
+if the run goes on (`members.min`).
 
 Source: NBSync of the GeoMX authors, reconstructed from its abstract and the recursion of the
 released code. That code counts the very first change twice, this does not; `correct`, the cap,

@@ -94,6 +94,21 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True)
+class Border:
+    """After this answer all regions hold the same model, and those who take part are others.
+
+    Attributes:
+        view: epoch of the view that begins (`geo_ray.training.membership.view`).
+        donates: the receiver copies its state after merging the answer; newcomers begin with it.
+        leaves: the receiver takes part no more.
+    """
+
+    view: int
+    donates: bool = False
+    leaves: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
     """The averager's answer to one update.
 
@@ -125,6 +140,10 @@ class Reply:
         held_s: how long the averager had the update before it answered; told by its shell.
         carried_E: the regions' mean of what their models carry, uint8 (E,).
         carried_share: the receiver's weight in it.
+        closing: the receiver's next update is its last word: the run ends with that round.
+        gather: say the last word after the step that is being computed, as at the end of a run:
+            once all have, members change, and then training goes on.
+        border: the answer with which members change; None: they do not.
     """
 
     to: str
@@ -149,6 +168,9 @@ class Reply:
     held_s: float = 0.0
     carried_E: Tensor = field(default_factory=nothing_carried)
     carried_share: float = 0.0
+    closing: bool = False
+    gather: bool = False
+    border: Border | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -174,6 +196,8 @@ class RegionState:
         since_send: gradients taken in since the last request.
         samples: rows behind those.
         link_busy: whether a request is open.
+        room: memory for a payload of so many fp32 that goes out at once; it may be where the bridge
+            reads it. It is the message's, and used again once that is answered.
         budget: local steps that the averager asked for until the next request; None: it did not.
     """
 
@@ -187,6 +211,7 @@ class RegionState:
     samples: int = 0
     link_busy: bool = False
     budget: int | None = None
+    room: Callable[[int], Tensor] = torch.empty
 
 
 @dataclass(slots=True)
@@ -201,9 +226,13 @@ class AveragerState:
         version: number of commits: updates taken in, or rounds for strategies that work in rounds.
         waiting: updates of the open round by region.
         fragments: where each part of the model lies, as (start, stop).
+        finished: regions whose last word is in, which is held until those of all are: they have
+            nothing more to say, so nobody need wait for them.
         stopping: whether every answer from now on tells its region to finish.
         now_s: time of the present event by the averager's clock.
         wake_s: when the strategy wants to be woken (`AveragerTraits.on_wake`); None: not at all.
+        room: memory for a vector of so many fp32 that is given to regions, such as the answer of a
+            round; its owner may have it from one that nobody holds any more.
         data_rows: rows of every region's training data, as the manifest says; sites that share a
             region's rows have equal parts of them. Given when the averager is built, so it is not
             in checkpoints. Empty where nobody said (a strategy that is tried by hand).
@@ -215,10 +244,17 @@ class AveragerState:
     waiting: dict[str, Update] = field(default_factory=dict)
     numbers: dict[str, float] = field(default_factory=dict)
     fragments: tuple[tuple[int, int], ...] = ()
+    finished: frozenset[str] = frozenset()
     stopping: bool = False
     now_s: float = 0.0
     wake_s: float | None = None
+    room: Callable[[int], Tensor] = torch.empty
     data_rows: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def active(self) -> tuple[str, ...]:
+        """The members that have not finished."""
+        return tuple(name for name in self.members if name not in self.finished)
 
     def gather(self, update: Update) -> list[Update] | None:
         """Hold ``update`` until every live region has spoken.

@@ -10,6 +10,7 @@ every strategy (`geo_ray.contract`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -81,6 +82,11 @@ class ExchangeTraits:
         is_rest = steps > within * self.every + _EPS
         return within + (self.last == "always" or (self.last == "rest" and is_rest))
 
+    @property
+    def meets_by_last_words(self) -> bool:
+        """Whether all regions are equal after last words only, and not after every round."""
+        return self.last == "always"
+
     def payload_bytes(self, num_params: int) -> float:
         """Bytes of an exchange's payload each way without a codec: its mean over the fragments.
 
@@ -108,6 +114,8 @@ class RegionTraits:
         rate_key: where the configuration has the learning rate that the strategy trains with.
         needs_codec: kind of a codec for updates without which the strategy makes no sense; None:
             it needs none.
+        unsent: tensors of `RegionState.memory` that hold what a region has still to say even when
+            all regions are equal; one that begins as another's copy has nothing to say there.
     """
 
     worker_steps: int = 0
@@ -116,6 +124,7 @@ class RegionTraits:
     eval_params: str | None = None
     rate_key: str = "optimizer.lr"
     needs_codec: str | None = None
+    unsent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,9 +171,13 @@ class AveragerTraits:
         bound: exchanges that a region may be ahead of the slowest, although there are no rounds;
             None: as many as it likes.
         on_release: closes what is open with those who are in it, and answers everybody who waits.
-            Called when a region has left, and, after every update, while the run ends. Needed by
+            Called when a region has left, and, after every update, while the run ends or members
+            are about to change. Needed by
             every strategy that may leave some regions without an answer while it answers others.
             None: it never does.
+        on_finished: answers whom only a region held up that has finished (it is in
+            `AveragerState.finished` now). Its last word waits for those of all others. None: where
+            somebody waits, it is taken in as an ordinary update, and asked for again.
         on_wake: does what is due now that the time that it asked for (`AveragerState.wake_s`) has
             come, and is cleared. None: the strategy does not go by the averager's clock.
     """
@@ -174,6 +187,7 @@ class AveragerTraits:
     mean_gradient: bool = False
     bound: int | None = None
     on_release: Callable[[AveragerState], list[Reply]] | None = None
+    on_finished: Callable[[AveragerState], list[Reply]] | None = None
     on_wake: Callable[[AveragerState], list[Reply]] | None = None
 
 
@@ -195,3 +209,9 @@ class Traits:
     exchange: ExchangeTraits
     region: RegionTraits = RegionTraits()
     averager: AveragerTraits = AveragerTraits()
+
+    @property
+    def round_steps(self) -> int | None:
+        """Steps of a round that are the same in all regions; None: there are no such rounds."""
+        same = self.in_rounds and not self.region.ends_together and not self.exchange.by_speed
+        return math.ceil(self.exchange.every - _EPS) if same else None

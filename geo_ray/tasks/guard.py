@@ -14,6 +14,7 @@ from torch import nn
 from geo_ray.errors import GeoRayError, NonFiniteError, TaskOutputError
 from geo_ray.tasks.base import Batch, Stats, Task
 from geo_ray.tasks.seeding import seeded
+from geo_ray.tasks.undrawn import Undrawn
 from geo_ray.util.blame import place, source_of, summary
 
 
@@ -103,7 +104,7 @@ def outlined_model(task: Task, seed: int) -> nn.Module:
         TaskOutputError: as `checked_model`.
     """
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), Undrawn():
             return checked_model(task, seed)
     except Exception:  # whatever is wrong with the task itself is told by the next line
         return checked_model(task, seed)

@@ -11,6 +11,7 @@ from geo_ray.config.base import StrictModel
 from geo_ray.observe.metrics.best import KeepBest
 from geo_ray.observe.metrics.summary import Target
 from geo_ray.strategies.base import Strategy
+from geo_ray.training.server.elastic import ElasticConfig
 from geo_ray.training.server.stragglers import StragglersConfig, check_stragglers
 
 
@@ -53,7 +54,17 @@ class TrainConfig(StrictModel):
         None, description="do not wait for late workers of a region: spares, or coded gradients"
     )
     max_refused_steps: int = Field(3, ge=1, description="refused steps in a row that end the run")
-    max_worker_restarts: int = Field(10, ge=0, description="replacements of workers in all")
+    elastic: ElasticConfig | None = Field(
+        None, description="go on while workers are missing; null: a step waits for each of them"
+    )
+    max_worker_restarts: int = Field(
+        10, ge=0, description="replacements of workers in `restart_window_s`"
+    )
+    restart_window_s: float | None = Field(
+        3600.0,
+        gt=0,
+        description="seconds of which replacements are counted; null: those of the whole run",
+    )
     noise_every: int | None = Field(
         None, ge=1, description="steps between measurements of gradient noise; null: 16"
     )
@@ -79,6 +90,14 @@ class TrainConfig(StrictModel):
             check_stragglers(self.stragglers, workers, self.mode)
             if not even:
                 raise ValueError("train.stragglers: spares and codes need batches of equal size")
+        if self.elastic is not None:
+            self.elastic.check(
+                strategy.kind,
+                strategy.traits,
+                workers,
+                mode=self.mode,
+                stragglers=self.stragglers is not None,
+            )
         if self.keep_best is not None and self.eval_every == 0:
             raise ValueError(
                 "train.keep_best: with train.eval_every 0 nothing is evaluated before the end, and "

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Final, Self
+
+from pydantic import Field, model_validator
 
 from geo_ray.config.base import StrictModel
 from geo_ray.transport.security.encryption import TlsMode
 from geo_ray.transport.wire.frames import FrameLimits
+
+LEAST_STREAM_BYTES: Final = 16 * 1024**2
+LEAST_STREAM_AGE_S: Final = 10.0
 
 
 class LanConfig(StrictModel):
@@ -100,7 +105,9 @@ class TransportConfig(StrictModel):
     chunk_bytes: int = Field(
         default=64 * 1024,
         ge=4096,
-        description="Messages are cut into chunks of at most that; four times that on fast links.",
+        description="Messages are cut into chunks of at most that; of four times as much on fast "
+        "links, of 16 times between processes of one host as soon as they are seen to take that in "
+        "20 ms, never of more than 1 MiB.",
     )
     min_streams: int = Field(
         default=1, ge=1, le=96, description="Data streams per pair of regions, at least."
@@ -112,13 +119,13 @@ class TransportConfig(StrictModel):
         default=64 * 1024**3,
         gt=0,
         description="A stream that carried that much one way is replaced, and with it TLS's keys, "
-        "which are good for some 390 GB.",
+        "which are good for some 390 GB; at least 16777216.",
     )
     max_stream_age_s: float = Field(
         default=3600.0,
         gt=0,
         description="A stream is replaced at that age, and with it what both ends have shown of "
-        "their certificates.",
+        "their certificates; at least 10.",
     )
     max_meta_bytes: int = Field(default=64 * 1024, gt=0, description="Largest frame meta taken.")
     max_payload_bytes: int = Field(
@@ -153,3 +160,23 @@ class TransportConfig(StrictModel):
     def limits(self) -> FrameLimits:
         """What a receiver takes."""
         return FrameLimits(self.max_meta_bytes, self.max_payload_bytes)
+
+    @property
+    def silence_limit_s(self) -> float:
+        """A peer that was silent for longer is down."""
+        return self.peer_timeout_s + 2 * self.heartbeat_s
+
+    @model_validator(mode="after")
+    def _streams_last(self) -> Self:
+        if self.max_stream_bytes < LEAST_STREAM_BYTES:
+            raise ValueError(
+                f"max_stream_bytes: must be at least {LEAST_STREAM_BYTES} (16 MiB): "
+                "heartbeats and acknowledgements alone would use the control stream up soon, and "
+                "the link would be dialed anew again and again"
+            )
+        if self.max_stream_age_s < LEAST_STREAM_AGE_S:
+            raise ValueError(
+                f"max_stream_age_s: must be at least {LEAST_STREAM_AGE_S:g}: opening a stream "
+                "takes several round trips, a second or more on a far link"
+            )
+        return self

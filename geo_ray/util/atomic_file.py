@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from geo_ray.errors import RunDirectoryError
+from geo_ray.util.passing import Passing
 
 PRIVATE: Final = 0o600
 PUBLIC: Final = 0o644
@@ -54,7 +55,11 @@ def save_chunks(
 
 def unwritable(path: Path, error: OSError) -> RunDirectoryError:
     """The error to raise when a file of a run could not be written."""
-    return RunDirectoryError(f"{path}: cannot be written: {error.strerror or error}")
+    message = f"{path}: cannot be written: {error.strerror or error}"
+    if isinstance(error, FileNotFoundError) and not path.parent.exists():
+        fix = f"Make the directory {path.parent}, or name another file."
+        return RunDirectoryError(message, fix=fix)
+    return RunDirectoryError(message)
 
 
 def write_chunks(
@@ -108,10 +113,12 @@ def _write_synced(
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         failpoint("opened")
+        passing = Passing(descriptor)
         for chunk in chunks:
             rest = memoryview(chunk)
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
+            passing.note(memoryview(chunk).nbytes)
             failpoint("chunk_written")
         os.fsync(descriptor)
         failpoint("synced")

@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
 
 _LOGGER = logging.getLogger(__name__)
+_LAST: Final = 19  # the weakest claim to a processor that there is
+
+
+def give_way() -> None:
+    """Let the calling thread, for the rest of its life, compute when nothing else wants to.
+
+    On Linux, where threads have priorities of their own; elsewhere it does nothing. Not for a
+    thread that holds locks while it computes: who wants the lock would wait for all others, too.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LAST)
 
 
 class Workers:

@@ -20,6 +20,7 @@ class FlakyProxy:
     def __init__(self, target: tuple[str, int], alter: Alter = lambda *args: args[3]) -> None:
         self.alter = alter
         self.refusing = False
+        self.piece_bytes = 65536  # longest piece
         self._flowing = threading.Event()
         self._flowing.set()
         self._relay = Relay(target, self._pump, lambda _: not self.refusing)
@@ -51,7 +52,7 @@ class FlakyProxy:
     def _pump(self, index: int, direction: int, source: socket.socket, sink: socket.socket) -> None:
         offset = 0
         with suppress(OSError):
-            while piece := source.recv(65536):
+            while piece := source.recv(self.piece_bytes):
                 self._flowing.wait()
                 altered = self.alter(index, direction, offset, piece)
                 if altered is None:

@@ -92,16 +92,17 @@ def test_a_copy_of_a_chunk_cannot_be_as_large_as_a_message() -> None:
 
 
 def test_all_peers_together_are_bounded_and_who_keeps_to_the_rules_gets_through() -> None:
-    us, eu = Node("us", max_held_bytes=10 * MB), Node("eu")
+    # Beside one of the rogues there is room for all that the peer sends, over all its streams.
+    us, eu = Node("us", max_held_bytes=50 * MB), Node("eu")
     with running(us, eu), ExitStack() as stack:
         address = us.endpoint.listen()
         rogues = [Rogue(stack, address, region) for region in ("a", "b")]
-        rogues[0].say(1, 8 * MB, b"begun")
+        rogues[0].say(1, 30 * MB, b"begun")
         us.wait(lambda: ("a", 1, True) in us.peers)
-        rogues[1].say(1, 8 * MB, b"begun")
+        rogues[1].say(1, 30 * MB, b"begun")
         us.wait(lambda: any(news in us.peers for news in (("a", 1, False), ("b", 1, False))))
         errors = str([us.about(region)["last_error"] for region in ("a", "b")])
-        assert "16000000 bytes would wait for their handlers; limit 10000000" in errors
+        assert "60000000 bytes would wait for their handlers; limit 50000000" in errors
         eu.join(us, address)
         for n in range(20):
             eu.say("us", n, bytes(MB))

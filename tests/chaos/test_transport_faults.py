@@ -272,6 +272,22 @@ def test_a_long_transfer_over_a_slow_wire_is_not_silence() -> None:
         assert eu.reconnects() == 0
 
 
+def test_a_chunk_that_takes_longer_than_the_limit_arrives_in_the_end() -> None:
+    """The wire takes 1.6 seconds for the chunk, the streams are given up after 0.6 at first."""
+    eu, us = (Node(region, peer_timeout_s=0.5) for region in ("eu", "us"))
+    with linked(eu, us) as proxy:
+
+        def crawl(index: int, direction: int, offset: int, piece: bytes) -> bytes:
+            if direction == 0 and len(piece) > 1000:
+                time.sleep(0.05)
+            return piece
+
+        proxy.piece_bytes, proxy.alter = 2000, crawl
+        eu.say("us", 0, bytes(64_000))
+        us.wait(lambda: len(us.got) == 1)
+        assert us.got == [(0, _sum(bytes(64_000)))]
+
+
 def test_the_order_holds_when_a_handler_is_slow_over_a_reconnect() -> None:
     eu, us = Node("eu"), Node("us")
     entered, release = threading.Event(), threading.Event()

@@ -17,6 +17,8 @@ from geo_ray.config.load import load_tree
 from geo_ray.errors import ConfigDriftError, GeoRayError, OwnCodeError
 from geo_ray.job import rundir
 from geo_ray.job.resumption import codecs_of
+from geo_ray.lease.local_store import LOCK_SUFFIX
+from geo_ray.lease.record import LEASE_KEY
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FILES = ("own_strategy.py", "own_codec.py")
@@ -47,10 +49,11 @@ def edited(path: Path) -> None:
 
 
 def everything_in(directory: Path) -> dict[str, bytes]:
+    """All but who drives the run, which every try notes."""
     return {
         str(path.relative_to(directory)): path.read_bytes()
         for path in sorted(directory.rglob("*"))
-        if path.is_file()
+        if path.is_file() and path.name != LEASE_KEY and path.suffix != LOCK_SUFFIX
     }
 
 

@@ -11,17 +11,15 @@ import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from itertools import count
 from pathlib import Path
 
-import boto3
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.s3.models import s3_backends
-from moto.server import ThreadedMotoServer
+from s3_support import SECRET, new_prefix, s3_server, set_credentials
 
 from geo_ray.data.files.find import find_files
 from geo_ray.data.files.options import ReadOptions
@@ -30,42 +28,28 @@ from geo_ray.data.manifest import load_manifest, save_manifest
 from geo_ray.data.prepare.resolve import resolve
 from geo_ray.data.reader import RegionReader
 from geo_ray.data.split import IidSplit
-from geo_ray.data.stores.base import Store, open_store
-from geo_ray.data.stores.s3 import S3Store
-from geo_ray.data.stores.uri import join, parse_s3, s3_uri, split
 from geo_ray.data.write import write_shards
 from geo_ray.errors import ManifestError, ShardMissingError, StoreError
-
-SECRET = "canary-secret-8d1f"
-_buckets = count()
+from geo_ray.stores.base import Store, open_store
+from geo_ray.stores.bucket import RequestLimits
+from geo_ray.stores.s3 import S3Store
+from geo_ray.stores.uri import join, parse_s3, s3_uri, split
 
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
-    """A real S3 server on a free port."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    with s3_server() as address:
+        yield address
 
 
 @pytest.fixture(autouse=True)
-def credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "canary-key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "no-config"))
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "no-credentials"))
-    monkeypatch.delenv("AWS_PROFILE", raising=False)
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_credentials(monkeypatch)
 
 
 @pytest.fixture
 def bucket_uri(endpoint: str) -> str:
-    bucket = f"bucket-{next(_buckets)}"
-    client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1")
-    client.create_bucket(Bucket=bucket)
-    return s3_uri(bucket, "some/prefix", endpoint_url=endpoint, region="us-east-1")
+    return new_prefix(endpoint)
 
 
 @pytest.fixture(params=["local", "s3"])
@@ -213,7 +197,7 @@ def test_local_use_does_not_import_the_sdk(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "import geo_ray.data.reader, geo_ray.data.write\n"
-        "from geo_ray.data.stores.base import open_store\n"
+        "from geo_ray.stores.base import open_store\n"
         f"open_store({str(tmp_path)!r}).write('a', b'1')\n"
         "sys.exit('boto3' in sys.modules or 'botocore' in sys.modules)\n"
     )
@@ -255,7 +239,7 @@ def test_an_unreachable_endpoint_is_a_store_error_without_secrets(
         held.bind(("127.0.0.1", 0))  # bound, not listening: connections are refused
         endpoint = f"http://127.0.0.1:{held.getsockname()[1]}"
         uri = s3_uri("bucket", endpoint_url=endpoint, region="us-east-1")
-        store = S3Store(uri, connect_timeout_s=0.5, read_timeout_s=0.5, attempts=2)
+        store = S3Store(uri, RequestLimits(0.5, 0.5, attempts=2))
         with caplog.at_level(logging.INFO), pytest.raises(StoreError) as caught:
             store.read("a/b")
     assert "'bucket'" in caught.value.message
@@ -268,7 +252,7 @@ def test_an_endpoint_that_never_answers_is_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         uri = s3_uri("bucket", endpoint_url=endpoint, region="us-east-1")
-        store = S3Store(uri, connect_timeout_s=0.2, read_timeout_s=0.2, attempts=2)
+        store = S3Store(uri, RequestLimits(0.2, 0.2, attempts=2))
         with pytest.raises(StoreError, match="ReadTimeoutError"):
             store.write("a", b"1")
 
@@ -311,7 +295,9 @@ def test_errors_of_the_server_and_broken_downloads_are_retried() -> None:
     thread.start()
     try:
         endpoint = f"http://127.0.0.1:{server.server_port}"
-        store = S3Store(s3_uri("bucket", endpoint_url=endpoint, region="us-east-1"), attempts=3)
+        store = S3Store(
+            s3_uri("bucket", endpoint_url=endpoint, region="us-east-1"), RequestLimits(attempts=3)
+        )
         assert store.read("a") == b"whole body"
         assert Flaky.requests == 3
     finally:
@@ -323,11 +309,13 @@ def test_errors_of_the_server_and_broken_downloads_are_retried() -> None:
 def test_cos_is_addressed_by_host_name() -> None:
     cos = s3_uri("data-1250000000", endpoint_url="https://cos.ap-guangzhou.myqcloud.com",
                  region="ap-guangzhou")  # fmt: skip
-    client = S3Store(cos)._client
+    client = S3Store(cos)._bucket.client
     address = client.generate_presigned_url(
         "get_object", Params={"Bucket": "data-1250000000", "Key": "a"}
     )
     assert address.startswith("https://data-1250000000.cos.ap-guangzhou.myqcloud.com/a?")
+    once = {"Bucket": "data-1250000000", "Key": "a", "IfNoneMatch": "*"}
+    assert "x-cos-forbid-overwrite" in client.generate_presigned_url("put_object", Params=once)
 
 
 # ------------------------------------------------------------------ addresses

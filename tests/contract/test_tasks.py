@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import geo_ray
 from geo_ray.tasks.base import Columns, Dataset, SelfContained, Task, num_rows
 from geo_ray.tasks.columns import check_columns
 from geo_ray.tasks.guard import checked_evaluate, checked_loss, checked_model
@@ -184,3 +185,11 @@ def test_a_few_steps_of_sgd_lower_the_loss(case: Case) -> None:
         optimiser.step()
         losses.append(loss.item())
     assert losses[-1] < 0.98 * losses[0]
+
+
+def test_the_configuration_of_the_page_trains_its_task(tmp_path: Path) -> None:
+    write_example(tmp_path)
+    (config,) = re.findall(r"```yaml\n(name: waves\n.*?)```", DOCS.read_text(), re.DOTALL)
+    (tmp_path / "waves.yaml").write_text(config)
+    run = geo_ray.simulate(tmp_path / "waves.yaml", {"run.dir": str(tmp_path / "runs")})
+    assert run.finished and "rmse" in run.summary.eval

@@ -456,6 +456,20 @@ def test_a_listener_that_comes_late_is_found_and_gets_what_waited() -> None:
         assert us.wait_messages(1)[0].meta["n"] == 1
 
 
+def test_a_peer_that_is_expected_gets_what_waited_for_it_to_dial() -> None:
+    eu, us = Node("eu"), Node("us")
+    with running(eu, us):
+        address = eu.endpoint.listen()
+        with pytest.raises(LinkDownError, match="no link to region us; known are: none"):
+            eu.say("us", 0)
+        eu.endpoint.expect("us")
+        eu.say("us", 1)
+        us.endpoint.connect("eu", address)
+        assert us.wait_messages(1)[0].meta["n"] == 1
+        with pytest.raises(TransportError, match="itself"):
+            eu.endpoint.expect("eu")
+
+
 def test_a_peer_that_moved_is_found_at_its_new_address() -> None:
     eu, us = Node("eu"), Node("us")
     with running(eu, us):

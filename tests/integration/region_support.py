@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from geo_ray.checkpoint.places import CheckpointPlaces
 from geo_ray.config.experiment import Experiment, RegionConfig
 from geo_ray.data.manifest import Manifest
 from geo_ray.errors import GeoRayError
@@ -113,8 +114,9 @@ class Site:
                 world.params_P.numel(),
                 self._averager(),
                 self.event_buffer,
-                str(world.parts),
+                world.places,
                 timeout_s,
+                run_dir=str(Path(world.places.main).parent),
             )
             self.bridge = open_bridge(EndpointIdentity("test-run", name, 1, KEY), setting)
             self.endpoint = self.bridge.endpoint
@@ -124,7 +126,7 @@ class Site:
         ]
         hello = {"peer": f"{name}/lead", "role": "lead"}
         own, *others = [
-            HeldShard(shard, name, i, str(world.parts)) for i, shard in enumerate(self.shards)
+            HeldShard(shard, name, i, world.places) for i, shard in enumerate(self.shards)
         ]
         slots = [self._serve(ShardServer(other).handle) for other in others]
         remotes = [RemoteShard(self._dial(slot.address, hello), timeout_s) for slot in slots]
@@ -268,10 +270,12 @@ class InProcess:
         directory: Path,
         timeout_s: float = WAIT_S,
         gate: Gate | None = None,
+        places: CheckpointPlaces | None = None,
     ) -> None:
         self.timeout_s = timeout_s
         self.gate = gate
         self.parts = directory / "checkpoints"
+        self.places = places or CheckpointPlaces(str(self.parts))
         self.task = load_task(experiment.task, directory)
         self.experiment = experiment = with_shapes(experiment, self.task)
         self.start = model_start(self.task, experiment.seed)

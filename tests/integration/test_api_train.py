@@ -77,7 +77,7 @@ def test_train_interrupt_and_resume_in_a_connected_process(tmp_path: Path) -> No
     )
     assert geo_ray.simulate(experiment).summary.digest == run.summary.digest
 
-    with pytest.raises(errors.CheckpointMissingError, match="is finished after 30 steps"):
+    with pytest.raises(errors.RunFinishedError, match="is finished after 30 steps"):
         geo_ray.train(resume=run)
     shorter = geo_ray.train(
         overrides={"train.steps": 29}, resume=run, checkpoint=id, allow_drift=True

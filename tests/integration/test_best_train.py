@@ -67,6 +67,7 @@ def test_the_best_survives_a_resume_from_an_older_checkpoint(tmp_path: Path) -> 
     assert not (run.path / "candidates").exists()
 
 
+@pytest.mark.slow
 def test_regions_that_differ_keep_what_the_averagers_has_evaluated(tmp_path: Path) -> None:
     config = experiment_of(
         tmp_path,
@@ -87,6 +88,7 @@ def test_regions_that_differ_keep_what_the_averagers_has_evaluated(tmp_path: Pat
     assert not done.of("best_failed")
 
 
+@pytest.mark.slow
 def test_outer_parameters_and_the_target(tmp_path: Path) -> None:
     """Evaluations of a run that a target ends count to the last one."""
     target = {"metric": "accuracy", "value": 0.0, "direction": "at_least"}

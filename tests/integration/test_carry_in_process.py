@@ -121,6 +121,23 @@ def test_a_replaced_worker_gets_what_is_carried(tmp_path: Path) -> None:
             assert torch.equal(exchanged(each), result.carried_B[name][: exchanged(each).numel()])
 
 
+def test_a_replaced_worker_that_finds_undeclared_state_goes_on(tmp_path: Path) -> None:
+    """Its first step is one of the run's late ones, in which a find ends nothing."""
+    late = {"use": f"{TASKS}:Late"}
+    regions = [{"name": "us-east", "workers": 1}]
+    config = config_of(task=late, regions=regions, train={"steps": 16, "eval_every": 0})
+    gate = Gate(8)
+    with InProcess(config, tmp_path, gate=gate) as world:
+        site = world.sites["us-east"]
+        site.start(0)
+        eventually(lambda: site.server.version >= 7, "the seventh step")
+        for client in site.clients:
+            client.close()
+        again = site.start(0, epoch=2)
+        gate.open()
+        assert again.result() == 9
+
+
 def test_a_standby_takes_over_with_what_is_carried(tmp_path: Path) -> None:
     home, standby, third = "us-east", "eu-west", "ap-south"
     config = config_of(

@@ -38,6 +38,7 @@ from geo_ray.runtime.cluster.labels import (
     outside_regions,
 )
 from geo_ray.runtime.cluster.local import LocalCluster
+from geo_ray.runtime.cluster.logs import RAY_MESSAGES
 
 pytestmark = pytest.mark.timeout(600)  # a cluster takes long to start beside other work
 WAIT_S = 240.0  # never reached
@@ -46,6 +47,7 @@ _OWNER = """
 import sys, time
 from geo_ray.config.cluster import LocalClusterConfig
 from geo_ray.runtime.cluster.local import LocalCluster
+from geo_ray.runtime.cluster.logs import RAY_MESSAGES
 with LocalCluster(LocalClusterConfig(temp_dir=sys.argv[1]), ["only"]) as cluster:
     print(cluster.root, flush=True)
     if sys.argv[2] == "raise":
@@ -150,6 +152,7 @@ def test_nothing_is_left_behind(ending: str, short_tmp: Path) -> None:
 
 
 def test_every_region_has_a_node_and_the_head_none(connected: ConnectedCluster) -> None:
+    assert ray_private.draining_nodes() == {}
     nodes = [node for node in ray_private.nodes() if node["Alive"]]
     regions = {n["Labels"].get(REGION_LABEL): n["Resources"].get("CPU", 0) for n in nodes}
     assert regions == {None: 0, **dict.fromkeys(connected.regions, 8)}
@@ -195,7 +198,10 @@ def test_actors_get_the_environment(ray_cluster: LocalCluster) -> None:
 
 @pytest.mark.slow
 def test_second_cluster_takes_a_job_and_loses_a_region(
-    ray_cluster: LocalCluster, short_tmp: Path, tmp_path: Path
+    ray_cluster: LocalCluster,
+    short_tmp: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """It has a token of its own, and the first cluster is as before afterwards."""
     before = os.environ["RAY_AUTH_TOKEN_PATH"]
@@ -210,6 +216,9 @@ def test_second_cluster_takes_a_job_and_loses_a_region(
         _submit_job(cluster.dashboard, tmp_path)
         cluster.local.kill_region("mars")
         assert _eventually(lambda: len([n for n in ray_private.nodes() if n["Alive"]]) == 1)
+        told = cluster.local.root / RAY_MESSAGES
+        assert _eventually(lambda: told.exists() and "Raylet" in told.read_text())
+    assert "Raylet is terminated" not in "".join(capfd.readouterr())
     assert os.environ["RAY_AUTH_TOKEN_PATH"] == before
     with connect(ExistingClusterConfig(), [], namespace="first"):
         assert ray.cluster_resources()["CPU"] == 24

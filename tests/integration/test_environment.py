@@ -34,6 +34,8 @@ BACKEND = f"""
 import zipfile
 
 def build_editable(directory, config_settings=None, metadata_directory=None):
+    if (config_settings or {{}}).get("editable_mode") != "compat":
+        raise SystemExit("an import hook is hidden by a clone beside the user's script")
     with zipfile.ZipFile(f"{{directory}}/tiny-1-py3-none-any.whl", "w") as wheel:
         wheel.writestr("tiny-1.dist-info/METADATA", {TINY!r})
         wheel.writestr("tiny-1.dist-info/WHEEL", {WHEEL!r})

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from train_support import experiment_of
 
+from geo_ray.checkpoint.places import CheckpointPlaces
 from geo_ray.job import rundir
 from geo_ray.job.build import initial_parameters
 from geo_ray.job.data import data_rows, prepare_manifest
@@ -23,6 +24,7 @@ from geo_ray.runtime.actors.spec import RunSpec
 from geo_ray.runtime.actors.worker_actor import WorkerActor
 from geo_ray.runtime.control import actor_group
 from geo_ray.runtime.control.actor_group import ActorGroup, GroupWorker
+from geo_ray.runtime.control.run_keys import RunKeys
 from geo_ray.tasks.load import load_task
 from geo_ray.transport.security.tls import TlsBytes
 
@@ -107,11 +109,13 @@ def _group(directory: Path, tls: str) -> ActorGroup:
         str(directory),
         address,
         "run-1",
-        parts_dir=str(run.checkpoints),
+        run_dir=str(run.path),
+        places=CheckpointPlaces(str(run.checkpoints)),
         num_params=initial_parameters(task, 0).numel(),
         data_rows=data_rows(experiment, manifest),
     )
-    return ActorGroup(spec, dict.fromkeys(experiment.region_names))  # type: ignore[arg-type]
+    keys = RunKeys(spec.run_id, experiment.region_names, experiment.transport)
+    return ActorGroup(spec, dict.fromkeys(experiment.region_names), keys)  # type: ignore[arg-type]
 
 
 def _secrets(group: ActorGroup) -> list[bytes]:
@@ -135,7 +139,7 @@ def _secrets(group: ActorGroup) -> list[bytes]:
 def test_no_key_of_a_run_passes_between_its_actors(tls: str, wire: Wire, tmp_path: Path) -> None:
     """Also not for a worker that replaces another, and for a certificate that is renewed."""
     group = _group(tmp_path, tls)
-    group.create()
+    group.create(group.spec.experiment.present)
     group.await_ready(WAIT_S)
     group.wire(time.time(), WAIT_S)
     secrets = _secrets(group)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from region_support import WAIT_S, InProcess, Site, WorkerThread, eventually, experiment_of
-from torch import Tensor
 
-from geo_ray.strategies.base import RegionState
+from geo_ray.strategies.base import Outgoing, RegionState
 from geo_ray.strategies.common import local
 
 DILOCO = {"kind": "diloco", "interval": 2}
@@ -32,32 +29,45 @@ def await_update(world: InProcess, region: str) -> Site:
 
 
 @pytest.mark.parametrize("region", [WAITS, OTHER])
-def test_an_update_is_held_once_while_its_answer_is_awaited(
+def test_an_update_is_made_where_the_bridge_reads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, region: str
 ) -> None:
-    """In the memory that the bridge sees: nobody keeps the vector that it was copied from."""
-    made: list[weakref.ref[Tensor]] = []
-    delta = local.delta
+    """In the memory that both see: there is no vector that it was copied from."""
+    made: dict[int, list[int]] = {}
+    outgoing = local.outgoing
 
-    def noted(state: RegionState) -> Tensor:
-        found = delta(state)
-        made.append(weakref.ref(found))
+    def noted(state: RegionState, *, wait: bool = True) -> Outgoing:
+        found = outgoing(state, wait=wait)
+        made.setdefault(id(state), []).append(found.payload_P.data_ptr())
         return found
 
-    monkeypatch.setattr(local, "delta", noted)
+    monkeypatch.setattr(local, "outgoing", noted)
     with InProcess(experiment_of(strategy=DILOCO), tmp_path) as world:
         workers = start(world, region)
         site = await_update(world, region)
-        gc.collect()
-        assert made and all(ref() is None for ref in made)
         request, uplink = site.server.open_request, site.lead._uplink
         assert request is not None and uplink is not None
         assert uplink.lies_there(request.update.payload_P)
+        assert made[id(site.shards[0].state)] == [request.update.payload_P.data_ptr()]
         assert request.update.payload_P.any()
+        room_P = site.lead._room(request.update.payload_P.numel())
+        assert not uplink.lies_there(room_P)  # the update is needed until it is answered
         workers += start(world, OTHER if region == WAITS else WAITS)
         for worker in workers:
             worker.result()
         assert len({site.digest for site in world.sites.values()}) == 1
+        for site in world.sites.values():
+            assert len(set(made[id(site.shards[0].state)])) == 1
+
+
+def test_a_coded_update_is_not_made_where_uncoded_ones_lie(tmp_path: Path) -> None:
+    """What is owed of it may be kept from its payload."""
+    codec = {"up": {"kind": "int8"}}
+    with InProcess(experiment_of(strategy=DILOCO, codec=codec), tmp_path) as world:
+        first, second = world.run()
+        assert first == second
+        for site in world.sites.values():
+            assert site.shards[0].state.room is torch.empty
 
 
 @pytest.mark.parametrize("region", [WAITS, OTHER])

@@ -28,7 +28,7 @@ from geo_ray.runtime.cluster.labels import REGION_LABEL, TYPE_LABEL
 from geo_ray.runtime.cluster.local import LocalCluster
 from geo_ray.runtime.cluster.placement import place, remove
 from geo_ray.runtime.cluster.preflight import preflight
-from geo_ray.runtime.control.train import demands_of
+from geo_ray.runtime.control.demands import demands_of
 
 NODES = {"fast": ("hill", 60.0), "slow-1": ("hill", 20.0), "slow-2": ("hill", 20.0),
          "fast-3": ("dale", 60.0)}  # fmt: skip

@@ -171,7 +171,7 @@ def test_the_answer_after_a_push_goes_to_the_replacement(undisturbed: str, tmp_p
             first, second = pool.map(join, clients, (0, 1))
             assert first.span is not None and second.span is not None
             pushed = pool.submit(push_zeros, clients[1], site, second.span)
-            eventually(lambda: site.server._pushes, "the push arrives")
+            eventually(lambda: site.server.work.pushes, "the push arrives")
             clients[1].close()
             assert isinstance(pushed.exception(WAIT_S), LinkDownError)
         replacements = [site.start(1, epoch=2), site.start(0, epoch=2)]
@@ -236,7 +236,7 @@ def test_an_update_that_is_not_finite_is_refused_by_name(tmp_path: Path, region:
         site = world.sites[region]
         assert world.averager is not None
         site.shards[0].params_S.fill_(float("nan"))
-        site.server.evals.every = 0  # an evaluation would notice first
+        site.server.work.evals.every = 0  # an evaluation would notice first
         workers = [site.start(rank) for rank in (0, 1)]
         for worker in workers:
             with pytest.raises(NonFiniteError, match=f"region '{region}' is not finite"):

@@ -18,7 +18,7 @@ from region_support import (
     transfers_of,
 )
 
-from geo_ray.checkpoint.store import directory_of
+from geo_ray.checkpoint.local_folder import directory_of
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import GeoRayError
 
@@ -88,7 +88,7 @@ def test_a_standby_changes_nothing_as_long_as_nobody_is_lost(
         eventually(
             lambda: shadow.averager.state.version == averager.state.version, "the last entry"
         )
-        assert shadow.averager._last == averager._last
+        assert shadow.averager._books.last == averager._books.last
         assert shadow.averager.state.memory.keys() == averager.state.memory.keys()
         for name, tensor in averager.state.memory.items():
             assert torch.equal(tensor, shadow.averager.state.memory[name])

@@ -137,8 +137,9 @@ def test_sma_equals_the_simulator_to_the_bit(rich: Trained, tmp_path: Path) -> N
 def test_the_run_directory_is_complete(rich: Trained) -> None:
     path = rich.run.path
     show_end(open_run(path))
-    found = {file.name for file in path.iterdir()}
+    found = {file.name for file in path.iterdir() if file.suffix != ".lock"}
     assert found == {
+        "lease.json",
         "config.lock.yaml",
         "plan.json",
         "events.jsonl",

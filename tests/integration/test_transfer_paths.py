@@ -11,7 +11,7 @@ import pytest
 import torch
 from region_support import InProcess, experiment_of, transfers_of
 
-from geo_ray.checkpoint.store import directory_of
+from geo_ray.checkpoint.local_folder import directory_of
 from geo_ray.config.experiment import Experiment
 from geo_ray.transport.wire.message import Message
 

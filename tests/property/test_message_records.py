@@ -108,6 +108,7 @@ def replies(draw: Any) -> Reply:
         seen=draw(COUNT),
         reliable=draw(maybe(NUMBER)),
         held_s=draw(NUMBER),
+        closing=draw(st.booleans()),
     )
 
 

@@ -11,184 +11,78 @@ from typing import Any
 import pytest
 
 import geo_ray
+from geo_ray.config.experiment import Experiment
+from geo_ray.config.load import load_tree
+from geo_ray.config.source import text_of
 from geo_ray.errors import PlanInfeasibleError
-from tests.plan_enumerator import Enumerated, Question, every_plan
+from geo_ray.job.build import parameter_count
+from geo_ray.job.loss.subject import subject_of
+from geo_ray.job.model_id import model_id
+from geo_ray.tasks.load import load_task
+from tests.plan_enumerator import Question, every_plan, loss_of
+from tests.plan_scenarios import RATES, limits_of, links_file, scenario
 
 PARTS, SCENARIOS = 8, 25
-NOW = {"source": "a seed", "fetched_at": "2026-11-20T00:00:00Z", "valid_for_s": 1e9}
-RATES = [
-    {"currency": "EUR", "usd": 1.5, "on": "2026-01-02", "source": "a bank"},
-    {"currency": "EUR", "usd": 1.1, "on": "2026-11-20", "source": "a bank"},
-    {"currency": "CNY", "usd": 0.14, "on": "2026-11-20", "source": "a bank"},
-]
 
 
-# What the page says of each strategy that is tried, for the enumerator.
-STRATEGIES: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({"kind": "diloco"}, {}),
-    ({"kind": "diloco"}, {}),
-    (
-        {"kind": "async_local_sgd", "by_speed": False},
-        {"last": "always", "together": False, "one_by_one": True},
-    ),
-    ({"kind": "one_step_delay"}, {"stands_still": "when_late", "last": "always"}),
-    ({"kind": "one_step_delay"}, {"stands_still": "when_late", "last": "always"}),
-    (
-        {"kind": "diloco_streaming", "fragments": 2, "tau": 1},
-        {"stands_still": "when_late", "last": "always", "fragments": 2, "hidden_steps": 1},
-    ),
-    (
-        {"kind": "asgd_ga"},
-        {"stands_still": "never", "last": "always", "together": False, "one_by_one": True},
-    ),
-    (
-        {"kind": "asgd_ga", "staleness": {"bound": 2}},
-        {"stands_still": "never", "last": "always", "bounded": True, "one_by_one": True},
-    ),
-]
+def measured_loss(rng: random.Random, config: dict[str, Any], path: Path) -> dict[str, Any]:
+    """A file of losses as they might be measured for the configuration, and what is in it."""
+    experiment = load_tree(text_of(config, path.parent), (), Experiment)
+    num_params = parameter_count(load_task(experiment.task, path.parent), experiment.seed)
+    subject = subject_of(experiment, path.parent, model_id(experiment, path.parent, num_params))
+    seeds = rng.choice([2, 3, 3, 5, 11])
+    plain = [rng.uniform(1, 3) for _ in range(seeds)]
+    slope, noise = rng.choice([0.001, 0.004, 0.012]), rng.choice([0.0, 0.0005, 0.003])
 
+    def ended(base: list[Any], more: float) -> list[Any]:
+        diverges = rng.random() < 0.08
+        found = [b and b * (1 + more + rng.gauss(0, noise)) for b in base]
+        return [None, *found[1:]] if diverges else found
 
-def prices_of(rng: random.Random, names: list[str], tiers: bool) -> list[dict[str, Any]]:
-    """Every region is one of a cloud; two of them may be of the same."""
-    found = []
-    shared = age_tiers(rng)
-    for name in names:
-        currency = rng.choice(["USD", "USD", "EUR", "CNY"])
-        place = {"cloud": cloud_of(name), "region": f"at-{name}", "currency": currency, **NOW}
-        for i in range(3):
-            price = rng.choice([5, 10, 20]) * rng.uniform(0.02, 0.06)
-            for market, share in (("on_demand", 1.0), ("spot", rng.uniform(0.3, 1.0))):
-                record = {**place, "type": f"t{i}", "market": market, "unit": "hour"}
-                record["amount"] = price * share
-                if tiers and market == "on_demand":
-                    record["age_tiers"] = shared if rng.random() < 0.6 else age_tiers(rng)
-                if rng.random() < 0.05:
-                    record["stock"] = "none"
-                found.append(record)
-        found.append({**place, "item": "disk", "type": "ssd", "unit": "GB-month", "amount": 0.1})
-        out = {**place, "item": "egress", "unit": "GB", "amount": rng.choice([2.0, 9.0])}
-        found.append({**out, "to": "internet"})
-        found.append({**out, "to": "*", "unit": "Mbps-month", "amount": rng.uniform(100, 900)})
-    return found
-
-
-def cloud_of(name: str) -> str:
-    return "hall" if name in ("a", "b") else "cellar"
-
-
-def age_tiers(rng: random.Random) -> list[dict[str, float]]:
-    edges = sorted(rng.uniform(0.1, 6) for _ in range(rng.randint(1, 3)))
-    factors = sorted((rng.uniform(0.2, 0.95) for _ in edges), reverse=True)
-    if rng.random() < 0.1:  # an old machine may cost more
-        factors[-1] = 1.2
-    return [{"after_h": e, "factor": f} for e, f in zip(edges, factors, strict=True)]
-
-
-def scenario(rng: random.Random, tiers: bool) -> tuple[dict[str, Any], Question]:
-    """A configuration, and the same for the enumerator; without limits."""
-    names = ["a", "b", "c"][: rng.choice([2, 2, 2, 3])]
-    strategy, behaves = rng.choice(STRATEGIES)
-    places = {}
-    for name in names:
-        kinds = rng.sample(range(3), 2 if len(names) == 2 else 1)
-        machines = [
-            {
-                "type": f"t{i}",
-                "cap": rng.randint(1, 2),
-                "rows_per_s": rng.uniform(2, 12),
-                "markets": rng.choice([["on_demand"], ["spot"], ["on_demand", "spot"]]),
-            }
-            for i in kinds
-        ]
-        places[name] = {
-            "cloud": cloud_of(name),
-            "at": f"at-{name}",
-            "rows": rng.choice([1000, 2000, 3500]),
-            "machines": machines,
-        }
-        if rng.random() < 0.5:
-            places[name] |= {"disk": "ssd", "disk_gb": rng.choice([100, 500])}
-        if rng.random() < 0.5:
-            places[name]["server"] = "t0"
-    residency = {}
-    if rng.random() < 0.3:
-        residency[rng.choice(["gradients", "checkpoints"])] = {names[0]: names[:2]}
-    plan = {
-        "regions": places,
-        "residency": residency,
-        "objective": rng.choice(["cost", "cost", "time"]),
-        "loss_budget": rng.choice([0.02, 0.05]),
-        "intervals": rng.sample([4, 16, 33, 64], 2),
-        "codecs": rng.sample([None, "fp16", "int8", "int4", "chunked_topk"], 2),
-        "spot": {"preemptions_per_h": rng.choice([0.0, 0.05, 1.0]), "lost_s": 180},
-        "startup_s": rng.choice([0, 120]),
-        "step_overhead_s": rng.choice([0.0, 0.05]),
-        "lan_s_per_machine": rng.choice([0.0, 0.03]),
+    points = {
+        (h, None): ended(plain, slope * math.log(h) * rng.uniform(0.5, 1.5))
+        for h in rng.sample([1, 4, 8, 16, 64, 256], rng.randint(1, 4))
     }
-    config = {
-        "name": "random",
-        "task": {"use": "bytelm", "options": {"dim": 16, "layers": 1, "heads": 1, "context": 8}},
-        "data": {"generate": {}, "batch_size": rng.randint(2, 7)},
-        "optimizer": {"kind": "sgd", "lr": 0.1},
-        "regions": [{"name": name, "workers": rng.randint(1, 2)} for name in names],
-        "strategy": {**strategy, "interval": 16},
-        "train": {"steps": rng.randint(100, 9000)},
-        "plan": plan,
+    at = rng.choice([h for h, _ in points])
+    for codec in rng.sample(["fp16", "int8", "int4", "chunked_topk"], rng.randint(0, 4)):
+        points[at, codec] = ended(points[at, None], rng.uniform(-0.002, 0.01))
+    file = {
+        "version": 1,
+        "subject": subject.model_dump(),
+        "steps": 200,
+        "seeds": list(range(seeds)),
+        "plain": plain,
+        "codecs_at": at,
+        "points": [
+            {"interval": h, "codec": c, "losses": found} for (h, c), found in points.items()
+        ],
     }
-    prices = prices_of(rng, names, tiers)
-    links = {
-        (src, dst): (10 ** rng.uniform(-2, 1), rng.uniform(0.02, 0.3))
-        for src in names
-        for dst in names
-        if src != dst
-    }
-    return config, Question(config, prices, RATES, links, 0, **behaves)
-
-
-def links_file(question: Question, path: Path) -> Path:
-    links = [
-        {
-            "src": src,
-            "dst": dst,
-            "goodput_mbps": mbps,
-            "rtt_s": rtt_s,
-            "samples": 1,
-            "measured_at_unix_s": 0,
-        }
-        for (src, dst), (mbps, rtt_s) in question.links.items()
-    ]
-    path.write_text(json.dumps({"version": 1, "links": links}))
-    return path
-
-
-def limits_of(rng: random.Random, plans: list[Enumerated]) -> dict[str, float]:
-    """A deadline, a budget, both or none: between the plans that there are, or below them all."""
-    found = {}
-    if rng.random() < 0.6:
-        seconds = sorted(plan.seconds for plan in plans)
-        found["deadline_h"] = rng.choice(seconds[: len(seconds) // 2 + 1]) / 3600
-    if rng.random() < 0.5:
-        dollars = sorted(plan.usd for plan in plans)
-        found["budget_usd"] = rng.choice(dollars[: len(dollars) // 2 + 1])
-    factor = rng.choice([1 + 1e-7, 1 + 1e-7, 1.02, 0.9, 0.5])
-    return {key: value * factor for key, value in found.items()}
+    path.write_text(json.dumps(file))
+    return file
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_plan_is_better_than_the_one_that_is_found(part: int, tmp_path: Path) -> None:
     rng = random.Random(part)
-    seen = {"tiers": 0, "infeasible": 0, "limited": 0, "exact": 0}
+    seen = {"tiers": 0, "infeasible": 0, "limited": 0, "never": 0, "measured": 0}
     for number in range(SCENARIOS):
         tiers = rng.random() < 0.7
         config, question = scenario(rng, tiers)
         prices, links = tmp_path / "prices.json", links_file(question, tmp_path / "links.json")
         prices.write_text(json.dumps({"records": question.prices, "rates": RATES}))
         inputs = geo_ray.PlanInputs(prices=[prices], links=links)
+        own_rng = random.Random(f"loss {part} {number}")
+        if own_rng.random() < 0.5:
+            path = tmp_path / "loss.json"
+            measured = measured_loss(own_rng, config, path)
+            question = Question(**{**vars(question), "measured": measured})
+            inputs = geo_ray.PlanInputs(prices=[prices], links=links, loss=path)
         try:
             num_params = planned(config, inputs).plan.model.num_params
         except PlanInfeasibleError as error:
             assert "nothing to rent" in str(error) or "loss_budget" in str(error), error
             continue
+        seen["measured"] += question.measured is not None
         question = Question(**{**vars(question), "num_params": num_params})
         plans = list(every_plan(question))
         limits = limits_of(rng, plans)
@@ -210,14 +104,15 @@ def test_no_plan_is_better_than_the_one_that_is_found(part: int, tmp_path: Path)
         ours = made.usd if is_money else made.seconds
         assert made.seconds <= deadline_s * (1 + 1e-8) and made.usd <= budget_usd * (1 + 1e-8)
         assert best * (1 - 1e-9) <= ours, where
-        # What exchanges that are put off cost depends on all machines: there the gap says by how
-        # much another plan could be better.
-        exact = question.stands_still != "never"
-        seen["exact"] += exact
-        assert ours <= best * (1 + (1.01e-4 if exact else 0.02)), where
+        seen["never"] += question.stands_still == "never"
+        assert ours <= best * (1 + 1.01e-4), where
+        assert made.plan.gap <= 1.01e-4, where
         assert ours * (1 - made.plan.gap) <= best * (1 + 1e-9), f"{where}: the gap is not true"
         alike = [p for p in plans if math.isclose(p.seconds, made.seconds, rel_tol=1e-9)]
         assert any(math.isclose(p.usd, made.usd, rel_tol=1e-9) for p in alike), where
+        expected = loss_of(question, made.plan.interval, made.plan.codec)
+        assert made.plan.loss.expected == pytest.approx(expected, rel=1e-9, abs=1e-12), where
+        assert made.plan.loss.measured == (question.measured is not None)
     assert min(seen.values()) > 0, seen
 
 

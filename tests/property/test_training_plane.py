@@ -19,6 +19,7 @@ from geo_ray.strategies.decoupled import Decoupled
 from geo_ray.strategies.registry import STRATEGIES
 from geo_ray.training.averager.stalled import open_requests, stalled_regions
 from geo_ray.training.compute.optimizers import Momentum, Sgd
+from geo_ray.training.server.elastic import ElasticConfig
 
 SEEDS = st.integers(0, 2**32)
 EVENTS = st.integers(0, 60)
@@ -53,6 +54,7 @@ def setups(draw: st.DrawFn) -> Setup:
         workers = dict.fromkeys(names, draw(st.integers(1, 3)))
     else:
         workers = {name: draw(st.integers(1, 3)) for name in names}
+    elastic = draw(st.sampled_from([None, "fixed", "fixed" if mode == "async" else "follows"]))
     return Setup(
         cls(**options),
         draw(st.sampled_from([Sgd(lr=0.1), Momentum(lr=0.05, momentum=0.5)])),
@@ -63,6 +65,8 @@ def setups(draw: st.DrawFn) -> Setup:
         num_shards=1 if cls().traits.region.whole_model else draw(st.integers(1, 2)),
         up=draw(st.sampled_from(TOYS)),
         down=draw(st.sampled_from(TOYS)),
+        elastic=elastic
+        and ElasticConfig(min_workers=draw(st.integers(1, max(workers.values()))), batch=elastic),
     )
 
 
@@ -115,6 +119,11 @@ class TrainingPlane(RuleBasedStateMachine):
         self.plane.leave(name, rank)
         if at_once:
             self.plane.join(name, rank)
+
+    @precondition(lambda self: self._present())
+    @rule(data=st.data())
+    def worker_is_told_to_leave(self, data: st.DataObject) -> None:
+        self.plane.dismiss(*self._pick(data, self._present()))
 
     @precondition(lambda self: self.plane.updates)
     @rule(data=st.data())
@@ -206,7 +215,8 @@ class TrainingPlane(RuleBasedStateMachine):
             if not plane.stopped and setup.rows is None:
                 assert server.version == setup.steps * per_step
         rounds = setup.strategy.traits.in_rounds and setup.rows is None
-        if rounds and setup.mode == "sync" and not plane.stopped:
+        same_steps = setup.elastic is None or setup.elastic.batch == "fixed"
+        if rounds and same_steps and setup.mode == "sync" and not plane.stopped:
             undisturbed = Plane(setup)
             undisturbed.drain()
             assert torch.equal(params[0], undisturbed.regions[plane.names[0]].params_P)
@@ -237,7 +247,7 @@ def test_saved_with_its_final_update_open_it_goes_on_and_has_another(kind: str, 
     ended_P = plane.regions["a"].params_P
     plane.setup = replace(plane.setup, steps=4 + more)
     plane.crash()
-    assert {region.sent.final for region in plane.regions.values()} == {False}
+    assert {region.sent.final for region in plane.regions.values()} == {True}
     plane.drain()
     first_P, *others = (region.params_P for region in plane.regions.values())
     assert not torch.equal(first_P, ended_P)

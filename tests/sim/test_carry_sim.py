@@ -181,6 +181,21 @@ def test_a_resume_begins_with_the_values_of_the_cut(data_dir, kind: str) -> None
             assert torch.equal(resumed.result.carried_B[name], carried_B)
 
 
+def test_a_resume_tells_what_the_run_before_told_and_goes_on(data_dir) -> None:
+    """Its workers' first steps are late ones of the run."""
+    config = experiment(**sections_of("bsp") | {"task": task("Late")})
+    whole = Run(config, data_dir).go()
+    assert [e["names"] for e in whole.of("state_changed", "a")] == ["'mean'"]
+    killed = Run(config, data_dir)
+    killed.world.checkpoint_at(0.8 * whole.result.seconds, 1)
+    killed.go()
+    resumed = Run(config, data_dir)
+    resumed.world.restore(killed.world.checkpoints[1])
+    resumed.go()
+    assert [e["names"] for e in resumed.of("state_changed", "a")] == ["'mean'"]
+    assert resumed.digests() == whole.digests()
+
+
 # ------------------------------------------------------------------ what it meets
 
 MEETINGS: dict[str, dict[str, Any]] = {

@@ -84,12 +84,13 @@ def test_every_strategy_pays_its_debts_with_the_last_word(simulated, kind):
     assert all(owed(run)[name] < 1e-2 * scale[name] for name in scale)
 
 
+@pytest.mark.parametrize("at", [0.501, 0.503])  # b alone, or both, have said their last word
 @pytest.mark.parametrize("kind", ["bsp", "sma", "asgd_ga", "diloco_streaming"])
-def test_a_run_that_ended_goes_on_after_its_coded_last_word(data_dir, kind):
-    """Its last word, open in the checkpoint, is said again as an ordinary one."""
+def test_a_run_that_ended_goes_on_after_its_coded_last_word(data_dir, kind, at):
+    """Its last word, open in the checkpoint, is said again; then there are more steps."""
     config = experiment(**sections(kind, both(TOPK)))
     first = Run(config, data_dir)
-    first.world.checkpoint_at(0.51 * TRAIN["steps"], 1)  # the last exchange is on its way
+    first.world.checkpoint_at(at * TRAIN["steps"], 1)
     first.go()
     more = experiment(**sections(kind, both(TOPK), train=TRAIN | {"steps": 12}))
     again = Run(more, data_dir)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+import geo_ray
 from benchmarks.planning.strategy_terms import STRATEGIES as SECTIONS
-from benchmarks.planning.strategy_terms import deviations
+from benchmarks.planning.strategy_terms import config, deviations
 from geo_ray.errors import ConfigError
+from geo_ray.observe.metrics.cost import load_cost
 from geo_ray.strategies.registry import STRATEGIES
 
 REFUSED = {"fedavg", "esync", "nbsync", "fedat", "fedgsync"}
@@ -23,6 +25,20 @@ def test_a_plan_says_what_the_simulator_says(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     time, egress = deviations(kind, 4.0, 3.0, tmp_path)
     assert abs(time) < 0.1 and abs(egress) < 0.1, (time, egress)
+
+
+@pytest.mark.parametrize("steps", [16, 17])
+@pytest.mark.parametrize("kind", ["bsp", "diloco", "sma", "sparseloco"])
+def test_the_exchange_that_pays_what_is_owed_has_its_own_bytes(kind, steps, tmp_path, monkeypatch):
+    """After the last step or, where that is the end of a round, as that of the last step."""
+    monkeypatch.delenv("GEO_RAY_PRICES", raising=False)
+    monkeypatch.chdir(tmp_path)
+    text = config(kind, 100.0, 1.0, steps).replace("codecs: [null]", "codecs: [int4]")
+    (tmp_path / "owing.yaml").write_text(text.replace("width: 24", "width: 96"))
+    made = geo_ray.plan("owing.yaml", ["run.dir=runs"], policy="fixed")
+    run = geo_ray.simulate("owing.yaml", ["run.dir=runs"], plan=made)
+    egress = next(row for row in load_cost(run.path).rows if row.term == "egress")
+    assert egress.actual == pytest.approx(egress.estimated, rel=0.005)
 
 
 @pytest.mark.parametrize("kind", sorted(REFUSED))

@@ -65,9 +65,9 @@ def test_bsp_pays_for_every_step(simulated):
     assert run.result.seconds == pytest.approx(expected_s, rel=1e-12)
 
 
-def test_asgd_that_waits_pays_for_every_step_and_the_end(simulated):
+def test_asgd_that_waits_pays_for_every_step_of_which_the_last_is_the_end(simulated):
     run = simulated(strategy={"kind": "asgd"})
-    expected_s = steps_s(4) + 5 * round_trip_s(run) + LAN_S
+    expected_s = steps_s(4) + 4 * round_trip_s(run) + LAN_S
     assert run.result.seconds == pytest.approx(expected_s, rel=1e-12)
     assert run.of("step", "a")[-1].t_s == pytest.approx(steps_s(4), rel=1e-12)  # at the averager
 
@@ -236,7 +236,8 @@ OFTEN = [pytest.param(k, marks=pytest.mark.slow) if k in LIKE_OTHERS else k for 
 
 @pytest.mark.parametrize("kind", OFTEN)
 def test_every_strategy_learns_the_digits(simulated, kind):
-    run = simulated(**of_kind(kind, **LEARNING, train={"steps": 120, "eval_every": 0}))
+    # Long enough for the slowest of them to be well past it: machines round differently.
+    run = simulated(**of_kind(kind, **LEARNING, train={"steps": 180, "eval_every": 0}))
     (last,) = [e for e in run.of("eval") if e["region"] is None]
     assert last["metrics"]["accuracy"] >= 0.9
 

@@ -12,7 +12,7 @@ from geo_ray.cli.tables.data import print_table
 # The work is imported by each verb: `geo-ray --help` must not load Arrow and PyTorch.
 
 
-@click.group()
+@click.group(short_help="Write and check training data, a shard set per region.")
 def data() -> None:
     """Write training data as one shard set per region, and check it."""
 
@@ -25,7 +25,10 @@ for verb in (inspect, stats, merge_stats, shard):
 @click.argument("manifest_uri", metavar="MANIFEST")
 @click.option("--region", help="Only this region's shards, read from within that region.")
 def check(manifest_uri: str, region: str | None) -> None:
-    """Verify size, hash, schema and rows of every shard of MANIFEST."""
+    """Verify every shard of MANIFEST.
+
+    Its size, hash, schema and rows.
+    """
     import geo_ray
     from geo_ray.data.prepare.saved import label_words
 
@@ -44,7 +47,10 @@ def check(manifest_uri: str, region: str | None) -> None:
 @click.argument("manifests", nargs=-1, required=True)
 @click.option("--out", required=True, metavar="FILE_OR_URI", help="The merged manifest.")
 def merge(manifests: tuple[str, ...], out: str) -> None:
-    """Make one manifest of MANIFESTS that were written apart, each in its own region."""
+    """Make one manifest of several MANIFESTS.
+
+    They were written apart, each in its own region.
+    """
     import geo_ray
     from geo_ray.data.prepare.saved import label_words
 

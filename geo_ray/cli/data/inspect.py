@@ -40,7 +40,10 @@ def inspect(
     force: bool,
     read: ReadOptions,
 ) -> None:
-    """Show the columns of your files: types, missing values, and usual treatments."""
+    """Show the columns of your files.
+
+    Their types, missing values, and usual treatments.
+    """
     import geo_ray
 
     if draft_file is not None and use is None:

@@ -85,7 +85,10 @@ def shard(
     force: bool,
     read: ReadOptions,
 ) -> None:
-    """Write a task's data as Parquet shards, each region's in its own directory or store."""
+    """Write a task's data as Parquet shards.
+
+    Each region's in its own directory or store.
+    """
     import geo_ray
     from geo_ray.data.prepare.saved import label_words
 

@@ -62,7 +62,10 @@ def stats(
     no_extremes: bool,
     read: ReadOptions,
 ) -> None:
-    """Write statistics of a region's columns: counts, means, deviations; no rows."""
+    """Write statistics of a region's columns.
+
+    Counts, means, deviations; no rows.
+    """
     import geo_ray
 
     wanted = geo_ray.WantedStatistics(
@@ -78,7 +81,10 @@ def stats(
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The file to write.")
 def merge_stats(files: tuple[Path, ...], out: Path) -> None:
-    """Make statistics of all regions of FILES that `geo-ray data stats` wrote, one per region."""
+    """Make statistics of all regions of FILES.
+
+    `geo-ray data stats` wrote them, one per region.
+    """
     import geo_ray
 
     merged = geo_ray.merge_data_stats(files)

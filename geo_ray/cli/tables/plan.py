@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from geo_ray.observe.text import duration_text
-from geo_ray.planning.plan import Plan
+from geo_ray.planning.plan import Plan, differing_machines
 
 
 def machines_table(plan: Plan) -> Table:
@@ -46,6 +47,16 @@ def terms_table(plan: Plan) -> Table:
     return table
 
 
+def loss_text(plan: Plan) -> str:
+    """What interval and codec cost in loss, and who says so."""
+    if plan.loss is None:
+        return "loss     not known"
+    how = "measured for this task" if plan.loss.measured else "assumed: a rough table for any task"
+    if plan.loss.expected is None:
+        return f"loss     training diverged with this interval and codec ({how})"
+    return f"loss     {plan.loss.expected:.2%} more than plain training ({how})"
+
+
 def totals_text(plan: Plan) -> str:
     """Time and dollars, with the ranges that they are expected in."""
     time_text, usd_text = duration_text(plan.total_s), f"{plan.total_usd:.2f} USD"
@@ -58,19 +69,30 @@ def totals_text(plan: Plan) -> str:
     return f"{time_text}, {usd_text}"
 
 
+def totals_json(plan: Plan) -> str:
+    """The same for programs."""
+    totals = {
+        "seconds": plan.total_s,
+        "seconds_range": plan.seconds_range,
+        "usd": plan.total_usd,
+        "usd_range": plan.usd_range,
+    }
+    return json.dumps(totals, indent=2)
+
+
 def front_table(plans: Sequence[Plan]) -> Table:
     """Plans that nothing beats in both time and money."""
     table = Table(box=SIMPLE_HEAD)
     for heading in ("time", "USD"):
         table.add_column(heading, justify="right")
-    for heading in ("averager", "exchange", "why"):
+    for heading in ("averager", "exchange", "why, and the machines that differ"):
         table.add_column(heading)
-    for plan in plans:
+    for plan, machines in zip(plans, differing_machines(plans), strict=True):
         table.add_row(
             duration_text(plan.total_s),
             f"{plan.total_usd:.2f}",
             plan.averager,
             f"{plan.interval} steps, {plan.codec or 'no codec'}",
-            plan.reason,
+            f"{plan.reason}\n{machines}".rstrip(),
         )
     return table

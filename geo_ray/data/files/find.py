@@ -9,9 +9,9 @@ from pathlib import Path, PurePosixPath
 
 from geo_ray.data.files.options import Format, ReadOptions
 from geo_ray.data.nearby import listed, missing_path
-from geo_ray.data.stores.base import Store, open_store
-from geo_ray.data.stores.uri import is_s3, local_path, split
 from geo_ray.errors import ConfigError, ShardMissingError
+from geo_ray.stores.base import Store, open_store
+from geo_ray.stores.uri import is_s3, local_path, split
 
 SUFFIXES: Mapping[str, Format] = {
     ".csv": "csv",

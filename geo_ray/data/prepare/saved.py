@@ -11,9 +11,9 @@ from pydantic import ValidationError
 from geo_ray.data.columns import parse_types
 from geo_ray.data.manifest import PreparationRef, load_manifest, manifest_file
 from geo_ray.data.prepare.config import Preparation
-from geo_ray.data.stores.base import open_store
-from geo_ray.data.stores.uri import split
 from geo_ray.errors import ManifestError, ShardMissingError, StoreError
+from geo_ray.stores.base import open_store
+from geo_ray.stores.uri import split
 
 _SUFFIX = ".preparation.json"
 

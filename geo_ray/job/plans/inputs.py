@@ -15,7 +15,10 @@ from geo_ray.errors import ConfigError, PriceBookError
 from geo_ray.job.build import last_errors
 from geo_ray.job.plans.machines import section_of, site_of
 from geo_ray.job.plans.sizes import ModelSize
+from geo_ray.observe.text import age_text
 from geo_ray.planning.config import PlanConfig
+from geo_ray.planning.loss_profile import LossProfile
+from geo_ray.planning.loss_table import AssumedLoss, MeasuredLoss
 from geo_ray.planning.model.start_model import StartModel, fit_start
 from geo_ray.planning.model.step_model import fit_steps
 from geo_ray.planning.model.timing import Pattern
@@ -38,6 +41,7 @@ def request_of(
     book: PriceBook,
     links: LinkTable,
     profile: Profile | None = None,
+    loss: LossProfile | None = None,
 ) -> Request:
     """The question.
 
@@ -48,6 +52,7 @@ def request_of(
         book: prices.
         links: of every pair of regions.
         profile: what was measured; the configuration's own numbers count more.
+        loss: what intervals and codecs cost as measured; else as assumed.
 
     Raises:
         ConfigError: there is no section `plan`, or it lacks a region or a machine's speed, or the
@@ -58,7 +63,7 @@ def request_of(
         PlanInfeasibleError: residency rules contradict each other.
     """
     plan = section_of(experiment)
-    _check_strategy(experiment)
+    check_strategy(experiment)
     names = list(experiment.region_names)
     start = _start(plan, profile)
     intervals = _intervals(experiment, plan)
@@ -70,7 +75,7 @@ def request_of(
         pattern=_pattern(experiment, intervals),
         startup_s=start.fixed_s,
         worker_start_s=start.worker_s,
-        evaluations_s=_evaluations_s(experiment, profile),
+        evaluations_s=evaluations_s(experiment, profile),
     )
     measured = {} if profile is None else {name: fit_steps(name, profile.steps) for name in names}
     hosts = allowed_averagers(plan.residency, names)
@@ -82,7 +87,8 @@ def request_of(
         usd_per_gb=_egress(plan, names, book),
         averagers=sorted(hosts, key=lambda name: name != preferred),
         intervals=intervals,
-        codecs=_codecs(experiment, plan),
+        codecs=codecs_of(experiment, plan.codecs),
+        loss=AssumedLoss() if loss is None else MeasuredLoss.of(loss),
         loss_budget=plan.loss_budget,
         objective=plan.objective,
         limits=Limits(
@@ -91,6 +97,7 @@ def request_of(
         ),
         overhead_s={} if profile is None else {p.codec: p.overhead_s for p in profile.exchanges},
         last_errors=last_errors(experiment),
+        first_in_full=experiment.strategy.traits.sends == "model",
     )
 
 
@@ -101,10 +108,8 @@ def stale_notes(experiment: Experiment, book: PriceBook, now_unix_s: float) -> l
     old = [record for record in used if record.is_stale(now_unix_s)]
     if not old:
         return []
-    oldest = max(record.age_s(now_unix_s) for record in old) / HOUR_S
-    return [
-        f"{len(old)} prices are stale, the oldest of {oldest:.0f} h ago: `geo-ray prices refresh`"
-    ]
+    oldest = age_text(max(record.age_s(now_unix_s) for record in old))
+    return [f"{len(old)} prices are stale, the oldest of {oldest} ago: `geo-ray prices refresh`"]
 
 
 def _records(plan: PlanConfig, book: PriceBook) -> Iterator[PriceRecord]:
@@ -123,7 +128,7 @@ def _records(plan: PlanConfig, book: PriceBook) -> Iterator[PriceRecord]:
                 yield book.egress(region.cloud, region.at, to)
 
 
-def _check_strategy(experiment: Experiment) -> None:
+def check_strategy(experiment: Experiment) -> None:
     """Refuse strategies that the model of `JobWork` is wrong for.
 
     Raises:
@@ -156,12 +161,18 @@ def _start(plan: PlanConfig, profile: Profile | None) -> StartModel:
     return fit_start(profile.starts)
 
 
-def _evaluations_s(experiment: Experiment, profile: Profile | None) -> float:
-    """Of the whole run; the last one is after the last step."""
-    every = experiment.train.eval_every
+def evaluations_s(experiment: Experiment, profile: Profile | None, done: int = 0) -> float:
+    """Seconds of all evaluations that are to come; the last one is after the last step.
+
+    Args:
+        experiment: the run.
+        profile: what was measured.
+        done: steps that a region has taken.
+    """
+    every, last = experiment.train.eval_every, experiment.train.steps - 1
     if profile is None:
         return 0.0
-    between = (experiment.train.steps - 1) // every if every else 0
+    between = last // every - min(done, last) // every if every else 0
     return (between + 1) * profile.evaluation_s
 
 
@@ -201,7 +212,8 @@ def _pattern(experiment: Experiment, intervals: Sequence[int]) -> Pattern:
     strategy, local = experiment.strategy, max(1, experiment.worker_steps)
     present = strategy.traits
     every, hidden = {}, {}
-    for interval in intervals:
+    own = present.exchange.interval  # a run may go on with it, whatever a new plan could choose
+    for interval in [*intervals, *([] if own is None else [own * local])]:
         exchange = present.exchange
         if exchange.interval is not None and isinstance(strategy, BaseModel):
             changed = {"interval": max(1, interval // local)}
@@ -213,7 +225,7 @@ def _pattern(experiment: Experiment, intervals: Sequence[int]) -> Pattern:
         present.exchange.stands_still,
         present.exchange.last,
         present.exchange.fragments,
-        present.averager.bound is not None,
+        present.averager.bound,
         present.exchange.by_speed,
         present.in_rounds or present.averager.bound is not None,
         local,
@@ -222,16 +234,25 @@ def _pattern(experiment: Experiment, intervals: Sequence[int]) -> Pattern:
     )
 
 
-def _codecs(experiment: Experiment, plan: PlanConfig) -> list[str | None]:
-    if plan.codecs is not None:
-        unknown = [codec for codec in plan.codecs if codec not in BITS_PER_PARAM]
+def codecs_of(experiment: Experiment, named: Sequence[str | None] | None) -> list[str | None]:
+    """The codecs that a plan chooses among.
+
+    Args:
+        experiment: the run.
+        named: by the user; None: the configured one and the usual.
+
+    Raises:
+        ConfigError: nobody knows how small one of them makes an update.
+    """
+    if named is not None:
+        unknown = [codec for codec in named if codec not in BITS_PER_PARAM]
         if unknown:
             known = ", ".join(str(codec) for codec in BITS_PER_PARAM)
             raise ConfigError(
                 f"plan.codecs: it is not known how small {unknown[0]} makes an update",
                 fix=f"Choose among {known}.",
             )
-        return list(plan.codecs)
+        return list(named)
     up = experiment.codec.up
     present = None if up is None else up.kind
     if present not in BITS_PER_PARAM:

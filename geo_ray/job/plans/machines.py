@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import partial
 from typing import Final
@@ -17,7 +17,7 @@ from geo_ray.planning.config import MachineConfig, PlanConfig, RegionOffer
 from geo_ray.planning.model.memory import Footprint
 from geo_ray.planning.model.step_model import StepModel
 from geo_ray.planning.model.work import HOUR_S
-from geo_ray.planning.request import Rental, Site
+from geo_ray.planning.request import Rental, RentalPrice, Site
 from geo_ray.planning.search.fleet import ANY_ROWS
 from geo_ray.planning.section import no_plan_section
 
@@ -201,16 +201,16 @@ def _edges_h_of_server(offer: RegionOffer, book: PriceBook) -> set[float]:
     return {tier.after_h for tier in record.age_tiers}
 
 
-def _hourly(book: PriceBook, record: PriceRecord) -> Callable[[float], float]:
+def _hourly(book: PriceBook, record: PriceRecord) -> RentalPrice:
     book.usd_of_hours(record, 1.0)  # a currency without a rate is told now
     return partial(book.usd_of_hours, record)
 
 
-def _standing(offer: RegionOffer, book: PriceBook) -> Callable[[float], float]:
-    parts: list[Callable[[float], float]] = []
+def _standing(offer: RegionOffer, book: PriceBook) -> RentalPrice:
+    parts: list[RentalPrice] = []
     if offer.server is not None:
         parts.append(_hourly(book, book.instance(offer.cloud, offer.at, offer.server)))
     if offer.disk is not None:
         monthly = book.usd_of_volume(book.disk(offer.cloud, offer.at, offer.disk), offer.disk_gb)
-        parts.append(lambda hours: monthly * hours / _MONTH_H)
-    return lambda hours: sum(part(hours) for part in parts)
+        parts.append(lambda hours, age_h=0.0: monthly * hours / _MONTH_H)
+    return lambda hours, age_h=0.0: sum(part(hours, age_h) for part in parts)

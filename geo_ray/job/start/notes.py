@@ -40,6 +40,7 @@ def start_notes(experiment: Experiment, manifest: Manifest, cores: int | None) -
     return [
         *_few_rows(experiment, manifest),
         *_late(experiment),
+        *(_unused_certificates(experiment) if cores is not None else ()),
         *(_not_simulated(experiment) if cores is None else _many_workers(experiment, cores)),
     ]
 
@@ -88,6 +89,21 @@ def _late(experiment: Experiment) -> list[str]:
             "alone until the end"
         )
     return notes
+
+
+def _unused_certificates(experiment: Experiment) -> list[str]:
+    """Links of this machine need no certificate, unless `transport.tls` is required."""
+    transport = experiment.transport
+    if transport.certs is None or transport.tls == "required" or len(experiment.regions) < 2:
+        return []
+    if transport.tls == "off":
+        return ["transport.certs is not used: transport.tls is off"]
+    if experiment.cluster.kind != "local" or transport.advertise_host is not None:
+        return []
+    return [
+        "transport.certs is not used: all links are loopback addresses of this machine, which "
+        "transport.tls: auto leaves without TLS; required uses it there, too"
+    ]
 
 
 def _many_workers(experiment: Experiment, cores: int) -> list[str]:

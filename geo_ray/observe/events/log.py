@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -17,6 +19,7 @@ from pydantic import TypeAdapter
 from geo_ray.clock import Clock, SystemClock
 from geo_ray.errors import InvariantError, RunDirectoryError
 from geo_ray.observe.events.schema import EVENT_FIELDS, Event, conform
+from geo_ray.util.atomic_file import TEMPORARY_SUFFIX
 
 EVENTS_FILE = "events.jsonl"
 _ROW = TypeAdapter(dict[str, Any])  # a quarter of `json`'s time, and there may be millions
@@ -148,19 +151,39 @@ def follow(
         RunDirectoryError: as for `read_events`.
     """
     clock = clock or SystemClock()
-    offset_bytes, number = 0, 0
+    tail = EventTail(path)
     while True:
         last_look = stop()  # asked first: what was written before it turned true is still given
         ended = False
-        for line in _new_lines(path, offset_bytes):
-            offset_bytes += len(line)
-            number += 1
-            event = _parsed(line, path, number)
+        for event in tail.new():
             yield event
             ended = event.kind in ("run_finished", "run_failed")
         if last_look or ended:
             return
         clock.sleep_s(poll_s)
+
+
+class EventTail:
+    """Reads a log that is still being written, each time what is new.
+
+    Args:
+        path: the log; it may come into being later.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset_bytes = self._number = 0
+
+    def new(self) -> Iterator[Event]:
+        """Give the events since the last call, as far as their lines are whole.
+
+        Raises:
+            RunDirectoryError: as for `read_events`.
+        """
+        for line in _new_lines(self._path, self._offset_bytes):
+            self._offset_bytes += len(line)
+            self._number += 1
+            yield _parsed(line, self._path, self._number)
 
 
 def being_written(path: Path) -> bool | None:
@@ -176,6 +199,21 @@ def being_written(path: Path) -> bool | None:
     except OSError:
         return None
     return False
+
+
+def detach(path: Path) -> None:
+    """Go on in a new file with the same lines, so that who still has the log open writes to none.
+
+    Raises:
+        RunDirectoryError: it cannot be written.
+    """
+    copy = path.with_name(f".{path.name}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
+    try:
+        shutil.copyfile(path, copy)
+        copy.replace(path)
+    except OSError as error:
+        copy.unlink(missing_ok=True)
+        raise _cannot("write", path, error) from error
 
 
 def last_time_s(path: Path) -> float:

@@ -165,7 +165,15 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
     "checkpoint_failed": {"cause": _text},
     "worker_lost": {"region": _text, "worker": _name, "cause": _text},
     "worker_replaced": {"region": _text, "worker": _name, "epoch": _whole},
+    "worker_left": {"region": _text, "worker": _name, "cause": _text},
+    "team": {  # who takes part, in regions that go on while workers are missing
+        "region": _text,
+        "step": _whole,
+        "workers": _whole,
+        "rows": _whole,  # of a step of theirs
+    },
     "step_refused": {"region": _text, "step": _whole, "cause": _text},
+    "state_changed": {"region": _text, "step": _whole, "names": _text},
     "noise": {
         "region": _or_null(_text),  # null: of all regions together
         "step": _whole,
@@ -176,6 +184,10 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
         "count": _whole,
     },
     "region_lost": {"region": _text, "cause": _text},
+    "region_drained": {"region": _text},
+    "members_refused": {"verb": _text, "region": _text, "cause": _text},
+    "join_failed": {"region": _text, "cause": _text},
+    "region_joined": {"region": _text, "view": _whole, "bytes": _whole, "took_s": _number},
     "region_left": {"region": _text, "name": _text},  # who goes on, without whom
     "hub_moved": {"region": _text, "epoch": _whole},  # the averager lives there now
     "stop_requested": {"cause": _text},
@@ -184,7 +196,7 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
     "run_failed": {"code": _text, "message": _text, "fix": _text},
 }
 
-FAULT_KINDS = ("worker_lost", "worker_replaced", "step_refused", "region_lost")
+FAULT_KINDS = ("worker_lost", "worker_replaced", "step_refused", "region_lost", "state_changed")
 
 
 def conform(kind: str, t_s: float, fields: Mapping[str, Any]) -> Event:

@@ -8,32 +8,54 @@ from geo_ray.observe.events.schema import FAULT_KINDS, Event
 from geo_ray.observe.metrics.counters import LinkTotals, Rate
 
 
-@dataclass(slots=True)
-class RegionNow:
-    """The newest numbers of one region; rates look back over 10 s of run time."""
+@dataclass(frozen=True, slots=True)
+class RegionRates:
+    """RegionRates of one region; they look back over 10 s of run time."""
 
-    step: int = 0
-    loss: float = float("nan")
-    staleness: float | None = None
-    faults: int = 0
     samples: Rate = field(default_factory=Rate)
     compute: Rate = field(default_factory=Rate)
     waiting: Rate = field(default_factory=Rate)
     sent: Rate = field(default_factory=Rate)
     received: Rate = field(default_factory=Rate)
 
+    def start(self, t_s: float) -> None:
+        """Forget what was before."""
+        for rate in (self.samples, self.compute, self.waiting, self.sent, self.received):
+            rate.start(t_s)
+
     def wait_share(self, now_s: float) -> float:
         """Give the part of the last 10 s of compute and wait that was wait, 0 to 1."""
         wait, compute = self.waiting.per_s(now_s), self.compute.per_s(now_s)
         return wait / (wait + compute) if wait + compute > 0 else 0.0
 
+
+@dataclass(slots=True)
+class RegionNow:
+    """The newest numbers of one region.
+
+    Attributes:
+        gone: why the run goes on without it, in a word; "" while it takes part.
+    """
+
+    step: int = 0
+    loss: float = float("nan")
+    staleness: float | None = None
+    faults: int = 0
+    gone: str = ""
+    rates: RegionRates = field(default_factory=RegionRates)
+
     def state(self, now_s: float, total_steps: int) -> str:
-        """Give ``starting``, ``computing``, ``waiting`` (more wait than compute) or ``done``."""
+        """Give ``starting``, ``computing``, ``waiting`` (more wait than compute) or ``done``.
+
+        Of a region that takes part no more, why.
+        """
         if self.step >= total_steps:
             return "done"
+        if self.gone:
+            return self.gone
         if self.step == 0:
             return "starting"
-        return "waiting" if self.wait_share(now_s) > 0.5 else "computing"
+        return "waiting" if self.rates.wait_share(now_s) > 0.5 else "computing"
 
 
 class RunNow:
@@ -59,7 +81,9 @@ class RunNow:
                 self.simulated = event["simulated"]
                 self._wan.restart()
                 for name in event["regions"]:
-                    self._begin(self._region(name), event.t_s)
+                    self._region(name).rates.start(event.t_s)
+                for name, region in self.regions.items():  # a resumed run is without lost ones
+                    region.gone = "" if name in event["regions"] else "lost"
             case "step":
                 self._step(self._region(event["region"]), event)
             case "exchange":
@@ -70,23 +94,24 @@ class RunNow:
                 self.newest_eval = event
             case "wan":
                 new = self._wan.feed(event["src"], event["dst"], event["bytes_by_class"])
-                self._region(event["src"]).sent.add(event.t_s, sum(new.values()))
-                self._region(event["dst"]).received.add(event.t_s, sum(new.values()))
+                self._region(event["src"]).rates.sent.add(event.t_s, sum(new.values()))
+                self._region(event["dst"]).rates.received.add(event.t_s, sum(new.values()))
+            case "region_drained":
+                self._region(event["region"]).gone = "drained"
+            case "region_joined":
+                self._region(event["region"]).gone = ""
             case kind if kind in FAULT_KINDS:
                 self._region(event["region"]).faults += 1
+                if kind == "region_lost":
+                    self._region(event["region"]).gone = "lost"
 
     def _region(self, name: str) -> RegionNow:
         return self.regions.setdefault(name, RegionNow())
 
     @staticmethod
-    def _begin(region: RegionNow, t_s: float) -> None:
-        for rate in (region.samples, region.compute, region.waiting, region.sent, region.received):
-            rate.start(t_s)
-
-    @staticmethod
     def _step(region: RegionNow, event: Event) -> None:
         region.step = event["step"]
         region.loss = event.number("loss")
-        region.samples.add(event.t_s, event["samples"])
-        region.compute.add(event.t_s, event["compute_s"] or 0.0)
-        region.waiting.add(event.t_s, event["wait_s"] or 0.0)
+        region.rates.samples.add(event.t_s, event["samples"])
+        region.rates.compute.add(event.t_s, event["compute_s"] or 0.0)
+        region.rates.waiting.add(event.t_s, event["wait_s"] or 0.0)

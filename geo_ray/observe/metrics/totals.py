@@ -14,11 +14,34 @@ class RegionTotals:
 
     steps: StepTotals = field(default_factory=StepTotals)
     compute_s: float = 0.0  # time that was spent, work that was lost included
-    wait_s: float = 0.0
+    wait_s: float = (
+        0.0  # the end included, where it stood still for an exchange after its last step
+    )
     blocked_s: float = 0.0  # in exchanges that it stood still for
     exchanges: int = 0
     staleness: float = 0.0  # of the newest exchange
     faults: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FAULT_KINDS, 0))
+    _until_s: float = 0.0  # the newest step's end, and what it has waited for since
+    _since_s: float = 0.0
+
+    def begin(self) -> None:
+        """Take in that the run goes on: a step's waiting reaches back to here at most."""
+        self._since_s = 0.0
+
+    def step(self, event: Event) -> None:
+        """Take a step in, whose own waiting has all that was since the step before."""
+        self.steps.add(event["step"], event["samples"], event.number("loss"))
+        self.compute_s += event["compute_s"] or 0.0
+        self.wait_s += max(0.0, (event["wait_s"] or 0.0) - self._since_s)
+        self._until_s, self._since_s = event.t_s, 0.0
+
+    def stood_still(self, start_s: float, end_s: float) -> None:
+        """Take in that it stood still for an exchange."""
+        self.blocked_s += max(0.0, end_s - start_s)
+        waited_s = max(0.0, end_s - max(start_s, self._until_s))
+        self.wait_s += waited_s
+        self._since_s += waited_s
+        self._until_s = max(self._until_s, end_s)
 
 
 @dataclass(slots=True)
@@ -45,6 +68,7 @@ class RunTotals:
     elapsed_s: float = 0.0
     _home: str | None = None  # the averager's region
     _began_s: float | None = None  # of a stretch that has no step yet
+    _goes_on: bool = False  # resumed, and no exchange since
 
     def region(self, name: str) -> RegionTotals:
         """Give the totals of region ``name``, new ones if it is not known."""
@@ -59,14 +83,12 @@ class RunTotals:
             case "step":
                 region = self.region(event["region"])
                 self._join(event)
-                region.steps.add(event["step"], event["samples"], event.number("loss"))
-                region.compute_s += event["compute_s"] or 0.0
-                region.wait_s += event["wait_s"] or 0.0
+                region.step(event)
             case "exchange":
                 region = self.region(event["region"])
                 region.exchanges += 1
                 if event["blocking"] and event["start_s"] is not None:
-                    region.blocked_s += max(0.0, event.t_s - event["start_s"])
+                    region.stood_still(event["start_s"], event.t_s)
                 region.staleness = event["staleness"] or 0.0
                 sent = event["bytes_out"] + event["bytes_in"]
                 before = event.fields.get("bytes_before")
@@ -74,6 +96,7 @@ class RunTotals:
                     self.payload_after += sent
                     self.payload_before += sent if before is None else 2 * before
                 if event["round"] is not None:
+                    self._take_back(event["round"])
                     self.rounds.add(event["round"])
             case "eval" if event["region"] is None:
                 self.newest_eval = event
@@ -99,15 +122,24 @@ class RunTotals:
             self.joined_s += max(0.0, step["start_s"] - self._began_s)
             self._began_s = None
 
+    def _take_back(self, first: int) -> None:
+        """Forget the rounds that a resumption makes anew, once its first one is known."""
+        if self._goes_on:
+            self.rounds = {number for number in self.rounds if number < first}
+            self._goes_on = False
+
     def _start(self, event: Event) -> None:
         self.started, self.stop_cause = event, None
         self.best = None  # a resumption says what is kept
         self.finished = self.failed = None
         self._began_s, self._home = event.t_s, event.fields.get("averager")
+        self._goes_on = bool(self.rounds)
         self.wan.restart()
         startup_s = event.fields.get("startup_s")
         if startup_s is not None:
             self.startup_s = (self.startup_s or 0.0) + startup_s
+        for region in self.regions.values():
+            region.begin()
         for name in event["regions"]:
             self.region(name)
 

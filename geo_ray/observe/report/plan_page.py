@@ -16,7 +16,7 @@ from geo_ray.observe.text import duration_text
 
 def write_plan_page(
     name: str,
-    points: Sequence[tuple[float, float, str]],
+    points: Sequence[tuple[float, float, str, str]],
     chosen: tuple[float, float],
     path: Path,
 ) -> Path:
@@ -24,7 +24,7 @@ def write_plan_page(
 
     Args:
         name: of the job.
-        points: seconds, dollars and reason of each plan, from fast to cheap.
+        points: seconds, dollars, machines and reason of each plan, from fast to cheap.
         chosen: seconds and dollars of the plan that was chosen.
         path: file to write.
 
@@ -36,11 +36,14 @@ def write_plan_page(
     front = Curve("plans that nothing beats", seconds, dollars, 0)
     mark = Curve("chosen", np.array([chosen[0]] * 2), np.array([0.0, chosen[1]]), ALL)
     chart = curves_chart("Time and money", [front, mark], x_label="time", x_time=True, zero=True)
-    rows = [[duration_text(s), f"{usd:.2f}", escape(reason)] for s, usd, reason in points]
+    rows = [
+        [duration_text(seconds), f"{usd:.2f}", escape(machines), escape(reason)]
+        for seconds, usd, machines, reason in points
+    ]
     title = f"Plans for {name}"
     body = (
         f"<header><h1>{escape(title)}</h1></header>"
         + section("Time against USD", chart, "Each bend is a plan; the upright line is the chosen.")
-        + section("Plans", table(("time", "USD", "why"), rows, left=0))
+        + section("Plans", table(("time", "USD", "machines", "why"), rows, left=0))
     )
     return write_html(html_page(title, body), path)

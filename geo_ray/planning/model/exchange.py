@@ -9,7 +9,7 @@ where bytes leave: updates by the region's cloud, answers by the averager's.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from geo_ray.planning.tradeoffs import BITS_PER_PARAM
 from geo_ray.transport.links.table import LinkTable
@@ -44,6 +44,23 @@ class Exchange:
     def seconds(self) -> float:
         """The seconds of the slowest region."""
         return max(self.seconds_by_region)
+
+
+def mean_of(one: Exchange, first: Exchange, rounds: int) -> Exchange:
+    """Return the mean of ``rounds`` exchanges, of which the first is coded otherwise."""
+
+    def mean(common: float, own: float) -> float:
+        return common + (own - common) / rounds
+
+    seconds = zip(one.seconds_by_region, first.seconds_by_region, strict=True)
+    usd = zip(one.usd_by_region, first.usd_by_region, strict=True)
+    return replace(
+        one,
+        seconds_by_region=tuple(mean(*each) for each in seconds),
+        up_bytes=mean(one.up_bytes, first.up_bytes),
+        down_bytes=mean(one.down_bytes, first.down_bytes),
+        usd_by_region=tuple(mean(*each) for each in usd),
+    )
 
 
 def exchange(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from typing import Final
 
 from geo_ray.planning.model.work import HOUR_S
-from geo_ray.planning.plan import Machines, Plan, RegionPlan
+from geo_ray.planning.plan import Machines, Plan, PlannedLoss, RegionPlan
 from geo_ray.planning.request import Request
 from geo_ray.planning.search.search import Found
 from geo_ray.planning.search.whole_rows import shares
 
 PREEMPTIONS: Final = "preemptions"
+_ROUNDING: Final = 1e-9  # share of the whole time that a difference of sums may be off
 
 
 def plan_of(request: Request, found: Found, policy: str, gap: float, reason: str) -> Plan:
@@ -46,6 +48,7 @@ def plan_of(request: Request, found: Found, policy: str, gap: float, reason: str
                         workers=min(rental.workers, each),
                         rows_per_s=rental.rows_per_s,
                         usd_per_h=cost / hours,
+                        since_h=rental.since_h,
                     )
                 )
             at += count
@@ -60,6 +63,7 @@ def plan_of(request: Request, found: Found, policy: str, gap: float, reason: str
                 fixed_s=site.fixed_s + site.lan_s(pick.counts),
                 stands_usd_per_h=stands_usd / hours,
                 server=site.server,
+                server_since_h=site.server_since_h,
             )
         )
         usd["servers and disks"] += stands_usd
@@ -76,12 +80,19 @@ def plan_of(request: Request, found: Found, policy: str, gap: float, reason: str
         interval=option.interval,
         codec=option.exchange.codec,
         steps=request.work.steps,
+        loss=_loss(request, option.interval, option.exchange.codec),
         usd_per_gb=dict(prices),
         seconds=seconds,
         usd={name: value for name, value in usd.items() if value},
         gap=gap,
         reason=reason,
     )
+
+
+def _loss(request: Request, interval: int, codec: str | None) -> PlannedLoss:
+    expected = request.loss_of(interval, codec)
+    measured = request.loss.is_measured
+    return PlannedLoss(expected=None if math.isinf(expected) else expected, measured=measured)
 
 
 def _seconds(request: Request, found: Found) -> dict[str, float]:
@@ -98,7 +109,8 @@ def _seconds(request: Request, found: Found) -> dict[str, float]:
         PREEMPTIONS: work.steps * found.pace_s * (found.stall - 1),
         "evaluations": work.evaluations_s,
     }
-    terms["between regions"] = max(0.0, found.seconds - sum(terms.values()))
+    between_s = found.seconds - sum(terms.values())
+    terms["between regions"] = between_s if between_s > _ROUNDING * found.seconds else 0.0
     return {name: value for name, value in terms.items() if value}
 
 

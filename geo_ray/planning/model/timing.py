@@ -8,11 +8,15 @@ seconds, ``S`` steps take it
 where ``h`` steps hide an exchange: none for strategies that stand still for each, those until the
 next one is due (or until the answer is merged) for those that stand still only if it is late. The
 one that is on its way at the end is hidden by the ``m = min(h, S - R E)`` steps since it began.
-Strategies that never stand still put off what is due until the link is free: they exchange after
-``E`` steps and then every ``k = max(E, ceil(x / t))``, ``n = 1 + floor((S - E) / k)`` times in all,
-and at the end they wait for ``max(0, x - (S - E - (n - 1) k) t)``. Where no region may be more than
-some exchanges ahead, all exchange as often as the one that does so least often, until the last has
-ended: ``floor(max S t / max k t)`` times.
+Where there is one more exchange after the last step anyway, what would be due at that step goes
+with it: then ``R = ceil(S / E) - 1``.
+
+Strategies that never stand still put off what is due until the link is free, and leave what could
+not be over by the end to the last exchange: they exchange after ``E`` steps and then every
+``k = max(E, c)``, ``n = 1 + floor((S - E - max(1, c)) / k)`` times in all, ``c = ceil(x / t)``, and
+wait for none of them. The first they send whatever it takes, and wait for it if there is no other.
+Where no region may be more than ``b`` exchanges ahead, each makes ``b + 1`` more at most than the
+one that does so least often has made before its end: ``ceil(S t / max k t) + b``.
 
 Where slower regions exchange after fewer steps, ``E`` of each is ``max(u, u floor(E t' / (t u)))``
 with the shortest step ``t'`` of any region, and ``u`` steps of a worker in one of its region.
@@ -51,17 +55,20 @@ class Timing:
         every: steps from one to the next, where the link is free.
         hides: steps that hide one; infinite if nobody stands still for it.
         last: whether there is one after the last step; see `LastExchange`.
-        bounded: whether a region may be only so many exchanges ahead of the slowest.
+        bound: exchanges that a region may be ahead of the slowest; None: any number.
         by_speed: whether slower regions exchange after fewer steps.
         unit: steps that are taken at once.
+        owes: whether a codec owes something after each exchange, so that the one of the last step,
+            which pays it, is the last one.
     """
 
     every: float
     hides: float = 0.0
     last: LastExchange = "rest"
-    bounded: bool = False
+    bound: int | None = None
     by_speed: bool = False
     unit: int = 1
+    owes: bool = False
 
     @property
     def skips(self) -> bool:
@@ -75,35 +82,44 @@ class Timing:
 
     def rounds(self, steps: float) -> int:
         """Return the exchanges that are due within so many steps, without the last one."""
+        if self._has_own_last:
+            return max(0, math.ceil(steps / self.every - _EPS) - 1)
         return math.floor(steps / self.every + _EPS)
 
     def has_last(self, steps: float) -> bool:
         """Return whether there is one more after the last step."""
         is_rest = steps > self.rounds(steps) * self.every + _EPS
-        return self.last == "always" or (self.last == "rest" and is_rest)
+        return self._has_own_last or (self.last == "rest" and is_rest)
+
+    @property
+    def _has_own_last(self) -> bool:
+        """Whether an exchange that is due at the last step is the last one."""
+        return self.last == "always" or self.owes
 
     def counts_R(self, steps: float, step_s_R: Floats, exchange_s_R: Floats) -> Floats:
-        """Return how many each region makes, without the last one."""
+        """Return how many each region makes, without the last one.
+
+        Regions are the last dimension; others are of choices.
+        """
         every_R = self._every_R(step_s_R)
         if not self.skips:
-            return np.floor(steps / every_R + _EPS)
-        apart_R = _apart_R(every_R, step_s_R, exchange_s_R)
-        counts_R = _counts_R(steps, every_R, apart_R)
-        if self.bounded:
-            longest_s, rarest_s = steps * step_s_R.max(), (apart_R * step_s_R).max()
-            return np.full(len(step_s_R), np.floor(longest_s / rarest_s + _EPS))
+            return self._rounds_R(steps, every_R)
+        counts_R, apart_R = _counts_R(steps, every_R, step_s_R, exchange_s_R)
+        if self.bound is not None:
+            rarest_s = (apart_R * step_s_R).max(axis=-1, keepdims=True)
+            most_R = np.ceil(steps * step_s_R / rarest_s - _EPS) + self.bound
+            counts_R = np.minimum(counts_R, most_R)
         return counts_R
 
     def more_s_R(self, steps: float, step_s_R: Floats, exchange_s_R: Floats) -> Floats:
         """Return what depends on all machines: seconds beyond those of `lines`."""
         every_R = self._every_R(step_s_R)
         if not self.skips:
-            more_R = np.floor(steps / every_R + _EPS) - self.rounds(steps)
+            more_R = self._rounds_R(steps, every_R) - self.rounds(steps)
             return np.asarray(more_R * exchange_s_R)  # only who stands still goes by speed
-        apart_R = _apart_R(every_R, step_s_R, exchange_s_R)
-        counts_R = _counts_R(steps, every_R, apart_R)
-        since_R = steps - every_R - (counts_R - 1) * apart_R
-        return np.where(counts_R > 0, np.maximum(0.0, exchange_s_R - since_R * step_s_R), 0.0)
+        counts_R, _ = _counts_R(steps, every_R, step_s_R, exchange_s_R)
+        late_s_R = exchange_s_R - (steps - every_R) * step_s_R
+        return np.where(counts_R == 1, np.maximum(0.0, late_s_R), 0.0)
 
     def lines(self, steps: float) -> Lines:
         """Return the lines whose largest is the pace of a region that waits when it must."""
@@ -121,21 +137,28 @@ class Timing:
             (rounds / steps, 1 - (hidden + rest) / steps),
         )
 
+    def _rounds_R(self, steps: float, every_R: Floats) -> Floats:
+        if self._has_own_last:
+            return np.asarray(np.maximum(0.0, np.ceil(steps / every_R - _EPS) - 1))
+        return np.asarray(np.floor(steps / every_R + _EPS))
+
     def _every_R(self, step_s_R: Floats) -> Floats:
-        every_R = np.full(len(step_s_R), self.every)
+        every_R = np.full(step_s_R.shape, self.every)
         if self.by_speed:
-            shares_R = float(step_s_R.min()) / step_s_R
+            shares_R = step_s_R.min(axis=-1, keepdims=True) / step_s_R
             every_R = self.unit * np.maximum(1, np.floor(every_R / self.unit * shares_R + _EPS))
         return every_R
 
 
-def _apart_R(every_R: Floats, step_s_R: Floats, exchange_s_R: Floats) -> Floats:
-    """Return steps from one exchange to the next, if what is due waits for the link."""
-    return np.maximum(every_R, np.ceil(exchange_s_R / step_s_R - _EPS))
-
-
-def _counts_R(steps: float, every_R: Floats, apart_R: Floats) -> Floats:
-    return np.asarray(np.maximum(0.0, np.floor((steps - every_R) / apart_R + _EPS) + 1))
+def _counts_R(
+    steps: float, every_R: Floats, step_s_R: Floats, exchange_s_R: Floats
+) -> tuple[Floats, Floats]:
+    """Return exchanges, if what is due waits for the link, and steps from one to the next."""
+    takes_R = np.ceil(exchange_s_R / step_s_R - _EPS)
+    apart_R = np.maximum(every_R, takes_R)
+    rest_R = steps - every_R - np.maximum(1.0, takes_R)
+    first_R = (every_R < steps - _EPS).astype(float)  # nobody knows yet how long it takes
+    return np.asarray(np.maximum(first_R, np.floor(rest_R / apart_R + _EPS) + 1)), apart_R
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +169,7 @@ class Pattern:
         stands_still: see `StandsStill`.
         last: see `LastExchange`.
         fragments: parts of the model, of which an exchange has one.
-        bounded: see `Timing.bounded`.
+        bound: see `Timing.bound`.
         every: steps from one exchange to the next, by interval; else the interval over `fragments`.
         by_speed: see `Timing.by_speed`.
         together: whether a region that stands still holds up all of them.
@@ -158,7 +181,7 @@ class Pattern:
     stands_still: StandsStill = "always"
     last: LastExchange = "rest"
     fragments: int = 1
-    bounded: bool = False
+    bound: int | None = None
     by_speed: bool = False
     together: bool = True
     unit: int = 1
@@ -170,12 +193,17 @@ class Pattern:
         """Whether regions train on while an exchange is on its way."""
         return self.stands_still != "always"
 
-    def timing(self, interval: int) -> Timing:
-        """Return the exchanges with an interval."""
+    def timing(self, interval: int, *, owes: bool = False) -> Timing:
+        """Return the exchanges with an interval.
+
+        Args:
+            interval: steps in which the whole model is exchanged once.
+            owes: see `Timing.owes`.
+        """
         every = self.every.get(interval, interval / self.fragments)
         hides = {
             "always": 0.0,
             "when_late": self.hidden.get(interval, every),
             "never": math.inf,
         }[self.stands_still]
-        return Timing(every, hides, self.last, self.bounded, self.by_speed, self.unit)
+        return Timing(every, hides, self.last, self.bound, self.by_speed, self.unit, owes)

@@ -14,8 +14,11 @@ from geo_ray.planning.request import Request
 from geo_ray.planning.search.fleet import RegionFleet
 from geo_ray.planning.search.search import Search
 
-Counts = Mapping[str, Mapping[tuple[str, str], int]]
-"""Region -> (type, market) -> how many."""
+Kind = tuple[str, str]
+"""Type and market."""
+
+Counts = Mapping[str, Mapping[Kind, int]]
+"""Region -> kind -> how many."""
 
 
 def fixed(request: Request, counts: Counts) -> Plan:
@@ -34,8 +37,12 @@ def fixed(request: Request, counts: Counts) -> Plan:
     return plan_of(request, found, "fixed", 0.0, "as it was asked for")
 
 
-def _counts_of(fleet: RegionFleet, wanted: Mapping[tuple[str, str], int]) -> list[int]:
-    caps = {(offer.type, offer.market): offer.cap for offer in fleet.offers}
+def _counts_of(fleet: RegionFleet, wanted: Mapping[Kind, int]) -> list[int]:
+    """Return how many of each offer; of one kind those that come first, which run already."""
+    kinds: list[Kind] = [(offer.type, offer.market) for offer in fleet.offers]
+    caps = dict.fromkeys(kinds, 0)
+    for kind, offer in zip(kinds, fleet.offers, strict=True):
+        caps[kind] += offer.cap
     for kind, count in wanted.items():
         if kind not in caps:
             known = ", ".join(f"{type_} {market}" for type_, market in caps)
@@ -49,7 +56,10 @@ def _counts_of(fleet: RegionFleet, wanted: Mapping[tuple[str, str], int]) -> lis
                 f"{caps[kind]}",
                 fix=f"Lower `count`, or raise `cap`, in plan.regions.{fleet.name}.machines.",
             )
-    found = [wanted.get((offer.type, offer.market), 0) for offer in fleet.offers]
+    left, found = dict(wanted), []
+    for kind, offer in zip(kinds, fleet.offers, strict=True):
+        found.append(min(left.get(kind, 0), offer.cap))
+        left[kind] = left.get(kind, 0) - found[-1]
     if not any(found):
         raise PlanInfeasibleError(
             f"region '{fleet.name}' has data and no machine is named for it",

@@ -20,13 +20,15 @@ from geo_ray.observe.text import duration_text
 from geo_ray.planning.infeasible import check_limits, infeasible
 from geo_ray.planning.model.predict import plan_of
 from geo_ray.planning.plan import Plan
+from geo_ray.planning.policies.cloudless import everything
 from geo_ray.planning.request import Request
 from geo_ray.planning.search.bracket_search import BracketSearch
-from geo_ray.planning.search.search import Found, Search
+from geo_ray.planning.search.search import Found
 from geo_ray.planning.search.ways import SLACK, Limits
 
 _NODES: Final = 2_000  # of the trees of all regions, per pace, where the gap is coarse
 _OPENED: Final = 100  # intervals of paces, likewise
+_OPENED_WITHOUT_LAN: Final = 500
 _FINE, _COARSE = 1e-4, 1e-2
 _FASTER: Final = 1 / SLACK / SLACK
 _POINTS: Final = 32  # of the front
@@ -111,18 +113,21 @@ def _not_beaten(met: list[Found]) -> list[Found]:
 def _search(request: Request, gap: float | None) -> BracketSearch:
     gap = _FINE if gap is None else gap
     effort = 1 if gap >= _COARSE else 8
-    return BracketSearch(request, gap, effort * _NODES // len(request.sites), effort * _OPENED)
+    # A pace is looked into exactly and soon where no machine slows another one down.
+    has_lan = any(rental.lan_s > 0 for site in request.sites for rental in site.rentals)
+    opened = effort * (_OPENED if has_lan else _OPENED_WITHOUT_LAN)
+    return BracketSearch(request, gap, effort * _NODES // len(request.sites), opened)
 
 
 def _reason(search: BracketSearch, found: Found) -> str:
     request, name = search.request, search.request.sites[found.straggler].name
-    plain = Search(request.work, request.fleets(), request.options())
-    whole = [fleet.everything() for fleet in plain.fleets]
-    everything = search.priced(plain.complete(whole, found.option))
+    whole = everything(request)
+    exchange = "" if len(request.sites) < 2 else f" and exchanges as configured, {_exchange(whole)}"
     text = (
         f"{name} sets the pace with {found.picks[found.straggler].step_s:.3g} s per "
-        f"step; every other region has the cheapest machines that keep up. Renting all that is "
-        f"offered would cost {everything.usd:.4g} USD and take {duration_text(everything.seconds)}."
+        f"step; every other region has the cheapest machines that keep up. All that is offered"
+        f"{exchange} (policy `everything`), would cost {whole.total_usd:.2f} USD and take "
+        f"{duration_text(whole.total_s)}."
     )
     one = found.option.exchange
     if len(request.sites) > 1:
@@ -135,3 +140,8 @@ def _reason(search: BracketSearch, found: Found) -> str:
         left_s = request.limits.deadline_s - found.seconds
         text += f" It is within the deadline by {duration_text(left_s)}."
     return text
+
+
+def _exchange(plan: Plan) -> str:
+    every = "every step" if plan.interval == 1 else f"every {plan.interval} steps"
+    return f"{every} with {plan.codec or 'no codec'} and the averager in {plan.averager}"

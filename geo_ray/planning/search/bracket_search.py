@@ -85,16 +85,25 @@ class BracketSearch:
             usd += site.stands_usd(hours) + sum(n * each.usd(hours) for each, n in rented if n)
         return replace(found, usd=usd)
 
-    def _within(
-        self, bracket: Bracket, objective: Objective, limits: Limits, known: float
-    ) -> tuple[Found | None, float]:
-        """Return what was found if it keeps the limits at its own prices, and the lower bound."""
+    @property
+    def any(self) -> Search:
+        """A search with the request's machines, at the prices of some bracket."""
+        return self._of(next(iter(self._searches), self._brackets[0]))
+
+    def _of(self, bracket: Bracket) -> Search:
         search = self._searches.get(bracket)
         if search is None:
             fleets = self.request.fleets(bracket, self.most_nodes)
             options = self.request.options(bracket)
             search = Search(self.request.work, fleets, options, bracket)
             self._searches[bracket] = search
+        return search
+
+    def _within(
+        self, bracket: Bracket, objective: Objective, limits: Limits, known: float
+    ) -> tuple[Found | None, float]:
+        """Return what was found if it keeps the limits at its own prices, and the lower bound."""
+        search = self._of(bracket)
         deadline_s = min(limits.deadline_s, bracket.high_h * HOUR_S)
         inner = Limits(deadline_s, limits.budget_usd)
         found, least = search.best(objective, inner, self.gap, self.most_opened, known)

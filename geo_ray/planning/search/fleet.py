@@ -16,6 +16,7 @@ Shape legend: I = offers of a region.
 
 from __future__ import annotations
 
+import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -172,6 +173,14 @@ class RegionFleet:
     def _pick(self, counts_I: NDArray[Any]) -> Pick:
         counts = tuple(counts_I.astype(int).tolist())
         return Pick(counts, float(counts_I @ self._price_I), self._step(counts_I))
+
+    def choices(self, most: int) -> list[Pick] | None:
+        """Return all machines that it could rent and that have room; None if more than ``most``."""
+        ranges = [range(int(cap) + 1) for cap in self._cap_I]
+        if math.prod(map(len, ranges)) > most:
+            return None
+        some = (counts for counts in itertools.product(*ranges) if 1 <= sum(counts) <= self._most)
+        return [pick for pick in map(self.pick, some) if not math.isinf(pick.step_s)]
 
     def everything(self) -> Pick:
         """Return all machines; the fastest ones if there are more machines than rows."""
@@ -354,11 +363,14 @@ class RegionFleet:
         columns = [(price_I, 1), (speed_I, -1), (self._lan_I, 1), (room_I, -1)]
         if self.most_spot is not None:  # what counts against the cap is no better than what not
             columns.append((self._spot_I, 1))
-        better_II = np.all([s * c[None] <= s * c[:, None] for c, s in columns], axis=0)
-        equal_II = np.all([c[None] == c[:, None] for c, _ in columns], axis=0)
-        later_II = np.arange(len(price_I))[None] >= np.arange(len(price_I))[:, None]
-        better_II &= ~(equal_II & later_II)  # of equals the first is better
+        number = np.arange(len(price_I))
+        worse_II = number[None] >= number[:, None]  # of equals the first is better
+        better_II = np.ones_like(worse_II)
+        for column, sign in columns:
+            better_II &= sign * column[None] <= sign * column[:, None]
+            worse_II &= column[None] == column[:, None]
+        better_II &= ~worse_II
         cap_I = self._cap_I
-        amounts = (cap_I * speed_I, cap_I * price_I, cap_I, cap_I * self._lan_I)
-        power_I, cost_I, count_I, lan_I = (better_II @ amount for amount in amounts)
+        amounts_4I = np.array([cap_I * speed_I, cap_I * price_I, cap_I, cap_I * self._lan_I])
+        power_I, cost_I, count_I, lan_I = amounts_4I @ better_II.T.astype(float)
         return power_I, cost_I, count_I, lan_I

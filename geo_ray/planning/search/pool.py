@@ -2,10 +2,11 @@
 
 A preemption makes all wait who wait for its region, so what regions rent is tied by one number: the
 machines that may be preempted, of all regions or, where regions do not wait for each other, of the
-region that has most. For a cap on that number each region's cheapest machines with at most ``k``
-of them are a staircase over ``k``, and the cheapest sum of all regions is found by adding up their
-staircases, exactly. Where there are very many such machines, only some steps of a staircase are
-looked at, geometrically spaced; what may be missed between them is told.
+region that has most. All of them lose the same share of their time: `plan.spot` is one for all. For
+a cap on that number each region's cheapest machines with at most ``k`` of them are a staircase over
+``k``, and the cheapest sum of all regions is found by adding up their staircases, exactly. Where
+there are very many such machines, only some steps of a staircase are looked at, geometrically
+spaced; what may be missed between them is told.
 
 Shape legend: K = machines that may be preempted, from 0 on.
 """
@@ -21,6 +22,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from geo_ray.errors import InvariantError
 from geo_ray.planning.model.work import stall_of
 from geo_ray.planning.search.fleet import Pick, RegionFleet
 
@@ -65,7 +67,8 @@ class Pool:
     def _share(self) -> float:
         shares = {o.lost_share for fleet in self.fleets for o in fleet.offers if o.lost_share}
         if len(shares) > 1:
-            raise ValueError(f"machines that may be preempted lose unequal shares: {shares}")
+            told = ", ".join(f"{share:g}" for share in sorted(shares))
+            raise InvariantError(f"machines that may be preempted lose unequal shares: {told}")
         return max(shares, default=0.0)
 
     @cached_property

@@ -5,8 +5,8 @@ cheapest machines whose step leaves time for its exchange (`RegionFleet.cheapest
 an hour in all. ``P`` falls with the pace and everything else rises with it, so on an interval
 nothing is better than the left end's time at the right end's price. Intervals are opened from the
 most promising on, first of all ways together, as if each region had the shortest wait of any, then,
-where an interval is narrow, of each way by itself; until what is left cannot beat the best found by
-more than the gap that is allowed.
+where an interval is narrow or ways are few, of each way by itself; until what is left cannot beat
+the best found by more than the gap that is allowed.
 
 Where machines may be preempted, an interval is one of two numbers: the pace, and how many such
 machines there are (`Pool`), which say how much longer everything takes. Nothing in it is better
@@ -29,11 +29,13 @@ import numpy as np
 from geo_ray.planning.model.work import JobWork
 from geo_ray.planning.search.bracket import UNCHANGING, Bracket
 from geo_ray.planning.search.fleet import Pick, RegionFleet
+from geo_ray.planning.search.one_by_one import best_of_all
 from geo_ray.planning.search.pool import Pool
 from geo_ray.planning.search.ways import Limits, Objective, Option, Ways
 
 _BELOW: Final = 1 - 1e-8  # a pace just too fast for what was found
 _NARROW: Final = 1.05
+_FEW: Final = 8  # ways, which are told apart from the beginning
 _PATIENCE: Final = 20  # times as many intervals while nothing was found
 
 
@@ -121,6 +123,12 @@ class Search:
             most_opened: intervals of paces that are looked into; more if nothing was found in them.
             known: value of a choice that is known; only better ones are looked for.
         """
+        if self._root.ways.depends:
+            all_of = self._root.ways, self._pool, objective, limits
+            chosen = best_of_all(self.fleets, *all_of)
+            if chosen is not None:
+                self.met.append(self.complete(*chosen))
+                return self._if_better(self.met[-1], objective, limits, known)
         best: Found | None = None
         value = known
         lower = math.inf
@@ -168,6 +176,15 @@ class Search:
                     lower = min(lower, below)
         return best, min([lower, value, *(entry[0] for entry in heap[:1])])
 
+    def _if_better(
+        self, found: Found, objective: Objective, limits: Limits, known: float
+    ) -> tuple[Found | None, float]:
+        """Return the best of all choices, as `best` does."""
+        value = found.value(objective)[0]
+        if value < known and limits.keeps(found.seconds, found.usd):
+            return found, value
+        return None, known
+
     def complete(self, picks: Sequence[Pick], option: Option) -> Found:
         """Return the complete choice of given machines and exchanges."""
         work, steps_s = self.work, [pick.step_s for pick in picks]
@@ -208,7 +225,8 @@ class Search:
 
     def _parts(self, node: _Node) -> Iterator[_Node]:
         """Return the halves of a group's intervals, or its ways one by one."""
-        if self._width(node) > _NARROW or node.high_s > node.low_s * _NARROW:
+        is_wide = self._width(node) > _NARROW or node.high_s > node.low_s * _NARROW
+        if is_wide and len(node.ways.options) > _FEW:
             yield from self._halves(node)
             return
         for way in node.ways.singles:

@@ -141,7 +141,8 @@ class Ways:
         return bool((self._lines[1] == 1).all())
 
     @cached_property
-    def _depends(self) -> bool:
+    def depends(self) -> bool:
+        """Whether what exchanges cost or take depends on the machines of all regions."""
         return any(option.timing.is_of_machines for option in self.options)
 
     @cached_property
@@ -177,7 +178,7 @@ class Ways:
 
         Of one averager and codec the longest interval is left, as a rule.
         """
-        if self._depends:
+        if self.depends:
             return self  # what they cost depends on the machines
         columns = [self._least_usd_K, self._stands_K, self._around_s_K]
         constant_LKR, slope_LK = self._lines
@@ -230,7 +231,7 @@ class Ways:
             limits: to keep.
         """
         egress_K = self._least_usd_K
-        if self._depends:
+        if self.depends:
             steps_R = np.array(steps_s)
             egress_K = np.array([o.egress_usd(self.work.steps, steps_R) for o in self.options])
         paces_K = self.whole_paces_KR(steps_s).max(axis=1) * stall
@@ -257,12 +258,14 @@ class Ways:
 
 def _least_usd(option: Option, steps: float, fastest_s_R: Floats) -> float:
     """Return the egress if every region were as fast as it could be, and none slower."""
-    timing = replace(option.timing, by_speed=False, bounded=False)
+    timing = replace(option.timing, by_speed=False, bound=None)
     usd = replace(option, timing=timing).egress_usd(steps, fastest_s_R)
-    if not (option.timing.bounded and timing.skips):
+    bound = option.timing.bound
+    if bound is None or not timing.skips:
         return usd
     one = option.exchange
     counts_R = timing.counts_R(steps, fastest_s_R, np.array(one.seconds_by_region))
-    # Slower machines make exchanges as much rarer as runs longer, so that none of it is less.
-    least = float(counts_R.min() - 1) * one.usd + (0.0 if option.last is None else option.last.usd)
-    return min(usd, max(0.0, least))
+    # One that is far slower lets the others make so many and no more.
+    least_R = np.minimum(counts_R, bound + 1)
+    least = float(least_R @ np.array(one.usd_by_region))
+    return least + (0.0 if option.last is None else option.last.usd)

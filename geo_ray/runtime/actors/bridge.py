@@ -54,6 +54,10 @@ class Bridge:
         self.endpoint.connect(peer, address)
         self.path.stage.on_address(peer, address)
 
+    def expect(self, peer: str) -> None:
+        """Another region is going to dial: what is for it waits until it has."""
+        self.endpoint.expect(peer)
+
     def status(self) -> dict[str, Any]:
         """Links, the averager's home, and what the path has to report: plain values."""
         links = self.endpoint.stats()

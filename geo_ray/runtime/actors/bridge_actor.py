@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import ray
 
+from geo_ray.checkpoint.names import AVERAGER_PART
 from geo_ray.job.build import build_averager, use_cpus
 from geo_ray.runtime.actors.bridge import open_bridge
 from geo_ray.runtime.actors.deadlines import wait_limit_s
 from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.actors.introduction import BridgeKeys, BridgeSecrets, Introduction
-from geo_ray.runtime.actors.parts import AVERAGER_PART
 from geo_ray.runtime.actors.spec import RunSpec
 from geo_ray.runtime.paths.build import PathSetting, averager_lives_in
 from geo_ray.training.averager.averager import Averager
+from geo_ray.training.averager.log import Begun, ChangeMembers
+from geo_ray.training.membership.border import MemberChange
 from geo_ray.transport.lan.server import LanServer
 from geo_ray.transport.security.own_certificate import SignedCertificate
 from geo_ray.transport.wire.message import EndpointIdentity
@@ -48,6 +50,7 @@ class BridgeActor:
         spec.check_run_directory(self._region)
         if not averager_lives_in(spec.experiment, self._region):
             return
+        spec.places.prepare(None)
         self._averager = build_averager(
             spec.experiment, spec.num_params, spec.data_rows, spec.layout
         )
@@ -75,9 +78,10 @@ class BridgeActor:
             spec.num_params,
             self._averager,
             self._event_buffer,
-            spec.parts_dir,
+            spec.places,
             wait_limit_s(experiment.train),
             self._saved,
+            spec.run_dir,
         )
         wan_key, lan_key = self._secrets.wan_key(keys), self._secrets.lan_key(keys)
         identity = EndpointIdentity(spec.run_id, self._region, spec.epoch, wan_key)
@@ -97,6 +101,10 @@ class BridgeActor:
         """Dial another region's bridge and keep the link up."""
         self._bridge.connect(peer, address)
 
+    def expect(self, peer: str) -> None:
+        """Another region is going to dial."""
+        self._bridge.expect(peer)
+
     def poll(self) -> dict[str, Any]:
         """State and new events."""
         status = self._bridge.status() | {"certificate_request": self._secrets.renewal()}
@@ -113,6 +121,15 @@ class BridgeActor:
     def report_dead(self, region: str) -> None:
         """Another region is dead and will not come back."""
         self._bridge.path.report_dead(region)
+
+    def change_members(self, joins: Sequence[str], leaves: Sequence[str], giver: str) -> None:
+        """Let regions join and leave at the next border."""
+        change = MemberChange(tuple(joins), tuple(leaves), giver)
+        self._bridge.path.tell_members(ChangeMembers(change))
+
+    def begun(self, region: str) -> None:
+        """A region that has joined is there."""
+        self._bridge.path.tell_members(Begun(region))
 
     def close(self) -> None:
         """Close all sockets."""

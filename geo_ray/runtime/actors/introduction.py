@@ -11,6 +11,7 @@ from pathlib import Path
 
 from geo_ray.errors import InvariantError
 from geo_ray.transport.config import TransportConfig
+from geo_ray.transport.security.cert_check import check_certificates
 from geo_ray.transport.security.cert_store import files_of
 from geo_ray.transport.security.own_certificate import OwnCertificate, SignedCertificate
 from geo_ray.transport.security.secret_sealer import SecretReceiver
@@ -59,6 +60,7 @@ class BridgeSecrets:
     def __init__(self, region: str, config: TransportConfig) -> None:
         self._region = region
         self._directory = config.certs
+        self._has_tls = config.tls != "off"
         self._receiver = SecretReceiver()
         self._own = OwnCertificate(region) if wants_certificate(config) else None
 
@@ -78,10 +80,18 @@ class BridgeSecrets:
         return self._receiver.open(keys.lan, LAN_KEY)
 
     def certificate(self, signed: SignedCertificate | None) -> TlsSource | None:
-        """Return the certificate to use: of the run's CA, else the one that lies on this host."""
+        """Return the certificate to use: of the run's CA, else the one that lies on this host.
+
+        Raises:
+            CertificateError: the one on this host cannot be used, with TLS or without.
+        """
         if self._own is None:
-            here = self._directory
-            return None if here is None else files_of(Path(here), self._region)
+            if self._directory is None:
+                return None
+            here = Path(self._directory)
+            if self._has_tls:  # also where all links turn out to be loopback
+                check_certificates(here, (self._region,))
+            return files_of(here, self._region)
         return None if signed is None else self._own.accept(signed)
 
     def renewed(self, signed: SignedCertificate) -> TlsBytes | None:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from geo_ray.checkpoint.folder import Folder
+from geo_ray.checkpoint.local_folder import LocalFolder
 from geo_ray.checkpoint.manifest import PartInfo
+from geo_ray.checkpoint.names import AVERAGER_PART, shard_part_name
 from geo_ray.checkpoint.parts import InPieces, write_part
-from geo_ray.checkpoint.store import directory_of
+from geo_ray.checkpoint.places import CheckpointPlaces
 from geo_ray.errors import GeoRayError, RunDirectoryError
-from geo_ray.training.averager.averager import AveragerSnapshot
-from geo_ray.training.server.effects import Snapshot
+from geo_ray.training.averager.averager_snapshot import AveragerSnapshot
+from geo_ray.training.server.effects import HANDED, Snapshot
 from geo_ray.training.server.shard import Shard
 from geo_ray.util.blame import summary
 
-AVERAGER_PART = "averager"
 _WIRE = "wire/"  # tensors of the exchange, in the primary shard's part
 
 
@@ -26,11 +27,6 @@ def wire_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of the exchange among those of a primary shard's part."""
     found = {k: v for k, v in tensors.items() if k.startswith(_WIRE)}
     return {name.removeprefix(_WIRE): value for name, value in found.items()}
-
-
-def shard_part_name(region: str, index: int) -> str:
-    """Name of the part of one shard."""
-    return f"{region}-ps{index}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +37,19 @@ class HeldShard:
         shard: the shard.
         region: its region.
         index: its number in the region; 0 is the primary one.
-        parts_dir: where parts of checkpoints go.
+        places: where parts of checkpoints go.
     """
 
     shard: Shard
     region: str
     index: int
-    parts_dir: str
+    places: CheckpointPlaces
 
     def write_part(self, checkpoint: int) -> PartInfo:
         """Write the copy that the shard took for ``checkpoint``.
 
         Raises:
-            RunDirectoryError: if it cannot be written.
+            RunDirectoryError, StoreError: if it cannot be written.
         """
         return self._write(checkpoint, None)
 
@@ -69,8 +65,34 @@ class HeldShard:
             on_wire: dict[str, Tensor | InPieces] = {**snapshot.tensors, **snapshot.lent}
             tensors |= {_WIRE + name: value for name, value in on_wire.items()}
             meta["control"] = dict(snapshot.control)
-        directory = directory_of(Path(self.parts_dir), checkpoint)
-        return write_part(directory, shard_part_name(self.region, self.index), tensors, meta)
+        folder = self.places.folder(checkpoint)
+        if checkpoint >= HANDED:
+            folder = handed_folder(self.places, checkpoint)
+            if isinstance(folder, LocalFolder):
+                folder.make()
+        return write_part(folder, shard_part_name(self.region, self.index), tensors, meta)
+
+
+def handed_folder(places: CheckpointPlaces, number: int) -> Folder:
+    """Where the copy of a region lies that newcomers begin with; it is removed once they have."""
+    return places.beside(f"handed-{max(0, number - HANDED)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """A region's state at a border, which newcomers begin with.
+
+    Attributes:
+        giver: the region.
+        number: of the copy, see `handed_folder`.
+        parts: their fingerprints.
+        rows: the newcomer's own books of rows, if it was there before.
+    """
+
+    giver: str
+    number: int
+    parts: tuple[PartInfo, ...]
+    rows: Mapping[str, object] | None = None
 
 
 def typed(error: Exception) -> GeoRayError:
@@ -80,12 +102,11 @@ def typed(error: Exception) -> GeoRayError:
     return RunDirectoryError(f"a part of a checkpoint was not written: {summary(error)}")
 
 
-def write_hub_part(parts_dir: str, snapshot: AveragerSnapshot) -> PartInfo:
+def write_hub_part(places: CheckpointPlaces, snapshot: AveragerSnapshot) -> PartInfo:
     """Write the averager's state.
 
     Raises:
-        RunDirectoryError: if it cannot be written.
+        RunDirectoryError, StoreError: if it cannot be written.
     """
-    directory = directory_of(Path(parts_dir), snapshot.id)
     control: dict[str, Any] = {"control": snapshot.control}
-    return write_part(directory, AVERAGER_PART, snapshot.copies, control)
+    return write_part(places.folder(snapshot.id), AVERAGER_PART, snapshot.copies, control)

@@ -11,14 +11,12 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from geo_ray.checkpoint.manifest import PartInfo
 from geo_ray.errors import (
     DeadlineExceededError,
     GeoRayError,
@@ -29,7 +27,8 @@ from geo_ray.errors import (
 from geo_ray.runtime.actors.deadlines import exchange_s
 from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.actors.layout import parameters_for, pushed_gradient, slice_for
-from geo_ray.runtime.actors.parts import HeldShard, typed
+from geo_ray.runtime.actors.parts import HeldShard
+from geo_ray.runtime.actors.region_writer import RegionWriter, Written
 from geo_ray.runtime.actors.remote_shard import RemoteShard
 from geo_ray.runtime.actors.uplink import Told, Uplink
 from geo_ray.runtime.messages.exchange import (
@@ -42,13 +41,20 @@ from geo_ray.runtime.messages.exchange import (
 )
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.training.lazy_copy import Unread
-from geo_ray.training.server.effects import Assignment, Effect, SendUpdate, Snapshot, StepDone
+from geo_ray.training.server.effects import (
+    Assignment,
+    Effect,
+    HandOver,
+    SendUpdate,
+    Snapshot,
+    StepDone,
+    TeamChanged,
+)
 from geo_ray.training.server.server import Server
 from geo_ray.transport.lan.client import LanClient
 from geo_ray.transport.lan.server import LanConnection
 from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.meta import Meta
-from geo_ray.util.together import Together
 
 log = logging.getLogger(__name__)
 
@@ -80,10 +86,11 @@ class PrimaryShard:
         self.server = server
         self._held = held
         self._shard = held.shard
-        self._writers = writers
-        self._write_together = Together(1 + len(writers), "write-parts")
+        self._writer = RegionWriter(held, writers, event_buffer)
         self._uplink = None if bridge is None else Uplink(bridge)
         self._unread = Unread()  # payloads of open requests, which checkpoints hold
+        if not server.model.is_cut and server.wire.plan.up is None:
+            self._shard.state.room = self._room
         self._event_buffer = event_buffer
         self._timeout_s = limit_s
         self._changed = threading.Condition(threading.Lock())
@@ -121,6 +128,19 @@ class PrimaryShard:
         with self._changed:
             self.server.stop()
 
+    def lose(self, worker: int, epoch: int) -> None:
+        """A worker's process has ended, though its connection may not have told."""
+        with self._changed:
+            if self._epochs.get(worker, 0) <= epoch:
+                self._epochs[worker] = epoch + 1  # what it still sends is refused
+                self.server.model.pulls.heard(worker)
+                self._carry_out(self.server.leave(worker))
+
+    def dismiss(self, worker: int) -> None:
+        """A worker is to go home between two steps."""
+        with self._changed:
+            self._carry_out(self.server.dismiss(worker))
+
     def cut(self, checkpoint: int, *, halt: bool) -> None:
         """A checkpoint has begun: copy the region's state; it is written on a thread of its own.
 
@@ -130,7 +150,7 @@ class PrimaryShard:
         """
         with self._coding:
             snapshots = self._cut(checkpoint, halt=halt)
-        self._write_apart(snapshots)
+        self._writer.write_apart(snapshots)
 
     def use_statistics(self, carried: bytes) -> None:
         """What the final model carries, with statistics over all regions."""
@@ -148,7 +168,7 @@ class PrimaryShard:
             self._go_on()
         self._sends.put(False)
         self._exchanger.join(timeout=5.0)
-        self._write_together.close()
+        self._writer.close()
 
     # -------------------------------------------------------------- for the workers
 
@@ -170,7 +190,12 @@ class PrimaryShard:
                 stats=read_stats(meta, payload),
             )
             with self._changed:
-                self.server.evals.told()
+                self.server.work.evals.told(final=fields.flag(meta, "final"))
+                self._go_on()
+            return {}, None
+        if operation == "state_changed":
+            step, names = fields.count(meta, "version"), fields.text(meta, "names")
+            self._event_buffer.add("state_changed", step=step, names=names)
             return {}, None
         if operation == "precise":
             return {}, self._await_statistics(bytes(payload or b""))
@@ -197,9 +222,8 @@ class PrimaryShard:
         worker = fields.count(conn.hello, "worker")
         with self._changed:
             if self._epochs.get(worker) == fields.count(conn.hello, "epoch"):
-                self.server.leave(worker)
                 self.server.model.pulls.heard(worker)
-                self._go_on()
+                self._carry_out(self.server.leave(worker))
 
     def _pulled(
         self, conn: LanConnection, worker: int, meta: Meta, payload: memoryview | None
@@ -272,11 +296,12 @@ class PrimaryShard:
     def _put(self, worker: int, conn: LanConnection, payload: memoryview | None) -> None:
         """Hold what a worker pushed: what its step left of what is carried, then the gradient."""
         carry, count = self.server.carry, self._shard.params_S.numel()
+        share = self.server.share_of(worker)
         before = 0 if carry is None else carry.layout.size_floats
         pushed = pushed_gradient(conn, payload, before + count)
         if carry is not None:
-            carry.put(worker, pushed[:before].view(torch.uint8))
-        self._shard.put(worker, pushed[before:])
+            carry.put(share, pushed[:before].view(torch.uint8))
+        self._shard.put(share, pushed[before:])
 
     def _tell(self, worker: int, *, judged: bool) -> Meta:
         """Let a worker fetch the present version, and what is carried beside it now."""
@@ -292,18 +317,13 @@ class PrimaryShard:
 
     # -------------------------------------------------------------- effects
 
-    def _cut(self, checkpoint: int, *, halt: bool) -> list[Snapshot]:
+    def _cut(self, checkpoint: int, *, halt: bool) -> list[Written]:
         with self._changed:
             return self._carry_out(self.server.cut(checkpoint, halt=halt))
 
-    def _write_apart(self, snapshots: list[Snapshot]) -> None:
-        """Disks are slow, and the caller has an exchange to carry on or a controller that waits."""
-        if snapshots:
-            threading.Thread(target=self._write, args=(snapshots,), daemon=True).start()
-
-    def _carry_out(self, effects: list[Effect]) -> list[Snapshot]:
+    def _carry_out(self, effects: list[Effect]) -> list[Written]:
         """Under the lock: everything but writing, which is returned for after."""
-        snapshots = []
+        snapshots: list[Written] = []
         for effect in effects:
             if isinstance(effect, Assignment):
                 self._answers[effect.worker] = effect
@@ -313,6 +333,10 @@ class PrimaryShard:
             elif isinstance(effect, StepDone):
                 self._log_step(effect)
                 self._exhausted |= self.server.exhausted  # remembered until somebody asks
+            elif isinstance(effect, HandOver):  # nothing of it lies where a payload is put
+                snapshots.append(effect)
+            elif isinstance(effect, TeamChanged):
+                self._event_buffer.add("team", **effect.event())
             else:
                 snapshots.append(self._lasting(effect))
         self._go_on()
@@ -333,7 +357,10 @@ class PrimaryShard:
             "phase": self.server.phase,
             "stands_still_for": self.server.stands_still_for,
             "exhausted": self._exhausted,
-            "applied": self.server.ledger.applied,
+            "applied": self.server.work.ledger.applied,
+            "rows": self.server.work.ledger.export(),
+            "here": sorted(self.server.work.team.joined),
+            "judged": self.server.work.evals.last == "told",
             "failure": self._failure,
         }
         self._changed.notify_all()
@@ -346,21 +373,6 @@ class PrimaryShard:
             self._event_buffer.add("step_refused", step=done.step, cause=cause)
         if done.noise is not None:
             self._event_buffer.add("noise", **done.noise.fields())
-
-    def _write(self, snapshots: list[Snapshot]) -> None:
-        for snapshot in snapshots:
-            try:
-                parts = self._write_parts(snapshot)
-            except Exception as error:  # whatever it is: the controller waits for the part
-                self._event_buffer.add("part_failed", id=snapshot.id, error=typed(error))
-                continue
-            step = int(str(snapshot.control["version"]))
-            self._event_buffer.add("parts", id=snapshot.id, step=step, parts=parts)
-
-    def _write_parts(self, snapshot: Snapshot) -> list[PartInfo]:
-        own = partial(self._held.write_primary_part, snapshot)
-        others = [partial(each.ask, HeldShard.write_part, snapshot.id) for each in self._writers]
-        return self._write_together([own, *others])
 
     # -------------------------------------------------------------- exchanges
 
@@ -397,20 +409,20 @@ class PrimaryShard:
                 send = self._on_its_way(uplink, send, self.server.wire.in_full(send.update))
             told = self._ask(uplink, send.update)
         with self._coding:
-            snapshots: list[Snapshot] = []
+            snapshots: list[Written] = []
             if told.reply.checkpoint is not None:  # the state before the answer belongs to it
                 snapshots = self._cut(told.reply.checkpoint, halt=told.reply.halt)
             if self.server.phase != "halted":  # checkpoints have the request open
-                self._merge(uplink, told, send, began_s)
-        self._write_apart(snapshots)
+                snapshots += self._merge(uplink, told, send, began_s)
+        self._writer.write_apart(snapshots)
 
-    def _merge(self, uplink: Uplink, told: Told, send: SendUpdate, began_s: float) -> None:
+    def _merge(self, uplink: Uplink, told: Told, send: SendUpdate, began_s: float) -> list[Written]:
         reply = self._fetched(uplink, told)
         self._log_exchange(send, reply, began_s)
         decoded = self.server.wire.decode(reply)
         took_s = self._event_buffer.now_s() - began_s
         with self._changed:
-            self._carry_out(self.server.on_reply(decoded, took_s))
+            return self._carry_out(self.server.on_reply(decoded, took_s))
 
     def _on_its_way(self, uplink: Uplink, send: SendUpdate, update: Update) -> SendUpdate:
         """The open request as it goes on its way, where the bridge reads it if it can."""
@@ -419,6 +431,15 @@ class PrimaryShard:
         with self._changed:
             self.server.carried(update)
         return replace(send, update=update)
+
+    def _room(self, count: int) -> Tensor:
+        """Where the next payload is made: where the bridge reads it, if no update lies there."""
+        uplink = self._uplink
+        room_P = None if uplink is None or self.server.link_busy else uplink.room(count)
+        if room_P is None:
+            return torch.empty(count)
+        self._unread.secure()
+        return room_P
 
     def _fetched(self, uplink: Uplink, told: Told) -> Reply:
         """The answer's payload, in the place of the update if that is not needed any more."""

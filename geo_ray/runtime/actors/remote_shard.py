@@ -68,15 +68,18 @@ def _row(
     return Operation(name, run, request, result)
 
 
-def _read_step(meta: Meta, _: Payload) -> tuple[Sequence[Contribution], bool, float]:
+def _read_step(meta: Meta, _: Payload) -> tuple[Sequence[Contribution], bool, float, float]:
     measure = fields.flag(meta, "measure")
-    scale = fields.number(meta, "scale") if "scale" in meta else 1.0
-    return read_contributions(meta), measure, scale
+    scale, rate = (fields.number(meta, k) if k in meta else 1.0 for k in ("scale", "rate"))
+    return read_contributions(meta), measure, scale, rate
 
 
-def _step(name: str, parts: Sequence[Contribution], measure: bool, scale: float = 1.0) -> Packed:
+def _step(
+    name: str, parts: Sequence[Contribution], measure: bool, scale: float = 1.0, rate: float = 1.0
+) -> Packed:
     told = contributions_meta(parts) | {"op": name, "measure": measure}
-    return told if scale == 1.0 else told | {"scale": scale}, None
+    factors = {"scale": scale, "rate": rate}
+    return told | {key: factor for key, factor in factors.items() if factor != 1.0}, None
 
 
 def _outgoing(out: Outgoing | Wait | None) -> Packed:
@@ -97,7 +100,7 @@ def _read_outgoing(meta: Meta, payload: Payload) -> Outgoing | Wait | None:
 
 
 _NOTHING: Request[*tuple[()]] = (lambda name: ({"op": name}, None), lambda *_: ())
-_STEP: Request[Sequence[Contribution], bool, float] = (_step, _read_step)
+_STEP: Request[Sequence[Contribution], bool, float, float] = (_step, _read_step)
 _MEAN: Request[Sequence[Contribution]] = (
     lambda name, parts: (contributions_meta(parts) | {"op": name}, None),
     lambda meta, _: (read_contributions(meta),),
@@ -109,6 +112,10 @@ _REPLY: Request[Reply] = (
 _CHECKPOINT: Request[int] = (
     lambda name, checkpoint: ({"op": name, "id": checkpoint}, None),
     lambda meta, _: (fields.count(meta, "id"),),
+)
+_SHARE: Request[int] = (
+    lambda name, share: ({"op": name, "share": share}, None),
+    lambda meta, _: (fields.count(meta, "share"),),
 )
 _DONE: Result[None] = (lambda _: ({}, None), lambda *_: None)
 _NORM: Result[float | None] = (
@@ -128,6 +135,7 @@ _PART: Result[PartInfo] = (
 OPERATIONS: Final = (
     _row("apply", Shard.apply, _STEP, _NORM),
     _row("mean_sq", Shard.mean_sq, _MEAN, _NORM),
+    _row("keep", Shard.keep, _SHARE, _DONE),
     _row("speak", Shard.outgoing, _NOTHING, _OUTGOING),
     _row("finish", Shard.finish, _NOTHING, _OUTGOING),
     _row("merge", Shard.merge, _REPLY, _DONE),

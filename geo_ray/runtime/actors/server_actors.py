@@ -5,19 +5,19 @@ Ray carries only small control messages to them. Everything big goes over `geo_r
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ray
 
 from geo_ray.checkpoint.manifest import PartInfo
-from geo_ray.checkpoint.parts import write_part
+from geo_ray.checkpoint.names import shard_part_name
+from geo_ray.checkpoint.parts import read_part, write_part
 from geo_ray.errors import InvariantError
 from geo_ray.job.build import ModelStart, build_server, build_shard, model_start, use_cpus
 from geo_ray.runtime.actors.deadlines import operation_s, wait_limit_s
 from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.actors.introduction import LAN_KEY, Introduction
-from geo_ray.runtime.actors.parts import HeldShard, shard_part_name, wire_tensors
+from geo_ray.runtime.actors.parts import Handed, HeldShard, handed_folder, wire_tensors
 from geo_ray.runtime.actors.primary_shard import PrimaryShard
 from geo_ray.runtime.actors.remote_shard import RemoteShard
 from geo_ray.runtime.actors.shard_server import ShardServer
@@ -25,6 +25,7 @@ from geo_ray.runtime.actors.spec import RunSpec
 from geo_ray.tasks.load import load_task
 from geo_ray.training.compute.flat import digest
 from geo_ray.training.compute.state_guard import check_constants
+from geo_ray.training.membership.newcomer import region_state, shard_state
 from geo_ray.transport.lan.client import LanClient
 from geo_ray.transport.lan.server import LanServer
 from geo_ray.transport.security.secret_sealer import SecretReceiver, seal_secret
@@ -51,15 +52,30 @@ def _load_shard(
     task = load_task(experiment.task, spec.here)
     start = model_start(task, experiment.seed)
     check_constants(start.constants, spec.constants, f"shard {index} of region '{region}'")
-    shard = build_shard(experiment, spec.region(region), index, start.params_P, start.groups)
-    held = HeldShard(shard, region, index, spec.parts_dir)
+    place, groups = spec.region(region), start.groups
+    shard = build_shard(experiment, place, index, start.params_P, groups, given=True)
+    held = HeldShard(shard, region, index, spec.places)
     start = start.without_parameters()  # the shard has its slice
     give_back_memory()  # the module that these came from
+    spec.places.prepare(region)
     if spec.resume is None:
         return held, start, {}
     tensors, meta = spec.resume.read(shard_part_name(region, index))
-    shard.restore(tensors, meta["counters"])  # type: ignore[arg-type]
+    shard.restore(tensors, meta["counters"], given=True)  # type: ignore[arg-type]
     return held, start, meta | {"wire": wire_tensors(tensors)}  # type: ignore[arg-type]
+
+
+def _begin_as(spec: RunSpec, held: HeldShard, handed: Handed) -> dict[str, Any]:
+    """Let a shard begin as the copy that was handed over; what the primary shard's part holds."""
+    part = next(p for p in handed.parts if p.name == shard_part_name(handed.giver, held.index))
+    tensors, meta = read_part(handed_folder(spec.places, handed.number), part)
+    counters = cast(dict[str, float], meta["counters"])
+    held.shard.restore(*shard_state((dict(tensors), counters), spec.experiment.strategy.traits))
+    if "control" not in meta:
+        return {}
+    control = cast(dict[str, object], meta["control"])
+    found, on_wire = region_state(control, wire_tensors(tensors), handed.rows)
+    return {"control": found, "wire": on_wire}
 
 
 class PrimaryActor:
@@ -84,6 +100,10 @@ class PrimaryActor:
     def ready(self) -> None:
         """Load the shard."""
         self._held, self._start, self._restored = _load_shard(self._spec, self._region, 0)
+
+    def begin_as(self, handed: Handed) -> None:
+        """Begin as a copy of another region; before `start`."""
+        self._restored = _begin_as(self._spec, self._held, handed)
 
     def start(
         self, origin_unix_s: float, bridge: Address | None, others: list[Address], lan_key: bytes
@@ -116,6 +136,7 @@ class PrimaryActor:
         )
         if self._restored:
             server.restore(self._restored["control"], self._restored["wire"])
+            self._restored = {}  # it may hold a payload as large as the model
         # Memory that both see holds an update, then its answer.
         uplink = None if bridge is None else self._dial(bridge, shared_bytes=4 * spec.num_params)
         writers = [RemoteShard(self._dial(address), timeout_s) for address in others]
@@ -153,6 +174,16 @@ class PrimaryActor:
         if self._primary is not None:
             self._primary.stop()
 
+    def lose_worker(self, worker: int, epoch: int) -> None:
+        """An incarnation of a worker has ended, though its connection may not have told."""
+        if self._primary is not None:
+            self._primary.lose(worker, epoch)
+
+    def dismiss_worker(self, worker: int) -> None:
+        """Send a worker home between two steps."""
+        if self._primary is not None:
+            self._primary.dismiss(worker)
+
     def cut(self, checkpoint: int, halt: bool) -> None:
         """A checkpoint has begun: copy the region's state."""
         if self._primary is not None:
@@ -163,8 +194,11 @@ class PrimaryActor:
         if self._primary is not None:
             self._primary.use_statistics(carried)
 
-    def write_model(self, directory: str) -> tuple[PartInfo, str]:
+    def write_model(self, whole: bool) -> tuple[PartInfo | None, str]:
         """Write the region's parameters as one vector, and what is carried; for the run's end.
+
+        Args:
+            whole: whether a file is wanted; else nothing is written.
 
         Returns:
             The file's fingerprint, and the digest of the parameters.
@@ -176,10 +210,13 @@ class PrimaryActor:
             raise InvariantError(f"the parameter server of '{self._region}' was not started")
         server = self._primary.server
         params_P = server.model.whole_params()
+        if not whole:
+            return None, digest(params_P)
         tensors = {"params": params_P}
         if server.carry is not None:
             tensors["carried"] = server.carry.final_B
-        part = write_part(Path(directory), f"model-{self._region}", tensors, {})
+        folder = self._spec.places.model_folder(self._spec.run_dir)
+        part = write_part(folder, f"model-{self._region}", tensors, {})
         return part, digest(params_P)
 
     def close(self) -> None:
@@ -214,6 +251,10 @@ class ShardServerActor:
     def ready(self) -> None:
         """Load the shard."""
         self._held, *_ = _load_shard(self._spec, self._region, self._index)
+
+    def begin_as(self, handed: Handed) -> None:
+        """Begin as a copy of another region; before that starts."""
+        _begin_as(self._spec, self._held, handed)
 
     def poll(self) -> dict[str, Any]:
         """A sign of life; the primary shard reports what happens."""

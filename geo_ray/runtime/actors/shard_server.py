@@ -37,9 +37,9 @@ class ShardServer:
         with self._lock:
             shard, region, name = self._held.shard, self._held.region, fields.text(meta, "op")
             if name == "put":
-                self._admit(conn)
+                worker = self._admit(conn)
                 grad_S = pushed_gradient(conn, payload, shard.params_S.numel())
-                shard.put(fields.count(conn.hello, "worker"), grad_S)
+                shard.put(fields.count(meta, "share") if "share" in meta else worker, grad_S)
                 return {}, None
             if name == "fetch":
                 pull = read_pull(self._admit(conn), meta)

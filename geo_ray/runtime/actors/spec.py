@@ -11,6 +11,7 @@ from pathlib import Path
 
 from geo_ray.checkpoint.manifest import PartInfo
 from geo_ray.checkpoint.parts import read_part
+from geo_ray.checkpoint.places import CheckpointPlaces
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.own import context
 from geo_ray.config.region import RegionConfig
@@ -24,11 +25,13 @@ class Resume:
     """The checkpoint to start from.
 
     Attributes:
-        directory: where its parts lie.
+        places: where checkpoints lie.
+        id: of this one.
         parts: their fingerprints by name.
     """
 
-    directory: str
+    places: CheckpointPlaces
+    id: int
     parts: dict[str, PartInfo]
 
     def read(self, name: str) -> tuple[dict[str, object], dict[str, object]]:
@@ -36,14 +39,15 @@ class Resume:
 
         Raises:
             CheckpointCorruptError: if it is missing or not whole.
+            StoreError: if a store does not answer or refuses.
         """
         part = self.parts.get(name)
         if part is None:
             raise CheckpointCorruptError(
-                f"the checkpoint in {self.directory} has no part '{name}'; it has "
+                f"checkpoint {self.id} in {self.places.root()} has no part '{name}'; it has "
                 f"{sorted(self.parts)}"
             )
-        tensors, meta = read_part(Path(self.directory), part)
+        tensors, meta = read_part(self.places.folder(self.id), part)
         return dict(tensors), dict(meta)
 
 
@@ -57,7 +61,8 @@ class RunSpec:
         driver_dir: the driver's working directory, which a submitted job has on every node.
         manifest_address: where the data's manifest is.
         run_id: tells this run's sockets from another's.
-        parts_dir: where checkpoints go.
+        run_dir: the run's directory.
+        places: where checkpoints go.
         num_params: size of the model.
         epoch: incarnation of the run; grows with every resume.
         resume: where to start from, or None.
@@ -71,7 +76,8 @@ class RunSpec:
     driver_dir: str
     manifest_address: str
     run_id: str
-    parts_dir: str = ""
+    run_dir: str = ""
+    places: CheckpointPlaces = field(default_factory=lambda: CheckpointPlaces(""))
     num_params: int = 0
     epoch: int = 1
     resume: Resume | None = None
@@ -97,16 +103,25 @@ class RunSpec:
         return next(r for r in self.experiment.regions if r.name == name)
 
     def check_run_directory(self, region: str) -> None:
-        """Refuse to start where the parts of checkpoints would land on another machine's disk.
+        """Refuse to start where what is written would land on another machine's disk.
+
+        With a store, only generated data and candidates for the best model lie in the run's
+        directory.
 
         Raises:
             RunDirectoryError: if this process does not see the run's files.
         """
-        run = Path(self.parts_dir).parent
+        experiment = self.experiment
+        is_used = experiment.data.generate is not None or experiment.train.keep_best is not None
+        if self.places.far and not is_used:
+            return
+        run = Path(self.run_dir)
         if not (run / CONFIG_FILE).is_file():
             raise RunDirectoryError(
                 f"a node of region '{region}' does not see {run}",
-                fix="Set `run.dir` to a directory that all nodes of the run share.",
+                fix="Set `run.dir` to a directory that all nodes of the run share, or "
+                "`checkpoint.store` to an object store; data.generate and train.keep_best need "
+                "such a directory in any case.",
             )
 
 

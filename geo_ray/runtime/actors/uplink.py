@@ -65,12 +65,20 @@ class Uplink:
 
         What lay there before is overwritten: it must not be in use any more.
         """
-        room, count = self._client.shared, update.payload_P.numel()
-        if room is None or update.coded is not None or not 0 < 4 * count <= room.nbytes:
+        count = update.payload_P.numel()
+        payload_P = self.room(count) if update.coded is None else None
+        if payload_P is None:
             return update
-        payload_P = as_tensor(room[: 4 * count], count)
-        payload_P.copy_(update.payload_P)
+        if not self.lies_there(update.payload_P):
+            payload_P.copy_(update.payload_P)
         return replace(update, payload_P=payload_P)
+
+    def room(self, count: int) -> Tensor | None:
+        """The place of a payload of so many fp32, if there is room for it."""
+        room = self._client.shared
+        if room is None or not 0 < 4 * count <= room.nbytes:
+            return None
+        return as_tensor(room[: 4 * count], count)
 
     def lies_there(self, tensor: Tensor) -> bool:
         """Whether a tensor's content is in the shared memory."""

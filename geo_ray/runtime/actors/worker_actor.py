@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import ray
+from torch import nn
 
 from geo_ray.data.manifest import Manifest, load_manifest
 from geo_ray.errors import ResidencyDeniedError
@@ -20,12 +21,14 @@ from geo_ray.runtime.actors.spec import RunSpec
 from geo_ray.runtime.actors.worker_loop import EvalSetting, WorkerLoop, dial_shards, links_over
 from geo_ray.runtime.cluster.labels import REGION_LABEL
 from geo_ray.tasks.base import Task
+from geo_ray.tasks.guard import checked_model
 from geo_ray.tasks.load import load_task
 from geo_ray.training.compute.state_guard import check_constants
 from geo_ray.transport.security.secret_sealer import SecretReceiver
 from geo_ray.transport.wire.meta import Meta
 from geo_ray.transport.wire.sockets import Address
 from geo_ray.types import Span
+from geo_ray.util.freed_memory import give_back_memory
 
 
 class WorkerActor:
@@ -44,6 +47,7 @@ class WorkerActor:
         self._rank = rank
         self._epoch = epoch
         self._task: Task | None = None
+        self._module: nn.Module | None = None
         self._receiver = SecretReceiver()
 
     def introduce(self) -> Introduction:
@@ -51,13 +55,14 @@ class WorkerActor:
         return Introduction(self._receiver.public)
 
     def ready(self) -> set[str] | None:
-        """Load the task; the first worker of a region also tries it on a few of its rows.
+        """Load the task and make its model; the first worker of a region also tries it on rows.
 
         Returns:
             Names of metrics that these rows have; None from other workers, and of rows that the
             driver wrote and tried.
         """
         experiment, task = self._spec.experiment, self._load_task()
+        self._module = checked_model(task, experiment.seed)  # while servers make theirs
         if self._rank > 0 or self._epoch > 1 or experiment.data.generate is not None:
             return None
         manifest = load_manifest(self._spec.manifest_address)
@@ -67,6 +72,10 @@ class WorkerActor:
     def process_id(self) -> int:
         """Of this actor's process, for operators and tests."""
         return os.getpid()
+
+    def node_id(self) -> str:
+        """The node that it runs on."""
+        return str(ray.get_runtime_context().get_node_id())
 
     def run(self, shards: list[Address], lan_key: bytes) -> int:
         """Work until the parameter server says that it is enough.
@@ -95,13 +104,16 @@ class WorkerActor:
         try:
             timeout_s = wait_limit_s(experiment.train)
             params_P, grad_P, links = links_over(clients, spec.num_params, timeout_s, carried)
-            worker = build_worker(experiment, self._region, task, params_P, grad_P)
+            module, self._module = self._module, None
+            worker = build_worker(experiment, self._region, task, params_P, grad_P, module)
+            del module
+            give_back_memory()  # its parameters lie in the buffers now
             check_constants(
                 worker.constants,
                 spec.constants,
                 f"worker {self._rank} of region '{self._region}'",
             )
-            candidates = Candidates.of(experiment, Path(spec.parts_dir).parent)
+            candidates = Candidates.of(experiment, Path(spec.run_dir))
             return WorkerLoop(
                 worker,
                 links,

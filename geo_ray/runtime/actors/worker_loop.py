@@ -74,9 +74,9 @@ class ShardLink:
         self._take(payload)
         return answer
 
-    def put(self) -> None:
-        """Push the gradient slice and wait for the receipt only."""
-        self.request({"op": "put"}, push=True)
+    def put(self, share: int | None) -> None:
+        """Push the gradient slice, of a share of the step, and wait for the receipt only."""
+        self.request({"op": "put"} if share is None else {"op": "put", "share": share}, push=True)
 
     def fetch(self, pull: Pull) -> None:
         """Fetch the slice of the version that the primary shard told."""
@@ -124,12 +124,18 @@ class ShardLinks:
         self._rank = rank
         self._together = together
 
-    def ask(self, meta: Meta, *, push: bool) -> Meta:
-        """One request that may push the gradient, and always brings the parameters."""
+    def ask(self, meta: Meta, *, push: bool, share: int | None = None) -> Meta:
+        """One request that may push the gradient, and always brings the parameters.
+
+        Args:
+            meta: what is asked.
+            push: whether it pushes.
+            share: whose part of the step; None: the worker's own.
+        """
         if len(self._links) == 1:
             return self.primary.exchange(meta, push=push)
         if push:  # the primary shard may apply it at once, so all have it before
-            self._together([link.put for link in self._links])
+            self._together([partial(link.put, share) for link in self._links])
         told, _ = self.primary.request(meta, push=False)
         pull = read_pull(self._rank, told)
         self._together([partial(link.fetch, pull) for link in self._links])
@@ -265,11 +271,14 @@ class WorkerLoop:
         answer = self._ask({"op": "join"}, push=False)
         while True:
             began_s = time.monotonic()
+            self._worker.on_work(answer.version)
             if answer.evaluate:
                 self._evaluate(answer)
+                self._tell_changed(answer)
             if answer.span is None:
                 return steps
             result = self._step(answer, answer.span)
+            self._tell_changed(answer)
             if self._step_s is not None:
                 least_s = self._step_s(answer.span) * max(1, len(answer.parts))
                 time.sleep(max(0.0, began_s + least_s - time.monotonic()))
@@ -277,7 +286,7 @@ class WorkerLoop:
             found = (result.refused, result.grad_sq)
             report = StepReport(answer.span, result.loss, elapsed_s, *found)
             steps += 1
-            answer = self._ask(report_meta(report), push=True)
+            answer = self._ask(report_meta(report), push=True, share=answer.share)
 
     def _step(self, answer: Assignment, span: Span) -> StepResult:
         if not answer.parts:
@@ -289,8 +298,15 @@ class WorkerLoop:
         with _blamed_on_task():
             return coded_step(self._worker, answer.parts, span, lambda part: rows[part])
 
-    def _ask(self, meta: Meta, *, push: bool) -> Assignment:
-        return read_answer(self._rank, self._links.ask(meta, push=push))
+    def _tell_changed(self, answer: Assignment) -> None:
+        """Tell of state that changes although nobody declared it; what one finds, all do."""
+        names = self._worker.take_changed()
+        if names is not None and self._rank == 0:
+            meta: Meta = {"op": "state_changed", "version": answer.version, "names": names}
+            self._links.primary.client.request(meta, None, timeout_s=60.0)
+
+    def _ask(self, meta: Meta, *, push: bool, share: int | None = None) -> Assignment:
+        return read_answer(self._rank, self._links.ask(meta, push=push, share=share))
 
     def _evaluate(self, answer: Assignment) -> None:
         if answer.eval_params:

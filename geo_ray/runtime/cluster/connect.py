@@ -6,8 +6,9 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import ray
 from ray.exceptions import AuthenticationError
@@ -18,6 +19,7 @@ from geo_ray.runtime.cluster import ray_private
 from geo_ray.runtime.cluster.address import find_address, wait_for_ray
 from geo_ray.runtime.cluster.labels import REGION_LABEL
 from geo_ray.runtime.cluster.local import LocalCluster
+from geo_ray.runtime.cluster.logs import RAY_MESSAGES
 from geo_ray.runtime.cluster.settings import (
     driver_environment,
     existing_driver_environment,
@@ -25,6 +27,7 @@ from geo_ray.runtime.cluster.settings import (
 )
 
 _REGISTER_S = 30.0
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,8 @@ def connect(
             wait_for_ray(address, config.connect_timeout_s)
             changes = existing_driver_environment(os.environ)
         stack.enter_context(driver_environment(changes))
+        kept = None if local is None else local.root / RAY_MESSAGES
+        stack.enter_context(ray_private.messages_to(lambda text: _note_message(text, kept)))
         stack.callback(ray.shutdown)
         ours = dict(env_vars or {}) if local is not None else worker_environment(env_vars)
         _init(address, namespace, ours)
@@ -134,6 +139,21 @@ def _init(address: str, namespace: str, env_vars: Mapping[str, str]) -> None:
             fix="Run on a machine of the cluster or through `ray job submit`, with the cluster's "
             "Ray and Python versions and its token (RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH).",
         ) from error
+
+
+def _note_message(text: str, kept: Path | None) -> None:
+    """Keep a message of Ray's from the terminal, which shows the run.
+
+    Args:
+        text: often many lines: the end of a log.
+        kept: a file of the local cluster, which knows of its nodes by itself; None: the log has
+            the first line.
+    """
+    if kept is None:
+        _log.warning("Ray says: %s", text.strip().partition("\n")[0])
+        return
+    with suppress(OSError), kept.open("a", encoding="utf-8") as file:
+        file.write(text.rstrip() + "\n")
 
 
 def _is_about_token(error: BaseException | None) -> bool:

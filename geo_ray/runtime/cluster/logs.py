@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+RAY_MESSAGES = "ray-messages.out"
+"""File of the local cluster with what Ray told the driver about its nodes."""
+
 _MAX_FILES = 40
 _MAX_BYTES = 1_000_000
 
 
 def keep_logs(cluster_root: Path, target: Path) -> list[Path]:
     """Copy the ends of all actors' output below ``cluster_root`` that is not empty.
+
+    And what Ray told the driver.
 
     Args:
         cluster_root: directory of the local cluster.
@@ -18,7 +23,9 @@ def keep_logs(cluster_root: Path, target: Path) -> list[Path]:
     Returns:
         The copies; empty if nobody printed anything or it cannot be copied.
     """
-    found = [
+    told = cluster_root / RAY_MESSAGES
+    found = [told] if told.exists() else []
+    found += [
         path
         for pattern in ("worker-*.out", "worker-*.err")
         for path in sorted(cluster_root.glob(f"*/session_2*/logs/{pattern}"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import ray
@@ -26,6 +28,31 @@ def nodes() -> list[dict[str, Any]]:
 def free_resources() -> dict[str, dict[str, float]]:
     """Free resources by node id (hexadecimal); a node without any may be missing."""
     query: Any = state.available_resources_per_node
+    return dict(query())
+
+
+@contextmanager
+def messages_to(take: Callable[[str], None]) -> Iterator[None]:
+    """Give what Ray tells this driver about its nodes to ``take``, instead of printing it.
+
+    Ray prints that on standard output whatever ``log_to_driver`` says: of a raylet that died, the
+    last lines of its log, one or two times.
+    """
+    untyped: Any = worker
+
+    def on_message(data: Mapping[str, Any], **_: object) -> None:
+        take("\n".join(map(str, data.get("lines", ()))))
+
+    before, untyped.print_to_stdstream = untyped.print_to_stdstream, on_message
+    try:
+        yield
+    finally:
+        untyped.print_to_stdstream = before
+
+
+def draining_nodes() -> dict[str, int]:
+    """When nodes that are being drained will be gone, in unix ms, by node id (hexadecimal)."""
+    query: Any = state.state.get_draining_nodes
     return dict(query())
 
 

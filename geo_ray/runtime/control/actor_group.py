@@ -10,9 +10,11 @@ from typing import Any
 import ray
 
 from geo_ray.clock import Clock, SystemClock
+from geo_ray.config.region import RegionConfig
 from geo_ray.errors import GeoRayError, RegionLostError
 from geo_ray.job.start.evaluation import check_metric_names
 from geo_ray.runtime.actors.bridge_actor import BridgeActor
+from geo_ray.runtime.actors.introduction import Introduction
 from geo_ray.runtime.actors.server_actors import PrimaryActor, ShardServerActor
 from geo_ray.runtime.actors.spec import RunSpec
 from geo_ray.runtime.actors.worker_actor import WorkerActor
@@ -46,8 +48,9 @@ class GroupWorker:
         rank: its number there.
         epoch: its incarnation, from 1.
         handle: the actor.
-        ref: the end of its work.
+        ref: the end of its work; None before it begins, and while it is not replaced.
         steps: steps it computed, once it has come home.
+        node: where it runs, or what will tell.
     """
 
     region: str
@@ -56,6 +59,26 @@ class GroupWorker:
     handle: Handle
     ref: Ref = None
     steps: int | None = None
+    node: str | Ref | None = None
+
+    @property
+    def is_out(self) -> bool:
+        """Whether it works, or will as soon as it has a place."""
+        return self.steps is None and self.ref is not None
+
+    def node_id(self) -> str | None:
+        """The node that it runs on; None if that is not known yet, or it does not work."""
+        if not self.is_out or self.node is None:
+            return None
+        if isinstance(self.node, str):
+            return self.node
+        if not ray.wait([self.node], timeout=0)[0]:
+            return None
+        try:
+            self.node = str(ray.get(self.node))
+        except ray.exceptions.RayError:  # it is lost, which is heard of by its work
+            self.node = None
+        return self.node
 
 
 @dataclass(slots=True)
@@ -70,24 +93,25 @@ class ActorGroup:
         shard_servers: by region, in order.
         workers: by region and rank.
         shard_addresses: where workers connect, by region, the primary shard's first.
+        bridge_addresses: where other regions, and the own one, reach each bridge.
         home: where the averager lives at present, as far as is known.
         keys: of the run.
     """
 
     spec: RunSpec
-    placed: Mapping[str, PlacedRegion]
+    placed: dict[str, PlacedRegion]
+    keys: RunKeys = field(repr=False)
     bridges: dict[str, Handle] = field(default_factory=dict)
     primaries: dict[str, Handle] = field(default_factory=dict)
     shard_servers: dict[str, list[Handle]] = field(default_factory=dict)
     workers: dict[tuple[str, int], GroupWorker] = field(default_factory=dict)
     shard_addresses: dict[str, list[Address]] = field(default_factory=dict)
+    bridge_addresses: dict[str, tuple[Address, Address]] = field(default_factory=dict)
     home: AveragerHome = field(init=False)
-    keys: RunKeys = field(init=False, repr=False)
+    _known: dict[tuple[str, str], Introduction] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        experiment = self.spec.experiment
-        self.home = AveragerHome(experiment.averager_region)
-        self.keys = RunKeys(self.spec.run_id, experiment.region_names, experiment.transport)
+        self.home = AveragerHome(self.spec.experiment.averager_region)
 
     def servers(self) -> dict[tuple[str, str], Handle]:
         """Every actor that is not replaced when it dies, by (role, region)."""
@@ -96,10 +120,10 @@ class ActorGroup:
             found |= {(f"ps {i}", region): handle for i, handle in enumerate(shard_servers, 1)}
         return found | {("bridge", r): h for r, h in self.bridges.items()}
 
-    def create(self) -> None:
-        """Begin to start all actors at once; nothing is waited for."""
+    def create(self, regions: Sequence[RegionConfig]) -> None:
+        """Begin to start all actors of some regions at once; nothing is waited for."""
         experiment = self.spec.experiment
-        for region in experiment.regions:
+        for region in regions:
             place = self.placed[region.name]
             cpus = region.cpus_per_server
             if len(experiment.regions) > 1:
@@ -148,32 +172,44 @@ class ActorGroup:
             RegionLostError: if an actor died while starting.
             GeoRayError: what an actor found wrong (task, data, checkpoint, ports).
         """
-        known = collect({k: h.introduce.remote() for k, h in self.servers().items()}, timeout_s)
-        given = {r: self.keys.for_bridge(r, known["bridge", r]) for r in self.bridges}
-        bridges = collect(
+        self.open(origin_unix_s, timeout_s, tell)
+        connects = {
+            f"{a} to {b}": self.bridges[a].connect.remote(b, self.bridge_addresses[b][0])
+            for a, b in self._dials()
+        }
+        # A resumed averager may have an answer for a region whose bridge has not got through yet.
+        connects |= {f"{b} to {a}": self.bridges[b].expect.remote(a) for a, b in self._dials()}
+        collect(connects, timeout_s, partial(tell, "connecting regions"))
+        self.start(origin_unix_s, timeout_s, tell)
+
+    def open(self, origin_unix_s: float, timeout_s: float, tell: Tell = tell_nobody) -> None:
+        """Let bridges, and shards beside the primary ones, listen; see `wire`."""
+        servers = self.servers()
+        self._known = collect({k: h.introduce.remote() for k, h in servers.items()}, timeout_s)
+        given = {r: self.keys.for_bridge(r, self._known["bridge", r]) for r in self.bridges}
+        self.bridge_addresses = collect(
             {r: b.open.remote(origin_unix_s, given[r]) for r, b in self.bridges.items()},
             timeout_s,
             partial(tell, "opening bridges"),
         )
-        connects = {
-            f"{region} to {peer}": self.bridges[region].connect.remote(peer, bridges[peer][0])
-            for region, peer in self._dials()
-        }
-        collect(connects, timeout_s, partial(tell, "connecting regions"))
         slices = collect(
             {
-                (r, i): held.open.remote(self.keys.for_server(r, known[f"ps {i}", r]))
+                (r, i): held.open.remote(self.keys.for_server(r, self._known[f"ps {i}", r]))
                 for r, each in self.shard_servers.items()
                 for i, held in enumerate(each, 1)
             },
             timeout_s,
         )
+        for region, each in self.shard_servers.items():
+            self.shard_addresses[region] = [slices[region, i] for i, _ in enumerate(each, 1)]
+
+    def start(self, origin_unix_s: float, timeout_s: float, tell: Tell = tell_nobody) -> None:
+        """Let primary shards connect to the rest of their regions, and workers begin."""
         starts = {}
         for region, primary in self.primaries.items():
-            lan = bridges[region][1] if bridges else None
-            others = [slices[region, i] for i, _ in enumerate(self.shard_servers[region], 1)]
-            self.shard_addresses[region] = others
-            lan_key = self.keys.for_server(region, known["ps", region])
+            lan = self.bridge_addresses[region][1] if self.bridges else None
+            lan_key = self.keys.for_server(region, self._known["ps", region])
+            others = self.shard_addresses[region]
             starts[region] = primary.start.remote(origin_unix_s, lan, others, lan_key)
         for region, address in collect(
             starts, timeout_s, partial(tell, "starting parameter servers")
@@ -188,6 +224,15 @@ class ActorGroup:
         fresh = self._create_worker(worker.region, worker.rank, worker.epoch + 1)
         self._begin(fresh)
         return fresh
+
+    def tell_lost(self, worker: GroupWorker) -> None:
+        """Let its server know, whose connection to it may be the last to notice."""
+        if self.spec.experiment.train.elastic is not None:
+            self.primaries[worker.region].lose_worker.remote(worker.rank, worker.epoch)
+
+    def send_away(self, worker: GroupWorker) -> None:
+        """Let it come home with what it has computed."""
+        self.primaries[worker.region].dismiss_worker.remote(worker.rank)
 
     def dismiss_workers(self) -> None:
         """All are home: end them, with the memory that each shares with its shards."""
@@ -204,11 +249,25 @@ class ActorGroup:
         if signed is not None and bridge is not None:
             bridge.use_certificate.remote(signed)
 
+    @property
+    def former_home(self) -> str | None:
+        """Where the averager lived before it moved; None if it has not."""
+        first = self.spec.experiment.averager_region
+        return None if first == self.home.region else first
+
     def can_lose(self, region: str) -> bool:
-        """Whether the run can go on without ``region``: it hosted the averager, which moves."""
+        """Whether the run can go on without ``region``.
+
+        Without the averager's own only if its standby is there to take over, and without the
+        standby only after that: it has every update before it counts.
+        """
         experiment = self.spec.experiment
         standby = experiment.averager.standby
-        return region == experiment.averager_region and standby in self.bridges
+        if region == self.home.region:
+            return self.former_home is None and standby in self.bridges
+        if region == self.former_home:
+            return True
+        return experiment.members.min is not None and region != standby
 
     def lose(self, region: str) -> None:
         """Go on without a region; what is left of it is ended."""
@@ -224,6 +283,16 @@ class ActorGroup:
         standby = self.spec.experiment.averager.standby
         if region == self.home.region and standby is not None:
             self.home = AveragerHome(standby, self.home.epoch)  # it tells its own epoch soon
+
+    def adopt(self, newcomers: ActorGroup) -> None:
+        """What were the actors of regions on their way in are this run's."""
+        self.placed |= newcomers.placed
+        self.bridges |= newcomers.bridges
+        self.primaries |= newcomers.primaries
+        self.shard_servers |= newcomers.shard_servers
+        self.workers |= newcomers.workers
+        self.shard_addresses |= newcomers.shard_addresses
+        self.bridge_addresses |= newcomers.bridge_addresses
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Let actors close their sockets, then end them; never raises."""
@@ -265,6 +334,7 @@ class ActorGroup:
         # The primary shard seals the key for it: nothing is waited for here.
         key = self.primaries[worker.region].seal_key.remote(worker.handle.introduce.remote())
         worker.ref = worker.handle.run.remote(self.shard_addresses[worker.region], key)
+        worker.node = worker.handle.node_id.remote()
 
 
 def collect(

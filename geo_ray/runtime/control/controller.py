@@ -15,22 +15,25 @@ from typing import Any
 import ray
 import torch
 
+from geo_ray.checkpoint.names import shard_part_name
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import (
     GeoRayError,
     InterruptedRunError,
     RegionLostError,
-    RunDirectoryError,
 )
 from geo_ray.job.eval_notes import EvalNotes
 from geo_ray.job.evals import Evaluation
 from geo_ray.job.recorder import Recorder
-from geo_ray.runtime.actors.parts import shard_part_name
-from geo_ray.runtime.control.actor_group import ActorGroup, GroupWorker, collect, reason_of
+from geo_ray.runtime.control.actor_group import ActorGroup, collect
 from geo_ray.runtime.control.link_notes import LinkNotes
-from geo_ray.runtime.control.policy import HALT_DEADLINE_S, PART_S, RunLimits, RunPolicy
+from geo_ray.runtime.control.member_policy import MemberPolicy
+from geo_ray.runtime.control.member_requests import MemberRequest
+from geo_ray.runtime.control.members import MemberHooks, Members
+from geo_ray.runtime.control.policy import HALT_DEADLINE_S, RunLimits, RunPolicy
 from geo_ray.runtime.control.polls import Polls
 from geo_ray.runtime.control.saver import Saver
+from geo_ray.runtime.control.worker_watch import WorkerWatch
 from geo_ray.training.compute.precise import StatisticsBoard
 
 log = logging.getLogger(__name__)
@@ -74,9 +77,12 @@ class Controller:
         saver: commits checkpoints.
         origin_unix_s: time of day at which the run's clock was 0.
         links: what is learned about links.
+        users: what they have asked for of members since the last call.
         status: shows a phase to the user.
         interrupted: set from outside (a signal) to save and stop.
         policy: decides what is done about trouble.
+        workers: watches over them.
+        members: changes which regions take part.
     """
 
     experiment: Experiment
@@ -86,9 +92,12 @@ class Controller:
     saver: Saver
     origin_unix_s: float
     links: LinkNotes
+    users: Callable[[], list[MemberRequest]] = lambda: []
     status: Callable[[str], None] = lambda text: None
     interrupted: threading.Event = field(default_factory=threading.Event)
     policy: RunPolicy = field(init=False)
+    workers: WorkerWatch = field(init=False)
+    members: Members = field(init=False)
     _polls: Polls = field(default_factory=lambda: Polls(_POLL_TIMEOUT_S))
     _begun: _Begun | None = None
     _began_s: float = 0.0
@@ -98,8 +107,32 @@ class Controller:
 
     def __post_init__(self) -> None:
         train, checkpoint = self.experiment.train, self.experiment.checkpoint
-        limits = RunLimits(train.max_worker_restarts, train.max_refused_steps, checkpoint.every_s)
+        limits = RunLimits(
+            train.max_worker_restarts,
+            train.max_refused_steps,
+            checkpoint.every_s,
+            self.experiment.members.min or 1,
+            train.restart_window_s,
+            checkpoint.part_timeout_s,
+        )
         self.policy = RunPolicy(limits, time.monotonic())
+        hooks = MemberHooks(
+            self._admit,
+            self._drop,
+            self._go_on_without,
+            self._ask_averager,
+            self._emit,
+            self.status,
+            lambda: self.policy.is_halting or self.policy.stopping is not None,
+        )
+        self.members = Members(
+            self.actors,
+            MemberPolicy(self.experiment),
+            self.users,
+            hooks,
+            self.origin_unix_s,
+        )
+        self.workers = WorkerWatch(self.actors, self.policy, self._emit, self._hear_all)
         spec = self.actors.spec
         self._statistics = StatisticsBoard(spec.layout, spec.data_rows)
 
@@ -110,12 +143,13 @@ class Controller:
             InterruptedRunError: after a checkpoint, if `interrupted` was set in time.
             NonFiniteError: after a checkpoint, if too many steps in a row were refused.
             WorkerLostError: if workers die more often than allowed.
-            RegionLostError: if a server or bridge died, and no standby replaces the averager there.
+            RegionLostError: if a server or bridge died, and its region is needed.
             RunDirectoryError: if nothing can be saved.
+            LeaseLostError: if another process has taken the run over.
             GeoRayError: what a worker found wrong with task or data.
         """
-        while any(worker.steps is None for worker in self.actors.workers.values()):
-            self._collect(_TICK_S)
+        while self.workers.are_out:
+            self.workers.collect(_TICK_S)
             self._handle_all(self._poll())
             self._keep_time()
         answers = self._drain()
@@ -146,50 +180,21 @@ class Controller:
     def _save_end(self) -> Answers:
         """One last checkpoint: whoever trains further later goes on from the very end."""
         self.status("saving the last checkpoint")
-        self._begin_checkpoint(halt=False, is_over=True)
+        before = self.policy.newest_saved
         deadline_s = time.monotonic() + HALT_DEADLINE_S
         while True:
+            if self.saver.open_id is None and not self.members.is_leaving:
+                self._begin_checkpoint(halt=False, is_over=True)
             answers = self._poll(_POLL_TIMEOUT_S)
             self._handle_all(answers)
-            if self.saver.open_id is None:
+            if self.policy.newest_saved != before:
                 return answers
             if time.monotonic() > deadline_s:
                 cause = f"its parts were not there after {HALT_DEADLINE_S:g} s"
                 self._emit("checkpoint_failed", cause=cause)
                 self.saver.abandon()
                 return answers
-            time.sleep(0.02)
-
-    # -------------------------------------------------------------- workers
-
-    def _collect(self, timeout_s: float) -> None:
-        busy = {w.ref: w for w in self.actors.workers.values() if w.steps is None}
-        ready, _ = ray.wait(list(busy), num_returns=1, timeout=timeout_s)
-        for ref in ready:
-            worker = busy[ref]
-            try:
-                worker.steps = int(ray.get(ref))
-            except ray.exceptions.RayTaskError as error:
-                self._hear_all()  # the events that led to it, or a better reason
-                reason = reason_of(error)
-                self._worker_lost(worker, reason.message, reason)
-            except ray.exceptions.RayActorError as error:
-                self._hear_all()  # perhaps its region is lost altogether
-                self._worker_lost(worker, str(error).splitlines()[0], None)
-
-    def _worker_lost(self, worker: GroupWorker, cause: str, error: GeoRayError | None) -> None:
-        region, rank = worker.region, worker.rank
-        present = self.actors.workers.get((region, rank)) is worker
-        decision = self.policy.worker_lost(f"{region}/{rank}", cause, error, is_present=present)
-        if decision == "ignore":
-            return
-        if error is not None and decision is error:
-            raise error
-        self._emit("worker_lost", region=region, worker=rank, cause=cause)
-        if isinstance(decision, GeoRayError):
-            raise decision
-        fresh = self.actors.replace_worker(worker)
-        self._emit("worker_replaced", region=region, worker=rank, epoch=fresh.epoch)
+            time.sleep(0.02 if self.saver.open_id is not None else 0.3)
 
     # -------------------------------------------------------------- servers and bridges
 
@@ -215,23 +220,34 @@ class Controller:
             for (_, region), answer in answers.items()
             if isinstance(failure := answer["status"].get("failure"), GeoRayError)
         }
-        spare = {region for _, region in servers if self.actors.can_lose(region)}
-        gone = self.policy.regions_lost(lost, failures, self.actors.home.region, spare)
-        for region, cause in gone.items():
-            self._go_on_without(region, cause)
+        present = {region: self.actors.can_lose(region) for _, region in servers}
+        gone = self.policy.regions_lost(lost, failures, present, self.actors.former_home)
+        # The averager first: who is reported lost is reported to where it is then.
+        for region in sorted(gone, key=lambda name: name != self.actors.home.region):
+            self._go_on_without(region, gone[region])
         return {key: answer for key, answer in answers.items() if key[1] not in gone}
 
     def _go_on_without(self, region: str, cause: str) -> None:
-        """The averager's region is gone, and a standby takes over."""
+        """A region is gone; if it was the averager's, the standby takes over."""
         log.warning("%s; the run goes on without the data of region '%s'", cause, region)
         self._emit("region_lost", region=region, cause=cause)
+        self._drop(region)
+        self.members.report_lost(region)
+
+    def _drop(self, region: str) -> None:
+        """Nobody waits for a region any more."""
         shards = self.actors.spec.region(region).ps_shards
         self.saver.forget({shard_part_name(region, index) for index in range(shards)})
         self.actors.lose(region)
         self._phases.pop(region, None)
-        self._note_evals(self.evals.board.forget(region), time.time() - self.origin_unix_s)
+        self._note_evals(self.evals.board.forget(region), self._now_s())
         self._share_statistics()
-        self._ask(self.actors.bridges[self.actors.home.region].report_dead.remote(region))
+
+    def _admit(self, region: str, step: int, epoch: int) -> None:
+        """A region is a member from now on."""
+        shards = self.actors.spec.region(region).ps_shards
+        self.saver.expect({shard_part_name(region, index) for index in range(shards)}, epoch)
+        self.evals.board.admit(region, step)
 
     def _follow_averager(self, answers: Answers) -> None:
         """The averager may have moved by itself; what was asked of it is asked again."""
@@ -241,6 +257,7 @@ class Controller:
                 continue
             self.actors.home = home
             self.saver.abandon()  # the old averager's part of it will not come
+            self.members.home_moved()
             if self.policy.stopping is not None:
                 self._ask_averager(lambda bridge: bridge.request_stop.remote())
 
@@ -258,7 +275,11 @@ class Controller:
         self._phases |= {
             r: str(a["status"]["phase"]) for (role, r), a in answers.items() if role == "ps"
         }
+        for (role, region), answer in answers.items():
+            if role == "ps":
+                self.workers.note(region, answer["status"])
         self._follow_averager(answers)
+        self.members.tick({key: answer["status"] for key, answer in answers.items()})
         self._tell_begun()
         self._note_commit()
         if answers.keys() >= self.actors.servers().keys():  # who is slow to answer may be busy
@@ -294,6 +315,10 @@ class Controller:
             told = bytearray(event["carried"])
             self._statistics.add(region, torch.frombuffer(told, dtype=torch.uint8))
             self._share_statistics()
+        elif kind == "handed":
+            self.members.on_handed(region, event)
+        elif kind == "hand_over_failed":
+            self.members.on_hand_over_failed(event["error"])
         elif kind == "part_failed":
             if event["id"] == self.saver.open_id:
                 self._save_failed(event["error"])
@@ -333,6 +358,8 @@ class Controller:
 
     def _keep_time(self) -> None:
         now_s = time.monotonic()
+        self.recorder.check()
+        self.evals.settle(time.time() - self.origin_unix_s)
         if self.interrupted.is_set() and not self.policy.is_halting:
             self.status("saving a checkpoint, then stopping (Ctrl-C again: stop at once)")
             why = InterruptedRunError("the run was interrupted")
@@ -344,13 +371,14 @@ class Controller:
             what = ", ".join(f"{region} is {phase}" for region, phase in self._phases.items())
             self.status(f"no step and no exchange for {still_s:.0f} s: {what}")
         awaits_parts = self.saver.open_id is not None and not self.saver.is_committing
-        if self.policy.is_overdue(now_s, awaits_parts=awaits_parts):
-            cause = f"no part of checkpoint {self.saver.open_id} has come for {PART_S:g} s"
-            log.warning("%s; it is given up", cause)
+        late = self.policy.overdue(now_s, awaits_parts=awaits_parts)
+        if late is not None:
+            cause = f"checkpoint {self.saver.open_id} is given up: {late}"
+            log.warning("%s", cause)
             self._emit("checkpoint_failed", cause=cause)
             self.saver.abandon()
         save = self.policy.due(now_s, is_open=self.saver.open_id is not None)
-        if save is not None:
+        if save is not None and not self.members.is_leaving:
             self._begin_checkpoint(halt=save.halt)
 
     def _begin_checkpoint(self, *, halt: bool, is_over: bool = False) -> None:
@@ -361,7 +389,7 @@ class Controller:
         """
         try:
             checkpoint = self.saver.begin()
-        except RunDirectoryError as error:
+        except GeoRayError as error:
             self._save_failed(error)
             return
         self._began_s = self._now_s()
@@ -407,8 +435,8 @@ class Controller:
         except GeoRayError as error:
             self._save_failed(error)
             return
-        if size_bytes is not None:
-            self.policy.saved()
+        if checkpoint is not None and size_bytes is not None:
+            self.policy.saved(checkpoint)
             step, began_s = self.saver.step, self._began_s
             self._emit("checkpoint", id=checkpoint, step=step, bytes=size_bytes, start_s=began_s)
 

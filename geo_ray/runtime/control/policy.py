@@ -3,12 +3,14 @@
 The controller tells what happened and when, and does what it is answered. Every wait of a halt has
 a deadline.
 
-    worker_lost  -> replace it, ignore it, or the error that ends the run
+    worker_lost  -> replace it, now or later, ignore it, or the error that ends the run
+    worker_left  -> the same of one that was sent away
+    replacements -> the workers whose time has come
     regions_lost -> the regions to go on without, or the error that ends the run
     due          -> Save (and whether the regions stand still after it), or nothing
     stalled      -> for how long nothing has happened, if that is worth a line
     check_goes_on -> nothing; or the error that ends the run: nobody can make progress any more
-    is_overdue   -> whether an open checkpoint is given up: no part of it has come for long
+    overdue      -> why an open checkpoint is given up, if it is: its parts do not come
     save_failed  -> nothing: go on with the checkpoint before; or the error that ends the run
 """
 
@@ -19,6 +21,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from geo_ray.errors import (
+    CheckpointConflictError,
     GeoRayError,
     InterruptedRunError,
     LinkDownError,
@@ -26,14 +29,17 @@ from geo_ray.errors import (
     RegionLostError,
     WorkerLostError,
 )
+from geo_ray.runtime.control.restarts import Restarts
 from geo_ray.training.averager.stalled import stalled_error, stalled_regions
 
 HALT_DEADLINE_S: Final = 120.0
+"""For the regions to stand still and be saved; and before, for the parts of an open checkpoint."""
+
 STUCK_S: Final = 10.0
 STALL_S: Final = 300.0
 MAX_FAILED_SAVES: Final = 3
 PART_S: Final = 600.0
-"""Longest time without a part of an open checkpoint."""
+"""Longest time without a part of an open checkpoint, unless the configuration says another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +58,20 @@ class RunLimits:
     """What the configuration allows.
 
     Attributes:
-        max_worker_restarts: workers that may be replaced in the whole run.
+        max_worker_restarts: workers that may be replaced in a window.
         max_refused_steps: steps in a row without a usable gradient.
         save_every_s: between checkpoints; None: none by time.
+        min_regions: with fewer regions the run ends.
+        restart_window_s: length of that window; None: the whole run.
+        part_s: longest time without a part of an open checkpoint.
     """
 
     max_worker_restarts: int
     max_refused_steps: int
     save_every_s: float | None
+    min_regions: int = 1
+    restart_window_s: float | None = None
+    part_s: float = PART_S
 
 
 class RunPolicy:
@@ -72,12 +84,16 @@ class RunPolicy:
 
     def __init__(self, limits: RunLimits, now_s: float) -> None:
         self._limits = limits
-        self._restarts = 0
+        self._restarts = Restarts(limits.max_worker_restarts, limits.restart_window_s)
+        self._later: list[tuple[str, int]] = []
         self._failed_saves = 0
-        self._saved_s = self._part_s = now_s
+        self._saved_s = self._part_s = self._open_s = now_s
+        self._took_s = 0.0  # the newest complete checkpoint
         self._halting: GeoRayError | None = None
-        self._halt_began_s = 0.0
-        self._halt_saved = False
+        self._halt_asked_s = self._halt_until_s = 0.0
+        self._halt_saved = self._halts = False
+        self.newest_saved: int | None = None
+        self._saved_since: int | None = None  # newest checkpoint completed after the request
         self.stopping: str | None = None
         self._progress_s = self._told_s = now_s
         self._stuck: dict[str, int] = {}
@@ -90,21 +106,30 @@ class RunPolicy:
 
     @property
     def is_halt_saved(self) -> bool:
-        """Whether a checkpoint was completed since."""
+        """Whether the checkpoint after which they stand still is complete."""
         return self._halt_saved
 
     # -------------------------------------------------------------- workers and regions
 
     def worker_lost(
-        self, name: str, cause: str, error: GeoRayError | None, *, is_present: bool
-    ) -> Literal["replace", "ignore"] | GeoRayError:
+        self,
+        place: tuple[str, int],
+        cause: str,
+        error: GeoRayError | None,
+        *,
+        is_present: bool,
+        goes_on: bool,
+        now_s: float,
+    ) -> Literal["replace", "later", "ignore"] | GeoRayError:
         """A worker's process has ended before its work.
 
         Args:
-            name: of the worker.
+            place: region and rank of the worker.
             cause: for people.
             error: what it raised; None if it died.
             is_present: whether its region is still part of the run.
+            goes_on: whether its region goes on without it.
+            now_s: the present time.
 
         Returns:
             What to do, or why the run must end: ``error`` itself, if that lies in task or data.
@@ -114,34 +139,50 @@ class RunPolicy:
         # A lost connection says nothing about the worker: whoever comes next connects anew.
         if error is not None and not isinstance(error, LinkDownError):
             return error
-        limit = self._limits.max_worker_restarts
-        if self._restarts >= limit:
+        if goes_on:
+            return self.worker_left(place, now_s)
+        if not self._restarts.take(now_s):
+            region, rank = place
             return WorkerLostError(
-                f"worker {name} died ({cause}); train.max_worker_restarts = {limit} is used up"
+                f"worker {region}/{rank} died ({cause}); {self._restarts} is used up"
             )
-        self._restarts += 1
         return "replace"
+
+    def worker_left(self, place: tuple[str, int], now_s: float) -> Literal["replace", "later"]:
+        """A worker is gone that can be waited for; what to do about it."""
+        if self._restarts.take(now_s):
+            return "replace"
+        self._later.append(place)
+        return "later"
+
+    def replacements(self, now_s: float) -> list[tuple[str, int]]:
+        """Those that were to be replaced later, and may be now."""
+        due: list[tuple[str, int]] = []
+        while len(due) < len(self._later) and self._restarts.take(now_s):
+            due.append(self._later[len(due)])
+        del self._later[: len(due)]
+        return due
 
     def regions_lost(
         self,
         lost: Mapping[str, str],
         failures: Mapping[str, GeoRayError],
-        averager_region: str,
-        spare: Collection[str],
+        present: Mapping[str, bool],
+        former_home: str | None,
     ) -> dict[str, str]:
         """Processes of regions are gone, or regions say that they cannot go on.
 
         Args:
             lost: causes, by regions whose server or bridge does not answer.
             failures: what regions say of themselves.
-            averager_region: where the averager lives.
-            spare: the regions that the run can go on without.
+            present: the regions that take part: whether the run can go on without each.
+            former_home: where the averager lived before it moved, if it has.
 
         Returns:
             Causes by the regions to go on without.
 
         Raises:
-            RegionLostError: a region is lost that is needed.
+            RegionLostError: a region is lost that is needed, or too few are left.
             GeoRayError: why a region cannot go on.
         """
         gone = dict(lost)
@@ -149,13 +190,21 @@ class RunPolicy:
             if region in gone:
                 continue
             # Its bridge is gone, or it was cut off for so long that the others went on without it.
-            cut_off = isinstance(failure, LinkDownError) or averager_region != region
-            if not (cut_off and region in spare):
+            # What else fails in a region lies in task, data or program, and would do so elsewhere.
+            cut_off = isinstance(failure, LinkDownError | RegionLostError)
+            cut_off = cut_off or region == former_home
+            if not (cut_off and present.get(region)):
                 raise failure
             gone[region] = failure.message
         for region, cause in gone.items():
-            if region not in spare:
+            if not present.get(region):
                 raise RegionLostError(cause)
+        left, least = len(present) - len(gone), self._limits.min_regions
+        if gone and left < least:
+            raise RegionLostError(
+                f"{'; '.join(gone.values())}; {left} of {len(present)} regions are left, and "
+                f"members.min asks for {least}"
+            )
         return gone
 
     def on_progress(self, now_s: float) -> None:
@@ -202,6 +251,9 @@ class RunPolicy:
     def due(self, now_s: float, *, is_open: bool) -> Save | None:
         """Whether to begin a checkpoint now.
 
+        Checkpoints take half of the time at most: the next one waits, after one that took long, for
+        as long again.
+
         Args:
             now_s: the present time.
             is_open: whether one is being made.
@@ -210,47 +262,74 @@ class RunPolicy:
             GeoRayError: the regions were to stand still, and did not in time.
         """
         if self._halting is not None:
-            if now_s - self._halt_began_s > HALT_DEADLINE_S:
-                raise self.not_saved(f"the regions did not stand still in {HALT_DEADLINE_S:g} s")
+            if now_s > self._halt_until_s:
+                late = f"the one before was not written to its end in {self._limits.part_s:g} s"
+                if self._halts:
+                    late = f"the regions did not stand still in {HALT_DEADLINE_S:g} s"
+                raise self.not_saved(late)
             return None if is_open or self._halt_saved else self._save(now_s, halt=True)
+        if is_open:
+            self._open_s = now_s
         every_s = self._limits.save_every_s
-        if is_open or every_s is None or now_s - self._saved_s < every_s:
+        if is_open or every_s is None:
+            return None
+        if now_s - self._saved_s < max(every_s, 2 * self._took_s):
             return None
         return self._save(now_s, halt=False)
 
     def _save(self, now_s: float, *, halt: bool) -> Save:
-        self._saved_s = self._part_s = now_s
+        self._saved_s = self._part_s = self._open_s = now_s
+        if halt and not self._halts:  # one that is made again gets no more time
+            self._halt_until_s = now_s + HALT_DEADLINE_S
+        self._halts = halt
         return Save(halt)
 
     def on_part(self, now_s: float) -> None:
         """A part of the open checkpoint has come."""
         self._part_s = now_s
 
-    def is_overdue(self, now_s: float, *, awaits_parts: bool) -> bool:
-        """Whether to give the open checkpoint up and begin another in its time.
+    def overdue(self, now_s: float, *, awaits_parts: bool) -> str | None:
+        """Why to give the open checkpoint up and begin another in its time; None: it is not.
 
         That is no failed save: regions that hear of it by their next answer may take long. But an
-        open one keeps all others from being made.
+        open one keeps all others from being made, above all the one after which a run halts.
 
         Args:
             now_s: the present time.
             awaits_parts: whether a checkpoint is open that has not all of its parts.
         """
-        return awaits_parts and now_s - self._part_s >= PART_S
+        if not awaits_parts:
+            return None
+        waits = self._halting is not None and not self._halts
+        if waits and now_s - self._halt_asked_s >= HALT_DEADLINE_S:
+            return f"its parts were not there {HALT_DEADLINE_S:g} s after the request to stop"
+        if now_s - self._part_s >= self._limits.part_s:
+            return f"no part of it has come for {self._limits.part_s:g} s"
+        return None
 
-    def saved(self) -> None:
-        """A checkpoint is complete."""
+    def saved(self, checkpoint: int) -> None:
+        """Checkpoint ``checkpoint`` is complete."""
+        self.newest_saved = checkpoint
+        self._took_s = self._open_s - self._saved_s
         self._failed_saves = 0
-        self._halt_saved = self._halting is not None
+        # One that was open when the halt came lets the regions go on: another has to follow.
+        self._halt_saved = self._halting is not None and self._halts
+        if self._halting is not None:
+            self._saved_since = checkpoint
 
     def save_failed(self, error: GeoRayError) -> None:
-        """Go on with the checkpoint before; but not for ever, and not if the run must stop.
+        """Go on with the checkpoint before; but not for ever.
+
+        A run that must stop still tries the one after which it does, once. One whose checkpoints
+        somebody else writes ends at once: of two that go on, neither would be saved.
 
         Raises:
             GeoRayError: the run must end.
         """
         self._failed_saves += 1
-        if self._halting is not None or self._failed_saves >= MAX_FAILED_SAVES:
+        too_often = self._failed_saves >= MAX_FAILED_SAVES
+        is_over = too_often if self._halting is None else self._halts
+        if is_over or isinstance(error, CheckpointConflictError):
             raise error
 
     # -------------------------------------------------------------- stopping
@@ -259,7 +338,8 @@ class RunPolicy:
         """Save, then end with ``why``; whether that is news."""
         if self._halting is not None:
             return False
-        self._halting, self._halt_began_s = why, now_s
+        self._halting = why
+        self._halt_asked(now_s)
         return True
 
     def exhausted(self, region: str, now_s: float) -> GeoRayError | None:
@@ -271,8 +351,13 @@ class RunPolicy:
             f"region '{region}' refused {self._limits.max_refused_steps} steps in a row: no finite "
             "loss and gradient"
         )
-        self._halt_began_s = now_s
+        self._halt_asked(now_s)
         return self._halting
+
+    def _halt_asked(self, now_s: float) -> None:
+        # The time to stand still is counted from the checkpoint after which they do.
+        self._halt_asked_s = now_s
+        self._halt_until_s = now_s + (HALT_DEADLINE_S if self._halts else self._limits.part_s)
 
     def stop(self, cause: str) -> bool:
         """Let all regions finish; whether that is news."""
@@ -302,4 +387,7 @@ class RunPolicy:
     def not_saved(self, cause: str) -> GeoRayError:
         """The reason to stop, with the truth about the checkpoint."""
         why = self._halting or InterruptedRunError("the run was interrupted")
-        return type(why)(f"{why.message}; no new checkpoint was made: {cause}")
+        made = "no new checkpoint was made"
+        if self._saved_since is not None:
+            made = f"checkpoint {self._saved_since} is complete, no later one was made"
+        return type(why)(f"{why.message}; {made}: {cause}")

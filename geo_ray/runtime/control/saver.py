@@ -1,28 +1,34 @@
 """Collects the parts of a checkpoint from all processes and commits it when all are there.
 
 To commit is to read and to hash all of it once more, on a thread: whoever watches the run has no
-time for that.
+time for that. The thread gives way to those that train. An object store is asked on threads only,
+one request after the other.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from datetime import UTC, datetime
+from typing import Final
 
 from pydantic import JsonValue
 
 from geo_ray.checkpoint.manifest import CheckpointManifest, PartInfo
+from geo_ray.checkpoint.names import AVERAGER_PART, shard_part_name
 from geo_ray.checkpoint.store import CheckpointStore
 from geo_ray.config.experiment import Experiment
-from geo_ray.errors import CheckpointError, RunDirectoryError
+from geo_ray.errors import CheckpointConflictError, GeoRayError
 from geo_ray.job.resumption import codecs_of
-from geo_ray.runtime.actors.parts import AVERAGER_PART, shard_part_name, typed
+from geo_ray.runtime.actors.parts import typed
 from geo_ray.runtime.control.health import LossHealth
+from geo_ray.util.threads import give_way
 
 log = logging.getLogger(__name__)
+_CLOSE_S: Final = 10.0
+"""For a store to be told that a save is given up."""
 
 
 class Saver:
@@ -34,6 +40,10 @@ class Saver:
         config_digest: of the configuration.
         epoch: incarnation of the run, kept so that a resume takes the next.
         health: follows the loss; it is judged when a checkpoint begins.
+        lease_epoch: the how manieth holder of the run's lease saves; kept for people.
+
+    Raises:
+        StoreError: the store does not answer or refuses.
     """
 
     def __init__(
@@ -43,15 +53,22 @@ class Saver:
         config_digest: str,
         epoch: int,
         health: LossHealth,
+        lease_epoch: int = 1,
     ) -> None:
         self._store = store
         self._expected = part_names(experiment)
         self._config_digest = config_digest
-        self._extra: dict[str, JsonValue] = {"epoch": epoch, "codecs": codecs_of(experiment)}
+        self._extra: dict[str, JsonValue] = {
+            "epoch": epoch,
+            "lease_epoch": lease_epoch,
+            "codecs": codecs_of(experiment),
+        }
         self.health = health
         self._is_healthy = True
         self._id: int | None = None
-        self._newest = -1
+        self._newest = store.next_id() - 1 if store.far else -1
+        self._refused: dict[int, GeoRayError] = {}  # saves that the store did not begin
+        self._asking: threading.Thread | None = None  # what asks a far store last
         self._parts: dict[str, PartInfo] = {}
         self._step = 0
         self._commit: Future[int] | None = None
@@ -66,6 +83,16 @@ class Saver:
         """Whether all parts of the open checkpoint are there."""
         return self._commit is not None
 
+    def expect(self, parts: set[str], epoch: int) -> None:
+        """A region has joined, which writes ``parts`` of every checkpoint from now on.
+
+        Args:
+            parts: their names.
+            epoch: of the newcomer; a resume takes a later one.
+        """
+        self._expected = self._expected | parts
+        self._extra["epoch"] = epoch
+
     def forget(self, parts: set[str]) -> None:
         """Go on without the process that would have written ``parts``; abandons the open one."""
         self.abandon()
@@ -75,12 +102,17 @@ class Saver:
         """Open the next checkpoint.
 
         Raises:
-            RunDirectoryError: if its directory cannot be made.
+            RunDirectoryError: if its directory cannot be made. What a far store says against it is
+                told when it is committed.
         """
         # Never an id twice, or late parts of an abandoned checkpoint would pass for the next one's.
-        checkpoint = max(self._store.next_id(), self._newest + 1)
+        checkpoint = self._newest + 1
+        if self._store.far:
+            self._ask(lambda: self._begin_far(checkpoint))
+        else:
+            checkpoint = max(self._store.next_id(), checkpoint)
+            self._store.begin(checkpoint)
         self._newest = checkpoint
-        self._store.begin(checkpoint)
         self._id, self._parts, self._step = checkpoint, {}, 0
         self._is_healthy = self.health.judge()
         return checkpoint
@@ -102,9 +134,9 @@ class Saver:
             healthy=self._is_healthy and all(part.finite for part in self._parts.values()),
             extra=self._extra | {"loss": dict(self.health.export())},
         )
-        self._commit = Future()
-        arguments = (manifest, self._commit)
-        threading.Thread(target=self._commit_one, args=arguments, daemon=True).start()
+        told: Future[int] = Future()
+        self._commit = told
+        self._ask(lambda: self._commit_one(manifest, told))
 
     def committed(self, wait_s: float = 0.0) -> int | None:
         """Whether the open checkpoint counts by now.
@@ -144,25 +176,64 @@ class Saver:
         if self._id is None or self._commit is not None:
             return
         given_up, self._id = self._id, None
-        try:
-            self._store.abandon(given_up)
-        except (CheckpointError, RunDirectoryError) as error:
-            log.warning("files of checkpoint %d stay: %s", given_up, error.message)
+        if self._store.far:
+            self._ask(lambda: self._abandon_one(given_up))
+        else:
+            self._abandon_one(given_up)
 
     def close(self) -> None:
         """Wait for a commit that has begun."""
         if self._commit is not None:
             self._commit.exception()
+        if self._asking is not None:
+            self._asking.join(_CLOSE_S)
+
+    # -------------------------------------------------------------- on threads
+
+    def _ask(self, work: Callable[[], None]) -> None:
+        """Do ``work`` on a thread, after all that was asked before."""
+        before = self._asking
+
+        def in_turn() -> None:
+            if before is not None:
+                before.join()
+            give_way()
+            work()
+
+        self._asking = threading.Thread(target=in_turn, name="saver", daemon=True)
+        self._asking.start()
+
+    def _begin_far(self, checkpoint: int) -> None:
+        try:
+            self._store.begin(checkpoint)
+        except Exception as error:  # whatever it is: who commits gets it
+            log.warning("checkpoint %d was not begun: %s", checkpoint, error)
+            self._refused[checkpoint] = typed(error)
+
+    def _abandon_one(self, checkpoint: int) -> None:
+        try:
+            self._store.abandon(checkpoint)
+        except GeoRayError as error:
+            log.warning("files of checkpoint %d stay: %s", checkpoint, error.message)
 
     def _commit_one(self, manifest: CheckpointManifest, told: Future[int]) -> None:
         try:
+            if manifest.id in self._refused:
+                raise self._refused[manifest.id]
             self._store.commit(manifest.id, manifest)
         except Exception as error:  # whatever it is: who asked must get it
-            if not self._store.is_committed(manifest.id):
+            if isinstance(error, CheckpointConflictError) or not self._counts(manifest):
                 told.set_exception(typed(error))
                 return
             log.warning("checkpoint %d counts, but: %s", manifest.id, error)
         told.set_result(sum(part.bytes for part in manifest.parts))
+
+    def _counts(self, manifest: CheckpointManifest) -> bool:
+        """Whether a commit that failed has come so far that its checkpoint counts."""
+        try:
+            return self._store.manifest(manifest.id) == manifest
+        except GeoRayError:
+            return False
 
 
 def regions_in(parts: Collection[str], experiment: Experiment) -> list[str]:
@@ -182,27 +253,34 @@ def without_lost(
 ) -> tuple[Experiment, tuple[str, ...]]:
     """An experiment as it goes on from a checkpoint, and the regions that were lost before that.
 
-    The averager lives where it lived then: at its standby, if its own region was lost.
+    They are absent now, and everything else is as it was: the run's rows, which are counted over
+    all regions, and its strategy, though one region be left. The averager lives where it lived
+    then: at its standby, if its own region was lost.
 
     Args:
         experiment: with all regions.
         parts: names of the checkpoint's.
     """
     there = regions_in(parts, experiment)
-    lost = tuple(name for name in experiment.region_names if name not in there)
-    if not lost or not there:
+    missing = tuple(name for name in experiment.region_names if name not in there)
+    if not there or set(missing) == set(experiment.members.absent):
         return experiment, ()
     home, standby = experiment.averager_region, experiment.averager.standby
-    averager = {"region": home if home in there else standby, "standby": None}
+    # A standby that has taken over, or is lost itself, is none any more.
+    stays = home in there and standby in there
+    averager = {
+        "region": home if home in there else standby,
+        "standby": standby if stays else None,
+    }
     return experiment.model_copy(
         update={
-            "regions": tuple(region for region in experiment.regions if region.name in there),
+            "members": experiment.members.model_copy(update={"absent": missing}),
             "averager": experiment.averager.model_copy(update=averager),
         }
-    ), lost
+    ), tuple(name for name in missing if name not in experiment.members.absent)
 
 
 def part_names(experiment: Experiment) -> set[str]:
     """Names of all parts of a checkpoint of ``experiment``."""
-    names = {shard_part_name(r.name, i) for r in experiment.regions for i in range(r.ps_shards)}
+    names = {shard_part_name(r.name, i) for r in experiment.present for i in range(r.ps_shards)}
     return names | ({AVERAGER_PART} if len(experiment.regions) > 1 else set())

@@ -7,19 +7,24 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from geo_ray.checkpoint.manifest import PartInfo
 from geo_ray.checkpoint.parts import read_part
+from geo_ray.checkpoint.places import CheckpointPlaces
 from geo_ray.checkpoint.store import Checkpoint, CheckpointStore
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import digest
+from geo_ray.errors import InvariantError, LeaseLostError
 from geo_ray.job.account import account
 from geo_ray.job.best import BestKeeper
-from geo_ray.job.build import build_evals, check_start, model_outline, use_one_thread
+from geo_ray.job.build import build_evals, check_absent, check_start, model_outline, use_one_thread
+from geo_ray.job.checkpoints import check_unused, places_of
 from geo_ray.job.codec_shapes import with_shapes
 from geo_ray.job.data import data_rows, prepare_manifest
 from geo_ray.job.eval_notes import EvalNotes
@@ -28,20 +33,26 @@ from geo_ray.job.recorder import Recorder, Sink
 from geo_ray.job.rundir import RunDirectory, followed_plan
 from geo_ray.job.start.evaluation import check_evaluation
 from geo_ray.job.start.notes import warn_at_start
-from geo_ray.observe.events.log import EVENTS_FILE, EventLog, last_time_s, read_events
+from geo_ray.lease.driving import driving, seeker_of
+from geo_ray.lease.keeper import LeaseKeeper
+from geo_ray.lease.seek import LeaseSeeker
+from geo_ray.observe.events.log import EVENTS_FILE, EventLog, detach, last_time_s, read_events
 from geo_ray.observe.metrics.summary import Summary, Summing, save_summary
 from geo_ray.observe.report.ending import LOGS, note_failure
 from geo_ray.runtime.actors.spec import Resume, RunSpec
 from geo_ray.runtime.cluster.connect import ConnectedCluster, connect
-from geo_ray.runtime.cluster.demand import Bundle, RegionDemand, by_label
+from geo_ray.runtime.cluster.demand import by_label
 from geo_ray.runtime.cluster.logs import keep_logs
 from geo_ray.runtime.cluster.placement import place, remove
 from geo_ray.runtime.cluster.preflight import preflight
+from geo_ray.runtime.control import member_requests
 from geo_ray.runtime.control.actor_group import ActorGroup, Tell, collect, tell_nobody
 from geo_ray.runtime.control.controller import Controller
+from geo_ray.runtime.control.demands import demand_of, demands_of
 from geo_ray.runtime.control.health import LossHealth
 from geo_ray.runtime.control.link_notes import LinkNotes
 from geo_ray.runtime.control.metrics import RayMetrics
+from geo_ray.runtime.control.run_keys import RunKeys
 from geo_ray.runtime.control.saver import Saver, without_lost
 from geo_ray.tasks.base import Task
 from geo_ray.tasks.load import load_task
@@ -78,33 +89,11 @@ class Reporting:
     awaiting: Tell = tell_nobody
 
 
-def demands_of(experiment: Experiment) -> list[RegionDemand]:
-    """What the run asks of each region."""
-    demands = []
-    for region in experiment.regions:
-        # A local cluster stands for all machines.
-        own = None if experiment.cluster.kind == "local" else region.nodes
-        on = (region.server_node if experiment.cluster.kind != "local" else None) or ""
-        server = Bundle("ps", region.cpus_per_server, node_type=on)
-        bridges = [replace(server, role="bridge")] if len(experiment.regions) > 1 else []
-        worker = Bundle("worker", region.cpus_per_worker, region.gpus_per_worker)
-        workers = [worker] * region.workers
-        if own is not None:
-            workers = [
-                replace(worker, node_type=each.type, processes=each.workers)
-                for each in own
-                for _ in range(each.count)
-            ]
-        bundles = (*[server] * region.ps_shards, *bridges, *workers)
-        demands.append(RegionDemand(region.name, bundles, region.label))
-    return demands
-
-
 def cluster_of(
     experiment: Experiment, status: Callable[[str], None]
 ) -> AbstractContextManager[ConnectedCluster]:
     """The cluster of a run, as `connect` makes it: large enough for all that the run asks for."""
-    demands = by_label(demands_of(experiment))
+    demands = by_label([demand_of(experiment, region) for region in experiment.regions])
     status("starting the cluster" if experiment.cluster.kind == "local" else "connecting")
     return connect(
         experiment.cluster,
@@ -121,6 +110,7 @@ def train(
     *,
     resume: Resumption | None = None,
     stands: ConnectedCluster | None = None,
+    seeker: LeaseSeeker | None = None,
 ) -> Summary:
     """Run the experiment to its end.
 
@@ -130,13 +120,41 @@ def train(
         reporting: who wants to know.
         resume: which checkpoint of ``run`` to go on from; None: begin.
         stands: a cluster to run on and leave as it is; None: as the configuration says.
+        seeker: of the run's lease, if it was waited for already.
 
     Raises:
         GeoRayError: whatever ends the run early; the class says what.
     """
+    with driving(seeker or seeker_of(run.path, reporting.status)) as held:
+        told = replace(reporting, status=_noting(held, reporting.status))
+        return _train(experiment, run, told, resume, stands, held)
+
+
+def _noting(lease: LeaseKeeper, status: Callable[[str], None]) -> Callable[[str], None]:
+    """Tell a phase to the user, and to who looks at the run's lease."""
+
+    def told(text: str) -> None:
+        lease.note(text)
+        status(text)
+
+    return told
+
+
+def _train(
+    experiment: Experiment,
+    run: RunDirectory,
+    reporting: Reporting,
+    resume: Resumption | None,
+    stands: ConnectedCluster | None,
+    lease: LeaseKeeper,
+) -> Summary:
     use_one_thread()
     followed_plan(run)  # what is wrong with it is told now, not at the end
-    store = CheckpointStore(run.checkpoints, experiment.checkpoint.keep)
+    places = places_of(run, experiment)
+    store = CheckpointStore(places.root(), experiment.checkpoint.keep, writing=lease.writing)
+    if resume is None:
+        check_unused(store)
+    check_absent(experiment)
     found = None if resume is None else _find_checkpoint(store, resume, reporting)
     if found is not None:
         experiment, lost = without_lost(experiment, {part.name for part in found.manifest.parts})
@@ -169,22 +187,29 @@ def train(
                 driver_dir=str(Path.cwd()),
                 manifest_address=address,
                 run_id=f"{experiment.name}-{secrets.token_hex(4)}",
-                parts_dir=str(run.checkpoints),
+                run_dir=str(run.path),
+                places=places,
                 num_params=outline.num_params,
                 epoch=1 if found is None else int(str(found.manifest.extra["epoch"])) + 1,
-                resume=None if found is None else _parts_of(found),
+                resume=None if found is None else _parts_of(found, places),
                 data_rows=data_rows(experiment, manifest),
                 layout=outline.layout,
                 constants=dict(outline.constants),
             )
+            names = experiment.region_names
+            keys = RunKeys(spec.run_id, names, experiment.transport)
+            group = ActorGroup(spec, placed, keys)
             saver = Saver(
                 store,
                 experiment,
                 digest(experiment),
                 spec.epoch,
                 LossHealth() if found is None else LossHealth.restore(found.manifest),
+                lease.epoch,
             )
-            return _train_on(ActorGroup(spec, placed), experiment, run, task, saver, reporting)
+            return _train_on(group, experiment, run, task, saver, reporting, lease)
+        except LeaseLostError:
+            raise  # what lies there is another's by now
         except BaseException as error:
             if cluster.local is not None and keep_logs(cluster.local.root, run.path / LOGS):
                 reporting.status(f"what the actors printed is in {run.path / LOGS}")
@@ -201,22 +226,26 @@ def _train_on(
     task: Task,
     saver: Saver,
     reporting: Reporting,
+    lease: LeaseKeeper,
 ) -> Summary:
     log_path = run.path / EVENTS_FILE
+    if lease.from_unknown and log_path.exists():
+        detach(log_path)
     before_s = last_time_s(log_path) if log_path.exists() else 0.0
     reporting.status("starting workers, parameter servers and bridges")
     try:
-        actors.create()
+        actors.create(experiment.present)
         actors.await_ready(_START_TIMEOUT_S, reporting.awaiting)
         with EventLog(log_path) as log:
-            recorder = Recorder(log, [*reporting.sinks, RayMetrics().feed])
+            recorder = Recorder(log, [*reporting.sinks, RayMetrics().feed], lease.check)
             startup_s = time.time() - reporting.began_unix_s
             origin_unix_s = time.time() - before_s
             recorder.started(
                 experiment, run.path.name, before_s, simulated=False, startup_s=startup_s
             )
             board, keeper = build_evals(experiment, task), BestKeeper.of(experiment, task, run)
-            evals = EvalNotes(board, recorder.emit, experiment.train.target, keeper)
+            writer = ThreadPoolExecutor(1, "best-model")
+            evals = EvalNotes(board, recorder.emit, experiment.train.target, keeper, writer)
             evals.begin(before_s)
             actors.wire(origin_unix_s, _START_TIMEOUT_S, reporting.awaiting)
             controller = Controller(
@@ -227,13 +256,17 @@ def _train_on(
                 saver,
                 origin_unix_s,
                 LinkNotes(run.links),
+                partial(member_requests.take, run.path),
                 reporting.status,
             )
+            member_requests.forget(run.path)
+            lease.note("training")
             try:
                 with _interruptible(controller.interrupted):
                     controller.run()
             finally:
-                evals.end()
+                controller.members.close()
+                evals.end(lambda: time.time() - origin_unix_s)
             reporting.status("writing the model and the summary")
             finished = _finish(actors, experiment, run, task, recorder, startup_s, origin_unix_s)
             if finished.aside is not None:
@@ -265,20 +298,25 @@ def _finish(
 ) -> _Finished:
     now_s = time.time() - origin_unix_s
     actors.dismiss_workers()
-    written: dict[str, tuple[PartInfo, str]] = collect(
-        {r: primary.write_model.remote(str(run.path)) for r, primary in actors.primaries.items()},
+    home, folder = actors.home.region, actors.spec.places.model_folder(str(run.path))
+    if actors.spec.places.far:
+        folder.clear()  # of an end before this one that was not come to
+    written: dict[str, tuple[PartInfo | None, str]] = collect(
+        {r: primary.write_model.remote(r == home) for r, primary in actors.primaries.items()},
         _START_TIMEOUT_S,
     )
-    part, model_digest = written[actors.home.region]
-    tensors, _ = read_part(run.path, part)
-    for info, _ in written.values():
-        (run.path / info.file).unlink()
+    part, model_digest = written[home]
+    if part is None:
+        raise InvariantError(f"region '{home}' wrote no model")
+    tensors, _ = read_part(folder, part)
+    folder.remove([part.file])
     summing = Summing(experiment.train.target)
     for event in read_events(run.path / EVENTS_FILE):
         summing.feed(event)
     usd = account(run, summing.totals)
     summary = summing.summary(startup_s=startup_s, usd=usd, digest=model_digest)
     about = about_model(experiment, summary.steps, summary.eval)
+    recorder.check()
     aside = keep_longer(run.model, summary.steps)
     save_trained(task, experiment.seed, tensors["params"], run.model, about, tensors.get("carried"))
     recorder.emit(
@@ -302,8 +340,9 @@ def _find_checkpoint(
     return found
 
 
-def _parts_of(found: Checkpoint) -> Resume:
-    return Resume(str(found.path), {part.name: part for part in found.manifest.parts})
+def _parts_of(found: Checkpoint, places: CheckpointPlaces) -> Resume:
+    manifest = found.manifest
+    return Resume(places, manifest.id, {part.name: part for part in manifest.parts})
 
 
 @contextmanager

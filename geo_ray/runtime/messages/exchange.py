@@ -13,12 +13,12 @@ from torch import Tensor
 
 from geo_ray.errors import FrameError, GeoRayError, from_code
 from geo_ray.runtime.messages.coded_payload import LOSSY, SIZES, coded_bytes, read_coded, sizes_of
-from geo_ray.strategies.base import Reply, Update
+from geo_ray.strategies.base import Border, Reply, Update
 from geo_ray.tasks.base import Stats
 from geo_ray.training.server.effects import Assignment
 from geo_ray.training.server.pulls import Pull
 from geo_ray.training.server.shard import Contribution
-from geo_ray.transport.wire.fields import count, number, optional_count, optional_text, text
+from geo_ray.transport.wire.fields import count, flag, number, optional_count, optional_text, text
 from geo_ray.transport.wire.frames import Buffer
 from geo_ray.transport.wire.meta import Meta
 from geo_ray.transport.wire.record import Field, Known, Record, Rows
@@ -144,6 +144,9 @@ REPLY: Final = Record(
     Reply,
     "to seq version num_samples final stop checkpoint halt dropped=skipped own fragment share",
     "steps held_s seen reliable",
+    Field("closing", flag, default=False),
+    Field("gather", flag, default=False),
+    Field("border", Record(Border, "view=border donates leaves"), default=None),
     Field("lossy", LOSSY, default=None),
     Field("", _Payload()),
 )
@@ -163,6 +166,7 @@ _ASSIGNMENT: Final = Record(
     "evaluate eval_params=judged",
     Field("parts", Rows(_SHARE)),
     "done",
+    Field("share", optional_count, default=None),
 )
 _PULL: Final = Record(Pull, Known("worker"), "ticket version=pull_version judged=pull_judged")
 _REPORT: Final = Record(StepReport, Field("span", _SPAN), "loss compute_s refused grad_sq")

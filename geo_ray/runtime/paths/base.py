@@ -21,6 +21,7 @@ from torch import Tensor
 from geo_ray.errors import GeoRayError, InvariantError
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.training.averager.home import AveragerHome
+from geo_ray.training.averager.log import Begun, ChangeMembers
 from geo_ray.transport.wire.message import Message
 from geo_ray.transport.wire.meta import Meta
 from geo_ray.transport.wire.sockets import Address
@@ -100,6 +101,14 @@ class UpdatePath(Protocol):
 
     def report_dead(self, region: str) -> None:
         """The controller has seen that ``region`` is dead and will not come back."""
+
+    def tell_members(self, op: ChangeMembers | Begun) -> None:
+        """What the controller has to tell the averager, which is here, of its members.
+
+        Raises:
+            InvariantError: members cannot change here (`why_fixed`, `why_nobody_joins`).
+            GeoRayError: the averager refuses it.
+        """
 
     def status(self) -> dict[str, Any]:
         """The averager's version and open requests if it is here, and counters: plain values."""

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 from torch import Tensor
 
+from geo_ray.checkpoint.places import CheckpointPlaces
 from geo_ray.codecs.common.feedback import open_coded
 from geo_ray.codecs.differential import DifferentialCodec
 from geo_ray.config.experiment import Experiment
@@ -67,18 +68,20 @@ class PathSetting:
         num_params: P.
         averager: if `averager_lives_in` this region.
         event_buffer: takes events for the controller.
-        parts_dir: where parts of checkpoints go, in the run's directory.
+        places: where parts of checkpoints go.
         timeout_s: longest wait of the region for an answer.
         saved: what the path's stage has left in the checkpoint from which the run goes on.
+        run_dir: the run's directory.
     """
 
     experiment: Experiment
     num_params: int
     averager: Averager | None
     event_buffer: EventBuffer
-    parts_dir: str
+    places: CheckpointPlaces
     timeout_s: float
     saved: Mapping[str, Any] = field(default_factory=dict)
+    run_dir: str = ""
 
 
 def choose_path(experiment: Experiment) -> PathChoice:
@@ -115,7 +118,7 @@ def build_path(setting: PathSetting, site: EndpointSite, failure: BridgeFailure)
     endpoint, region = site.endpoint, site.endpoint.identity.region
     choice, home = choose_path(experiment), AveragerHome(experiment.averager_region)
     own = setting.averager if region == home.region else None
-    output = AveragerOutput(setting.event_buffer, setting.parts_dir, failure)
+    output = AveragerOutput(setting.event_buffer, setting.places, failure)
     answers = Answers(region, setting.timeout_s, lambda peer: _is_connected(endpoint, peer))
     failure.listen(answers.end)
 
@@ -136,12 +139,12 @@ def build_path(setting: PathSetting, site: EndpointSite, failure: BridgeFailure)
         case "overlay":
             overlay = OverlaySetting(
                 region=region,
-                regions=experiment.region_names,
+                regions=experiment.present_names,
                 home=home.region,
                 config=experiment.overlay,
                 num_params=setting.num_params,
                 seed=experiment.seed,
-                links_mbps=_known_links_mbps(Path(setting.parts_dir).parent),
+                links_mbps=_known_links_mbps(Path(setting.run_dir)),
             )
             return OverlayPath(
                 overlay, experiment.strategy, own, output, endpoint, setting.timeout_s
@@ -160,7 +163,7 @@ def averager_lives_in(experiment: Experiment, region: str) -> bool:
 
 def dials(experiment: Experiment) -> list[tuple[str, str]]:
     """Which region's bridge dials which, beside the averager's: (who, whom), each pair once."""
-    home, names = experiment.averager_region, sorted(experiment.region_names)
+    home, names = experiment.averager_region, sorted(experiment.present_names)
     others = [name for name in names if name != home]
     sums_on_the_way = experiment.transfers is not None and experiment.transfers.aggregate
     if sums_on_the_way or experiment.overlay.kind != "star":
@@ -188,7 +191,7 @@ def _standby_node(setting: PathSetting, region: str) -> StandbyNode:
         return open_coded(codec, message.coded, setting.num_params)
 
     keeps = config.max_divergence > 0 and experiment.strategy.traits.sends == "change"
-    members = tuple(sorted(experiment.region_names))
+    members = tuple(sorted(experiment.present_names))
     watch = LivenessWatch(region, members, home, config.standby, config.takeover_s, config.rejoin_s)
     primary, shadow = None, None
     if averager is not None and region == home.region:

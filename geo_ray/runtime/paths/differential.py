@@ -70,7 +70,11 @@ class Differential:
         self._receiver = DifferentialReceiver(codec, num_params, site.endpoint, path, saved)
         self._sender: DifferentialSender | None = None
         self._channel = UdpChannel(
-            site.address, self._receiver.on_group, self._receiver.on_report, self._clock
+            site.address,
+            self._receiver.on_group,
+            self._receiver.on_report,
+            self._clock,
+            site.endpoint.is_revoked,
         )
 
     @property

@@ -134,7 +134,7 @@ class DifferentialSender:
             self._release(datagram, (bands - 1 - band) * 32 if self._codec.dscp else 0)
 
     def _release(self, datagram: bytes, tos: int = 0) -> None:
-        if self._target is not None:
+        if self._target is not None and not self._endpoint.is_revoked(self._home):
             self._channel.send(datagram, self._target, tos)
 
     def _is_drained(self, timeout_s: float) -> bool:

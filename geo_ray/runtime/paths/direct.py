@@ -26,7 +26,7 @@ from geo_ray.runtime.paths.local_averager import AveragerOutput, LocalAverager
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.training.averager.averager import Averager
 from geo_ray.training.averager.home import AveragerHome
-from geo_ray.training.averager.log import Skip, TakeIn, TakeSum
+from geo_ray.training.averager.log import Begun, ChangeMembers, Leave, Op, Skip, TakeIn, TakeSum
 from geo_ray.transport.endpoint.endpoint import Endpoint
 from geo_ray.transport.wire.frames import view_of
 from geo_ray.transport.wire.message import Message
@@ -95,13 +95,29 @@ class DirectPath:
         return self._here().request_checkpoint(checkpoint, halt=halt)
 
     def report_dead(self, region: str) -> None:
-        """Nobody takes over."""
+        """See `UpdatePath`; whoever waited for it alone is answered."""
+        log.warning("the run goes on without region '%s': its data are missing", region)
+        self._tell(Leave(region))
+
+    def tell_members(self, op: ChangeMembers | Begun) -> None:
+        """See `UpdatePath`."""
+        self._tell(op)
+
+    def _tell(self, op: Op) -> None:
+        outcome = self._here().carry_out(op)
+        if outcome.error is not None:
+            raise outcome.error
+        self._deliver_all(outcome.replies)
 
     def status(self) -> dict[str, Any]:
         """See `UpdatePath`."""
         if self._local is None:
             return {"version": None}
-        return {"version": self._local.version, "open": self._local.open_requests()}
+        return {
+            "version": self._local.version,
+            "open": self._local.open_requests(),
+            "view": self._local.view,
+        }
 
     def close(self) -> None:
         """See `UpdatePath`."""

@@ -6,14 +6,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from geo_ray.checkpoint.places import CheckpointPlaces
 from geo_ray.runtime.actors.alarm import Alarm
 from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.actors.parts import typed, write_hub_part
 from geo_ray.runtime.paths.failure import BridgeFailure
 from geo_ray.strategies.base import Reply, Update
-from geo_ray.training.averager.averager import Averager, AveragerSnapshot
+from geo_ray.training.averager.averager import Averager
+from geo_ray.training.averager.averager_snapshot import AveragerSnapshot
 from geo_ray.training.averager.log import LogOutcome, Op, Wake, carry_out
 from geo_ray.training.averager.stalled import open_requests
+from geo_ray.training.membership.view import View
 
 Beside = Callable[[Callable[[str], tuple[int, int]]], dict[str, object]]
 """What a path's stage adds to the averager's part of a checkpoint: plain values. It is given what
@@ -25,14 +28,16 @@ class AveragerOutput:
 
     Args:
         event_buffer: takes events for the controller.
-        parts_dir: where parts of checkpoints go.
+        places: where parts of checkpoints go.
         failure: of the bridge.
     """
 
-    def __init__(self, event_buffer: EventBuffer, parts_dir: str, failure: BridgeFailure) -> None:
+    def __init__(
+        self, event_buffer: EventBuffer, places: CheckpointPlaces, failure: BridgeFailure
+    ) -> None:
         self.failure = failure
         self._event_buffer = event_buffer
-        self._parts_dir = parts_dir
+        self._places = places
 
     def collect(self, averager: Averager, beside: Beside = lambda last: {}) -> None:
         """Take what ``averager`` has left; call under the lock that guards it."""
@@ -47,7 +52,7 @@ class AveragerOutput:
 
     def _write(self, snapshot: AveragerSnapshot) -> None:
         try:
-            part = write_hub_part(self._parts_dir, snapshot)
+            part = write_hub_part(self._places, snapshot)
         except Exception as error:  # whatever it is: the controller waits for the part
             self._event_buffer.add("part_failed", id=snapshot.id, error=typed(error))
         else:
@@ -84,6 +89,11 @@ class LocalAverager:
     def version(self) -> int:
         """Commits so far."""
         return self._averager.state.version
+
+    @property
+    def view(self) -> View:
+        """Who takes part."""
+        return self._averager.view
 
     def open_requests(self) -> dict[str, int] | None:
         """See `open_requests`; None, too, while the averager is at work: nobody waits for that."""

@@ -26,6 +26,7 @@ from geo_ray.runtime.paths.overlay_vectors import OverlaySetting, OverlayVectors
 from geo_ray.strategies.base import Reply, Strategy, Update
 from geo_ray.training.averager.averager import Averager
 from geo_ray.training.averager.home import AveragerHome
+from geo_ray.training.averager.log import Begun, ChangeMembers
 from geo_ray.transport.endpoint.endpoint import Endpoint
 from geo_ray.transport.wire.message import Message
 from geo_ray.transport.wire.meta import Meta
@@ -104,6 +105,10 @@ class OverlayPath:
 
     def report_dead(self, region: str) -> None:
         """Nobody takes over."""
+
+    def tell_members(self, op: ChangeMembers | Begun) -> None:
+        """Members do not change here."""
+        raise InvariantError(f"nobody can join or leave here: {op}")
 
     def status(self) -> dict[str, Any]:
         """See `UpdatePath`."""

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from geo_ray.errors import GeoRayError
+from geo_ray.errors import GeoRayError, InvariantError
 from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.messages.standby import KINDS, read_standby, standby_message
 from geo_ray.runtime.paths.answers import Answers
@@ -24,7 +24,15 @@ from geo_ray.runtime.paths.base import Routes, StageMaker
 from geo_ray.runtime.paths.local_averager import AveragerOutput
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.training.averager.home import AveragerHome
-from geo_ray.training.averager.log import BeginCheckpoint, Op, Skip, Stop, TakeIn
+from geo_ray.training.averager.log import (
+    BeginCheckpoint,
+    Begun,
+    ChangeMembers,
+    Op,
+    Skip,
+    Stop,
+    TakeIn,
+)
 from geo_ray.training.averager.stalled import open_requests
 from geo_ray.training.averager.standby import (
     AnswerOwn,
@@ -130,6 +138,10 @@ class StandbyPath:
         """See `UpdatePath`."""
         with self._changed:
             self._carry_out(self._node.on_report_dead(region))
+
+    def tell_members(self, op: ChangeMembers | Begun) -> None:
+        """Members do not change here."""
+        raise InvariantError(f"nobody can join or leave here: {op}")
 
     def status(self) -> dict[str, Any]:
         """See `UpdatePath`; also how far the averager is ahead of its standby."""

@@ -9,11 +9,15 @@ Shape legend: P = parameters of the model, or of one shard's slice.
 
 from __future__ import annotations
 
+from typing import Final
+
+import torch
 from torch import Tensor
 
 from geo_ray.strategies.base import Outgoing, RegionState, Reply
 
 ANCHOR = "anchor"
+_PIECE: Final = 2**16  # elements; a few vectors of so many stay in a core's cache
 
 
 def step(region: RegionState, grad_P: Tensor | None) -> None:
@@ -36,8 +40,12 @@ def delta(region: RegionState) -> Tensor:
 
 
 def outgoing(region: RegionState, *, wait: bool = True) -> Outgoing:
-    """Send `delta`."""
-    return Outgoing(delta(region), wait)
+    """Send `delta`, made where it is sent from."""
+    anchor_P = anchor(region)
+    if anchor_P.device.type != "cpu":
+        return Outgoing(delta(region), wait)
+    room_P = region.room(anchor_P.numel())
+    return Outgoing(torch.sub(anchor_P, region.params_P, out=room_P), wait)
 
 
 def outgoing_when_due(region: RegionState, interval: int) -> Outgoing | None:
@@ -53,5 +61,8 @@ def final_update(region: RegionState) -> Outgoing | None:
 
 def adopt(region: RegionState, reply: Reply) -> None:
     """Move the anchor and go on from it."""
-    anchor_P = anchor(region).sub_(reply.payload_P)
-    region.params_P.copy_(anchor_P)
+    vectors = (anchor(region), region.params_P, reply.payload_P)
+    # Each goes through memory once.
+    pieces = (torch.split(vector_P, _PIECE) for vector_P in vectors)
+    for outer, params, change in zip(*pieces, strict=True):
+        params.copy_(outer.sub_(change))

@@ -16,14 +16,26 @@ Shape legend: P = parameters of the model, or of the fragment that is exchanged.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Protocol
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal, Protocol, Self
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from geo_ray.config.base import StrictModel
-from geo_ray.strategies.base import AveragerState, Reply, Update, Weights, answer_all, weighted_mean
+from geo_ray.strategies.base import (
+    AveragerState,
+    Reply,
+    Update,
+    Weights,
+    answer_all,
+    mean_by,
+    shares_of,
+)
+
+_PIECE: Final = 2**16  # elements; a few vectors of so many stay in a core's cache
 
 
 class OuterSgd(StrictModel):
@@ -88,19 +100,10 @@ def outer_change(
         What is to be subtracted from the outer parameters, fp32 (P,): a new tensor, or ``delta_P``.
     """
     out_P = delta_P if in_place else torch.empty_like(delta_P)
-    if isinstance(config, OuterSgd):
-        return torch.mul(delta_P, config.lr, out=out_P)
-    moment_P = _state(keeper, f"{key}/m", delta_P)
-    if isinstance(config, OuterNesterov):
-        moment_P.mul_(config.momentum).add_(delta_P)
-        return torch.add(delta_P, moment_P, alpha=config.momentum, out=out_P).mul_(config.lr)
-    square_P = _state(keeper, f"{key}/v", delta_P)
-    count = keeper.numbers.get(f"{key}/t", 0.0) + 1.0
-    keeper.numbers[f"{key}/t"] = count
-    moment_P.lerp_(delta_P, 1.0 - config.beta1)
-    square_P.mul_(config.beta2).addcmul_(delta_P, delta_P, value=1.0 - config.beta2)
-    root_P = torch.div(square_P, 1.0 - config.beta2**count, out=out_P).sqrt_().add_(config.eps)
-    return torch.div(moment_P, root_P, out=root_P).mul_(config.lr / (1.0 - config.beta1**count))
+    state = _StepState.next(config, keeper, delta_P, key)
+    for piece in _pieces(delta_P):
+        state.change(delta_P[piece], piece, out_P[piece])
+    return out_P
 
 
 def outer_round(
@@ -110,10 +113,71 @@ def outer_round(
     updates = averager.gather(update)
     if updates is None:
         return []
-    mean_P = weighted_mean(updates, weights)
-    # In the mean's place: new memory for a large model costs more than the step.
-    change_P = outer_change(config, averager, mean_P, key, in_place=True)
+    shares, first_P = shares_of(updates, weights), updates[0].payload_P
+    on_cpu = first_P.device.type == "cpu"
+    change_P = averager.room(first_P.numel()) if on_cpu else torch.empty_like(first_P)
+    state = _StepState.next(config, averager, first_P, key)
+    for piece in _pieces(first_P):  # each goes through memory once
+        parts = [update.payload_P[piece] for update in updates]
+        mean = mean_by(parts, shares, change_P[piece])
+        state.change(mean, piece, mean)
     return answer_all(averager, updates, change_P)
+
+
+def _pieces(vector_P: Tensor) -> Iterator[slice]:
+    """Where a vector is cut, so that several operations on a piece find it in the cache.
+
+    All but the last are whole numbers of the widest registers: the bits are those of one piece.
+    """
+    return (slice(at, at + _PIECE) for at in range(0, vector_P.numel(), _PIECE))
+
+
+@dataclass(frozen=True, slots=True)
+class _StepState:
+    """What one step of the outer optimizer needs, but for the change that is proposed.
+
+    Attributes:
+        config: which.
+        moment_P: of what was proposed so far; nothing for `sgd`.
+        square_P: of its squares; nothing but for `adam`.
+        count: steps with this one, of `adam`.
+    """
+
+    config: OneOuter
+    moment_P: Tensor
+    square_P: Tensor
+    count: float
+
+    @classmethod
+    def next(cls, config: OneOuter, keeper: OptimizerMemory, like_P: Tensor, key: str) -> Self:
+        """The next step's, which are ``keeper``'s own."""
+        names = [] if isinstance(config, OuterSgd) else ["m"]
+        count = 0.0
+        if isinstance(config, OuterAdam):
+            names = ["m", "v"]
+            count = keeper.numbers.get(f"{key}/t", 0.0) + 1.0
+            keeper.numbers[f"{key}/t"] = count
+        found = [_state(keeper, f"{key}/{name}", like_P) for name in names]
+        nothing = [torch.empty(0)] * (2 - len(found))
+        moment_P, square_P = [*found, *nothing]
+        return cls(config, moment_P, square_P, count)
+
+    def change(self, delta: Tensor, piece: slice, out: Tensor) -> None:
+        """One piece of the step: ``out``, which may be ``delta``, gets what is to be subtracted."""
+        config = self.config
+        if isinstance(config, OuterSgd):
+            torch.mul(delta, config.lr, out=out)
+            return
+        moment = self.moment_P[piece]
+        if isinstance(config, OuterNesterov):
+            moment.mul_(config.momentum).add_(delta)
+            torch.add(delta, moment, alpha=config.momentum, out=out).mul_(config.lr)
+            return
+        square, count = self.square_P[piece], self.count
+        moment.lerp_(delta, 1.0 - config.beta1)
+        square.mul_(config.beta2).addcmul_(delta, delta, value=1.0 - config.beta2)
+        root = torch.div(square, 1.0 - config.beta2**count, out=out).sqrt_().add_(config.eps)
+        torch.div(moment, root, out=root).mul_(config.lr / (1.0 - config.beta1**count))
 
 
 def _state(keeper: OptimizerMemory, name: str, like_P: Tensor) -> Tensor:

@@ -40,6 +40,9 @@ def keep(region: RegionState, reply: Reply) -> None:
     """Hold an answer until the next turn; that to the last word is merged at once."""
     if region.numbers.get(_LAST):
         local.adopt(region, reply)
+        if reply.border is not None:  # there will be another last word
+            del region.numbers[_LAST]
+            region.memory[_MARK] = region.params_P.clone()
     else:
         region.memory[_PENDING] = reply.payload_P.clone()
 

@@ -7,7 +7,8 @@
 *Bound.* No region may be more than ``bound`` exchanges ahead of the slowest: whoever is waits for
 its answer until the slowest has spoken (stale synchronous parallel; the mirror clock of Gaia). What
 was sent is taken in at once; nothing is thrown away, so a slow region's data count as much as
-anybody's. The bound is lifted for the one answer that carries a checkpoint, and at the end.
+anybody's. Who has finished is nobody's slowest: there is nothing more to be missed of it. The bound
+is lifted for the one answer that carries a checkpoint, and at the end.
 
 Source: FedAsync (arXiv 1903.03934) and FedBuff (arXiv 2106.06639) for the weights, "More Effective
 Distributed ML via a Stale Synchronous Parallel Parameter Server" (Ho et al., 2013) for the bound;
@@ -65,7 +66,12 @@ class Staleness(StrictModel):
         # Its payload may be used again by whoever brought it; only the size is asked for later.
         header = replace(update, payload_P=torch.empty_like(update.payload_P, device="meta"))
         averager.waiting[update.region] = header
-        slowest = min(averager.numbers.get(f"clock/{region}", 0.0) for region in averager.members)
+        return self.free(averager, answer)
+
+    def free(self, averager: AveragerState, answer: Answer) -> list[Reply]:
+        """Answer whoever waits and is not too far ahead of the slowest that has not finished."""
+        active = averager.active or averager.members
+        slowest = min(averager.numbers.get(f"clock/{region}", 0.0) for region in active)
         bound = float("inf") if self.bound is None else self.bound
         free = [
             header

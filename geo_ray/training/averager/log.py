@@ -16,6 +16,7 @@ from geo_ray.codecs.common.feedback import open_coded
 from geo_ray.errors import GeoRayError
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.training.averager.averager import Averager
+from geo_ray.training.membership.border import MemberChange
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +64,25 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangeMembers:
+    """Let members change at the next border; for an averager without a standby, as the next."""
+
+    change: MemberChange
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A region that has joined is there."""
+
+    region: str
+
+
+@dataclass(frozen=True, slots=True)
 class Wake:
     """The time that the strategy asked for has come; for an averager without a standby."""
 
 
-Op = TakeIn | TakeSum | Skip | Stop | BeginCheckpoint | Leave | Wake
+Op = TakeIn | TakeSum | Skip | Stop | BeginCheckpoint | Leave | ChangeMembers | Begun | Wake
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +125,11 @@ def carry_out(averager: Averager, op: Op) -> LogOutcome:
                 return LogOutcome([], averager.begin_checkpoint(number, halt=halt))
             case Leave(region):
                 return LogOutcome(averager.leave(region))
+            case ChangeMembers(change):
+                return LogOutcome(averager.change(change))
+            case Begun(region):
+                averager.begun(region)
+                return LogOutcome([])
             case Wake():
                 return LogOutcome(averager.on_wake())
             case Stop():

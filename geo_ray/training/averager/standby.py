@@ -218,6 +218,8 @@ class StandbyNode:
             case LogAppend(epoch, entry):
                 if self.shadow is None or AveragerHome(peer, epoch) != self.home:
                     return []
+                if isinstance(entry.op, Leave):
+                    self.watch.on_left(entry.op.region)
                 return [SendMessage(peer, LogAck(epoch, self.shadow.on_entry(entry)))]
             case LogAck(epoch, number):
                 if self.primary is None or epoch != self.home.epoch:
@@ -324,6 +326,7 @@ class StandbyNode:
                 case TakeOver():
                     effects += self._take_over()
                 case GiveUpRegion(region):
+                    self.watch.on_left(region)
                     effects.append(StandbyEvent("left", region, self.home.epoch))
                     effects += self.offer(Leave(region))
         return effects

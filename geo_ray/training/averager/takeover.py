@@ -46,7 +46,7 @@ class LivenessWatch:
 
     Attributes:
         region: whose watch.
-        members: all regions of the run.
+        members: the regions that take part.
         home: where the averager lives, as far as this region knows.
         standby: the region that would take over; None if there is none (any more).
         takeover_s: how long the home must be lost.
@@ -101,9 +101,16 @@ class LivenessWatch:
         """Somebody has seen that ``region`` is dead and will not come back."""
         self._dead.add(region)
         if self.region == self.home.region:
-            return self._give_up(0.0)
+            if region == self._former:
+                return self._give_up(0.0)
+            return [GiveUpRegion(region)] if region in self.members else []
         is_home = region == self.home.region
         return self._take_over() if self.region == self.standby and is_home else []
+
+    def on_left(self, region: str) -> None:
+        """The run goes on without ``region``: it has no vote any more."""
+        self.members = tuple(member for member in self.members if member != region)
+        self._votes.discard(region)
 
     def follow(self, home: AveragerHome) -> bool:
         """The averager lives at ``home``; whether that is news."""

@@ -117,6 +117,14 @@ class LocalSteps:
         self.carried_B.copy_(before_B)
         return StepResult(sum(losses) / len(losses))
 
+    def on_work(self, version: int) -> None:
+        """See `Worker.on_work`."""
+        self._worker.on_work(version)
+
+    def take_changed(self) -> str | None:
+        """See `Worker.take_changed`."""
+        return self._worker.take_changed()
+
     def evaluate_all(self, batches: Iterable[Columns]) -> tuple[Stats, int]:
         """See `Worker.evaluate_all`."""
         return self._worker.evaluate_all(batches)

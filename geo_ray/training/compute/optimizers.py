@@ -1,18 +1,43 @@
-"""The inner optimizer beside each shard of parameters: torch's own, on one flat parameter."""
+"""The inner optimizer beside each shard of parameters: torch's own, on one flat parameter.
+
+It calls the functions behind torch's optimizers, with state of its own. The first optimizer object
+of a process would import PyTorch's compiler: 820 modules, which every worker and every parameter
+server would wait for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 
 from geo_ray.config.base import StrictModel
 from geo_ray.errors import CheckpointCorruptError
 from geo_ray.training.compute.group_pieces import GroupPiece
 from geo_ray.training.compute.schedule import RateSchedule
+
+
+@dataclass(slots=True)
+class OptimizerGroup:
+    """Parameters with one rate and one decay; torch's functions change both first in place.
+
+    Attributes:
+        params: fp32 vectors.
+        states: tensors of the optimizer by name, for each of them; empty before the first step.
+        lr: learning rate.
+        weight_decay: its weight decay.
+    """
+
+    params: list[Tensor]
+    states: list[dict[str, Tensor]]
+    lr: float
+    weight_decay: float
 
 
 class Sgd(StrictModel):
@@ -25,9 +50,9 @@ class Sgd(StrictModel):
         None, description="learning rate over time; null: constant"
     )
 
-    def build(self, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
-        """The torch optimizer over groups of parameters, as torch takes them."""
-        return torch.optim.SGD(list(groups), lr=self.lr, weight_decay=self.weight_decay)
+    def step(self, group: OptimizerGroup, grads: list[Tensor]) -> None:
+        """One step with the gradients of the group's parameters."""
+        _sgd(group, grads, [None] * len(grads), momentum=0.0, nesterov=False)
 
 
 class Momentum(StrictModel):
@@ -42,15 +67,13 @@ class Momentum(StrictModel):
         None, description="learning rate over time; null: constant"
     )
 
-    def build(self, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
-        """The torch optimizer over groups of parameters, as torch takes them."""
-        return torch.optim.SGD(
-            list(groups),
-            lr=self.lr,
-            momentum=self.momentum,
-            nesterov=self.nesterov,
-            weight_decay=self.weight_decay,
-        )
+    def step(self, group: OptimizerGroup, grads: list[Tensor]) -> None:
+        """One step with the gradients of the group's parameters."""
+        kept = [state.get("momentum_buffer") for state in group.states]
+        _sgd(group, grads, kept, momentum=self.momentum, nesterov=self.nesterov)
+        for state, buffer in zip(group.states, kept, strict=True):
+            if buffer is not None:
+                state["momentum_buffer"] = buffer
 
 
 class AdamW(StrictModel):
@@ -66,16 +89,50 @@ class AdamW(StrictModel):
         None, description="learning rate over time; null: constant"
     )
 
-    def build(self, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
-        """The torch optimizer over groups of parameters; fused, which is one pass over memory."""
-        return torch.optim.AdamW(
-            list(groups),
-            lr=self.lr,
-            betas=(self.beta1, self.beta2),
-            eps=self.eps,
-            weight_decay=self.weight_decay,
+    def step(self, group: OptimizerGroup, grads: list[Tensor]) -> None:
+        """One step with the gradients of the group's parameters: fused, one pass over memory."""
+        for param, state in zip(group.params, group.states, strict=True):
+            if not state:
+                state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
+                state["exp_avg"] = torch.zeros_like(param)
+                state["exp_avg_sq"] = torch.zeros_like(param)
+        adamw(
+            group.params,
+            grads,
+            [state["exp_avg"] for state in group.states],
+            [state["exp_avg_sq"] for state in group.states],
+            [],
+            [state["step"] for state in group.states],
             fused=True,
+            amsgrad=False,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            lr=group.lr,
+            weight_decay=group.weight_decay,
+            eps=self.eps,
+            maximize=False,
         )
+
+
+def _sgd(
+    group: OptimizerGroup,
+    grads: list[Tensor],
+    kept: list[Tensor | None],
+    *,
+    momentum: float,
+    nesterov: bool,
+) -> None:
+    sgd(
+        group.params,
+        grads,
+        kept,
+        weight_decay=group.weight_decay,
+        momentum=momentum,
+        lr=group.lr,
+        dampening=0.0,
+        nesterov=nesterov,
+        maximize=False,
+    )
 
 
 OneOptimizer = Sgd | Momentum | AdamW
@@ -97,6 +154,7 @@ class InnerOptimizer:
 
     Attributes:
         taken: steps so far, where a schedule stands; counted only for one.
+        rate: what the learning rate is multiplied by in the next steps.
 
     Args:
         config: which optimizer; a schedule in it has a length (`lasting`).
@@ -111,30 +169,36 @@ class InnerOptimizer:
         self._params_S = params_S
         self._parts = [_Part(params_S, piece) for piece in pieces or whole]
         factors = list(dict.fromkeys(part.piece.factors for part in self._parts))
-        self._optimizer = config.build(
-            [
-                {
-                    "params": [p.param for p in self._parts if p.piece.factors == (rate, decay, s)],
-                    "lr": config.lr * rate,
-                    "weight_decay": config.weight_decay * decay,
-                }
-                for rate, decay, s in factors
-            ]
-        )
+        self._config = config
+        self._groups = [
+            (
+                OptimizerGroup(
+                    [part.param for part in parts],
+                    [part.state for part in parts],
+                    config.lr * rate,
+                    config.weight_decay * decay,
+                ),
+                parts,
+            )
+            for rate, decay, share in factors
+            if (parts := [p for p in self._parts if p.piece.factors == (rate, decay, share)])
+        ]
         self._rates = [(config.lr * rate, schedule) for rate, _, schedule in factors]
         self._schedule = config.schedule
         self.taken = 0
+        self.rate = 1.0
 
     def apply(self, grad_S: Tensor) -> None:
         """One step with ``grad_S`` (S,), which is not changed."""
+        factor = 1.0
         if self._schedule is not None:
             factor = self._schedule.factor(self.taken)
-            for group, (lr, share) in zip(self._optimizer.param_groups, self._rates, strict=True):
-                group["lr"] = lr * (factor if share == 1.0 else 1.0 + share * (factor - 1.0))
             self.taken += 1
-        for part in self._parts:
-            part.take(grad_S)
-        self._optimizer.step()
+        for (group, _), (lr, share) in zip(self._groups, self._rates, strict=True):
+            group.lr = lr * (factor if share == 1.0 else 1.0 + share * (factor - 1.0)) * self.rate
+        with torch.no_grad():
+            for group, parts in self._groups:
+                self._config.step(group, [part.take(grad_S) for part in parts])
         for part in self._parts:
             part.give()
 
@@ -147,9 +211,7 @@ class InnerOptimizer:
         own: dict[str, Tensor] = {}
         kept: dict[str, Tensor] = {}
         for part in self._parts:
-            for key, value in self._optimizer.state.get(part.param, {}).items():
-                if not isinstance(value, Tensor):
-                    continue
+            for key, value in part.state.items():
                 if len(self._parts) == 1 and part.piece.block is None:
                     own[key] = value
                     continue
@@ -168,8 +230,12 @@ class InnerOptimizer:
         own, kept = self.live()
         return kept | {key: value.clone() for key, value in own.items()}
 
-    def restore(self, tensors: dict[str, Tensor]) -> None:
+    def restore(self, tensors: dict[str, Tensor], *, given: bool = False) -> None:
         """Take back what `export` gave.
+
+        Args:
+            tensors: by name.
+            given: they are the optimizer's own from now on, which saves a copy.
 
         Raises:
             CheckpointCorruptError: if a tensor does not fit the parameters.
@@ -183,23 +249,23 @@ class InnerOptimizer:
         self.taken = int(tensors[_TAKEN]) if _TAKEN in tensors else 0
         kept = {name: value for name, value in tensors.items() if name != _TAKEN}
         for part in self._parts:
-            self._optimizer.state.pop(part.param, None)
-            if kept:
-                self._optimizer.state[part.param] = {
-                    name: part.spread(value) if value.dim() else value.clone()
-                    for name, value in kept.items()
-                }
+            part.state.clear()
+            for name, value in kept.items():
+                part.state[name] = (
+                    part.taken(value, given=given and len(self._parts) == 1)
+                    if value.dim()
+                    else value.clone()
+                )
 
 
 class _Part:
-    """One of torch's parameters: a view of the slice, or a buffer for a block of it."""
+    """A parameter of the optimizer's: a view of the slice, or a buffer for a block of it."""
 
     def __init__(self, params_S: Tensor, piece: GroupPiece) -> None:
         self.piece = piece
+        self.state: dict[str, Tensor] = {}
         self._params = self.own(params_S)
-        # Parameter() may copy metadata but shares storage: steps land in the slice.
-        values = self._params if piece.block is None else torch.zeros(piece.block[0])
-        self.param = torch.nn.Parameter(values, requires_grad=True)
+        self.param = self._params if piece.block is None else torch.zeros(piece.block[0])
 
     def own(self, vector_S: Tensor) -> Tensor:
         """Its elements of the slice."""
@@ -210,6 +276,10 @@ class _Part:
         at = 0 if self.piece.block is None else self.piece.block[1]
         return values[at : at + self.piece.stop - self.piece.start]
 
+    def taken(self, vector_S: Tensor, *, given: bool) -> Tensor:
+        """Its elements of the slice, like its parameter; a copy, unless they are all and given."""
+        return vector_S if given and self.piece.block is None else self.spread(vector_S)
+
     def spread(self, vector_S: Tensor) -> Tensor:
         """A copy of its elements of the slice, like its parameter."""
         if self.piece.block is None:
@@ -218,16 +288,14 @@ class _Part:
         self.inside(values).copy_(self.own(vector_S))
         return values
 
-    def take(self, grad_S: Tensor) -> None:
-        """Before a step."""
+    def take(self, grad_S: Tensor) -> Tensor:
+        """Before a step: its gradient."""
         if self.piece.block is None:
-            self.param.grad = self.own(grad_S)
-            return
-        self.param.grad = self.spread(grad_S)
-        self.inside(self.param.data).copy_(self._params)
+            return self.own(grad_S)
+        self.inside(self.param).copy_(self._params)
+        return self.spread(grad_S)
 
     def give(self) -> None:
         """After it."""
-        self.param.grad = None
         if self.piece.block is not None:
-            self._params.copy_(self.inside(self.param.data))
+            self._params.copy_(self.inside(self.param))

@@ -1,7 +1,13 @@
 """Finds values of a model that change although nobody said so, and such that differ elsewhere.
 
 What is neither trained nor carried must stay as it is: it is in no exchange and no checkpoint. Its
-digests are compared around a worker's first steps, and at the start with those of other processes.
+digests are compared at the start with those of other processes, and after a worker's steps: the
+first ones, where a change ends a run that has just begun before it has cost anything, then those
+whose number is a power of two, and before every evaluation. What begins to change late (an average
+from step 100 on, a queue that fills at an epoch's end), or is found by a worker that came late
+(after a resume, as a replacement), is told once and ends nothing: the run of hours before it
+stands. A look reads all of that state once, so a run of N steps pays for log2(N) looks and one per
+evaluation.
 """
 
 from __future__ import annotations
@@ -17,7 +23,7 @@ from geo_ray.errors import TaskStateError
 from geo_ray.tasks.carry import is_scratch, rules_of, state_of
 
 WATCHED_STEPS: Final = 3
-"""Steps of a worker after which its model's values are compared."""
+"""First steps of a run, and of a worker, in which a change of its model's values is an error."""
 
 _MOST_NAMED: Final = 6
 
@@ -37,33 +43,60 @@ class StateGuard:
         self._task = task
         self._module = module
         self._ruled = frozenset(rules_of(task, module))
-        self._left = WATCHED_STEPS
+        self._steps = 0
+        self._joined_at: int | None = None
+        self._changed: list[str] = []  # found late, and not told yet
         there = digests_of(module)
         self._before = {name: value for name, value in there.items() if name not in self._ruled}
         self.constants = constants_of(module, there)
+
+    def on_work(self, version: int) -> None:
+        """Work came, on parameters of ``version`` region steps; the first says when it joined."""
+        if self._joined_at is None:
+            self._joined_at = version
 
     def after_step(self) -> None:
         """A step was computed.
 
         Raises:
-            TaskStateError: naming what has changed.
+            TaskStateError: it is one of the first of a run; naming what has changed.
         """
-        if self._left == 0:
-            return
-        self._left -= 1
+        self._steps += 1
+        is_first = self._steps <= WATCHED_STEPS
+        if is_first and (self._joined_at or 0) <= WATCHED_STEPS:
+            self._refuse(self._found())
+        elif is_first or self._steps & (self._steps - 1) == 0:
+            self.look()
+
+    def look(self) -> None:
+        """Compare all that must stay as it is with what it was; see `take_changed`."""
+        changed = self._found()
+        self._changed += changed
+        self._ruled |= frozenset(changed)  # told once
+        self._before = {k: v for k, v in self._before.items() if k not in self._ruled}
+
+    def _found(self) -> list[str]:
         now = digests_of(self._module, but=self._ruled)
-        changed = sorted(
+        return sorted(
             name for name in self._before.keys() | now.keys()
             if self._before.get(name) != now.get(name) and not is_scratch(self._task, name)
         )  # fmt: skip
-        if changed:
-            name = type(self._task).__name__
-            raise TaskStateError(
-                f"{name}: a training step changes {_listed(changed)}, which is "
-                "neither trained nor carried: it would be in no exchange and in no checkpoint",
-                fix=f'Declare it in the task, for example carry = {{"{changed[0]}": "mean"}}; '
-                "docs/tasks.md has the rules.",
-            )
+
+    def _refuse(self, changed: list[str]) -> None:
+        if not changed:
+            return
+        name = type(self._task).__name__
+        raise TaskStateError(
+            f"{name}: a training step changes {_listed(changed)}, which is "
+            "neither trained nor carried: it would be in no exchange and in no checkpoint",
+            fix=f'Declare it in the task, for example carry = {{"{changed[0]}": "mean"}}; '
+            "docs/tasks.md has the rules.",
+        )
+
+    def take_changed(self) -> str | None:
+        """What was found late since this was asked last, in words; None: nothing."""
+        changed, self._changed = self._changed, []
+        return _listed(sorted(changed)) if changed else None
 
 
 def digests_of(module: nn.Module, but: Collection[str] = ()) -> dict[str, str]:

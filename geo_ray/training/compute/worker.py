@@ -59,6 +59,7 @@ class Worker:
         seed: the run's seed.
         device: where the model computes; buffers on the CPU are copied to and fro if it is another.
         clip_norm: largest 2-norm of a gradient; None for no clipping.
+        module: the replica, fresh from the task; None: it is made now.
     """
 
     def __init__(
@@ -71,10 +72,11 @@ class Worker:
         seed: int,
         device: str = "cpu",
         clip_norm: float | None = None,
+        module: nn.Module | None = None,
     ) -> None:
         self._task = task
         self._device = torch.device(device)
-        module = checked_model(task, seed)
+        module = checked_model(task, seed) if module is None else module
         self.layout = CarryLayout.of(task, module)
         before = self.layout.size_floats
         self.carried_B, self.left_B = (v[:before].view(torch.uint8) for v in (params_P, grad_P))
@@ -99,6 +101,14 @@ class Worker:
     def constants(self) -> Mapping[str, str]:
         """See `state_guard.constants_of`."""
         return self._guard.constants
+
+    def on_work(self, version: int) -> None:
+        """See `StateGuard.on_work`."""
+        self._guard.on_work(version)
+
+    def take_changed(self) -> str | None:
+        """See `StateGuard.take_changed`."""
+        return self._guard.take_changed()
 
     def step(self, columns: Columns, span: Span) -> StepResult:
         """Compute the mean gradient over ``columns`` into the gradient buffer.
@@ -180,6 +190,7 @@ class Worker:
         Returns:
             The sums, and the number of rows behind them.
         """
+        self._guard.look()
         totals: Stats = {}
         rows = 0
         for columns in batches:

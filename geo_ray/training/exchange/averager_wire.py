@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from geo_ray.codecs.base import wrong
-from geo_ray.codecs.common.feedback import Encoder, open_coded
-from geo_ray.errors import ReferenceLostError
+from geo_ray.codecs.common.feedback import Encoder, all_finite, open_coded
+from geo_ray.errors import InvariantError, NonFiniteError, ReferenceLostError
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.training.compute.flat import fragment_cuts
 from geo_ray.training.exchange.wire_plan import WirePlan
@@ -76,6 +76,24 @@ class AveragerWire:
         if self.plan.in_rounds:
             return self._encode(_ALL, replies)
         return [coded for reply in replies for coded in self._encode(reply.to, [reply])]
+
+    def join(self, region: str, giver: str) -> None:
+        """A region begins as a copy of another one, which is owed nothing at a border."""
+        if giver in self._merged:
+            self._merged[region] = self._merged[giver]
+        if giver in self._references:  # in rounds it is everybody's
+            self._references[region] = self._references[giver]
+            self._versions[region] = self._versions[giver]
+
+    def leave(self, region: str) -> None:
+        """A region takes part no more."""
+        self._merged.pop(region, None)
+        self._references.pop(region, None)
+        self._versions.pop(region, None)
+        self._in_full.discard(region)
+        own = [key for key in self._encoders if key.partition("#")[0] == region]
+        for key in own:
+            del self._encoders[key]
 
     def _owed_by_fragments(self, key: str, payload_P: Tensor) -> Tensor:
         """The whole model's answer with what is owed of its fragments."""
@@ -173,3 +191,30 @@ class AveragerWire:
             self._references[key], self._versions[key] = payload_P, first.version
         sent_P = payload_P if coded is None else torch.empty(0)
         return [replace(r, payload_P=sent_P, coded=coded, against=against) for r in replies]
+
+
+def check_payload(
+    vector_P: Tensor, fragments: Sequence[tuple[int, int]], what: str, fragment: int = 0
+) -> None:
+    """Refuse what no strategy may take in.
+
+    Args:
+        vector_P: decoded.
+        fragments: where those of the model lie, see `fragment_cuts`.
+        what: of whom it is, in words.
+        fragment: which one it is about.
+
+    Raises:
+        InvariantError: there is no such fragment, or it has another size.
+        NonFiniteError: it has NaN or infinity.
+    """
+    if fragment >= len(fragments):
+        raise InvariantError(f"{what} is about fragment {fragment} of {len(fragments)}")
+    start, stop = fragments[fragment]
+    if vector_P.shape != (stop - start,):
+        raise InvariantError(
+            f"{what} has {tuple(vector_P.shape)} parameters, not {stop - start} of the model's "
+            f"{fragments[-1][1]}"
+        )
+    if not all_finite(vector_P):
+        raise NonFiniteError(f"{what} is not finite; refused")

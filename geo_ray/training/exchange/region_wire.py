@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -24,7 +25,9 @@ from geo_ray.training.compute.flat import fragment_cuts
 from geo_ray.training.exchange.lossy_sender import LossySender
 from geo_ray.training.exchange.wire_plan import WirePlan
 
-_REFERENCE = "reference"
+REFERENCE: Final = "reference"
+"""The newest answer, among a region's tensors: what later messages are differences from."""
+
 _OWED_BEFORE = "owed_before"
 _PART = "fragment/"
 _LOSSY = "lossy/"
@@ -204,7 +207,7 @@ class RegionWire:
         for i, part_encoder in enumerate(self._parts):
             found |= {f"{_PART}{i}/{k}": v for k, v in part_encoder.export().items()}
         if self._reference_P is not None:
-            found[_REFERENCE] = self._reference_P.clone()
+            found[REFERENCE] = self._reference_P.clone()
         return found
 
     def export(self) -> dict[str, object]:
@@ -224,7 +227,7 @@ class RegionWire:
             prefix = f"{_PART}{i}/"
             own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
             encoder.restore(own)
-        reference_P = tensors.get(_REFERENCE)
+        reference_P = tensors.get(REFERENCE)
         self._reference_P = None if reference_P is None else reference_P.clone()
         self._version = int(str(control.get("version", 0)))
         self._open, self._owed_before_P = None, tensors.get(_OWED_BEFORE)

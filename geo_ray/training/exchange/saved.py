@@ -21,7 +21,9 @@ from geo_ray.strategies.base import Reply, Update
 
 M = TypeVar("M", Update, Reply)
 
-_APART: Final = ("payload_P", "coded", "lossy", "carried_E")  # fields that are no plain values
+# Fields that are no plain values, and those that no checkpoint has: none is made while members
+# change.
+_APART: Final = ("payload_P", "coded", "lossy", "carried_E", "gather", "border")
 
 
 def save_messages(

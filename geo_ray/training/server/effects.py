@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor
 
@@ -26,6 +26,7 @@ class Assignment:
         done: leave, after the evaluation if there is one.
         parts: rows and weights of a coded gradient, if that is what to push; the worker's own
             among them.
+        share: whose part of the step it is; None: the worker's own.
         eval_params: not the live parameters are to be evaluated, but those that the averager knows.
     """
 
@@ -36,6 +37,7 @@ class Assignment:
     done: bool = False
     eval_params: bool = False
     parts: tuple[CodedShare, ...] = ()
+    share: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +103,17 @@ class StepDone:
 
     @classmethod
     def of(
-        cls, step: int, samples: int, reports: Iterable[StepReport], noise: NoiseReading | None
+        cls,
+        step: int,
+        samples: int,
+        reports: Iterable[StepReport],
+        compute_s: float,
+        noise: NoiseReading | None,
     ) -> StepDone:
         """What the pushes of a step amount to."""
         pushes = list(reports)
         used = [(r.loss or 0.0, r.span.count) for r in pushes if not r.refused]
         loss = sum(value * n for value, n in used) / samples if samples else None
-        compute_s = max(report.compute_s for report in pushes)
         refused = tuple(report.refused for report in pushes if report.refused)
         return cls(step, samples, loss, compute_s, refused, noise)
 
@@ -126,4 +132,40 @@ class Snapshot:
     lent: Mapping[str, LazyCopy] = field(default_factory=dict)
 
 
-Effect = Assignment | SendUpdate | StepDone | Snapshot
+HANDED: Final = 10**17
+"""Numbers from here on are of copies that are handed over, and not of checkpoints."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """The region's state of now is what newcomers begin with.
+
+    Attributes:
+        snapshot: with the number under which each shard holds its copy.
+        view: epoch of the view that they begin in.
+    """
+
+    snapshot: Snapshot
+    view: int
+
+
+@dataclass(frozen=True, slots=True)
+class TeamChanged:
+    """Other workers than before take part (for the event log).
+
+    Attributes:
+        step: after which.
+        ranks: of those that do now.
+        rows: of a step of theirs; in mode ``async``, of a push of each.
+    """
+
+    step: int
+    ranks: tuple[int, ...]
+    rows: int
+
+    def event(self) -> dict[str, Any]:
+        """The event of the change."""
+        return {"step": self.step, "workers": len(self.ranks), "rows": self.rows}
+
+
+Effect = Assignment | SendUpdate | StepDone | TeamChanged | Snapshot | HandOver

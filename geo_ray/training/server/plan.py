@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from geo_ray.training.server.elastic import ElasticConfig
 from geo_ray.training.server.stragglers import BackupWorkers, GradientCoding
 
 Phase = Literal["training", "waiting", "must_send", "finishing", "done", "halted"]
@@ -35,8 +36,14 @@ class ServerPlan:
             was told to finish.
         last_round_is_last_word: there may be no exchange after that of the last step, which is the
             last word then: what codecs owe would be lost.
+        has_last_word: there is always an exchange after the last step: one of that step would only
+            make it later.
+        never_waits: the region stands still for no exchange but the last.
+        round_steps: steps from one exchange to the next, if all regions exchange after the same
+            steps; None: they do not.
         noise_every: steps between measurements of gradient noise; None for the usual number.
         clip_mean_norm: largest norm of the mean of a step's gradients; None: any.
+        elastic: whether steps go on while workers are missing; None: they wait for them.
         tells_norms: updates are gradients as they are, whose norms the averager wants to know.
     """
 
@@ -54,10 +61,14 @@ class ServerPlan:
     stragglers: BackupWorkers | GradientCoding | None = None
     evaluates_outer: bool = False
     batch_sizes: tuple[int, ...] | None = None
+    elastic: ElasticConfig | None = None
     tells_norms: bool = False
     goal: str = ""
     noise_every: int | None = None
     last_round_is_last_word: bool = False
+    has_last_word: bool = False
+    never_waits: bool = False
+    round_steps: int | None = None
     clip_mean_norm: float | None = None
 
     @property
@@ -69,3 +80,9 @@ class ServerPlan:
         """Rows that a worker takes at once."""
         size = self.batch_sizes[worker] if self.batch_sizes else self.batch_size
         return size * self.batches_per_push
+
+    def rate_of(self, rows: int) -> float:
+        """What the learning rate is multiplied by in a step of ``rows`` rows."""
+        if self.elastic is None or self.elastic.rate == "same" or not rows:
+            return 1.0
+        return rows / sum(map(self.rows_per_push, range(self.num_workers)))

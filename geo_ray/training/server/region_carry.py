@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -19,7 +20,8 @@ from geo_ray.strategies.base import Reply, Update
 from geo_ray.training.compute.carry_layout import CarryLayout
 from geo_ray.training.server.shard import Contribution
 
-_PREFIX = "carry/"
+CARRIED: Final = "carry/"
+"""Of carried values among a region's tensors."""
 
 
 @dataclass(slots=True)
@@ -60,6 +62,11 @@ class RegionCarry:
                 f"{self.present_B.numel()}"
             )
         self._pushed[worker] = left_B
+
+    def keep(self, share: int) -> None:
+        """Copy what was pushed for a share; its place is needed before the step uses it."""
+        if share in self._pushed:
+            self._pushed[share] = self._pushed[share].clone()
 
     def apply(self, contributions: Sequence[Contribution], *, together: bool) -> None:
         """Take in one step.
@@ -136,7 +143,7 @@ class RegionCarry:
         found = {"present": self.present_B.clone(), "agreed": self.agreed_B.clone()}
         if self._sent_E is not None:
             found["sent"] = self._sent_E.clone()
-        return {_PREFIX + name: value for name, value in found.items()}
+        return {CARRIED + name: value for name, value in found.items()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Become what `tensors` gave; an old checkpoint leaves the values of the start.
@@ -153,11 +160,11 @@ class RegionCarry:
                 f"{self.present_B.numel()}"
             )
         self.present_B = present_B.clone()
-        self.agreed_B = self.present_B if self.alone else tensors[_PREFIX + "agreed"].clone()
-        sent_E = tensors.get(_PREFIX + "sent")
+        self.agreed_B = self.present_B if self.alone else tensors[CARRIED + "agreed"].clone()
+        sent_E = tensors.get(CARRIED + "sent")
         self._sent_E = None if sent_E is None else sent_E.clone()
 
 
 def carried_in(tensors: Mapping[str, Tensor]) -> Tensor | None:
     """A region's carried values among the tensors of its part of a checkpoint; None without any."""
-    return tensors.get(_PREFIX + "present")
+    return tensors.get(CARRIED + "present")

@@ -82,6 +82,7 @@ class RegionModel:
         *,
         measure: bool = False,
         most_norm: float | None = None,
+        rate: float = 1.0,
     ) -> float | None:
         """One step on every shard.
 
@@ -89,6 +90,7 @@ class RegionModel:
             contributions: who takes part.
             measure: look at the mean's norm.
             most_norm: largest norm of the mean gradient over all shards; it is made that short.
+            rate: what the learning rate is multiplied by.
 
         Returns:
             The squared norm of the mean gradient over all shards, before it is made shorter; None
@@ -99,9 +101,13 @@ class RegionModel:
             parts = self._all(Shard.mean_sq, contributions)
             norm = math.sqrt(math.fsum(part for part in parts if part is not None))
             scale = most_norm / norm if norm > most_norm else 1.0
-        found = self._change(Shard.apply, contributions, measure, scale)
+        found = self._change(Shard.apply, contributions, measure, scale, rate)
         known = [mean_sq for mean_sq in found if mean_sq is not None]
         return sum(known) if len(known) == len(found) else None
+
+    def keep(self, share: int) -> None:
+        """Every shard copies what was pushed for a share, whose place is needed."""
+        self._all(Shard.keep, share)
 
     def outgoing(self) -> Outgoing | Wait | None:
         """What the region sends after a step, its payload joined to (P,)."""

@@ -5,6 +5,8 @@ A pure state machine. Calls are events; what comes back are effects that the she
 
     join, push -> [Assignment ...]  new parameters and the next rows for a worker
                -> [SendUpdate]      an update for the averager
+    leave      -> the same, for others, where a region goes on while workers are missing
+    dismiss    -> the same; the worker goes home with its next push, and nothing is lost
     cut        -> [Snapshot]        the state that a checkpoint must hold is the present one
 
 A checkpoint holds nobody up: the region copies what it has, its open request included, and goes on.
@@ -13,32 +15,35 @@ Whoever resumes from the copy repeats that request (`Server.resume`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from torch import Tensor
 
 from geo_ray.errors import InvariantError
-from geo_ray.strategies.base import Outgoing, Reply, Update, Wait, nothing_carried
+from geo_ray.strategies.base import Border, Outgoing, Reply, Update, Wait, nothing_carried
 from geo_ray.training.compute.noise import NoiseReading
 from geo_ray.training.exchange.region_wire import RegionWire
-from geo_ray.training.exchange.saved import load_messages, save_messages
 from geo_ray.training.exchange.wire_plan import WirePlan
-from geo_ray.training.server.effects import Assignment, Effect, SendUpdate, Snapshot, StepDone
-from geo_ray.training.server.eval_times import EvalTimes
+from geo_ray.training.server.effects import (
+    HANDED,
+    Effect,
+    HandOver,
+    SendUpdate,
+    Snapshot,
+    StepDone,
+)
 from geo_ray.training.server.ledger import Ledger
 from geo_ray.training.server.plan import Phase, ServerPlan
 from geo_ray.training.server.region_carry import RegionCarry
+from geo_ray.training.server.region_ending import RegionEnding
 from geo_ray.training.server.region_model import Concurrently, RegionModel, ShardPort
 from geo_ray.training.server.region_noise import RegionNoise
+from geo_ray.training.server.region_requests import RegionRequests, load_request
+from geo_ray.training.server.region_work import RegionWork
 from geo_ray.training.server.shard import Contribution
-from geo_ray.training.server.stragglers import Stragglers
-from geo_ray.types import Span, StepReport
+from geo_ray.types import StepReport
 from geo_ray.util.together import in_turn
-
-_REQUEST: Final = "request"  # prefix of the open request's tensors
 
 
 @dataclass(slots=True)
@@ -53,14 +58,11 @@ class Server:
         carry: what the model carries beside its parameters; None if it does not.
         version: steps applied.
         phase: what the region is waiting for, if anything.
-        ledger: the sample books.
         refused_in_a_row: steps without a usable gradient.
         noise: what the workers' gradients say about each other.
-        evals: when worker 0 evaluates.
+        work: the workers, what they compute, and the sample books.
+        requests: the open request, and what is said of the steps before it.
         loss: mean training loss of the last step that had one.
-        compute_s: seconds of computing in the steps since the last update, one after another.
-        step_s: of one step, over those before the last update.
-        exchange_s: of the last exchange, without what the averager held it.
     """
 
     plan: ServerPlan
@@ -69,38 +71,21 @@ class Server:
     carry: RegionCarry | None = None
     version: int = 0
     phase: Phase = "training"
-    ledger: Ledger = field(default_factory=Ledger)
     refused_in_a_row: int = 0
     averager_version: int = 0
-    seq: int = 0
-    link_busy: bool = False
-    samples_since_send: int = 0
+    requests: RegionRequests = field(default_factory=RegionRequests)
     noise: RegionNoise = field(init=False)
-    evals: EvalTimes = field(init=False)
+    work: RegionWork = field(init=False)
     loss: float | None = None
-    compute_s: float = 0.0
-    step_s: float = 0.0
-    exchange_s: float = 0.0
-    _sent_at: int = 0
-    _sent_samples: int = 0  # behind the open request
     _seen: int = 0
-    _stopped: bool = False
-    _total_steps: float = math.inf
-    _joined: set[int] = field(default_factory=set)
-    _idle: set[int] = field(default_factory=set)
-    _pushes: dict[int, StepReport] = field(default_factory=dict)
-    _late: dict[int, Span] = field(default_factory=dict)  # what the step was made without
-    _open: SendUpdate | None = None
+    _ending: RegionEnding = field(init=False)
     _newest_cut: int = -1
     _at_halt: dict[str, object] = field(default_factory=dict)  # what was exported then
-    _rule: Stragglers = field(init=False)
 
     def __post_init__(self) -> None:
         self.noise = RegionNoise(self.plan.noise_every)
-        self._rule = Stragglers.of(self.plan.stragglers, self.plan.num_workers)
-        self.evals = EvalTimes.of(self.plan)
-        if self.plan.steps is not None:
-            self._total_steps = self.plan.steps * self.plan.steps_per_round
+        self.work = RegionWork(self.plan, self._keep)
+        self._ending = RegionEnding(self.plan)
 
     @classmethod
     def over(
@@ -122,29 +107,27 @@ class Server:
         """A worker, new or replaced, is ready. What its predecessor held is its own now."""
         if not 0 <= worker < self.plan.num_workers:
             raise InvariantError(f"{self.plan.region} has no worker {worker}")
-        self._pushes.pop(worker, None)
-        self._late.pop(worker, None)
-        if worker == 0:
-            self.evals.lost()
-        self._joined.add(worker)
-        self._idle.add(worker)
+        self.work.join(worker)
         return self._advance()
 
     def push(self, worker: int, report: StepReport) -> list[Effect]:
         """A worker's gradient lies in the shards; ``report`` says what is behind it."""
-        if self._late.pop(worker, None) == report.span:
-            self._idle.add(worker)
-            return self._advance()
-        held = self.ledger.in_flight.get(worker)
-        if held != report.span:
-            raise InvariantError(f"worker {worker} pushed {report.span}, it was assigned {held}")
-        self._pushes[worker] = report
+        self.work.push(worker, report)
         return self._advance()
 
-    def leave(self, worker: int) -> None:
-        """A worker is gone; the step waits for its replacement."""
-        self._idle.discard(worker)
-        self._joined.discard(worker)
+    def share_of(self, worker: int) -> int:
+        """Under which share the shards are to hold what ``worker`` pushes next."""
+        return self.work.share_of(worker)
+
+    def leave(self, worker: int) -> list[Effect]:
+        """A worker is gone. The step waits for its replacement, or others compute its share."""
+        self.work.leave(worker)
+        return [] if self.plan.elastic is None else self._advance()
+
+    def dismiss(self, worker: int) -> list[Effect]:
+        """A worker is to go home once what it computes counts: its machine may be gone soon."""
+        self.work.dismiss(worker)
+        return self._advance()
 
     def on_reply(self, reply: Reply, took_s: float = 0.0) -> list[Effect]:
         """The averager answered the open request.
@@ -157,22 +140,37 @@ class Server:
             return []
         if reply.seq != self.seq or not self.link_busy:
             raise InvariantError(f"{self.plan.region} got answer {reply.seq}, awaits {self.seq}")
-        if reply.dropped:
-            self.samples_since_send += self._sent_samples
-        self.link_busy, self._open = False, None
-        self.exchange_s = max(0.0, took_s - reply.held_s)
+        self.requests.answered(took_s - reply.held_s, dropped=reply.dropped)
         if self.carry is not None:
             self.carry.merge(reply)
         self.model.merge(replace(reply, carried_E=nothing_carried()))
         self.averager_version, self._seen = reply.version, reply.seen
+        told = reply.stop or self._ending.closing
+        self._ending.closing = reply.closing
         if reply.stop:
             self.stop()
+        elif reply.gather:
+            self._ending.gather(self.version, self.requests.sent_at, computing=self._is_computing)
         if self.phase == "waiting":
             self.phase = "training"
         elif self.phase == "finishing":
             # Not final: others waited for this region, the final update is sent again.
-            self.phase = "done" if reply.final else "training"
-        return self._advance()
+            self.phase = "training"
+            if reply.final:
+                self._pass_end(told=told, at_border=reply.border is not None)
+        handed = [] if reply.border is None else self._enter(reply.border)
+        return handed + self._advance()
+
+    def _enter(self, border: Border) -> list[Effect]:
+        """All regions are equal, and members change."""
+        if border.leaves:
+            self.phase = "done"
+            self.work.evals.skip_last()  # others go on without it
+        if not border.donates:
+            return []
+        number = HANDED + border.view
+        self.model.snapshot(number)
+        return [HandOver(Snapshot(number, self.export(), self._tensors()), border.view)]
 
     def stop(self) -> None:
         """Finish after the step that is being computed, if any.
@@ -180,10 +178,11 @@ class Server:
         A region that stands still for an answer finishes with it: one step more in one region
         would wait for the others for ever.
         """
-        busy = self._joined - self._idle - set(self._pushes) - set(self._late)
-        computing = bool(busy) and self.phase != "waiting"
-        self._total_steps = min(self._total_steps, self.version + (1 if computing else 0))
-        self._stopped = True
+        self._ending.stop(self.version, computing=self._is_computing)
+
+    @property
+    def _is_computing(self) -> bool:
+        return self.work.is_computing and self.phase != "waiting"
 
     def cut(self, checkpoint: int, *, halt: bool) -> list[Effect]:
         """A checkpoint has begun: copy the present state.
@@ -211,17 +210,26 @@ class Server:
 
     def resume(self) -> list[Effect]:
         """What a restored region has to do first: repeat the request that was open, if one was."""
-        return [] if self._open is None else [self._open]
+        return [] if self.open_request is None else [self.open_request]
 
     @property
     def open_request(self) -> SendUpdate | None:
         """The request that waits for its answer."""
-        return self._open
+        return self.requests.request
+
+    @property
+    def link_busy(self) -> bool:
+        """Whether a request is open."""
+        return self.requests.is_open
+
+    @property
+    def seq(self) -> int:
+        """The number of the newest request."""
+        return self.requests.seq
 
     def carried(self, update: Update) -> None:
         """The open request goes on its way like this: nobody needs its uncoded payload any more."""
-        if self._open is not None and self._open.update.seq == update.seq:
-            self._open = replace(self._open, update=update)
+        if self.requests.carried(update):
             self.wire.reopen(update)
 
     @property
@@ -230,10 +238,13 @@ class Server:
 
         All workers are here and wait, and so does the region.
         """
-        computing = self._joined - self._idle - set(self._pushes)
         waits = self.phase in {"waiting", "must_send", "finishing"} and self.link_busy
-        is_whole = len(self._joined) == self.plan.num_workers
-        return self.seq if waits and is_whole and not computing else None
+        return self.seq if waits and self.work.is_still else None
+
+    @property
+    def ledger(self) -> Ledger:
+        """The sample books."""
+        return self.work.ledger
 
     @property
     def exhausted(self) -> bool:
@@ -248,46 +259,43 @@ class Server:
         while (more := self._next()) is not None:
             effects += more
         if self.phase in {"done", "halted"}:
-            return effects + self._dismiss()
-        return effects + (self._assign() if self.phase == "training" else [])
+            return [
+                *effects,
+                *self.work.send_home(self.version, done=self.phase == "done"),
+            ]
+        effects += self.work.goers(self.version)
+        changed = self.work.news(self.version)
+        if changed is not None:
+            effects.append(changed)
+            if self.carry is not None:
+                self.carry.num_workers = max(1, len(changed.ranks))
+        stands = self.phase != "training" or (self.exhausted and self.plan.alone)
+        return effects if stands else [*effects, *self.work.assign(self.version, self._seen)]
 
     def _next(self) -> list[Effect] | None:
         """The one thing to do next, or None if the region must wait for an event."""
         if self.phase == "must_send" and not self.link_busy:
             self.phase = "training"
-            return self._finish() if self._stopped else self._outgoing()
+            if not self._ending.stopped:
+                return self._outgoing()
+            return self._finish() if self._ending.is_over(self.version) else []
         if self.phase != "training":
             return None
-        if self.version >= self._total_steps:
+        if self._ending.is_over(self.version):
             return self._finish()
-        ready = self._ready()
+        ready = self.work.ready()
         return self._step(ready) if ready else None
 
-    def _ready(self) -> list[int]:
-        """The workers whose gradients make the next step, lowest rank first; empty if not yet."""
-        if self.plan.mode == "async":
-            return sorted(self._pushes)[:1]
-        return sorted(self._pushes) if self._rule.is_enough(self._pushes) else []
-
-    def _step(self, workers: list[int]) -> list[Effect]:
-        reports = {worker: self._pushes.pop(worker) for worker in workers}
-        contributions = self._rule.contributions(reports)
+    def _step(self, shares: list[int]) -> list[Effect]:
+        reports = {share: self.work.pushes[share] for share in shares}
+        contributions = self.work.rule.contributions(reports)
         noise = self._apply(contributions, reports)
-        whole = self._rule.holds_all_rows(contributions)
-        samples = 0
-        for worker, report in reports.items():
-            refused = None if whole else report.refused
-            span = self.ledger.settle(worker, refused)
-            samples += 0 if refused else span.count
-            self._idle.add(worker)
-        if self.plan.mode == "sync":
-            samples += self._do_without(None if whole else "late")
+        samples, compute_s = self.work.settle(reports, contributions)
         self.version += 1
-        self.samples_since_send += samples
         self.refused_in_a_row = 0 if samples else self.refused_in_a_row + 1
-        done = StepDone.of(self.version, samples, reports.values(), noise)
+        done = StepDone.of(self.version, samples, reports.values(), compute_s, noise)
         self.loss = self.loss if done.loss is None else done.loss
-        self.compute_s += done.compute_s
+        self.requests.stepped(samples, done.compute_s)
         return [done, *self._outgoing()]
 
     def _apply(
@@ -298,22 +306,21 @@ class Server:
         if self.carry is not None:
             self.carry.apply(contributions, together=self.plan.mode == "sync")
         mean_sq = self.model.apply(
-            contributions, measure=len(norms) > 1, most_norm=self.plan.clip_mean_norm
+            contributions,
+            measure=len(norms) > 1,
+            most_norm=self.plan.clip_mean_norm,
+            rate=self.plan.rate_of(sum(c.num_samples for c in contributions)),
         )
         return self.noise.take(step, norms, mean_sq)
 
-    def _do_without(self, lost: str | None) -> int:
-        """Book what workers hold that the step did not wait for; how many rows are in it anyway."""
-        samples = 0
-        for worker in sorted(self.ledger.in_flight):
-            span = self.ledger.settle(worker, lost)
-            samples += 0 if lost else span.count
-            if worker in self._joined - self._idle:
-                self._late.setdefault(worker, span)
-        return samples
+    def _keep(self, share: int) -> None:
+        self.model.keep(share)
+        if self.carry is not None:
+            self.carry.keep(share)
 
     def _outgoing(self) -> list[Effect]:
-        if self._stopped:  # all regions send their final update next, or rounds would not match
+        requests = self.requests
+        if not self._ending.may_speak(self.version, requests.step_s, requests.exchange_s):
             return []
         out = self.model.outgoing()
         if isinstance(out, Wait):
@@ -321,7 +328,7 @@ class Server:
             return []
         if out is None:
             return []
-        final = self.plan.last_round_is_last_word and self.version >= self._total_steps
+        final = self._ending.is_last_word(self.version)
         sent = self._send(out, final=final)
         if final:
             self.phase = "finishing"
@@ -333,70 +340,35 @@ class Server:
             return []
         out = self.model.finish()
         if out is None:
-            self.phase = "done"
+            self._pass_end(told=self._ending.stopped)
             return []
         sent = self._send(out, final=True)
         self.phase = "finishing"
         return [sent]
 
+    def _pass_end(self, *, told: bool, at_border: bool = False) -> None:
+        is_over = self._ending.passed(self.version, told=told)
+        # At a border others may go on: the last word is said again, and means it.
+        self.phase = "done" if is_over and (told or not at_border) else "training"
+
     def _send(self, out: Outgoing, *, final: bool) -> SendUpdate:
-        self.seq += 1
-        self.link_busy = True
         if out.wait:
             self.phase = "waiting"
-        steps = self.version - self._sent_at
-        if steps:
-            self.step_s = self.compute_s / steps
-        self.compute_s, self._sent_at = 0.0, self.version
+        samples = self.requests.samples
         update = Update(
             region=self.plan.region,
             epoch=self.plan.epoch,
-            seq=self.seq,
+            seq=0,
             base_version=self.averager_version,
-            num_samples=self.samples_since_send,
+            num_samples=samples,
             payload_P=out.payload_P,
             final=final,
             fragment=out.fragment,
             loss=self.loss,
-            steps=steps,
-            step_s=self.step_s,
-            exchange_s=self.exchange_s,
-            grad_sq=self.noise.mean_sq(self.samples_since_send) if self.plan.tells_norms else None,
+            grad_sq=self.noise.mean_sq(samples) if self.plan.tells_norms else None,
             carried_E=nothing_carried() if self.carry is None else self.carry.outgoing(),
         )
-        self._sent_samples, self.samples_since_send = self.samples_since_send, 0
-        self._open = SendUpdate(update, out.wait)
-        return self._open
-
-    def _assign(self) -> list[Effect]:
-        """Next rows for idle workers; in sync mode to all together, so that ranks get their own."""
-        if self.plan.mode == "sync" and len(self._joined) < self._rule.needed:
-            return []
-        if self.exhausted and self.plan.alone:
-            return []
-        answers: list[Effect] = []
-        takers, rows_of = sorted(self._idle & self._joined), self.plan.rows_per_push
-        spans = {w: self.ledger.assign(w, rows_of(w)) for w in self._rule.readers(takers)}
-        for worker in takers:
-            evaluate = worker == 0 and self.evals.is_due(self.version, self._seen)
-            judged = evaluate and self.plan.evaluates_outer
-            span, parts = spans[worker], self._rule.parts_of(worker, spans)
-            work = Assignment(worker, self.version, span, evaluate, eval_params=judged, parts=parts)
-            answers.append(work)
-        self._idle -= self._joined
-        return answers
-
-    def _dismiss(self) -> list[Effect]:
-        """Send workers home: those that wait, and those that come back too late to count."""
-        answers: list[Effect] = []
-        for worker in sorted(self._pushes):
-            self.ledger.settle(worker, "after_end")
-        for worker in sorted((self._idle | set(self._pushes)) & self._joined):
-            last = worker == 0 and self.phase == "done"
-            answers.append(Assignment(worker, self.version, None, evaluate=last, done=True))
-        self._idle.clear()
-        self._pushes.clear()
-        return answers
+        return self.requests.send(update, version=self.version, blocking=out.wait)
 
     # -------------------------------------------------------------- checkpoints
 
@@ -407,17 +379,12 @@ class Server:
             "phase": self.phase,
             "must_speak": self.phase == "must_send",
             "hub_version": self.averager_version,
-            "seq": self.seq,
-            "samples_since_send": self.samples_since_send,
-            "sent_at": self._sent_at,
-            "times_s": [self.compute_s, self.step_s, self.exchange_s],
             "ledger": self.ledger.export(),
             "wire": self.wire.export(),
             "noise": self.noise.meter.export(),
-            "open": self._open_request(),
-            "sent_samples": self._sent_samples,
-            "stops": [self.plan.goal, self._total_steps] if self._stopped else None,
-        }
+            "open": self.requests.export_request(self.wire.open_update)[1],
+            **self.requests.export(),
+        } | self._ending.export()
 
     def restore(
         self, data: Mapping[str, object], tensors: Mapping[str, Tensor] | None = None
@@ -442,44 +409,24 @@ class Server:
             self.carry.restore(tensors or {})
         self.version = int(str(data["version"]))
         self.averager_version = int(str(data["hub_version"]))
-        self.seq = int(str(data["seq"]))
-        self.samples_since_send = int(str(data["samples_since_send"]))
-        self._sent_at = int(str(data.get("sent_at", self.version)))
-        times_s = data.get("times_s")
-        if isinstance(times_s, list):
-            self.compute_s, self.step_s, self.exchange_s = map(float, times_s)
-        self._sent_samples = int(str(data.get("sent_samples", 0)))
+        self.requests.restore(data, self.version)
         self._reopen(data, tensors or {})
-        self.ledger = Ledger.restore(ledger)
-        for worker in [w for w in self.ledger.in_flight if w >= self.plan.num_workers]:
-            self.ledger.take_back(worker)
-        self.evals.resume(self.version)
+        self.work.restore(ledger, self.version)
         self.noise.meter.restore(data.get("noise"))
-
-    def _open_request(self) -> dict[str, object] | None:
-        """Plain values of the open request; its tensors are in `_tensors`."""
-        if self._open is None:
-            return None
-        sent = self.wire.open_update
-        _, rows = save_messages(_REQUEST, [sent or self._open.update])
-        return {"blocking": self._open.blocking, "is_coded": sent is not None, "update": rows}
 
     def _tensors(self) -> dict[str, Tensor]:
         found = self.wire.tensors()
         if self.carry is not None:
             found |= self.carry.tensors()
-        if self._open is None:
-            return found
-        return found | save_messages(_REQUEST, [self.wire.open_update or self._open.update])[0]
+        return found | self.requests.export_request(self.wire.open_update)[0]
 
     def _reopen(self, data: Mapping[str, object], tensors: Mapping[str, Tensor]) -> None:
         """Phase and open request as they were saved, by the steps that the present plan has."""
-        stops = data.get("stops")
-        if isinstance(stops, list) and stops[0] == self.plan.goal:
-            self._stopped, self._total_steps = True, stops[1]
-        has_more = not self._stopped and self.version < self._total_steps
         self.phase = "must_send" if data["must_speak"] else "training"
         phase = str(data.get("phase", self.phase))
+        self._ending.restore(data, self.version, done=phase == "done")
+        is_closed = self._ending.closing and phase == "finishing"
+        has_more = self._ending.has_more(self.version) and not is_closed
         if phase == "waiting" or (phase == "done" and not has_more):
             self.phase = "waiting" if phase == "waiting" else "done"
         request = data.get("open")
@@ -488,13 +435,12 @@ class Server:
         if self.plan.alone:  # the others were lost, and with them who would answer
             self.phase = "training"
             return
-        (update,) = load_messages(Update, tensors, request["update"])
-        if phase == "finishing":  # what was the final update may be an ordinary one by now
+        update = load_request(tensors, request)
+        if phase == "finishing":  # of a run that was closing, it may be an ordinary one by now
             self.phase = "waiting" if has_more else "finishing"
         if update.final and has_more:
             update = replace(update, final=False)
         update = update if self.carry is None else self.carry.filled(update)
         if request["is_coded"]:
             self.wire.reopen(update)
-        self._open = SendUpdate(update, bool(request["blocking"]))
-        self.link_busy = True
+        self.requests.reopen(update, blocking=bool(request["blocking"]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self, TypeVar, TypeVarTuple
+from typing import Final, Self, TypeVar, TypeVarTuple
 
 import torch
 from torch import Tensor
@@ -24,16 +24,17 @@ from geo_ray.training.compute.optimizers import AdamW, InnerOptimizer, Momentum,
 from geo_ray.training.lazy_copy import LazyCopy, Unread
 from geo_ray.training.server.pulls import Change, HeldVersions, Pull
 
+_MOMENTS: Final = "optimizer/"  # the optimizer's tensors in checkpoints
 As = TypeVarTuple("As")
 R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """One worker's part in a step.
+    """One share of a step.
 
     Attributes:
-        worker: its rank.
+        worker: the rank whose share it is.
         num_samples: rows behind its gradient, its weight in the mean; 0 if refused.
         weight: its weight as it is, if it is not that.
     """
@@ -72,10 +73,12 @@ class Shard:
         self._mean_S = torch.empty(0)
         self._ready_S: Tensor | None = None
         self._snapshots: dict[int, tuple[dict[str, LazyCopy], dict[str, float]]] = {}
-        self._unread = Unread()
+        # Apart: an answer is merged without a step of the optimizer, whose tensors the writer of a
+        # checkpoint then has until the next step to read.
+        self._unread, self._unread_moments = Unread(), Unread()
         self._versions = HeldVersions()
         whole = ((0, params_S.numel()),)
-        self.state = RegionState(params_S, self._optimizer.apply, fragments=fragments or whole)
+        self.state = RegionState(params_S, self._step, fragments=fragments or whole)
 
     @classmethod
     def cut(
@@ -87,10 +90,15 @@ class Shard:
         *,
         alone: bool = False,
         groups: Sequence[GroupRun] = (),
+        given: bool = False,
     ) -> Self:
-        """The shard of the slice of ``params_P``, fp32 (P,), between two places; copies it."""
+        """The shard of the slice of ``params_P``, fp32 (P,), between two places.
+
+        It copies the slice, unless ``params_P`` is ``given`` to it and is no larger.
+        """
         fragments = fragments_in(params_P.numel(), strategy.traits.exchange.fragments, piece)
-        params_S = params_P[slice(*piece)].clone()
+        part_S = params_P[slice(*piece)]
+        params_S = part_S if given and part_S.numel() == params_P.numel() else part_S.clone()
         pieces = pieces_of(groups, piece)
         return cls(params_S, optimizer, strategy, alone=alone, fragments=fragments, pieces=pieces)
 
@@ -118,6 +126,11 @@ class Shard:
             )
         self._grads[worker] = grad_S
 
+    def keep(self, worker: int) -> None:
+        """Copy what is held for a share; its place is needed before the step uses it."""
+        if worker in self._grads:
+            self._grads[worker] = self._grads[worker].clone()
+
     def ask(
         self, operation: Callable[[Shard, *As], R], *arguments: *As, change: Change | None = None
     ) -> R:
@@ -144,7 +157,11 @@ class Shard:
         return None if self._ready_S is None else exact_square_norm(self._ready_S)
 
     def apply(
-        self, contributions: Sequence[Contribution], measure: bool = False, scale: float = 1.0
+        self,
+        contributions: Sequence[Contribution],
+        measure: bool = False,
+        scale: float = 1.0,
+        rate: float = 1.0,
     ) -> float | None:
         """Take in one step: the sample-weighted mean of the named workers' gradients.
 
@@ -152,6 +169,7 @@ class Shard:
             contributions: who takes part, and how much.
             measure: look at the mean's norm.
             scale: what the mean is multiplied by after that.
+            rate: what the inner optimizer's learning rate is multiplied by.
 
         Returns:
             Its square, of this slice; None if not asked for, or if nobody's gradient is used.
@@ -168,9 +186,10 @@ class Shard:
         state.step += 1
         state.since_send += 1
         state.samples += sum(c.num_samples for c in contributions)
+        self._optimizer.rate = rate
         if self._alone:
             if grad_S is not None:
-                self._optimizer.apply(grad_S)
+                self._step(grad_S)
         else:
             self._strategy.on_gradient(state, grad_S)
         return mean_sq
@@ -209,7 +228,9 @@ class Shard:
         while len(self._snapshots) > 1:
             self._snapshots.pop(min(self._snapshots))
         changing, fixed, numbers = self._live()
-        self._snapshots[checkpoint] = self._unread.copy(changing, fixed), numbers
+        moments = {name: changing.pop(name) for name in list(changing) if name.startswith(_MOMENTS)}
+        copies = self._unread.copy(changing, fixed) | self._unread_moments.copy(moments)
+        self._snapshots[checkpoint] = copies, numbers
 
     def take_snapshot(self, checkpoint: int) -> tuple[dict[str, Tensor], dict[str, float]]:
         """Hand over the state that `snapshot` kept, as copies."""
@@ -228,9 +249,9 @@ class Shard:
     def _live(self) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, float]]:
         """Tensors that will change, tensors that will not, and numbers."""
         own, kept = self._optimizer.live()
-        fixed = {f"optimizer/{k}": v for k, v in kept.items()}
+        fixed = {_MOMENTS + k: v for k, v in kept.items()}
         changing = {"params": self.params_S}
-        changing |= {f"optimizer/{k}": v for k, v in own.items()}
+        changing |= {_MOMENTS + k: v for k, v in own.items()}
         changing |= {f"memory/{k}": v for k, v in self.state.memory.items()}
         state = self.state
         budget = {} if state.budget is None else {"budget": state.budget}
@@ -247,8 +268,15 @@ class Shard:
             },
         )
 
-    def restore(self, tensors: Mapping[str, Tensor], counters: Mapping[str, float]) -> None:
+    def restore(
+        self, tensors: Mapping[str, Tensor], counters: Mapping[str, float], *, given: bool = False
+    ) -> None:
         """Become what `export` saved.
+
+        Args:
+            tensors: by name.
+            counters: numbers by name.
+            given: the tensors are the shard's from now on, which saves a copy of them.
 
         Raises:
             CheckpointCorruptError: if a tensor is missing or does not fit the slice.
@@ -260,12 +288,12 @@ class Shard:
                 f"shard state 'params' is {found}, the shard has {tuple(self.params_S.shape)}"
             )
         self._unread.secure()
+        self._unread_moments.secure()
         self.params_S.copy_(params_S)
-        self._optimizer.restore(_with_prefix(tensors, "optimizer/"))
+        self._optimizer.restore(_with_prefix(tensors, _MOMENTS), given=given)
         self.state.memory.clear()
-        self.state.memory.update(
-            {k: v.clone() for k, v in _with_prefix(tensors, "memory/").items()}
-        )
+        kept = _with_prefix(tensors, "memory/")
+        self.state.memory.update({k: v if given else v.clone() for k, v in kept.items()})
         state = self.state
         state.numbers.clear()
         state.numbers.update(
@@ -276,6 +304,11 @@ class Shard:
         state.samples = int(counters["samples"])
         state.budget = int(counters["budget"]) if "budget" in counters else None
         state.link_busy = bool(counters.get("link_busy", 0.0))
+
+    def _step(self, grad_S: Tensor) -> None:
+        """One step of the inner optimizer; parameters are secured by who begins a change."""
+        self._unread_moments.secure()
+        self._optimizer.apply(grad_S)
 
     def _present(self, judged: bool) -> Tensor:
         return self.eval_params_S if judged else self.params_S

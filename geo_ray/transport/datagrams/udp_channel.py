@@ -69,6 +69,7 @@ class UdpChannel:
         on_report: called with (peer, session, what was seen) about every `REPORT_S` while datagrams
             arrive.
         clock: clock for delays and reports.
+        is_revoked: whether a peer's session must end, because its certificate counts no more.
 
     Raises:
         TransportError: no UDP socket can be opened there.
@@ -80,11 +81,13 @@ class UdpChannel:
         on_group: Callable[[str, BlockGroup], None],
         on_report: Callable[[str, bytes, Seen], None],
         clock: Clock,
+        is_revoked: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self.counts = UdpCounts()
         self._on_group = on_group
         self._on_report = on_report
         self._clock = clock
+        self._is_revoked = is_revoked
         self._lock = threading.Lock()
         self._sessions: dict[bytes, _Session] = {}
         self._closed = False
@@ -101,8 +104,16 @@ class UdpChannel:
     def expect(self, peer: str, secret: Secret) -> None:
         """Begin a session for datagrams of ``peer``; older sessions of that peer end."""
         with self._lock:
-            mine = {k: s for k, s in self._sessions.items() if s.peer != peer}
-            self._sessions = {**mine, secret.session: _Session(peer, secret, Opener(secret))}
+            others = self._others(peer)
+            self._sessions = {**others, secret.session: _Session(peer, secret, Opener(secret))}
+
+    def forget(self, peer: str) -> None:
+        """End the session of ``peer``: its datagrams are strange from now on."""
+        with self._lock:
+            self._sessions = self._others(peer)
+
+    def _others(self, peer: str) -> dict[bytes, _Session]:
+        return {name: each for name, each in self._sessions.items() if each.peer != peer}
 
     def send(self, datagram: bytes, address: Address, tos: int = 0) -> None:
         """Send a datagram; one that the system does not take counts as lost.
@@ -163,6 +174,10 @@ class UdpChannel:
     def _take(self, datagram: bytes) -> None:
         name = session_of(datagram)
         session = None if name is None else self._sessions.get(name)
+        if session is not None and self._is_revoked(session.peer):
+            _LOGGER.warning("datagrams of region %s: its certificate is revoked", session.peer)
+            self.forget(session.peer)
+            session = None
         body = None if session is None else session.opener.open(datagram)
         if session is None or body is None:
             self.counts.strange += 1

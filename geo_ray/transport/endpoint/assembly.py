@@ -17,6 +17,7 @@ import numpy as np
 from geo_ray.errors import FrameError
 from geo_ray.transport.endpoint.held_bytes import HeldBytes
 from geo_ray.transport.wire.message import LANES, Message, Piece
+from geo_ray.util.reused_memory import ReusedMemory
 
 Divert = Callable[[], None]
 """Tells a stream to write the rest of the chunk it receives to another buffer."""
@@ -61,6 +62,7 @@ class Assembly:
         self._held = held
         self._max_payload_bytes = max_payload_bytes
         self._lanes = [_Lane() for _ in range(LANES)]
+        self._reused = ReusedMemory()
         self.duplicates = 0
 
     def place(self, piece: Piece, size_bytes: int, divert: Divert) -> memoryview:
@@ -166,8 +168,8 @@ class Assembly:
             )
         self._held.take(piece.size_bytes)
         lane.held_bytes = held_bytes
-        # Not zeroed: memory is only taken as it is filled.
-        return _Partial(np.empty(piece.size_bytes, np.uint8).data)
+        # Not zeroed: memory is only taken as it is filled, or has been by an earlier message.
+        return _Partial(self._reused.buffer(piece.size_bytes))
 
     def _finish(self, piece: Piece, partial: _Partial) -> list[Message]:
         end = 0

@@ -94,8 +94,10 @@ class ChunkSender:
             return
         for chunk in acked:
             if chunk.times_sent == 1:
-                took_s = max(_LATE_MIN_S, _LATE_FACTOR * (now_s - chunk.sent_s))
-                self.late_s += _BLEND * (took_s - self.late_s)
+                took_s = now_s - chunk.sent_s
+                late_s = max(_LATE_MIN_S, _LATE_FACTOR * took_s)
+                self.late_s += _BLEND * (late_s - self.late_s)
+                self._session.flow.on_chunk(took_s)
         size_bytes = sum(chunk.size_bytes for chunk in acked)
         self._session.flow.on_acked(now_s, size_bytes, before_bytes)
 

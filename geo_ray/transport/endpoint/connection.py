@@ -23,6 +23,7 @@ from geo_ray.transport.endpoint.chunk_sender import ChunkSender
 from geo_ray.transport.endpoint.heartbeat import Heartbeat
 from geo_ray.transport.endpoint.session_side import SessionSide
 from geo_ray.transport.endpoint.stream import Stream
+from geo_ray.transport.wire import sockets
 from geo_ray.transport.wire.fields import count
 from geo_ray.transport.wire.frames import Frame, FrameKind, FrameLimits
 from geo_ray.transport.wire.handshake import Greeting
@@ -194,6 +195,7 @@ class Connection:
         """Serve the connection until it ends; free all sockets."""
         try:
             self._selector.register(self._woken, selectors.EVENT_READ, None)
+            self._session.flow.connected(one_address=sockets.has_one_address(self._control.sock))
             self._open(self._control)
             while self.cause is None:
                 self._turn()
@@ -278,12 +280,15 @@ class Connection:
             self._lose(stream, error)
 
     def _check_silence(self, now_s: float) -> None:
-        limit_s = self._config.peer_timeout_s + 2 * self._config.heartbeat_s
-        if (silent_s := now_s - self._heard_s) > limit_s:
+        if (silent_s := now_s - self._heard_s) > self._config.silence_limit_s:
             raise LinkDownError(f"region {self._peer} was silent for {silent_s:.1f} s")
-        for stream in [self._control, *self._data]:
-            if stream.chunks and now_s - stream.progress_s > limit_s:
-                self._guard(stream, _give_up)
+        flow, streams = self._session.flow, [self._control, *self._data]
+        since_s = now_s - flow.stall_limit_s
+        stalled = [each for each in streams if each.chunks and each.progress_s < since_s]
+        if stalled:
+            flow.on_stall()
+        for stream in stalled:
+            self._guard(stream, _give_up)
 
     def _ask_kernel(self, now_s: float) -> None:
         """Read from TCP's own counters how many segments were lost."""

@@ -166,6 +166,17 @@ class Endpoint:
             if is_new and not self._closed:
                 self._dialer.keep(session)
 
+    def expect(self, peer: str) -> None:
+        """Let messages for a region that is going to connect wait for it from now on.
+
+        Raises:
+            LinkDownError: the endpoint is closed.
+            TransportError: ``peer`` is this region.
+        """
+        if peer == self.identity.region:
+            raise TransportError(f"region {peer} cannot connect to itself")
+        self._session(peer)
+
     def wait_connected(self, peers: Iterable[str], timeout_s: float) -> None:
         """Wait until all of ``peers`` are connected.
 
@@ -198,7 +209,7 @@ class Endpoint:
         """Queue a message; it arrives once, after earlier ones, as long as both endpoints live.
 
         Args:
-            peer: a region that was connected to, or that has connected.
+            peer: a region that was connected to, is expected, or has connected.
             message: its payload must stay unchanged until it is acknowledged (`flush`).
             deadline_s: how long to wait for room; None takes ``send_deadline_s``.
 
@@ -208,7 +219,7 @@ class Endpoint:
             LinkDownError: the region is unknown, or the endpoint closed.
         """
         wait_s = self._config.send_deadline_s if deadline_s is None else deadline_s
-        self._expect(peer).send(message, wait_s)
+        self._known(peer).send(message, wait_s)
 
     def flush(self, peer: str, timeout_s: float) -> None:
         """Wait until ``peer`` has acknowledged every message.
@@ -217,7 +228,7 @@ class Endpoint:
             DeadlineExceededError: it has not in time.
             LinkDownError: the region is unknown.
         """
-        if not self._expect(peer).flush(timeout_s):
+        if not self._known(peer).flush(timeout_s):
             raise DeadlineExceededError(
                 f"region {peer} has not acknowledged everything within {timeout_s} s"
             )
@@ -239,7 +250,15 @@ class Endpoint:
         Raises:
             LinkDownError: the region is unknown, or the connection is another one now, or none.
         """
-        return self._expect(peer).link_key(purpose, outgoing=outgoing, link_id=link_id)
+        return self._known(peer).link_key(purpose, outgoing=outgoing, link_id=link_id)
+
+    def is_revoked(self, peer: str) -> bool:
+        """Whether the certificate that a region showed last counts no more.
+
+        Its connections are ended; who talks to it beside them must end that, too.
+        """
+        session = self._find(peer)
+        return session is not None and session.is_revoked
 
     def use_certificate(self, certificate: TlsSource) -> None:
         """Use another certificate from the next handshake on; connections stay as they are.
@@ -330,7 +349,7 @@ class Endpoint:
                 self._sessions[peer] = session  # not before: who cannot deliver must not accept
             return self._sessions[peer]
 
-    def _expect(self, peer: str) -> Session:
+    def _known(self, peer: str) -> Session:
         session = self._find(peer)
         if session is None:
             known = ", ".join(sorted(self._sessions)) or "none"

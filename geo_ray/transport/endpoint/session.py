@@ -52,6 +52,12 @@ class Session:
         on_change: called when the session was connected or disconnected.
         is_shaped: whether the link to the peer is emulated.
         held: what the messages of all peers hold here.
+
+    Attributes:
+        peer: as given.
+        flow: the link's flow control.
+        inbox: messages that have come.
+        is_revoked: whether the certificate that the peer showed last counts no more.
     """
 
     def __init__(
@@ -83,6 +89,8 @@ class Session:
             config.max_outbox_messages, config.max_ahead_bytes, config.max_payload_bytes, held
         )
         self._connection: Connection | None = None
+        self._peer_serials: set[int] = set()  # of the present connection, or the last one
+        self.is_revoked = False
         self._closed = False
         self._incarnation = Incarnation(peer)
         self._peer_delivered: list[int] = []
@@ -235,6 +243,7 @@ class Session:
                 self.inbox.tell_peer(count(old.greeting.hello, "epoch"), is_up=False)
                 old.end("replaced by a newer connection")
             self._connection = connection
+            self._peer_serials, self.is_revoked = connection.peer_serials, False
             self.inbox.tell_peer(self._incarnation.epoch, is_up=True)
             self._peer_delivered = []
             self._counters.open(connection)
@@ -272,10 +281,17 @@ class Session:
         return connection if connection is not None and connection.is_cut else None
 
     def give_up_revoked(self, is_revoked: Callable[[int], bool]) -> None:
-        """End a connection to a peer that has shown a certificate which counts no more."""
+        """End a connection to a peer that has shown a certificate which counts no more.
+
+        What was agreed on over it, such as keys of datagrams, counts no more either, also if the
+        connection itself has ended before.
+        """
         with self._changed:
             connection = self._connection
-        if connection is not None and any(map(is_revoked, connection.peer_serials)):
+            if connection is not None:
+                self._peer_serials = connection.peer_serials
+            self.is_revoked = any(map(is_revoked, self._peer_serials))
+        if connection is not None and self.is_revoked:
             connection.end(revoked(self.peer))
 
     def link_key(self, purpose: bytes, *, outgoing: bool, link_id: str | None) -> tuple[str, bytes]:

@@ -21,7 +21,14 @@ _SHORTEST_BYTES: Final = 16 * 1024
 _CHUNKS_IN_WINDOW: Final = 8
 _WIDER: Final = 4  # longest chunk on a fast link, over that of others
 _CHUNKS_IN_WIDE: Final = 64
+_WIDEST: Final = 16  # the same between two processes of one host
+_LARGEST_CHUNK_BYTES: Final = 1024**2  # peers take no longer ones
+_WIDE_S: Final = 0.02  # a chunk on one host takes no longer than that
+_ON_HOST_BYTES: Final = 32 * 1024**2  # least window on one host
 _KERNEL_BYTES: Final = 512 * 1024  # limit of unsent bytes in the kernel, over all streams
+_MOST_STALL_FACTOR: Final = 64.0
+_PROMPT: Final = 4.0
+_CALM: Final = 0.9
 _ESTIMATE_EVERY_S: Final = 1.0
 _PING_MAX_S: Final = 0.05
 _PING_MIN_S: Final = 0.01
@@ -51,6 +58,7 @@ class FlowControl:
         self._estimated_s = 0.0
         self._config = config
         self._is_shaped = is_shaped
+        self._has_one_address = False
         self._count: StreamCount | None = None
         self._begun_s: float | None = None
         self._acked_bytes = 0
@@ -59,12 +67,28 @@ class FlowControl:
         self._was_waiting = False
         self._had_more = False
         self._is_whole = True
+        self._stall_factor = 1.0
+
+    def connected(self, *, one_address: bool) -> None:
+        """A connection has begun; both of its ends have one address, or not."""
+        self._has_one_address = one_address
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether the peer is on this host: its address is, and no tunnel that begins here.
+
+        There is no line to share. What delays heartbeats is a busy processor, which fewer bytes
+        under way, or more streams, would not help; every chunk costs it some time.
+        """
+        base_s = self.window.base_rtt_s
+        near = self._has_one_address and base_s is not None and base_s < _NEAR_S
+        return near and not self._is_shaped
 
     @property
     def streams(self) -> int:
         """The number of data streams wanted now."""
         smallest = self._config.min_streams
-        if self._is_shaped or self._count is None:
+        if self._is_shaped or self._count is None or self.is_on_host:
             return smallest
         return self._count.target
 
@@ -74,6 +98,12 @@ class FlowControl:
         With many, a chunk is what TCP sends at once after a pause (ten segments, RFC 6928). A small
         window is that of a slow link, where a heartbeat waits for the chunk before it.
         """
+        if self.is_on_host:
+            # A relay on this host may lead over a slow line: only what was seen to pass is wide.
+            peak_mbps = self.estimate.goodput_peak_mbps or 0.0
+            fast_bytes = int(peak_mbps * 1e6 / 8 * _WIDE_S / max(1, streams))
+            wide_bytes = min(fast_bytes, _WIDEST * self._config.chunk_bytes)
+            return min(_LARGEST_CHUNK_BYTES, max(self._config.chunk_bytes, wide_bytes))
         if streams >= _MANY:
             return min(self._config.chunk_bytes, _FIRST_FLIGHT_BYTES)
         share_bytes, most_bytes = 1024**2 // max(1, streams), self._config.chunk_bytes
@@ -96,9 +126,30 @@ class FlowControl:
             return None
         return min(_PING_MAX_S, max(_PING_MIN_S, base_s / 4))
 
+    @property
+    def stall_limit_s(self) -> float:
+        """How long chunks of a stream may make no progress before the stream is given up.
+
+        A chunk is acknowledged as a whole. Where one takes longer than the limit every new stream
+        would be given up like the last one, so the limit doubles each time, until chunks arrive
+        in a small part of it again.
+        """
+        return self._config.silence_limit_s * self._stall_factor
+
+    def on_stall(self) -> None:
+        """Take in that streams were given up since they made no progress."""
+        self._stall_factor = min(_MOST_STALL_FACTOR, 2.0 * self._stall_factor)
+
+    def on_chunk(self, took_s: float) -> None:
+        """Take in how long a chunk took from the sender to its acknowledgement."""
+        if self._stall_factor > 1.0 and took_s < self._config.silence_limit_s / _PROMPT:
+            self._stall_factor = max(1.0, _CALM * self._stall_factor)
+
     def may_send(self, in_flight_bytes: int) -> bool:
         """Return whether the window has room for a chunk."""
-        return self._is_shaped or in_flight_bytes < self.window.room_bytes(self._now_s)
+        if self._is_shaped or (self.is_on_host and in_flight_bytes < _ON_HOST_BYTES):
+            return True
+        return in_flight_bytes < self.window.room_bytes(self._now_s)
 
     def on_rtt(self, now_s: float, rtt_s: float) -> None:
         """Take in a heartbeat's round trip; the first one tells the distance of the peer."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from geo_ray.transport.security.certs import (
     REGION_DAYS,
     Authority,
     check_region,
+    is_issued_by,
     read_cert,
     read_key,
 )
@@ -87,8 +89,8 @@ def init(directory: Path, days: float = CA_DAYS, *, force: bool = False) -> Auth
     if taken and not force:
         raise CertificateError(
             f"{directory / taken[0]} exists already",
-            fix="Renew it with `geo-ray certs renew --ca`; --force makes another CA, after which "
-            "every region needs a new certificate.",
+            fix=f"Renew it with `geo-ray certs renew --ca {_dir(directory)}`; --force makes "
+            "another CA, after which every region needs a new certificate.",
         )
     authority = Authority.create("geo-ray deployment CA", days)
     _make(directory)
@@ -119,7 +121,8 @@ def issue(
     if taken and not force:
         raise CertificateError(
             f"{taken[0]} exists already",
-            fix="Renew it with `geo-ray certs renew`, or add --force to replace the key as well.",
+            fix=f"Renew it with `geo-ray certs renew {region} {_dir(directory)}`, or add --force "
+            "to replace the key as well.",
         )
     made = authority.issue(region, days, hosts)
     _make(home)
@@ -143,7 +146,8 @@ def renew(directory: Path, region: str, days: float = REGION_DAYS) -> TlsFiles:
     if is_revoked(directory, region):
         raise CertificateError(
             f"the certificate of region {region!r} is revoked: with new dates its key would count",
-            fix=f"Give it a new key, if it may come back: `geo-ray certs issue {region} --force`.",
+            fix="Give it a new key, if it may come back: "
+            f"`geo-ray certs issue {region} {_dir(directory)} --force`.",
         )
     key = read_key(_read(Path(files.key)))
     made = authority.issue(region, days, _hosts(old), key=key)
@@ -171,7 +175,7 @@ def revoke(directory: Path, region: str) -> list[Path]:
     if not serials:
         raise CertificateError(
             f"no certificate of region {region!r} is known in {directory}",
-            fix="See `geo-ray certs show DIR` for the regions that have one.",
+            fix=f"See `geo-ray certs show {_dir(directory)}` for the regions that have one.",
         )
     _write(directory / _CRL, authority.crl(serials | _revoked(directory)), PUBLIC)
     return [_copy_public(directory, name) / _CRL for name in regions_of(directory)]
@@ -193,10 +197,11 @@ def rotate_ca(directory: Path, days: float = CA_DAYS) -> list[str]:
         CertificateError: there is no CA, two are there already, or nothing can be written.
     """
     old = _authority(directory)
-    if len(_cas(directory)) > 1:
+    if len(cas_of(directory)) > 1:
         raise CertificateError(
             "the CA is being replaced already",
-            fix="Renew all regions, then end it with `geo-ray certs rotate --finish`.",
+            fix=f"Renew all regions, `geo-ray certs renew {_dir(directory)}`, then end it with "
+            f"`geo-ray certs rotate --finish {_dir(directory)}`.",
         )
     new = Authority.create("geo-ray deployment CA", days)
     _write(directory / _CA_CERT, new.cert_pem + old.cert_pem, PUBLIC)
@@ -213,11 +218,11 @@ def finish_rotation(directory: Path) -> list[str]:
     Raises:
         CertificateError: a region still has a certificate of the old one, or there is only one CA.
     """
-    authority, cas = _authority(directory), _cas(directory)
+    authority, cas = _authority(directory), cas_of(directory)
     if len(cas) < 2:
         raise CertificateError(
             f"there is only one CA in {directory}",
-            fix="Begin with `geo-ray certs rotate`.",
+            fix=f"Begin with `geo-ray certs rotate {_dir(directory)}`.",
         )
     late = [
         entry.name
@@ -228,7 +233,8 @@ def finish_rotation(directory: Path) -> list[str]:
     if late:
         raise CertificateError(
             f"these regions have certificates of the old CA: {', '.join(late)}",
-            fix="Renew them with `geo-ray certs renew`, and copy the certificates to their hosts.",
+            fix=f"Renew them with `geo-ray certs renew {' '.join(late)} {_dir(directory)}`, and "
+            "copy the certificates to their hosts.",
         )
     if revoked := _revoked(directory):  # the old CA's signature will not count
         _write(directory / _CRL, authority.crl(revoked), PUBLIC)
@@ -246,7 +252,7 @@ def renew_ca(directory: Path, days: float = CA_DAYS) -> list[str]:
         CertificateError: there is no CA, or nothing can be written.
     """
     authority = _authority(directory).renewed(days)
-    _, *others = _cas(directory)
+    _, *others = cas_of(directory)
     pems = [other.public_bytes(serialization.Encoding.PEM) for other in others]
     _write(directory / _CA_CERT, b"".join([authority.cert_pem, *pems]), PUBLIC)
     return _copy_to_all(directory)
@@ -267,32 +273,35 @@ def regions_of(directory: Path) -> list[str]:
     return sorted(path.parent.name for path in (directory / _REGIONS).glob("*/cert.pem"))
 
 
+def cas_of(directory: Path) -> list[x509.Certificate]:
+    """The CAs that count, the one that issues first.
+
+    Raises:
+        CertificateError: they cannot be read.
+    """
+    pem = _read(directory / _CA_CERT)
+    read_cert(pem)  # says what is wrong
+    return x509.load_pem_x509_certificates(pem)
+
+
 def entries(directory: Path) -> list[CertificateEntry]:
     """Return every certificate of a deployment, the CA's first.
 
     Raises:
         CertificateError: a certificate cannot be read.
     """
-    ca, *old = _cas(directory)
+    ca, *old = cas_of(directory)
     found = [_entry("CA", directory / _CA_CERT, ca, "")]
     found += [_entry("old CA", directory / _CA_CERT, each, "") for each in old]
     revoked = _revoked(directory)
     for region in regions_of(directory):
         path = Path(TlsFiles.in_directory(directory / _REGIONS / region).cert)
         cert = read_cert(_read(path))
-        of_old_ca = any(_is_of(cert, each) for each in old)
-        problem = "" if of_old_ca or _is_of(cert, ca) else "from another CA"
+        of_old_ca = any(is_issued_by(cert, each) for each in old)
+        problem = "" if of_old_ca or is_issued_by(cert, ca) else "from another CA"
         problem = "REVOKED" if cert.serial_number in revoked else problem
         found.append(_entry(region, path, cert, problem, of_old_ca=of_old_ca))
     return found
-
-
-def _is_of(cert: x509.Certificate, ca: x509.Certificate) -> bool:
-    try:
-        cert.verify_directly_issued_by(ca)
-    except Exception:  # a broken certificate may raise errors of several kinds
-        return False
-    return True
 
 
 def _entry(
@@ -300,13 +309,6 @@ def _entry(
 ) -> CertificateEntry:
     dates = cert.not_valid_before_utc, cert.not_valid_after_utc
     return CertificateEntry(name, path, *dates, tuple(_hosts(cert)), problem, of_old_ca)
-
-
-def _cas(directory: Path) -> list[x509.Certificate]:
-    """The CAs that count, the one that issues first."""
-    pem = _read(directory / _CA_CERT)
-    read_cert(pem)  # says what is wrong
-    return x509.load_pem_x509_certificates(pem)
 
 
 def _revoked(directory: Path) -> set[int]:
@@ -371,9 +373,15 @@ def _hosts(cert: x509.Certificate) -> list[str]:
 def _authority(directory: Path) -> Authority:
     if not (directory / _CA_KEY).exists():
         raise CertificateError(
-            f"there is no CA in {directory}", fix="Make one with `geo-ray certs init DIR`."
+            f"there is no CA in {directory}",
+            fix=f"Name another directory, or make one with `geo-ray certs init {_dir(directory)}`.",
         )
     return Authority.from_pem(_read(directory / _CA_CERT), _read(directory / _CA_KEY))
+
+
+def _dir(directory: Path) -> str:
+    """The option that names a deployment, to be copied and typed."""
+    return f"--dir {shlex.quote(str(directory))}"
 
 
 _UNWRITABLE = "Name a directory that you may write, on a disk with space."

@@ -43,7 +43,8 @@ class Authority:
         if cert.public_key() != key.public_key():
             raise CertificateError(
                 "the CA's key does not belong to its certificate",
-                fix="Put the two files of one CA together, or make another: `geo-ray certs init`.",
+                fix="Put the two files of one CA together, or make another: "
+                "`geo-ray certs init DIR`.",
             )
         self.cert = cert
         self._key = key
@@ -152,7 +153,7 @@ class Authority:
         if began >= self.cert.not_valid_after_utc:
             raise CertificateError(
                 f"the CA has expired on {self.cert.not_valid_after_utc:%Y-%m-%d}",
-                fix="Renew it with `geo-ray certs renew --ca`.",
+                fix="Renew it with `geo-ray certs renew --ca --dir DIR`.",
             )
         names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(region_uri(region))]
         names += [_general_name(host) for host in hosts]
@@ -232,7 +233,8 @@ def read_cert(pem: bytes) -> x509.Certificate:
     except ValueError:
         raise CertificateError(
             "this is no PEM text of a certificate",
-            fix="Restore the file, or issue it anew with `geo-ray certs issue`.",
+            fix="Restore the file, or issue it anew: "
+            "`geo-ray certs issue REGION --dir DIR --force`.",
         ) from None
 
 
@@ -247,7 +249,8 @@ def read_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
     except (ValueError, TypeError):  # the message could quote the key
         raise CertificateError(
             "this is no PEM text of an unencrypted private key",
-            fix="Decrypt the key, or issue it anew with `geo-ray certs issue`.",
+            fix="Decrypt the key, or issue it anew: "
+            "`geo-ray certs issue REGION --dir DIR --force`.",
         ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise CertificateError(
@@ -274,6 +277,15 @@ def _requested_key(region: str, request_pem: bytes) -> ec.EllipticCurvePublicKey
     if not isinstance(public, ec.EllipticCurvePublicKey):
         raise CertificateError(f"region {region} asks for a certificate of a key of another kind")
     return public
+
+
+def is_issued_by(cert: x509.Certificate, ca: x509.Certificate) -> bool:
+    """Whether a CA has signed a certificate."""
+    try:
+        cert.verify_directly_issued_by(ca)
+    except Exception:  # a broken certificate may raise errors of several kinds
+        return False
+    return True
 
 
 def _ca_certificate(

@@ -148,7 +148,8 @@ def revoked(region: str) -> PeerRefusedError:
     """The error for a region whose certificate counts no more."""
     return PeerRefusedError(
         f"the certificate of region {region} was revoked",
-        fix="Issue another one, if the region is to come back: `geo-ray certs issue --force`.",
+        fix="Issue another one, if the region is to come back: `geo-ray certs issue REGION "
+        "--dir DIR --force`.",
     )
 
 

@@ -19,7 +19,9 @@ from geo_ray.errors import CertificateError
 
 _PEM: Final = re.compile(rb"-----BEGIN X509 CRL-----.+?-----END X509 CRL-----", re.DOTALL)
 _LISTED_FOR: Final = dt.timedelta(days=36500)  # a list counts until there is a newer one
-_FIX: Final = "Copy `crl.pem` again from the deployment's directory: `geo-ray certs revoke`."
+_FIX: Final = (
+    "Copy `crl.pem` again from the deployment's directory, where `geo-ray certs revoke` puts it."
+)
 
 
 def revoked_serials(crl_pem: bytes, ca_pem: bytes) -> frozenset[int]:

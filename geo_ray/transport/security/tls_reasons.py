@@ -9,7 +9,7 @@ from geo_ray.errors import PeerRefusedError
 
 _VERIFY: Final = {  # X509_V_ERR_*, openssl/x509_vfy.h
     9: "the peer's certificate is not valid yet; compare the clocks of both hosts",
-    10: "the peer's certificate has expired; renew it with `geo-ray certs renew`",
+    10: "the peer's certificate has expired; renew it: `geo-ray certs renew --dir DIR`",
     18: "the peer's certificate is signed by itself, not by this deployment's CA",
     19: "the peer's certificate is from another CA than this deployment's",
     20: "the peer's certificate is from another CA than this deployment's",
@@ -28,7 +28,7 @@ _REASONS: Final = {
     "TLSV1_ALERT_DECRYPT_ERROR": _WRONG_CA,
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": (
         "the peer says that this region's certificate has expired or is not valid yet; renew it"
-        " with `geo-ray certs renew`, or compare the clocks"
+        " with `geo-ray certs renew --dir DIR`, or compare the clocks"
     ),
     "SSLV3_ALERT_BAD_CERTIFICATE": "the peer refuses this region's certificate: not valid (yet)",
     "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE": "the peer cannot use this region's certificate",
@@ -67,5 +67,5 @@ def refusal(error: ssl.SSLError, peer: str) -> PeerRefusedError:
     """The typed error for a failed handshake with ``peer``, a region or an address."""
     return PeerRefusedError(
         f"no TLS connection with {peer}: {explain(error)}",
-        fix="Give every region a certificate of the same CA; `geo-ray certs show` lists them.",
+        fix="Give every region a certificate of the same CA; `geo-ray certs show DIR` lists them.",
     )

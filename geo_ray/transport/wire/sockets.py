@@ -159,6 +159,12 @@ def dial(address: Address, timeout_s: float) -> socket.socket:
     return connect_first(resolve(address)[:1], 0, timeout_s, lambda: False)
 
 
+def has_one_address(sock: socket.socket) -> bool:
+    """Whether both ends of a connection have the same address: then they are on one host."""
+    own, peer = sock.getsockname(), sock.getpeername()
+    return sock.family in {socket.AF_INET, socket.AF_INET6} and own[0] == peer[0]
+
+
 def tune(sock: socket.socket, *, silence_s: float = 0.0, congestion: str = "") -> None:
     """Send small frames at once, notice a vanished host, and pick a congestion control.
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
+import traceback
 from pathlib import Path
 
 import pytest
@@ -86,8 +88,9 @@ def test_the_model_is_the_trained_one(run: geo_ray.Run, tmp_path: Path) -> None:
     assert again.read_bytes() == run.model_path.read_bytes(), "the same file, metadata included"
     with pytest.raises(errors.ConfigError, match=r"\.onnx"):
         run.export(tmp_path / "m.onnx")
-    with pytest.raises(errors.CheckpointMissingError):
+    with pytest.raises(errors.CheckpointMissingError) as missing:
         run.model(checkpoint=3)
+    assert "saved none" in missing.value.fix and "--resume" not in missing.value.fix
     with pytest.raises(errors.RunDirectoryError, match="no best model") as caught:
         run.model(best=True)
     assert "train.keep_best" in caught.value.fix
@@ -184,6 +187,45 @@ def test_nothing_is_printed_unless_asked_for(
     geo_ray.simulate(QUICKSTART, changes, progress="plain")
     out, told = capfd.readouterr()
     assert out == "" and "this run is quickstart-2" in told
+
+
+def test_warnings_are_of_the_logger_that_the_documents_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    late = SMALL | {"train.eval_every": 50, "run.dir": str(tmp_path)}
+    geo_ray.simulate(QUICKSTART, late)
+    said = [record for record in caplog.records if "beyond train.steps" in record.getMessage()]
+    assert len(said) == 1 and said[0].name.startswith("geo_ray.")
+    caplog.clear()
+    logging.getLogger("geo_ray").setLevel("ERROR")
+    try:
+        geo_ray.simulate(QUICKSTART, late)
+    finally:
+        logging.getLogger("geo_ray").setLevel(logging.NOTSET)
+    assert not caplog.records
+
+
+def test_a_run_is_named_by_itself_or_by_its_directory(run: geo_ray.Run, tmp_path: Path) -> None:
+    for named in (run, run.path, str(run.path)):
+        assert geo_ray.checkpoints(named).num_rows == 0
+        assert geo_ray.open_run(named).name == run.name
+        assert geo_ray.report(named, tmp_path / "page.html").exists()
+
+
+def test_an_error_says_once_what_is_wrong(tmp_path: Path) -> None:
+    wrong = {"train.target": {"metric": "accurracy", "value": 0.5, "direction": "at_least"}}
+    (tmp_path / "text.yaml").write_text("a: b: c")
+    for config, changes in (
+        (QUICKSTART, {"train.stepz": 5}),
+        (QUICKSTART, wrong),  # found when the run's directory is there
+        (tmp_path / "text.yaml", {}),
+        (QUICKSTART, {"train.steps": object()}),
+    ):
+        with pytest.raises(errors.ConfigError) as caught:
+            geo_ray.simulate(config, SMALL | changes | {"run.dir": str(tmp_path)})
+        text = "".join(traceback.format_exception(caught.value))
+        assert "above exception" not in text and "During handling" not in text
+        assert text.count(caught.value.message.splitlines()[0]) == 1, text
 
 
 def test_what_a_watcher_raises_ends_the_run(tmp_path: Path) -> None:

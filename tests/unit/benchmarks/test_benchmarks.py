@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -155,3 +158,27 @@ def test_evaluations_of_regions_are_matched_by_round() -> None:
         [[6, 60], [6, 63]],
         [[7, 70], [6, 70]],
     ]
+
+
+def test_a_benchmark_that_is_interrupted_leaves_no_command_behind(
+    support: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would go on to write into a directory that is being removed."""
+    command = load("common.command")
+    started: list[subprocess.Popen[str]] = []
+    endless = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    endless += "import sys\nwhile True: print('step', file=sys.stderr, flush=True)"
+
+    def popen(words: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+        started.append(subprocess.Popen([sys.executable, "-c", endless], **options))
+        return started[0]
+
+    def interrupted(text: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "_SHOW_EVERY_S", 0.0)
+    monkeypatch.setattr(command, "_END_S", 0.2)
+    monkeypatch.setattr(support, "say", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        command.geo_ray("train", tmp_path / "c.yaml", {}, tmp_path / "runs", popen=popen)
+    assert started[0].poll() is not None

@@ -14,6 +14,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from geo_ray.checkpoint.local_folder import LocalFolder
 from geo_ray.checkpoint.manifest import (
     MAX_MANIFEST_BYTES,
     CheckpointManifest,
@@ -44,15 +45,22 @@ def manifest(id: int, parts: tuple[Any, ...] = (), **extra: Any) -> CheckpointMa
 
 
 def save(store: CheckpointStore, id: int) -> None:
-    path = store.begin(id)
+    folder = store.begin(id)
     parts = tuple(
-        write_part(path, name, {"x": torch.full((5,), float(id))}, {"id": id}) for name in "ab"
+        write_part(folder, name, {"x": torch.full((5,), float(id))}, {"id": id}) for name in "ab"
     )
     store.commit(id, manifest(id, parts))
 
 
 def directories(store_root: Path) -> list[int]:
     return sorted(int(path.name.split("-")[1]) for path in store_root.iterdir())
+
+
+def begun(store: CheckpointStore, id: int) -> Path:
+    """Begin a save in a directory; where that is."""
+    folder = store.begin(id)
+    assert isinstance(folder, LocalFolder)
+    return folder.path
 
 
 @pytest.fixture
@@ -88,9 +96,18 @@ def test_nothing_there_is_missing_and_not_corrupt(store: CheckpointStore, tmp_pa
         with pytest.raises(CheckpointMissingError):
             store.latest()
         (tmp_path / "checkpoints" / "lost+found").mkdir(parents=True, exist_ok=True)
-    with pytest.raises(CheckpointMissingError):
+    with pytest.raises(CheckpointMissingError) as caught:
         store.open(7)
-    assert store.ids() == []
+    assert store.ids() == [] and "This run has saved none" in caught.value.fix
+
+
+def test_one_that_is_not_there_is_answered_with_those_that_are(store: CheckpointStore) -> None:
+    for _ in range(3):
+        save(store, store.next_id())
+    with pytest.raises(CheckpointMissingError) as caught:
+        store.open(77)
+    assert caught.value.fix == f"Name one that is there: {', '.join(map(str, store.ids()))}."
+    assert str(store.ids()[-1]) in caught.value.fix
 
 
 def test_an_unfinished_save_is_invisible_and_swept(store: CheckpointStore, tmp_path: Path) -> None:
@@ -105,13 +122,13 @@ def test_an_unfinished_save_is_invisible_and_swept(store: CheckpointStore, tmp_p
 
 
 def test_a_save_in_progress_is_not_swept(store: CheckpointStore) -> None:
-    first = store.begin(0)
+    first = begun(store, 0)
     store.begin(1)
     assert first.is_dir()
 
 
 def test_files_of_dead_writers_are_removed_at_the_commit(store: CheckpointStore) -> None:
-    path = store.begin(0)
+    path = begun(store, 0)
     part = write_part(path, "a", {}, {})
     (path / ".b.safetensors.123.tmp").write_bytes(b"torn")
     store.commit(0, manifest(0, (part,)))
@@ -119,7 +136,7 @@ def test_files_of_dead_writers_are_removed_at_the_commit(store: CheckpointStore)
 
 
 def test_abandon_removes_the_files_and_the_id_is_free(store: CheckpointStore) -> None:
-    path = store.begin(0)
+    path = begun(store, 0)
     write_part(path, "a", {}, {})
     store.abandon(0)
     store.abandon(0)
@@ -154,7 +171,7 @@ def test_commit_wants_a_begun_save_and_its_own_manifest(store: CheckpointStore) 
 
 
 def test_commit_refuses_parts_that_are_not_there_or_not_right(store: CheckpointStore) -> None:
-    path = store.begin(0)
+    path = begun(store, 0)
     part = write_part(path, "a", {"x": torch.zeros(9)}, {})
     lost = part.model_copy(update={"name": "b", "file": "b.safetensors"})
     with pytest.raises(CheckpointCorruptError, match=r"b\.safetensors"):
@@ -352,7 +369,7 @@ def in_child_with_small_files(action: Callable[[], object]) -> int:
 
 def test_a_full_disk_keeps_the_last_good_checkpoint(store: CheckpointStore, tmp_path: Path) -> None:
     save(store, 0)
-    path = store.begin(1)
+    path = begun(store, 1)
     part = write_part(path, "a", {}, {})
     assert in_child_with_small_files(lambda: write_part(path, "b", {}, {})) == 0
     assert in_child_with_small_files(lambda: store.commit(1, manifest(1, (part,)))) == 0

@@ -335,5 +335,13 @@ def test_a_file_that_cannot_be_written_is_an_error() -> None:
 def test_ages_are_told_in_a_unit_that_fits() -> None:
     from geo_ray.observe.text import age_text
 
-    told = {-5: "of the future", 0: "0 s", 59: "59 s", 60: "1 min", 7200: "2 h", 3456000: "40 d"}
+    told = {
+        -5: "of the future",
+        0: "0 s",
+        59: "59 s",
+        60: "1 min",
+        7200: "2 h",
+        172800: "48 h",
+        345600: "4 d",
+    }
     assert {age: age_text(age) for age in told} == told

@@ -11,7 +11,7 @@ from observe_support import events, started, wan
 
 import geo_ray
 from geo_ray.comparison.board import best_rate, goal_of, ordered, row_of, spread
-from geo_ray.comparison.outcome import Outcome
+from geo_ray.comparison.outcome import Outcome, failed_outcome, load_outcome, save_outcome
 from geo_ray.comparison.price import priced
 from geo_ray.comparison.variants import (
     Case,
@@ -20,6 +20,8 @@ from geo_ray.comparison.variants import (
     experiment_of,
     parse_variant,
 )
+from geo_ray.config.experiment import Experiment
+from geo_ray.config.load import load_text
 from geo_ray.errors import ConfigError
 from geo_ray.observe.events.sent import SentUntil
 from geo_ray.observe.metrics.summary import Target
@@ -195,3 +197,14 @@ def test_wrong_arguments_are_refused_by_name(arguments, why, tmp_path: Path) -> 
     with pytest.raises(ConfigError, match=why) as caught:
         geo_ray.compare(CONFIG, **{"strategies": "sma", "out": tmp_path / "out"} | arguments)
     assert "--" not in str(caught.value) and not (tmp_path / "out").exists()
+
+
+def test_a_run_that_failed_is_an_outcome_that_can_be_kept_and_read(tmp_path):
+    text = (
+        "name: run\ntask: {use: digits}\ndata: {generate: {}}\nregions: [{name: a}]\n"
+        "strategy: {kind: bsp}\noptimizer: {kind: sgd}\ntrain: {steps: 1}\n"
+    )
+    experiment = load_text(text, [], Experiment, "run.yaml")
+    failed = failed_outcome("bsp", 2.0, experiment, "loss is nan")
+    save_outcome(failed, tmp_path)
+    assert load_outcome(tmp_path, experiment) == failed

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from geo_ray.config.canonical import JSONValue
-from geo_ray.config.overrides import CALLED, apply_overrides, kept_keys
+from geo_ray.config.overrides import CALLED, OptionText, apply_overrides, kept_keys
 from geo_ray.config.yaml_text import YamlTree, parse_yaml
 from geo_ray.errors import ConfigError
 
@@ -120,3 +122,17 @@ def test_what_was_written_for_another_kind_is_told() -> None:
     assert kept_keys(tree, ["strategy.kind=sma"]) == []
     assert kept_keys(tree, ["optimizer.kind=adamw"]) == []  # there is nothing to keep
     assert "keeps what was written for sma" in kept_keys(tree, own)[0]
+
+
+def test_an_override_keeps_the_option_that_it_stands_for_in_another_process() -> None:
+    given = OptionText("strategy.interval=[", ("strategies", "sma:interval=["))
+    again = pickle.loads(pickle.dumps(given))
+    assert again == given and again.option == given.option
+    with pytest.raises(ConfigError, match=r"strategies: sma:interval=\[, line 1: not valid YAML"):
+        apply_overrides(parse_yaml("{}", "x"), [again])
+
+
+def test_an_empty_value_has_come_from_its_override() -> None:
+    changed = apply_overrides(parse_yaml("strategy: {kind: sma}", "x"), ["strategy.kind="])
+    assert changed.value == {"strategy": {"kind": None}}
+    assert changed.origins["strategy", "kind"] == "overrides"

@@ -11,6 +11,7 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import digest, dump_yaml, load_text
 from geo_ray.errors import ConfigError, TaskLoadError
 from geo_ray.job.auto import load_experiment
+from geo_ray.job.build import check_absent
 from geo_ray.strategies.registry import STRATEGIES
 from geo_ray.transport.emulation.link_model import LinkSpec
 
@@ -178,6 +179,43 @@ def test_codecs_must_fit_the_strategy():
         assert re.search(f"codec.{direction} .*: with randomk_unbiased.*asgd_ga.*randomk", message)
 
 
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("members.min=3", "members.min.*there are 2 regions"),
+        ("members.min=0", "members.min.*at least 1"),
+        ("overlay={kind: binary}", "members.min.*overlay binary.*use overlay star"),
+        ("transfers={}", "members.min.*transfers"),
+        ("codec.up={kind: dgt}", "members.min.*dgt keeps books"),
+        ("members.absent=[asia]", "members.absent.*no region 'asia', regions are eu, us"),
+        ("members.absent=[eu]", "members.absent.*'eu' hosts the averager"),
+    ],
+)
+def test_regions_can_be_lost_where_nobody_sums_or_waits_for_them(override, expected):
+    strategy = "strategy={kind: " + ("bsp}" if "binary" in override else "asgd_ga}")
+    assert load(strategy, "members.min=1").members.min == 1
+    message = complaint(strategy, "members.min=1", override)
+    assert re.search(expected, message), message
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ((), "1 of eu, us would be there: leave at least 2"),
+        (("regions.0.ps_shards=2",), "the same ps_shards"),
+        (("strategy={kind: bsp}", "overlay={kind: binary}"), "use overlay star"),
+        (("transfers={}", "strategy={kind: asgd_ga}"), "leave transfers out"),
+    ],
+)
+def test_nobody_joins_later_where_nobody_can(overrides, expected):
+    with pytest.raises(ConfigError, match=expected):
+        check_absent(load("members.absent=[us]", *overrides))
+
+
+def test_a_run_that_can_lose_nobody_may_do_everything():
+    assert load("strategy={kind: asgd_ga}", "members.min=2", "codec.up={kind: dgt}")
+
+
 def test_gpus_are_asked_for_where_they_are_used():
     with_gpus = ["device=cuda", "regions.0.gpus_per_worker=1", "regions.1.gpus_per_worker=0.5"]
     assert load(*with_gpus).device == "cuda"
@@ -229,3 +267,28 @@ def test_what_a_strategy_is_told_survives_the_file():
     text = dump_yaml(load("strategy={kind: asgd_ga, interval: 3, wait: when_busy, combine: sum}"))
     again = load_text(text, [], Experiment, "again").strategy
     assert (again.interval, again.wait, again.combine) == (3, "when_busy", "sum")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("checkpoint.store=/somewhere",), "`store` must begin with s3://"),
+        (("checkpoint.store=s3://b?colour=red",), "is not understood"),
+        (("checkpoint.region_stores={eu: s3://b/p}",), "wants `store`, too"),
+        (
+            ("checkpoint.store=s3://b/p", "checkpoint.region_stores={eu: gs://b}"),
+            "`region_stores.eu` must begin with s3://",
+        ),
+        (
+            ("checkpoint.store=s3://b/p", "checkpoint.region_stores={asia: s3://b/p}"),
+            "checkpoint.region_stores",
+        ),
+    ],
+)
+def test_stores_of_checkpoints_are_checked_before_the_start(overrides, said):
+    assert said in complaint(*overrides)
+
+
+def test_credentials_in_the_address_of_a_store_are_refused_and_not_repeated():
+    said = complaint("checkpoint.store=s3://key:canary-1f@bucket/p")
+    assert "carries credentials" in said and "canary-1f" not in said

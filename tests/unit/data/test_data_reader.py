@@ -14,7 +14,6 @@ from geo_ray.data.columns import parse_types
 from geo_ray.data.manifest import Manifest
 from geo_ray.data.parquet import encode
 from geo_ray.data.reader import RegionReader
-from geo_ray.data.stores.local import LocalStore
 from geo_ray.errors import (
     DataError,
     ManifestError,
@@ -23,6 +22,7 @@ from geo_ray.errors import (
     ShardEmptyError,
     ShardMissingError,
 )
+from geo_ray.stores.local import LocalStore
 
 VICTIM = "us-east/train-00001.parquet"
 

@@ -8,9 +8,9 @@ from data_support import RecordingStore, write
 
 from geo_ray.data.columns import parse_types
 from geo_ray.data.reader import RegionReader
-from geo_ray.data.stores.local import LocalStore
 from geo_ray.data.verify import fetch_shard
 from geo_ray.errors import ResidencyDeniedError
+from geo_ray.stores.local import LocalStore
 
 
 def test_a_shard_of_another_region_is_refused_before_any_io(

@@ -172,7 +172,7 @@ def test_a_finished_run_says_where_its_model_is_and_how_to_go_on(run: RunDirecto
     finish(run)
     save_checkpoint(run)
     error = resumed(run)
-    assert isinstance(error, errors.CheckpointMissingError)
+    assert isinstance(error, errors.RunFinishedError)
     assert "is finished after" in error.message and str(run.model) in error.message
     assert advised(error) == ["train", "--resume", "runs/trial", "--allow-drift", "--set",
                               f"train.steps={2 * experiment().train.steps}"]  # fmt: skip
@@ -192,6 +192,53 @@ def test_a_finished_run_goes_on_from_a_checkpoint_that_is_named(run: RunDirector
     assert "there is no such checkpoint" in missing.message
 
 
+@pytest.mark.parametrize("more", [("--from", "0"), ()])
+def test_a_run_cannot_end_before_the_checkpoint_that_it_goes_on_from(
+    more: tuple[str, ...], run: RunDirectory
+) -> None:
+    if more:
+        finish(run)
+    save_checkpoint(run)  # after step 5
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    error = resumed(run, *more, "--allow-drift", "--set", "train.steps=4")
+    assert isinstance(error, errors.CheckpointMissingError)
+    assert "saved after 5 steps, and train.steps is 4" in error.message
+    assert "--from ID" in error.fix and "5 or more" in error.fix
+    assert before == {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    begun = resumed(run, *more, "--allow-drift", "--set", "train.steps=5", "--plain")
+    assert isinstance(begun, errors.RayUnreachableError), begun
+
+
+@pytest.mark.parametrize(
+    ("regions", "keys", "enough"),
+    [
+        # Servers count pushes: 2 steps of 3 workers are 6.
+        ("[{name: a, workers: 3}, {name: b}]", ("strategy={kind: asgd}", "train.mode=async"), 2),
+        # 3 steps of 40 rows: the first region alone may do them, 4 rows at a time.
+        (
+            "[{name: a, batch_sizes: [4]}, {name: b, batch_sizes: [36]}]",
+            ("strategy={kind: asgd}", "train.count=together"),
+            1,
+        ),
+    ],
+)
+def test_steps_of_a_checkpoint_are_compared_as_they_are_counted(
+    regions: str,
+    keys: tuple[str, ...],
+    enough: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    nowhere = "cluster={kind: existing, address: '127.0.0.1:9', connect_timeout_s: 1}"
+    run = rundir.create(
+        experiment(nowhere, f"regions={regions}", *keys, f"train.steps={enough}"), tmp_path
+    )
+    save_checkpoint(run)  # after step 5 of a server
+    begun = resumed(run, "--plain")
+    assert isinstance(begun, errors.RayUnreachableError), begun
+
+
 def test_a_run_that_met_its_target_is_told_to_leave_it_out(run: RunDirectory) -> None:
     finish(run, cause="loss reached 0.5")
     save_checkpoint(run)
@@ -201,6 +248,7 @@ def test_a_run_that_met_its_target_is_told_to_leave_it_out(run: RunDirectory) ->
 def test_a_finished_run_without_checkpoint_cannot_go_on(run: RunDirectory) -> None:
     finish(run)
     error = resumed(run)
+    assert isinstance(error, errors.RunFinishedError) and error.code == "RUN_FINISHED"
     assert "is finished" in error.message and "no checkpoint" in error.fix
     more = ["--set", "train.steps=1000", "--allow-drift"]
     assert resumed(run, *more).message == error.message
@@ -209,6 +257,7 @@ def test_a_finished_run_without_checkpoint_cannot_go_on(run: RunDirectory) -> No
 def test_a_simulated_run_has_nothing_to_resume(run: RunDirectory) -> None:
     finish(run, simulated=True)
     assert "was simulated" in resumed(run).message
+    assert "a simulation writes none" in invoke("checkpoints", str(run.path)).output
 
 
 def test_a_run_that_ended_early_is_started_again(run: RunDirectory) -> None:

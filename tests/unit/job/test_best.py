@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -168,6 +170,38 @@ def test_parameters_that_are_missing_are_told_and_the_run_goes_on(tmp_path: Path
     note(keeper, "eu", 6, 6.0)
     notes.take([evaluation(6, 0.55)], 3.0, "eu")
     assert kept(tmp_path) == 6.0, "better than what there is"
+
+
+def test_who_watches_the_run_writes_no_model(tmp_path: Path) -> None:
+    """Evaluations are taken while a model is still being written; outcomes come in their order."""
+    keeper = keeper_of(tmp_path, *TOGETHER)
+    for step in (2, 4):
+        note(keeper, "eu", step, float(step))
+    events: list[Event] = []
+    may_write, writers = threading.Event(), set()
+
+    class Slow:
+        candidates, best, check = keeper.candidates, None, keeper.check
+
+        def consider(self, done, home):
+            may_write.wait()
+            writers.add(threading.current_thread().name)
+            return keeper.consider(done, home)
+
+    def emit(kind: str, t_s: float, **fields: object) -> Event:
+        events.append(conform(kind, t_s, fields))
+        return events[-1]
+
+    with ThreadPoolExecutor(1, "writer") as executor:
+        notes = EvalNotes(EvalBoard(TASK, 2), emit, None, Slow(), executor)
+        for step, value in ((2, 0.5), (4, 0.6), (6, 0.7)):
+            notes.take([evaluation(step, value)], float(step), "eu")
+        assert [event.kind for event in events] == ["eval"] * 3
+        may_write.set()
+        notes.end(lambda: 8.0)  # also of a run that ends by an error: nobody else settles
+    assert [event.kind for event in events[3:]] == ["best_kept", "best_kept", "best_failed"]
+    assert [(event["step"], event.t_s) for event in events[3:]] == [(2, 8.0), (4, 8.0), (6, 8.0)]
+    assert writers == {"writer_0"} and kept(tmp_path) == 4.0
 
 
 def test_a_full_disk_ends_no_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from job_support import digits, experiment
 
+from geo_ray.checkpoint.places import CheckpointPlaces
 from geo_ray.data.manifest import save_manifest
 from geo_ray.errors import (
     ConfigError,
     ManifestError,
     RegionsOmittedError,
+    RunDirectoryError,
     SchemaMismatchError,
     ShardEmptyError,
 )
@@ -141,6 +145,39 @@ def test_sites_that_share_rows_have_equal_parts_of_them(tmp_path):
     assert sum(rows.values()) == manifest.rows("eu", "train") + manifest.rows("us", "train")
 
 
+@pytest.mark.parametrize(
+    ("sections", "is_refused"),
+    [
+        ((), True),  # generated data lie there
+        (("data.generate=null", "data.manifest=s3://b/m.json"), False),
+        (
+            (
+                "data.generate=null",
+                "data.manifest=s3://b/m.json",
+                "train.eval_every=1",
+                "train.keep_best={metric: loss, mode: min}",
+            ),
+            True,
+        ),
+    ],
+)
+def test_with_a_store_not_all_need_see_the_directory(tmp_path, sections, is_refused):
+    store = "s3://bucket/prefix"
+    asked = experiment(f"checkpoint.store={store}", *sections)
+    elsewhere = str(tmp_path / "on another machine")
+    spec = RunSpec(asked.model_dump_json(), str(tmp_path), str(tmp_path), "", "run", elsewhere,
+                   CheckpointPlaces(store))  # fmt: skip
+    without = replace(spec, places=CheckpointPlaces(f"{elsewhere}/checkpoints"))
+    with pytest.raises(RunDirectoryError, match="does not see") as caught:
+        without.check_run_directory("eu")
+    assert "checkpoint.store" in caught.value.fix
+    if is_refused:
+        with pytest.raises(RunDirectoryError, match="does not see"):
+            spec.check_run_directory("eu")
+    else:
+        spec.check_run_directory("eu")
+
+
 def test_the_actor_that_hosts_the_averager_is_told_them(tmp_path):
     (tmp_path / CONFIG_FILE).write_text("x: 1", "utf-8")
     spec = RunSpec(
@@ -149,7 +186,7 @@ def test_the_actor_that_hosts_the_averager_is_told_them(tmp_path):
         str(tmp_path),
         "",
         "run",
-        parts_dir=str(tmp_path / "checkpoints"),
+        run_dir=str(tmp_path),
         num_params=10,
         data_rows={"eu": 5.0, "us": 7.0},
     )

@@ -10,7 +10,7 @@ from torch import nn
 
 from geo_ray.errors import RunDirectoryError
 from geo_ray.job.build import build_shard, initial_parameters
-from geo_ray.job.model_file import about_model, keep_longer, save_trained
+from geo_ray.job.model_file import about_model, export_model, keep_longer, save_trained
 from geo_ray.training.compute.flat import read_parameters
 
 
@@ -87,3 +87,11 @@ def test_a_model_of_more_steps_is_put_aside_and_another_is_replaced(tmp_path):
     assert not torch.equal(*(next(iter(load_file(each).values())) for each in (aside, path)))
     path.write_bytes(b"no model")
     assert keep_longer(path, 1) is None
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "pt"])
+def test_a_folder_that_is_not_there_is_named(tmp_path, ending):
+    path = tmp_path / "absent" / f"model.{ending}"
+    with pytest.raises(RunDirectoryError, match="cannot be written") as caught:
+        export_model(digits().model(0), path, {})
+    assert f"Make the directory {path.parent}" in caught.value.fix

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -38,6 +40,38 @@ def test_a_model_too_large_for_any_machine_is_counted() -> None:
     task: Any = AnyTask(lambda: nn.Linear(WIDTH, WIDTH))
     assert parameter_count(task, 0) == WIDTH * WIDTH + WIDTH
     assert outlined_model(task, 0).weight.is_meta
+
+
+class DrawsNormal(nn.Module):
+    """Normal numbers made in the usual ways, and some that are asked for on the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 3)
+        self.first = nn.Parameter(torch.randn(4, 3, generator=torch.default_generator))
+        self.second = nn.Linear(3, 4)
+        nn.init.xavier_normal_(self.second.weight)
+        self.third = nn.Parameter(nn.init.trunc_normal_(torch.empty(2, 2)))
+        self.fixed = nn.Parameter(torch.randn(2, device="cpu"), requires_grad=False)
+
+
+def test_numbers_that_nobody_looks_at_are_not_drawn() -> None:
+    """The first draw on the meta device would import PyTorch's compiler, which takes seconds."""
+    code = (
+        "import sys\nfrom geo_ray.job.build import parameter_count\n"
+        "from tests.unit.job.test_parameter_count import AnyTask, DrawsNormal\n"
+        "assert parameter_count(AnyTask(DrawsNormal), 0) == 15 + 12 + 16 + 4\n"
+        "assert not {'torch._dynamo', 'sympy'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_numbers_that_are_asked_for_elsewhere_are_drawn() -> None:
+    module = outlined_model(AnyTask(DrawsNormal), 3)  # type: ignore[arg-type]
+    torch.manual_seed(3)
+    assert isinstance(module, DrawsNormal)
+    assert module.first.is_meta
+    assert torch.equal(module.fixed, torch.randn(2))
 
 
 def test_a_shared_parameter_and_a_frozen_one() -> None:

@@ -178,7 +178,7 @@ def test_a_page_of_a_hundred_regions_stays_small(tmp_path: Path) -> None:
 
 
 def test_a_plan_page_is_whole(tmp_path: Path) -> None:
-    points = [(10.0, 5.0, "fast"), (40.0, 2.0, "cheap")]
+    points = [(10.0, 5.0, "eu: 2 x a", "fast"), (40.0, 2.0, "eu: 1 x a", "cheap")]
     (figure,) = drawings(write_plan_page("x", points, (40.0, 2.0), tmp_path / "p").read_text())
     check(figure, NARROW_PX)
 

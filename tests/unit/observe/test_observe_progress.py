@@ -10,6 +10,7 @@ from observe_support import REGIONS, Row, evaluation, events, noise, small_run, 
 from rich.console import Console
 
 from geo_ray.clock import VirtualClock
+from geo_ray.observe.events.schema import Event
 from geo_ray.observe.progress import Progress
 
 
@@ -179,6 +180,45 @@ def test_a_resumed_run_guesses_from_the_steps_of_this_stretch() -> None:
         clock.advance_to_s(event.t_s)
         progress.feed(event)
     assert "about 9 s left" in progress.line()
+
+
+def test_a_region_that_is_gone_is_called_so_and_nobody_waits_for_its_steps() -> None:
+    clock = VirtualClock()
+    progress = quiet(total=110, clock=clock)
+    rows = [started(), *(step("east", n, n / 10) for n in range(1, 101)), step("west", 1, 10.0)]
+    for event in events(rows):
+        clock.advance_to_s(max(clock.now_s(), event.t_s))
+        progress.feed(event)
+    assert "about 18:10 left" in progress.line()  # west has begun just now
+    progress.feed(events([("region_lost", 10.0, {"region": "west", "cause": "gone"})])[0])
+    line = progress.line()
+    assert "about 1 s left" in line and line.endswith("west lost at 1/110")
+    west = next(row for row in shown(progress).splitlines() if row.startswith("west"))
+    assert west.split()[-3:] == ["lost", "1", "faults"]
+    progress.feed(Event("region_joined", 10.0, {"region": "west"}))
+    clock.advance_to_s(11.0)
+    for event in events([step("west", n, 10.0 + n / 100) for n in (1, 101)]):
+        progress.feed(event)
+    assert "about 1 s left" in progress.line()  # 101 steps in the second since it came
+    assert "west 101/110 loss" in progress.line()
+    progress.feed(Event("region_drained", 12.0, {"region": "west"}))
+    line = progress.line()
+    assert "about 1 s left" in line and line.endswith("west drained at 101/110")
+
+
+def test_a_run_that_was_resumed_without_a_region_says_so() -> None:
+    progress = quiet(total=10)
+    for event in events([started(regions=["east"]), step("east", 1, 1.0)]):
+        progress.feed(event)
+    assert progress.line().endswith("east 1/10 loss 2 | west lost at 0/10")
+
+
+def test_a_simulation_tells_of_no_checkpoint_as_it_writes_none() -> None:
+    saved: Row = ("checkpoint", 3.0, {"id": 0, "step": 4, "bytes": 9})
+    finished: Row = ("region_lost", 4.0, {"region": "west", "cause": "gone"})
+    for simulated in (False, True):
+        lines = plain_lines([started(simulated=simulated), saved, finished], VirtualClock())
+        assert any("checkpoint" in line for line in lines) == (not simulated)
 
 
 def test_simulated_time_is_called_that() -> None:

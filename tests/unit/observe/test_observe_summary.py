@@ -56,7 +56,13 @@ def test_summary_of_a_small_run() -> None:
         usd=None,
         eval={"accuracy": 0.4, "loss": 0.5},
         digest="abc",
-        faults={"worker_lost": 0, "worker_replaced": 0, "step_refused": 0, "region_lost": 0},
+        faults={
+            "worker_lost": 0,
+            "worker_replaced": 0,
+            "step_refused": 0,
+            "region_lost": 0,
+            "state_changed": 0,
+        },
     )
 
 
@@ -143,6 +149,27 @@ def test_a_resumed_run_counts_steps_that_stand_once_and_bytes_always() -> None:
     folded = totals(rows)
     assert folded.regions["east"].compute_s == 5 * 0.5
     assert folded.finished is None
+
+
+def test_standing_still_after_the_last_step_is_waiting() -> None:
+    first, last = step("a", 1, 1.0, wait_s=0.25), step("a", 2, 4.0, wait_s=2.0)
+    between = exchange("a", 1, 3.0, blocking=True, start_s=1.0)
+    end = exchange("a", 2, 9.0, blocking=True, start_s=4.0)
+    found = totals([started(), first, between]).region("a")
+    assert found.wait_s == pytest.approx(0.25 + 2.0), "as long as there is no step after it"
+    found = totals([started(), first, between, last]).region("a")
+    assert found.wait_s == pytest.approx(0.25 + 2.0), "a step's waiting has the exchange before it"
+    found = totals([started(), first, between, last, end]).region("a")
+    assert found.wait_s == pytest.approx(0.25 + 2.0 + 5.0) and found.blocked_s == pytest.approx(7.0)
+    extended = step("a", 3, 20.0, wait_s=0.5)
+    found = totals([started(), first, between, last, end, started(), extended]).region("a")
+    assert found.wait_s == pytest.approx(0.25 + 2.0 + 5.0 + 0.5), "it began anew"
+
+
+def test_rounds_of_an_abandoned_branch_do_not_count() -> None:
+    before = [exchange("a", number, number, round=number) for number in range(1, 11)]
+    again = [exchange("a", number, 20 + number, round=number) for number in range(6, 9)]
+    assert len(totals([started(), *before, started(), *again]).rounds) == 8
 
 
 def test_faults_are_counted_and_cut_off_runs_have_a_summary() -> None:

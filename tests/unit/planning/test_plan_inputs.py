@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from html import unescape
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+import geo_ray
 from geo_ray.cli.main import root
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_tree
@@ -25,7 +27,7 @@ from geo_ray.errors import (
 from geo_ray.job.follow_plan import changes_of
 from geo_ray.job.planning import Sources, make_plan
 from geo_ray.planning.model.bill import Bill
-from geo_ray.planning.plan import Plan, load_plan
+from geo_ray.planning.plan import Plan, differing_machines, load_plan
 from geo_ray.planning.replan import replan
 from geo_ray.planning.residency import Residency, allowed_averagers
 from geo_ray.planning.search.ways import Limits
@@ -75,6 +77,43 @@ def test_a_dry_run_says_what_to_know_before_believing_it():
     assert result.exit_code == 0, result.output
     total, *notes = result.output.splitlines()
     assert "USD" in total and any("speeds were given" in note for note in notes)
+
+
+def test_a_dry_run_gives_json_to_programs():
+    found = json.loads(run("--dry-run", "--json").stdout)
+    low, high = found["usd_range"]
+    assert low <= found["usd"] <= high and found["seconds"] > 0
+
+
+def test_what_all_would_cost_is_what_its_policy_says(tmp_path):
+    far = ("--set", "plan.deadline_h=null")
+    assert run(*far, "--policy", "everything", "--out", "all.json").exit_code == 0
+    whole = load_plan(tmp_path / "all.json")
+    said = " ".join(run(*far).output.split())
+    assert f"(policy `everything`), would cost {whole.total_usd:.2f} USD" in said
+    assert f"every {whole.interval} steps with" in said
+
+
+def test_every_plan_of_the_front_shows_how_it_differs(tmp_path):
+    found = planned(with_front=True).front
+    rows = [
+        (plan.averager, plan.interval, plan.codec, machines)
+        for plan, machines in zip(found, differing_machines(found), strict=True)
+    ]
+    assert len(set(rows)) == len(rows) > 2
+    assert run("--pareto", "p.html").exit_code == 0
+    assert found[0].machines_text in unescape((tmp_path / "p.html").read_text())
+    assert differing_machines([]) == []
+    assert differing_machines(found[:1]) == [""]
+
+
+@pytest.mark.parametrize("words", [("--policy", "optimal"), ("--dry-run",), ("--pareto", "p.html")])
+def test_what_the_rest_of_a_run_is_not_planned_with_is_refused(words, tmp_path):
+    (tmp_path / "begun").mkdir()
+    error = run("--from", "begun", *words).exception
+    assert isinstance(error, ConfigError)
+    assert f"{words[0]}: not with --from" in error.message
+    assert not isinstance(run("--from", "begun").exception, ConfigError)  # it is no run
 
 
 def test_a_deadline_is_hours_and_no_time_of_day():
@@ -262,12 +301,20 @@ def test_stale_prices_of_everything_are_noted(tmp_path):
     more = planned(own % "server: hub, disk: ssd, disk_gb: 5,", prices=(file,)).plan.notes
     counts = [int(re.search(r"(\d+) prices are stale", " ".join(n))[1]) for n in (some, more)]
     assert counts[1] == counts[0] + 2 and counts[0] >= 1
+    assert re.search(r"the oldest of \d+ d ago", " ".join(some)), some
 
 
 def test_residency_moves_the_averager():
     assert planned().plan.averager != "eu"
     assert planned("plan.residency.gradients={eu: [eu], asia: [eu, asia]}").plan.averager == "eu"
     assert allowed_averagers(Residency(), ["a", "b"]) == ["a", "b"]
+
+
+def test_an_age_is_that_of_a_runs_machines():
+    alone = run("--age-h", "5")
+    assert alone.exit_code == 2 and "--from" in alone.output
+    with pytest.raises(ConfigError, match="no age"):
+        geo_ray.replan("runs/none", CONFIG, age_h=-1.0)
 
 
 def test_a_change_must_be_worth_it():

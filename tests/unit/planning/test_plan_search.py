@@ -213,6 +213,12 @@ def test_optimal_is_never_dearer_than_cloudless_in_its_time(seed):
     assert best.total_s <= right_sized.total_s * (1 + 1e-9)
 
 
+def test_no_time_between_regions_is_made_of_rounding():
+    plans = [policy(scenario(seed)) for seed in range(30) for policy in (optimal, cloudless)]
+    between = [plan.seconds.get("between regions", 0.0) / plan.total_s for plan in plans]
+    assert min(between) == 0.0 and not [share for share in between if 0.0 < share < 1e-9]
+
+
 def test_the_front_falls_and_every_point_has_a_reason():
     plans = front(scenario(3, regions=3, offers=4, cap=5))
     assert len(plans) > 3

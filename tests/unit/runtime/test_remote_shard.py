@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from geo_ray.checkpoint.places import CheckpointPlaces
 from geo_ray.errors import FrameError
 from geo_ray.runtime.actors.parts import HeldShard
 from geo_ray.runtime.actors.remote_shard import RemoteShard
@@ -42,7 +43,9 @@ def shard(size: int) -> Shard:
 
 
 def remote(held: Shard) -> RemoteShard:
-    return RemoteShard(Wire(ShardServer(HeldShard(held, "eu", 1, ""))), timeout_s=1.0)
+    return RemoteShard(
+        Wire(ShardServer(HeldShard(held, "eu", 1, CheckpointPlaces("")))), timeout_s=1.0
+    )
 
 
 def test_the_norm_of_a_mean_is_the_sum_of_its_slices() -> None:
@@ -58,6 +61,6 @@ def test_nothing_is_measured_unless_asked_for() -> None:
 
 
 def test_a_request_to_apply_must_tell_whether_to_measure() -> None:
-    server = ShardServer(HeldShard(shard(2), "eu", 1, ""))
+    server = ShardServer(HeldShard(shard(2), "eu", 1, CheckpointPlaces("")))
     with pytest.raises(FrameError, match="measure"):
         server.handle(LEAD, {"op": "apply", "workers": [0], "samples": [8]}, None)

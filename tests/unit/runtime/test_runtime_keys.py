@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from geo_ray.errors import CertificateError, TransportError
 from geo_ray.runtime.actors.introduction import LAN_KEY, BridgeSecrets
 from geo_ray.runtime.control.run_keys import RunKeys
 from geo_ray.transport.config import TransportConfig
+from geo_ray.transport.security import cert_store
 from geo_ray.transport.security.certs import Authority, read_cert, read_key
 from geo_ray.transport.security.own_certificate import OwnCertificate, SignedCertificate
 from geo_ray.transport.security.secret_sealer import SecretReceiver, seal_secret
@@ -84,10 +86,13 @@ def test_a_bridge_gets_certificates_of_its_own_region_only() -> None:
         keys.sign("eu", b"nothing")
 
 
-@pytest.mark.parametrize("config", [TransportConfig(tls="off"), TransportConfig(certs="/certs")])
+@pytest.mark.parametrize("options", [{"tls": "off"}, {}, {"tls": "off", "certs": "none"}])
 def test_without_tls_or_with_certificates_of_ones_own_none_is_asked_for(
-    config: TransportConfig,
+    options: dict[str, str], tmp_path: Path
 ) -> None:
+    cert_store.init(tmp_path)
+    cert_store.issue(tmp_path, "eu")
+    config = TransportConfig.model_validate(options or {"certs": str(tmp_path)})
     keys, eu = RunKeys("run-1", ["eu"], config), BridgeSecrets("eu", config)
     told = eu.introduce()
     assert told.request_pem is None
@@ -95,9 +100,22 @@ def test_without_tls_or_with_certificates_of_ones_own_none_is_asked_for(
     assert given.signed is None and eu.renewal() is None
     found = eu.certificate(given.signed)
     assert getattr(found, "cert", None) == (
-        None if config.certs is None else "/certs/regions/eu/cert.pem"
+        None if config.certs is None else f"{config.certs}/regions/eu/cert.pem"
     )
     assert given.lan is not None and eu._receiver.open(given.lan, LAN_KEY) == eu.lan_key(given)
+
+
+def test_a_bridge_refuses_a_certificate_on_its_host_that_nobody_would_take(tmp_path: Path) -> None:
+    for name in ("ours", "theirs"):
+        cert_store.init(tmp_path / name)
+        cert_store.issue(tmp_path / name, "eu")
+    eu = BridgeSecrets("eu", TransportConfig(certs=str(tmp_path / "ours")))
+    assert eu.certificate(None) is not None
+    for file in ("cert.pem", "key.pem"):
+        stray = (tmp_path / "theirs/regions/eu" / file).read_bytes()
+        (tmp_path / "ours/regions/eu" / file).write_bytes(stray)
+    with pytest.raises(CertificateError, match=r"region 'eu'.*cert.pem.*is from another CA"):
+        eu.certificate(None)
 
 
 def test_a_certificate_is_renewed_at_half_of_its_life_with_another_key() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from geo_ray.errors import (
+    CheckpointConflictError,
     CheckpointError,
     GeoRayError,
     InterruptedRunError,
@@ -32,12 +33,27 @@ def policy(restarts: int = 1, every_s: float | None = 10.0) -> RunPolicy:
 # ------------------------------------------------------------------ workers
 
 
+def loses(
+    run: RunPolicy,
+    rank: int,
+    error: GeoRayError | None = None,
+    *,
+    is_present: bool = True,
+    goes_on: bool = False,
+    now_s: float = 100.0,
+) -> str | GeoRayError:
+    cause = "killed" if error is None else error.message
+    return run.worker_lost(
+        ("us", rank), cause, error, is_present=is_present, goes_on=goes_on, now_s=now_s
+    )
+
+
 def test_workers_are_replaced_as_often_as_allowed() -> None:
     run = policy(restarts=2)
     lost = LinkDownError("the server hung up")
-    assert run.worker_lost("us/0", "killed", None, is_present=True) == "replace"
-    assert run.worker_lost("us/1", lost.message, lost, is_present=True) == "replace"
-    last = run.worker_lost("us/0", "killed", None, is_present=True)
+    assert loses(run, 0) == "replace"
+    assert loses(run, 1, lost) == "replace"
+    last = loses(run, 0)
     assert isinstance(last, WorkerLostError)
     assert "us/0" in last.message and "train.max_worker_restarts = 2" in last.message
 
@@ -45,45 +61,77 @@ def test_workers_are_replaced_as_often_as_allowed() -> None:
 def test_what_a_worker_found_wrong_ends_the_run_and_no_restart_is_spent() -> None:
     run = policy(restarts=1)
     wrong = TaskOutputError("the loss is no scalar")
-    assert run.worker_lost("us/0", wrong.message, wrong, is_present=True) is wrong
-    assert run.worker_lost("us/0", "killed", None, is_present=True) == "replace"
+    assert loses(run, 0, wrong) is wrong
+    assert loses(run, 0) == "replace"
 
 
 def test_workers_of_a_region_that_is_gone_are_nobodys_concern() -> None:
     run = policy(restarts=0)
     wrong = TaskOutputError("the loss is no scalar")
-    assert run.worker_lost("us/0", "killed", None, is_present=False) == "ignore"
-    assert run.worker_lost("us/0", wrong.message, wrong, is_present=False) == "ignore"
+    assert loses(run, 0, is_present=False) == "ignore"
+    assert loses(run, 0, wrong, is_present=False) == "ignore"
+
+
+def test_replacements_are_counted_in_a_window_of_time() -> None:
+    run = RunPolicy(RunLimits(2, 5, None, restart_window_s=60.0), now_s=100.0)
+    assert [loses(run, 0, now_s=t) for t in (100.0, 130.0)] == ["replace"] * 2
+    assert "2 in 60 s is used up" in loses(run, 0, now_s=159.0).message
+    assert loses(run, 0, now_s=160.0) == "replace"
+    assert isinstance(loses(run, 0, now_s=161.0), WorkerLostError)
+
+
+def test_where_a_region_goes_on_a_replacement_waits_for_its_time() -> None:
+    run = RunPolicy(RunLimits(1, 5, None, restart_window_s=60.0), now_s=100.0)
+    assert loses(run, 0, goes_on=True, now_s=100.0) == "replace"
+    assert loses(run, 0, goes_on=True, now_s=110.0) == "later"
+    assert run.worker_left(("us", 1), 111.0) == "later"
+    assert run.replacements(159.0) == []
+    assert run.replacements(160.0) == [("us", 0)]
+    assert run.replacements(161.0) == []
+    assert run.replacements(220.0) == [("us", 1)]
+    assert run.replacements(500.0) == []
 
 
 # ------------------------------------------------------------------ regions
 
 
+PRESENT = {"eu": True, "us": False, "ap": True}
+
+
 def test_a_region_that_can_be_spared_is_left_behind() -> None:
-    gone = policy().regions_lost({"eu": "its bridge died"}, {}, "eu", {"eu"})
+    gone = policy().regions_lost({"eu": "its bridge died"}, {}, PRESENT, None)
     assert gone == {"eu": "its bridge died"}
 
 
 def test_a_region_that_is_needed_ends_the_run() -> None:
     with pytest.raises(RegionLostError, match="its bridge died"):
-        policy().regions_lost({"us": "its bridge died"}, {}, "eu", {"eu"})
+        policy().regions_lost({"us": "its bridge died"}, {}, PRESENT, None)
 
 
 def test_a_region_that_was_cut_off_is_left_behind_and_one_that_fails_by_itself_is_not() -> None:
     down, wrong = LinkDownError("cut off"), TaskOutputError("the loss is no scalar")
-    assert policy().regions_lost({}, {"eu": down}, "eu", {"eu"}) == {"eu": "cut off"}
+    gone = RegionLostError("the others went on without it")
+    assert policy().regions_lost({}, {"eu": down}, PRESENT, None) == {"eu": "cut off"}
+    assert policy().regions_lost({}, {"eu": gone}, PRESENT, None) == {"eu": gone.message}
     # The averager has moved on: the old home's failure follows from that.
-    assert policy().regions_lost({}, {"eu": wrong}, "us", {"eu"}) == {"eu": wrong.message}
+    assert policy().regions_lost({}, {"eu": wrong}, PRESENT, "eu") == {"eu": wrong.message}
     with pytest.raises(TaskOutputError):
-        policy().regions_lost({}, {"eu": wrong}, "eu", {"eu"})
+        policy().regions_lost({}, {"eu": wrong}, PRESENT, None)
     with pytest.raises(LinkDownError):
-        policy().regions_lost({}, {"us": down}, "eu", {"eu"})
+        policy().regions_lost({}, {"us": down}, PRESENT, None)
 
 
 def test_a_lost_region_is_not_asked_why_it_failed() -> None:
     wrong = TaskOutputError("the loss is no scalar")
-    gone = policy().regions_lost({"eu": "its server died"}, {"eu": wrong}, "eu", {"eu"})
+    gone = policy().regions_lost({"eu": "its server died"}, {"eu": wrong}, PRESENT, None)
     assert gone == {"eu": "its server died"}
+
+
+def test_a_run_ends_when_too_few_regions_are_left() -> None:
+    run = RunPolicy(RunLimits(1, 5, None, min_regions=2), now_s=0.0)
+    assert set(run.regions_lost({"eu": "a died"}, {}, PRESENT, None)) == {"eu"}
+    with pytest.raises(RegionLostError, match=r"a died; b died; 1 of 3 .* members.min asks for 2"):
+        run.regions_lost({"eu": "a died", "ap": "b died"}, {}, PRESENT, None)
 
 
 # ------------------------------------------------------------------ saving and stopping
@@ -99,12 +147,26 @@ def test_saves_come_by_time_one_at_a_time() -> None:
     assert policy(every_s=None).due(1e9, is_open=False) is None
 
 
+def test_checkpoints_that_take_long_take_half_of_the_time() -> None:
+    run = policy(every_s=10.0)
+    assert run.due(110.0, is_open=False) == Save(halt=False)
+    assert run.due(118.0, is_open=True) is None
+    run.saved(1)
+    assert run.due(125.9, is_open=False) is None  # 8 s, then 8 s without
+    assert run.due(126.0, is_open=False) == Save(halt=False)
+    assert run.due(129.0, is_open=True) is None
+    run.saved(1)
+    assert run.due(136.0, is_open=False) == Save(halt=False)  # 3 s: in its time
+    assert run.due(176.0, is_open=True) is None
+    assert run.due(176.1, is_open=False) == Save(halt=False)  # it came to nothing
+
+
 def test_a_halt_saves_at_once_and_ends_with_its_reason() -> None:
     run = policy(every_s=None)
     assert run.halt(InterruptedRunError("the run was interrupted"), 101.0)
     assert not run.halt(NonFiniteError("too late"), 101.0)
     assert run.due(101.0, is_open=False) == Save(halt=True)
-    run.saved()
+    run.saved(1)
     assert run.due(102.0, is_open=False) is None
     with pytest.raises(InterruptedRunError, match="its state is saved"):
         run.check_end({"halted"})
@@ -112,18 +174,77 @@ def test_a_halt_saves_at_once_and_ends_with_its_reason() -> None:
 
 def test_a_save_from_before_the_halt_does_not_count_for_it() -> None:
     run = policy()
-    run.saved()
+    run.saved(1)
     run.halt(InterruptedRunError("the run was interrupted"), 101.0)
     assert run.due(101.0, is_open=True) is None  # one from before is still open
     assert run.due(101.5, is_open=False) == Save(halt=True)
 
 
+def test_a_save_that_is_open_when_the_halt_comes_does_not_count_for_it() -> None:
+    """Nobody stands still after it: the run would go on to its end."""
+    run = policy()
+    assert run.due(111.0, is_open=False) == Save(halt=False)
+    run.halt(InterruptedRunError("the run was interrupted"), 112.0)
+    assert run.due(112.0, is_open=True) is None
+    run.saved(1)
+    assert not run.is_halt_saved
+    assert run.due(112.5, is_open=False) == Save(halt=True)
+    run.saved(1)
+    assert run.is_halt_saved and run.due(113.0, is_open=False) is None
+
+
 def test_regions_that_do_not_stand_still_in_time_end_the_run_unsaved() -> None:
     run = policy()
     run.halt(InterruptedRunError("the run was interrupted"), 101.0)
+    assert run.due(101.0, is_open=False) == Save(halt=True)
     run.due(101.0 + HALT_DEADLINE_S, is_open=True)
     with pytest.raises(InterruptedRunError, match="no new checkpoint was made: the regions did"):
         run.due(101.1 + HALT_DEADLINE_S, is_open=True)
+
+
+def test_the_time_to_stand_still_is_counted_from_the_checkpoint_for_it() -> None:
+    """One that was open takes its own; and what it saved is said."""
+    run = policy()
+    assert run.due(110.0, is_open=False) == Save(halt=False)
+    run.halt(InterruptedRunError("the run was interrupted"), 112.0)
+    assert run.due(114.0 + HALT_DEADLINE_S, is_open=True) is None  # it is being written
+    run.saved(7)
+    begun_s = 115.0 + HALT_DEADLINE_S
+    assert run.due(begun_s, is_open=False) == Save(halt=True)
+    assert run.due(begun_s + 50.0, is_open=False) == Save(halt=True)  # the averager has moved
+    assert run.due(begun_s + HALT_DEADLINE_S, is_open=True) is None
+    with pytest.raises(InterruptedRunError, match="; checkpoint 7 is complete, no later one was"):
+        run.due(begun_s + HALT_DEADLINE_S + 0.1, is_open=True)
+
+
+def test_an_open_checkpoint_delays_a_halt_for_a_limited_time() -> None:
+    run = policy()
+    assert run.due(110.0, is_open=False) == Save(halt=False)
+    run.halt(InterruptedRunError("the run was interrupted"), 112.0)
+    run.on_part(111.0 + HALT_DEADLINE_S)
+    assert run.overdue(111.9 + HALT_DEADLINE_S, awaits_parts=True) is None
+    assert run.overdue(112.0 + HALT_DEADLINE_S, awaits_parts=False) is None  # it has them all
+    assert "request to stop" in (run.overdue(112.0 + HALT_DEADLINE_S, awaits_parts=True) or "")
+    assert run.due(112.0 + HALT_DEADLINE_S, is_open=False) == Save(halt=True)
+    assert run.overdue(113.0 + HALT_DEADLINE_S, awaits_parts=True) is None  # the halting one
+
+    run = policy()
+    run.due(110.0, is_open=False)
+    run.halt(InterruptedRunError("the run was interrupted"), 112.0)
+    with pytest.raises(InterruptedRunError, match="the one before was not written"):
+        run.due(112.1 + PART_S, is_open=True)
+
+
+def test_a_save_from_before_the_halt_that_fails_does_not_end_the_run() -> None:
+    run, full = policy(), CheckpointError("the disk is full")
+    for _ in range(MAX_FAILED_SAVES - 1):
+        run.save_failed(full)
+    assert run.due(110.0, is_open=False) == Save(halt=False)
+    run.halt(InterruptedRunError("the run was interrupted"), 112.0)
+    run.save_failed(full)
+    assert run.due(113.0, is_open=False) == Save(halt=True)
+    with pytest.raises(CheckpointError):
+        run.save_failed(full)
 
 
 def test_an_interrupt_that_came_after_the_end_is_none() -> None:
@@ -149,16 +270,22 @@ def test_failed_saves_are_borne_until_there_are_too_many_in_a_row() -> None:
     run, full = policy(), CheckpointError("the disk is full")
     for _ in range(MAX_FAILED_SAVES - 1):
         run.save_failed(full)
-    run.saved()
+    run.saved(1)
     for _ in range(MAX_FAILED_SAVES - 1):
         run.save_failed(full)
     with pytest.raises(CheckpointError):
         run.save_failed(full)
 
 
+def test_a_run_whose_checkpoints_somebody_else_writes_ends_at_once() -> None:
+    with pytest.raises(CheckpointConflictError):
+        policy().save_failed(CheckpointConflictError("another writer"))
+
+
 def test_a_save_that_fails_while_the_run_must_stop_ends_it() -> None:
     run = policy()
     run.halt(InterruptedRunError("the run was interrupted"), 101.0)
+    run.due(101.0, is_open=False)
     with pytest.raises(GeoRayError, match="disk"):
         run.save_failed(CheckpointError("the disk is full"))
 
@@ -166,13 +293,20 @@ def test_a_save_that_fails_while_the_run_must_stop_ends_it() -> None:
 def test_a_checkpoint_of_which_no_part_comes_for_long_is_given_up() -> None:
     run = policy()
     assert run.due(110.0, is_open=False) == Save(halt=False)
-    assert not run.is_overdue(110.0 + PART_S - 1, awaits_parts=True)
+    assert not run.overdue(110.0 + PART_S - 1, awaits_parts=True)
     run.on_part(150.0)
-    assert not run.is_overdue(150.0 + PART_S - 1, awaits_parts=True)
-    assert run.is_overdue(150.0 + PART_S, awaits_parts=True)
-    assert not run.is_overdue(150.0 + PART_S, awaits_parts=False)  # all are there, or none is open
+    assert not run.overdue(150.0 + PART_S - 1, awaits_parts=True)
+    assert run.overdue(150.0 + PART_S, awaits_parts=True)
+    assert not run.overdue(150.0 + PART_S, awaits_parts=False)  # all are there, or none is open
     assert run.due(150.0 + PART_S, is_open=False) == Save(halt=False)
-    assert not run.is_overdue(150.0 + PART_S, awaits_parts=True)  # the next one has its own time
+    assert not run.overdue(150.0 + PART_S, awaits_parts=True)  # the next one has its own time
+
+
+def test_parts_have_as_much_time_as_the_configuration_says() -> None:
+    run = RunPolicy(RunLimits(1, 5, 10.0, part_s=3 * PART_S), now_s=100.0)
+    assert run.due(110.0, is_open=False) == Save(halt=False)
+    assert not run.overdue(110.0 + 2 * PART_S, awaits_parts=True)
+    assert "1800 s" in str(run.overdue(110.0 + 3 * PART_S, awaits_parts=True))
 
 
 def test_all_are_told_to_finish_once() -> None:

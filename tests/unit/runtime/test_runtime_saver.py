@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from geo_ray.checkpoint.local_folder import directory_of
 from geo_ray.checkpoint.manifest import CheckpointManifest, PartInfo
+from geo_ray.checkpoint.names import AVERAGER_PART
 from geo_ray.checkpoint.parts import write_part
-from geo_ray.checkpoint.store import Checkpoint, CheckpointStore, directory_of
+from geo_ray.checkpoint.places import CheckpointPlaces
+from geo_ray.checkpoint.store import Checkpoint, CheckpointStore
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import CheckpointCorruptError, CheckpointMissingError, RunDirectoryError
-from geo_ray.runtime.actors.parts import AVERAGER_PART
 from geo_ray.runtime.actors.spec import Resume
 from geo_ray.runtime.control.health import LossHealth
 from geo_ray.runtime.control.saver import Saver, part_names, without_lost
@@ -156,7 +158,8 @@ def test_what_was_saved_is_found_by_name(
     saver.add(checkpoint, [part(tmp_path, checkpoint, name) for name in NAMES], 5)
     saver.close()
     found = store.latest()
-    resume = Resume(str(found.path), {info.name: info for info in found.manifest.parts})
+    parts = {info.name: info for info in found.manifest.parts}
+    resume = Resume(CheckpointPlaces(str(tmp_path)), found.manifest.id, parts)
     tensors, meta = resume.read("us-ps1")
     assert meta == {"of": "us-ps1"}
     assert torch.equal(tensors["x"], torch.ones(2))  # type: ignore[arg-type]
@@ -212,9 +215,17 @@ def test_a_run_goes_on_with_the_regions_that_its_checkpoint_has() -> None:
     names = {"us-ps0", "eu-ps0", "eu-ps1", "asia-ps0", "averager"}
     assert without_lost(asked, names) == (asked, ())
     left, lost = without_lost(asked, names - {"us-ps0"})
-    assert lost == ("us",) and left.region_names == ("eu", "asia")
+    assert lost == ("us",) and left.present_names == ("eu", "asia")
     assert left.averager_region == "eu" and left.averager.standby is None
     assert part_names(left) == names - {"us-ps0"}
+    left, lost = without_lost(asked, names - {"asia-ps0"})  # its standby stands by as before
+    assert lost == ("asia",) and left.averager_region == "us" and left.averager.standby == "eu"
+    absent = asked.model_copy(
+        update={"members": asked.members.model_copy(update={"absent": ("asia",)})}
+    )
+    assert without_lost(absent, names - {"asia-ps0"}) == (absent, ())
+    joined, lost = without_lost(absent, names)  # it has joined since
+    assert not lost and joined.present_names == ("us", "eu", "asia")
     halved, lost = without_lost(asked, names - {"eu-ps1"})  # a part of a region is no region
     assert lost == ("eu",) and halved.averager_region == "us"
 

@@ -256,6 +256,90 @@ def test_what_is_made_in_the_first_step_is_found_and_may_be_scratch() -> None:
             guard.after_step()
 
 
+class Late(nn.Module):
+    """Begins to average its weights late, as averages do that leave the first steps out."""
+
+    def __init__(self, begins: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.register_buffer("mean", torch.zeros(2, 2))
+        self._begins, self._steps = begins, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self._steps += 1
+        if self._steps >= self._begins:
+            self.mean.data.lerp_(self.layer.weight.data + 1.0, 0.1)
+        return self.layer(x)
+
+
+@pytest.mark.parametrize(("begins", "found"), [(4, 4), (5, 8), (100, 128)])
+def test_what_begins_to_change_late_is_told_once_and_ends_nothing(begins: int, found: int) -> None:
+    net = Late(begins)
+    guard, told = StateGuard(Task(), net), {}
+    for step in range(1, 300):
+        net(torch.zeros(1, 2))
+        guard.after_step()
+        if (words := guard.take_changed()) is not None:
+            told[step] = words
+    assert told == {found: "'mean'"}
+
+
+def test_an_evaluation_looks_at_what_no_power_of_two_would_find() -> None:
+    net = Late(70)
+    guard = StateGuard(Task(), net)
+    for _ in range(80):
+        net(torch.zeros(1, 2))
+        guard.after_step()
+    assert guard.take_changed() is None
+    guard.look()
+    assert guard.take_changed() == "'mean'"
+
+
+class Restored(nn.Module):
+    """Averages its weights once a carried count, which a checkpoint restores, is high enough."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2)
+        self.register_buffer("mean", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if int(self.norm.num_batches_tracked) >= 100:
+            self.mean.data.add_(1.0)
+        y: torch.Tensor = self.norm(x)
+        return y
+
+
+@pytest.mark.parametrize(("version", "raises"), [(None, True), (3, True), (4, False)])
+def test_a_worker_that_joins_late_tells_and_ends_nothing(version: int | None, raises: bool) -> None:
+    """After a resume, or as a replacement, its first step may be the run's thousandth."""
+    net = Restored()
+    guard = StateGuard(Task(), net)
+    net.norm.num_batches_tracked.fill_(100)  # restored
+    for later in (version, 0) if version is not None else ():
+        guard.on_work(later)  # the first one counts
+    net(torch.rand(4, 2))
+    if raises:
+        with pytest.raises(TaskStateError, match="'mean'"):
+            guard.after_step()
+        return
+    guard.after_step()
+    assert guard.take_changed() == "'mean'"
+    for _ in range(8):
+        net(torch.rand(4, 2))
+        guard.after_step()
+    assert guard.take_changed() is None
+
+
+def test_an_evaluation_tells_and_ends_nothing_where_no_step_was_counted() -> None:
+    """Gradients that a simulation computes in batches are none of the worker's steps."""
+    net = Late(1)
+    guard = StateGuard(Task(), net)
+    net(torch.zeros(1, 2))
+    guard.look()
+    assert guard.take_changed() == "'mean'"
+
+
 def test_constants_of_two_processes_are_compared_by_name() -> None:
     one, other = Net(), Net()
     check_constants(constants_of(one), constants_of(other), "worker 1")

@@ -31,7 +31,8 @@ def worker() -> Worker:
 def test_a_push_is_what_the_steps_changed_and_the_parameters_are_as_before(optimizer):
     local = LocalSteps(worker(), optimizer, 3)
     plain = torch.nn.Parameter(START_P.clone())
-    torch_optimizer = optimizer.build([{"params": [plain]}])
+    momentum = getattr(optimizer, "momentum", 0.0)
+    torch_optimizer = torch.optim.SGD([plain], lr=optimizer.lr, momentum=momentum)
     for first in (0, 12):
         held_P = local.params_P.clone()
         result = local.step(rows(Span(first, 12)), Span(first, 12))

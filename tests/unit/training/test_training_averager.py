@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -13,8 +15,8 @@ from geo_ray.strategies.sma import Sma
 from geo_ray.training.averager.averager import Averager
 
 
-def make(strategy, members=("a", "b")):
-    return Averager(strategy, 2, AveragerState(tuple(members)))
+def make(strategy, members=("a", "b"), goal=""):
+    return Averager(strategy, 2, AveragerState(tuple(members)), goal=goal)
 
 
 def update(region, seq, values=(1.0, 2.0), samples=8, epoch=1, final=False):
@@ -142,19 +144,37 @@ def test_after_a_takeover_a_checkpoint_waits_until_every_region_has_settled():
     assert state.begin_checkpoint(7, halt=False)
 
 
-@pytest.mark.parametrize("goal", ["steps 9", "steps 10"])
-def test_a_stop_is_in_a_checkpoint_unless_the_run_is_to_go_further(goal: str):
-    state = make(AsgdGa(combine="sum"))
-    state.goal = "steps 9"
+def stopped(goal: str, *, told: bool) -> Averager:
+    """One of "steps 9" that was to stop, restored for a run with ``goal``."""
+    state = make(AsgdGa(combine="sum"), goal="steps 9")
     state.request_stop()
-    (told,) = state.on_update(update("a", 1))
+    assert not told or state.on_update(update("a", 1))[0].stop
     state.begin_checkpoint(7, halt=False)
     (snapshot,) = state.snapshots
-    again = make(AsgdGa(combine="sum"))
-    again.goal = goal
+    again = make(AsgdGa(combine="sum"), goal=goal)
     again.restore(snapshot.tensors, snapshot.control)
-    assert told.stop
-    assert again.on_update(update("a", 1)).pop().stop == (goal == "steps 9") == again.stopping
+    return again
+
+
+def test_a_stop_is_in_a_checkpoint():
+    again = stopped("steps 9", told=True)
+    assert again.on_update(update("a", 1)).pop().stop and again.stopping
+
+
+def test_a_stop_of_which_nobody_was_told_is_over_for_a_run_that_goes_further():
+    again = stopped("steps 10", told=False)
+    assert not again.on_update(update("a", 1)).pop().stop
+
+
+def test_all_come_to_the_end_that_one_was_told_of_before_the_run_goes_further():
+    again = stopped("steps 10", told=True)
+    assert not again.stopping  # for good
+    assert again.on_update(update("a", 1)).pop().stop
+    assert again.on_update(update("b", 1)).pop().stop
+    assert again.on_update(replace(update("a", 2), final=True)) == []
+    last = again.on_update(replace(update("b", 2), final=True))
+    assert [(reply.final, reply.stop) for reply in last] == [(True, False)] * 2
+    assert not again.on_update(update("a", 3)).pop().stop
 
 
 def test_the_averagers_clock_goes_on_after_a_resume():

@@ -149,7 +149,8 @@ class Region:
             report = StepReport(span, None if why else 1.0, 0.1, why, grad_sq)
             self.effects += self.server.push(worker, report)
         if self.server.link_busy:
-            self.server.link_busy, self.server.phase = False, "training"
+            self.server.requests.answered(0.0, dropped=False)
+            self.server.phase = "training"
             self.effects += self.server._advance()
 
     def steps(self, count: int, **how: object) -> Region:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -220,17 +222,24 @@ def test_a_checkpoint_is_of_its_moment_and_has_the_open_request():
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-def test_a_final_update_is_repeated_as_an_ordinary_one_if_there_is_more_to_do(steps: int):
-    server, shard = make(AsgdGa(interval=100), workers=1, steps=1)
+@pytest.mark.parametrize("names_ends", [True, False])
+def test_a_last_word_is_repeated_and_then_there_is_more_to_do(steps: int, names_ends: bool):
+    """Checkpoints from before ends were named have it repeated as an ordinary update."""
+    server, shard = make(AsgdGa(interval=100), workers=1, steps=1, goal="steps 1")
     server.join(0)
     (final,) = sends(push(server, shard, 0))
     assert final.update.final and server.phase == "finishing"
     (snapshot,) = server.cut(1, halt=False)
-    again, _ = make(AsgdGa(interval=100), workers=1, steps=steps)
-    again.restore(snapshot.control, snapshot.tensors)
+    control = {k: v for k, v in snapshot.control.items() if names_ends or k != "ends"}
+    again, copy = make(AsgdGa(interval=100), workers=1, steps=steps, goal=f"steps {steps}")
+    copy.restore(*shard.take_snapshot(1))
+    again.restore(control, snapshot.tensors)
     (repeated,) = again.resume()
-    assert repeated.update.final == (steps == 1)
-    assert again.phase == ("finishing" if steps == 1 else "waiting")
+    assert repeated.update.final == (names_ends or steps == 1)
+    assert again.phase == ("finishing" if repeated.update.final else "waiting")
+    if repeated.update.final:
+        again.on_reply(replace(reply_to(repeated), final=True))
+        assert again.phase == ("done" if steps == 1 else "training")
 
 
 def test_a_halted_region_sends_its_workers_home():
@@ -322,11 +331,11 @@ def test_an_evaluation_that_was_lost_with_its_worker_is_made_again(told):
         given = answers(push(server, shard, 1))
     assert given[0].evaluate
     if told:
-        server.evals.told()
+        server.work.evals.told()
     server.leave(0)
     again = answers(server.join(0))[0]
     assert (again.evaluate, again.version) == (not told, 2)
-    server.evals.told()
+    server.work.evals.told()
     server.leave(0)
     assert not answers(server.join(0))[0].evaluate
 

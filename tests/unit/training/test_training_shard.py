@@ -7,6 +7,8 @@ import torch
 
 from geo_ray.errors import CheckpointCorruptError, InvariantError
 from geo_ray.strategies.ama import Ama
+from geo_ray.strategies.base import Reply
+from geo_ray.strategies.diloco import DiLoCo
 from geo_ray.strategies.sma import Sma
 from geo_ray.training.compute.optimizers import AdamW, Momentum, Sgd
 from geo_ray.training.server.shard import Contribution, Shard
@@ -89,3 +91,50 @@ def test_state_that_does_not_fit_is_refused(name):
 def test_state_without_parameters_is_refused():
     with pytest.raises(CheckpointCorruptError, match="'params' is missing"):
         make().restore({}, {"step": 0, "since_send": 0, "samples": 0})
+
+
+def anchored() -> Shard:
+    """A shard of DiLoCo after its first exchange began: parameters, moments and an anchor."""
+    shard = stepped(make(optimizer=AdamW(), strategy=DiLoCo(interval=1)))
+    shard.outgoing()
+    return shard
+
+
+def test_a_merge_copies_no_moments_and_the_next_step_does():
+    """Whoever writes the checkpoint has until that step to read them."""
+    shard = anchored()
+    shard.snapshot(1)
+    expected, _ = shard.export()
+    copies, _ = shard.release_snapshot(1)
+    shard.merge(Reply("here", 1, 1, 8, torch.full((4,), 0.25)))
+    kept = {name for name, copy in copies.items() if copy._kept.numel()}
+    assert kept == {"params", "memory/anchor"}
+    stepped(shard)
+    kept = {name for name, copy in copies.items() if copy._kept.numel()}
+    assert kept == set(expected)
+    assert all(torch.equal(copies[k].whole(), v) for k, v in expected.items())
+
+
+def test_state_that_is_given_is_taken_as_it_is():
+    tensors, counters = anchored().export()
+    given, copied = (make(optimizer=AdamW(), strategy=DiLoCo(interval=1)) for _ in range(2))
+    copied.restore(tensors, counters)
+    given.restore({name: value.clone() for name, value in tensors.items()}, counters, given=True)
+    assert given.export()[1] == copied.export()[1] == counters
+    for _ in range(2):
+        assert all(torch.equal(given.export()[0][k], v) for k, v in copied.export()[0].items())
+        stepped(given), stepped(copied)
+    moments = torch.zeros(4)
+    owner = make(optimizer=AdamW(), strategy=DiLoCo(interval=1))
+    owner.restore(tensors | {"optimizer/exp_avg": moments}, counters, given=True)
+    stepped(owner)
+    assert moments.any()  # it is the optimizer's own
+
+
+@pytest.mark.parametrize(("piece", "is_shared"), [((0, 4), True), ((0, 2), False)])
+def test_parameters_that_are_given_are_taken_if_all_are_the_shards(piece, is_shared):
+    params_P = torch.ones(4)
+    shard = Shard.cut(params_P, piece, Sgd(lr=1.0), Sma(interval=100), given=True)
+    assert (shard.params_S.data_ptr() == params_P.data_ptr()) == is_shared
+    apart = Shard.cut(params_P, piece, Sgd(lr=1.0), Sma(interval=100))
+    assert apart.params_S.data_ptr() != params_P.data_ptr()

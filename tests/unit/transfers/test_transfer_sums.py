@@ -8,7 +8,7 @@ from random import Random
 import pytest
 import torch
 
-from geo_ray.errors import InvariantError, NonFiniteError
+from geo_ray.errors import InvariantError, NonFiniteError, RegionLostError
 from geo_ray.strategies.ama import Ama
 from geo_ray.strategies.asgd_ga import AsgdGa
 from geo_ray.strategies.base import AveragerState, Update
@@ -169,5 +169,5 @@ def test_who_leaves_is_not_waited_for() -> None:
     for reply in replies:
         replicas[reply.to].merge(reply)
     torch.testing.assert_close(replicas["a"].params_P, replicas["b"].params_P)
-    with pytest.raises(InvariantError, match="no member"):
+    with pytest.raises(RegionLostError, match="takes part no more"):
         state.on_update(replicas["c"].outgoing(random))

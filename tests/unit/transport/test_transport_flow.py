@@ -200,6 +200,81 @@ def test_chunks_are_longer_where_the_window_holds_64_of_them(
     assert shaped.chunk_bytes(streams) == 64 * 1024
 
 
+def test_processes_of_one_host_get_long_chunks_over_one_stream_and_a_window_that_stays() -> None:
+    """What delays their heartbeats is a busy processor, and every chunk costs it some time."""
+    flow = FlowControl(TransportConfig(), is_shaped=False)
+    flow.connected(one_address=True)
+    assert not flow.is_on_host  # nothing is known yet: a tunnel may begin here
+    flow.on_rtt(0.0, 0.0002)
+    assert flow.is_on_host and flow.chunk_bytes(1) == 64 * 1024  # a relay's line may be slow
+    now_s = 0.0
+    for _ in range(1000):
+        now_s += 0.01
+        flow.on_rtt(now_s, 0.05)
+        flow.on_acked(now_s, 2_000_000, 100_000)
+        flow.look(now_s, flow.streams, is_busy=True, has_more=True, waits=True)
+    assert flow.window.size_bytes < 2**20
+    assert flow.streams == 1 and flow.chunk_bytes(1) == 2**20
+    assert flow.may_send(2**25 - 1) and not flow.may_send(2**25)
+
+    small = FlowControl(TransportConfig(chunk_bytes=16 * 1024, min_streams=4), is_shaped=False)
+    small.connected(one_address=True)
+    small.on_rtt(0.0, 0.0002)
+    _pass(small, mbps=10_000)
+    assert small.streams == 4 and small.chunk_bytes(4) == 256 * 1024
+
+
+@pytest.mark.parametrize(("mbps", "chunk_bytes"), [(10, 64 * 1024), (40, 100_000), (160, 400_000)])
+def test_a_chunk_between_processes_of_one_host_takes_no_longer_than_20_ms(
+    mbps: int, chunk_bytes: int
+) -> None:
+    """A relay between them may stand for a slow line, and a chunk is acknowledged as a whole."""
+    flow = FlowControl(TransportConfig(), is_shaped=False)
+    flow.connected(one_address=True)
+    flow.on_rtt(0.0, 0.0002)
+    _pass(flow, mbps)
+    assert flow.chunk_bytes(1) == pytest.approx(chunk_bytes, rel=0.01)
+
+
+def _pass(flow: FlowControl, mbps: int) -> None:
+    """Two seconds of a transfer at that rate."""
+    for step in range(1, 201):
+        flow.on_acked(step * 0.01, int(mbps * 1e6 / 8 * 0.01), 100_000)
+        flow.look(step * 0.01, flow.streams, is_busy=True, has_more=True, waits=True)
+
+
+def test_streams_without_progress_are_given_up_later_each_time() -> None:
+    """A chunk that takes longer than the limit would otherwise never arrive."""
+    flow = FlowControl(TransportConfig(peer_timeout_s=1.0, heartbeat_s=0.5), is_shaped=False)
+    assert flow.stall_limit_s == 2.0
+    flow.on_stall()
+    flow.on_stall()
+    assert flow.stall_limit_s == 8.0
+    flow.on_chunk(7.0)
+    assert flow.stall_limit_s == 8.0  # the line is as slow as that
+    flow.on_chunk(0.1)
+    assert 2.0 < flow.stall_limit_s < 8.0
+    for _ in range(100):
+        flow.on_chunk(0.1)
+    assert flow.stall_limit_s == 2.0
+    for _ in range(100):
+        flow.on_stall()
+    assert flow.stall_limit_s == 128.0
+
+
+@pytest.mark.parametrize(
+    ("one_address", "rtt_s", "is_shaped"),
+    [(False, 0.0002, False), (True, 0.02, False), (True, 0.0002, True)],
+)
+def test_another_host_a_tunnel_and_an_emulated_link_are_not_on_one_host(
+    one_address: bool, rtt_s: float, is_shaped: bool
+) -> None:
+    flow = FlowControl(TransportConfig(), is_shaped=is_shaped)
+    flow.connected(one_address=one_address)
+    flow.on_rtt(0.0, rtt_s)
+    assert not flow.is_on_host and flow.chunk_bytes(1) <= 64 * 1024
+
+
 def test_a_young_window_doubles_only_on_round_trips_that_it_made() -> None:
     """On others it would double again into the queue that it has made already."""
     window = Window(64 * 1024)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import BinaryIO, Protocol
 
-from geo_ray.data.stores.local import LocalStore
-from geo_ray.data.stores.s3 import S3Store
-from geo_ray.data.stores.uri import is_s3, local_path
+from geo_ray.stores.local import LocalStore
+from geo_ray.stores.s3 import S3Store
+from geo_ray.stores.uri import is_s3, local_path
 
 
 class Store(Protocol):

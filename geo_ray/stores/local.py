@@ -7,8 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import BinaryIO
 
-from geo_ray.data.stores.paths import checked_path
 from geo_ray.errors import ShardMissingError, StoreError
+from geo_ray.stores.paths import checked_path
 
 _TEMPORARY = ".tmp-"
 

@@ -1,0 +1,150 @@
+"""Random histories of a simulated run's members: one a seed, and what must be true of every one.
+
+A history draws a strategy, regions, links, speeds and checkpoints, and lets regions join, leave, be
+lost and come back at random times; then the run is resumed from its last checkpoint, if there is
+one, and goes on to its end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+
+from geo_ray.config.canonical import canonical_json
+from geo_ray.config.experiment import Experiment
+from geo_ray.config.load import load_text
+from geo_ray.data.manifest import Manifest
+from geo_ray.job.data import prepare_manifest
+from geo_ray.runtime.control.saver import without_lost
+from geo_ray.sim.checkpoints import SimCheckpoint
+from geo_ray.sim.world import World
+from geo_ray.strategies.registry import STRATEGIES
+from geo_ray.tasks.base import Task
+from geo_ray.tasks.load import load_task
+
+NAMES = ("a", "b", "c", "d", "e")
+SHORT: dict[str, dict[str, Any]] = {  # rounds that fit a short run
+    "diloco": {"interval": 4},
+    "diloco_streaming": {"interval": 8, "tau": 1},
+    "diloco_eager": {"interval": 4},
+    "one_step_delay": {"interval": 4},
+    "decoupled": {"interval": 8, "quorum": 2},
+    "async_local_sgd": {"interval": 4},
+    "halos": {"local_steps": 2, "interval": 2},
+    "sparseloco": {"interval": 4},
+    "hfa": {"k1": 2, "k2": 2},
+}
+
+
+class ViolationError(Exception):
+    """Something was not true that must be."""
+
+
+@dataclass(slots=True)
+class History:
+    """What one seed draws, and what came of it.
+
+    Attributes:
+        seed: all else follows from it.
+        directory: for data, which all histories share.
+        counts: events by kind, of both stretches.
+    """
+
+    seed: int
+    directory: Path
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Simulate it, and check it.
+
+        Raises:
+            ViolationError: something was not true that must be.
+            Exception: whatever the simulator raises is a violation, too.
+        """
+        draw = Random(self.seed)
+        config = self._config(draw)
+        task, manifest = self._data(config)
+        world = World(config, task, manifest, self._seen)
+        self._disturb(world, config, draw)
+        self._finish(world)
+        saved = [cut for cut in world.checkpoints.values() if cut.is_whole]
+        if saved:
+            self._resume(config, task, manifest, saved[-1])
+
+    def _config(self, draw: Random) -> Experiment:
+        kind = draw.choice(sorted(STRATEGIES))
+        names = NAMES[: draw.randint(3, 5)]
+        others = names[1:]
+        absent = draw.sample(others, draw.randint(0, len(names) - 2))
+        codec = {"up": {"kind": "chunked_topk"}} if kind == "sparseloco" else {}
+        sections = {
+            "name": "history",
+            "task": {"use": "digits", "options": {"width": 2}},
+            "data": {"generate": {"split": {"kind": "iid"}}, "batch_size": 4},
+            "regions": [{"name": name} for name in names],
+            "strategy": {"kind": kind, **SHORT.get(kind, {})},
+            "codec": codec,
+            "optimizer": {"kind": "sgd", "lr": 0.003 if kind == "demo" else 0.05},
+            "train": {"steps": draw.randint(8, 24), "eval_every": draw.choice((0, 4))},
+            "emulate": {
+                "step_s_by_region": {name: draw.uniform(0.05, 0.6) for name in names},
+                "link": {"rate_mbps": draw.choice((1, 20)), "delay_s": draw.uniform(0.001, 0.3)},
+            },
+            "members": {"min": 1, "absent": absent},
+            "checkpoint": {"every_s": draw.choice((None, 0.2, 1.0))},
+            "seed": self.seed,
+        }
+        return load_text(canonical_json(sections), [], Experiment, "history")
+
+    def _data(self, config: Experiment) -> tuple[Task, Manifest]:
+        folder = self.directory / str(len(config.regions))
+        folder.mkdir(parents=True, exist_ok=True)
+        task = load_task(config.task, self.directory)
+        # The same rows for every seed: making them would take longer than all else.
+        alike = config.model_copy(update={"seed": 0})
+        manifest, _ = prepare_manifest(alike, task, self.directory, folder)
+        return task, manifest
+
+    def _disturb(self, world: World, config: Experiment, draw: Random) -> None:
+        long_s = config.train.steps * 0.6
+        for _ in range(draw.randint(1, 8)):
+            when_s, name = draw.uniform(0.0, long_s), draw.choice(config.region_names[1:])
+            what = draw.choice(("join", "join", "drain", "lose"))
+            if what == "join":
+                world.change_at(when_s, joins=[name])
+            elif what == "drain":
+                world.change_at(when_s, leaves=[name])
+            else:
+                world.lose_at(when_s, name, noticed_s=draw.choice((0.0, 0.1, 1.0)))
+
+    def _resume(
+        self, config: Experiment, task: Task, manifest: Manifest, cut: SimCheckpoint
+    ) -> None:
+        left, _ = without_lost(config, {f"{name}-ps0" for name in cut.regions})
+        world = World(left, task, manifest, self._seen)
+        world.restore(cut)
+        self._finish(world)
+
+    def _finish(self, world: World) -> None:
+        result = world.run()
+        view = world.averager.view
+        self._hold(set(result.params_P) == set(view.members), "who is there is a member")
+        self._hold(not view.joining, "nobody is on the way any more")
+        ends = list(result.params_P.values())
+        for end_P in ends:
+            self._hold(bool(torch.isfinite(end_P).all()), "parameters are finite")
+            gap = float((end_P - ends[0]).abs().max())
+            self._hold(gap <= 1e-3, f"all regions end with one model, and not {gap:g} apart")
+        for region in world.regions.values():
+            region.server.work.ledger.check()
+
+    def _seen(self, kind: str, t_s: float, **fields: Any) -> None:
+        self.counts[kind] = self.counts.get(kind, 0) + 1
+
+    def _hold(self, is_true: bool, what: str) -> None:
+        if not is_true:
+            raise ViolationError(f"seed {self.seed}: {what}")

@@ -1,0 +1,109 @@
+"""`geo_ray.check_run`: could this run start, and what would it ask of the cluster?"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from geo_ray.api.html import html_view
+from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
+from geo_ray.api.planning import FollowedPlan, plan_to_follow
+from geo_ray.api.start import checked_run
+from geo_ray.api.tables import Table, table_of
+from geo_ray.api.watch import RunWatch, ShowProgress
+from geo_ray.config.experiment import Experiment
+from geo_ray.config.source import override_items
+from geo_ray.job.build import check_start, model_outline, use_one_thread
+from geo_ray.job.data import data_region, prepare_manifest
+from geo_ray.job.start.evaluation import check_evaluation
+from geo_ray.job.start.notes import warn_at_start
+from geo_ray.runtime.cluster.demand import RegionDemand
+from geo_ray.runtime.control.demands import demands_of
+from geo_ray.tasks.load import load_task
+
+
+@dataclass(frozen=True, repr=False)
+class RunCheck:
+    """A run that could start as far as this machine can tell; the cluster was not asked.
+
+    Attributes:
+        experiment: its configuration.
+        num_params: of its model.
+        demands: what it would ask of each region.
+        rows: training rows by region.
+    """
+
+    experiment: Experiment
+    num_params: int
+    demands: tuple[RegionDemand, ...]
+    rows: Mapping[str, int]
+
+    def table(self) -> Table:
+        """A row per region: its rows, and what the run would ask for there."""
+        rows = [
+            {
+                "region": demand.region,
+                "rows": self.rows[demand.region],
+                "processes": len(demand.bundles),
+                "cpus": demand.total().get("CPU", 0.0),
+                "gpus": demand.total().get("GPU", 0.0),
+            }
+            for demand in self.demands
+        ]
+        return table_of(rows)
+
+    def __repr__(self) -> str:
+        processes = sum(len(demand.bundles) for demand in self.demands)
+        return (
+            f"<RunCheck {self.experiment.name}: {self.num_params:,} parameters, "
+            f"{len(self.demands)} regions, {processes} processes>"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = [tuple(str(cell) for cell in row.values()) for row in self.table().to_pylist()]
+        return html_view(repr(self)[1:-1], ("region", "rows", "processes", "CPUs", "GPUs"), rows)
+
+
+def check_run(
+    config: Config,
+    overrides: Overrides = (),
+    *,
+    plan: FollowedPlan | None = None,
+    progress: ShowProgress = False,
+    base_dir: FilePath | None = None,
+) -> RunCheck:
+    """Check configuration, certificates, task, data and evaluation of a run, and start nothing.
+
+    What is probably a mistake is logged as a warning, as `geo_ray.train` does. Data that the task
+    makes are made for a moment, in a temporary directory.
+
+    Args:
+        config: as for `geo_ray.train`.
+        overrides: changes of single keys, by dotted key.
+        plan: to follow.
+        progress: say on standard error what was decided.
+        base_dir: as for `geo_ray.train`.
+
+    Raises:
+        GeoRayError: whatever would keep `geo_ray.train` from starting, apart from the cluster.
+    """
+    followed = None if plan is None else plan_to_follow(plan)
+    with own_threads_kept(), tempfile.TemporaryDirectory() as scratch:
+        source = source_of(config, base_dir)
+        tell = RunWatch(progress).tell
+        experiment, _ = checked_run(source, override_items(overrides), followed, tell)
+        use_one_thread()
+        task = load_task(experiment.task, source.parent)
+        outline = model_outline(task, experiment.seed)
+        check_start(experiment, outline)
+        manifest, _ = prepare_manifest(experiment, task, source.parent, Path(scratch))
+        check_evaluation(experiment, task, manifest)
+        warn_at_start(experiment, manifest, simulated=False)
+        rows = {
+            region.name: manifest.rows(data_region(region, manifest), "train")
+            for region in experiment.regions
+        }
+        demands = tuple(demands_of(experiment))
+    return RunCheck(experiment, outline.num_params, demands, rows)

@@ -1,0 +1,19 @@
+"""Table of `geo-ray train --dry-run`."""
+
+from __future__ import annotations
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from geo_ray.api.run_check import RunCheck
+
+
+def needs_table(found: RunCheck) -> Table:
+    """What the run would ask of each region."""
+    table = Table("region", box=SIMPLE_HEAD)
+    for heading in ("training rows", "processes", "CPUs", "GPUs"):
+        table.add_column(heading, justify="right")
+    for row in found.table().to_pylist():
+        numbers = (row["rows"], row["processes"], row["cpus"], row["gpus"])
+        table.add_row(row["region"], *(f"{number:,g}" for number in numbers))
+    return table

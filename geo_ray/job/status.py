@@ -1,0 +1,163 @@
+"""How a run stands, read from its directory by a process that has no part in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from geo_ray.clock import Clock, SystemClock
+from geo_ray.config.experiment import Experiment
+from geo_ray.errors import CheckpointError, StoreError
+from geo_ray.job import rundir
+from geo_ray.job.checkpoints import store_of
+from geo_ray.job.rundir import RunDirectory
+from geo_ray.lease.local_store import LocalConditionalStore
+from geo_ray.lease.process import has_ended
+from geo_ray.lease.record import LEASE_KEY, LeaseRecord, decode_record
+from geo_ray.lease.watch import LeaseWatch
+from geo_ray.observe.events.log import EVENTS_FILE, EventTail, being_written
+from geo_ray.observe.report.ending import Ending, ending_of
+from geo_ray.observe.status.fold import StatusFold, left_s, mean_loss
+from geo_ray.observe.status.record import (
+    CheckpointStatus,
+    DriverStatus,
+    RunStatus,
+    SpentStatus,
+)
+from geo_ray.planning.actual import Spent, held_against
+
+
+class StatusReader:
+    """Reads a run again and again, each time only what is new. Changes nothing in it.
+
+    Args:
+        path: the run's directory.
+        clock: by which a silent driver is judged; the machine's if None.
+
+    Raises:
+        RunDirectoryError: there is no run.
+        ConfigError: its configuration cannot be read.
+    """
+
+    def __init__(self, path: Path, clock: Clock | None = None) -> None:
+        found: tuple[RunDirectory, Experiment] = rundir.reopen(path, to_look_at=True)
+        self._run, self._experiment = found
+        self._shown = str(path)
+        self._clock = clock or SystemClock()
+        self._tail = EventTail(self._run.path / EVENTS_FILE)
+        self._fold = StatusFold(self._experiment.train.target)
+        self._store = store_of(self._run, self._experiment)
+        self._watch = LeaseWatch()
+        self._plan = rundir.followed_plan(self._run)
+
+    def read(self) -> RunStatus:
+        """How it stands now; who drives it may not be known at the first call.
+
+        Raises:
+            RunDirectoryError: its events or its lease cannot be read.
+        """
+        lease = LocalConditionalStore(self._run.path).read(LEASE_KEY)
+        driver = None if lease is None else self._driver(decode_record(lease.data))
+        for event in self._tail.new():
+            self._fold.feed(event)
+        totals = self._fold.totals
+        ending = ending_of(self._run.path, totals)
+        is_going = driver.alive if driver is not None else _goes(ending)
+        regions = self._fold.regions(is_going=is_going is not False)
+        failed = totals.failed if not is_going else None
+        newest = totals.newest_eval
+        advice = None if failed is None else failed["fix"].replace(" RUN", f" {self._shown}")
+        return RunStatus(
+            run=self._shown,
+            phase=self._phase(ending, driver, is_going=is_going),
+            is_going=is_going,
+            strategy=None if totals.started is None else totals.started["strategy"],
+            averager=self._fold.averager,
+            regions=regions,
+            round=self._fold.round,
+            loss=mean_loss(regions),
+            samples_per_s=sum(each.samples_per_s for each in regions),
+            left_s=left_s(regions) if is_going else None,
+            eval_step=None if newest is None else newest["step"],
+            eval={} if newest is None else newest["metrics"],
+            target=self._fold.target(),
+            checkpoint=self._checkpoint(),
+            spent=self._spent(),
+            driver=driver,
+            code=None if failed is None else failed["code"],
+            message=totals.stop_cause if failed is None else failed["message"],
+            fix=advice,
+        )
+
+    def _driver(self, record: LeaseRecord) -> DriverStatus:
+        alive, how = self._alive(record)
+        owner = record.owner
+        return DriverStatus(
+            host=owner.host,
+            pid=owner.pid,
+            since=owner.since,
+            epoch=record.epoch,
+            alive=alive,
+            how=how,
+            doing=record.doing,
+        )
+
+    def _alive(self, record: LeaseRecord) -> tuple[bool | None, str]:
+        if record.released:
+            return False, "it has ended"
+        gone = has_ended(record.owner)
+        if gone:
+            return False, "its process is gone, it was killed"
+        now_s = self._clock.now_s()
+        is_heard = self._watch.see(record, now_s)
+        if is_heard is False:
+            return False, f"it has not been heard for {record.lives_s:g} s"
+        if is_heard or gone is False or being_written(self._run.path / EVENTS_FILE):
+            return True, "alive"
+        return None, f"not heard yet, known within {self._watch.left_s(now_s):.0f} s"
+
+    def _phase(self, ending: Ending, driver: DriverStatus | None, *, is_going: bool | None) -> str:
+        if driver is None:
+            return ending.value
+        if is_going:
+            return driver.doing or "starting"
+        if is_going is None:
+            return f"last heard: {driver.doing or 'starting'}"
+        if ending in (Ending.GOING, Ending.UNKNOWN):
+            return f"{Ending.CUT_OFF.value}, or its driver stands still"
+        return str(ending.value)
+
+    def _checkpoint(self) -> CheckpointStatus | None:
+        try:
+            return self._newest_checkpoint()
+        except StoreError:
+            return None  # the rest is worth knowing, too
+
+    def _newest_checkpoint(self) -> CheckpointStatus | None:
+        for id in reversed(self._store.ids()):
+            try:
+                manifest = self._store.manifest(id)
+            except CheckpointError:
+                continue  # a damaged one, or one that was just removed
+            saved_s = self._fold.saved_s.get(id)
+            age_s = None if saved_s is None else self._fold.totals.elapsed_s - saved_s
+            return CheckpointStatus(
+                id=id,
+                step=manifest.step,
+                age_s=age_s,
+                bytes=sum(part.bytes for part in manifest.parts),
+                healthy=manifest.healthy,
+            )
+        return None
+
+    def _spent(self) -> SpentStatus:
+        totals = self._fold.totals
+        usd = None
+        if self._plan is not None and totals.started is not None:
+            total = held_against(self._plan, Spent.of(totals)).total("USD")
+            usd = None if total is None else total.actual
+        wan_bytes = sum(totals.wan.by_class().values())
+        return SpentStatus(seconds=totals.elapsed_s, wan_bytes=wan_bytes, usd=usd)
+
+
+def _goes(ending: Ending) -> bool | None:
+    return None if ending is Ending.UNKNOWN else ending is Ending.GOING

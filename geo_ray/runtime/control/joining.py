@@ -1,0 +1,134 @@
+"""Brings the actors of one region up beside a run that goes on, on threads of their own.
+
+Starting processes takes seconds to minutes: nobody is held up by it. Only when all is there does
+the averager hear of the newcomer, and only the copy of a region's state is waited for.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from geo_ray.runtime.actors.parts import Handed
+from geo_ray.runtime.cluster.demand import RegionDemand
+from geo_ray.runtime.cluster.placement import PlacedRegion, place, remove
+from geo_ray.runtime.control.actor_group import ActorGroup, collect
+
+_PLACE_S: Final = 120.0
+_START_S: Final = 300.0
+
+
+@dataclass(slots=True)
+class Joining:
+    """A region on its way in.
+
+    Attributes:
+        region: its name.
+        epoch: of its processes, later than that of any before in this run.
+        actors: those of the run.
+        origin_unix_s: when the run's clock was 0.
+        asked_s: when it was asked for.
+        is_asked: whether the averager was told.
+    """
+
+    region: str
+    epoch: int
+    actors: ActorGroup
+    origin_unix_s: float
+    asked_s: float = field(default_factory=time.monotonic)
+    is_asked: bool = False
+    _pool: ThreadPoolExecutor = field(init=False)
+    _up: Future[ActorGroup] = field(init=False)
+    _begun: Future[int] | None = None
+    _own: dict[str, PlacedRegion] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, f"join-{self.region}")
+
+    def bring_up(self, placed: PlacedRegion | None, demand: RegionDemand) -> None:
+        """Begin to place and start its processes.
+
+        Args:
+            placed: its place, if it was here before.
+            demand: what it asks for.
+        """
+        self._up = self._pool.submit(self._bring_up, placed, demand)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether its processes are there, and linked to the averager's region.
+
+        Raises:
+            GeoRayError: they will not be.
+        """
+        if not self._up.done():
+            return False
+        self._up.result()
+        return True
+
+    @property
+    def group(self) -> ActorGroup:
+        """Its actors, once they are up."""
+        return self._up.result()
+
+    def begin_as(self, handed: Handed) -> None:
+        """Begin, on a thread, to let it go on from a copy of another region."""
+        self._begun = self._pool.submit(self._begin_as, handed)
+
+    @property
+    def begun(self) -> int | None:
+        """Bytes of the copy once it trains; None before.
+
+        Raises:
+            GeoRayError: it will not.
+        """
+        if self._begun is None or not self._begun.done():
+            return None
+        return self._begun.result()
+
+    def give_up(self) -> None:
+        """End its processes, whatever they do."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._up.add_done_callback(self._end)
+
+    def finish(self) -> None:
+        """It is a member like all others."""
+        self._pool.shutdown(wait=False)
+
+    def _bring_up(self, placed: PlacedRegion | None, demand: RegionDemand) -> ActorGroup:
+        actors = self.actors
+        where = place([demand], _PLACE_S) if placed is None else {self.region: placed}
+        own = where if placed is None else {}  # is given back if nothing comes of it
+        spec = replace(actors.spec, resume=None, epoch=self.epoch)
+        group = ActorGroup(spec, where, actors.keys)
+        try:
+            group.create([spec.region(self.region)])
+            group.await_ready(_START_S)
+            group.open(self.origin_unix_s, _START_S)
+            home = actors.home.region
+            reached, _ = actors.bridge_addresses[home]
+            expects = actors.bridges[home].expect.remote(self.region)
+            connects = group.bridges[self.region].connect.remote(home, reached)
+            collect({"expect": expects, "connect": connects}, _START_S)
+        except BaseException:
+            group.close()
+            remove(own)
+            raise
+        self._own = own
+        return group
+
+    def _begin_as(self, handed: Handed) -> int:
+        group = self.group
+        servers = [group.primaries[self.region], *group.shard_servers[self.region]]
+        calls = {i: server.begin_as.remote(handed) for i, server in enumerate(servers)}
+        collect(calls, _START_S)
+        group.start(self.origin_unix_s, _START_S)
+        return sum(part.bytes for part in handed.parts)
+
+    def _end(self, up: Future[ActorGroup]) -> None:
+        if up.cancelled() or up.exception() is not None:
+            return  # who brings it up cleans up
+        up.result().close()
+        remove(self._own)

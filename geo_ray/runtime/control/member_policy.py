@@ -1,0 +1,80 @@
+"""Decides which changes of a run's members are made, and says why others are not. It does nothing.
+
+Idea: a request is refused at once, with the reason, where it could not come to a good end: later a
+newcomer's machines would have been paid for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from geo_ray.config.experiment import Experiment
+from geo_ray.runtime.control.member_requests import MemberRequest
+from geo_ray.training.membership.config import why_fixed, why_nobody_joins
+
+
+@dataclass(frozen=True, slots=True)
+class MemberPolicy:
+    """See the module's docstring.
+
+    Attributes:
+        experiment: the run.
+    """
+
+    experiment: Experiment
+
+    def refusal(
+        self,
+        request: MemberRequest,
+        members: Collection[str],
+        pending: Collection[str],
+        *,
+        home: str,
+        is_ending: bool,
+    ) -> str | None:
+        """Why a request is not carried out; None if it is.
+
+        Args:
+            request: what is asked.
+            members: the regions that take part.
+            pending: regions that are about to join or leave.
+            home: where the averager lives.
+            is_ending: whether the run is told to finish or to halt.
+        """
+        region, experiment = request.region, self.experiment
+        if region not in experiment.region_names:
+            known = ", ".join(experiment.region_names)
+            return f"there is no region '{region}'; regions of this run are {known}"
+        if is_ending:
+            return "the run is about to end"
+        if region in pending:
+            return f"region '{region}' is joining or leaving already"
+        fixed = why_fixed(
+            experiment.overlay.kind,
+            experiment.codec,
+            has_transfers=experiment.transfers is not None,
+        )
+        if fixed is not None:
+            return fixed
+        if request.verb == "add":
+            return self._no_newcomer(region, members)
+        return self._no_leaver(region, members, home)
+
+    def _no_newcomer(self, region: str, members: Collection[str]) -> str | None:
+        if region in members:
+            return f"region '{region}' takes part already"
+        shards = {each.name: each.ps_shards for each in self.experiment.regions}
+        return why_nobody_joins(shards, self.experiment.averager.standby)
+
+    def _no_leaver(self, region: str, members: Collection[str], home: str) -> str | None:
+        least = self.experiment.members.min or 1
+        if region not in members:
+            return f"region '{region}' does not take part"
+        if region == home:
+            return f"region '{region}' hosts the averager"
+        if self.experiment.averager.standby is not None:
+            return "a run with a standby keeps its members: leave averager.standby out"
+        if len(members) - 1 < least:
+            return f"members.min asks for {least} regions, and {len(members)} are here"
+        return None

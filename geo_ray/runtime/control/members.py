@@ -1,0 +1,294 @@
+"""Carries out changes of a run's members: regions are brought up, join, leave, are removed.
+
+The averager decides when (`geo_ray.training.membership.border`), `MemberPolicy` whether. One region
+joins at a time; others that are asked for wait.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+from geo_ray.checkpoint.folder import Folder
+from geo_ray.errors import GeoRayError, RegionLostError
+from geo_ray.observe.text import bytes_text
+from geo_ray.runtime.actors.parts import Handed, handed_folder
+from geo_ray.runtime.control.actor_group import ActorGroup
+from geo_ray.runtime.control.demands import demand_of
+from geo_ray.runtime.control.joining import Joining
+from geo_ray.runtime.control.member_policy import MemberPolicy
+from geo_ray.runtime.control.member_requests import MemberRequest
+from geo_ray.training.membership.border import giver_of
+from geo_ray.training.membership.view import View
+
+log = logging.getLogger(__name__)
+
+_COPY_S: Final = 120.0
+
+Statuses = Mapping[tuple[str, str], Mapping[str, Any]]
+"""What servers and bridges tell of themselves, by (role, region)."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberHooks:
+    """What a change of members asks of the rest of the controller.
+
+    Attributes:
+        admit: a region is a member, with so many steps behind it, and such an epoch.
+        drop: go on without a region that has left.
+        lose: go on without a region, for a cause.
+        ask_home: asks the bridge of the averager's region.
+        emit: takes events of now: a kind, and its fields by name.
+        tell: shows a line to the user.
+        is_ending: whether the run is told to finish or to halt.
+    """
+
+    admit: Callable[[str, int, int], None]
+    drop: Callable[[str], None]
+    lose: Callable[[str, str], None]
+    ask_home: Callable[[Callable[[Any], Any]], Any]
+    emit: Callable[..., None]
+    tell: Callable[[str], None]
+    is_ending: Callable[[], bool]
+
+
+@dataclass(slots=True)
+class Members:
+    """See the module's docstring.
+
+    Attributes:
+        actors: of the run.
+        policy: decides.
+        requests: takes what users have asked for since the last call.
+        hooks: see `MemberHooks`.
+        origin_unix_s: when the run's clock was 0.
+    """
+
+    actors: ActorGroup
+    policy: MemberPolicy
+    requests: Callable[[], list[MemberRequest]]
+    hooks: MemberHooks
+    origin_unix_s: float
+    _newest_epoch: int = field(init=False)
+    _waiting: deque[str] = field(default_factory=deque)
+    _joining: Joining | None = None
+    _handed: tuple[Handed, int, float] | None = None  # with the giver's steps, and when
+    _leaving: set[str] = field(default_factory=set)
+    _rows: dict[str, Mapping[str, object]] = field(default_factory=dict)
+    _steps: dict[str, int] = field(default_factory=dict)
+    _lost: list[str] = field(default_factory=list)  # regions that the run went on without
+    _giver: str = ""  # whose copy the newcomer is to begin as, once it is a member
+    _member_s: float = 0.0  # when it was not a member yet that joins
+
+    def __post_init__(self) -> None:
+        self._newest_epoch = self.actors.spec.epoch
+
+    def tick(self, statuses: Statuses) -> None:
+        """Do what can be done now.
+
+        Args:
+            statuses: of who has answered.
+        """
+        for (role, region), status in statuses.items():
+            if role == "ps" and "rows" in status:
+                self._rows[region], self._steps[region] = status["rows"], status["version"]
+        home = statuses.get(("bridge", self.actors.home.region), {})
+        view = home.get("view")
+        self._giver = "" if view is None else view.giver
+        for request in self.requests():
+            self._take(request, view)
+        if isinstance(view, View):
+            self._see_off(view)
+            self._go_on(view)
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether a region that was asked to leave is not gone: it would be in a checkpoint."""
+        return bool(self._leaving)
+
+    def on_handed(self, giver: str, event: Mapping[str, Any]) -> None:
+        """The copy of a region's state that a newcomer waits for is written."""
+        joining = self._joining
+        number = int(event["id"])
+        if joining is None or not joining.is_asked:
+            self._remove(number)
+            return
+        rows = self._rows.get(joining.region)
+        handed = Handed(giver, number, tuple(event["parts"]), rows)
+        self._handed = handed, int(event["step"]), time.monotonic()
+        joining.begin_as(handed)
+
+    def on_hand_over_failed(self, error: GeoRayError) -> None:
+        """There is no copy of a region's state for a newcomer."""
+        if self._joining is not None:
+            self._fail(self._joining, error)
+
+    def report_lost(self, region: str) -> None:
+        """Tell the averager that the run goes on without a region."""
+        self._lost.append(region)
+        self.hooks.ask_home(partial(_report_dead, region))
+        joining = self._joining
+        if joining is not None and joining.is_asked and region == self._giver and not self._handed:
+            error = RegionLostError(
+                f"region '{region}' was lost before it had handed its state over"
+            )
+            self._fail(joining, error)
+
+    def home_moved(self) -> None:
+        """Tell the averager at its new home; the old one may not have passed it on."""
+        for region in self._lost:
+            self.hooks.ask_home(partial(_report_dead, region))
+
+    def close(self) -> None:
+        """The run is over: nobody joins any more."""
+        if self._joining is not None:
+            self._joining.give_up()
+            self._forget()
+
+    # -------------------------------------------------------------- requests
+
+    def _take(self, request: MemberRequest, view: View | None) -> None:
+        region = request.region
+        known = tuple(self.actors.primaries) if view is None else view.members
+        members = [name for name in known if name not in self._lost]  # it may not know yet
+        pending = {*self._waiting, *self._leaving}
+        pending |= set() if self._joining is None else {self._joining.region}
+        why = self.policy.refusal(
+            request,
+            members,
+            pending,
+            home=self.actors.home.region,
+            is_ending=self.hooks.is_ending(),
+        )
+        if why is not None:
+            log.warning("'%s %s' is refused: %s", request.verb, region, why)
+            self.hooks.emit("members_refused", verb=request.verb, region=region, cause=why)
+            self.hooks.tell(f"'{request.verb} {region}' is refused: {why}")
+        elif request.verb == "add":
+            self._waiting.append(region)
+        elif request.verb == "remove":
+            self.hooks.lose(region, f"region '{region}' was asked to be removed")
+        else:
+            self.hooks.tell(f"region '{region}' is asked to leave")
+            self._leaving.add(region)
+            self._ask_change((), (region,))
+
+    def _ask_change(self, joins: tuple[str, ...], leaves: tuple[str, ...]) -> None:
+        home = self.actors.home.region
+        steps = {name: self._steps.get(name, 0) for name in self.actors.primaries}
+        giver = giver_of(steps, home)
+        self.hooks.ask_home(lambda bridge: bridge.change_members.remote(joins, leaves, giver))
+
+    # -------------------------------------------------------------- who leaves
+
+    def _see_off(self, view: View) -> None:
+        """Go on without those that have left, once their workers are home."""
+        for region in [name for name in view.left if name in self.actors.primaries]:
+            workers = [w for w in self.actors.workers.values() if w.region == region]
+            if any(worker.is_out for worker in workers):
+                continue
+            self._leaving.discard(region)
+            self.hooks.drop(region)
+            self.hooks.emit("region_drained", region=region)
+        self._leaving -= set(view.lost)
+        joins = self._joining is not None and self._joining.is_asked
+        waiting = sorted(self._leaving.intersection(view.members))
+        if waiting and not joins and not self.hooks.is_ending():
+            # While another change was pending it came to nothing; asked twice, it is one.
+            self._ask_change((), (waiting[0],))
+
+    # -------------------------------------------------------------- who joins
+
+    def _go_on(self, view: View) -> None:
+        joining = self._joining
+        if joining is None:
+            if self._waiting:
+                self._begin(self._waiting.popleft())
+            return
+        try:
+            self._carry_on(joining, view)
+        except GeoRayError as error:
+            self._fail(joining, error)
+
+    def _begin(self, region: str) -> None:
+        self._newest_epoch += 1
+        joining = Joining(region, self._newest_epoch, self.actors, self.origin_unix_s)
+        self.hooks.tell(f"region '{region}' is joining: starting its processes")
+        spec = self.actors.spec
+        demand = demand_of(spec.experiment, spec.region(region))
+        joining.bring_up(self.actors.placed.get(region), demand)
+        self._joining = joining
+
+    def _carry_on(self, joining: Joining, view: View) -> None:
+        region = joining.region
+        if self.hooks.is_ending() and region not in view.members:
+            joining.give_up()
+            self._forget()
+        elif not joining.is_asked:
+            if joining.is_up and not self._leaving:
+                joining.is_asked = True
+                self._ask_change((region,), ())
+        elif self._handed is None:
+            self._await_copy(region, view)
+        elif (size_bytes := joining.begun) is not None:
+            _, step, handed_s = self._handed
+            self.actors.adopt(joining.group)
+            self.hooks.admit(region, step, joining.epoch)
+            self.hooks.ask_home(partial(_tell_begun, region))
+            took_s = time.monotonic() - handed_s
+            about = {"view": view.epoch, "bytes": size_bytes, "took_s": took_s}
+            self.hooks.emit("region_joined", region=region, **about)
+            size = bytes_text(size_bytes)
+            self.hooks.tell(f"region '{region}' has joined at step {step}: {size}, {took_s:.1f} s")
+            joining.finish()
+            self._lost = [name for name in self._lost if name != region]
+            self._forget()
+
+    def _await_copy(self, region: str, view: View) -> None:
+        """Whoever was to hand its state over may be lost: the others do not wait for ever."""
+        now_s = time.monotonic()
+        if region not in view.members:
+            self._member_s = now_s
+        elif now_s - self._member_s > _COPY_S:
+            raise RegionLostError(f"no region's state was there {_COPY_S:g} s after the border")
+
+    def _fail(self, joining: Joining, error: GeoRayError) -> None:
+        """Nothing comes of it; the run goes on as before."""
+        region = joining.region
+        log.warning("region '%s' does not join: %s", region, error)
+        joining.give_up()
+        self._forget()
+        if joining.is_asked:
+            self.hooks.ask_home(partial(_report_dead, region))
+        self.hooks.emit("join_failed", region=region, cause=error.message)
+
+    def _forget(self) -> None:
+        if self._handed is not None:
+            self._remove(self._handed[0].number)
+        self._joining = self._handed = None
+
+    def _remove(self, number: int) -> None:
+        """Stores are slow, and the run goes on."""
+        folder = handed_folder(self.actors.spec.places, number)
+        threading.Thread(target=_clear, args=(folder,), daemon=True).start()
+
+
+def _clear(folder: Folder) -> None:
+    try:
+        folder.clear()
+    except GeoRayError as error:
+        log.warning("a copy for a newcomer stays: %s", error)
+
+
+def _report_dead(region: str, bridge: Any) -> Any:
+    return bridge.report_dead.remote(region)
+
+
+def _tell_begun(region: str, bridge: Any) -> Any:
+    return bridge.begun.remote(region)

@@ -1,0 +1,162 @@
+"""Watches over the workers of a run: hears when one ends, replaces it, sends it away on notice.
+
+What is done about a loss is decided by `RunPolicy`; how a region goes on meanwhile, by its server.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+
+from geo_ray.errors import GeoRayError
+from geo_ray.runtime.cluster import ray_private
+from geo_ray.runtime.control.actor_group import ActorGroup, GroupWorker, reason_of
+from geo_ray.runtime.control.notices import DrainNotices
+from geo_ray.runtime.control.policy import RunPolicy
+
+Place = tuple[str, int]
+"""Region and rank."""
+
+
+@dataclass(slots=True)
+class WorkerWatch:
+    """See the module's docstring.
+
+    Attributes:
+        actors: of the run.
+        policy: decides.
+        emit: takes events of now: a kind, and its fields by name.
+        hear_all: takes in what servers have to say, before a loss is judged.
+        notices: of machines that will be gone.
+    """
+
+    actors: ActorGroup
+    policy: RunPolicy
+    emit: Callable[..., None]
+    hear_all: Callable[[], None]
+    notices: DrainNotices = field(default_factory=lambda: DrainNotices(ray_private.draining_nodes))
+    _status: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # of servers, by region
+    _sent_away: set[Place] = field(default_factory=set)
+
+    def note(self, region: str, status: Mapping[str, Any]) -> None:
+        """What a region's server told of itself."""
+        self._status[region] = status
+
+    @property
+    def are_out(self) -> bool:
+        """Whether any worker is still to come home."""
+        return any(
+            worker.steps is None and not self._is_too_late(worker)
+            for worker in self.actors.workers.values()
+        )
+
+    def collect(self, timeout_s: float) -> None:
+        """Take in who has ended, and do what is due.
+
+        Args:
+            timeout_s: longest wait for somebody to end.
+
+        Raises:
+            WorkerLostError: if workers die more often than allowed.
+            GeoRayError: what a worker found wrong with task or data.
+        """
+        busy = {w.ref: w for w in self.actors.workers.values() if w.is_out}
+        if not busy:
+            time.sleep(timeout_s)
+        ready = ray.wait(list(busy), num_returns=1, timeout=timeout_s)[0] if busy else []
+        for ref in ready:
+            worker = busy[ref]
+            try:
+                steps = int(ray.get(ref))
+            except ray.exceptions.RayTaskError as error:
+                self.hear_all()  # the events that led to it, or a better reason
+                reason = reason_of(error)
+                self._lost(worker, reason.message, reason)
+            except ray.exceptions.RayActorError as error:
+                self.hear_all()  # perhaps its region is lost altogether
+                self._lost(worker, str(error).splitlines()[0], None)
+            else:
+                self._home(worker, steps)
+        now_s = time.monotonic()
+        for place in self.policy.replacements(now_s):
+            if place in self.actors.workers:
+                self._replace(self.actors.workers[place])
+        self._heed(now_s)
+
+    def _is_too_late(self, worker: GroupWorker) -> bool:
+        """Whether it has not begun before its region was through: nobody waits for it."""
+        status = self._status.get(worker.region, {})
+        phase = status.get("phase")
+        if (worker.epoch == 1 and worker.is_out) or phase not in {"done", "halted"}:
+            return False
+        judged = phase == "halted" or bool(status.get("judged"))
+        return judged and worker.rank not in status.get("here", ())
+
+    def _lost(self, worker: GroupWorker, cause: str, error: GeoRayError | None) -> None:
+        place = (worker.region, worker.rank)
+        self._sent_away.discard(place)
+        decision = self.policy.worker_lost(
+            place,
+            cause,
+            error,
+            is_present=self.actors.workers.get(place) is worker,
+            goes_on=self._goes_on_without(worker),
+            now_s=time.monotonic(),
+        )
+        if decision == "ignore":
+            return
+        if error is not None and decision is error:
+            raise error
+        self.emit("worker_lost", region=worker.region, worker=worker.rank, cause=cause)
+        if isinstance(decision, GeoRayError):
+            raise decision
+        worker.ref = None
+        self.actors.tell_lost(worker)
+        if decision == "replace":
+            self._replace(worker)
+
+    def _goes_on_without(self, worker: GroupWorker) -> bool:
+        """Whether enough others of its region are there."""
+        elastic = self.actors.spec.experiment.train.elastic
+        if elastic is None:
+            return False
+        ranks = self.actors.spec.region(worker.region).workers
+        others = [
+            other
+            for other in self.actors.workers.values()
+            if other.region == worker.region and other is not worker and other.is_out
+        ]
+        return len(others) >= elastic.least(ranks)
+
+    def _home(self, worker: GroupWorker, steps: int) -> None:
+        place = (worker.region, worker.rank)
+        if place not in self._sent_away or self.actors.workers.get(place) is not worker:
+            worker.steps = steps
+            return
+        self._sent_away.discard(place)
+        worker.ref = None
+        if self.policy.worker_left(place, time.monotonic()) == "replace":
+            self._replace(worker)
+
+    def _replace(self, worker: GroupWorker) -> None:
+        fresh = self.actors.replace_worker(worker)
+        about = {"region": worker.region, "worker": worker.rank}
+        self.emit("worker_replaced", epoch=fresh.epoch, **about)
+
+    def _heed(self, now_s: float) -> None:
+        """Send away, with nothing lost, whoever is on a machine that will be gone."""
+        nodes = {
+            place: node
+            for place, worker in self.actors.workers.items()
+            if place not in self._sent_away and (node := worker.node_id()) is not None
+        }
+        for place in self.notices.concern(nodes, now_s):
+            region, rank = place
+            self._sent_away.add(place)
+            cause = f"its node {nodes[place][:8]} is being drained"
+            self.emit("worker_left", region=region, worker=rank, cause=cause)
+            self.actors.send_away(self.actors.workers[place])

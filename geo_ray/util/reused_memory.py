@@ -1,0 +1,53 @@
+"""Large buffers that are used again once nobody holds them any more.
+
+The C library gives a large buffer back to the system as soon as it is freed, and the next one is
+made of fresh pages, which the kernel clears first: that takes longer than to fill them, and much
+longer where the system is a guest that has never had these pages.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_SMALLEST_BYTES: Final = 1024**2  # smaller ones come from the C library's heap, which is warm
+_LINE_BYTES: Final = 64
+
+
+class ReusedMemory:
+    """Gives out buffers, and keeps the one that was freed last; any thread may use it.
+
+    A buffer is free when all views of it are gone: tensors, arrays and parts of it included. Its
+    content is whatever was there before.
+    """
+
+    def __init__(self) -> None:
+        self._free: deque[np.ndarray[tuple[int], np.dtype[np.uint8]]] = deque(maxlen=1)
+
+    def buffer(self, size_bytes: int) -> memoryview:
+        """A writable buffer of that size, on a cache line if it is large."""
+        if size_bytes < _SMALLEST_BYTES:
+            return np.empty(size_bytes, np.uint8).data
+        try:
+            base = self._free.pop()
+        except IndexError:
+            base = np.empty(0, np.uint8)
+        needed = size_bytes + _LINE_BYTES
+        if not needed <= base.nbytes <= 2 * needed:
+            base = np.empty(needed, np.uint8)
+        start = -base.ctypes.data % _LINE_BYTES
+        view = base[start : start + size_bytes]
+        # Whoever has the memoryview, or a part of it, holds `view`, and nobody else does.
+        weakref.finalize(view, self._free.append, base).atexit = False
+        return view.data
+
+    def tensor(self, count: int) -> Tensor:
+        """A tensor, fp32 (count,)."""
+        if 4 * count < _SMALLEST_BYTES:
+            return torch.empty(count)
+        return torch.frombuffer(self.buffer(4 * count), dtype=torch.float32)

@@ -1,0 +1,78 @@
+"""`geo-ray train --dry-run`: what would keep a run from starting, without anything that starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import ray
+from click.testing import CliRunner, Result
+from job_support import TEXT
+
+import geo_ray
+from geo_ray import errors
+from geo_ray.cli.main import root
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "trial.yaml").write_text(TEXT)
+    return tmp_path
+
+
+def dry(*words: str) -> Result:
+    return CliRunner().invoke(root, ["train", "trial.yaml", "--dry-run", *words])
+
+
+def test_a_dry_run_says_what_the_run_needs_and_leaves_nothing(here: Path) -> None:
+    result = dry("--set", "regions.1.gpus_per_worker=2", "--set", "cluster={kind: existing}")
+    assert result.exit_code == 0, result.output
+    eu, us = (
+        next(line.split() for line in result.output.splitlines() if line.split()[:1] == [name])
+        for name in ("eu", "us")
+    )
+    assert eu[2] == "4"  # a server, a bridge, two workers
+    assert (us[2], us[4]) == ("4", "2")  # two shards of the server
+    assert int(eu[1]) + int(us[1]) > 1000 and "the cluster was not asked" in result.output
+    assert [path.name for path in here.iterdir()] == ["trial.yaml"]
+    assert not ray.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ("train.stepz=3", errors.ConfigError),
+        ("task.options.widht=3", errors.TaskLoadError),
+        ("data={manifest: none.json}", errors.ManifestError),
+        ("transport.certs=none", errors.CertificateError),
+        ("train.keep_best={metric: nothing, mode: max}", errors.ConfigError),
+        ("regions.0.workers=0", errors.ConfigError),
+    ],
+)
+def test_what_would_end_the_start_ends_the_dry_run(
+    change: str, kind: type[errors.GeoRayError], here: Path
+) -> None:
+    found = dry("--set", change).exception
+    assert isinstance(found, kind), found
+    assert [path.name for path in here.iterdir()] == ["trial.yaml"]
+
+
+def test_from_python_it_is_a_value_and_warns(here: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found = geo_ray.check_run("trial.yaml", {"train.eval_every": 50})
+    assert found.table().column("processes").to_pylist() == [4, 4]
+    assert "trial" in repr(found) and f"{found.num_params:,} parameters" in repr(found)
+    assert any("beyond train.steps" in message for message in caplog.messages)
+
+
+def test_a_run_that_goes_on_is_not_checked_dry(here: Path) -> None:
+    (here / "runs").mkdir()
+    result = CliRunner().invoke(root, ["train", "--resume", "runs", "--dry-run"])
+    assert result.exit_code == 2 and "leave --resume out" in result.output
+
+
+@pytest.mark.parametrize("verb", ["train", "simulate"])
+def test_a_key_that_is_taken_for_an_option_is_named(verb: str, here: Path) -> None:
+    result = CliRunner().invoke(root, [verb, "trial.yaml", "--steps", "5"])
+    assert result.exit_code == 2 and "did you mean --set train.steps=5?" in result.output
+    assert "--steps" not in CliRunner().invoke(root, [verb, "--help"]).output

@@ -1,0 +1,286 @@
+"""How a run stands is read from its directory, whoever drives it, and whether that lives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from job_support import experiment
+
+import geo_ray
+from geo_ray.checkpoint.manifest import CheckpointManifest
+from geo_ray.checkpoint.parts import write_part
+from geo_ray.checkpoint.store import CheckpointStore
+from geo_ray.cli.status import status as command
+from geo_ray.clock import VirtualClock
+from geo_ray.errors import RegionLostError, RunDirectoryError
+from geo_ray.job import rundir
+from geo_ray.job.rundir import RunDirectory
+from geo_ray.job.status import StatusReader
+from geo_ray.lease.driving import driving, seeker_of
+from geo_ray.lease.process import this_process
+from geo_ray.lease.record import LEASE_KEY, LeaseRecord, encode_record
+from geo_ray.observe.events.log import EVENTS_FILE, EventLog
+from geo_ray.observe.report.ending import note_failure
+
+TARGET = ("train.target.metric=accuracy", "train.target.value=0.9",
+          "train.target.direction=at_least")  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return rundir.create(experiment(f"run.dir={tmp_path / 'runs'}", *TARGET), tmp_path)
+
+
+def quiet(text: str) -> None:
+    """Nobody reads it."""
+
+
+def write_steps(log: EventLog, *, first: int, last: int) -> None:
+    for number in range(first, last + 1):
+        for region in ("eu", "us"):
+            log.write(
+                "step",
+                float(number),
+                region=region,
+                step=number,
+                samples=16,
+                loss=1.0 / number if region == "eu" else 3.0 / number,
+                compute_s=0.5,
+                wait_s=0.0,
+                start_s=number - 1.0,
+            )
+
+
+def begin(log: EventLog) -> None:
+    log.write(
+        "run_started",
+        0.0,
+        run="trial",
+        digest="d",
+        strategy="sma",
+        regions=["eu", "us"],
+        task="digits",
+        seed=0,
+        simulated=False,
+        averager="eu",
+        steps={"eu": 10, "us": 10},
+    )
+
+
+def lease_of_another_machine(run: RunDirectory, renewal: int = 0) -> None:
+    owner = this_process().model_copy(update={"host": "far", "machine": "m", "token": "t"})
+    record = LeaseRecord(epoch=2, renewal=renewal, owner=owner, lives_s=10.0, doing="training")
+    (run.path / LEASE_KEY).write_bytes(encode_record(record))
+
+
+# ------------------------------------------------------------------ who drives it
+
+
+def test_a_run_in_progress(run: RunDirectory) -> None:
+    with (
+        driving(seeker_of(run.path, quiet)) as lease,
+        EventLog(run.path / EVENTS_FILE) as log,
+    ):
+        lease.note("starting workers")
+        lease.renew()
+        assert geo_ray.status(run.path).phase == "starting workers"
+        begin(log)
+        write_steps(log, first=1, last=4)
+        log.write("exchange", 4.0, region="us", seq=1, start_s=3.5, bytes_out=10, bytes_in=10,
+                  blocking=True, staleness=0.0, round=1)  # fmt: skip
+        log.write("wan", 4.0, src="us", dst="eu", bytes_by_class={"update": 1000})
+        log.write("eval", 4.0, step=4, region=None, metrics={"accuracy": 0.5}, samples=90)
+        lease.note("training")
+        lease.renew()
+        found = geo_ray.status(run.path)
+    assert (found.phase, found.is_going, found.strategy) == ("training", True, "sma")
+    assert found.driver is not None
+    assert (found.driver.epoch, found.driver.alive) == (1, True)
+    assert [(r.name, r.step, r.steps, r.exchanges) for r in found.regions] == [
+        ("eu", 4, 10, 0),
+        ("us", 4, 10, 1),
+    ]
+    assert [r.samples_per_s for r in found.regions] == [16.0, 16.0]
+    assert found.samples_per_s == 32.0
+    assert found.left_s == 6.0
+    assert found.loss == pytest.approx(2 * (1 + 1 / 2 + 1 / 3 + 1 / 4) / 4)
+    assert (found.round, found.eval_step, found.eval) == (1, 4, {"accuracy": 0.5})
+    assert found.target is not None
+    assert found.target.reached_s is None
+    assert found.checkpoint is None
+    assert (found.spent.seconds, found.spent.wan_bytes, found.spent.usd) == (4.0, 1000, None)
+
+
+def test_the_driver_was_killed(run: RunDirectory) -> None:
+    owner = this_process().model_copy(update={"started": "1"})  # its number is another's by now
+    record = LeaseRecord(epoch=1, renewal=7, owner=owner, lives_s=1e9, doing="training")
+    (run.path / LEASE_KEY).write_bytes(encode_record(record))
+    with EventLog(run.path / EVENTS_FILE) as log:
+        begin(log)
+    found = geo_ray.status(run.path)
+    assert (found.is_going, found.driver and found.driver.how) == (
+        False,
+        "its process is gone, it was killed",
+    )
+    assert found.phase.startswith("cut off")
+    assert {region.state for region in found.regions} == {"stopped"}
+
+
+def test_a_driver_elsewhere_is_listened_for(run: RunDirectory) -> None:
+    """A log that this machine does not lock tells nothing; a renewal does, silence in the end."""
+    with EventLog(run.path / EVENTS_FILE) as log:
+        begin(log)
+    lease_of_another_machine(run)
+    clock = VirtualClock()
+    reader = StatusReader(run.path, clock)
+    assert reader.read().is_going is None
+    assert reader.read().phase == "last heard: training"
+    clock.advance_to_s(5.0)
+    lease_of_another_machine(run, renewal=1)
+    assert (reader.read().is_going, reader.read().phase) == (True, "training")
+    clock.advance_to_s(17.4)
+    assert reader.read().is_going is True
+    clock.advance_to_s(17.6)
+    silent = reader.read()
+    assert (silent.is_going, silent.driver and silent.driver.how) == (
+        False,
+        "it has not been heard for 10 s",
+    )
+
+
+def test_a_driver_of_another_machine_that_locks_the_log(run: RunDirectory) -> None:
+    lease_of_another_machine(run)
+    with EventLog(run.path / EVENTS_FILE) as log:
+        begin(log)
+        assert StatusReader(run.path, VirtualClock()).read().is_going is True
+
+
+# ------------------------------------------------------------------ what it has come to
+
+
+def test_a_region_is_lost_and_comes_back(run: RunDirectory) -> None:
+    reader = StatusReader(run.path)
+    with driving(seeker_of(run.path, quiet)), EventLog(run.path / EVENTS_FILE) as log:
+        begin(log)
+        write_steps(log, first=1, last=2)
+        log.write("region_lost", 3.0, region="us", cause="its bridge is gone")
+        log.write("hub_moved", 3.0, region="eu", epoch=2)
+        eu, us = reader.read().regions
+        assert (eu.state, eu.lost_cause) == ("computing", None)
+        assert (us.state, us.lost_cause, us.samples_per_s) == ("lost", "its bridge is gone", 0.0)
+        write_steps(log, first=3, last=3)  # told late
+        assert reader.read().regions[1].state == "lost"
+        write_steps(log, first=4, last=4)
+        assert [region.lost_cause for region in reader.read().regions] == [None, None]
+
+
+def test_a_region_leaves_and_another_joins(run: RunDirectory) -> None:
+    with driving(seeker_of(run.path, quiet)), EventLog(run.path / EVENTS_FILE) as log:
+        begin(log)
+        write_steps(log, first=1, last=2)
+        log.write("region_drained", 2.0, region="us")
+        log.write("region_joined", 2.0, region="asia", view=3, bytes=10, took_s=1.0)
+        found = geo_ray.status(run.path)
+    assert [(r.name, r.state, r.samples_per_s) for r in found.regions] == [
+        ("eu", "computing", 16.0),
+        ("us", "left", 0.0),
+        ("asia", "starting", 0.0),
+    ]
+    assert found.samples_per_s == 16.0
+
+
+def test_the_newest_readable_checkpoint(run: RunDirectory) -> None:
+    store = CheckpointStore(run.checkpoints)
+    for id in (0, 1):
+        part = write_part(store.begin(id), "a", {}, {})
+        store.commit(id, CheckpointManifest(
+            id=id, step=5 * (id + 1), created="", config_digest="d" * 64, parts=(part,),
+            healthy=id == 0))  # fmt: skip
+    with EventLog(run.path / EVENTS_FILE) as log:
+        begin(log)
+        log.write("checkpoint", 6.0, id=1, step=10, bytes=1)
+        write_steps(log, first=1, last=9)
+    found = geo_ray.status(run.path).checkpoint
+    assert found is not None
+    assert (found.id, found.step, found.age_s, found.healthy) == (1, 10, 3.0, False)
+    (run.checkpoints / "ckpt-00000001" / "manifest.json").write_text("damaged")
+    found = geo_ray.status(run.path).checkpoint
+    assert found is not None
+    assert (found.id, found.step, found.age_s, found.healthy) == (0, 5, None, True)
+
+
+def test_a_failed_run_says_why_and_what_to_do(run: RunDirectory) -> None:
+    with driving(seeker_of(run.path, quiet)), EventLog(run.path / EVENTS_FILE) as log:
+        begin(log)
+        write_steps(log, first=1, last=2)
+    note_failure(run.path, RegionLostError("the bridge of 'us' is lost"))
+    found = geo_ray.status(run.path)
+    assert (found.phase, found.code, found.is_going) == ("failed", "REGION_LOST", False)
+    assert found.fix is not None
+    assert f"--resume {run.path}" in found.fix
+    assert (found.samples_per_s, found.left_s) == (0.0, None)
+
+
+def test_the_target_counts_from_when_it_was_first_reached(run: RunDirectory) -> None:
+    with EventLog(run.path / EVENTS_FILE) as log:
+        begin(log)
+        for step, accuracy in ((1, 0.5), (2, 0.95), (3, 0.92)):
+            log.write("eval", float(step), step=step, region=None,
+                      metrics={"accuracy": accuracy}, samples=9)  # fmt: skip
+    found = geo_ray.status(run.path)
+    assert found.target is not None
+    assert (found.target.reached_s, found.eval["accuracy"]) == (2.0, 0.92)
+
+
+# ------------------------------------------------------------------ the command
+
+
+def test_the_lines(run: RunDirectory) -> None:
+    with driving(seeker_of(run.path, quiet)) as lease, EventLog(run.path / EVENTS_FILE) as log:
+        begin(log)
+        write_steps(log, first=1, last=4)
+        log.write("region_lost", 4.0, region="us", cause="its bridge\nis gone")
+        lease.note("training")
+        lease.renew()
+        shown = CliRunner().invoke(command, [str(run.path)])
+    lines = shown.stdout.splitlines()
+    assert lines[0] == f"{run.path}: training, sma, about 6 s left"
+    assert lines[1].startswith("  driver    host ")
+    assert lines[1].endswith(": alive")
+    assert lines[2:] == [
+        "  member    eu: step 4 of 10, 0 exchanges, loss 0.5208, 16 samples/s, computing",
+        "  lost      us after step 4: its bridge is gone",
+        "  training  loss 1.042, 16 samples/s, averager in eu, "
+        "target accuracy at least 0.9: not reached",
+        "  saved     no checkpoint yet",
+        "  spent     4.0 s, 0 B between regions",
+    ]
+
+
+def test_json_and_follow(run: RunDirectory) -> None:
+    with driving(seeker_of(run.path, quiet)), EventLog(run.path / EVENTS_FILE) as log:
+        begin(log)
+    one = CliRunner().invoke(command, [str(run.path), "--json"])
+    assert json.loads(one.stdout) == geo_ray.status(run.path).model_dump(mode="json")
+    more = CliRunner().invoke(command, [str(run.path), "--json", "--follow"])
+    assert [json.loads(line)["is_going"] for line in more.stdout.splitlines()] == [False]
+
+
+def test_follow_goes_on_until_nobody_drives_the_run(run: RunDirectory) -> None:
+    with driving(seeker_of(run.path, quiet)), EventLog(run.path / EVENTS_FILE) as log:
+        begin(log)
+        followed = geo_ray.follow_status(run.path, every_s=0.01)
+        assert next(followed).is_going is True
+        assert next(followed).is_going is True
+    assert [found.is_going for found in followed][-1] is False
+
+
+def test_a_run_that_has_not_begun_and_no_run(run: RunDirectory, tmp_path: Path) -> None:
+    found = geo_ray.status(run.path)
+    assert (found.phase, found.driver, found.regions) == ("not begun", None, ())
+    assert "  driver  none is noted" in CliRunner().invoke(command, [str(run.path)]).stdout
+    with pytest.raises(RunDirectoryError, match="there is no run"):
+        geo_ray.status(tmp_path / "gone")

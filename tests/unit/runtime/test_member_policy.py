@@ -1,0 +1,69 @@
+"""Which changes of members are made, and why others are not; requests in files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from train_support import experiment_of
+
+from geo_ray.runtime.control.member_policy import MemberPolicy
+from geo_ray.runtime.control.member_requests import REQUESTS, MemberRequest, ask, forget, take
+
+REGIONS: list[dict[str, Any]] = [{"name": "us"}, {"name": "eu"}, {"name": "ap"}]
+
+
+def refusal(tmp_path: Path, verb: Any, region: str, **more: Any) -> str | None:
+    told = {"members": ("eu", "us"), "pending": (), "home": "us", "is_ending": False}
+    told |= {name: more.pop(name) for name in list(more) if name in told and name != "members"}
+    told["members"] = more.pop("there", told["members"])
+    policy = MemberPolicy(experiment_of(tmp_path, **{"regions": REGIONS} | more))
+    return policy.refusal(MemberRequest(verb=verb, region=region), **told)  # type: ignore[arg-type]
+
+
+def test_what_can_be_done_is_done(tmp_path: Path) -> None:
+    assert refusal(tmp_path, "add", "ap") is None
+    assert refusal(tmp_path, "drain", "eu") is None
+    assert refusal(tmp_path, "remove", "eu") is None
+
+
+@pytest.mark.parametrize(
+    ("verb", "region", "more", "expected"),
+    [
+        ("add", "sa", {}, "there is no region 'sa'; regions of this run are us, eu, ap"),
+        ("add", "eu", {}, "takes part already"),
+        ("add", "ap", {"pending": ("ap",)}, "joining or leaving already"),
+        ("add", "ap", {"is_ending": True}, "about to end"),
+        ("add", "ap", {"averager": {"standby": "eu"}}, "standby in 'eu' knows of no newcomers"),
+        ("add", "ap", {"overlay": {"kind": "binary"}, "strategy": {"kind": "bsp"}}, "overlay star"),
+        ("add", "ap", {"regions": [{"name": "us", "ps_shards": 2}, *REGIONS[1:]]}, "ps_shards"),
+        ("drain", "ap", {}, "'ap' does not take part"),
+        ("drain", "us", {}, "hosts the averager"),
+        ("drain", "eu", {"averager": {"standby": "eu"}}, "a run with a standby keeps its members"),
+        ("remove", "eu", {"members": {"min": 2}}, "members.min asks for 2 regions, and 2 are here"),
+    ],
+)
+def test_what_would_come_to_nothing_is_refused_with_the_reason(
+    verb: str, region: str, more: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    why = refusal(tmp_path, verb, region, **more)
+    assert why is not None and expected in why
+
+
+def test_requests_are_taken_once_in_their_order(tmp_path: Path) -> None:
+    assert take(tmp_path) == []
+    asked = [MemberRequest(verb="add", region="ap"), MemberRequest(verb="drain", region="eu")]
+    for request in asked:
+        ask(tmp_path, request)
+    (tmp_path / REQUESTS / "0.json").write_text('{"verb": "explode", "region": "eu"}')
+    (tmp_path / REQUESTS / "1.json").write_bytes(b"\xff")
+    assert take(tmp_path) == asked
+    assert take(tmp_path) == [] and not list((tmp_path / REQUESTS).iterdir())
+
+
+def test_what_was_asked_of_a_run_that_is_over_is_forgotten(tmp_path: Path) -> None:
+    forget(tmp_path)
+    ask(tmp_path, MemberRequest(verb="add", region="ap"))
+    forget(tmp_path)
+    assert take(tmp_path) == []

@@ -1,0 +1,85 @@
+"""The outer step goes through a large model piece by piece: the bits are those of one pass each."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from geo_ray.strategies.base import RegionState, Reply, Update
+from geo_ray.strategies.common import local, outer
+from geo_ray.strategies.common.outer import (
+    OneOuter,
+    OuterAdam,
+    OuterNesterov,
+    OuterSgd,
+    outer_change,
+    outer_round,
+)
+from geo_ray.strategies.state import AveragerState
+from geo_ray.util.reused_memory import ReusedMemory
+
+REGIONS = ("east", "north", "west")
+SIZES = (1, 37, outer._PIECE, outer._PIECE + 1, 5 * outer._PIECE + 4711)
+
+
+def rounds(config: OneOuter, size: int, averager: AveragerState) -> list[Tensor]:
+    """What three rounds answer."""
+    generator = torch.Generator().manual_seed(size)
+    answers = []
+    for seq in (1, 2, 3):
+        replies: list[Reply] = []
+        for rows, region in enumerate(REGIONS):
+            payload_P = torch.randn(size, generator=generator)
+            update = Update(region, 1, seq, 0, 1 + rows, payload_P)
+            replies = outer_round(averager, update, "samples", config)
+        answers.append(replies[0].payload_P.clone())
+    return answers
+
+
+@pytest.mark.parametrize("config", [OuterSgd(lr=0.7), OuterNesterov(), OuterAdam()])
+@pytest.mark.parametrize("size", SIZES)
+def test_pieces_give_the_bits_of_the_whole(
+    config: OneOuter, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces = AveragerState(REGIONS, room=ReusedMemory().tensor)
+    found = rounds(config, size, pieces)
+    delta_P = torch.randn(size)
+    found.append(outer_change(config, pieces, delta_P))
+    monkeypatch.setattr(outer, "_PIECE", 2**40)
+    whole = AveragerState(REGIONS)
+    expected = rounds(config, size, whole)
+    expected.append(outer_change(config, whole, delta_P))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert pieces.numbers == whole.numbers and pieces.memory.keys() == whole.memory.keys()
+    assert all(torch.equal(pieces.memory[name], whole.memory[name]) for name in whole.memory)
+
+
+def test_an_answer_lies_where_the_one_before_lay_once_nobody_holds_that() -> None:
+    size = 2**18
+    averager = AveragerState(("here",), room=ReusedMemory().tensor)
+
+    def answer() -> Tensor:
+        update = Update("here", 1, 1, 0, 1, torch.randn(size))
+        return outer_round(averager, update, "uniform", OuterNesterov())[0].payload_P
+
+    first_P = answer()
+    at, bits = first_P.data_ptr(), first_P.clone()
+    second_P = answer()
+    assert second_P.data_ptr() != at and torch.equal(first_P, bits)
+    del first_P
+    assert answer().data_ptr() == at
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_region_adopts_the_outer_model(size: int) -> None:
+    params_P, change_P = torch.randn(size), torch.randn(size)
+    region = RegionState(params_P, lambda grad_P: None)
+    anchor_P = local.anchor(region).clone()
+    params_P.add_(1.0)
+    local.adopt(region, Reply("here", 1, 1, 1, change_P))
+    assert torch.equal(local.anchor(region), anchor_P - change_P)
+    assert torch.equal(region.params_P, anchor_P - change_P)
+    for wrong in (size + 1, size + local._PIECE):
+        with pytest.raises((RuntimeError, ValueError)):
+            local.adopt(region, Reply("here", 1, 1, 1, torch.ones(wrong)))
