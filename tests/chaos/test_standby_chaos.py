@@ -15,7 +15,6 @@ from geo_ray.errors import RegionLostError
 from geo_ray.job import rundir
 from geo_ray.observe.events.schema import Event
 from geo_ray.runtime.cluster.local import LocalCluster
-from geo_ray.runtime.cluster.supervisor import descendants
 
 HUB, STANDBY, THIRD = "us-east", "eu-west", "ap-south"
 STEPS = 30
@@ -32,18 +31,8 @@ SECTIONS: dict[str, Any] = {
 
 def actors(cluster: LocalCluster, region: str, *kinds: str) -> list[int]:
     """Process ids of a region's actors of some classes; of all without one."""
-    cluster._kept.poll()
-    below = cluster._kept.pids[str(cluster.regions.index(region))]
-    found = []
-    for pid in sorted(descendants(below)):
-        try:
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().decode()
-        except OSError:
-            continue
-        names = kinds or ("BridgeActor", "PrimaryActor", "ShardServerActor", "WorkerActor")
-        if command.startswith(tuple(f"ray::{name}" for name in names)):
-            found.append(pid)
-    return found
+    names = kinds or ("BridgeActor", "PrimaryActor", "ShardServerActor", "WorkerActor")
+    return cluster.actor_pids(region, *names)
 
 
 def kill_at(step: int, pids: Callable[[], list[int]], killed: list[int]) -> Callable[[Event], None]:

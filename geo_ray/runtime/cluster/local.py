@@ -24,6 +24,7 @@ from geo_ray.errors import ClusterStartError, PortInUseError
 from geo_ray.runtime.cluster.labels import label_flag
 from geo_ray.runtime.cluster.settings import local_node_environment, token_environment
 from geo_ray.runtime.cluster.supervised import SupervisedProcesses
+from geo_ray.runtime.cluster.supervisor import descendants
 
 _HEAD = "head"
 _HEAD_IP = "127.0.0.2"
@@ -95,6 +96,17 @@ class LocalCluster:
     def kill_region(self, region: str) -> None:
         """Kill a region's node and all that runs there without notice, as a power cut would."""
         self._kept.kill(_node_name(self.regions.index(region)))
+
+    def actor_pids(self, region: str | None, *classes: str) -> list[int]:
+        """Ids of the processes of living actors of some classes, in a region or on the head."""
+        node = _HEAD if region is None else _node_name(self.regions.index(region))
+        self._kept.poll()
+        titles = tuple(f"ray::{name}" for name in classes)
+        return [
+            pid
+            for pid in sorted(descendants(self._kept.pids[node]))
+            if _command_line(pid).startswith(titles)
+        ]
 
     def close(self) -> None:
         """Take everything down; may be called again."""
@@ -218,6 +230,13 @@ class LocalCluster:
 
 def _node_name(index: int) -> str:
     return str(index)
+
+
+def _command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:  # it has just ended
+        return ""
 
 
 def _base(config: LocalClusterConfig) -> Path:
