@@ -108,17 +108,10 @@ class Site:
         self.clients: list[LanClient] = []
         self.endpoint: Endpoint | None = None
         self.bridge: Bridge | None = None
+        self._bridge_epoch = 1
         if world.averager is not None:
-            setting = PathSetting(
-                experiment,
-                world.params_P.numel(),
-                self._averager(),
-                self.event_buffer,
-                world.places,
-                timeout_s,
-                run_dir=str(Path(world.places.main).parent),
-            )
-            self.bridge = open_bridge(EndpointIdentity("test-run", name, 1, KEY), setting)
+            identity = EndpointIdentity("test-run", name, self._bridge_epoch, KEY)
+            self.bridge = open_bridge(identity, self._path_setting())
             self.endpoint = self.bridge.endpoint
         self.shards = [
             build_shard(experiment, self.region, i, world.params_P, world.start.groups)
@@ -148,6 +141,41 @@ class Site:
         self.lead = PrimaryShard(self.server, own, writers, uplink, self.event_buffer, timeout_s)
         lan = self._serve(self.lead.handle, self.lead.on_close)
         self.addresses = [lan.address, *[slot.address for slot in slots]]
+
+    def kill_bridge(self) -> None:
+        """End the bridge as its process would end: nobody is told, sockets close."""
+        assert self.bridge is not None and self.endpoint is not None
+        self.bridge_lan.close(0.0)
+        self.endpoint.close(0.0)
+        self.bridge.close()
+
+    def replace_bridge(self) -> None:
+        """A new bridge in the place of one that was killed."""
+        world, name = self.world, self.region.name
+        setting = self._path_setting()
+        self._bridge_epoch += 1
+        identity = EndpointIdentity("test-run", name, self._bridge_epoch, KEY)
+        self.bridge = open_bridge(identity, setting)
+        self.endpoint = self.bridge.endpoint
+        self.bridge_lan = self._serve(self.bridge.handle, self.bridge.on_close)
+        home = world.sites[world.experiment.averager_region].endpoint
+        assert home is not None
+        self.bridge.connect(world.experiment.averager_region, home.advertised)
+        hello = {"peer": f"{name}/lead", "role": "lead"}
+        size_bytes = 4 * world.params_P.numel()
+        self.lead.use_bridge(self._dial(self.bridge_lan.address, hello, size_bytes))
+
+    def _path_setting(self) -> PathSetting:
+        world = self.world
+        return PathSetting(
+            world.experiment,
+            world.params_P.numel(),
+            self._averager(),
+            self.event_buffer,
+            world.places,
+            world.timeout_s,
+            run_dir=str(Path(world.places.main).parent),
+        )
 
     def _averager(self) -> Averager | None:
         """The averager, or the standby's own copy of it."""

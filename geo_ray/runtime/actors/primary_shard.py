@@ -24,6 +24,7 @@ from geo_ray.errors import (
     LinkDownError,
     ReferenceLostError,
 )
+from geo_ray.runtime.actors.bridge_line import BridgeLine
 from geo_ray.runtime.actors.deadlines import exchange_s
 from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.actors.layout import parameters_for, pushed_gradient, slice_for
@@ -87,7 +88,7 @@ class PrimaryShard:
         self._held = held
         self._shard = held.shard
         self._writer = RegionWriter(held, writers, event_buffer)
-        self._uplink = None if bridge is None else Uplink(bridge)
+        self._line = None if bridge is None else BridgeLine(server.plan.region, bridge)
         self._unread = Unread()  # payloads of open requests, which checkpoints hold
         if not server.model.is_cut and server.wire.plan.up is None:
             self._shard.state.room = self._room
@@ -141,6 +142,11 @@ class PrimaryShard:
         with self._changed:
             self._carry_out(self.server.dismiss(worker))
 
+    def use_bridge(self, client: LanClient) -> None:
+        """The region has a new bridge; an open request is said again through it."""
+        if self._line is not None:
+            self._line.use(client)
+
     def cut(self, checkpoint: int, *, halt: bool) -> None:
         """A checkpoint has begun: copy the region's state; it is written on a thread of its own.
 
@@ -162,10 +168,11 @@ class PrimaryShard:
     def close(self) -> None:
         """Release waiting workers, stop the exchange thread; connections belong to their owners."""
         with self._changed:
-            self._failure = self._failure or LinkDownError(
-                f"the parameter server of region '{self.server.plan.region}' is closing"
-            )
+            closing = f"the parameter server of region '{self.server.plan.region}' is closing"
+            self._failure = self._failure or LinkDownError(closing)
             self._go_on()
+            if self._line is not None:
+                self._line.end(self._failure)
         self._sends.put(False)
         self._exchanger.join(timeout=5.0)
         self._writer.close()
@@ -344,10 +351,10 @@ class PrimaryShard:
 
     def _lasting(self, snapshot: Snapshot) -> Snapshot:
         """The same, though the next payload is put where that of its open request lies."""
-        uplink, tensors = self._uplink, snapshot.tensors
-        if uplink is None:
+        if self._line is None:
             return snapshot
-        placed = {k: v for k, v in tensors.items() if uplink.lies_there(v)}
+        lies_there = self._line.uplink.lies_there
+        placed = {k: v for k, v in snapshot.tensors.items() if lies_there(v)}
         return replace(snapshot, lent=self._unread.copy(placed))
 
     def _go_on(self) -> None:
@@ -390,31 +397,41 @@ class PrimaryShard:
                 return
 
     def _exchange_one(self) -> None:
-        """Carry the open request to the averager, and its answer back.
-
-        Payloads are as large as the model: none is held for longer than it is needed.
-        """
-        began_s, send, uplink = self._event_buffer.now_s(), self.server.open_request, self._uplink
-        if send is None or uplink is None:
+        """Carry the open request to the averager, and its answer back; no payload is kept long."""
+        began_s, send, line = self._event_buffer.now_s(), self.server.open_request, self._line
+        if send is None or line is None:
             raise InvariantError(f"region '{self.server.plan.region}' has nobody to send to")
-        # Coding takes its time, and workers want the lock meanwhile: only this thread is in `wire`.
-        with self._coding:
+        uplink = line.uplink
+        with self._coding:  # it takes its time; only this thread is in `wire`
             self._recall(uplink)
             send = self._on_its_way(uplink, send, self.server.wire.encode(send.update))
+        while True:
+            try:
+                send, told = self._told(uplink, send)
+                with self._coding:
+                    if told.reply.checkpoint is not None:  # the state before the answer is in it
+                        cut = self._cut(told.reply.checkpoint, halt=told.reply.halt)
+                        self._writer.write_apart(cut)
+                    if self.server.phase != "halted":  # checkpoints have the request open
+                        self._writer.write_apart(self._merge(uplink, told, send, began_s))
+                return
+            except LinkDownError:
+                if not uplink.is_lost:
+                    raise
+            # The averager knows by the request's number whether it has had it, and what it said.
+            uplink = line.await_next()
+            with self._coding:
+                send = self._on_its_way(uplink, send, send.update)
+
+    def _told(self, uplink: Uplink, send: SendUpdate) -> tuple[SendUpdate, Told]:
+        """The open request as it was understood in the end, and what the averager told."""
         try:
-            told = self._ask(uplink, send.update)
+            return send, self._ask(uplink, send.update)
         except ReferenceLostError as error:
             log.warning("%s; sent in full", error.message)
             with self._coding:
                 send = self._on_its_way(uplink, send, self.server.wire.in_full(send.update))
-            told = self._ask(uplink, send.update)
-        with self._coding:
-            snapshots: list[Written] = []
-            if told.reply.checkpoint is not None:  # the state before the answer belongs to it
-                snapshots = self._cut(told.reply.checkpoint, halt=told.reply.halt)
-            if self.server.phase != "halted":  # checkpoints have the request open
-                snapshots += self._merge(uplink, told, send, began_s)
-        self._writer.write_apart(snapshots)
+            return send, self._ask(uplink, send.update)
 
     def _merge(self, uplink: Uplink, told: Told, send: SendUpdate, began_s: float) -> list[Written]:
         reply = self._fetched(uplink, told)
@@ -434,8 +451,8 @@ class PrimaryShard:
 
     def _room(self, count: int) -> Tensor:
         """Where the next payload is made: where the bridge reads it, if no update lies there."""
-        uplink = self._uplink
-        room_P = None if uplink is None or self.server.link_busy else uplink.room(count)
+        line = None if self.server.link_busy else self._line
+        room_P = None if line is None else line.uplink.room(count)
         if room_P is None:
             return torch.empty(count)
         self._unread.secure()

@@ -152,6 +152,15 @@ class PrimaryActor:
         self._lan = LanServer(_host(), self._key, handle, on_close=on_close, config=experiment.lan)
         return self._lan.address
 
+    def use_bridge(self, bridge: Address) -> None:
+        """Go on with a new bridge: the one before is lost; after `start`.
+
+        Args:
+            bridge: where it is.
+        """
+        if self._primary is not None:
+            self._primary.use_bridge(self._dial(bridge, shared_bytes=4 * self._spec.num_params))
+
     def _dial(self, address: Address, *, shared_bytes: int = 0) -> LanClient:
         hello: Meta = {"peer": f"{self._region}/lead", "role": "lead"}
         config = self._spec.experiment.lan

@@ -60,6 +60,11 @@ class Uplink:
     def __init__(self, client: LanClient) -> None:
         self._client = client
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether its bridge is gone, and another one is needed."""
+        return self._client.is_closed
+
     def place(self, update: Update) -> Update:
         """The same update with its payload in the shared memory, if it has room there.
 

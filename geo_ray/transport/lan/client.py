@@ -107,6 +107,11 @@ class LanClient:
             raise _error_of(answer.meta)
         return answer.meta, answer.payload if isinstance(answer.payload, memoryview) else None
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed, or is lost."""
+        return self._closed
+
     def close(self) -> None:
         """Close the connection; a request that waits in another thread fails."""
         self._closed = True

@@ -1,0 +1,157 @@
+"""A region's bridge dies in the middle of an exchange, and another one takes its place."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from region_support import InProcess, Site, experiment_of
+
+from geo_ray.config.experiment import Experiment
+from geo_ray.runtime.actors.bridge import Bridge
+from geo_ray.runtime.actors.uplink import PlacedReplies
+from geo_ray.runtime.paths.direct import DirectPath
+
+HOME, FAR = "us-east", "eu-west"
+REGIONS = [{"name": HOME}, {"name": FAR, "workers": 2}]
+SECTIONS: dict[str, dict[str, Any]] = {
+    "vectors": {"strategy": {"kind": "sma", "interval": 2}},
+    "coded": {
+        "strategy": {"kind": "diloco", "interval": 2, "outer": {"kind": "nesterov", "lr": 0.7}},
+        "codec": {"up": {"kind": "int8"}, "down": {"kind": "int8"}},
+    },
+    "one by one": {"strategy": {"kind": "async_local_sgd", "interval": 2}},
+    "shards": {
+        "strategy": {"kind": "sma", "interval": 2},
+        "regions": [{"name": HOME, "ps_shards": 2}, {"name": FAR, "ps_shards": 2}],
+    },
+}
+WHERE = ("before it is sent", "before it is answered", "before the answer is fetched")
+
+
+def config(name: str) -> Experiment:
+    train = {"steps": 12, "eval_every": 0}
+    return experiment_of(**{"regions": REGIONS, "train": train} | SECTIONS[name])
+
+
+class Killer:
+    """Ends the far region's bridge once, and has another one started."""
+
+    def __init__(self) -> None:
+        self.world: InProcess | None = None
+        self.times = 0
+        self._thread: threading.Thread | None = None
+
+    def strike(self) -> None:
+        site = self.site
+        self.times += 1
+        site.kill_bridge()
+        self._thread = threading.Thread(target=site.replace_bridge)
+        self._thread.start()
+
+    @property
+    def site(self) -> Site:
+        assert self.world is not None
+        return self.world.sites[FAR]
+
+    def end(self) -> None:
+        if self._thread is not None:
+            self._thread.join(30.0)
+
+
+@pytest.fixture
+def killer() -> Iterator[Killer]:
+    made = Killer()
+    yield made
+    made.end()
+
+
+def kill_at(where: str, killer: Killer, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Strike at each third time that the far region's exchange is there, ``most`` times."""
+    seen = 0
+
+    def is_due() -> bool:
+        nonlocal seen
+        seen += 1
+        return seen % 3 == 2 and killer.times < most
+
+    handle, deliver, fetch = Bridge.handle, DirectPath.deliver, PlacedReplies.fetch
+
+    def handled(self: Bridge, conn: Any, meta: Any, payload: Any) -> Any:
+        if self is killer.site.bridge and meta["op"] == "update" and is_due():
+            killer.strike()
+        return handle(self, conn, meta, payload)
+
+    def delivered(self: DirectPath, reply: Any) -> None:
+        if reply.to == FAR and self._region == HOME and is_due():
+            killer.strike()
+        deliver(self, reply)
+
+    def fetched(self: PlacedReplies, conn: Any, meta: Any) -> Any:
+        bridge = killer.site.bridge
+        if bridge is not None and self is bridge._placed and is_due():
+            killer.strike()
+        return fetch(self, conn, meta)
+
+    patches: dict[str, Callable[[], None]] = {
+        WHERE[0]: lambda: monkeypatch.setattr(Bridge, "handle", handled),
+        WHERE[1]: lambda: monkeypatch.setattr(DirectPath, "deliver", delivered),
+        WHERE[2]: lambda: monkeypatch.setattr(PlacedReplies, "fetch", fetched),
+    }
+    patches[where]()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """The digest of each case when nothing goes wrong."""
+    found: dict[str, str] = {}
+
+    def of(name: str) -> str:
+        if name not in found:
+            with InProcess(config(name), tmp_path_factory.mktemp("undisturbed")) as world:
+                first, second = world.run()
+            assert first == second
+            found[name] = first
+        return found[name]
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [(name, where) for name in ("vectors", "shards") for where in WHERE]
+    + [("coded", where) for where in WHERE[:2]],  # what is coded comes with the answer
+)
+def test_a_round_comes_out_as_if_nothing_had_happened(
+    name: str,
+    where: str,
+    undisturbed: Callable[[str], str],
+    killer: Killer,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    expected = undisturbed(name)
+    kill_at(where, killer, monkeypatch, most=2)
+    with InProcess(config(name), tmp_path) as world:
+        killer.world = world
+        assert set(world.run()) == {expected}
+        world.check_books()
+    assert killer.times == 2
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_regions_one_by_one_end_equal(
+    where: str, killer: Killer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kill_at(where, killer, monkeypatch, most=1)
+    with InProcess(config("one by one"), tmp_path) as world:
+        killer.world = world
+        world.run()
+        world.check_books()
+        first, second = (site.shards[0].params_S for site in world.sites.values())
+        torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5)
+    assert killer.times == 1
