@@ -52,11 +52,12 @@ class Counted:
         self.inner = inner
         told = replace(inner.traits.averager, on_release=None, on_wake=None)
         self.traits = replace(inner.traits, averager=told)
-        self.taken_P = torch.zeros(num_params)
+        self.num_params = num_params
 
     def on_update(self, state: AveragerState, update: Update) -> list[Reply]:
         if self.traits.sends == "change":
-            self.taken_P += update.payload_P
+            taken_P = state.memory.setdefault("taken", torch.zeros(self.num_params))
+            state.memory["taken"] = taken_P + update.payload_P
         return self.inner.on_update(state, update)
 
 
@@ -174,10 +175,14 @@ class World:
         node = StandbyNode(
             name,
             Caller(lambda message: message.payload_P, keeps),
-            LivenessWatch(name, self.names, AveragerHome(first), standby, TAKEOVER_S, REJOIN_S),
+            LivenessWatch(name, AveragerHome(first), TAKEOVER_S, REJOIN_S),
+            self._averager,
+            preferred=(standby,),
+            bound=self.setup.bound,
         )
         if name == first:
             node.primary = ReplicatedAverager(self._averager(), self.setup.bound)
+            node.standby = standby
         if name == standby:
             node.shadow = ShadowAverager(self._averager())
         return node
@@ -249,9 +254,27 @@ class World:
 
     def checkpoint(self) -> None:
         self.checkpoints += 1
-        node = self.nodes[self.names[0]]
-        if node.primary is not None and self.names[0] not in self.dead:
+        node = self.host()
+        if node is not None:
             self.carry_out(node.region, node.offer(BeginCheckpoint(self.checkpoints, halt=False)))
+
+    def host(self) -> StandbyNode | None:
+        """The averager's home of the highest epoch, if it lives."""
+        alive = [n for name, n in self.nodes.items() if name not in self.dead and n.primary]
+        return max(alive, key=lambda n: n.home.epoch, default=None)
+
+    def successor(self) -> str | None:
+        """Who may take over from `host`."""
+        host = self.host()
+        if host is None:
+            return None
+        found = [
+            name
+            for name, node in self.nodes.items()
+            if node.stands_by and node.home == host.home and name not in self.dead
+        ]
+        assert len(found) <= 1, found
+        return found[0] if found else None
 
     def stepping(self) -> list[str]:
         return [
@@ -283,11 +306,11 @@ class World:
         return [n for n, r in self.regions.items() if n not in self.dead and r.phase != "failed"]
 
     def check(self) -> None:
-        first, standby = (self.nodes[name] for name in self.names[:2])
-        if first.primary is not None and first.region not in self.dead:
-            assert first.primary.ahead <= self.setup.bound
-            if standby.shadow is not None and self.setup.strategy.traits.sends == "change":
-                self._check_distance(first, standby)
+        host, standby = self.host(), self.successor()
+        if host is not None:
+            assert host.primary.ahead <= self.setup.bound
+            if standby is not None and self.setup.strategy.traits.sends == "change":
+                self._check_distance(host, self.nodes[standby])
         if self._is_exact:
             for name in self.survivors():
                 params_P = self.regions[name].state.params_P
@@ -296,7 +319,7 @@ class World:
     def _check_distance(self, host: StandbyNode, standby: StandbyNode) -> None:
         """The standby may be ahead by what is still held back; behind only by the bound."""
         assert host.primary is not None and standby.shadow is not None
-        if standby.shadow.number > host.primary.stable:
+        if standby.shadow.number > host.primary.stable or not host.primary.has_standby:
             return  # acknowledgements are on their way
         if all(line.is_committed for line in host.primary._lines):
             behind_P = known_to(host.primary.averager) - known_to(standby.shadow.averager)
@@ -334,4 +357,5 @@ class World:
 
 def known_to(averager: Averager) -> Tensor:
     """The sum of what an averager has taken in."""
-    return averager.strategy.taken_P.clone()
+    taken_P = averager.state.memory.get("taken")
+    return torch.zeros(averager.num_params) if taken_P is None else taken_P

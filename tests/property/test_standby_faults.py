@@ -118,6 +118,50 @@ def test_links_are_cut_and_heal(setup: Setup, seed: int, events: int, data: st.D
     assert homes == [world.names[max(epochs) - 1]]
 
 
+@settings(max_examples=300, deadline=None)
+@given(setups(), st.integers(0, 2**32), st.lists(st.integers(0, 40), min_size=1, max_size=4))
+def test_host_after_host_dies_as_long_as_somebody_stands_by(
+    setup: Setup, seed: int, events: list[int]
+) -> None:
+    random = Random(seed)
+    world = World(setup, seed)
+    killed = []
+    for count in events:
+        shuffle(world, random, count)
+        host, standby = world.host(), world.successor()
+        if host is None or standby is None:
+            continue  # without one its loss is the run's end
+        world.kill(host.region, random)
+        killed.append(host.region)
+        if random.random() < 0.5:
+            world.report_dead(host.region)
+            shuffle(world, random, random.randint(0, 60))
+            continue
+        # Nobody has seen it: before the next dies it must be given up, or no majority would be left.
+        for _ in range(int(TAKEOVER_S + REJOIN_S) + 3):
+            world.tick(1.0)
+            shuffle(world, random, 4)
+    world.run_out()
+    world.check_end()
+    assert world.survivors() == [name for name in world.names if name not in killed]
+
+
+def test_all_hosts_but_the_last_die_one_after_the_other() -> None:
+    """Whoever is left has all that counted."""
+    world = World(Setup(AsgdGa(interval=1, combine="sum"), 5, 40, 0.0), seed=3)
+    random, hosts = Random(3), []
+    for _ in range(4):
+        while world.successor() is None:
+            shuffle(world, random, 1)
+        hosts.append(world.host().region)
+        world.kill(hosts[-1], random)
+        world.report_dead(hosts[-1])
+    world.run_out()
+    world.check_end()
+    assert hosts[:2] == ["a", "b"] and len(set(hosts)) == 4
+    assert world.host().home.epoch == 5
+
+
 @pytest.mark.parametrize(("steps", "seed", "events"), [(4, 156691, 26), (3, 78344, 24)])
 def test_a_final_update_that_only_the_lost_averager_took_for_an_ordinary_one(
     steps: int, seed: int, events: int

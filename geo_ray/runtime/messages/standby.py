@@ -18,15 +18,21 @@ from geo_ray.runtime.messages.exchange import (
     payload_bytes,
 )
 from geo_ray.runtime.messages.transfers import PARTS, headers_of
+from geo_ray.runtime.messages.twin_payload import read_twin, twin_bytes
 from geo_ray.strategies.base import Update, nothing_carried
 from geo_ray.training.averager.log import (
+    Appoint,
     BeginCheckpoint,
+    Begun,
+    ChangeMembers,
+    Leave,
     LogEntry,
     Op,
     Skip,
     Stop,
     TakeIn,
     TakeSum,
+    Wake,
 )
 from geo_ray.training.averager.standby import (
     AveragerAnswer,
@@ -35,12 +41,15 @@ from geo_ray.training.averager.standby import (
     AveragerRequest,
     LogAck,
     LogAppend,
+    LogTwin,
     NewAverager,
     StandbyMessage,
 )
+from geo_ray.training.membership.border import MemberChange
 from geo_ray.transfers.requests import UploadRequest
+from geo_ray.transport.wire.fields import flag, number, texts
 from geo_ray.transport.wire.frames import Buffer, view_of
-from geo_ray.transport.wire.message import CONTROL, DATA, Message
+from geo_ray.transport.wire.message import BACKGROUND, CONTROL, DATA, Message
 from geo_ray.transport.wire.record import CountList, Field, Known, OneOf, Record
 
 Finder = Callable[[int, int], Update | None]
@@ -68,7 +77,12 @@ class _Shape(NamedTuple):
     lane: int | None = DATA  # None: the log's
 
 
+def _change(joins: list[str], leaves: list[str], donor: str) -> MemberChange:
+    return MemberChange(tuple(joins), tuple(leaves), donor)
+
+
 _TAKE_IN: Final = Record(TakeIn, Field("update", UPDATE))
+_CHANGE: Final = Record(_change, Field("joins", texts), Field("leaves", texts), "donor")
 _OPS: Final = OneOf[Any](
     "what",
     {
@@ -78,9 +92,16 @@ _OPS: Final = OneOf[Any](
         "skip": Record(Skip, "region epoch seq"),
         "stop": Record(Stop),
         "checkpoint": Record(BeginCheckpoint, "id halt"),
+        "leave": Record(Leave, "region"),
+        "members": Record(ChangeMembers, Field("change", _CHANGE)),
+        "begun": Record(Begun, "region"),
+        "wake": Record(Wake),
+        "appoint": Record(Appoint),
     },
 )
-_ENTRY: Final = Field("entry", Record(LogEntry, "number", Field("op", _OPS)))
+_ENTRY: Final = Field(
+    "entry", Record(LogEntry, "number", Field("op", _OPS), Field("now_s", number, default=0.0))
+)
 _SKIP: Final = Field("op", Record(Skip, Known("region"), "epoch seq"))
 _EPOCH: Final = "epoch=hub_epoch"
 _SHAPES: Final = {
@@ -93,7 +114,15 @@ _SHAPES: Final = {
     ),
     "refused": _Shape(AveragerRefusal, Record(AveragerRefusal, _EPOCH, "seq", ERROR)),
     "log": _Shape(LogAppend, Record(LogAppend, _EPOCH, _ENTRY), "standby", None),
-    "log_ack": _Shape(LogAck, Record(LogAck, _EPOCH, "number"), "standby", CONTROL),
+    "log_twin": _Shape(
+        LogTwin, Record(LogTwin, _EPOCH, "number", Known("twin")), "standby", BACKGROUND
+    ),
+    "log_ack": _Shape(
+        LogAck,
+        Record(LogAck, _EPOCH, "number", Field("follows", flag, default=True)),
+        "standby",
+        CONTROL,
+    ),
     "hub_lost": _Shape(AveragerLost, Record(AveragerLost, _EPOCH, "lost"), lane=CONTROL),
     # In one lane with the answers that follow, or they would come before it.
     "new_hub": _Shape(
@@ -111,9 +140,10 @@ def standby_message(to: str, told: StandbyMessage, log_lane: int, *, bare: bool)
     Args:
         to: who it is for.
         told: what to send.
-        log_lane: lane of the log; all other payloads have that of data.
-        bare: whether an entry about the standby's own update may go without the payload, because
-            it is certain to be in its hands still.
+        log_lane: lane of what the standby must have before it counts; of the rest of the log, and
+            of the copy before it, it is the last one, and all other payloads have that of data.
+        bare: whether such an entry about the standby's own update may go without the payload,
+            because it is certain to be in its hands still.
     """
     kind = _KIND_OF[type(told.op if isinstance(told, AveragerRequest) else told)]
     shape = _SHAPES[kind]
@@ -123,9 +153,12 @@ def standby_message(to: str, told: StandbyMessage, log_lane: int, *, bare: bool)
             payload = payload_bytes(update)
         case AveragerAnswer(reply=reply):
             payload = payload_bytes(reply)
-        case LogAppend(entry=entry):
-            op, payload = _outgoing(entry.op, to if bare else None)
+        case LogAppend(entry=entry, counts=counts):
+            op, payload = _outgoing(entry.op, to if bare and counts else None)
             told = replace(told, entry=replace(entry, op=op))
+            log_lane = log_lane if counts else BACKGROUND
+        case LogTwin(twin=twin):
+            payload = twin_bytes(twin)
     lane = log_lane if shape.lane is None else shape.lane
     return Message(kind, shape.record.write(told), payload, shape.traffic, lane)
 
@@ -145,7 +178,8 @@ def read_standby(peer: str, message: Message, find: Finder) -> StandbyMessage:
     if shape is None:
         raise FrameError(f"'{message.kind}' is no message of an averager that may move")
     payload = view_of(message.payload)
-    found: StandbyMessage = shape.record.read(message.meta, payload, region=peer)
+    twin = read_twin(payload) if message.kind == "log_twin" else None
+    found: StandbyMessage = shape.record.read(message.meta, payload, region=peer, twin=twin)
     if isinstance(found, LogAppend):
         op = _incoming(found.entry.op, payload, find)
         found = replace(found, entry=replace(found.entry, op=op))

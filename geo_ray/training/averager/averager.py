@@ -126,6 +126,11 @@ class Averager:
             on_wake = self.strategy.traits.averager.on_wake
             return [] if on_wake is None else self._publish(on_wake(self.state))
 
+    @property
+    def may_begin_checkpoint(self) -> bool:
+        """Whether no region may hold answers of a lost averager, of which nothing is known here."""
+        return self._marks.may_begin
+
     def on_update(self, update: Update) -> list[Reply]:
         """Take in one update.
 
@@ -157,7 +162,7 @@ class Averager:
         self.carry.take(update)
         self._books.take(update)
         self._books.answers.pop(update.region, None)
-        self._count(update)
+        self._ending.count(update.num_samples)
         if not update.final:
             return self._release_finals() + self._answer(update)
         self._books.finals[update.region] = update
@@ -187,7 +192,7 @@ class Averager:
         with self._changing():
             for part in parts:
                 self._books.take(part)
-                self._count(part)
+                self._ending.count(part.num_samples)
             return self._release_finals() + self._publish(
                 additive.relay_sum(self.state, parts, total_P, combine)
             )
@@ -302,17 +307,17 @@ class Averager:
             False if it cannot be: a region may hold answers of an averager that is lost, of which
             this one does not know yet, members are changing, or this averager has failed.
         """
-        if not self._marks.may_begin or self.failure is not None or self.is_changing:
+        if not self.may_begin_checkpoint or self.failure is not None or self.is_changing:
             return False
-        changing, fixed, control = self._live()
-        copies = self._unread.copy(changing, fixed)
-        self.snapshots.append(AveragerSnapshot(checkpoint, copies, control))
+        *tensors, control = self._live()
+        self.snapshots.append(AveragerSnapshot(checkpoint, self._unread.copy(*tensors), control))
         self._marks.begin(checkpoint, halt=halt)
         return True
 
     def took_over(self) -> None:
         """This averager goes on for one that is lost, and may have answered more than is known."""
         self._marks.took_over(self.state.members)
+        self._clock.restore(self.state.now_s)  # that of another host
 
     def settle(self, region: str) -> None:
         """A region holds no answers of an averager that is lost but those that are known here."""
@@ -404,9 +409,6 @@ class Averager:
             log.exception("the averager failed")
             self.failure = failure_of(self.strategy, error)
             raise self.failure from error
-
-    def _count(self, update: Update) -> None:
-        self._ending.count(update.num_samples)
 
     def _opened(self, update: Update) -> Update:
         """The update as a vector that may be taken in."""

@@ -8,8 +8,9 @@ word there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from geo_ray.strategies.base import AveragerState, Reply
 from geo_ray.training.averager.averager_books import AveragerBooks
@@ -97,6 +98,14 @@ class AveragerEnding:
         self._first = str(goal) if is_earlier and books.is_ending else None
         self.state.stopping = goal == self.goal or self._first is not None
         books.keep_stops(self.state.stopping, of_last_words=goal == self.goal)
+
+    def export_exact(self) -> list[object]:
+        """Plain values for an averager of the same run, which begins nothing anew."""
+        return [self.state.stopping, self._first, self._closing]
+
+    def restore_exact(self, values: Sequence[Any]) -> None:
+        """Become what `export_exact` gave, after `restore`."""
+        self.state.stopping, self._first, self._closing = values
 
     @property
     def _has_enough(self) -> bool:

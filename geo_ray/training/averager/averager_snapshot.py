@@ -6,8 +6,9 @@ region's next answer with its id. A region copies its own state before it merges
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -65,6 +66,16 @@ class SnapshotMarks:
             return reply
         mark.told.add(reply.to)
         return replace(reply, checkpoint=mark.id, halt=mark.halt)
+
+    def export(self) -> list[object] | None:
+        """The newest checkpoint, and who was told of it, as plain values."""
+        mark = self._mark
+        return None if mark is None else [mark.id, mark.halt, sorted(mark.told)]
+
+    def restore(self, mark: Sequence[Any] | None) -> None:
+        """Become what `export` gave, with everybody settled."""
+        self._unsettled = set()
+        self._mark = None if mark is None else _CutMark(int(mark[0]), bool(mark[1]), set(mark[2]))
 
     def join(self, region: str, giver: str) -> None:
         """A newcomer is told of no checkpoint that began before."""

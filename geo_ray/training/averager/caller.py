@@ -91,7 +91,7 @@ class Caller:
         """
         self._repeated = {
             seq: kept
-            for seq, kept in sorted(self._kept.items())
+            for seq, kept in sorted((self._kept | self._repeated).items())
             if (kept.update.epoch, kept.update.seq) > last
         }
         self._kept = {}
@@ -114,7 +114,10 @@ class Caller:
         self._kept = {seq: kept for seq, kept in self._kept.items() if kept.number > stable}
         missing = self._repeated.pop(reply.seq, None)
         if missing is not None:
-            self._owe(self._vector(reply, missing.update) - missing.merged_P)
+            merged_P = self._vector(reply, missing.update)
+            self._owe(merged_P - missing.merged_P)
+            if number > stable:  # the next standby may not know it either
+                self._kept[reply.seq] = replace(missing, merged_P=merged_P, number=number)
             return None if self._repeated or self._open is None else TakeIn(self._open)
         if self._open is None or reply.seq != self._open.seq:
             return None

@@ -65,7 +65,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class ChangeMembers:
-    """Let members change at the next border; for an averager without a standby, as the next."""
+    """Let members change at the next border."""
 
     change: MemberChange
 
@@ -79,18 +79,41 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """The time that the strategy asked for has come; for an averager without a standby."""
+    """The time that the strategy asked for has come, unless that is over meanwhile."""
 
 
-Op = TakeIn | TakeSum | Skip | Stop | BeginCheckpoint | Leave | ChangeMembers | Begun | Wake
+@dataclass(frozen=True, slots=True)
+class Appoint:
+    """Whoever is sent the log stands by from here on; nothing else changes."""
+
+
+Op = (
+    TakeIn
+    | TakeSum
+    | Skip
+    | Stop
+    | BeginCheckpoint
+    | Leave
+    | ChangeMembers
+    | Begun
+    | Wake
+    | Appoint
+)
 
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """One line of the log; ``number`` counts from 1."""
+    """One line of the log.
+
+    Attributes:
+        number: counts from 1.
+        op: what to do.
+        now_s: the averager's time at which it is done.
+    """
 
     number: int
     op: Op
+    now_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +131,12 @@ class LogOutcome:
     replies: list[Reply]
     done: bool = True
     error: GeoRayError | None = None
+
+
+def carry_out_entry(averager: Averager, entry: LogEntry) -> LogOutcome:
+    """Do what a line of the log says, at its time."""
+    averager.state.now_s = entry.now_s
+    return carry_out(averager, entry.op)
 
 
 def carry_out(averager: Averager, op: Op) -> LogOutcome:
@@ -131,12 +160,19 @@ def carry_out(averager: Averager, op: Op) -> LogOutcome:
                 averager.begun(region)
                 return LogOutcome([])
             case Wake():
-                return LogOutcome(averager.on_wake())
+                return LogOutcome(averager.on_wake() if _is_due(averager) else [])
             case Stop():
                 averager.request_stop()
                 return LogOutcome([])
+            case Appoint():
+                return LogOutcome([])
     except GeoRayError as error:
         return LogOutcome([], done=False, error=error)
+
+
+def _is_due(averager: Averager) -> bool:
+    wake_s = averager.state.wake_s
+    return wake_s is not None and wake_s <= averager.state.now_s
 
 
 def distance(averager: Averager, op: Op) -> float:

@@ -9,11 +9,15 @@ Every answer carries the epoch of the averager's home, and a region that follows
 takes no answers of a lower one: that fences off a home that was only cut off. When the old home
 hears of the new epoch, its bridge becomes that of an ordinary region, and asks the new home what it
 had asked itself.
+
+    home --LogTwin, Append ...--> next standby      after a takeover, or when the standby is gone:
+         <--Ack-------------                        a copy of the averager, then every entry
+         --Append(Appoint)----->                    from here on it may take over
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,13 +26,24 @@ from geo_ray.strategies.base import Reply, Update
 from geo_ray.training.averager.averager import Averager
 from geo_ray.training.averager.caller import Caller
 from geo_ray.training.averager.home import AveragerHome
-from geo_ray.training.averager.log import Leave, LogEntry, Op, Skip, TakeIn
+from geo_ray.training.averager.log import (
+    Appoint,
+    BeginCheckpoint,
+    Leave,
+    LogEntry,
+    LogOutcome,
+    Op,
+    Skip,
+    TakeIn,
+)
 from geo_ray.training.averager.replication import (
     EntryCommitted,
     ReplicatedAverager,
+    ReplicationStep,
     ShadowAverager,
     ShipEntry,
 )
+from geo_ray.training.averager.succession import next_standby
 from geo_ray.training.averager.takeover import (
     GiveUpRegion,
     LivenessWatch,
@@ -36,6 +51,7 @@ from geo_ray.training.averager.takeover import (
     TakeOver,
     WatchEffect,
 )
+from geo_ray.training.averager.twin import AveragerTwin, become_twin
 
 # ------------------------------------------------------------------ messages between bridges
 
@@ -74,18 +90,41 @@ class AveragerRefusal:
 
 @dataclass(frozen=True, slots=True)
 class LogAppend:
-    """To the standby: the next entry."""
+    """To the standby: the next entry.
+
+    Attributes:
+        epoch: of the home.
+        entry: the entry.
+        counts: see `ShipEntry`; known at the sender only.
+    """
 
     epoch: int
     entry: LogEntry
+    counts: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LogTwin:
+    """To who is to stand by: the averager as it was after entry ``number``."""
+
+    epoch: int
+    number: int
+    twin: AveragerTwin
 
 
 @dataclass(frozen=True, slots=True)
 class LogAck:
-    """To the averager: everything up to ``number`` is here."""
+    """To the averager: everything up to ``number`` is here.
+
+    Attributes:
+        epoch: of the home.
+        number: of the newest entry.
+        follows: whether there is an averager here that carries entries out; else nothing is here.
+    """
 
     epoch: int
     number: int
+    follows: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +148,7 @@ StandbyMessage = (
     | AveragerAnswer
     | AveragerRefusal
     | LogAppend
+    | LogTwin
     | LogAck
     | AveragerLost
     | NewAverager
@@ -149,9 +189,13 @@ class EntryDone:
 
 @dataclass(frozen=True, slots=True)
 class StandbyEvent:
-    """Worth an event: this region took over, follows a new home, or goes on without a region."""
+    """Worth an event.
 
-    what: Literal["took_over", "follows", "left"]
+    This region took over or follows a new home; as the home, it goes on without a region, or has a
+    standby again.
+    """
+
+    what: Literal["took_over", "follows", "left", "appointed"]
     region: str
     epoch: int
 
@@ -167,16 +211,26 @@ class StandbyNode:
         region: this one.
         caller: its requests.
         watch: over the averager's home; knows where that is.
+        make: builds an averager that has done nothing yet.
+        preferred: who is to stand by, the best first; after them any region may.
+        bound: how far an averager here may be ahead of its standby.
         primary: the averager, if this is its home.
-        shadow: its copy, if this is the standby.
+        shadow: its copy, if this is the standby, or is to become it.
+        standby: at the averager's home: who is sent the log.
     """
 
     region: str
     caller: Caller
     watch: LivenessWatch
+    make: Callable[[], Averager]
+    preferred: tuple[str, ...] = ()
+    bound: float = 0.0
     primary: ReplicatedAverager | None = None
     shadow: ShadowAverager | None = None
+    standby: str | None = None
+    _now_s: float = 0.0
     _repeated: set[tuple[str, int]] = field(default_factory=set)  # regions, numbers of updates
+    _greeted: set[str] = field(default_factory=set)  # newcomers who know where the averager is
 
     @property
     def home(self) -> AveragerHome:
@@ -188,15 +242,33 @@ class StandbyNode:
         """The averager, if this is its home."""
         return None if self.primary is None else self.primary.averager
 
+    @property
+    def stands_by(self) -> bool:
+        """Whether this region may take over: nothing counts that it lacks."""
+        shadow = self.shadow
+        return shadow is not None and shadow.is_appointed and self.region in self.members
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Who takes part; known at the home and at the standby, empty elsewhere."""
+        known = self.shadow if self.primary is None else self.primary
+        return () if known is None else known.averager.view.members
+
     # ------------------------------------------------------------------ events
 
     def submit(self, update: Update) -> list[StandbyEffect]:
         """The own region has a request."""
         return self._ask([*self.caller.submit(update)])
 
-    def offer(self, op: Op) -> list[StandbyEffect]:
+    def offer(self, op: Op, now_s: float | None = None) -> list[StandbyEffect]:
         """As the averager's home: carry ``op`` out, once the standby is near enough."""
-        return [] if self.primary is None else self._carry(self.primary.offer(op))
+        primary = self.primary
+        if primary is None:
+            return []
+        if isinstance(op, BeginCheckpoint) and not primary.averager.may_begin_checkpoint:
+            refused = LogOutcome([], done=False)  # only here it is known that it may not
+            return [EntryDone(EntryCommitted(op, refused, primary.number, primary.stable))]
+        return self._carry(primary.offer(op, self._now_s if now_s is None else now_s))
 
     def on_message(self, peer: str, message: StandbyMessage) -> list[StandbyEffect]:
         """Another region has sent ``message``; what does not fit its role is passed over."""
@@ -215,29 +287,34 @@ class StandbyNode:
             case AveragerRefusal(epoch, seq, error):
                 from_home = AveragerHome(peer, epoch) == self.home
                 return [RefuseOwn(seq, error)] if from_home and self.caller.refused(seq) else []
-            case LogAppend(epoch, entry):
-                if self.shadow is None or AveragerHome(peer, epoch) != self.home:
-                    return []
-                if isinstance(entry.op, Leave):
-                    self.watch.on_left(entry.op.region)
-                return [SendMessage(peer, LogAck(epoch, self.shadow.on_entry(entry)))]
-            case LogAck(epoch, number):
-                if self.primary is None or epoch != self.home.epoch:
-                    return []
-                return self._carry(self.primary.on_ack(number))
+            case LogAppend() | LogTwin():
+                return self._logged(peer, message)
+            case LogAck():
+                return self._acknowledged(peer, message)
             case AveragerLost(epoch, lost):
                 self.watch.on_vote(peer, epoch, lost=lost)
                 return []
             case NewAverager(epoch, last):
                 return self._follow(AveragerHome(peer, epoch), last)
 
-    def tick(self, now_s: float, connected: Collection[str]) -> list[StandbyEffect]:
-        """Time has passed; ``connected`` are the regions to which there is a connection."""
-        return self._watched(self.watch.tick(now_s, connected))
+    def tick(
+        self, now_s: float, connected: Collection[str], rtts_s: Mapping[str, float] | None = None
+    ) -> list[StandbyEffect]:
+        """Time has passed.
+
+        Args:
+            now_s: the present.
+            connected: the regions to which there is a connection.
+            rtts_s: shortest round trips, as far as there was one.
+        """
+        self._now_s = now_s
+        found = self.watch.tick(now_s, connected, self.members, stands_by=self.stands_by)
+        return self._watched(found) + self._seek_standby(now_s, connected, rtts_s or {})
 
     def on_report_dead(self, region: str) -> list[StandbyEffect]:
-        """Somebody has seen that ``region`` is dead and will not come back."""
-        return self._watched(self.watch.on_report_dead(region))
+        """Somebody has seen that ``region`` is dead and will not come back as it was."""
+        found = self.watch.on_report_dead(region, self.members, stands_by=self.stands_by)
+        return self._watched(found)
 
     # ------------------------------------------------------------------ as a region
 
@@ -254,20 +331,41 @@ class StandbyNode:
     def _follow(self, home: AveragerHome, last: tuple[int, int]) -> list[StandbyEffect]:
         if not self.watch.follow(home):
             return []
-        self.primary = self.shadow = None  # a home that was cut off is none any more
+        # A home that was cut off is none any more.
+        self.primary = self.shadow = self.standby = None
         news = StandbyEvent("follows", home.region, home.epoch)
         return [news, *self._ask(self.caller.on_moved(last))]
 
     # ------------------------------------------------------------------ as the standby
 
-    def _take_over(self) -> list[StandbyEffect]:
-        if self.shadow is None:
+    def _logged(self, peer: str, message: LogAppend | LogTwin) -> list[StandbyEffect]:
+        epoch, shadow = message.epoch, self.shadow
+        if epoch < self.home.epoch or self.primary is not None:
             return []
-        averager, epoch = self.shadow.averager, self.home.epoch
+        is_home = AveragerHome(peer, epoch) == self.home
+        if isinstance(message, LogTwin) and is_home:
+            averager = self.make()
+            become_twin(averager, message.twin)
+            shadow = self.shadow = ShadowAverager(averager, message.number, is_appointed=False)
+            return [SendMessage(peer, LogAck(epoch, shadow.number))]
+        if shadow is None or not is_home or isinstance(message, LogTwin):
+            return [SendMessage(peer, LogAck(epoch, 0, follows=False))]
+        return [SendMessage(peer, LogAck(epoch, shadow.on_entry(message.entry)))]
+
+    def _take_over(self) -> list[StandbyEffect]:
+        shadow = self.shadow
+        if shadow is None:
+            return []
+        averager, epoch = shadow.averager, self.home.epoch
         averager.took_over()
-        self.primary, self.shadow = ReplicatedAverager(averager, has_standby=False), None
+        self.primary = ReplicatedAverager(
+            averager, self.bound, has_standby=False, number=shadow.number
+        )
+        self.shadow = self.standby = None
+        self._repeated.clear()
+        self._greeted = set(averager.view.members)
         effects: list[StandbyEffect] = [StandbyEvent("took_over", self.region, epoch)]
-        others = [member for member in self.watch.members if member != self.region]
+        others = [member for member in averager.view.members if member != self.region]
         effects += [
             SendMessage(other, NewAverager(epoch, averager.last(other))) for other in others
         ]
@@ -281,19 +379,53 @@ class StandbyNode:
             self._repeated.add(_name(request.op))
         return self.offer(request.op)
 
+    def _acknowledged(self, peer: str, ack: LogAck) -> list[StandbyEffect]:
+        primary = self.primary
+        if primary is None or ack.epoch != self.home.epoch or peer != self.standby:
+            return []
+        if not ack.follows:  # it was started anew, or does not know this home yet
+            return self._release()
+        return self._carry(primary.on_ack(ack.number))
+
+    def _seek_standby(
+        self, now_s: float, connected: Collection[str], rtts_s: Mapping[str, float]
+    ) -> list[StandbyEffect]:
+        """Nobody stands by: choose who is to, and send a copy of the averager there."""
+        primary, effects = self.primary, list[StandbyEffect]()
+        if primary is None or primary.averager.failure is not None:
+            return []
+        if self.standby is not None:
+            # Who is appointed is waited for, and so may not be passed over as easily.
+            given_up = not primary.has_standby and self.watch.is_lost(
+                self.standby, now_s, self.watch.takeover_s
+            )
+            if not given_up:
+                return []
+            effects = self._release()
+        view = primary.averager.view
+        able = {n for n in view.members if n in connected and n not in view.joining}
+        self.standby = next_standby(self.preferred, able - {self.region}, rtts_s)
+        if self.standby is None:
+            return effects
+        copy = LogTwin(self.home.epoch, primary.number, primary.begin_twin())
+        return [*effects, SendMessage(self.standby, copy)]
+
+    def _release(self) -> list[StandbyEffect]:
+        """Nobody stands by any more; what waited for that is committed."""
+        self.standby = None
+        return [] if self.primary is None else self._carry(self.primary.release())
+
     def _settle(self, reply: Reply) -> None:
         """Whose open request is answered has repeated all that the averager did not know."""
         if self.primary is not None and (reply.to, reply.seq) not in self._repeated:
             self.primary.averager.settle(reply.to)
 
-    def _carry(self, steps: list[ShipEntry | EntryCommitted]) -> list[StandbyEffect]:
+    def _carry(self, steps: list[ReplicationStep]) -> list[StandbyEffect]:
         effects: list[StandbyEffect] = []
-        epoch, standby = self.home.epoch, self.watch.standby
+        epoch, standby = self.home.epoch, self.standby
         for step in steps:
             if isinstance(step, ShipEntry):
-                effects += (
-                    [] if standby is None else [SendMessage(standby, LogAppend(epoch, step.entry))]
-                )
+                effects += self._ship(step)
                 continue
             effects.append(EntryDone(step))
             effects += self._refuse(step)
@@ -302,7 +434,29 @@ class StandbyNode:
                 effects += self._answer(
                     reply.to, AveragerAnswer(epoch, reply, step.number, step.stable)
                 )
+        effects += self._greet()
+        if standby is not None and standby == self.standby and standby not in self.members:
+            effects += self._release()  # it was asked to leave
         return effects
+
+    def _ship(self, step: ShipEntry) -> list[StandbyEffect]:
+        if self.standby is None:
+            return []
+        epoch = self.home.epoch
+        shipped = SendMessage(self.standby, LogAppend(epoch, step.entry, step.counts))
+        if not isinstance(step.entry.op, Appoint):
+            return [shipped]
+        return [shipped, StandbyEvent("appointed", self.standby, epoch)]
+
+    def _greet(self) -> list[StandbyEffect]:
+        """Tell newcomers where the averager is, if that is not where the configuration says."""
+        if self.primary is None or self.home.epoch == 1:
+            return []
+        averager, epoch = self.primary.averager, self.home.epoch
+        joining = set(averager.view.joining)
+        new = sorted(joining - self._greeted)
+        self._greeted = (self._greeted & set(averager.view.members)) | joining
+        return [SendMessage(name, NewAverager(epoch, averager.last(name))) for name in new]
 
     def _refuse(self, step: EntryCommitted) -> list[StandbyEffect]:
         error = step.outcome.error
@@ -326,8 +480,8 @@ class StandbyNode:
                 case TakeOver():
                     effects += self._take_over()
                 case GiveUpRegion(region):
-                    self.watch.on_left(region)
                     effects.append(StandbyEvent("left", region, self.home.epoch))
+                    effects += self._release() if region == self.standby else []
                     effects += self.offer(Leave(region))
         return effects
 

@@ -22,7 +22,19 @@ from geo_ray.runtime.messages.transfers import (
     read_bundle,
 )
 from geo_ray.strategies.base import Reply, Update
-from geo_ray.training.averager.log import BeginCheckpoint, LogEntry, Skip, Stop, TakeIn, TakeSum
+from geo_ray.training.averager.log import (
+    Appoint,
+    BeginCheckpoint,
+    Begun,
+    ChangeMembers,
+    Leave,
+    LogEntry,
+    Skip,
+    Stop,
+    TakeIn,
+    TakeSum,
+    Wake,
+)
 from geo_ray.training.averager.standby import (
     AveragerAnswer,
     AveragerLost,
@@ -30,9 +42,12 @@ from geo_ray.training.averager.standby import (
     AveragerRequest,
     LogAck,
     LogAppend,
+    LogTwin,
     NewAverager,
     StandbyMessage,
 )
+from geo_ray.training.averager.twin import AveragerTwin
+from geo_ray.training.membership.border import MemberChange
 from geo_ray.transfers.requests import UploadRequest as Transfer
 from geo_ray.transport.wire.message import BACKGROUND, CONTROL, DATA, Message
 
@@ -50,7 +65,21 @@ WORDS: list[StandbyMessage] = [
     LogAppend(3, LogEntry(12, Skip("a", 2, 7))),
     LogAppend(3, LogEntry(12, Stop())),
     LogAppend(3, LogEntry(12, BeginCheckpoint(5, halt=True))),
+    LogAppend(3, LogEntry(12, Leave("b"))),
+    LogAppend(3, LogEntry(12, ChangeMembers(MemberChange(("d", "e"), ("b",), "a")))),
+    LogAppend(3, LogEntry(12, Begun("d"))),
+    LogAppend(3, LogEntry(12, Wake(), now_s=4.25)),
+    LogAppend(3, LogEntry(12, Appoint())),
+    LogTwin(
+        3,
+        12,
+        AveragerTwin(
+            {"b": torch.ones(2, 3), "c": torch.arange(3, dtype=torch.uint8), "n": torch.empty(0)},
+            {"version": 4, "numbers": {"x/a": 0.5}, "exact": {"change": None}},
+        ),
+    ),
     LogAck(3, 12),
+    LogAck(3, 0, follows=False),
     AveragerLost(3, lost=True),
     NewAverager(4, (2, 7)),
 ]
@@ -62,6 +91,8 @@ def same(a: object, b: object) -> bool:
         return isinstance(b, torch.Tensor) and torch.equal(a, b)
     if isinstance(a, tuple):
         return isinstance(b, tuple) and all(same(*pair) for pair in zip(a, b, strict=True))
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
     if isinstance(a, Exception):
         return type(a) is type(b) and str(a) == str(b)
     if hasattr(a, "__dataclass_fields__"):
@@ -91,6 +122,25 @@ def test_acknowledgements_overtake_and_the_log_is_behind() -> None:
         for w in (WORDS[2], NewAverager(1, (0, 0)))
     }
     assert lanes == {DATA}
+
+
+def test_what_nobody_waits_for_is_behind_and_whole() -> None:
+    """The copy, and entries that are committed already: their sender may be answered by then."""
+    late = LogAppend(3, LogEntry(12, TakeIn(UPDATE)), counts=False)
+    message = standby_message("a", late, DATA, bare=True)
+    assert message.lane == BACKGROUND and len(message.payload) == 8
+    twin = LogTwin(3, 12, AveragerTwin({}, {}))
+    assert standby_message("a", twin, DATA, bare=True).lane == BACKGROUND
+
+
+def test_what_a_log_says_of_time_is_left_out_where_it_says_nothing() -> None:
+    """As headers were before there was any."""
+    log = LogAppend(3, LogEntry(12, Stop()))
+    assert standby_message("a", log, DATA, bare=True).meta == {
+        "hub_epoch": 3,
+        "number": 12,
+        "what": "stop",
+    }
 
 
 def test_the_standbys_own_update_is_not_sent_back_to_it() -> None:

@@ -35,9 +35,12 @@ def node(region: str) -> StandbyNode:
     return StandbyNode(
         region,
         Caller(lambda message: message.payload_P, keeps=True),
-        LivenessWatch(region, MEMBERS, AveragerHome("a", 1), "b", 5, 30),
-        ReplicatedAverager(averager(), bound=1e9) if region == "a" else None,
-        ShadowAverager(averager()) if region == "b" else None,
+        LivenessWatch(region, AveragerHome("a", 1), 5, 30),
+        averager,
+        bound=1e9,
+        primary=ReplicatedAverager(averager(), bound=1e9) if region == "a" else None,
+        shadow=ShadowAverager(averager()) if region == "b" else None,
+        standby="b" if region == "a" else None,
     )
 
 
