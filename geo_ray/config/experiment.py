@@ -153,7 +153,8 @@ class Experiment(StrictModel):
             self.transfers.check(strategy, codec, has_standby=averager.standby is not None)
         has_transfers = self.transfers is not None
         shards = {region.name: region.ps_shards for region in self.regions}
-        hosts = (self.averager_region, averager.standby)
+        only = averager.standby if isinstance(averager.standby, str) else None
+        hosts = (self.averager_region, only)
         self.members.check(shards, hosts, self.overlay.kind, codec, has_transfers=has_transfers)
         codec.check(strategy, len(workers))
         check_shards(strategy, {region.name: region.ps_shards for region in self.regions})
@@ -166,10 +167,14 @@ class Experiment(StrictModel):
         found = []
         if self.averager.region is not None:
             found.append(("averager.region", self.averager.region))
-        if self.averager.standby is not None:
-            found.append(("averager.standby", self.averager.standby))
+        found += [("averager.standby", name) for name in self.averager.named_standbys]
         found += [("checkpoint.region_stores", name) for name in self.checkpoint.region_stores]
         return found
+
+    @property
+    def first_standby(self) -> str | None:
+        """Who stands by for the averager at the start; None if nobody does."""
+        return self.averager.first_standby(self.averager_region, self.present_names)
 
     @property
     def counts_together(self) -> bool:

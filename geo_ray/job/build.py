@@ -302,7 +302,7 @@ def check_absent(experiment: Experiment) -> None:
     shards = {region.name: region.ps_shards for region in experiment.regions}
     overlay, has_transfers = experiment.overlay.kind, experiment.transfers is not None
     why = why_fixed(overlay, experiment.codec, has_transfers=has_transfers)
-    why = why or why_nobody_joins(shards, experiment.averager.standby)
+    why = why or why_nobody_joins(shards)
     least, present = max(2, members.min or 1), len(experiment.present)
     if why is None and present < least:
         why = f"{present} of {', '.join(names)} would be there: leave at least {least}"

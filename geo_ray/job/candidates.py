@@ -36,7 +36,7 @@ class Candidates:
 
     Attributes:
         directory: where the files are.
-        writers: regions whose parameters may be kept: the averager's, and its standby.
+        writers: regions whose parameters may be kept: the averager's, and all where it may move.
         together: whether regions are to tell which parameters they have evaluated, so that it can
             be seen that all of them have evaluated the same.
     """
@@ -50,9 +50,11 @@ class Candidates:
         """Those of a run; None if it keeps no best model."""
         if experiment.train.keep_best is None:
             return None
-        names = {experiment.averager_region, experiment.averager.standby} - {None}
+        names = {experiment.averager_region}
+        if experiment.averager.standby is not None:  # it may move anywhere
+            names |= {*experiment.region_names}
         together = regions_agree(experiment) and len(experiment.regions) > 1
-        return cls(run_dir / _DIRECTORY, frozenset(str(name) for name in names), together)
+        return cls(run_dir / _DIRECTORY, frozenset(names), together)
 
     def prepare(self) -> None:
         """Make the directory, without what an earlier process has left there.

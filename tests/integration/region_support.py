@@ -175,15 +175,19 @@ class Site:
             world.places,
             world.timeout_s,
             run_dir=str(Path(world.places.main).parent),
+            make=self._fresh_averager,
         )
+
+    def _fresh_averager(self) -> Averager:
+        world = self.world
+        rows = data_rows(world.experiment, world.manifest)
+        return build_averager(world.experiment, world.params_P.numel(), rows, world.start.layout)
 
     def _averager(self) -> Averager | None:
         """The averager, or the standby's own copy of it."""
         world, name = self.world, self.region.name
-        if name == world.experiment.averager.standby:
-            rows = data_rows(world.experiment, world.manifest)
-            layout = world.start.layout
-            return build_averager(world.experiment, world.params_P.numel(), rows, layout)
+        if name == world.experiment.first_standby:
+            return self._fresh_averager()
         return world.averager if name == world.experiment.averager_region else None
 
     def _serve(self, handler: Any, on_close: Any = None) -> LanServer:

@@ -48,7 +48,7 @@ def check_failed(world: InProcess, workers: list[WorkerThread], match: str) -> N
     told = {name: site.lead.status()["failure"] for name, site in world.sites.items()}
     limits = RunLimits(max_worker_restarts=0, max_refused_steps=3, save_every_s=None)
     with pytest.raises(AveragerFailedError, match=match):
-        RunPolicy(limits, 0.0).regions_lost({}, told, {"eu": True}, None)
+        RunPolicy(limits, 0.0).regions_lost({}, told, {"eu": True}, ())
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -137,7 +137,7 @@ def test_host_after_host_dies_as_long_as_somebody_stands_by(
             world.report_dead(host.region)
             shuffle(world, random, random.randint(0, 60))
             continue
-        # Nobody has seen it: before the next dies it must be given up, or no majority would be left.
+        # Nobody saw it: before the next dies it must be given up, or no majority would be left.
         for _ in range(int(TAKEOVER_S + REJOIN_S) + 3):
             world.tick(1.0)
             shuffle(world, random, 4)

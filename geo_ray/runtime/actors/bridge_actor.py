@@ -48,17 +48,21 @@ class BridgeActor:
         use_cpus(spec.experiment, spec.region(self._region).cpus_per_server)
         self._secrets = BridgeSecrets(self._region, spec.experiment.transport)
         spec.check_run_directory(self._region)
-        if not averager_lives_in(spec.experiment, self._region):
+        is_here = spec.home is None and averager_lives_in(spec.experiment, self._region)
+        if is_here or spec.experiment.averager.standby is not None:
+            spec.places.prepare(None)  # it may come here later
+        if not is_here:
             return
-        spec.places.prepare(None)
-        self._averager = build_averager(
-            spec.experiment, spec.num_params, spec.data_rows, spec.layout
-        )
+        self._averager = self._make()
         if spec.resume is not None:
             tensors, meta = spec.resume.read(AVERAGER_PART)
             control = cast(dict[str, Any], meta["control"])
             self._averager.restore(tensors, control)  # type: ignore[arg-type]
             self._saved = control.get("beside", {})
+
+    def _make(self) -> Averager:
+        spec = self._spec
+        return build_averager(spec.experiment, spec.num_params, spec.data_rows, spec.layout)
 
     def open(self, origin_unix_s: float, keys: BridgeKeys) -> tuple[Address, Address]:
         """Listen, on the run's clock.
@@ -82,6 +86,8 @@ class BridgeActor:
             wait_limit_s(experiment.train),
             self._saved,
             spec.run_dir,
+            self._make,
+            spec.home,
         )
         wan_key, lan_key = self._secrets.wan_key(keys), self._secrets.lan_key(keys)
         identity = EndpointIdentity(spec.run_id, self._region, spec.epoch, wan_key)

@@ -17,6 +17,7 @@ from geo_ray.config.own import context
 from geo_ray.config.region import RegionConfig
 from geo_ray.errors import CheckpointCorruptError, RunDirectoryError
 from geo_ray.job.rundir import CONFIG_FILE
+from geo_ray.training.averager.home import AveragerHome
 from geo_ray.training.compute.carry_layout import CarryLayout
 
 
@@ -69,6 +70,7 @@ class RunSpec:
         data_rows: rows of each region's training data.
         layout: of what the model carries beside its parameters.
         constants: digests of what is not trained; every process must have the same.
+        home: where the averager lives, for processes that begin in mid-run; None at the start.
     """
 
     experiment_json: str
@@ -84,6 +86,7 @@ class RunSpec:
     data_rows: dict[str, float] = field(default_factory=dict)
     layout: CarryLayout = field(default_factory=lambda: CarryLayout(()))
     constants: dict[str, str] = field(default_factory=dict)
+    home: AveragerHome | None = None
 
     @property
     def experiment(self) -> Experiment:

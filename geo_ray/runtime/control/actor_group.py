@@ -95,6 +95,7 @@ class ActorGroup:
         shard_addresses: where workers connect, by region, the primary shard's first.
         bridge_addresses: where other regions, and the own one, reach each bridge.
         home: where the averager lives at present, as far as is known.
+        standby: who says that it may take over from there; None if nobody does.
         keys: of the run.
     """
 
@@ -108,10 +109,13 @@ class ActorGroup:
     shard_addresses: dict[str, list[Address]] = field(default_factory=dict)
     bridge_addresses: dict[str, tuple[Address, Address]] = field(default_factory=dict)
     home: AveragerHome = field(init=False)
+    standby: str | None = field(init=False)
     _known: dict[tuple[str, str], Introduction] = field(default_factory=dict)
+    _former_homes: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.home = AveragerHome(self.spec.experiment.averager_region)
+        self.standby = self.spec.experiment.first_standby
 
     def servers(self) -> dict[tuple[str, str], Handle]:
         """Every actor that is not replaced when it dies, by (role, region)."""
@@ -250,24 +254,30 @@ class ActorGroup:
             bridge.use_certificate.remote(signed)
 
     @property
-    def former_home(self) -> str | None:
-        """Where the averager lived before it moved; None if it has not."""
-        first = self.spec.experiment.averager_region
-        return None if first == self.home.region else first
+    def former_homes(self) -> frozenset[str]:
+        """Where the averager lived before it moved, and moved again."""
+        return frozenset(self._former_homes)
+
+    def follow(self, home: AveragerHome) -> bool:
+        """The averager says that it lives at ``home``; whether that is news."""
+        if home.epoch <= self.home.epoch or home.region not in self.bridges:
+            return False
+        self._move(home)
+        return True
+
+    def note_standby(self, region: str, home: AveragerHome) -> None:
+        """A region says that it may take over from ``home``."""
+        if home == self.home and region in self.bridges:
+            self.standby = region
 
     def can_lose(self, region: str) -> bool:
         """Whether the run can go on without ``region``.
 
-        Without the averager's own only if its standby is there to take over, and without the
-        standby only after that: it has every update before it counts.
+        Without the averager's own only if somebody says that it may take over.
         """
-        experiment = self.spec.experiment
-        standby = experiment.averager.standby
         if region == self.home.region:
-            return self.former_home is None and standby in self.bridges
-        if region == self.former_home:
-            return True
-        return experiment.members.min is not None and region != standby
+            return self.standby in self.bridges
+        return region in self._former_homes or self.spec.experiment.members.min is not None
 
     def lose(self, region: str) -> None:
         """Go on without a region; what is left of it is ended."""
@@ -280,9 +290,16 @@ class ActorGroup:
         ]
         for handle in gone:
             kill(handle)
-        standby = self.spec.experiment.averager.standby
-        if region == self.home.region and standby is not None:
-            self.home = AveragerHome(standby, self.home.epoch)  # it tells its own epoch soon
+        if region == self.standby:
+            self.standby = None
+        elif region == self.home.region and self.standby is not None:
+            self._move(AveragerHome(self.standby, self.home.epoch))  # it tells its own epoch soon
+
+    def _move(self, home: AveragerHome) -> None:
+        if home.region != self.home.region:
+            self._former_homes |= {self.home.region}
+        self._former_homes -= {home.region}
+        self.home, self.standby = home, None
 
     def adopt(self, newcomers: ActorGroup) -> None:
         """What were the actors of regions on their way in are this run's."""

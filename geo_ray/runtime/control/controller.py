@@ -221,9 +221,11 @@ class Controller:
             if isinstance(failure := answer["status"].get("failure"), GeoRayError)
         }
         present = {region: self.actors.can_lose(region) for _, region in servers}
-        gone = self.policy.regions_lost(lost, failures, present, self.actors.former_home)
+        gone = self.policy.regions_lost(lost, failures, present, self.actors.former_homes)
         # The averager first: who is reported lost is reported to where it is then.
         for region in sorted(gone, key=lambda name: name != self.actors.home.region):
+            if not self.actors.can_lose(region):  # who was to take over is lost as well
+                raise RegionLostError(gone[region])
             self._go_on_without(region, gone[region])
         return {key: answer for key, answer in answers.items() if key[1] not in gone}
 
@@ -251,11 +253,12 @@ class Controller:
 
     def _follow_averager(self, answers: Answers) -> None:
         """The averager may have moved by itself; what was asked of it is asked again."""
-        for (role, _), answer in answers.items():
-            home = answer["status"]["home"] if role == "bridge" else self.actors.home
-            if home.epoch <= self.actors.home.epoch or home.region not in self.actors.bridges:
+        bridges = {r: a["status"] for (role, r), a in answers.items() if role == "bridge"}
+        for region, status in bridges.items():
+            if status.get("stands_by"):
+                self.actors.note_standby(region, status["home"])
+            if not self.actors.follow(status["home"]):
                 continue
-            self.actors.home = home
             self.saver.abandon()  # the old averager's part of it will not come
             self.members.home_moved()
             if self.policy.stopping is not None:

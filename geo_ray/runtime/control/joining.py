@@ -101,23 +101,29 @@ class Joining:
         actors = self.actors
         where = place([demand], _PLACE_S) if placed is None else {self.region: placed}
         own = where if placed is None else {}  # is given back if nothing comes of it
-        spec = replace(actors.spec, resume=None, epoch=self.epoch)
+        spec = replace(actors.spec, resume=None, epoch=self.epoch, home=actors.home)
         group = ActorGroup(spec, where, actors.keys)
         try:
             group.create([spec.region(self.region)])
             group.await_ready(_START_S)
             group.open(self.origin_unix_s, _START_S)
-            home = actors.home.region
-            reached, _ = actors.bridge_addresses[home]
-            expects = actors.bridges[home].expect.remote(self.region)
-            connects = group.bridges[self.region].connect.remote(home, reached)
-            collect({"expect": expects, "connect": connects}, _START_S)
+            calls = {}
+            for name in self._peers():
+                reached, _ = actors.bridge_addresses[name]
+                calls["expect", name] = actors.bridges[name].expect.remote(self.region)
+                calls["connect", name] = group.bridges[self.region].connect.remote(name, reached)
+            collect(calls, _START_S)
         except BaseException:
             group.close()
             remove(own)
             raise
         self._own = own
         return group
+
+    def _peers(self) -> list[str]:
+        """Who is linked to a newcomer: everybody, where the averager may move."""
+        may_move = self.actors.spec.experiment.averager.standby is not None
+        return sorted(self.actors.bridges) if may_move else [self.actors.home.region]
 
     def _begin_as(self, handed: Handed) -> int:
         group = self.group

@@ -65,7 +65,7 @@ class MemberPolicy:
         if region in members:
             return f"region '{region}' takes part already"
         shards = {each.name: each.ps_shards for each in self.experiment.regions}
-        return why_nobody_joins(shards, self.experiment.averager.standby)
+        return why_nobody_joins(shards)
 
     def _no_leaver(self, region: str, members: Collection[str], home: str) -> str | None:
         least = self.experiment.members.min or 1
@@ -73,8 +73,6 @@ class MemberPolicy:
             return f"region '{region}' does not take part"
         if region == home:
             return f"region '{region}' hosts the averager"
-        if self.experiment.averager.standby is not None:
-            return "a run with a standby keeps its members: leave averager.standby out"
         if len(members) - 1 < least:
             return f"members.min asks for {least} regions, and {len(members)} are here"
         return None

@@ -85,6 +85,7 @@ class Members:
     _lost: list[str] = field(default_factory=list)  # regions that the run went on without
     _giver: str = ""  # whose copy the newcomer is to begin as, once it is a member
     _member_s: float = 0.0  # when it was not a member yet that joins
+    _asks_again: bool = False  # a new home may know nothing of it
 
     def __post_init__(self) -> None:
         self._newest_epoch = self.actors.spec.epoch
@@ -144,6 +145,7 @@ class Members:
         """Tell the averager at its new home; the old one may not have passed it on."""
         for region in self._lost:
             self.hooks.ask_home(partial(_report_dead, region))
+        self._asks_again = self._joining is not None and self._joining.is_asked
 
     def close(self) -> None:
         """The run is over: nobody joins any more."""
@@ -252,9 +254,15 @@ class Members:
 
     def _await_copy(self, region: str, view: View) -> None:
         """Whoever was to hand its state over may be lost: the others do not wait for ever."""
-        now_s = time.monotonic()
+        now_s, again = time.monotonic(), self._asks_again
+        self._asks_again = False
         if region not in view.members:
             self._member_s = now_s
+            if again:
+                self._ask_change((region,), ())
+        elif region in view.joining and view.giver not in view.members:
+            # As the averager moved nobody had told of it yet.
+            raise RegionLostError(f"region '{view.giver}' was lost before it handed its state over")
         elif now_s - self._member_s > _COPY_S:
             raise RegionLostError(f"no region's state was there {_COPY_S:g} s after the border")
 

@@ -24,6 +24,7 @@ from geo_ray.errors import CheckpointConflictError, GeoRayError
 from geo_ray.job.resumption import codecs_of
 from geo_ray.runtime.actors.parts import typed
 from geo_ray.runtime.control.health import LossHealth
+from geo_ray.training.averager.config import AUTO
 from geo_ray.util.threads import give_way
 
 log = logging.getLogger(__name__)
@@ -255,7 +256,7 @@ def without_lost(
 
     They are absent now, and everything else is as it was: the run's rows, which are counted over
     all regions, and its strategy, though one region be left. The averager lives where it lived
-    then: at its standby, if its own region was lost.
+    at the start, or where it would have gone when that region was lost.
 
     Args:
         experiment: with all regions.
@@ -265,13 +266,14 @@ def without_lost(
     missing = tuple(name for name in experiment.region_names if name not in there)
     if not there or set(missing) == set(experiment.members.absent):
         return experiment, ()
-    home, standby = experiment.averager_region, experiment.averager.standby
-    # A standby that has taken over, or is lost itself, is none any more.
-    stays = home in there and standby in there
-    averager = {
-        "region": home if home in there else standby,
-        "standby": standby if stays else None,
-    }
+    config, home = experiment.averager, experiment.averager_region
+    if home not in there:
+        home = config.first_standby(home, there) or there[0]
+    standby = config.standby
+    if standby is not None:
+        # Who has taken over, or is lost, stands by no more; whoever is left may.
+        standby = tuple(n for n in config.named_standbys if n in there and n != home) or AUTO
+    averager = {"region": home, "standby": standby}
     return experiment.model_copy(
         update={
             "members": experiment.members.model_copy(update={"absent": missing}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -50,6 +50,7 @@ from geo_ray.transfers.requests import UploadRequest
 from geo_ray.transport.wire.fields import flag, number, texts
 from geo_ray.transport.wire.frames import Buffer, view_of
 from geo_ray.transport.wire.message import BACKGROUND, CONTROL, DATA, Message
+from geo_ray.transport.wire.meta import Meta
 from geo_ray.transport.wire.record import CountList, Field, Known, OneOf, Record
 
 Finder = Callable[[int, int], Update | None]
@@ -77,12 +78,25 @@ class _Shape(NamedTuple):
     lane: int | None = DATA  # None: the log's
 
 
-def _change(joins: list[str], leaves: list[str], donor: str) -> MemberChange:
-    return MemberChange(tuple(joins), tuple(leaves), donor)
+class _Names:
+    """The codec of a tuple of names."""
+
+    def __init__(self, name: str) -> None:
+        self.names: tuple[str, ...] = (name,)
+
+    def write(self, value: Sequence[str]) -> Meta:
+        """See `ValueCodec`."""
+        return {self.names[0]: list(value)}
+
+    def read(self, meta: Meta, payload: Buffer | None = None, **known: Any) -> tuple[str, ...]:
+        """See `ValueCodec`."""
+        return tuple(texts(meta, self.names[0]))
 
 
 _TAKE_IN: Final = Record(TakeIn, Field("update", UPDATE))
-_CHANGE: Final = Record(_change, Field("joins", texts), Field("leaves", texts), "donor")
+_CHANGE: Final = Record(
+    MemberChange, Field("joins", _Names("joins")), Field("leaves", _Names("leaves")), "donor"
+)
 _OPS: Final = OneOf[Any](
     "what",
     {

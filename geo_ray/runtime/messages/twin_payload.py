@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Final
+from typing import Final, cast
 
 import torch
 
 from geo_ray.checkpoint.header import check_header, encode_header, header_bytes
-from geo_ray.config.canonical import canonical_json
+from geo_ray.config.canonical import JSONObject, canonical_json
 from geo_ray.errors import CheckpointCorruptError, FrameError
 from geo_ray.training.averager.twin import AveragerTwin
 from geo_ray.transport.wire.frames import Buffer
@@ -22,7 +22,9 @@ def twin_bytes(twin: AveragerTwin) -> memoryview:
         name: twin.tensors[name]
         for name in sorted(twin.tensors, key=lambda k: (-twin.tensors[k].element_size(), k))
     }
-    header = encode_header(tensors, {_CONTROL: canonical_json(twin.control).decode()})
+    header = encode_header(
+        tensors, {_CONTROL: canonical_json(cast(JSONObject, twin.control)).decode()}
+    )
     found = bytearray(len(header) + sum(t.nbytes for t in tensors.values()))
     found[: len(header)] = header
     place = len(header)
@@ -50,6 +52,8 @@ def read_twin(payload: Buffer) -> AveragerTwin:
     start, tensors = header_bytes(bytes(view[:8])), {}
     for entry in entries:
         own = bytearray(view[start + entry.start : start + entry.stop])
-        flat = torch.frombuffer(own, dtype=entry.dtype) if own else torch.empty(0, dtype=entry.dtype)
-        tensors[entry.name] = flat.reshape(entry.shape)
+        tensors[entry.name] = torch.empty(entry.shape, dtype=entry.dtype)
+        if own:
+            flat = torch.frombuffer(own, dtype=entry.dtype)
+            tensors[entry.name] = flat.reshape(entry.shape)
     return AveragerTwin(tensors, control)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -72,6 +72,9 @@ class PathSetting:
         timeout_s: longest wait of the region for an answer.
         saved: what the path's stage has left in the checkpoint from which the run goes on.
         run_dir: the run's directory.
+        make: builds an averager that has done nothing yet, for who is to stand by.
+        home: where the averager lives, if that is not where it was at the start, or this bridge was
+            not there then.
     """
 
     experiment: Experiment
@@ -82,6 +85,8 @@ class PathSetting:
     timeout_s: float
     saved: Mapping[str, Any] = field(default_factory=dict)
     run_dir: str = ""
+    make: Callable[[], Averager] | None = None
+    home: AveragerHome | None = None
 
 
 def choose_path(experiment: Experiment) -> PathChoice:
@@ -116,7 +121,7 @@ def build_path(setting: PathSetting, site: EndpointSite, failure: BridgeFailure)
     """
     experiment = setting.experiment
     endpoint, region = site.endpoint, site.endpoint.identity.region
-    choice, home = choose_path(experiment), AveragerHome(experiment.averager_region)
+    choice, home = choose_path(experiment), _home(setting)
     own = setting.averager if region == home.region else None
     output = AveragerOutput(setting.event_buffer, setting.places, failure)
     answers = Answers(region, setting.timeout_s, lambda peer: _is_connected(endpoint, peer))
@@ -158,7 +163,11 @@ def _is_connected(endpoint: Endpoint, peer: str) -> bool:
 
 def averager_lives_in(experiment: Experiment, region: str) -> bool:
     """Whether the bridge of ``region`` needs an averager: as its home, or as its standby."""
-    return region in (experiment.averager_region, experiment.averager.standby)
+    return region in (experiment.averager_region, experiment.first_standby)
+
+
+def _home(setting: PathSetting) -> AveragerHome:
+    return setting.home or AveragerHome(setting.experiment.averager_region)
 
 
 def dials(experiment: Experiment) -> list[tuple[str, str]]:
@@ -166,10 +175,10 @@ def dials(experiment: Experiment) -> list[tuple[str, str]]:
     home, names = experiment.averager_region, sorted(experiment.present_names)
     others = [name for name in names if name != home]
     sums_on_the_way = experiment.transfers is not None and experiment.transfers.aggregate
-    if sums_on_the_way or experiment.overlay.kind != "star":
+    may_move = experiment.averager.standby is not None
+    if may_move or sums_on_the_way or experiment.overlay.kind != "star":
         return [(a, b) for a in others for b in others if b < a]
-    standby = experiment.averager.standby
-    return [] if standby is None else [(name, standby) for name in others if name != standby]
+    return []
 
 
 def _differential(experiment: Experiment) -> DifferentialCodec | None:
@@ -181,7 +190,9 @@ def _differential(experiment: Experiment) -> DifferentialCodec | None:
 def _standby_node(setting: PathSetting, region: str) -> StandbyNode:
     """The part of ``region`` in an averager that may move."""
     experiment, averager = setting.experiment, setting.averager
-    config, home = experiment.averager, AveragerHome(experiment.averager_region)
+    config, home, standby = experiment.averager, _home(setting), experiment.first_standby
+    if setting.make is None:
+        raise InvariantError(f"'{region}' could not stand by: nothing builds an averager there")
     plan = wire_plan(experiment)
 
     def vector(message: Update | Reply) -> Tensor:
@@ -191,14 +202,16 @@ def _standby_node(setting: PathSetting, region: str) -> StandbyNode:
         return open_coded(codec, message.coded, setting.num_params)
 
     keeps = config.max_divergence > 0 and experiment.strategy.traits.sends == "change"
-    members = tuple(sorted(experiment.present_names))
-    watch = LivenessWatch(region, members, home, config.standby, config.takeover_s, config.rejoin_s)
-    primary, shadow = None, None
+    watch = LivenessWatch(region, home, config.takeover_s, config.rejoin_s)
+    preferred, bound = config.named_standbys, config.max_divergence
+    node = StandbyNode(region, Caller(vector, keeps), watch, setting.make, preferred, bound)
     if averager is not None and region == home.region:
-        primary = ReplicatedAverager(averager, config.max_divergence)
-    elif averager is not None:
-        shadow = ShadowAverager(averager)
-    return StandbyNode(region, Caller(vector, keeps), watch, primary, shadow)
+        has_standby = standby is not None
+        node.primary = ReplicatedAverager(averager, bound, has_standby=has_standby)
+        node.standby = standby
+    elif averager is not None and setting.home is None and region == standby:
+        node.shadow = ShadowAverager(averager)
+    return node
 
 
 def _known_links_mbps(run_dir: Path) -> dict[tuple[str, str], float]:

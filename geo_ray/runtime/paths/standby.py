@@ -10,13 +10,13 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, Final
 
 from torch import Tensor
 
 from geo_ray.errors import GeoRayError, InvariantError
+from geo_ray.runtime.actors.alarm import Alarm
 from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.messages.standby import KINDS, read_standby, standby_message
 from geo_ray.runtime.paths.answers import Answers
@@ -32,7 +32,9 @@ from geo_ray.training.averager.log import (
     Skip,
     Stop,
     TakeIn,
+    Wake,
 )
+from geo_ray.training.averager.replication import copied_update
 from geo_ray.training.averager.stalled import open_requests
 from geo_ray.training.averager.standby import (
     AnswerOwn,
@@ -80,9 +82,9 @@ class StandbyPath:
         self._output = output
         self._answers = answers
         self._event_buffer = event_buffer
-        bound = 0.0 if node.primary is None else node.primary.bound
-        self._log_lane = DATA if bound == 0 else BACKGROUND  # with 0 everything waits for it
-        self._bare = bound == 0 or node.caller.keeps
+        self._log_lane = DATA if node.bound == 0 else BACKGROUND  # with 0 everything waits for it
+        self._bare = node.bound == 0 or node.caller.keeps
+        self._alarm = Alarm(lambda: self._offer(Wake()))
         self._changed = threading.Condition(threading.RLock())
         self._begun: dict[int, bool] = {}
         self._closed = False
@@ -105,7 +107,7 @@ class StandbyPath:
     def exchange(self, update: Update) -> Reply:
         """See `UpdatePath`; the region may use its buffer again when it is answered."""
         # A copy: a message to a home that was cut off may leave long after another one's answer.
-        kept = _copied(update)
+        kept = copied_update(update)
         with self._changed:
             asked = [AveragerRequest(op) for op in self._node.caller.submit(kept)]
             is_home = self._node.primary is not None
@@ -140,25 +142,38 @@ class StandbyPath:
             self._carry_out(self._node.on_report_dead(region))
 
     def tell_members(self, op: ChangeMembers | Begun) -> None:
-        """Members do not change here."""
-        raise InvariantError(f"nobody can join or leave here: {op}")
+        """See `UpdatePath`; it is carried out once the standby has it."""
+        with self._changed:
+            averager = self._node.averager
+            if averager is None:
+                raise InvariantError(f"the averager does not live in '{self._node.region}'")
+            if isinstance(op, ChangeMembers):
+                op.change.after(averager.view)
+            self._offer(op)
 
     def status(self) -> dict[str, Any]:
-        """See `UpdatePath`; also how far the averager is ahead of its standby."""
+        """See `UpdatePath`; also how far the averager is ahead of its standby, and who stands by.
+
+        A region says of itself that it stands by, for the home that it follows: nobody else knows
+        for certain.
+        """
         with self._changed:
-            primary = self._node.primary
+            node, primary = self._node, self._node.primary
             if primary is None:
-                return {"version": None}
+                return {"version": None, "stands_by": node.stands_by}
             averager = primary.averager
             return {
                 "version": averager.state.version,
                 "ahead": primary.ahead,
                 "open": open_requests(averager),
+                "view": averager.view,
+                "stands_by": False,
             }
 
     def close(self) -> None:
         """See `UpdatePath`."""
         self._answers.close()
+        self._alarm.set(None)
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -212,7 +227,7 @@ class StandbyPath:
     def _on_message(self, peer: str, message: Message) -> None:
         with self._changed:
             epoch = message.meta.get("hub_epoch")
-            if message.kind == "log" and epoch != self.home.epoch:
+            if message.kind == "log" and isinstance(epoch, int) and epoch < self.home.epoch:
                 return  # of a home that is none any more; what it is about may be gone as well
             parsed = read_standby(peer, message, self._node.caller.find)
         if isinstance(parsed, AveragerRequest):
@@ -235,7 +250,7 @@ class StandbyPath:
 
     def _offer(self, op: Op) -> None:
         with self._changed:
-            self._carry_out(self._node.offer(op))
+            self._carry_out(self._node.offer(op, time.monotonic()))
 
     def _carry_out(self, effects: Sequence[StandbyEffect]) -> None:
         for effect in effects:
@@ -253,6 +268,7 @@ class StandbyPath:
                     self._note(effect)
         if self._node.averager is not None:
             self._output.collect(self._node.averager)
+            self._alarm.set(self._node.wakes_s)
         elif self._node.shadow is not None and self._node.shadow.averager.failure is not None:
             self._output.failure.note(self._node.shadow.averager.failure, "the standby")
         self._changed.notify_all()
@@ -272,6 +288,10 @@ class StandbyPath:
         elif event.what == "left":
             log.warning("the run goes on without region '%s': its data are missing", event.region)
             self._event_buffer.add("region_left", name=event.region)
+        elif event.what == "appointed":
+            log.info("region '%s' stands by for the averager now", event.region)
+            self._event_buffer.add("standby_ready", name=event.region, epoch=event.epoch)
+            return
         self.stage.on_moved()
 
     # ------------------------------------------------------------------ threads
@@ -296,15 +316,10 @@ class StandbyPath:
                 if self._changed.wait_for(lambda: self._closed, tick_s):
                     return
                 try:
-                    connected = [p for p, s in self._endpoint.stats().items() if s["connected"]]
-                    self._carry_out(self._node.tick(time.monotonic(), connected))
+                    seen = {p: s for p, s in self._endpoint.stats().items() if s["connected"]}
+                    rtts_s = {p: s["rtt_min_s"] for p, s in seen.items()}
+                    known_s = {p: rtt_s for p, rtt_s in rtts_s.items() if rtt_s is not None}
+                    self._carry_out(self._node.tick(time.monotonic(), seen, known_s))
                 except Exception as error:
                     self.fail(error, "the watch over the averager")
                     return
-
-
-def _copied(update: Update) -> Update:
-    if update.coded is None:
-        return replace(update, payload_P=update.payload_P.clone())
-    coded = replace(update.coded, data_B=update.coded.data_B.clone())
-    return replace(update, coded=coded)

@@ -2,23 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
 from pydantic import Field
 
 from geo_ray.codecs.config import CodecConfig
 from geo_ray.config.base import StrictModel
 from geo_ray.strategies.base import Strategy
 
+AUTO: Final = "auto"
+"""In place of a region's name: any region may stand by."""
+
 
 class AveragerConfig(StrictModel):
     """Where the updates of the regions are combined."""
 
     region: str | None = Field(None, description="region whose bridge hosts it; default: the first")
-    standby: str | None = Field(None, description="region that takes over when that one is lost")
+    standby: str | tuple[str, ...] | None = Field(
+        None,
+        description="region that takes over when that one is lost; or several, the best first; or "
+        "auto: any. Who has taken over is stood by in turn, by the next of them or the nearest",
+    )
     max_divergence: float = Field(
         0.0, ge=0, description="norm of updates that the standby may lack; 0: it has all that count"
     )
     takeover_s: float = Field(5.0, gt=0, description="how long it must be lost until then")
     rejoin_s: float = Field(30.0, gt=0, description="how long the lost region is waited for")
+
+    @property
+    def named_standbys(self) -> tuple[str, ...]:
+        """The regions that are to stand by, the best first."""
+        if self.standby is None or self.standby == AUTO:
+            return ()
+        return (self.standby,) if isinstance(self.standby, str) else self.standby
+
+    def first_standby(self, host: str, present: Sequence[str]) -> str | None:
+        """Who stands by at the start; None if nobody does.
+
+        Args:
+            host: the averager's region.
+            present: the regions that are there.
+        """
+        if self.standby is None:
+            return None
+        able = [name for name in (*self.named_standbys, *present) if name in present]
+        return next((name for name in able if name != host), None)
 
     def check(self, host: str, overlay: str, strategy: Strategy, codec: CodecConfig) -> None:
         """Refuse a standby that could not repeat what the averager is told, in the same order.
@@ -40,9 +69,13 @@ class AveragerConfig(StrictModel):
                 )
             return
         traits = strategy.traits
-        if self.standby == host:
+        if host in self.named_standbys:
             raise ValueError(
-                f"averager.standby: {self.standby} hosts the averager itself: name another region"
+                f"averager.standby: {host} hosts the averager itself: name another region"
+            )
+        if self.standby == () or len(set(self.named_standbys)) < len(self.named_standbys):
+            raise ValueError(
+                f"averager.standby: name each region once, or say {AUTO} for any of them"
             )
         if overlay != "star":
             raise ValueError(f"averager.standby: it needs overlay star, not {overlay}")
@@ -50,11 +83,6 @@ class AveragerConfig(StrictModel):
             raise ValueError(
                 f"averager.standby: what {codec.up.kind} loses on the way would differ there: use "
                 "another codec"
-            )
-        if traits.averager.on_wake is not None:
-            raise ValueError(
-                f"averager.standby: '{strategy.kind}' goes by the averager's clock, which a "
-                "standby does not share"
             )
         if self.max_divergence and traits.averager.bound is not None:
             raise ValueError(

@@ -32,6 +32,7 @@ from geo_ray.training.averager.log import (
     Skip,
     TakeIn,
     TakeSum,
+    Wake,
     carry_out_entry,
     distance,
 )
@@ -151,6 +152,11 @@ class ReplicatedAverager:
         """Updates in the log that are not committed yet."""
         lines = [line.entry.op for line in self._lines if not line.is_committed]
         return sum(len(_names(op)) for op in lines if not isinstance(op, Skip))
+
+    @property
+    def is_waking(self) -> bool:
+        """Whether what the averager asked for by its clock is in the log already."""
+        return any(isinstance(o.entry.op, Wake) and not o.is_committed for o in self._lines)
 
     def _shipped(self, entry: LogEntry) -> list[ReplicationStep]:
         if self._begins is not None:  # what is sent late must not change meanwhile

@@ -249,6 +249,12 @@ class StandbyNode:
         return shadow is not None and shadow.is_appointed and self.region in self.members
 
     @property
+    def wakes_s(self) -> float | None:
+        """When the averager here wants a `Wake`, by the host's clock; None: not at all."""
+        primary = self.primary
+        return None if primary is None or primary.is_waking else primary.averager.wakes_s
+
+    @property
     def members(self) -> tuple[str, ...]:
         """Who takes part; known at the home and at the standby, empty elsewhere."""
         known = self.shadow if self.primary is None else self.primary

@@ -67,15 +67,12 @@ class MembersConfig(StrictModel):
                 )
 
 
-def why_nobody_joins(shards: dict[str, int], standby: str | None) -> str | None:
+def why_nobody_joins(shards: dict[str, int]) -> str | None:
     """Why no region can join a run whose members may change, with what to do; None if some can.
 
     Args:
         shards: by region.
-        standby: of the averager.
     """
-    if standby is not None:
-        return f"the standby in '{standby}' knows of no newcomers: leave averager.standby out"
     if len(set(shards.values())) > 1:
         return (
             "a region begins with the copy of another one's shards: give all regions the same "

@@ -35,12 +35,10 @@ def test_what_can_be_done_is_done(tmp_path: Path) -> None:
         ("add", "eu", {}, "takes part already"),
         ("add", "ap", {"pending": ("ap",)}, "joining or leaving already"),
         ("add", "ap", {"is_ending": True}, "about to end"),
-        ("add", "ap", {"averager": {"standby": "eu"}}, "standby in 'eu' knows of no newcomers"),
         ("add", "ap", {"overlay": {"kind": "binary"}, "strategy": {"kind": "bsp"}}, "overlay star"),
         ("add", "ap", {"regions": [{"name": "us", "ps_shards": 2}, *REGIONS[1:]]}, "ps_shards"),
         ("drain", "ap", {}, "'ap' does not take part"),
         ("drain", "us", {}, "hosts the averager"),
-        ("drain", "eu", {"averager": {"standby": "eu"}}, "a run with a standby keeps its members"),
         ("remove", "eu", {"members": {"min": 2}}, "members.min asks for 2 regions, and 2 are here"),
     ],
 )

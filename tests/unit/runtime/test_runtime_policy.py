@@ -99,39 +99,39 @@ PRESENT = {"eu": True, "us": False, "ap": True}
 
 
 def test_a_region_that_can_be_spared_is_left_behind() -> None:
-    gone = policy().regions_lost({"eu": "its bridge died"}, {}, PRESENT, None)
+    gone = policy().regions_lost({"eu": "its bridge died"}, {}, PRESENT, ())
     assert gone == {"eu": "its bridge died"}
 
 
 def test_a_region_that_is_needed_ends_the_run() -> None:
     with pytest.raises(RegionLostError, match="its bridge died"):
-        policy().regions_lost({"us": "its bridge died"}, {}, PRESENT, None)
+        policy().regions_lost({"us": "its bridge died"}, {}, PRESENT, ())
 
 
 def test_a_region_that_was_cut_off_is_left_behind_and_one_that_fails_by_itself_is_not() -> None:
     down, wrong = LinkDownError("cut off"), TaskOutputError("the loss is no scalar")
     gone = RegionLostError("the others went on without it")
-    assert policy().regions_lost({}, {"eu": down}, PRESENT, None) == {"eu": "cut off"}
-    assert policy().regions_lost({}, {"eu": gone}, PRESENT, None) == {"eu": gone.message}
+    assert policy().regions_lost({}, {"eu": down}, PRESENT, ()) == {"eu": "cut off"}
+    assert policy().regions_lost({}, {"eu": gone}, PRESENT, ()) == {"eu": gone.message}
     # The averager has moved on: the old home's failure follows from that.
-    assert policy().regions_lost({}, {"eu": wrong}, PRESENT, "eu") == {"eu": wrong.message}
+    assert policy().regions_lost({}, {"eu": wrong}, PRESENT, ("eu",)) == {"eu": wrong.message}
     with pytest.raises(TaskOutputError):
-        policy().regions_lost({}, {"eu": wrong}, PRESENT, None)
+        policy().regions_lost({}, {"eu": wrong}, PRESENT, ())
     with pytest.raises(LinkDownError):
-        policy().regions_lost({}, {"us": down}, PRESENT, None)
+        policy().regions_lost({}, {"us": down}, PRESENT, ())
 
 
 def test_a_lost_region_is_not_asked_why_it_failed() -> None:
     wrong = TaskOutputError("the loss is no scalar")
-    gone = policy().regions_lost({"eu": "its server died"}, {"eu": wrong}, PRESENT, None)
+    gone = policy().regions_lost({"eu": "its server died"}, {"eu": wrong}, PRESENT, ())
     assert gone == {"eu": "its server died"}
 
 
 def test_a_run_ends_when_too_few_regions_are_left() -> None:
     run = RunPolicy(RunLimits(1, 5, None, min_regions=2), now_s=0.0)
-    assert set(run.regions_lost({"eu": "a died"}, {}, PRESENT, None)) == {"eu"}
+    assert set(run.regions_lost({"eu": "a died"}, {}, PRESENT, ())) == {"eu"}
     with pytest.raises(RegionLostError, match=r"a died; b died; 1 of 3 .* members.min asks for 2"):
-        run.regions_lost({"eu": "a died", "ap": "b died"}, {}, PRESENT, None)
+        run.regions_lost({"eu": "a died", "ap": "b died"}, {}, PRESENT, ())
 
 
 # ------------------------------------------------------------------ saving and stopping
