@@ -186,12 +186,14 @@ class Bridges:
         self.endpoints: dict[str, Endpoint] = {}
         parts = self.stack.enter_context(TemporaryDirectory())
         for name in names:
-            at_home = name in (names[0], experiment.averager.standby)
-            members = AveragerState(tuple(sorted(names)))
-            averager = Averager(experiment.strategy, num_params, members) if at_home else None
-            setting = PathSetting(
-                experiment, num_params, averager, EventBuffer(name, time.time()), parts, 120.0
-            )
+
+            def make() -> Averager:
+                members = AveragerState(tuple(sorted(names)))
+                return Averager(experiment.strategy, num_params, members)
+
+            averager = make() if name in (names[0], experiment.first_standby) else None
+            events = EventBuffer(name, time.time())
+            setting = PathSetting(experiment, num_params, averager, events, parts, 120.0, make=make)
             bridge = open_bridge(EndpointIdentity("transfers", name, 1, KEY), setting)
             self.bridges[name], self.endpoints[name] = bridge, bridge.endpoint
         self._note(self.bridges[names[0]])

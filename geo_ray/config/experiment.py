@@ -153,8 +153,8 @@ class Experiment(StrictModel):
             self.transfers.check(strategy, codec, has_standby=averager.standby is not None)
         has_transfers = self.transfers is not None
         shards = {region.name: region.ps_shards for region in self.regions}
-        only = averager.standby if isinstance(averager.standby, str) else None
-        hosts = (self.averager_region, only)
+        named = averager.named_standbys
+        hosts = (self.averager_region, named[0] if len(named) == 1 else None)
         self.members.check(shards, hosts, self.overlay.kind, codec, has_transfers=has_transfers)
         codec.check(strategy, len(workers))
         check_shards(strategy, {region.name: region.ps_shards for region in self.regions})

@@ -272,7 +272,7 @@ def without_lost(
     standby = config.standby
     if standby is not None:
         # Who has taken over, or is lost, stands by no more; whoever is left may.
-        standby = tuple(n for n in config.named_standbys if n in there and n != home) or AUTO
+        standby = tuple(n for n in config.named_standbys if n in there and n != home) or (AUTO,)
     averager = {"region": home, "standby": standby}
     return experiment.model_copy(
         update={

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Annotated, Final
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from geo_ray.codecs.config import CodecConfig
 from geo_ray.config.base import StrictModel
@@ -15,11 +15,18 @@ AUTO: Final = "auto"
 """In place of a region's name: any region may stand by."""
 
 
+def _listed(value: object) -> object:
+    """One name is a list of one."""
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value) if isinstance(value, list) else value
+
+
 class AveragerConfig(StrictModel):
     """Where the updates of the regions are combined."""
 
     region: str | None = Field(None, description="region whose bridge hosts it; default: the first")
-    standby: str | tuple[str, ...] | None = Field(
+    standby: Annotated[tuple[str, ...] | None, BeforeValidator(_listed)] = Field(
         None,
         description="region that takes over when that one is lost; or several, the best first; or "
         "auto: any. Who has taken over is stood by in turn, by the next of them or the nearest",
@@ -33,9 +40,7 @@ class AveragerConfig(StrictModel):
     @property
     def named_standbys(self) -> tuple[str, ...]:
         """The regions that are to stand by, the best first."""
-        if self.standby is None or self.standby == AUTO:
-            return ()
-        return (self.standby,) if isinstance(self.standby, str) else self.standby
+        return tuple(name for name in self.standby or () if name != AUTO)
 
     def first_standby(self, host: str, present: Sequence[str]) -> str | None:
         """Who stands by at the start; None if nobody does.
@@ -73,7 +78,7 @@ class AveragerConfig(StrictModel):
             raise ValueError(
                 f"averager.standby: {host} hosts the averager itself: name another region"
             )
-        if self.standby == () or len(set(self.named_standbys)) < len(self.named_standbys):
+        if not self.standby or len(set(self.standby)) < len(self.standby):
             raise ValueError(
                 f"averager.standby: name each region once, or say {AUTO} for any of them"
             )

@@ -83,7 +83,7 @@ def test_what_cannot_be_is_refused_with_the_reason(changes: dict[str, Any], word
 def test_who_dials_whom() -> None:
     """Everybody dials the averager's region anyway; here is what comes on top, each pair once."""
     kept = experiment(averager={"standby": "eu-west"})
-    assert dials(kept) == [("ap-south", "eu-west")]
+    assert dials(kept) == [("eu-west", "ap-south")]  # the averager may move anywhere
     assert [name for name in NAMES if averager_lives_in(kept, name)] == ["us-east", "eu-west"]
     summed = experiment(transfers={"aggregate": True})
     assert dials(summed) == [("eu-west", "ap-south")]
