@@ -184,6 +184,7 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
         "count": _whole,
     },
     "region_lost": {"region": _text, "cause": _text},
+    "bridge_replaced": {"region": _text, "cause": _text, "took_s": _number},
     "region_drained": {"region": _text},
     "members_refused": {"verb": _text, "region": _text, "cause": _text},
     "join_failed": {"region": _text, "cause": _text},

@@ -109,8 +109,10 @@ class ActorGroup:
     bridge_addresses: dict[str, tuple[Address, Address]] = field(default_factory=dict)
     home: AveragerHome = field(init=False)
     _known: dict[tuple[str, str], Introduction] = field(default_factory=dict)
+    _newest_epoch: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self._newest_epoch = self.spec.epoch
         self.home = AveragerHome(self.spec.experiment.averager_region)
 
     def servers(self) -> dict[tuple[str, str], Handle]:
@@ -127,9 +129,7 @@ class ActorGroup:
             place = self.placed[region.name]
             cpus = region.cpus_per_server
             if len(experiment.regions) > 1:
-                self.bridges[region.name] = _actor(
-                    BridgeActor, place, "bridge", 0, cpus, 8, self.spec, region.name
-                )
+                self.create_bridge(region)
             self.primaries[region.name] = _actor(
                 PrimaryActor, place, "ps", 0, cpus, 4, self.spec, region.name
             )
@@ -139,6 +139,18 @@ class ActorGroup:
             ]
             for rank in range(region.workers):
                 self._create_worker(region.name, rank, epoch=1)
+
+    def create_bridge(self, region: RegionConfig) -> None:
+        """Begin to start the bridge of a region."""
+        place, name = self.placed[region.name], region.name
+        self.bridges[name] = _actor(
+            BridgeActor, place, "bridge", 0, region.cpus_per_server, 8, self.spec, name
+        )
+
+    def next_epoch(self) -> int:
+        """Of processes that are started now: later than all before in this run."""
+        self._newest_epoch += 1
+        return self._newest_epoch
 
     def await_ready(self, timeout_s: float, tell: Tell = tell_nobody) -> None:
         """Wait until every actor is built.
@@ -175,10 +187,10 @@ class ActorGroup:
         self.open(origin_unix_s, timeout_s, tell)
         connects = {
             f"{a} to {b}": self.bridges[a].connect.remote(b, self.bridge_addresses[b][0])
-            for a, b in self._dials()
+            for a, b in self.dials()
         }
         # A resumed averager may have an answer for a region whose bridge has not got through yet.
-        connects |= {f"{b} to {a}": self.bridges[b].expect.remote(a) for a, b in self._dials()}
+        connects |= {f"{b} to {a}": self.bridges[b].expect.remote(a) for a, b in self.dials()}
         collect(connects, timeout_s, partial(tell, "connecting regions"))
         self.start(origin_unix_s, timeout_s, tell)
 
@@ -275,7 +287,7 @@ class ActorGroup:
         gone = [self.workers.pop(key).handle for key in ranks]
         gone += [
             self.primaries.pop(region),
-            self.bridges.pop(region),
+            self.bridges.pop(region, None),  # none while it is being replaced
             *self.shard_servers.pop(region, []),
         ]
         for handle in gone:
@@ -306,10 +318,10 @@ class ActorGroup:
         for handle in [*servers, *(w.handle for w in self.workers.values())]:
             kill(handle)
 
-    def _dials(self) -> list[tuple[str, str]]:
+    def dials(self) -> list[tuple[str, str]]:
         """Which bridge dials which: all that of the averager, and each other where it is needed."""
         experiment = self.spec.experiment
-        home, names = experiment.averager_region, sorted(self.bridges)
+        home, names = experiment.averager_region, sorted(self.primaries)
         dials = [(region, home) for region in names if region != home]
         return dials + build.dials(experiment)
 
@@ -409,7 +421,9 @@ def reason_of(error: ray.exceptions.RayTaskError) -> GeoRayError:
 
 
 def kill(handle: Handle) -> None:
-    """End an actor; it may be dead already."""
+    """End an actor; it may be dead already, and None is nobody."""
+    if handle is None:
+        return
     try:
         ray.kill(handle, no_restart=True)
     except Exception:  # dead actors, dead clusters: gone is what we want

@@ -26,12 +26,14 @@ from geo_ray.job.eval_notes import EvalNotes
 from geo_ray.job.evals import Evaluation
 from geo_ray.job.recorder import Recorder
 from geo_ray.runtime.control.actor_group import ActorGroup, collect
+from geo_ray.runtime.control.bridge_watch import BridgeWatch
 from geo_ray.runtime.control.link_notes import LinkNotes
 from geo_ray.runtime.control.member_policy import MemberPolicy
 from geo_ray.runtime.control.member_requests import MemberRequest
 from geo_ray.runtime.control.members import MemberHooks, Members
 from geo_ray.runtime.control.policy import HALT_DEADLINE_S, RunLimits, RunPolicy
 from geo_ray.runtime.control.polls import Polls
+from geo_ray.runtime.control.restarts import Restarts
 from geo_ray.runtime.control.saver import Saver
 from geo_ray.runtime.control.worker_watch import WorkerWatch
 from geo_ray.training.compute.precise import StatisticsBoard
@@ -82,6 +84,7 @@ class Controller:
         interrupted: set from outside (a signal) to save and stop.
         policy: decides what is done about trouble.
         workers: watches over them.
+        bridges: replaces those that die.
         members: changes which regions take part.
     """
 
@@ -97,6 +100,7 @@ class Controller:
     interrupted: threading.Event = field(default_factory=threading.Event)
     policy: RunPolicy = field(init=False)
     workers: WorkerWatch = field(init=False)
+    bridges: BridgeWatch = field(init=False)
     members: Members = field(init=False)
     _polls: Polls = field(default_factory=lambda: Polls(_POLL_TIMEOUT_S))
     _begun: _Begun | None = None
@@ -133,6 +137,14 @@ class Controller:
             self.origin_unix_s,
         )
         self.workers = WorkerWatch(self.actors, self.policy, self._emit, self._hear_all)
+        self.bridges = BridgeWatch(
+            self.actors,
+            Restarts(train.max_worker_restarts, train.restart_window_s),
+            self.origin_unix_s,
+            self._emit,
+            self.status,
+            self._go_on_without,
+        )
         spec = self.actors.spec
         self._statistics = StatisticsBoard(spec.layout, spec.data_rows)
 
@@ -214,6 +226,8 @@ class Controller:
         answers, silent = self._polls.ask(servers, wait_s)
         lost: dict[str, str] = {}
         for (role, region), cause in silent.items():
+            if role == "bridge" and self._is_bridge_replaced(region, cause, silent):
+                continue
             lost.setdefault(region, f"the {role} of region '{region}' is lost: {cause}")
         failures = {
             region: failure
@@ -226,6 +240,13 @@ class Controller:
         for region in sorted(gone, key=lambda name: name != self.actors.home.region):
             self._go_on_without(region, gone[region])
         return {key: answer for key, answer in answers.items() if key[1] not in gone}
+
+    def _is_bridge_replaced(
+        self, region: str, cause: str, silent: Mapping[tuple[str, str], str]
+    ) -> bool:
+        """Whether nothing but a bridge is lost, and there will be another one."""
+        alone = not any(role != "bridge" and name == region for role, name in silent)
+        return alone and not self.policy.is_halting and self.bridges.replace(region, cause)
 
     def _go_on_without(self, region: str, cause: str) -> None:
         """A region is gone; if it was the averager's, the standby takes over."""
@@ -279,6 +300,7 @@ class Controller:
             if role == "ps":
                 self.workers.note(region, answer["status"])
         self._follow_averager(answers)
+        self.bridges.tick()
         self.members.tick({key: answer["status"] for key, answer in answers.items()})
         self._tell_begun()
         self._note_commit()

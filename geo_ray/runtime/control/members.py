@@ -75,7 +75,6 @@ class Members:
     requests: Callable[[], list[MemberRequest]]
     hooks: MemberHooks
     origin_unix_s: float
-    _newest_epoch: int = field(init=False)
     _waiting: deque[str] = field(default_factory=deque)
     _joining: Joining | None = None
     _handed: tuple[Handed, int, float] | None = None  # with the giver's steps, and when
@@ -85,9 +84,6 @@ class Members:
     _lost: list[str] = field(default_factory=list)  # regions that the run went on without
     _giver: str = ""  # whose copy the newcomer is to begin as, once it is a member
     _member_s: float = 0.0  # when it was not a member yet that joins
-
-    def __post_init__(self) -> None:
-        self._newest_epoch = self.actors.spec.epoch
 
     def tick(self, statuses: Statuses) -> None:
         """Do what can be done now.
@@ -217,8 +213,7 @@ class Members:
             self._fail(joining, error)
 
     def _begin(self, region: str) -> None:
-        self._newest_epoch += 1
-        joining = Joining(region, self._newest_epoch, self.actors, self.origin_unix_s)
+        joining = Joining(region, self.actors.next_epoch(), self.actors, self.origin_unix_s)
         self.hooks.tell(f"region '{region}' is joining: starting its processes")
         spec = self.actors.spec
         demand = demand_of(spec.experiment, spec.region(region))

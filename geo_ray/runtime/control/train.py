@@ -265,6 +265,7 @@ def _train_on(
                 with _interruptible(controller.interrupted):
                     controller.run()
             finally:
+                controller.bridges.close()
                 controller.members.close()
                 evals.end(lambda: time.time() - origin_unix_s)
             reporting.status("writing the model and the summary")
