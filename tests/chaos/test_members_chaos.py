@@ -16,7 +16,7 @@ from geo_ray.errors import InterruptedRunError
 from geo_ray.job import rundir
 from geo_ray.observe.events.schema import Event
 from geo_ray.runtime.cluster.local import LocalCluster
-from geo_ray.runtime.control.member_requests import REQUESTS, MemberRequest, ask
+from geo_ray.runtime.control.membership.member_requests import REQUESTS, MemberRequest, ask
 
 HOME, SECOND, THIRD = "us-east", "eu-west", "ap-south"
 pytestmark = pytest.mark.timeout(600)  # whole runs

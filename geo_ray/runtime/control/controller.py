@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import ray
 import torch
 
 from geo_ray.checkpoint.names import shard_part_name
@@ -27,10 +26,11 @@ from geo_ray.job.evals import Evaluation
 from geo_ray.job.recorder import Recorder
 from geo_ray.runtime.control.actor_group import ActorGroup, collect
 from geo_ray.runtime.control.bridge_watch import BridgeWatch
+from geo_ray.runtime.control.checkpoint_watch import CheckpointWatch
 from geo_ray.runtime.control.link_notes import LinkNotes
-from geo_ray.runtime.control.member_policy import MemberPolicy
-from geo_ray.runtime.control.member_requests import MemberRequest
-from geo_ray.runtime.control.members import MemberHooks, Members
+from geo_ray.runtime.control.membership.member_policy import MemberPolicy
+from geo_ray.runtime.control.membership.member_requests import MemberRequest
+from geo_ray.runtime.control.membership.members import MemberHooks, Members
 from geo_ray.runtime.control.policy import HALT_DEADLINE_S, RunLimits, RunPolicy
 from geo_ray.runtime.control.polls import Polls
 from geo_ray.runtime.control.restarts import Restarts
@@ -50,23 +50,6 @@ Answers = Mapping[tuple[str, str], dict[str, Any]]
 """What servers and bridges told in one round of polling, by (role, region)."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    """A checkpoint that the averager was asked to begin.
-
-    Attributes:
-        id: its id.
-        answer: whether it has begun, once the averager answers; None where there is no averager.
-        tells: whether the regions are told, too.
-        halt: whether they stand still afterwards.
-    """
-
-    id: int
-    answer: Any
-    tells: bool
-    halt: bool
-
-
 @dataclass(slots=True)
 class Controller:
     """See the module's docstring.
@@ -83,6 +66,7 @@ class Controller:
         status: shows a phase to the user.
         interrupted: set from outside (a signal) to save and stop.
         policy: decides what is done about trouble.
+        checkpoints: has them made.
         workers: watches over them.
         bridges: replaces those that die.
         members: changes which regions take part.
@@ -99,12 +83,11 @@ class Controller:
     status: Callable[[str], None] = lambda text: None
     interrupted: threading.Event = field(default_factory=threading.Event)
     policy: RunPolicy = field(init=False)
+    checkpoints: CheckpointWatch = field(init=False)
     workers: WorkerWatch = field(init=False)
     bridges: BridgeWatch = field(init=False)
     members: Members = field(init=False)
     _polls: Polls = field(default_factory=lambda: Polls(_POLL_TIMEOUT_S))
-    _begun: _Begun | None = None
-    _began_s: float = 0.0
     _statistics: StatisticsBoard = field(init=False)
     _wan_s: float = 0.0
     _phases: dict[str, str] = field(default_factory=dict)
@@ -120,6 +103,16 @@ class Controller:
             checkpoint.part_timeout_s,
         )
         self.policy = RunPolicy(limits, time.monotonic())
+        self.checkpoints = CheckpointWatch(
+            self.experiment,
+            self.actors,
+            self.policy,
+            self.saver,
+            self._ask_averager,
+            self._emit,
+            self._now_s,
+            self._phases,
+        )
         hooks = MemberHooks(
             self._admit,
             self._drop,
@@ -196,15 +189,14 @@ class Controller:
         deadline_s = time.monotonic() + HALT_DEADLINE_S
         while True:
             if self.saver.open_id is None and not self.members.is_leaving:
-                self._begin_checkpoint(halt=False, is_over=True)
+                self.checkpoints.begin(halt=False, is_over=True)
             answers = self._poll(_POLL_TIMEOUT_S)
             self._handle_all(answers)
             if self.policy.newest_saved != before:
                 return answers
             if time.monotonic() > deadline_s:
-                cause = f"its parts were not there after {HALT_DEADLINE_S:g} s"
-                self._emit("checkpoint_failed", cause=cause)
-                self.saver.abandon()
+                late = f"its parts were not there after {HALT_DEADLINE_S:g} s"
+                self.checkpoints.give_up(late)
                 return answers
             time.sleep(0.02 if self.saver.open_id is not None else 0.3)
 
@@ -302,8 +294,7 @@ class Controller:
         self._follow_averager(answers)
         self.bridges.tick()
         self.members.tick({key: answer["status"] for key, answer in answers.items()})
-        self._tell_begun()
-        self._note_commit()
+        self.checkpoints.tick()
         if answers.keys() >= self.actors.servers().keys():  # who is slow to answer may be busy
             self._check_goes_on(answers)
         exhausted = [r for (_, r), a in answers.items() if a["status"].get("exhausted")]
@@ -330,9 +321,7 @@ class Controller:
         if kind == "stats":
             self._evaluate(region, t_s, event)
         elif kind == "parts":
-            self.saver.add(event["id"], event["parts"], event["step"])
-            if event["id"] == self.saver.open_id:
-                self.policy.on_part(time.monotonic())
+            self.checkpoints.add(event)
         elif kind == "precise":
             told = bytearray(event["carried"])
             self._statistics.add(region, torch.frombuffer(told, dtype=torch.uint8))
@@ -343,7 +332,7 @@ class Controller:
             self.members.on_hand_over_failed(event["error"])
         elif kind == "part_failed":
             if event["id"] == self.saver.open_id:
-                self._save_failed(event["error"])
+                self.checkpoints.failed(event["error"])
         else:
             if kind == "step":
                 self.saver.health.on_step(event["loss"])
@@ -392,81 +381,7 @@ class Controller:
         if still_s is not None:
             what = ", ".join(f"{region} is {phase}" for region, phase in self._phases.items())
             self.status(f"no step and no exchange for {still_s:.0f} s: {what}")
-        awaits_parts = self.saver.open_id is not None and not self.saver.is_committing
-        late = self.policy.overdue(now_s, awaits_parts=awaits_parts)
-        if late is not None:
-            cause = f"checkpoint {self.saver.open_id} is given up: {late}"
-            log.warning("%s", cause)
-            self._emit("checkpoint_failed", cause=cause)
-            self.saver.abandon()
-        save = self.policy.due(now_s, is_open=self.saver.open_id is not None)
-        if save is not None and not self.members.is_leaving:
-            self._begin_checkpoint(halt=save.halt)
-
-    def _begin_checkpoint(self, *, halt: bool, is_over: bool = False) -> None:
-        """Let the averager copy its state, then tell the regions, which may hear it later, too.
-
-        The averager's next answer says it, too, so a region that is not told here, or late, copies
-        its state in time.
-        """
-        try:
-            checkpoint = self.saver.begin()
-        except GeoRayError as error:
-            self._save_failed(error)
-            return
-        self._began_s = self._now_s()
-        answer = None
-        if self.actors.bridges:
-            bridge = self.actors.bridges[self.actors.home.region]
-            answer = bridge.request_checkpoint.remote(checkpoint, halt)
-        self._begun = _Begun(checkpoint, answer, is_over or self._may_tell(), halt)
-        self._tell_begun()
-
-    def _tell_begun(self) -> None:
-        """Once the averager has begun the checkpoint, tell the regions."""
-        begun = self._begun
-        if begun is None:
-            return
-        if begun.answer is not None and not ray.wait([begun.answer], timeout=0)[0]:
-            return
-        self._begun = None
-        if begun.id != self.saver.open_id:
-            return
-        if begun.answer is not None and not self._ask_averager(lambda _: begun.answer):
-            # The averager is new, and does not know yet what each region has; or it is lost.
-            self.saver.abandon()
-            return
-        for region, primary in self.actors.primaries.items():
-            # Who stands still gets no answer any more that would say it.
-            if begun.tells or self._phases.get(region) == "halted":
-                primary.cut.remote(begun.id, begun.halt)
-
-    def _may_tell(self) -> bool:
-        """Whether regions may hear of a checkpoint before their next answer.
-
-        Not where answers go from region to region, or where an averager before the present one has
-        given some: one that is on its way still must be merged first.
-        """
-        return self.experiment.overlay.kind == "star" and self.actors.home.epoch == 1
-
-    def _note_commit(self) -> None:
-        """Take note of the open checkpoint if it has come to count."""
-        checkpoint = self.saver.open_id
-        try:
-            size_bytes = self.saver.committed()
-        except GeoRayError as error:
-            self._save_failed(error)
-            return
-        if checkpoint is not None and size_bytes is not None:
-            self.policy.saved(checkpoint)
-            step, began_s = self.saver.step, self._began_s
-            self._emit("checkpoint", id=checkpoint, step=step, bytes=size_bytes, start_s=began_s)
-
-    def _save_failed(self, error: GeoRayError) -> None:
-        log.error("checkpoint %s failed: %s", self.saver.open_id, error)
-        self._emit("checkpoint_failed", cause=error.message)
-        self.saver.abandon()
-        self.policy.save_failed(error)
+        self.checkpoints.keep_time(may_begin=not self.members.is_leaving)
 
     def _stop(self, cause: str) -> None:
         if not self.policy.stop(cause):

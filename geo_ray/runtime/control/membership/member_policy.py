@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from geo_ray.config.experiment import Experiment
-from geo_ray.runtime.control.member_requests import MemberRequest
+from geo_ray.runtime.control.membership.member_requests import MemberRequest
 from geo_ray.training.membership.config import why_fixed, why_nobody_joins
 
 

@@ -21,9 +21,9 @@ from geo_ray.observe.text import bytes_text
 from geo_ray.runtime.actors.parts import Handed, handed_folder
 from geo_ray.runtime.control.actor_group import ActorGroup
 from geo_ray.runtime.control.demands import demand_of
-from geo_ray.runtime.control.joining import Joining
-from geo_ray.runtime.control.member_policy import MemberPolicy
-from geo_ray.runtime.control.member_requests import MemberRequest
+from geo_ray.runtime.control.membership.joining import Joining
+from geo_ray.runtime.control.membership.member_policy import MemberPolicy
+from geo_ray.runtime.control.membership.member_requests import MemberRequest
 from geo_ray.training.membership.border import giver_of
 from geo_ray.training.membership.view import View
 
