@@ -31,6 +31,7 @@ from geo_ray.runtime.control.link_notes import LinkNotes
 from geo_ray.runtime.control.membership.member_policy import MemberPolicy
 from geo_ray.runtime.control.membership.member_requests import MemberRequest
 from geo_ray.runtime.control.membership.members import MemberHooks, Members
+from geo_ray.runtime.control.membership.quorum import Quorum
 from geo_ray.runtime.control.policy import HALT_DEADLINE_S, RunLimits, RunPolicy
 from geo_ray.runtime.control.polls import Polls
 from geo_ray.runtime.control.restarts import Restarts
@@ -70,6 +71,7 @@ class Controller:
         workers: watches over them.
         bridges: replaces those that die.
         members: changes which regions take part.
+        quorum: decides when the run pauses.
     """
 
     experiment: Experiment
@@ -87,6 +89,7 @@ class Controller:
     workers: WorkerWatch = field(init=False)
     bridges: BridgeWatch = field(init=False)
     members: Members = field(init=False)
+    quorum: Quorum = field(init=False)
     _polls: Polls = field(default_factory=lambda: Polls(_POLL_TIMEOUT_S))
     _statistics: StatisticsBoard = field(init=False)
     _wan_s: float = 0.0
@@ -94,11 +97,13 @@ class Controller:
 
     def __post_init__(self) -> None:
         train, checkpoint = self.experiment.train, self.experiment.checkpoint
+        members = MemberPolicy(self.experiment)
+        self.quorum = Quorum(members.least, self.experiment.members.wait_s)
         limits = RunLimits(
             train.max_worker_restarts,
             train.max_refused_steps,
             checkpoint.every_s,
-            self.experiment.members.min or 1,
+            1 if members.brings_back else self.experiment.members.min or 1,
             train.restart_window_s,
             checkpoint.part_timeout_s,
         )
@@ -124,7 +129,7 @@ class Controller:
         )
         self.members = Members(
             self.actors,
-            MemberPolicy(self.experiment),
+            members,
             self.users,
             hooks,
             self.origin_unix_s,
@@ -294,6 +299,7 @@ class Controller:
         self._follow_averager(answers)
         self.bridges.tick()
         self.members.tick({key: answer["status"] for key, answer in answers.items()})
+        self._keep_quorum()
         self.checkpoints.tick()
         if answers.keys() >= self.actors.servers().keys():  # who is slow to answer may be busy
             self._check_goes_on(answers)
@@ -304,7 +310,33 @@ class Controller:
         self._note_wan(answers)
         return len(events)
 
+    def _keep_quorum(self) -> None:
+        """Pause while too few regions are there."""
+        quorum, now_s, was_paused = self.quorum, time.monotonic(), self.quorum.is_paused
+        missing = quorum.see(
+            self.actors.primaries,
+            self.members.awaited,
+            is_joining=self.members.is_joining,
+            is_ending=self.policy.is_halting or self.policy.stopping is not None,
+            now_s=now_s,
+        )
+        if quorum.is_paused != was_paused:
+            for primary in self.actors.primaries.values():
+                primary.pause.remote(quorum.is_paused)
+            if quorum.is_paused:
+                self._emit("run_paused", cause=missing)
+                self.status(f"paused: {missing}")
+            else:
+                self._emit("run_went_on")
+                self.status("going on")
+        why = None if missing is None else quorum.overdue(missing, now_s)
+        if why is not None and self.policy.halt(why, now_s):
+            self._share_statistics()
+            self._emit("stop_requested", cause=why.message)
+
     def _check_goes_on(self, answers: Answers) -> None:
+        if self.quorum.is_paused:
+            return
         home = answers.get(("bridge", self.actors.home.region))
         still = {
             region: answer["status"].get("stands_still_for")
