@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-QUIET_S: Final = 600.0
+QUIET_S: Final = 120.0
 FIRST_S: Final = 10.0
 LONGEST_S: Final = 320.0
 
