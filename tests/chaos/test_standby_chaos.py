@@ -24,7 +24,7 @@ SECTIONS: dict[str, Any] = {
     "regions": [{"name": name} for name in (HUB, STANDBY, THIRD)],
     "train": {"steps": STEPS, "eval_every": 10, "step_timeout_s": 60},
     "emulate": {"step_s": 0.15},
-    "checkpoint": {"every_s": 0.5},
+    "checkpoint": {"every_s": 0.5, "restarts": 0},
     "averager": {"region": HUB, "standby": STANDBY, "takeover_s": 1.0, "rejoin_s": 2.0},
 }
 
