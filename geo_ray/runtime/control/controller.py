@@ -34,7 +34,7 @@ from geo_ray.runtime.control.members import MemberHooks, Members
 from geo_ray.runtime.control.policy import HALT_DEADLINE_S, RunLimits, RunPolicy
 from geo_ray.runtime.control.polls import Polls
 from geo_ray.runtime.control.restarts import Restarts
-from geo_ray.runtime.control.saver import Saver
+from geo_ray.runtime.control.saver import BegunCheckpoint, Saver
 from geo_ray.runtime.control.worker_watch import WorkerWatch
 from geo_ray.training.compute.precise import StatisticsBoard
 
@@ -43,28 +43,10 @@ log = logging.getLogger(__name__)
 _TICK_S = 0.2
 _POLL_TIMEOUT_S = 60.0
 _ANSWER_S = 0.5  # that the others wait for one that is slow to answer
-_WAN_EVERY_S = 1.0
 _PROGRESS = frozenset({"step", "exchange", "stats", "update_dropped"})
 
 Answers = Mapping[tuple[str, str], dict[str, Any]]
 """What servers and bridges told in one round of polling, by (role, region)."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    """A checkpoint that the averager was asked to begin.
-
-    Attributes:
-        id: its id.
-        answer: whether it has begun, once the averager answers; None where there is no averager.
-        tells: whether the regions are told, too.
-        halt: whether they stand still afterwards.
-    """
-
-    id: int
-    answer: Any
-    tells: bool
-    halt: bool
 
 
 @dataclass(slots=True)
@@ -103,10 +85,9 @@ class Controller:
     bridges: BridgeWatch = field(init=False)
     members: Members = field(init=False)
     _polls: Polls = field(default_factory=lambda: Polls(_POLL_TIMEOUT_S))
-    _begun: _Begun | None = None
+    _begun: BegunCheckpoint | None = None
     _began_s: float = 0.0
     _statistics: StatisticsBoard = field(init=False)
-    _wan_s: float = 0.0
     _phases: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -225,8 +206,9 @@ class Controller:
         servers = self.actors.servers()
         answers, silent = self._polls.ask(servers, wait_s)
         lost: dict[str, str] = {}
+        replaced = set() if self.policy.is_halting else {*self.bridges.replaced(silent)}
         for (role, region), cause in silent.items():
-            if role == "bridge" and self._is_bridge_replaced(region, cause, silent):
+            if region in replaced:
                 continue
             lost.setdefault(region, f"the {role} of region '{region}' is lost: {cause}")
         failures = {
@@ -240,13 +222,6 @@ class Controller:
         for region in sorted(gone, key=lambda name: name != self.actors.home.region):
             self._go_on_without(region, gone[region])
         return {key: answer for key, answer in answers.items() if key[1] not in gone}
-
-    def _is_bridge_replaced(
-        self, region: str, cause: str, silent: Mapping[tuple[str, str], str]
-    ) -> bool:
-        """Whether nothing but a bridge is lost, and there will be another one."""
-        alone = not any(role != "bridge" and name == region for role, name in silent)
-        return alone and not self.policy.is_halting and self.bridges.replace(region, cause)
 
     def _go_on_without(self, region: str, cause: str) -> None:
         """A region is gone; if it was the averager's, the standby takes over."""
@@ -419,7 +394,7 @@ class Controller:
         if self.actors.bridges:
             bridge = self.actors.bridges[self.actors.home.region]
             answer = bridge.request_checkpoint.remote(checkpoint, halt)
-        self._begun = _Begun(checkpoint, answer, is_over or self._may_tell(), halt)
+        self._begun = BegunCheckpoint(checkpoint, answer, is_over or self._may_tell(), halt)
         self._tell_begun()
 
     def _tell_begun(self) -> None:
@@ -432,7 +407,7 @@ class Controller:
         self._begun = None
         if begun.id != self.saver.open_id:
             return
-        if begun.answer is not None and not self._ask_averager(lambda _: begun.answer):
+        if begun.answer is not None and not self._has_begun(begun.answer):
             # The averager is new, and does not know yet what each region has; or it is lost.
             self.saver.abandon()
             return
@@ -440,6 +415,12 @@ class Controller:
             # Who stands still gets no answer any more that would say it.
             if begun.tells or self._phases.get(region) == "halted":
                 primary.cut.remote(begun.id, begun.halt)
+
+    def _has_begun(self, answer: Any) -> bool:
+        try:
+            return bool(self._ask(answer))
+        except RegionLostError:  # the next poll finds out whether the run can go on
+            return False
 
     def _may_tell(self) -> bool:
         """Whether regions may hear of a checkpoint before their next answer.
@@ -492,17 +473,8 @@ class Controller:
             return None  # the next poll finds out, too
 
     def _note_wan(self, answers: Answers, *, force: bool = False) -> None:
-        now_s = time.monotonic()
-        if not force and now_s - self._wan_s < _WAN_EVERY_S:
-            return
-        self._wan_s = now_s
-        for (role, region), answer in answers.items():
-            links = answer["status"].get("links", {}) if role == "bridge" else {}
-            for peer, link in links.items():
-                by_class = {k: int(v) for k, v in link["bytes_out"].items()}
-                self._emit("wan", src=region, dst=peer, bytes_by_class=by_class)
-            self.links.note(region, links)
-        self.links.save(wait=force)
+        told = {r: a["status"]["links"] for (role, r), a in answers.items() if role == "bridge"}
+        self.links.hear(told, self._emit, force=force)
 
     def _emit(self, kind: str, **fields: Any) -> None:
         self.recorder.emit(kind, self._now_s(), **fields)
