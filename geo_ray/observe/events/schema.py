@@ -184,6 +184,8 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
         "count": _whole,
     },
     "region_lost": {"region": _text, "cause": _text},
+    "run_paused": {"cause": _text},
+    "run_went_on": {},
     "bridge_replaced": {"region": _text, "cause": _text, "took_s": _number},
     "region_drained": {"region": _text},
     "members_refused": {"verb": _text, "region": _text, "cause": _text},

@@ -112,6 +112,10 @@ class BridgeActor:
         """Another region is going to dial."""
         self._bridge.expect(peer)
 
+    def forget(self, peer: str) -> None:
+        """Another region is gone: nobody dials it, nor waits for it at the end."""
+        self._bridge.endpoint.forget(peer)
+
     def poll(self) -> dict[str, Any]:
         """State and new events."""
         status = self._bridge.status() | {"certificate_request": self._secrets.renewal()}

@@ -19,6 +19,7 @@ from geo_ray.runtime.actors.server_actors import PrimaryActor, ShardServerActor
 from geo_ray.runtime.actors.spec import RunSpec
 from geo_ray.runtime.actors.worker_actor import WorkerActor
 from geo_ray.runtime.cluster.placement import PlacedRegion
+from geo_ray.runtime.control.membership.member_policy import MemberPolicy
 from geo_ray.runtime.control.run_keys import RunKeys
 from geo_ray.runtime.paths import build
 from geo_ray.training.averager.home import AveragerHome
@@ -285,7 +286,8 @@ class ActorGroup:
             return self.former_home is None and standby in self.bridges
         if region == self.former_home:
             return True
-        return experiment.members.min is not None and region != standby
+        may_change = experiment.members.min is not None or MemberPolicy(experiment).brings_back
+        return may_change and region != standby
 
     def lose(self, region: str) -> None:
         """Go on without a region; what is left of it is ended."""

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import ray
 import torch
 
 from geo_ray.checkpoint.names import shard_part_name
@@ -27,14 +26,16 @@ from geo_ray.job.evals import Evaluation
 from geo_ray.job.recorder import Recorder
 from geo_ray.runtime.control.actor_group import ActorGroup, collect
 from geo_ray.runtime.control.bridge_watch import BridgeWatch
+from geo_ray.runtime.control.checkpoint_watch import CheckpointWatch
 from geo_ray.runtime.control.link_notes import LinkNotes
-from geo_ray.runtime.control.member_policy import MemberPolicy
-from geo_ray.runtime.control.member_requests import MemberRequest
-from geo_ray.runtime.control.members import MemberHooks, Members
+from geo_ray.runtime.control.membership.member_policy import MemberPolicy
+from geo_ray.runtime.control.membership.member_requests import MemberRequest
+from geo_ray.runtime.control.membership.members import MemberHooks, Members
+from geo_ray.runtime.control.membership.quorum import Quorum
 from geo_ray.runtime.control.policy import HALT_DEADLINE_S, RunLimits, RunPolicy
 from geo_ray.runtime.control.polls import Polls
 from geo_ray.runtime.control.restarts import Restarts
-from geo_ray.runtime.control.saver import BegunCheckpoint, Saver
+from geo_ray.runtime.control.saver import Saver
 from geo_ray.runtime.control.worker_watch import WorkerWatch
 from geo_ray.training.compute.precise import StatisticsBoard
 
@@ -65,9 +66,11 @@ class Controller:
         status: shows a phase to the user.
         interrupted: set from outside (a signal) to save and stop.
         policy: decides what is done about trouble.
+        checkpoints: has them made.
         workers: watches over them.
         bridges: replaces those that die.
         members: changes which regions take part.
+        quorum: decides when the run pauses.
     """
 
     experiment: Experiment
@@ -81,26 +84,37 @@ class Controller:
     status: Callable[[str], None] = lambda text: None
     interrupted: threading.Event = field(default_factory=threading.Event)
     policy: RunPolicy = field(init=False)
+    checkpoints: CheckpointWatch = field(init=False)
     workers: WorkerWatch = field(init=False)
     bridges: BridgeWatch = field(init=False)
     members: Members = field(init=False)
+    quorum: Quorum = field(init=False)
     _polls: Polls = field(default_factory=lambda: Polls(_POLL_TIMEOUT_S))
-    _begun: BegunCheckpoint | None = None
-    _began_s: float = 0.0
     _statistics: StatisticsBoard = field(init=False)
     _phases: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         train, checkpoint = self.experiment.train, self.experiment.checkpoint
+        members = MemberPolicy(self.experiment)
+        self.quorum = Quorum(members.least, self.experiment.members.wait_s)
         limits = RunLimits(
             train.max_worker_restarts,
             train.max_refused_steps,
             checkpoint.every_s,
-            self.experiment.members.min or 1,
+            1 if members.brings_back else self.experiment.members.min or 1,
             train.restart_window_s,
             checkpoint.part_timeout_s,
         )
         self.policy = RunPolicy(limits, time.monotonic())
+        self.checkpoints = CheckpointWatch(
+            self.experiment,
+            self.actors,
+            self.policy,
+            self.saver,
+            self._emit,
+            self._now_s,
+            self._phases,
+        )
         hooks = MemberHooks(
             self._admit,
             self._drop,
@@ -112,7 +126,7 @@ class Controller:
         )
         self.members = Members(
             self.actors,
-            MemberPolicy(self.experiment),
+            members,
             self.users,
             hooks,
             self.origin_unix_s,
@@ -177,15 +191,14 @@ class Controller:
         deadline_s = time.monotonic() + HALT_DEADLINE_S
         while True:
             if self.saver.open_id is None and not self.members.is_leaving:
-                self._begin_checkpoint(halt=False, is_over=True)
+                self.checkpoints.begin(halt=False, is_over=True)
             answers = self._poll(_POLL_TIMEOUT_S)
             self._handle_all(answers)
             if self.policy.newest_saved != before:
                 return answers
             if time.monotonic() > deadline_s:
-                cause = f"its parts were not there after {HALT_DEADLINE_S:g} s"
-                self._emit("checkpoint_failed", cause=cause)
-                self.saver.abandon()
+                late = f"its parts were not there after {HALT_DEADLINE_S:g} s"
+                self.checkpoints.give_up(late)
                 return answers
             time.sleep(0.02 if self.saver.open_id is not None else 0.3)
 
@@ -235,6 +248,8 @@ class Controller:
         shards = self.actors.spec.region(region).ps_shards
         self.saver.forget({shard_part_name(region, index) for index in range(shards)})
         self.actors.lose(region)
+        for bridge in self.actors.bridges.values():
+            bridge.forget.remote(region)
         self._phases.pop(region, None)
         self._note_evals(self.evals.board.forget(region), self._now_s())
         self._share_statistics()
@@ -277,8 +292,8 @@ class Controller:
         self._follow_averager(answers)
         self.bridges.tick()
         self.members.tick({key: answer["status"] for key, answer in answers.items()})
-        self._tell_begun()
-        self._note_commit()
+        self._keep_quorum()
+        self.checkpoints.tick()
         if answers.keys() >= self.actors.servers().keys():  # who is slow to answer may be busy
             self._check_goes_on(answers)
         exhausted = [r for (_, r), a in answers.items() if a["status"].get("exhausted")]
@@ -288,7 +303,33 @@ class Controller:
         self._note_wan(answers)
         return len(events)
 
+    def _keep_quorum(self) -> None:
+        """Pause while too few regions are there."""
+        quorum, now_s, was_paused = self.quorum, time.monotonic(), self.quorum.is_paused
+        missing = quorum.see(
+            self.actors.primaries,
+            self.members.awaited,
+            is_joining=self.members.is_joining,
+            is_ending=self.policy.is_halting or self.policy.stopping is not None,
+            now_s=now_s,
+        )
+        if quorum.is_paused != was_paused:
+            for primary in self.actors.primaries.values():
+                primary.pause.remote(quorum.is_paused)
+            if quorum.is_paused:
+                self._emit("run_paused", cause=missing)
+                self.status(f"paused: {missing}")
+            else:
+                self._emit("run_went_on")
+                self.status("going on")
+        why = None if missing is None else quorum.overdue(missing, now_s)
+        if why is not None and self.policy.halt(why, now_s):
+            self._share_statistics()
+            self._emit("stop_requested", cause=why.message)
+
     def _check_goes_on(self, answers: Answers) -> None:
+        if self.quorum.is_paused:
+            return
         home = answers.get(("bridge", self.actors.home.region))
         still = {
             region: answer["status"].get("stands_still_for")
@@ -305,9 +346,7 @@ class Controller:
         if kind == "stats":
             self._evaluate(region, t_s, event)
         elif kind == "parts":
-            self.saver.add(event["id"], event["parts"], event["step"])
-            if event["id"] == self.saver.open_id:
-                self.policy.on_part(time.monotonic())
+            self.checkpoints.add(event)
         elif kind == "precise":
             told = bytearray(event["carried"])
             self._statistics.add(region, torch.frombuffer(told, dtype=torch.uint8))
@@ -318,7 +357,7 @@ class Controller:
             self.members.on_hand_over_failed(event["error"])
         elif kind == "part_failed":
             if event["id"] == self.saver.open_id:
-                self._save_failed(event["error"])
+                self.checkpoints.failed(event["error"])
         else:
             if kind == "step":
                 self.saver.health.on_step(event["loss"])
@@ -367,87 +406,7 @@ class Controller:
         if still_s is not None:
             what = ", ".join(f"{region} is {phase}" for region, phase in self._phases.items())
             self.status(f"no step and no exchange for {still_s:.0f} s: {what}")
-        awaits_parts = self.saver.open_id is not None and not self.saver.is_committing
-        late = self.policy.overdue(now_s, awaits_parts=awaits_parts)
-        if late is not None:
-            cause = f"checkpoint {self.saver.open_id} is given up: {late}"
-            log.warning("%s", cause)
-            self._emit("checkpoint_failed", cause=cause)
-            self.saver.abandon()
-        save = self.policy.due(now_s, is_open=self.saver.open_id is not None)
-        if save is not None and not self.members.is_leaving:
-            self._begin_checkpoint(halt=save.halt)
-
-    def _begin_checkpoint(self, *, halt: bool, is_over: bool = False) -> None:
-        """Let the averager copy its state, then tell the regions, which may hear it later, too.
-
-        The averager's next answer says it, too, so a region that is not told here, or late, copies
-        its state in time.
-        """
-        try:
-            checkpoint = self.saver.begin()
-        except GeoRayError as error:
-            self._save_failed(error)
-            return
-        self._began_s = self._now_s()
-        answer = None
-        if self.actors.bridges:
-            bridge = self.actors.bridges[self.actors.home.region]
-            answer = bridge.request_checkpoint.remote(checkpoint, halt)
-        self._begun = BegunCheckpoint(checkpoint, answer, is_over or self._may_tell(), halt)
-        self._tell_begun()
-
-    def _tell_begun(self) -> None:
-        """Once the averager has begun the checkpoint, tell the regions."""
-        begun = self._begun
-        if begun is None:
-            return
-        if begun.answer is not None and not ray.wait([begun.answer], timeout=0)[0]:
-            return
-        self._begun = None
-        if begun.id != self.saver.open_id:
-            return
-        if begun.answer is not None and not self._has_begun(begun.answer):
-            # The averager is new, and does not know yet what each region has; or it is lost.
-            self.saver.abandon()
-            return
-        for region, primary in self.actors.primaries.items():
-            # Who stands still gets no answer any more that would say it.
-            if begun.tells or self._phases.get(region) == "halted":
-                primary.cut.remote(begun.id, begun.halt)
-
-    def _has_begun(self, answer: Any) -> bool:
-        try:
-            return bool(self._ask(answer))
-        except RegionLostError:  # the next poll finds out whether the run can go on
-            return False
-
-    def _may_tell(self) -> bool:
-        """Whether regions may hear of a checkpoint before their next answer.
-
-        Not where answers go from region to region, or where an averager before the present one has
-        given some: one that is on its way still must be merged first.
-        """
-        return self.experiment.overlay.kind == "star" and self.actors.home.epoch == 1
-
-    def _note_commit(self) -> None:
-        """Take note of the open checkpoint if it has come to count."""
-        checkpoint = self.saver.open_id
-        try:
-            size_bytes = self.saver.committed()
-        except GeoRayError as error:
-            self._save_failed(error)
-            return
-        if checkpoint is not None and size_bytes is not None:
-            self.policy.saved(checkpoint)
-            step, began_s = self.saver.step, self._began_s
-            self._emit("checkpoint", id=checkpoint, step=step, bytes=size_bytes, start_s=began_s)
-
-    def _save_failed(self, error: GeoRayError) -> None:
-        log.error("checkpoint %s failed: %s", self.saver.open_id, error)
-        self._emit("checkpoint_failed", cause=error.message)
-        self.saver.abandon()
-        self.policy.save_failed(error)
+        self.checkpoints.keep_time(may_begin=not self.members.is_leaving)
 
     def _stop(self, cause: str) -> None:
         if not self.policy.stop(cause):

@@ -11,9 +11,8 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 from pydantic import JsonValue
 
@@ -30,23 +29,6 @@ from geo_ray.util.threads import give_way
 log = logging.getLogger(__name__)
 _CLOSE_S: Final = 10.0
 """For a store to be told that a save is given up."""
-
-
-@dataclass(frozen=True, slots=True)
-class BegunCheckpoint:
-    """A checkpoint that the averager was asked to begin.
-
-    Attributes:
-        id: its id.
-        answer: whether it has begun, once the averager answers; None where there is no averager.
-        tells: whether the regions are told, too.
-        halt: whether they stand still afterwards.
-    """
-
-    id: int
-    answer: Any
-    tells: bool
-    halt: bool
 
 
 class Saver:

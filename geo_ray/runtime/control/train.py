@@ -45,12 +45,12 @@ from geo_ray.runtime.cluster.demand import by_label
 from geo_ray.runtime.cluster.logs import keep_logs
 from geo_ray.runtime.cluster.placement import place, remove
 from geo_ray.runtime.cluster.preflight import preflight
-from geo_ray.runtime.control import member_requests
 from geo_ray.runtime.control.actor_group import ActorGroup, Tell, collect, tell_nobody
 from geo_ray.runtime.control.controller import Controller
 from geo_ray.runtime.control.demands import demand_of, demands_of
 from geo_ray.runtime.control.health import LossHealth
 from geo_ray.runtime.control.link_notes import LinkNotes
+from geo_ray.runtime.control.membership import member_requests
 from geo_ray.runtime.control.metrics import RayMetrics
 from geo_ray.runtime.control.run_keys import RunKeys
 from geo_ray.runtime.control.saver import Saver, without_lost

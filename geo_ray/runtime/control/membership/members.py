@@ -21,9 +21,10 @@ from geo_ray.observe.text import bytes_text
 from geo_ray.runtime.actors.parts import Handed, handed_folder
 from geo_ray.runtime.control.actor_group import ActorGroup
 from geo_ray.runtime.control.demands import demand_of
-from geo_ray.runtime.control.joining import Joining
-from geo_ray.runtime.control.member_policy import MemberPolicy
-from geo_ray.runtime.control.member_requests import MemberRequest
+from geo_ray.runtime.control.membership.joining import Joining
+from geo_ray.runtime.control.membership.member_policy import MemberPolicy
+from geo_ray.runtime.control.membership.member_requests import MemberRequest
+from geo_ray.runtime.control.membership.returns import Returns
 from geo_ray.training.membership.border import giver_of
 from geo_ray.training.membership.view import View
 
@@ -82,6 +83,8 @@ class Members:
     _rows: dict[str, Mapping[str, object]] = field(default_factory=dict)
     _steps: dict[str, int] = field(default_factory=dict)
     _lost: list[str] = field(default_factory=list)  # regions that the run went on without
+    _returns: Returns = field(default_factory=Returns)
+    _removed: set[str] = field(default_factory=set)  # that were asked to be
     _giver: str = ""  # whose copy the newcomer is to begin as, once it is a member
     _member_s: float = 0.0  # when it was not a member yet that joins
 
@@ -99,6 +102,8 @@ class Members:
         self._giver = "" if view is None else view.giver
         for request in self.requests():
             self._take(request, view)
+        if not self.hooks.is_ending():
+            self._waiting += self._returns.due(time.monotonic())
         if isinstance(view, View):
             self._see_off(view)
             self._go_on(view)
@@ -107,6 +112,18 @@ class Members:
     def is_leaving(self) -> bool:
         """Whether a region that was asked to leave is not gone: it would be in a checkpoint."""
         return bool(self._leaving)
+
+    @property
+    def is_joining(self) -> bool:
+        """Whether a region's processes are there, and it joins at the next border."""
+        return self._joining is not None and self._joining.is_asked
+
+    @property
+    def awaited(self) -> list[str]:
+        """Lost regions that will be brought back."""
+        if not self.policy.brings_back:
+            return []
+        return [name for name in self._lost if name not in self._removed]
 
     def on_handed(self, giver: str, event: Mapping[str, Any]) -> None:
         """The copy of a region's state that a newcomer waits for is written."""
@@ -129,6 +146,7 @@ class Members:
         """Tell the averager that the run goes on without a region."""
         self._lost.append(region)
         self.hooks.ask_home(partial(_report_dead, region))
+        self._bring_back(region)
         joining = self._joining
         if joining is not None and joining.is_asked and region == self._giver and not self._handed:
             error = RegionLostError(
@@ -167,8 +185,10 @@ class Members:
             self.hooks.emit("members_refused", verb=request.verb, region=region, cause=why)
             self.hooks.tell(f"'{request.verb} {region}' is refused: {why}")
         elif request.verb == "add":
+            self._returns.forget(region)
             self._waiting.append(region)
         elif request.verb == "remove":
+            self._removed.add(region)
             self.hooks.lose(region, f"region '{region}' was asked to be removed")
         else:
             self.hooks.tell(f"region '{region}' is asked to leave")
@@ -243,6 +263,7 @@ class Members:
             self.hooks.tell(f"region '{region}' has joined at step {step}: {size}, {took_s:.1f} s")
             joining.finish()
             self._lost = [name for name in self._lost if name != region]
+            self._removed.discard(region)
             self._forget()
 
     def _await_copy(self, region: str, view: View) -> None:
@@ -262,6 +283,15 @@ class Members:
         if joining.is_asked:
             self.hooks.ask_home(partial(_report_dead, region))
         self.hooks.emit("join_failed", region=region, cause=error.message)
+        if region in self._lost:
+            self._bring_back(region)
+
+    def _bring_back(self, region: str) -> None:
+        if region not in self.awaited:
+            return
+        wait_s = self._returns.lost(region, time.monotonic())
+        when = "now" if wait_s == 0 else f"in {wait_s:.0f} s"
+        self.hooks.tell(f"region '{region}' is to be brought back {when}")
 
     def _forget(self) -> None:
         if self._handed is not None:
