@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from region_support import InProcess, Site, experiment_of
+from region_support import InProcess, Site, eventually, experiment_of
 from test_strategies_in_process import of_kind
 
+from geo_ray.checkpoint.local_folder import directory_of
 from geo_ray.config.experiment import Experiment
 from geo_ray.runtime.actors.bridge import Bridge
 from geo_ray.runtime.actors.uplink import PlacedReplies
@@ -186,6 +187,39 @@ def test_regions_one_by_one_end_equal(
         first, second = (site.shards[0].params_S for site in world.sites.values())
         torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5)
     assert killer.times == 1
+
+
+def test_a_checkpoint_that_the_lost_answer_told_of_is_made(
+    undisturbed: Callable[[str], str],
+    killer: Killer,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    expected = undisturbed("vectors")
+    take_in, deliver, asked = DirectPath._take_in, DirectPath.deliver, []
+
+    def taken_in(self: DirectPath, update: Any) -> None:
+        if update.seq == 3 and update.region == HOME and not asked:
+            asked.append(self.request_checkpoint(1, halt=False))
+        take_in(self, update)
+
+    def delivered(self: DirectPath, reply: Any) -> None:
+        if reply.to == FAR and self._region == HOME and reply.checkpoint and not killer.times:
+            killer.strike()
+        deliver(self, reply)
+
+    monkeypatch.setattr(DirectPath, "_take_in", taken_in)
+    monkeypatch.setattr(DirectPath, "deliver", delivered)
+    with InProcess(config("vectors"), tmp_path) as world:
+        killer.world = world
+        directory_of(world.parts, 1).mkdir(parents=True)
+        assert set(world.run()) == {expected}
+        names = ["averager", f"{FAR}-ps0", f"{HOME}-ps0"]
+        eventually(lambda: sorted(p.stem for p in directory_of(world.parts, 1).iterdir()) == names)
+        events = [e for site in world.sites.values() for e in site.event_buffer.take(100_000)]
+        parts = [part.name for e in events if e["kind"] == "parts" for part in e["parts"]]
+        assert sorted(parts) == names
+    assert asked == [True] and killer.times == 1
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)

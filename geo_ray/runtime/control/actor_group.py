@@ -111,6 +111,7 @@ class ActorGroup:
     home: AveragerHome = field(init=False)
     _known: dict[tuple[str, str], Introduction] = field(default_factory=dict)
     _newest_epoch: int = field(init=False)
+    _idle: dict[str, list[GroupWorker]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._newest_epoch = self.spec.epoch
@@ -139,7 +140,8 @@ class ActorGroup:
                 for i in range(1, region.ps_shards)
             ]
             for rank in range(region.workers):
-                self._create_worker(region.name, rank, epoch=1)
+                if (region.name, rank) not in self.workers:
+                    self._create_worker(region.name, rank, epoch=1)
 
     def create_bridge(self, region: str, epoch: int | None = None) -> Handle:
         """Begin to start the bridge of a region.
@@ -289,10 +291,14 @@ class ActorGroup:
         may_change = experiment.members.min is not None or MemberPolicy(experiment).brings_back
         return may_change and region != standby
 
-    def lose(self, region: str) -> None:
-        """Go on without a region; what is left of it is ended."""
+    def lose(self, region: str, *, keep_workers: bool = False) -> None:
+        """Go on without a region; what is left of it is ended, but workers that are kept."""
         ranks = [key for key in self.workers if key[0] == region]
-        gone = [self.workers.pop(key).handle for key in ranks]
+        workers = [self.workers.pop(key) for key in ranks]
+        self.end_idle(region)
+        if keep_workers:
+            self._idle[region] = workers
+        gone = [] if keep_workers else [worker.handle for worker in workers]
         gone += [
             self.primaries.pop(region),
             self.bridges.pop(region, None),  # none while it is being replaced
@@ -309,6 +315,24 @@ class ActorGroup:
         if standby is not None:
             self.home = AveragerHome(standby, self.home.epoch)  # it tells its own epoch soon
 
+    def take_idle(self, region: str, wait_s: float) -> list[GroupWorker]:
+        """Workers of a lost region whose processes live, and which have nothing to do any more."""
+        found = []
+        for worker in self._idle.pop(region, []):
+            try:
+                if worker.ref is not None and not ray.wait([worker.ref], timeout=wait_s)[0]:
+                    raise ray.exceptions.GetTimeoutError
+                ray.get(worker.handle.process_id.remote(), timeout=wait_s)
+                found.append(GroupWorker(region, worker.rank, worker.epoch, worker.handle))
+            except ray.exceptions.RayError:  # it is dead, or busy with what nobody waits for
+                kill(worker.handle)
+        return found
+
+    def end_idle(self, region: str) -> None:
+        """Nobody needs the workers any more that were kept of a lost region."""
+        for worker in self._idle.pop(region, []):
+            kill(worker.handle)
+
     def adopt(self, newcomers: ActorGroup) -> None:
         """What were the actors of regions on their way in are this run's."""
         self.placed |= newcomers.placed
@@ -322,6 +346,8 @@ class ActorGroup:
     def close(self, timeout_s: float = 5.0) -> None:
         """Let actors close their sockets, then end them; never raises."""
         servers = list(self.servers().values())
+        for region in list(self._idle):
+            self.end_idle(region)
         try:
             ray.wait(
                 [s.close.remote() for s in servers], num_returns=len(servers), timeout=timeout_s

@@ -66,9 +66,10 @@ _Fresh = tuple[Handle, tuple[Address, Address]]
 
 @dataclass(frozen=True, slots=True)
 class _Replacing:
-    """A bridge on its way, which follows the averager in the region ``host``."""
+    """A bridge on its way, for a region's server, which follows the averager in ``host``."""
 
     cause: str
+    primary: Handle
     host: str
     fresh: Future[_Fresh]
     since_s: float = field(default_factory=time.monotonic)
@@ -116,7 +117,7 @@ class BridgeWatch:
             if not found.fresh.done():
                 continue
             del self._open[region]
-            if region not in self.actors.primaries:  # lost, or gone, meanwhile
+            if self.actors.primaries.get(region) is not found.primary:  # lost meanwhile
                 found.fresh.add_done_callback(_end)
                 continue
             if found.host != self.actors.home.region:  # the averager has moved meanwhile
@@ -153,12 +154,12 @@ class BridgeWatch:
         if region == actors.home.region:
             actors.expect_takeover()
             actors.bridges[actors.home.region].report_dead.remote(region, True)
-        host = actors.home.region
-        fresh = self._pool.submit(self._bring_up, region, actors.next_epoch(), host)
-        self._open[region] = _Replacing(cause, host, fresh)
+        primary, host = actors.primaries[region], actors.home.region
+        fresh = self._pool.submit(self._bring_up, region, primary, host, actors.next_epoch())
+        self._open[region] = _Replacing(cause, primary, host, fresh)
         return True
 
-    def _bring_up(self, region: str, epoch: int, host: str) -> _Fresh:
+    def _bring_up(self, region: str, primary: Handle, host: str, epoch: int) -> _Fresh:
         actors = self.actors
         bridge = actors.create_bridge(region, epoch)
         try:
@@ -167,7 +168,7 @@ class BridgeWatch:
             home = self._home_in(host)
             addresses = _await(bridge.open.remote(self.origin_unix_s, keys, home))
             self._link(region, bridge, addresses[0], host)
-            _await(actors.primaries[region].use_bridge.remote(addresses[1]))
+            _await(primary.use_bridge.remote(addresses[1]))
         except BaseException:
             kill(bridge)
             raise

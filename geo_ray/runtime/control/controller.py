@@ -240,14 +240,14 @@ class Controller:
         """A region is gone; if it was the averager's, the standby takes over."""
         log.warning("%s; the run goes on without the data of region '%s'", cause, region)
         self._emit("region_lost", region=region, cause=cause)
-        self._drop(region)
+        self._drop(region, keep_workers=self.members.brings_back(region))
         self.members.report_lost(region)
 
-    def _drop(self, region: str) -> None:
+    def _drop(self, region: str, *, keep_workers: bool = False) -> None:
         """Nobody waits for a region any more."""
         shards = self.actors.spec.region(region).ps_shards
         self.saver.forget({shard_part_name(region, index) for index in range(shards)})
-        self.actors.lose(region)
+        self.actors.lose(region, keep_workers=keep_workers)
         for bridge in self.actors.bridges.values():
             bridge.forget.remote(region)
         self._phases.pop(region, None)
