@@ -44,14 +44,14 @@ def test_a_run_comes_out_as_if_nothing_had_happened(
     ray_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     sections: dict[str, Any] = {
-        "train": {"steps": 60, "eval_every": 20, "step_timeout_s": 60},
+        "train": {"steps": 40, "eval_every": 20, "step_timeout_s": 60},
         "strategy": {"kind": "sma", "interval": 1},
         "codec": {"up": {"kind": "int8"}, "down": {"kind": "int8"}},
         "emulate": {"step_s": 0.15},
         "checkpoint": {"every_s": 2},
     }
     experiment = experiment_of(tmp_path, **sections)
-    killer = Killer(ray_cluster, FAR, [5, 30])
+    killer = Killer(ray_cluster, FAR, [5, 20])
     done = train(experiment, tmp_path, sink=killer)
     assert len(set(killer.killed)) == 2
     check_whole(done, simulate(experiment, tmp_path))
