@@ -9,6 +9,8 @@ those 8 s. So a role that nobody waits for may take 0 s.
   worker1     the only one of a region
   server      the primary shard of a region
   bridge      of a region that does not host the averager
+  home        the primary shard of the averager's region, where nobody stands by: the run goes on
+              from its newest checkpoint
   host        the bridge of the region that hosts the averager: the standby takes over
   front       the user's command; `geo-ray train --resume` at once, as a job's retry would
   driver      the actor that drives the run, on a cluster that stands; the same retry
@@ -44,6 +46,7 @@ ACTORS = {
     "worker1": ("WorkerActor", THIRD),
     "server": ("PrimaryActor", SECOND),
     "bridge": ("BridgeActor", SECOND),
+    "home": ("PrimaryActor", HOME),
     "host": ("BridgeActor", None),
 }
 COMMANDS = ("front", "driver")

@@ -67,6 +67,12 @@ class CheckpointConfig(StrictModel):
     part_timeout_s: float = Field(
         600.0, gt=0, description="a checkpoint of which no part comes for so long is given up"
     )
+    restarts: int = Field(
+        3,
+        ge=0,
+        description="times in `train.restart_window_s` that a run goes on from its newest "
+        "checkpoint by itself, when it has lost what cannot be replaced while the rest goes on",
+    )
     store: str | None = Field(
         None,
         description="s3:// address below which checkpoints go, in a folder of the run's name; "
