@@ -327,6 +327,7 @@ class InProcess:
             dialer, dialed = self.sites[name].bridge, self.sites[peer].bridge
             assert dialer is not None and dialed is not None
             dialer.connect(peer, dialed.endpoint.advertised)
+            dialed.expect(name)  # it may have something to say before it is reached
 
     def dials(self) -> list[tuple[str, str]]:
         """Which region's bridge dials which."""
