@@ -142,11 +142,10 @@ def test_a_killed_worker_is_replaced_and_nothing_changes(
     assert lost["region"] == replaced["region"] == "us-east"
     assert lost["worker"] == replaced["worker"]
     assert replaced["epoch"] == 2
-    lost_and_replaced = {"worker_lost": 1, "worker_replaced": 1}
-    assert (
-        done.summary.faults
-        == {"step_refused": 0, "region_lost": 0, "state_changed": 0} | lost_and_replaced
-    )
+    assert {k: n for k, n in done.summary.faults.items() if n} == {
+        "worker_lost": 1,
+        "worker_replaced": 1,
+    }
     last = done.of("checkpoint")[-1]["step"]
     applied = {region: book.applied for region, book in books_of(done.run).items()}
     assert applied == {"us-east": 32 * last, "eu-west": 16 * last}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -131,7 +131,7 @@ class ActorGroup:
             place = self.placed[region.name]
             cpus = region.cpus_per_server
             if len(experiment.regions) > 1:
-                self.create_bridge(region)
+                self.bridges[region.name] = self.create_bridge(region.name)
             self.primaries[region.name] = _actor(
                 PrimaryActor, place, "ps", 0, cpus, 4, self.spec, region.name
             )
@@ -143,12 +143,18 @@ class ActorGroup:
                 if (region.name, rank) not in self.workers:
                     self._create_worker(region.name, rank, epoch=1)
 
-    def create_bridge(self, region: RegionConfig) -> None:
-        """Begin to start the bridge of a region."""
-        place, name = self.placed[region.name], region.name
-        self.bridges[name] = _actor(
-            BridgeActor, place, "bridge", 0, region.cpus_per_server, 8, self.spec, name
-        )
+    def create_bridge(self, region: str, epoch: int | None = None) -> Handle:
+        """Begin to start the bridge of a region.
+
+        Args:
+            region: which.
+            epoch: of one that is to take the place of a bridge that died; None for the first one.
+        """
+        cpus, spec = self.spec.region(region).cpus_per_server, self.spec
+        if epoch is not None:
+            spec = replace(spec, resume=None, epoch=epoch)
+        make = partial(_actor, BridgeActor, self.placed[region], "bridge", 0, cpus, 8)
+        return make(spec, region, epoch is not None)
 
     def next_epoch(self) -> int:
         """Of processes that are started now: later than all before in this run."""
@@ -300,8 +306,13 @@ class ActorGroup:
         ]
         for handle in gone:
             kill(handle)
+        if region == self.home.region:
+            self.expect_takeover()
+
+    def expect_takeover(self) -> None:
+        """The averager's bridge is gone: its standby, if there is one, hosts it now."""
         standby = self.spec.experiment.averager.standby
-        if region == self.home.region and standby is not None:
+        if standby is not None:
             self.home = AveragerHome(standby, self.home.epoch)  # it tells its own epoch soon
 
     def take_idle(self, region: str, wait_s: float) -> list[GroupWorker]:
