@@ -97,6 +97,12 @@ class RunConfig(StrictModel):
     """Where a run leaves its files."""
 
     dir: str = Field("runs", description="directory that holds one directory per run")
+    unattended_s: float | None = Field(
+        3600.0,
+        gt=0,
+        description="on an existing cluster: a run that nobody watches for so long is saved and "
+        "ended; null: never",
+    )
 
 
 class Experiment(StrictModel):
