@@ -16,8 +16,8 @@ from geo_ray.api.start import new_run, resumed_run
 from geo_ray.api.watch import OnEvent, RunWatch, ShowProgress, Watched
 from geo_ray.config.source import override_items
 from geo_ray.errors import ConfigError, GeoRayError, LeaseLostError, RunHeldError
-from geo_ray.job.checkpoints import has_checkpoint
 from geo_ray.job import rundir
+from geo_ray.job.checkpoints import has_checkpoint
 from geo_ray.job.rundir import RunDirectory
 from geo_ray.lease.driving import seeker_of
 from geo_ray.lease.seek import LeaseSeeker

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
+import ray
+
 from geo_ray.errors import (
     GeoRayError,
     HeadLostError,
@@ -75,7 +77,8 @@ class DriverActor:
         longest_s = None if order.is_detached else self._experiment.run.unattended_s
         self._attendance = Attendance(longest_s, time.monotonic())
         logging.getLogger().addHandler(_Forward(self._warn))
-        threading.Thread(target=self._drive, name="drive", daemon=True).start()
+        # On a thread of Ray's: what other threads create is never started.
+        self._drives = ray.get_runtime_context().current_actor.drive.remote()
         threading.Thread(target=self._keep_watch, name="watch", daemon=True).start()
 
     def hear(self, front: str, since: int) -> DriverTold:
@@ -105,7 +108,8 @@ class DriverActor:
 
     # ------------------------------------------------------------------ the run
 
-    def _drive(self) -> None:
+    def drive(self) -> None:
+        """Drive the run to its end; called once, by the actor itself."""
         order, error, summary = self._order, None, None
         try:
             reporting = Reporting(

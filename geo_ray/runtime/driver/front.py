@@ -67,8 +67,8 @@ def find_driver(run_dir: Path, namespace: str) -> Handle | None:
     One that is over, or does not answer, is none.
     """
     try:
-        handle = ray.get_actor(driver_name(run_dir), namespace=namespace)
-        told: DriverTold = ray.get(handle.hear.remote("", 0), timeout=_ANSWER_S)
+        handle: Any = ray.get_actor(driver_name(run_dir), namespace=namespace)
+        told: Any = ray.get(handle.hear.remote("", 0), timeout=_ANSWER_S)
     except (ValueError, RayError):  # there is none, it has just died, or it stands still
         return None
     return None if told.is_over else handle
