@@ -6,7 +6,6 @@ If this process dies the run goes on, and the next one watches it.
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import signal
 import sys
@@ -115,7 +114,7 @@ def _new_driver(order: DriveOrder, name: str, namespace: str) -> Handle:
             max_concurrency=8,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
         )
-        .remote(order, os.getcwd(), sys.path)
+        .remote(order, str(Path.cwd()), sys.path)
     )
 
 
