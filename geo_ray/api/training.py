@@ -51,8 +51,9 @@ def train(
 ) -> Run:
     """Train as a configuration says, on real actors, or go on with an earlier run.
 
-    On an existing cluster the run is driven by an actor, and this process only watches: if it dies
-    the run goes on, and ``train(resume=run)`` watches again.
+    On an existing cluster, with ``run: {driver: actor}`` or ``detach``, the run is driven by an
+    actor, and this process only watches: if it dies the run goes on, and ``train(resume=run)``
+    watches again.
 
     In the main thread, Ctrl-C saves a checkpoint and raises `InterruptedRunError`; a second one
     stops at once. In other threads no signal handler is installed. A process that is connected to
@@ -115,7 +116,8 @@ def train(
             watch.over(ready.experiment) as watched,
         ):
             goes_on = None if resume is None else Resumption(checkpoint)
-            if ready.experiment.cluster.kind == "existing":
+            stands = ready.experiment.cluster.kind == "existing"
+            if stands and (detach or ready.experiment.run.driver == "actor"):
                 sinks = (_noting(ready.note, watched), *watched.sinks)
                 driven = Driven(
                     ready.experiment, ready.run, goes_on, ready.is_changed, ready.plan, detach

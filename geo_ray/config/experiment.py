@@ -67,6 +67,12 @@ class CheckpointConfig(StrictModel):
     part_timeout_s: float = Field(
         600.0, gt=0, description="a checkpoint of which no part comes for so long is given up"
     )
+    restarts: int = Field(
+        3,
+        ge=0,
+        description="times in `train.restart_window_s` that a run goes on from its newest "
+        "checkpoint by itself, when it has lost what cannot be replaced while the rest goes on",
+    )
     store: str | None = Field(
         None,
         description="s3:// address below which checkpoints go, in a folder of the run's name; "
@@ -97,11 +103,16 @@ class RunConfig(StrictModel):
     """Where a run leaves its files."""
 
     dir: str = Field("runs", description="directory that holds one directory per run")
+    driver: Literal["process", "actor"] = Field(
+        "process",
+        description="what drives a run on an existing cluster: the process that starts it, with "
+        "which it ends, or an actor there, which goes on if that process dies",
+    )
     unattended_s: float | None = Field(
         3600.0,
         gt=0,
-        description="on an existing cluster: a run that nobody watches for so long is saved and "
-        "ended; null: never",
+        description="with driver actor: a run that nobody watches for so long is saved and ended; "
+        "null: never",
     )
 
 

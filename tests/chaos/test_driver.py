@@ -15,6 +15,7 @@ from geo_ray.lease.record import LEASE_KEY, decode_record
 from geo_ray.observe.metrics.summary import load_summary
 from geo_ray.runtime.cluster.local import LocalCluster
 
+STEPS = 240  # longer than a command takes to start
 pytestmark = [pytest.mark.timeout(400)]
 
 
@@ -26,7 +27,7 @@ def nothing_left(cluster: LocalCluster) -> bool:
 def test_a_run_outlives_who_started_it_and_is_watched_again(
     ray_cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    experiment = slow_experiment(ray_cluster, tmp_path, steps=60)
+    experiment = slow_experiment(ray_cluster, tmp_path, steps=STEPS)
     run_dir = Path(experiment.run.dir) / experiment.name
     first, second = tmp_path / "first.log", tmp_path / "second.log"
     with command(first, str(write_config(tmp_path, experiment))) as front:
@@ -44,7 +45,7 @@ def test_a_run_outlives_who_started_it_and_is_watched_again(
     assert events[-1].kind == "run_finished"
     for region in experiment.region_names:
         steps = [e["step"] for e in events if e.kind == "step" and e["region"] == region]
-        assert steps == list(range(1, 61)), "no step was lost or done twice"
+        assert steps == list(range(1, STEPS + 1)), "no step was lost or done twice"
     lease = decode_record((run_dir / LEASE_KEY).read_bytes())
     assert (lease.epoch, lease.released) == (1, True)
     summary, undisturbed = load_summary(run_dir), simulate(experiment, tmp_path)
@@ -58,7 +59,7 @@ def test_a_run_outlives_who_started_it_and_is_watched_again(
 def test_a_run_that_nobody_watches_is_saved_and_ended(
     ray_cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    runs = {"dir": str(tmp_path / "runs"), "unattended_s": 2.0}
+    runs = {"dir": str(tmp_path / "runs"), "unattended_s": 2.0, "driver": "actor"}
     experiment = slow_experiment(ray_cluster, tmp_path, steps=100_000, run=runs)
     run_dir = Path(experiment.run.dir) / experiment.name
     log = tmp_path / "front.log"

@@ -199,7 +199,14 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
     "run_failed": {"code": _text, "message": _text, "fix": _text},
 }
 
-FAULT_KINDS = ("worker_lost", "worker_replaced", "step_refused", "region_lost", "state_changed")
+FAULT_KINDS = (
+    "worker_lost",
+    "worker_replaced",
+    "step_refused",
+    "bridge_replaced",
+    "region_lost",
+    "state_changed",
+)
 
 
 def conform(kind: str, t_s: float, fields: Mapping[str, Any]) -> Event:

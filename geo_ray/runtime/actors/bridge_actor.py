@@ -16,6 +16,7 @@ from geo_ray.runtime.actors.introduction import BridgeKeys, BridgeSecrets, Intro
 from geo_ray.runtime.actors.spec import RunSpec
 from geo_ray.runtime.paths.build import PathSetting, averager_lives_in
 from geo_ray.training.averager.averager import Averager
+from geo_ray.training.averager.home import AveragerHome
 from geo_ray.training.averager.log import Begun, ChangeMembers
 from geo_ray.training.membership.border import MemberChange
 from geo_ray.transport.lan.server import LanServer
@@ -30,11 +31,13 @@ class BridgeActor:
     Args:
         spec: the run.
         region: this region.
+        is_successor: a bridge before it has died; what that hosted lives elsewhere now.
     """
 
-    def __init__(self, spec: RunSpec, region: str) -> None:
+    def __init__(self, spec: RunSpec, region: str, is_successor: bool = False) -> None:
         self._spec = spec
         self._region = region
+        self._is_successor = is_successor
         self._averager: Averager | None = None
         self._saved: Mapping[str, Any] = {}
 
@@ -48,7 +51,7 @@ class BridgeActor:
         use_cpus(spec.experiment, spec.region(self._region).cpus_per_server)
         self._secrets = BridgeSecrets(self._region, spec.experiment.transport)
         spec.check_run_directory(self._region)
-        if not averager_lives_in(spec.experiment, self._region):
+        if self._is_successor or not averager_lives_in(spec.experiment, self._region):
             return
         spec.places.prepare(None)
         self._averager = build_averager(
@@ -60,12 +63,15 @@ class BridgeActor:
             self._averager.restore(tensors, control)  # type: ignore[arg-type]
             self._saved = control.get("beside", {})
 
-    def open(self, origin_unix_s: float, keys: BridgeKeys) -> tuple[Address, Address]:
+    def open(
+        self, origin_unix_s: float, keys: BridgeKeys, home: AveragerHome | None = None
+    ) -> tuple[Address, Address]:
         """Listen, on the run's clock.
 
         Args:
             origin_unix_s: when that began.
             keys: what this region was given for its sockets.
+            home: where the averager lives; None: where the configuration says.
 
         Returns:
             Where other regions, and where the own region, reach this bridge.
@@ -82,6 +88,7 @@ class BridgeActor:
             wait_limit_s(experiment.train),
             self._saved,
             spec.run_dir,
+            home,
         )
         wan_key, lan_key = self._secrets.wan_key(keys), self._secrets.lan_key(keys)
         identity = EndpointIdentity(spec.run_id, self._region, spec.epoch, wan_key)
@@ -105,6 +112,10 @@ class BridgeActor:
         """Another region is going to dial."""
         self._bridge.expect(peer)
 
+    def forget(self, peer: str) -> None:
+        """Another region is gone: nobody dials it, nor waits for it at the end."""
+        self._bridge.endpoint.forget(peer)
+
     def poll(self) -> dict[str, Any]:
         """State and new events."""
         status = self._bridge.status() | {"certificate_request": self._secrets.renewal()}
@@ -118,9 +129,13 @@ class BridgeActor:
         """Begin a checkpoint of all regions."""
         return self._bridge.path.request_checkpoint(checkpoint, halt=halt)
 
-    def report_dead(self, region: str) -> None:
-        """Another region is dead and will not come back."""
-        self._bridge.path.report_dead(region)
+    def home(self) -> AveragerHome:
+        """Where the averager lives, as far as is known here."""
+        return self._bridge.path.home
+
+    def report_dead(self, region: str, comes_back: bool = False) -> None:
+        """Another region is dead, or only its bridge, and there will be another one."""
+        self._bridge.path.report_dead(region, comes_back=comes_back)
 
     def change_members(self, joins: Sequence[str], leaves: Sequence[str], giver: str) -> None:
         """Let regions join and leave at the next border."""

@@ -405,6 +405,8 @@ class PrimaryShard:
             self._recall(uplink)
             send = self._on_its_way(uplink, send, self.server.wire.encode(send.update))
         while True:
+            if uplink is line.uplink:
+                line.drop_old()
             try:
                 send, told = self._told(uplink, send)
                 with self._coding:

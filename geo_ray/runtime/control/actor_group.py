@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -111,6 +111,7 @@ class ActorGroup:
     home: AveragerHome = field(init=False)
     _known: dict[tuple[str, str], Introduction] = field(default_factory=dict)
     _newest_epoch: int = field(init=False)
+    _idle: dict[str, list[GroupWorker]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._newest_epoch = self.spec.epoch
@@ -130,7 +131,7 @@ class ActorGroup:
             place = self.placed[region.name]
             cpus = region.cpus_per_server
             if len(experiment.regions) > 1:
-                self.create_bridge(region)
+                self.bridges[region.name] = self.create_bridge(region.name)
             self.primaries[region.name] = _actor(
                 PrimaryActor, place, "ps", 0, cpus, 4, self.spec, region.name
             )
@@ -139,14 +140,21 @@ class ActorGroup:
                 for i in range(1, region.ps_shards)
             ]
             for rank in range(region.workers):
-                self._create_worker(region.name, rank, epoch=1)
+                if (region.name, rank) not in self.workers:
+                    self._create_worker(region.name, rank, epoch=1)
 
-    def create_bridge(self, region: RegionConfig) -> None:
-        """Begin to start the bridge of a region."""
-        place, name = self.placed[region.name], region.name
-        self.bridges[name] = _actor(
-            BridgeActor, place, "bridge", 0, region.cpus_per_server, 8, self.spec, name
-        )
+    def create_bridge(self, region: str, epoch: int | None = None) -> Handle:
+        """Begin to start the bridge of a region.
+
+        Args:
+            region: which.
+            epoch: of one that is to take the place of a bridge that died; None for the first one.
+        """
+        cpus, spec = self.spec.region(region).cpus_per_server, self.spec
+        if epoch is not None:
+            spec = replace(spec, resume=None, epoch=epoch)
+        make = partial(_actor, BridgeActor, self.placed[region], "bridge", 0, cpus, 8)
+        return make(spec, region, epoch is not None)
 
     def next_epoch(self) -> int:
         """Of processes that are started now: later than all before in this run."""
@@ -283,10 +291,14 @@ class ActorGroup:
         may_change = experiment.members.min is not None or MemberPolicy(experiment).brings_back
         return may_change and region != standby
 
-    def lose(self, region: str) -> None:
-        """Go on without a region; what is left of it is ended."""
+    def lose(self, region: str, *, keep_workers: bool = False) -> None:
+        """Go on without a region; what is left of it is ended, but workers that are kept."""
         ranks = [key for key in self.workers if key[0] == region]
-        gone = [self.workers.pop(key).handle for key in ranks]
+        workers = [self.workers.pop(key) for key in ranks]
+        self.end_idle(region)
+        if keep_workers:
+            self._idle[region] = workers
+        gone = [] if keep_workers else [worker.handle for worker in workers]
         gone += [
             self.primaries.pop(region),
             self.bridges.pop(region, None),  # none while it is being replaced
@@ -294,9 +306,32 @@ class ActorGroup:
         ]
         for handle in gone:
             kill(handle)
+        if region == self.home.region:
+            self.expect_takeover()
+
+    def expect_takeover(self) -> None:
+        """The averager's bridge is gone: its standby, if there is one, hosts it now."""
         standby = self.spec.experiment.averager.standby
-        if region == self.home.region and standby is not None:
+        if standby is not None:
             self.home = AveragerHome(standby, self.home.epoch)  # it tells its own epoch soon
+
+    def take_idle(self, region: str, wait_s: float) -> list[GroupWorker]:
+        """Workers of a lost region whose processes live, and which have nothing to do any more."""
+        found = []
+        for worker in self._idle.pop(region, []):
+            try:
+                if worker.ref is not None and not ray.wait([worker.ref], timeout=wait_s)[0]:
+                    raise ray.exceptions.GetTimeoutError
+                ray.get(worker.handle.process_id.remote(), timeout=wait_s)
+                found.append(GroupWorker(region, worker.rank, worker.epoch, worker.handle))
+            except ray.exceptions.RayError:  # it is dead, or busy with what nobody waits for
+                kill(worker.handle)
+        return found
+
+    def end_idle(self, region: str) -> None:
+        """Nobody needs the workers any more that were kept of a lost region."""
+        for worker in self._idle.pop(region, []):
+            kill(worker.handle)
 
     def adopt(self, newcomers: ActorGroup) -> None:
         """What were the actors of regions on their way in are this run's."""
@@ -311,6 +346,8 @@ class ActorGroup:
     def close(self, timeout_s: float = 5.0) -> None:
         """Let actors close their sockets, then end them; never raises."""
         servers = list(self.servers().values())
+        for region in list(self._idle):
+            self.end_idle(region)
         try:
             ray.wait(
                 [s.close.remote() for s in servers], num_returns=len(servers), timeout=timeout_s

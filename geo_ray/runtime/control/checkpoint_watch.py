@@ -9,17 +9,19 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import ray
 
 from geo_ray.config.experiment import Experiment
-from geo_ray.errors import GeoRayError
-from geo_ray.runtime.control.actor_group import ActorGroup
+from geo_ray.errors import GeoRayError, RegionLostError
+from geo_ray.runtime.control.actor_group import ActorGroup, collect
 from geo_ray.runtime.control.policy import RunPolicy
 from geo_ray.runtime.control.saver import Saver
 
 log = logging.getLogger(__name__)
+
+_ANSWER_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,6 @@ class CheckpointWatch:
         actors: its actors.
         policy: decides.
         saver: commits.
-        ask_home: asks the bridge of the averager's region.
         emit: takes events of now: a kind, and its fields by name.
         now_s: of the run's clock.
         phases: what the regions told last, by name; it is kept up to date.
@@ -58,7 +59,6 @@ class CheckpointWatch:
     actors: ActorGroup
     policy: RunPolicy
     saver: Saver
-    ask_home: Callable[[Callable[[Any], Any]], Any]
     emit: Callable[..., None]
     now_s: Callable[[], float]
     phases: Mapping[str, str]
@@ -141,7 +141,7 @@ class CheckpointWatch:
         self._begun = None
         if begun.id != self.saver.open_id:
             return
-        if begun.answer is not None and not self.ask_home(lambda _: begun.answer):
+        if begun.answer is not None and not _has_begun(begun.answer):
             # The averager is new, and does not know yet what each region has; or it is lost.
             self.saver.abandon()
             return
@@ -170,3 +170,10 @@ class CheckpointWatch:
             self.policy.saved(checkpoint)
             step, began_s = self.saver.step, self._began_s
             self.emit("checkpoint", id=checkpoint, step=step, bytes=size_bytes, start_s=began_s)
+
+
+def _has_begun(answer: Any) -> bool:
+    try:
+        return bool(collect({0: answer}, _ANSWER_S)[0])
+    except RegionLostError:  # the next poll finds out whether the run can go on
+        return False

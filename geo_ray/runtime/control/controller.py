@@ -43,7 +43,6 @@ log = logging.getLogger(__name__)
 _TICK_S = 0.2
 _POLL_TIMEOUT_S = 60.0
 _ANSWER_S = 0.5  # that the others wait for one that is slow to answer
-_WAN_EVERY_S = 1.0
 _PROGRESS = frozenset({"step", "exchange", "stats", "update_dropped"})
 
 Answers = Mapping[tuple[str, str], dict[str, Any]]
@@ -91,7 +90,6 @@ class Controller:
     quorum: Quorum = field(init=False)
     _polls: Polls = field(default_factory=lambda: Polls(_POLL_TIMEOUT_S))
     _statistics: StatisticsBoard = field(init=False)
-    _wan_s: float = 0.0
     _phases: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -112,7 +110,6 @@ class Controller:
             self.actors,
             self.policy,
             self.saver,
-            self._ask_averager,
             self._emit,
             self._now_s,
             self._phases,
@@ -221,8 +218,9 @@ class Controller:
         servers = self.actors.servers()
         answers, silent = self._polls.ask(servers, wait_s)
         lost: dict[str, str] = {}
+        replaced = set() if self.policy.is_halting else {*self.bridges.replaced(silent)}
         for (role, region), cause in silent.items():
-            if role == "bridge" and self._is_bridge_replaced(region, cause, silent):
+            if region in replaced:
                 continue
             lost.setdefault(region, f"the {role} of region '{region}' is lost: {cause}")
         failures = {
@@ -237,25 +235,20 @@ class Controller:
             self._go_on_without(region, gone[region])
         return {key: answer for key, answer in answers.items() if key[1] not in gone}
 
-    def _is_bridge_replaced(
-        self, region: str, cause: str, silent: Mapping[tuple[str, str], str]
-    ) -> bool:
-        """Whether nothing but a bridge is lost, and there will be another one."""
-        alone = not any(role != "bridge" and name == region for role, name in silent)
-        return alone and not self.policy.is_halting and self.bridges.replace(region, cause)
-
     def _go_on_without(self, region: str, cause: str) -> None:
         """A region is gone; if it was the averager's, the standby takes over."""
         log.warning("%s; the run goes on without the data of region '%s'", cause, region)
         self._emit("region_lost", region=region, cause=cause)
-        self._drop(region)
+        self._drop(region, keep_workers=self.members.brings_back(region))
         self.members.report_lost(region)
 
-    def _drop(self, region: str) -> None:
+    def _drop(self, region: str, *, keep_workers: bool = False) -> None:
         """Nobody waits for a region any more."""
         shards = self.actors.spec.region(region).ps_shards
         self.saver.forget({shard_part_name(region, index) for index in range(shards)})
-        self.actors.lose(region)
+        self.actors.lose(region, keep_workers=keep_workers)
+        for bridge in self.actors.bridges.values():
+            bridge.forget.remote(region)
         self._phases.pop(region, None)
         self._note_evals(self.evals.board.forget(region), self._now_s())
         self._share_statistics()
@@ -438,17 +431,8 @@ class Controller:
             return None  # the next poll finds out, too
 
     def _note_wan(self, answers: Answers, *, force: bool = False) -> None:
-        now_s = time.monotonic()
-        if not force and now_s - self._wan_s < _WAN_EVERY_S:
-            return
-        self._wan_s = now_s
-        for (role, region), answer in answers.items():
-            links = answer["status"].get("links", {}) if role == "bridge" else {}
-            for peer, link in links.items():
-                by_class = {k: int(v) for k, v in link["bytes_out"].items()}
-                self._emit("wan", src=region, dst=peer, bytes_by_class=by_class)
-            self.links.note(region, links)
-        self.links.save(wait=force)
+        told = {r: a["status"]["links"] for (role, r), a in answers.items() if role == "bridge"}
+        self.links.hear(told, self._emit, force=force)
 
     def _emit(self, kind: str, **fields: Any) -> None:
         self.recorder.emit(kind, self._now_s(), **fields)

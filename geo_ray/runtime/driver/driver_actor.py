@@ -77,7 +77,6 @@ class DriverActor:
         longest_s = None if order.is_detached else self._experiment.run.unattended_s
         self._attendance = Attendance(longest_s, time.monotonic())
         logging.getLogger().addHandler(_Forward(self._warn))
-        # On a thread of Ray's: what other threads create is never started.
         self._drives = ray.get_runtime_context().current_actor.drive.remote()
         threading.Thread(target=self._keep_watch, name="watch", daemon=True).start()
 

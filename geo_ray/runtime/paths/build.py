@@ -72,6 +72,7 @@ class PathSetting:
         timeout_s: longest wait of the region for an answer.
         saved: what the path's stage has left in the checkpoint from which the run goes on.
         run_dir: the run's directory.
+        home: where the averager lives; None: where the configuration says.
     """
 
     experiment: Experiment
@@ -82,6 +83,7 @@ class PathSetting:
     timeout_s: float
     saved: Mapping[str, Any] = field(default_factory=dict)
     run_dir: str = ""
+    home: AveragerHome | None = None
 
 
 def choose_path(experiment: Experiment) -> PathChoice:
@@ -116,7 +118,8 @@ def build_path(setting: PathSetting, site: EndpointSite, failure: BridgeFailure)
     """
     experiment = setting.experiment
     endpoint, region = site.endpoint, site.endpoint.identity.region
-    choice, home = choose_path(experiment), AveragerHome(experiment.averager_region)
+    choice = choose_path(experiment)
+    home = setting.home or AveragerHome(experiment.averager_region)
     own = setting.averager if region == home.region else None
     output = AveragerOutput(setting.event_buffer, setting.places, failure)
     answers = Answers(region, setting.timeout_s, lambda peer: _is_connected(endpoint, peer))
@@ -134,7 +137,7 @@ def build_path(setting: PathSetting, site: EndpointSite, failure: BridgeFailure)
         case "direct":
             return DirectPath(endpoint, home, own, output, answers, stage)
         case "standby":
-            node = _standby_node(setting, region)
+            node = _standby_node(setting, region, home)
             return StandbyPath(node, endpoint, output, answers, setting.event_buffer, stage)
         case "overlay":
             overlay = OverlaySetting(
@@ -178,11 +181,11 @@ def _differential(experiment: Experiment) -> DifferentialCodec | None:
     return None if codec is None else codec.traits.differential
 
 
-def _standby_node(setting: PathSetting, region: str) -> StandbyNode:
+def _standby_node(setting: PathSetting, region: str, home: AveragerHome) -> StandbyNode:
     """The part of ``region`` in an averager that may move."""
     experiment, averager = setting.experiment, setting.averager
-    config, home = experiment.averager, AveragerHome(experiment.averager_region)
-    plan = wire_plan(experiment)
+    config, plan = experiment.averager, wire_plan(experiment)
+    standby = config.standby if home.region == experiment.averager_region else None  # none is left
 
     def vector(message: Update | Reply) -> Tensor:
         if message.coded is None:
@@ -192,7 +195,7 @@ def _standby_node(setting: PathSetting, region: str) -> StandbyNode:
 
     keeps = config.max_divergence > 0 and experiment.strategy.traits.sends == "change"
     members = tuple(sorted(experiment.present_names))
-    watch = LivenessWatch(region, members, home, config.standby, config.takeover_s, config.rejoin_s)
+    watch = LivenessWatch(region, members, home, standby, config.takeover_s, config.rejoin_s)
     primary, shadow = None, None
     if averager is not None and region == home.region:
         primary = ReplicatedAverager(averager, config.max_divergence)

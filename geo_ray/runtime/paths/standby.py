@@ -134,10 +134,10 @@ class StandbyPath:
                 self._changed.wait(left_s)
             return self._begun.pop(checkpoint, False)
 
-    def report_dead(self, region: str) -> None:
+    def report_dead(self, region: str, *, comes_back: bool = False) -> None:
         """See `UpdatePath`."""
         with self._changed:
-            self._carry_out(self._node.on_report_dead(region))
+            self._carry_out(self._node.on_report_dead(region, comes_back=comes_back))
 
     def tell_members(self, op: ChangeMembers | Begun) -> None:
         """Members do not change here."""

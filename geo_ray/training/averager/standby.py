@@ -235,9 +235,9 @@ class StandbyNode:
         """Time has passed; ``connected`` are the regions to which there is a connection."""
         return self._watched(self.watch.tick(now_s, connected))
 
-    def on_report_dead(self, region: str) -> list[StandbyEffect]:
-        """Somebody has seen that ``region`` is dead and will not come back."""
-        return self._watched(self.watch.on_report_dead(region))
+    def on_report_dead(self, region: str, *, comes_back: bool = False) -> list[StandbyEffect]:
+        """Somebody has seen that ``region`` is dead; see `LivenessWatch.on_report_dead`."""
+        return self._watched(self.watch.on_report_dead(region, comes_back=comes_back))
 
     # ------------------------------------------------------------------ as a region
 

@@ -97,8 +97,17 @@ class LivenessWatch:
         if epoch == self.home.epoch and voter in self.members and voter != self.home.region:
             (self._votes.add if lost else self._votes.discard)(voter)
 
-    def on_report_dead(self, region: str) -> list[WatchEffect]:
-        """Somebody has seen that ``region`` is dead and will not come back."""
+    def on_report_dead(self, region: str, *, comes_back: bool = False) -> list[WatchEffect]:
+        """Somebody has seen that ``region`` is dead.
+
+        Args:
+            region: which.
+            comes_back: only its bridge is: if the averager lived there it moves, and the region is
+                waited for as one that may only be cut off.
+        """
+        if comes_back:
+            is_home = region == self.home.region
+            return self._take_over() if self.region == self.standby and is_home else []
         self._dead.add(region)
         if self.region == self.home.region:
             if region == self._former:

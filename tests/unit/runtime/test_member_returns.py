@@ -32,8 +32,9 @@ def test_a_quiet_time_makes_good_what_was_before() -> None:
     returns.lost("eu", 0.0)
     returns.due(0.0)
     assert returns.lost("eu", QUIET_S - 1) == FIRST_S
-    returns.due(QUIET_S + FIRST_S)
-    assert returns.lost("eu", 2 * QUIET_S) == 0.0
+    back_s = QUIET_S + FIRST_S
+    assert returns.due(back_s) == ["eu"]
+    assert returns.lost("eu", back_s + QUIET_S) == 0.0
 
 
 def test_regions_are_counted_apart_and_may_be_forgotten() -> None:

@@ -125,6 +125,10 @@ class Members:
             return []
         return [name for name in self._lost if name not in self._removed]
 
+    def brings_back(self, region: str) -> bool:
+        """Whether a region that is lost now will be brought back."""
+        return self.policy.brings_back and region not in self._removed
+
     def on_handed(self, giver: str, event: Mapping[str, Any]) -> None:
         """The copy of a region's state that a newcomer waits for is written."""
         joining = self._joining

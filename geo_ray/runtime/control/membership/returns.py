@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-QUIET_S: Final = 600.0
+QUIET_S: Final = 120.0
 FIRST_S: Final = 10.0
 LONGEST_S: Final = 320.0
 
@@ -26,7 +26,7 @@ class _Absence:
 
     Attributes:
         attempts: to bring it back, with no quiet time since.
-        failed_s: when it was lost last, or the last attempt failed.
+        failed_s: when it was lost last, or the last attempt began.
         due_s: when to try next; None: it is there, or on its way.
     """
 
@@ -61,7 +61,7 @@ class Returns:
         found = []
         for region, absence in self._absences.items():
             if absence.due_s is not None and now_s >= absence.due_s:
-                absence.due_s = None
+                absence.failed_s, absence.due_s = now_s, None
                 absence.attempts += 1
                 found.append(region)
         return found
