@@ -45,6 +45,7 @@ def slow_experiment(
         "emulate": {"step_s": 0.15},
         "checkpoint": {"every_s": 0.5},
         "cluster": {"kind": "existing", "address": cluster.address},
+        "run": {"dir": str(directory / "runs"), "driver": "actor"},
     }
     return experiment_of(directory, **(tree | changes))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import sys
 import threading
 import time
@@ -238,11 +237,9 @@ def _answers(address: str) -> bool:
 
 
 def _carried(error: BaseException | None) -> BaseException | None:
-    """The error as another process can read it."""
+    """The error as another process can read it, whatever modules that has."""
     if error is None or isinstance(error, GeoRayError):
         return error
-    try:
-        pickle.loads(pickle.dumps(error))  # noqa: S301 - made here
-    except Exception:  # a class of the user's own, or one with arguments of its own
-        return InvariantError(f"{type(error).__name__}: {error}")
-    return error
+    if isinstance(error, KeyboardInterrupt):
+        return KeyboardInterrupt()
+    return InvariantError(f"{type(error).__name__}: {error}")
