@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -103,6 +103,17 @@ class RunConfig(StrictModel):
     """Where a run leaves its files."""
 
     dir: str = Field("runs", description="directory that holds one directory per run")
+    driver: Literal["process", "actor"] = Field(
+        "process",
+        description="what drives a run on an existing cluster: the process that starts it, with "
+        "which it ends, or an actor there, which goes on if that process dies",
+    )
+    unattended_s: float | None = Field(
+        3600.0,
+        gt=0,
+        description="with driver actor: a run that nobody watches for so long is saved and ended; "
+        "null: never",
+    )
 
 
 class Experiment(StrictModel):

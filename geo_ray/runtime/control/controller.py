@@ -6,7 +6,6 @@ It decides nothing about training. Everything that it waits for has a deadline.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +17,6 @@ from geo_ray.checkpoint.names import shard_part_name
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import (
     GeoRayError,
-    InterruptedRunError,
     RegionLostError,
 )
 from geo_ray.job.eval_notes import EvalNotes
@@ -27,6 +25,7 @@ from geo_ray.job.recorder import Recorder
 from geo_ray.runtime.control.actor_group import ActorGroup, collect
 from geo_ray.runtime.control.bridge_watch import BridgeWatch
 from geo_ray.runtime.control.checkpoint_watch import CheckpointWatch
+from geo_ray.runtime.control.interruption import Interruption
 from geo_ray.runtime.control.link_notes import LinkNotes
 from geo_ray.runtime.control.membership.member_policy import MemberPolicy
 from geo_ray.runtime.control.membership.member_requests import MemberRequest
@@ -82,7 +81,7 @@ class Controller:
     links: LinkNotes
     users: Callable[[], list[MemberRequest]] = lambda: []
     status: Callable[[str], None] = lambda text: None
-    interrupted: threading.Event = field(default_factory=threading.Event)
+    interrupted: Interruption = field(default_factory=Interruption)
     policy: RunPolicy = field(init=False)
     checkpoints: CheckpointWatch = field(init=False)
     workers: WorkerWatch = field(init=False)
@@ -398,7 +397,7 @@ class Controller:
         self.evals.settle(time.time() - self.origin_unix_s)
         if self.interrupted.is_set() and not self.policy.is_halting:
             self.status("saving a checkpoint, then stopping (Ctrl-C again: stop at once)")
-            why = InterruptedRunError("the run was interrupted")
+            why = self.interrupted.why
             self.policy.halt(why, now_s)
             self._share_statistics()
             self._emit("stop_requested", cause=why.message)

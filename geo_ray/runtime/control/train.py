@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,12 +45,15 @@ from geo_ray.runtime.cluster.demand import by_label
 from geo_ray.runtime.cluster.logs import keep_logs
 from geo_ray.runtime.cluster.placement import place, remove
 from geo_ray.runtime.cluster.preflight import preflight
+from geo_ray.runtime.control import stop_requests
 from geo_ray.runtime.control.actor_group import ActorGroup, Tell, collect, tell_nobody
 from geo_ray.runtime.control.controller import Controller
 from geo_ray.runtime.control.demands import demand_of, demands_of
 from geo_ray.runtime.control.health import LossHealth
+from geo_ray.runtime.control.interruption import Interruption
 from geo_ray.runtime.control.link_notes import LinkNotes
 from geo_ray.runtime.control.membership import member_requests
+from geo_ray.runtime.control.membership.member_requests import MemberRequest
 from geo_ray.runtime.control.metrics import RayMetrics
 from geo_ray.runtime.control.restarts import Restarts
 from geo_ray.runtime.control.run_keys import RunKeys
@@ -82,12 +85,14 @@ class Reporting:
         sinks: given every event.
         began_unix_s: time of day of the user's command.
         awaiting: told again and again who is awaited in a phase of the start-up.
+        interruption: set to have the run saved and ended.
     """
 
     status: Callable[[str], None]
     sinks: Sequence[Sink]
     began_unix_s: float
     awaiting: Tell = tell_nobody
+    interruption: Interruption = field(default_factory=Interruption)
 
 
 def cluster_of(
@@ -322,10 +327,12 @@ def _train_on(
                 saver,
                 origin_unix_s,
                 LinkNotes(run.links),
-                partial(member_requests.take, run.path),
+                partial(_requests, run.path, reporting.interruption),
                 reporting.status,
+                reporting.interruption,
             )
             member_requests.forget(run.path)
+            stop_requests.forget(run.path)
             lease.note("training")
             try:
                 with _interruptible(controller.interrupted):
@@ -348,6 +355,13 @@ def _train_on(
     finally:
         saver.close()
         actors.close()
+
+
+def _requests(run: Path, interruption: Interruption) -> list[MemberRequest]:
+    """What users ask of members; that they ask the run to stop is passed on."""
+    if stop_requests.take(run):
+        interruption.set()
+    return member_requests.take(run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,7 +431,7 @@ def _parts_of(found: Checkpoint, places: CheckpointPlaces) -> Resume:
 
 
 @contextmanager
-def _interruptible(event: threading.Event) -> Iterator[None]:
+def _interruptible(event: Interruption) -> Iterator[None]:
     """First Ctrl-C or SIGTERM: save and stop. Second: stop at once."""
 
     def on_signal(number: int, _: Any) -> None:
