@@ -12,7 +12,7 @@ from geo_ray.cli.paths import run_directory
 @click.command()
 @click.argument("run_dir", metavar="RUN", type=click.Path(path_type=Path), callback=run_directory)
 def stop(run_dir: Path) -> None:
-    """Ask RUN, which goes on somewhere, to save a checkpoint and stop."""
+    """Save RUN, wherever it goes on, and stop it."""
     import geo_ray
 
     geo_ray.stop(run_dir)

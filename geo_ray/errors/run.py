@@ -141,7 +141,7 @@ class HeadLostError(RunError):
 
     code = "HEAD_LOST"
     causes = "The head's machine went down, or its processes were killed and not started again."
-    advice = "Start the cluster again, then resume with `geo-ray train --resume RUN`."
+    advice = "Start the cluster again, then `geo-ray train --resume RUN`."
     more = (
         "Training goes on without the head for a while. Ray ends every process of a node that has "
         "not reached the head for `RAY_gcs_rpc_server_reconnect_timeout_s`, 60 s unless it is set; "
