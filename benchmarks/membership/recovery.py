@@ -55,7 +55,8 @@ STEP_S = 0.25
 
 def config(role: str) -> str:
     """The run that a role's process is killed of."""
-    standby = ", standby: auto, takeover_s: 1.0" if role == "host" else ""
+    standby = f", standby: {SECOND}, takeover_s: 1.0" if role == "host" else ""
+    driver = "actor" if role in COMMANDS else "process"
     return f"""
 name: recovery
 task: {{use: digits}}
@@ -74,6 +75,7 @@ averager: {{region: {HOME}{standby}}}
 members: {{min: 1}}
 emulate: {{step_s: {STEP_S}}}
 checkpoint: {{every_s: 5}}
+run: {{driver: {driver}}}
 """
 
 
@@ -110,6 +112,8 @@ class Recovery:
     def measure(self, kills: int) -> list[float]:
         """Seconds of each recovery, of as many kills as this run is good for."""
         most = kills if self._role != "server" else min(kills, 2)  # who flaps is made to wait
+        if self._role == "host":
+            most = 1  # it takes over once
         self._run.start()
         try:
             return [self._one(number) for number in range(most)]
@@ -123,7 +127,11 @@ class Recovery:
         killed_s = self._run.now_s()
         for pid in self._pids(number):
             os.kill(pid, signal.SIGKILL)
-        if self._role in COMMANDS:
+        if self._role == "driver":  # whoever watched it ends, and a job's retry begins
+            assert self._run.process is not None
+            self._run.process.wait()
+            self._run.start("--resume", str(self._run.directory))
+        elif self._role == "front":
             assert self._run.process is not None
             self._run.process.kill()
             self._run.process.wait()
