@@ -252,6 +252,7 @@ class Members:
         elif not joining.is_asked:
             if joining.is_up and not self._leaving:
                 joining.is_asked = True
+                self._member_s = time.monotonic()  # the border may be there before the next look
                 self._ask_change((region,), ())
         elif self._handed is None:
             self._await_copy(region, view)
