@@ -22,6 +22,7 @@ def test_the_first_return_is_at_once_and_the_next_ones_wait_twice_as_long() -> N
         now_s += waits_s[-1]
         assert returns.due(now_s) == ["eu"]
         assert returns.due(now_s) == []  # it is on its way
+        returns.joined("eu", now_s)
         now_s += 20.0  # it flaps
     expected_s = [0.0, *(min(LONGEST_S, FIRST_S * 2**n) for n in range(8))]
     assert waits_s == expected_s
@@ -31,10 +32,22 @@ def test_a_quiet_time_makes_good_what_was_before() -> None:
     returns = Returns()
     returns.lost("eu", 0.0)
     returns.due(0.0)
-    assert returns.lost("eu", QUIET_S - 1) == FIRST_S
-    back_s = QUIET_S + FIRST_S
+    returns.joined("eu", 8.0)
+    assert returns.lost("eu", 8.0 + QUIET_S - 1) == FIRST_S
+    back_s = 8.0 + QUIET_S + FIRST_S
     assert returns.due(back_s) == ["eu"]
+    returns.joined("eu", back_s)
     assert returns.lost("eu", back_s + QUIET_S) == 0.0
+
+
+def test_attempts_that_fail_slowly_count_like_others() -> None:
+    returns, now_s, waits_s = Returns(), 0.0, []
+    for _ in range(5):
+        waits_s.append(returns.lost("eu", now_s))
+        now_s += waits_s[-1]
+        returns.due(now_s)
+        now_s += 2 * QUIET_S  # until it has failed
+    assert waits_s == [0.0, *(FIRST_S * 2**n for n in range(4))]
 
 
 def test_regions_are_counted_apart_and_may_be_forgotten() -> None:

@@ -173,6 +173,9 @@ class Members:
 
     def _take(self, request: MemberRequest, view: View | None) -> None:
         region = request.region
+        if request.verb == "remove" and region in self.awaited:
+            self._stay_away(region)
+            return
         known = tuple(self.actors.primaries) if view is None else view.members
         members = [name for name in known if name not in self._lost]  # it may not know yet
         pending = {*self._waiting, *self._leaving}
@@ -269,6 +272,7 @@ class Members:
             joining.finish()
             self._lost = [name for name in self._lost if name != region]
             self._removed.discard(region)
+            self._returns.joined(region, time.monotonic())
             self._forget()
 
     def _await_copy(self, region: str, view: View) -> None:
@@ -290,6 +294,16 @@ class Members:
         self.hooks.emit("join_failed", region=region, cause=error.message)
         if region in self._lost:
             self._bring_back(region)
+
+    def _stay_away(self, region: str) -> None:
+        """A lost region is not to come back, wherever it is on its way."""
+        self._removed.add(region)
+        self._returns.forget(region)
+        self._waiting = deque(name for name in self._waiting if name != region)
+        joining = self._joining
+        if joining is not None and joining.region == region:
+            self._fail(joining, RegionLostError(f"region '{region}' was asked to be removed"))
+        self.hooks.tell(f"region '{region}' is not brought back")
 
     def _bring_back(self, region: str) -> None:
         if region not in self.awaited:

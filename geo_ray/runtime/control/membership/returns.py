@@ -3,9 +3,9 @@
 Idea: most losses are of one process, and the region is back within seconds; a machine that fails
 again and again must not cost the others a border each time.
 
-Rule: a region is brought back at once. If it is lost again, or does not come up, within `QUIET_S`,
-it waits `FIRST_S` before the next attempt, then twice as long each time, at most `LONGEST_S`. A
-region that was asked to leave, or to be removed, is not brought back.
+Rule: a region is brought back at once. If it does not come up, or is lost again within `QUIET_S` of
+having been back, it waits `FIRST_S` before the next attempt, then twice as long each time, at most
+`LONGEST_S`. A region that was asked to leave, or to be removed, is not brought back.
 
 Source: ours; exponential backoff, as everywhere.
 """
@@ -26,12 +26,12 @@ class _Absence:
 
     Attributes:
         attempts: to bring it back, with no quiet time since.
-        failed_s: when it was lost last, or the last attempt began.
+        joined_s: when it was back last; None: it has not been since it was lost.
         due_s: when to try next; None: it is there, or on its way.
     """
 
     attempts: int = 0
-    failed_s: float = float("-inf")
+    joined_s: float | None = None
     due_s: float | None = None
 
 
@@ -44,13 +44,18 @@ class Returns:
     def lost(self, region: str, now_s: float) -> float:
         """A region is lost, or an attempt to bring it back has failed; seconds until the next."""
         absence = self._absences.setdefault(region, _Absence())
-        if now_s - absence.failed_s >= QUIET_S:
+        if absence.joined_s is not None and now_s - absence.joined_s >= QUIET_S:
             absence.attempts = 0
         wait_s = 0.0
         if absence.attempts:
             wait_s = min(LONGEST_S, FIRST_S * 2 ** (absence.attempts - 1))
-        absence.failed_s, absence.due_s = now_s, now_s + wait_s
+        absence.joined_s, absence.due_s = None, now_s + wait_s
         return wait_s
+
+    def joined(self, region: str, now_s: float) -> None:
+        """It is back."""
+        if region in self._absences:
+            self._absences[region].joined_s = now_s
 
     def forget(self, region: str) -> None:
         """It is not to come back by itself."""
@@ -61,7 +66,7 @@ class Returns:
         found = []
         for region, absence in self._absences.items():
             if absence.due_s is not None and now_s >= absence.due_s:
-                absence.failed_s, absence.due_s = now_s, None
+                absence.due_s = None
                 absence.attempts += 1
                 found.append(region)
         return found
