@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from geo_ray.api.status import members as members
     from geo_ray.api.status import status as status
     from geo_ray.api.training import simulate as simulate
+    from geo_ray.api.training import stop as stop
     from geo_ray.api.training import train as train
     from geo_ray.config.base import StrictModel
     from geo_ray.config.experiment import Experiment as Experiment
@@ -147,6 +148,7 @@ _WHERE = {
     "members": "api.status",
     "status": "api.status",
     "simulate": "api.training",
+    "stop": "api.training",
     "train": "api.training",
     "Options": "config.base:StrictModel",
     "Experiment": "config.experiment",

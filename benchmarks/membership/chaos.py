@@ -1,15 +1,15 @@
 """A long run of real processes with a kill every 20 s and a cut of all links every 2 minutes.
 
-Three regions on one machine, two workers each, SMA each four steps, a standby for the averager.
-Every 20 s one process of a random role and region is killed without notice: a worker, a primary
-shard, a bridge, the bridge of the averager's region among them. Every 2 minutes no link carries
-anything for 5 s. Beside it a quiet run of the same configuration, before.
+Three regions on one machine, two workers each, SMA each four steps. Every 20 s one process of a
+random role and region is killed without notice: a worker, a primary shard, a bridge, the bridge of
+the averager's region among them (then the run goes on from its newest checkpoint). Every 2 minutes
+no link carries anything for 5 s. Beside it a quiet run of the same configuration, before.
 
   goodput         steps that count, per second, over those of the quiet run
   digests         different models at the end, over the regions that are there
   loss_apart      final loss less that of the simulated quiet run, over the spread of its seeds
   memory_growth   memory of all processes in the last quarter of the run over that in the second
-  kills, cuts, regions_lost, joined, bridges_replaced, hub_moves    counts
+  kills, regions_lost, joined, bridges_replaced, starts (from checkpoints)    counts
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ COUNTED = {
     "regions_lost": "region_lost",
     "joined": "region_joined",
     "bridges_replaced": "bridge_replaced",
-    "hub_moves": "hub_moved",
+    "starts": "run_started",
     "workers_replaced": "worker_replaced",
     "paused": "run_paused",
 }
@@ -69,12 +69,12 @@ train:
   steps: {steps}
   eval_every: {steps}
   elastic: {{min_workers: 1, batch: fixed}}
-averager: {{region: {HOME}, standby: auto, takeover_s: 1.0}}
+averager: {{region: {HOME}}}
 members: {{min: 1}}
 emulate:
   link: {{rate_mbps: 100, delay_s: 0.02, outages: [{outages}]}}
   step_s: {STEP_S}
-checkpoint: {{every_s: 10}}
+checkpoint: {{every_s: 10, restarts: 1000}}
 """
 
 

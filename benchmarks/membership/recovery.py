@@ -9,6 +9,8 @@ those 8 s. So a role that nobody waits for may take 0 s.
   worker1     the only one of a region
   server      the primary shard of a region
   bridge      of a region that does not host the averager
+  home        the primary shard of the averager's region, where nobody stands by: the run goes on
+              from its newest checkpoint
   host        the bridge of the region that hosts the averager: the standby takes over
   front       the user's command; `geo-ray train --resume` at once, as a job's retry would
   driver      the actor that drives the run, on a cluster that stands; the same retry
@@ -44,6 +46,7 @@ ACTORS = {
     "worker1": ("WorkerActor", THIRD),
     "server": ("PrimaryActor", SECOND),
     "bridge": ("BridgeActor", SECOND),
+    "home": ("PrimaryActor", HOME),
     "host": ("BridgeActor", None),
 }
 COMMANDS = ("front", "driver")
@@ -52,7 +55,8 @@ STEP_S = 0.25
 
 def config(role: str) -> str:
     """The run that a role's process is killed of."""
-    standby = ", standby: auto, takeover_s: 1.0" if role == "host" else ""
+    standby = f", standby: {SECOND}, takeover_s: 1.0" if role == "host" else ""
+    driver = "actor" if role in COMMANDS else "process"
     return f"""
 name: recovery
 task: {{use: digits}}
@@ -71,6 +75,7 @@ averager: {{region: {HOME}{standby}}}
 members: {{min: 1}}
 emulate: {{step_s: {STEP_S}}}
 checkpoint: {{every_s: 5}}
+run: {{driver: {driver}}}
 """
 
 
@@ -105,10 +110,13 @@ class Recovery:
         self._steps_s: list[float] = []
 
     def measure(self, kills: int) -> list[float]:
-        """Seconds of each recovery."""
+        """Seconds of each recovery, of as many kills as this run is good for."""
+        most = kills if self._role != "server" else min(kills, 2)  # who flaps is made to wait
+        if self._role == "host":
+            most = 1  # it takes over once
         self._run.start()
         try:
-            return [self._one(number) for number in range(kills)]
+            return [self._one(number) for number in range(most)]
         finally:
             self._run.end()
 
@@ -117,9 +125,13 @@ class Recovery:
         time.sleep(self._random.uniform(0.0, 4 * STEP_S))  # anywhere in a round
         self._note(self._run.look())
         killed_s = self._run.now_s()
-        for pid in self._pids():
+        for pid in self._pids(number):
             os.kill(pid, signal.SIGKILL)
-        if self._role in COMMANDS:
+        if self._role == "driver":  # whoever watched it ends, and a job's retry begins
+            assert self._run.process is not None
+            self._run.process.wait()
+            self._run.start("--resume", str(self._run.directory))
+        elif self._role == "front":
             assert self._run.process is not None
             self._run.process.kill()
             self._run.process.wait()
@@ -153,13 +165,15 @@ class Recovery:
         self._steps_s += [event["t_s"] for event in events if event["kind"] == "step"]
         self._steps_s.sort()
 
-    def _pids(self) -> list[int]:
+    def _pids(self, number: int) -> list[int]:
         if self._role == "front":
             return []
         if self._role == "driver":
             nodes = [None, *REGIONS]
             return [pid for node in nodes for pid in self._cluster.actor_pids(node, "DriverActor")]
         actor, region = ACTORS[self._role]
+        if self._role == "server":
+            region = (SECOND, THIRD)[number]
         return self._cluster.actor_pids(region or self._host(), actor)[:1]
 
     def _host(self) -> str:
@@ -184,11 +198,15 @@ def main() -> None:
     kills = 1 if options.quick else options.kills
     figures = [support.median("process_s", [process_s() for _ in range(3)], "s")]
     for role in roles:
-        with (
-            tempfile.TemporaryDirectory(prefix="recovery-") as directory,
-            LocalCluster(LocalClusterConfig(), REGIONS, 8) as cluster,
-        ):
-            found_s = sorted(Recovery(role, cluster, Path(directory)).measure(kills))
+        found_s: list[float] = []
+        while len(found_s) < kills:
+            with (
+                tempfile.TemporaryDirectory(prefix="recovery-") as directory,
+                LocalCluster(LocalClusterConfig(), REGIONS, 8) as cluster,
+            ):
+                run = Recovery(role, cluster, Path(directory))
+                found_s += run.measure(kills - len(found_s))
+        found_s.sort()
         figures += [
             support.median(f"{role}_p50", found_s, "s", "<= 10"),
             support.Figure(f"{role}_worst", found_s[-1], "s", "<= 20", None, found_s),

@@ -15,7 +15,7 @@ from geo_ray.job.status import StatusReader
 from geo_ray.observe.events.log import EVENTS_FILE, read_events
 from geo_ray.observe.events.schema import Event
 from geo_ray.observe.status.record import RunStatus as RunStatus
-from geo_ray.runtime.control.member_requests import MemberRequest, Verb, ask
+from geo_ray.runtime.control.membership.member_requests import MemberRequest, Verb, ask
 
 _LOOK_EVERY_S = 0.25
 _STATES: Final = {

@@ -11,20 +11,27 @@ from pathlib import Path
 
 from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
 from geo_ray.api.planning import FollowedPlan, plan_to_follow
-from geo_ray.api.run import Run, directory_of
+from geo_ray.api.run import Run, directory_of, open_run
 from geo_ray.api.start import new_run, resumed_run
 from geo_ray.api.watch import OnEvent, RunWatch, ShowProgress, Watched
 from geo_ray.config.source import override_items
 from geo_ray.errors import ConfigError, GeoRayError, LeaseLostError, RunHeldError
+from geo_ray.job import rundir
 from geo_ray.job.checkpoints import has_checkpoint
 from geo_ray.job.rundir import RunDirectory
 from geo_ray.lease.driving import seeker_of
 from geo_ray.lease.seek import LeaseSeeker
 from geo_ray.observe.events.schema import Event
+from geo_ray.observe.metrics.summary import Summary
 from geo_ray.observe.report.ending import has_begun
 from geo_ray.observe.report.report import write_report
+from geo_ray.runtime.cluster.connect import ConnectedCluster
+from geo_ray.runtime.control import stop_requests
 from geo_ray.runtime.control.train import Reporting, Resumption
 from geo_ray.runtime.control.train import train as train_to_end
+from geo_ray.runtime.driver.drive import Driven, attach, drive
+from geo_ray.runtime.driver.drive import watch as follow_driver
+from geo_ray.runtime.driver.front import Handle, is_driven
 from geo_ray.sim.run import simulate as simulate_to_end
 
 
@@ -40,8 +47,13 @@ def train(
     progress: ShowProgress = False,
     base_dir: FilePath | None = None,
     began_unix_s: float | None = None,
+    detach: bool = False,
 ) -> Run:
     """Train as a configuration says, on real actors, or go on with an earlier run.
+
+    On an existing cluster, with ``run: {driver: actor}`` or ``detach``, the run is driven by an
+    actor, and this process only watches: if it dies the run goes on, and ``train(resume=run)``
+    watches again.
 
     In the main thread, Ctrl-C saves a checkpoint and raises `InterruptedRunError`; a second one
     stops at once. In other threads no signal handler is installed. A process that is connected to
@@ -59,6 +71,7 @@ def train(
         base_dir: where relative paths in a mapping or an experiment start; default: the working
             directory. Those in a file start in its own directory.
         began_unix_s: time of day from which the start-up counts; default: now.
+        detach: return as soon as it trains; on a cluster with ``cluster: {kind: existing}``.
 
     Raises:
         InterruptedRunError: by Ctrl-C; a checkpoint was saved.
@@ -78,6 +91,9 @@ def train(
     with own_threads_kept():
         if resume is not None:
             path = directory_of(resume)
+            as_it_is = source is None and not changes and followed is None and checkpoint is None
+            if as_it_is and (living := _watched_if_living(path, watch, began_unix_s, detach)):
+                return living
             seeker = seeker_of(path, watch.tell)
             seeker.wait()  # before anything is judged that a living run changes
             try:
@@ -99,16 +115,64 @@ def train(
             _tidied(ready.run, watch, is_new=resume is None),
             watch.over(ready.experiment) as watched,
         ):
-            sinks = (ready.begun, _noting(ready.note, watched), *watched.sinks)
-            reporting = Reporting(watched.status, sinks, began_unix_s, watched.awaiting)
-            summary = train_to_end(
-                ready.experiment,
-                ready.run,
-                reporting,
-                resume=None if resume is None else Resumption(checkpoint),
-                seeker=seeker,
-            )
+            goes_on = None if resume is None else Resumption(checkpoint)
+            stands = ready.experiment.cluster.kind == "existing"
+            if stands and (detach or ready.experiment.run.driver == "actor"):
+                sinks = (_noting(ready.note, watched), *watched.sinks)
+                driven = Driven(
+                    ready.experiment, ready.run, goes_on, ready.is_changed, ready.plan, detach
+                )
+                told = Reporting(watched.status, sinks, began_unix_s, watched.awaiting)
+                ended = drive(driven, told)
+                if ended is None:
+                    return open_run(ready.run.path)
+                summary = ended
+            else:
+                if detach:
+                    raise ConfigError(
+                        "a run on a cluster of its own ends with the process that started it",
+                        fix="Leave `detach` out, or run on a cluster that is there: "
+                        "`cluster: {kind: existing}`.",
+                    )
+                sinks = (ready.begun, _noting(ready.note, watched), *watched.sinks)
+                reporting = Reporting(watched.status, sinks, began_unix_s, watched.awaiting)
+                summary = train_to_end(
+                    ready.experiment, ready.run, reporting, resume=goes_on, seeker=seeker
+                )
     return _ended(Run(ready.run, ready.experiment, summary, finished=True))
+
+
+def _watched_if_living(
+    path: Path, watch: RunWatch, began_unix_s: float, detach: bool
+) -> Run | None:
+    """Watch a run that goes on to its end; None if it does not go on, or not where it can be."""
+    if not path.is_dir() or not is_driven(path):
+        return None
+    run, experiment = rundir.reopen(path, to_look_at=True)
+    if experiment.cluster.kind != "existing":
+        return None
+
+    def watched(driver: Handle, cluster: ConnectedCluster) -> Summary | None:
+        with _tidied(run, watch, is_new=False), watch.over(experiment) as shown:
+            told = Reporting(shown.status, shown.sinks, began_unix_s, shown.awaiting)
+            return follow_driver(driver, cluster, run.path, told, detach=detach)
+
+    is_there, summary = attach(run.path, experiment, watched)
+    if not is_there:
+        return None
+    return open_run(path) if summary is None else _ended(Run(run, experiment, summary))
+
+
+def stop(run: FilePath | Run) -> None:
+    """Ask a run that goes on to save a checkpoint and stop; what comes of it is in its events.
+
+    Args:
+        run: its directory.
+
+    Raises:
+        RunDirectoryError: there is no run, or nothing can be written there.
+    """
+    stop_requests.ask(open_run(directory_of(run)).path)
 
 
 def simulate(

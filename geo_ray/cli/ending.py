@@ -23,3 +23,11 @@ def show_end(run: Run) -> None:
     if run.summary.best is not None:
         line = f"best     {short_path(run.best_path)} ({run.summary.best.text})"
         console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def show_detached(run: Run) -> None:
+    """Say how to get at a run that goes on without this terminal."""
+    path = short_path(run.path)
+    console = Console()
+    for does, verb in (("watch it", "train --resume"), ("look", "status"), ("stop it", "stop")):
+        console.print(f"{does:<9}geo-ray {verb} {path}", highlight=False, soft_wrap=True)

@@ -29,6 +29,7 @@ _VERBS = {
     "probe": ("geo_ray.cli.probe", "probe"),
     "certs": ("geo_ray.cli.certs", "certs"),
     "checkpoints": ("geo_ray.cli.checkpoints", "checkpoints"),
+    "stop": ("geo_ray.cli.stop", "stop"),
     "members": ("geo_ray.cli.members", "members"),
     "status": ("geo_ray.cli.status", "status"),
     "report": ("geo_ray.cli.report", "report"),

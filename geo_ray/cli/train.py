@@ -39,6 +39,11 @@ from geo_ray.cli.paths import check_config, config_file, run_directory
     is_flag=True,
     help="Check all that can be checked without a cluster; start nothing.",
 )
+@click.option(
+    "--detach",
+    is_flag=True,
+    help="Give the terminal back as soon as it trains; on an existing cluster.",
+)
 @click.option("--plain", is_flag=True, help="Lines instead of a live table.")
 def train(
     config: Path | None,
@@ -48,6 +53,7 @@ def train(
     allow_drift: bool,
     plan_file: Path | None,
     dry_run: bool,
+    detach: bool,
     plain: bool,
 ) -> None:
     """Train as CONFIG says, or go on with a run.
@@ -70,7 +76,7 @@ def train(
         return
     import geo_ray
     from geo_ray.cli import main as entry
-    from geo_ray.cli.ending import show_end
+    from geo_ray.cli.ending import show_detached, show_end
 
     run = geo_ray.train(
         config,
@@ -81,8 +87,12 @@ def train(
         allow_drift=allow_drift,
         progress="plain" if plain else True,
         began_unix_s=min(entry.BEGAN_UNIX_S, time.time()),
+        detach=detach,
     )
-    show_end(run)
+    if detach and not run.finished:
+        show_detached(run)
+    else:
+        show_end(run)
 
 
 def _show_check(config: Path, overrides: tuple[str, ...], plan_file: Path | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -24,7 +24,7 @@ from geo_ray.stores.uri import is_s3, parse_s3
 from geo_ray.strategies.registry import AnyStrategy
 from geo_ray.strategies.rules import check_shards
 from geo_ray.tasks.load import TaskConfig
-from geo_ray.training.averager.config import AveragerConfig
+from geo_ray.training.averager.config import AUTO, AveragerConfig
 from geo_ray.training.compute.optimizers import OptimizerConfig
 from geo_ray.training.config import TrainConfig
 from geo_ray.training.membership.config import MembersConfig
@@ -67,6 +67,12 @@ class CheckpointConfig(StrictModel):
     part_timeout_s: float = Field(
         600.0, gt=0, description="a checkpoint of which no part comes for so long is given up"
     )
+    restarts: int = Field(
+        3,
+        ge=0,
+        description="times in `train.restart_window_s` that a run goes on from its newest "
+        "checkpoint by itself, when it has lost what cannot be replaced while the rest goes on",
+    )
     store: str | None = Field(
         None,
         description="s3:// address below which checkpoints go, in a folder of the run's name; "
@@ -97,6 +103,17 @@ class RunConfig(StrictModel):
     """Where a run leaves its files."""
 
     dir: str = Field("runs", description="directory that holds one directory per run")
+    driver: Literal["process", "actor"] = Field(
+        "process",
+        description="what drives a run on an existing cluster: the process that starts it, with "
+        "which it ends, or an actor there, which goes on if that process dies",
+    )
+    unattended_s: float | None = Field(
+        3600.0,
+        gt=0,
+        description="with driver actor: a run that nobody watches for so long is saved and ended; "
+        "null: never",
+    )
 
 
 class Experiment(StrictModel):
@@ -153,8 +170,7 @@ class Experiment(StrictModel):
             self.transfers.check(strategy, codec, has_standby=averager.standby is not None)
         has_transfers = self.transfers is not None
         shards = {region.name: region.ps_shards for region in self.regions}
-        named = averager.named_standbys
-        hosts = (self.averager_region, named[0] if len(named) == 1 else None)
+        hosts = (self.averager_region, averager.standby)
         self.members.check(shards, hosts, self.overlay.kind, codec, has_transfers=has_transfers)
         codec.check(strategy, len(workers))
         check_shards(strategy, {region.name: region.ps_shards for region in self.regions})
@@ -167,7 +183,9 @@ class Experiment(StrictModel):
         found = []
         if self.averager.region is not None:
             found.append(("averager.region", self.averager.region))
-        found += [("averager.standby", name) for name in self.averager.named_standbys]
+        if self.averager.standby not in {None, AUTO}:
+            found.append(("averager.standby", str(self.averager.standby)))
+        found += [("averager.next_standbys", name) for name in self.averager.next_standbys]
         found += [("checkpoint.region_stores", name) for name in self.checkpoint.region_stores]
         return found
 

@@ -127,6 +127,29 @@ class LeaseLostError(RunError):
     more = "Events and checkpoints since the takeover are those of the other process alone."
 
 
+class DriverLostError(RunError):
+    """The process that drove the run on the cluster is gone."""
+
+    code = "DRIVER_LOST"
+    causes = "Memory that ran out on the node where the run was started, or that node went down."
+    advice = "Resume with `geo-ray train --resume RUN`; nothing committed is lost."
+    more = "The run's actors and reservations end with their driver."
+
+
+class HeadLostError(RunError):
+    """The head of the Ray cluster does not answer any more."""
+
+    code = "HEAD_LOST"
+    causes = "The head's machine went down, or its processes were killed and not started again."
+    advice = "Start the cluster again, then `geo-ray train --resume RUN`."
+    more = (
+        "Training goes on without the head for a while. Ray ends every process of a node that has "
+        "not reached the head for `RAY_gcs_rpc_server_reconnect_timeout_s`, 60 s unless it is set; "
+        "after half of that the run is saved and ended. A head with its state on disk that is "
+        "back by then is no trouble at all."
+    )
+
+
 class InterruptedRunError(RunError):
     """The user or the job server stopped the run."""
 

@@ -119,5 +119,5 @@ def _held(name: str, record: LeaseRecord) -> RunHeldError:
     return RunHeldError(
         f"{name} is being driven: {owner.text}",
         fix=f"See how it stands with `geo-ray status {name}`. To go on with it from here, stop it "
-        f"there first: Ctrl-C in its terminal, or `kill -INT {owner.pid}` on {owner.host}.",
+        f"first: `geo-ray stop {name}`.",
     )

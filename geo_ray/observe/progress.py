@@ -302,6 +302,9 @@ class Progress:
                 self._say(f"[yellow]worker lost[/]: {who}: {cause}")
             case "worker_replaced":
                 self._say(f"[green]worker replaced[/]: {who}, epoch {event['epoch']}")
+            case "bridge_replaced":
+                region, took_s = escape(event["region"]), event["took_s"]
+                self._say(f"[green]bridge replaced[/]: {region} after {took_s:.1f} s: {cause}")
             case "worker_left":
                 self._say(f"[yellow]worker leaves[/]: {who}: {cause}")
             case "team":

@@ -68,6 +68,7 @@ class Update:
             None where that is not measured.
         carried_E: what the region's model carries beside its parameters, uint8 (E,), at the moment
             of the update; no strategy or codec sees it.
+        view: epoch of the newest view that the sender has heard of; 0: of none but the first.
     """
 
     region: str
@@ -86,6 +87,7 @@ class Update:
     exchange_s: float = 0.0
     grad_sq: float | None = None
     carried_E: Tensor = field(default_factory=nothing_carried)
+    view: int = 0
 
     @property
     def size_bytes(self) -> int:
@@ -144,6 +146,7 @@ class Reply:
         gather: say the last word after the step that is being computed, as at the end of a run:
             once all have, members change, and then training goes on.
         border: the answer with which members change; None: they do not.
+        view: epoch of the view in which it was given; 0: the first.
     """
 
     to: str
@@ -171,6 +174,7 @@ class Reply:
     closing: bool = False
     gather: bool = False
     border: Border | None = None
+    view: int = 0
 
     @property
     def size_bytes(self) -> int:

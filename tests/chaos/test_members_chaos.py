@@ -16,7 +16,7 @@ from geo_ray.errors import InterruptedRunError
 from geo_ray.job import rundir
 from geo_ray.observe.events.schema import Event
 from geo_ray.runtime.cluster.local import LocalCluster
-from geo_ray.runtime.control.member_requests import REQUESTS, MemberRequest, ask
+from geo_ray.runtime.control.membership.member_requests import MemberRequest, ask
 
 HOME, SECOND, THIRD = "us-east", "eu-west", "ap-south"
 pytestmark = pytest.mark.timeout(600)  # whole runs
@@ -44,8 +44,6 @@ def test_a_region_is_lost_and_comes_back(ray_cluster: LocalCluster, tmp_path: Pa
         if event.kind == "step" and event["step"] >= 6 and not killed:
             killed.extend(actors(ray_cluster, SECOND, "PrimaryActor"))
             os.kill(killed[0], signal.SIGKILL)
-        if event.kind == "region_lost":
-            ask(run.path, MemberRequest(verb="add", region=SECOND))
         if event.kind == "region_joined":
             joined_at.append(event.t_s)
         if event.kind == "checkpoint" and len(joined_at) == 1:
@@ -61,7 +59,6 @@ def test_a_region_is_lost_and_comes_back(ray_cluster: LocalCluster, tmp_path: Pa
     assert not {"join_failed", "members_refused"} & {e.kind for e in events}
     between = [e for e in events if e.kind == "step" and lost.t_s < e.t_s < joined.t_s]
     assert {e["region"] for e in between} == {HOME, THIRD} and len(between) > 10  # nobody waited
-    assert not list((run.path / REQUESTS).iterdir())
     assert not list(run.checkpoints.glob("handed-*"))
 
     last = max(e["step"] for e in events if e.kind == "step")

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from train_support import Trained, events_of, experiment_of, final_digests, train
+from test_train_faults import check_whole
+from train_support import (
+    Trained,
+    events_of,
+    experiment_of,
+    final_digests,
+    simulate,
+    train,
+)
 
 from geo_ray.errors import RegionLostError
 from geo_ray.job import rundir
@@ -24,7 +32,7 @@ SECTIONS: dict[str, Any] = {
     "regions": [{"name": name} for name in (HUB, STANDBY, THIRD)],
     "train": {"steps": STEPS, "eval_every": 10, "step_timeout_s": 60},
     "emulate": {"step_s": 0.15},
-    "checkpoint": {"every_s": 0.5},
+    "checkpoint": {"every_s": 0.5, "restarts": 0},
     "averager": {"region": HUB, "standby": STANDBY, "takeover_s": 1.0, "rejoin_s": 2.0},
 }
 
@@ -77,14 +85,20 @@ def test_the_averagers_region_is_lost_and_the_others_finish(
 
 
 @pytest.mark.slow
-def test_its_bridge_alone_is_enough(ray_cluster: LocalCluster, tmp_path: Path) -> None:
-    strategy = {"kind": "asgd_ga", "interval": 1, "wait": "always"}
-    experiment = experiment_of(tmp_path, **SECTIONS | {"strategy": strategy})
+def test_its_bridge_alone_is_lost_and_the_region_goes_on_as_another(
+    ray_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    strategy = {"kind": "sma", "interval": 1}
+    averager = {"region": HUB, "standby": STANDBY, "takeover_s": 60}
+    experiment = experiment_of(tmp_path, **SECTIONS | {"strategy": strategy, "averager": averager})
     killed: list[int] = []
     sink = kill_at(5, lambda: actors(ray_cluster, HUB, "BridgeActor"), killed)
     done = train(experiment, tmp_path, sink=sink)
     assert len(killed) == 1
-    check_went_on(done, exact=False)
+    check_whole(done, simulate(experiment, tmp_path))  # nothing is lost
+    assert [e["region"] for e in done.of("bridge_replaced")] == [HUB]
+    assert [(e["region"], e["epoch"]) for e in done.of("hub_moved")] == [(STANDBY, 2)]
+    assert not done.of("region_lost") and not done.of("region_left")
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from geo_ray.runtime.paths.build import PathSetting, dials
 from geo_ray.runtime.paths.transfers import Transfers
 from geo_ray.tasks.load import load_task
 from geo_ray.training.averager.averager import Averager
+from geo_ray.training.averager.home import AveragerHome
 from geo_ray.training.compute.flat import digest
 from geo_ray.transport.endpoint.endpoint import Endpoint
 from geo_ray.transport.lan.client import LanClient
@@ -149,18 +150,22 @@ class Site:
         self.endpoint.close(0.0)
         self.bridge.close()
 
-    def replace_bridge(self) -> None:
-        """A new bridge in the place of one that was killed."""
+    def replace_bridge(self, home: AveragerHome | None = None) -> None:
+        """A new bridge in the place of one that was killed; the averager lives at ``home``."""
         world, name = self.world, self.region.name
-        setting = self._path_setting()
+        home = home or AveragerHome(world.experiment.averager_region)
+        setting = replace(self._path_setting(), averager=None, home=home)
         self._bridge_epoch += 1
         identity = EndpointIdentity("test-run", name, self._bridge_epoch, KEY)
         self.bridge = open_bridge(identity, setting)
         self.endpoint = self.bridge.endpoint
         self.bridge_lan = self._serve(self.bridge.handle, self.bridge.on_close)
-        home = world.sites[world.experiment.averager_region].endpoint
-        assert home is not None
-        self.bridge.connect(world.experiment.averager_region, home.advertised)
+        for who, whom in {(name, home.region), *world.dials()}:
+            dialer, dialed = world.sites[who].bridge, world.sites[whom].bridge
+            if name in (who, whom):
+                assert dialer is not None and dialed is not None
+                dialer.connect(whom, dialed.endpoint.advertised)
+                dialed.expect(who)
         hello = {"peer": f"{name}/lead", "role": "lead"}
         size_bytes = 4 * world.params_P.numel()
         self.lead.use_bridge(self._dial(self.bridge_lan.address, hello, size_bytes))
@@ -322,12 +327,17 @@ class InProcess:
             else None
         )
         self.sites = {region.name: Site(region, self) for region in experiment.regions}
-        home = experiment.averager_region
-        pairs = [(name, home) for name in self.sites if name != home]
-        for name, peer in pairs + dials(experiment) if many else []:
+        for name, peer in self.dials() if many else []:
             dialer, dialed = self.sites[name].bridge, self.sites[peer].bridge
             assert dialer is not None and dialed is not None
             dialer.connect(peer, dialed.endpoint.advertised)
+            dialed.expect(name)  # it may have something to say before it is reached
+
+    def dials(self) -> list[tuple[str, str]]:
+        """Which region's bridge dials which."""
+        home = self.experiment.averager_region
+        pairs = [(name, home) for name in self.sites if name != home]
+        return pairs + dials(self.experiment)
 
     def run(self, *, shared: bool = True) -> list[str]:
         """Train to the end, undisturbed; the regions' digests in order."""

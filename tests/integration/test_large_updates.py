@@ -45,7 +45,9 @@ def test_an_update_is_made_where_the_bridge_reads_it(
     with InProcess(experiment_of(strategy=DILOCO), tmp_path) as world:
         workers = start(world, region)
         site = await_update(world, region)
-        request, uplink = site.server.open_request, site.lead._uplink
+        line = site.lead._line
+        assert line is not None
+        request, uplink = site.server.open_request, line.uplink
         assert request is not None and uplink is not None
         assert uplink.lies_there(request.update.payload_P)
         assert made[id(site.shards[0].state)] == [request.update.payload_P.data_ptr()]

@@ -21,12 +21,14 @@ from geo_ray.training.averager.log import BeginCheckpoint, Skip
 from geo_ray.training.averager.replication import ReplicatedAverager, ShadowAverager
 from geo_ray.training.averager.standby import (
     AnswerOwn,
-    AveragerRequest,
     EntryDone,
     RefuseOwn,
     SendMessage,
     StandbyEvent,
     StandbyNode,
+)
+from geo_ray.training.averager.standby_messages import (
+    AveragerRequest,
 )
 from geo_ray.training.averager.takeover import LivenessWatch
 

@@ -23,7 +23,7 @@ from geo_ray.overlay.plan import SendOrder
 from geo_ray.runtime.messages import exchange, standby, transfers
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.training.averager.log import BeginCheckpoint, LogEntry, Skip, Stop, TakeIn, TakeSum
-from geo_ray.training.averager.standby import (
+from geo_ray.training.averager.standby_messages import (
     AveragerAnswer,
     AveragerLost,
     AveragerRefusal,

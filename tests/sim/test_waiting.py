@@ -65,8 +65,10 @@ def schedules(draw: st.DrawFn) -> dict[str, Any]:
             },
         },
     }
-    if traits.averager.round_mean is not None and draw(st.booleans()):
-        found["overlay"] = {"kind": draw(st.sampled_from(OVERLAYS))}
+    mean = traits.averager.round_mean
+    if mean is not None and draw(st.booleans()):
+        kinds = [kind for kind in OVERLAYS if mean.is_answer or kind != "ring"]  # see its check
+        found["overlay"] = {"kind": draw(st.sampled_from(kinds))}
     return found
 
 

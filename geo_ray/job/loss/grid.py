@@ -208,7 +208,7 @@ def _short(experiment: Experiment, steps: int) -> dict[str, Any]:
     tree["name"], tree["plan"], tree["checkpoint"]["every_s"] = "loss", None, None
     if "compute_share" in tree["strategy"]:
         tree["strategy"]["compute_share"] = None  # an interval is what it is called
-    tree["averager"] |= {"standby": None, "max_divergence": 0.0}
+    tree["averager"] |= {"standby": None, "next_standbys": [], "max_divergence": 0.0}
     schedule = tree["optimizer"].get("schedule")
     if schedule is not None:  # the same curve over fewer steps
         shorter = steps / experiment.train.steps

@@ -184,6 +184,9 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
         "count": _whole,
     },
     "region_lost": {"region": _text, "cause": _text},
+    "run_paused": {"cause": _text},
+    "run_went_on": {},
+    "bridge_replaced": {"region": _text, "cause": _text, "took_s": _number},
     "region_drained": {"region": _text},
     "members_refused": {"verb": _text, "region": _text, "cause": _text},
     "join_failed": {"region": _text, "cause": _text},
@@ -197,7 +200,14 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
     "run_failed": {"code": _text, "message": _text, "fix": _text},
 }
 
-FAULT_KINDS = ("worker_lost", "worker_replaced", "step_refused", "region_lost", "state_changed")
+FAULT_KINDS = (
+    "worker_lost",
+    "worker_replaced",
+    "step_refused",
+    "bridge_replaced",
+    "region_lost",
+    "state_changed",
+)
 
 
 def conform(kind: str, t_s: float, fields: Mapping[str, Any]) -> Event:

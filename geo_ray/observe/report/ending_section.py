@@ -103,7 +103,7 @@ def _reached(run: RunRecord) -> str:
 
 
 def _last_fault(run: RunRecord) -> list[tuple[str, str]]:
-    kinds = {*FAULT_KINDS} - {"worker_replaced"}
+    kinds = {*FAULT_KINDS} - {"worker_replaced", "bridge_replaced"}
     faults = [event for event in run.incidents if event.kind in kinds]
     if not faults:
         return []

@@ -16,6 +16,7 @@ from geo_ray.runtime.actors.introduction import BridgeKeys, BridgeSecrets, Intro
 from geo_ray.runtime.actors.spec import RunSpec
 from geo_ray.runtime.paths.build import PathSetting, averager_lives_in
 from geo_ray.training.averager.averager import Averager
+from geo_ray.training.averager.home import AveragerHome
 from geo_ray.training.averager.log import Begun, ChangeMembers
 from geo_ray.training.membership.border import MemberChange
 from geo_ray.transport.lan.server import LanServer
@@ -30,11 +31,13 @@ class BridgeActor:
     Args:
         spec: the run.
         region: this region.
+        is_successor: a bridge before it has died; what that hosted lives elsewhere now.
     """
 
-    def __init__(self, spec: RunSpec, region: str) -> None:
+    def __init__(self, spec: RunSpec, region: str, is_successor: bool = False) -> None:
         self._spec = spec
         self._region = region
+        self._is_successor = is_successor
         self._averager: Averager | None = None
         self._saved: Mapping[str, Any] = {}
 
@@ -48,7 +51,8 @@ class BridgeActor:
         use_cpus(spec.experiment, spec.region(self._region).cpus_per_server)
         self._secrets = BridgeSecrets(self._region, spec.experiment.transport)
         spec.check_run_directory(self._region)
-        is_here = spec.home is None and averager_lives_in(spec.experiment, self._region)
+        is_new = self._is_successor or spec.home is not None
+        is_here = not is_new and averager_lives_in(spec.experiment, self._region)
         if is_here or spec.experiment.averager.standby is not None:
             spec.places.prepare(None)  # it may come here later
         if not is_here:
@@ -64,12 +68,15 @@ class BridgeActor:
         spec = self._spec
         return build_averager(spec.experiment, spec.num_params, spec.data_rows, spec.layout)
 
-    def open(self, origin_unix_s: float, keys: BridgeKeys) -> tuple[Address, Address]:
+    def open(
+        self, origin_unix_s: float, keys: BridgeKeys, home: AveragerHome | None = None
+    ) -> tuple[Address, Address]:
         """Listen, on the run's clock.
 
         Args:
             origin_unix_s: when that began.
             keys: what this region was given for its sockets.
+            home: where the averager lives; None: where the configuration says.
 
         Returns:
             Where other regions, and where the own region, reach this bridge.
@@ -86,8 +93,8 @@ class BridgeActor:
             wait_limit_s(experiment.train),
             self._saved,
             spec.run_dir,
+            home or spec.home,
             self._make,
-            spec.home,
         )
         wan_key, lan_key = self._secrets.wan_key(keys), self._secrets.lan_key(keys)
         identity = EndpointIdentity(spec.run_id, self._region, spec.epoch, wan_key)
@@ -111,6 +118,10 @@ class BridgeActor:
         """Another region is going to dial."""
         self._bridge.expect(peer)
 
+    def forget(self, peer: str) -> None:
+        """Another region is gone: nobody dials it, nor waits for it at the end."""
+        self._bridge.endpoint.forget(peer)
+
     def poll(self) -> dict[str, Any]:
         """State and new events."""
         status = self._bridge.status() | {"certificate_request": self._secrets.renewal()}
@@ -124,9 +135,13 @@ class BridgeActor:
         """Begin a checkpoint of all regions."""
         return self._bridge.path.request_checkpoint(checkpoint, halt=halt)
 
-    def report_dead(self, region: str) -> None:
-        """Another region is dead and will not come back."""
-        self._bridge.path.report_dead(region)
+    def home(self) -> AveragerHome:
+        """Where the averager lives, as far as is known here."""
+        return self._bridge.path.home
+
+    def report_dead(self, region: str, comes_back: bool = False) -> None:
+        """Another region is dead, or only its bridge, and there will be another one."""
+        self._bridge.path.report_dead(region, comes_back=comes_back)
 
     def change_members(self, joins: Sequence[str], leaves: Sequence[str], giver: str) -> None:
         """Let regions join and leave at the next border."""

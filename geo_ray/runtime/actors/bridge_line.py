@@ -23,13 +23,25 @@ class BridgeLine:
         self._region = region
         self._changed = threading.Condition()
         self._end: GeoRayError | None = None
+        self._old: list[Uplink] = []
         self.uplink = Uplink(client)
 
     def use(self, client: LanClient) -> None:
         """There is another bridge: the one before is lost."""
         with self._changed:
+            self._old.append(self.uplink)
             self.uplink = Uplink(client)
             self._changed.notify_all()
+
+    def drop_old(self) -> None:
+        """Free the memory that was shared with earlier bridges: nothing that is needed lies there.
+
+        A bridge may have died while nothing was asked of it, so that nobody has noticed.
+        """
+        with self._changed:
+            old, self._old = self._old, []
+        for uplink in old:
+            uplink.close()
 
     def end(self, error: GeoRayError) -> None:
         """Let every present and later `await_next` raise ``error``."""

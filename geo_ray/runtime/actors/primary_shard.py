@@ -29,6 +29,7 @@ from geo_ray.runtime.actors.deadlines import exchange_s
 from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.actors.layout import parameters_for, pushed_gradient, slice_for
 from geo_ray.runtime.actors.parts import HeldShard
+from geo_ray.runtime.actors.region_log import RegionLog
 from geo_ray.runtime.actors.region_writer import RegionWriter, Written
 from geo_ray.runtime.actors.remote_shard import RemoteShard
 from geo_ray.runtime.actors.uplink import Told, Uplink
@@ -92,7 +93,7 @@ class PrimaryShard:
         self._unread = Unread()  # payloads of open requests, which checkpoints hold
         if not server.model.is_cut and server.wire.plan.up is None:
             self._shard.state.room = self._room
-        self._event_buffer = event_buffer
+        self._event_buffer, self._log = event_buffer, RegionLog(event_buffer)
         self._timeout_s = limit_s
         self._changed = threading.Condition(threading.Lock())
         # Held while something is coded or decoded, and taken before `_changed`: a checkpoint copies
@@ -104,9 +105,8 @@ class PrimaryShard:
         self._told_B: dict[int, Tensor | None] = {}
         self._sends: SimpleQueue[bool] = SimpleQueue()  # whether there is an open request
         self._failure: GeoRayError | None = None
-        self._exhausted = False
+        self._exhausted = self._is_paused = False
         self._asking = False  # a request is at the bridge, not being coded or merged
-        self._began_s = self._applied_s = event_buffer.now_s()
         self._status: dict[str, Any] = {}
         with self._changed:
             self._carry_out(server.resume())
@@ -141,6 +141,12 @@ class PrimaryShard:
         """A worker is to go home between two steps."""
         with self._changed:
             self._carry_out(self.server.dismiss(worker))
+
+    def pause(self, is_paused: bool) -> None:
+        """Let workers begin no more steps, or again."""
+        with self._changed:
+            self._is_paused = is_paused
+            self._changed.notify_all()
 
     def use_bridge(self, client: LanClient) -> None:
         """The region has a new bridge; an open request is said again through it."""
@@ -265,10 +271,12 @@ class PrimaryShard:
         deadline_s = time.monotonic() + self._timeout_s
         with self._changed:
             self._admit(conn, worker)
-            while worker not in self._answers:
+            while self._is_paused or worker not in self._answers:
                 if self._failure is not None:
                     raise self._failure
                 # An open exchange has a deadline of its own, and its error says more than ours.
+                if self._is_paused:
+                    deadline_s = time.monotonic() + self._timeout_s
                 left_s = None if self.server.link_busy else deadline_s - time.monotonic()
                 if left_s is not None and left_s <= 0:
                     raise DeadlineExceededError(
@@ -334,11 +342,11 @@ class PrimaryShard:
         for effect in effects:
             if isinstance(effect, Assignment):
                 self._answers[effect.worker] = effect
-                self._began_s = self._event_buffer.now_s()
+                self._log.begin()
             elif isinstance(effect, SendUpdate):
                 self._sends.put(True)
             elif isinstance(effect, StepDone):
-                self._log_step(effect)
+                self._log.step(effect)
                 self._exhausted |= self.server.exhausted  # remembered until somebody asks
             elif isinstance(effect, HandOver):  # nothing of it lies where a payload is put
                 snapshots.append(effect)
@@ -372,15 +380,6 @@ class PrimaryShard:
         }
         self._changed.notify_all()
 
-    def _log_step(self, done: StepDone) -> None:
-        now_s = self._event_buffer.now_s()
-        self._event_buffer.add("step", **done.event(self._began_s, self._applied_s, now_s))
-        self._applied_s = now_s
-        for cause in done.refused:
-            self._event_buffer.add("step_refused", step=done.step, cause=cause)
-        if done.noise is not None:
-            self._event_buffer.add("noise", **done.noise.fields())
-
     # -------------------------------------------------------------- exchanges
 
     def _exchange(self) -> None:
@@ -406,6 +405,8 @@ class PrimaryShard:
             self._recall(uplink)
             send = self._on_its_way(uplink, send, self.server.wire.encode(send.update))
         while True:
+            if uplink is line.uplink:
+                line.drop_old()
             try:
                 send, told = self._told(uplink, send)
                 with self._coding:
@@ -435,7 +436,7 @@ class PrimaryShard:
 
     def _merge(self, uplink: Uplink, told: Told, send: SendUpdate, began_s: float) -> list[Written]:
         reply = self._fetched(uplink, told)
-        self._log_exchange(send, reply, began_s)
+        self._log.exchange(send, reply, began_s, self.server.wire.num_of(send.update.fragment))
         decoded = self.server.wire.decode(reply)
         took_s = self._event_buffer.now_s() - began_s
         with self._changed:
@@ -465,13 +466,6 @@ class PrimaryShard:
         if in_place:
             self._unread.secure()
         return uplink.fetch(told, exchange_s(self._timeout_s), in_place=in_place)
-
-    def _log_exchange(self, send: SendUpdate, reply: Reply, began_s: float) -> None:
-        if reply.dropped:
-            self._event_buffer.add("update_dropped", seq=reply.seq, bytes_out=0)
-            return
-        before = 4 * self.server.wire.num_of(send.update.fragment)
-        self._event_buffer.add("exchange", **send.event(send.update, reply, began_s, before))
 
     def _recall(self, uplink: Uplink) -> None:
         """Lossy blocks of the last update that have not left yet go with the next one."""

@@ -152,6 +152,11 @@ class PrimaryActor:
         self._lan = LanServer(_host(), self._key, handle, on_close=on_close, config=experiment.lan)
         return self._lan.address
 
+    def pause(self, is_paused: bool) -> None:
+        """Let workers begin no more steps, or again."""
+        if self._primary is not None:
+            self._primary.pause(is_paused)
+
     def use_bridge(self, bridge: Address) -> None:
         """Go on with a new bridge: the one before is lost; after `start`.
 

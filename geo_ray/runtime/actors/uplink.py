@@ -65,6 +65,10 @@ class Uplink:
         """Whether its bridge is gone, and another one is needed."""
         return self._client.is_closed
 
+    def close(self) -> None:
+        """End the connection, and free the shared memory once no tensor lies there."""
+        self._client.close()
+
     def place(self, update: Update) -> Update:
         """The same update with its payload in the shared memory, if it has room there.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from geo_ray.runtime.actors.server_actors import PrimaryActor, ShardServerActor
 from geo_ray.runtime.actors.spec import RunSpec
 from geo_ray.runtime.actors.worker_actor import WorkerActor
 from geo_ray.runtime.cluster.placement import PlacedRegion
+from geo_ray.runtime.control.membership.member_policy import MemberPolicy
 from geo_ray.runtime.control.run_keys import RunKeys
 from geo_ray.runtime.paths import build
 from geo_ray.training.averager.home import AveragerHome
@@ -112,8 +113,11 @@ class ActorGroup:
     standby: str | None = field(init=False)
     _known: dict[tuple[str, str], Introduction] = field(default_factory=dict)
     _former_homes: set[str] = field(default_factory=set)
+    _newest_epoch: int = field(init=False)
+    _idle: dict[str, list[GroupWorker]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._newest_epoch = self.spec.epoch
         self.home = AveragerHome(self.spec.experiment.averager_region)
         self.standby = self.spec.experiment.first_standby
 
@@ -131,9 +135,7 @@ class ActorGroup:
             place = self.placed[region.name]
             cpus = region.cpus_per_server
             if len(experiment.regions) > 1:
-                self.bridges[region.name] = _actor(
-                    BridgeActor, place, "bridge", 0, cpus, 8, self.spec, region.name
-                )
+                self.bridges[region.name] = self.create_bridge(region.name)
             self.primaries[region.name] = _actor(
                 PrimaryActor, place, "ps", 0, cpus, 4, self.spec, region.name
             )
@@ -142,7 +144,26 @@ class ActorGroup:
                 for i in range(1, region.ps_shards)
             ]
             for rank in range(region.workers):
-                self._create_worker(region.name, rank, epoch=1)
+                if (region.name, rank) not in self.workers:
+                    self._create_worker(region.name, rank, epoch=1)
+
+    def create_bridge(self, region: str, epoch: int | None = None) -> Handle:
+        """Begin to start the bridge of a region.
+
+        Args:
+            region: which.
+            epoch: of one that is to take the place of a bridge that died; None for the first one.
+        """
+        cpus, spec = self.spec.region(region).cpus_per_server, self.spec
+        if epoch is not None:
+            spec = replace(spec, resume=None, epoch=epoch)
+        make = partial(_actor, BridgeActor, self.placed[region], "bridge", 0, cpus, 8)
+        return make(spec, region, epoch is not None)
+
+    def next_epoch(self) -> int:
+        """Of processes that are started now: later than all before in this run."""
+        self._newest_epoch += 1
+        return self._newest_epoch
 
     def await_ready(self, timeout_s: float, tell: Tell = tell_nobody) -> None:
         """Wait until every actor is built.
@@ -179,10 +200,10 @@ class ActorGroup:
         self.open(origin_unix_s, timeout_s, tell)
         connects = {
             f"{a} to {b}": self.bridges[a].connect.remote(b, self.bridge_addresses[b][0])
-            for a, b in self._dials()
+            for a, b in self.dials()
         }
         # A resumed averager may have an answer for a region whose bridge has not got through yet.
-        connects |= {f"{b} to {a}": self.bridges[b].expect.remote(a) for a, b in self._dials()}
+        connects |= {f"{b} to {a}": self.bridges[b].expect.remote(a) for a, b in self.dials()}
         collect(connects, timeout_s, partial(tell, "connecting regions"))
         self.start(origin_unix_s, timeout_s, tell)
 
@@ -265,10 +286,13 @@ class ActorGroup:
         self._move(home)
         return True
 
-    def note_standby(self, region: str, home: AveragerHome) -> None:
-        """A region says that it may take over from ``home``."""
+    def note_standby(self, region: str, home: AveragerHome, *, stands_by: bool) -> None:
+        """A region says whether it may take over from ``home``."""
         if home == self.home and region in self.bridges:
-            self.standby = region
+            if stands_by:
+                self.standby = region
+            elif region == self.standby:
+                self.standby = None
 
     def can_lose(self, region: str) -> bool:
         """Whether the run can go on without ``region``.
@@ -277,22 +301,33 @@ class ActorGroup:
         """
         if region == self.home.region:
             return self.standby in self.bridges
-        return region in self._former_homes or self.spec.experiment.members.min is not None
+        experiment = self.spec.experiment
+        may_change = experiment.members.min is not None or MemberPolicy(experiment).brings_back
+        return may_change or region in self._former_homes
 
-    def lose(self, region: str) -> None:
-        """Go on without a region; what is left of it is ended."""
+    def lose(self, region: str, *, keep_workers: bool = False) -> None:
+        """Go on without a region; what is left of it is ended, but workers that are kept."""
         ranks = [key for key in self.workers if key[0] == region]
-        gone = [self.workers.pop(key).handle for key in ranks]
+        workers = [self.workers.pop(key) for key in ranks]
+        self.end_idle(region)
+        if keep_workers:
+            self._idle[region] = workers
+        gone = [] if keep_workers else [worker.handle for worker in workers]
         gone += [
             self.primaries.pop(region),
-            self.bridges.pop(region),
+            self.bridges.pop(region, None),  # none while it is being replaced
             *self.shard_servers.pop(region, []),
         ]
         for handle in gone:
             kill(handle)
         if region == self.standby:
             self.standby = None
-        elif region == self.home.region and self.standby is not None:
+        elif region == self.home.region:
+            self.expect_takeover()
+
+    def expect_takeover(self) -> None:
+        """The averager's bridge is gone: its standby, if there is one, hosts it now."""
+        if self.standby is not None:
             self._move(AveragerHome(self.standby, self.home.epoch))  # it tells its own epoch soon
 
     def _move(self, home: AveragerHome) -> None:
@@ -300,6 +335,24 @@ class ActorGroup:
             self._former_homes |= {self.home.region}
         self._former_homes -= {home.region}
         self.home, self.standby = home, None
+
+    def take_idle(self, region: str, wait_s: float) -> list[GroupWorker]:
+        """Workers of a lost region whose processes live, and which have nothing to do any more."""
+        found = []
+        for worker in self._idle.pop(region, []):
+            try:
+                if worker.ref is not None and not ray.wait([worker.ref], timeout=wait_s)[0]:
+                    raise ray.exceptions.GetTimeoutError
+                ray.get(worker.handle.process_id.remote(), timeout=wait_s)
+                found.append(GroupWorker(region, worker.rank, worker.epoch, worker.handle))
+            except ray.exceptions.RayError:  # it is dead, or busy with what nobody waits for
+                kill(worker.handle)
+        return found
+
+    def end_idle(self, region: str) -> None:
+        """Nobody needs the workers any more that were kept of a lost region."""
+        for worker in self._idle.pop(region, []):
+            kill(worker.handle)
 
     def adopt(self, newcomers: ActorGroup) -> None:
         """What were the actors of regions on their way in are this run's."""
@@ -314,6 +367,8 @@ class ActorGroup:
     def close(self, timeout_s: float = 5.0) -> None:
         """Let actors close their sockets, then end them; never raises."""
         servers = list(self.servers().values())
+        for region in list(self._idle):
+            self.end_idle(region)
         try:
             ray.wait(
                 [s.close.remote() for s in servers], num_returns=len(servers), timeout=timeout_s
@@ -323,10 +378,10 @@ class ActorGroup:
         for handle in [*servers, *(w.handle for w in self.workers.values())]:
             kill(handle)
 
-    def _dials(self) -> list[tuple[str, str]]:
+    def dials(self) -> list[tuple[str, str]]:
         """Which bridge dials which: all that of the averager, and each other where it is needed."""
         experiment = self.spec.experiment
-        home, names = experiment.averager_region, sorted(self.bridges)
+        home, names = experiment.averager_region, sorted(self.primaries)
         dials = [(region, home) for region in names if region != home]
         return dials + build.dials(experiment)
 
@@ -426,7 +481,9 @@ def reason_of(error: ray.exceptions.RayTaskError) -> GeoRayError:
 
 
 def kill(handle: Handle) -> None:
-    """End an actor; it may be dead already."""
+    """End an actor; it may be dead already, and None is nobody."""
+    if handle is None:
+        return
     try:
         ray.kill(handle, no_restart=True)
     except Exception:  # dead actors, dead clusters: gone is what we want

@@ -6,32 +6,34 @@ It decides nothing about training. Everything that it waits for has a deadline.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import ray
 import torch
 
 from geo_ray.checkpoint.names import shard_part_name
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import (
     GeoRayError,
-    InterruptedRunError,
     RegionLostError,
 )
 from geo_ray.job.eval_notes import EvalNotes
 from geo_ray.job.evals import Evaluation
 from geo_ray.job.recorder import Recorder
 from geo_ray.runtime.control.actor_group import ActorGroup, collect
+from geo_ray.runtime.control.bridge_watch import BridgeWatch
+from geo_ray.runtime.control.checkpoint_watch import CheckpointWatch
+from geo_ray.runtime.control.interruption import Interruption
 from geo_ray.runtime.control.link_notes import LinkNotes
-from geo_ray.runtime.control.member_policy import MemberPolicy
-from geo_ray.runtime.control.member_requests import MemberRequest
-from geo_ray.runtime.control.members import MemberHooks, Members
+from geo_ray.runtime.control.membership.member_policy import MemberPolicy
+from geo_ray.runtime.control.membership.member_requests import MemberRequest
+from geo_ray.runtime.control.membership.members import MemberHooks, Members
+from geo_ray.runtime.control.membership.quorum import Quorum
 from geo_ray.runtime.control.policy import HALT_DEADLINE_S, RunLimits, RunPolicy
 from geo_ray.runtime.control.polls import Polls
+from geo_ray.runtime.control.restarts import Restarts
 from geo_ray.runtime.control.saver import Saver
 from geo_ray.runtime.control.worker_watch import WorkerWatch
 from geo_ray.training.compute.precise import StatisticsBoard
@@ -41,28 +43,10 @@ log = logging.getLogger(__name__)
 _TICK_S = 0.2
 _POLL_TIMEOUT_S = 60.0
 _ANSWER_S = 0.5  # that the others wait for one that is slow to answer
-_WAN_EVERY_S = 1.0
 _PROGRESS = frozenset({"step", "exchange", "stats", "update_dropped"})
 
 Answers = Mapping[tuple[str, str], dict[str, Any]]
 """What servers and bridges told in one round of polling, by (role, region)."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    """A checkpoint that the averager was asked to begin.
-
-    Attributes:
-        id: its id.
-        answer: whether it has begun, once the averager answers; None where there is no averager.
-        tells: whether the regions are told, too.
-        halt: whether they stand still afterwards.
-    """
-
-    id: int
-    answer: Any
-    tells: bool
-    halt: bool
 
 
 @dataclass(slots=True)
@@ -81,8 +65,11 @@ class Controller:
         status: shows a phase to the user.
         interrupted: set from outside (a signal) to save and stop.
         policy: decides what is done about trouble.
+        checkpoints: has them made.
         workers: watches over them.
+        bridges: replaces those that die.
         members: changes which regions take part.
+        quorum: decides when the run pauses.
     """
 
     experiment: Experiment
@@ -94,28 +81,39 @@ class Controller:
     links: LinkNotes
     users: Callable[[], list[MemberRequest]] = lambda: []
     status: Callable[[str], None] = lambda text: None
-    interrupted: threading.Event = field(default_factory=threading.Event)
+    interrupted: Interruption = field(default_factory=Interruption)
     policy: RunPolicy = field(init=False)
+    checkpoints: CheckpointWatch = field(init=False)
     workers: WorkerWatch = field(init=False)
+    bridges: BridgeWatch = field(init=False)
     members: Members = field(init=False)
+    quorum: Quorum = field(init=False)
     _polls: Polls = field(default_factory=lambda: Polls(_POLL_TIMEOUT_S))
-    _begun: _Begun | None = None
-    _began_s: float = 0.0
     _statistics: StatisticsBoard = field(init=False)
-    _wan_s: float = 0.0
     _phases: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         train, checkpoint = self.experiment.train, self.experiment.checkpoint
+        members = MemberPolicy(self.experiment)
+        self.quorum = Quorum(members.least, self.experiment.members.wait_s)
         limits = RunLimits(
             train.max_worker_restarts,
             train.max_refused_steps,
             checkpoint.every_s,
-            self.experiment.members.min or 1,
+            1 if members.brings_back else self.experiment.members.min or 1,
             train.restart_window_s,
             checkpoint.part_timeout_s,
         )
         self.policy = RunPolicy(limits, time.monotonic())
+        self.checkpoints = CheckpointWatch(
+            self.experiment,
+            self.actors,
+            self.policy,
+            self.saver,
+            self._emit,
+            self._now_s,
+            self._phases,
+        )
         hooks = MemberHooks(
             self._admit,
             self._drop,
@@ -127,12 +125,20 @@ class Controller:
         )
         self.members = Members(
             self.actors,
-            MemberPolicy(self.experiment),
+            members,
             self.users,
             hooks,
             self.origin_unix_s,
         )
         self.workers = WorkerWatch(self.actors, self.policy, self._emit, self._hear_all)
+        self.bridges = BridgeWatch(
+            self.actors,
+            Restarts(train.max_worker_restarts, train.restart_window_s),
+            self.origin_unix_s,
+            self._emit,
+            self.status,
+            self._go_on_without,
+        )
         spec = self.actors.spec
         self._statistics = StatisticsBoard(spec.layout, spec.data_rows)
 
@@ -184,15 +190,14 @@ class Controller:
         deadline_s = time.monotonic() + HALT_DEADLINE_S
         while True:
             if self.saver.open_id is None and not self.members.is_leaving:
-                self._begin_checkpoint(halt=False, is_over=True)
+                self.checkpoints.begin(halt=False, is_over=True)
             answers = self._poll(_POLL_TIMEOUT_S)
             self._handle_all(answers)
             if self.policy.newest_saved != before:
                 return answers
             if time.monotonic() > deadline_s:
-                cause = f"its parts were not there after {HALT_DEADLINE_S:g} s"
-                self._emit("checkpoint_failed", cause=cause)
-                self.saver.abandon()
+                late = f"its parts were not there after {HALT_DEADLINE_S:g} s"
+                self.checkpoints.give_up(late)
                 return answers
             time.sleep(0.02 if self.saver.open_id is not None else 0.3)
 
@@ -213,7 +218,10 @@ class Controller:
         servers = self.actors.servers()
         answers, silent = self._polls.ask(servers, wait_s)
         lost: dict[str, str] = {}
+        replaced = set() if self.policy.is_halting else {*self.bridges.replaced(silent)}
         for (role, region), cause in silent.items():
+            if region in replaced:
+                continue
             lost.setdefault(region, f"the {role} of region '{region}' is lost: {cause}")
         failures = {
             region: failure
@@ -233,14 +241,16 @@ class Controller:
         """A region is gone; if it was the averager's, the standby takes over."""
         log.warning("%s; the run goes on without the data of region '%s'", cause, region)
         self._emit("region_lost", region=region, cause=cause)
-        self._drop(region)
+        self._drop(region, keep_workers=self.members.brings_back(region))
         self.members.report_lost(region)
 
-    def _drop(self, region: str) -> None:
+    def _drop(self, region: str, *, keep_workers: bool = False) -> None:
         """Nobody waits for a region any more."""
         shards = self.actors.spec.region(region).ps_shards
         self.saver.forget({shard_part_name(region, index) for index in range(shards)})
-        self.actors.lose(region)
+        self.actors.lose(region, keep_workers=keep_workers)
+        for bridge in self.actors.bridges.values():
+            bridge.forget.remote(region)
         self._phases.pop(region, None)
         self._note_evals(self.evals.board.forget(region), self._now_s())
         self._share_statistics()
@@ -255,8 +265,8 @@ class Controller:
         """The averager may have moved by itself; what was asked of it is asked again."""
         bridges = {r: a["status"] for (role, r), a in answers.items() if role == "bridge"}
         for region, status in bridges.items():
-            if status.get("stands_by"):
-                self.actors.note_standby(region, status["home"])
+            stands_by = bool(status.get("stands_by"))
+            self.actors.note_standby(region, status["home"], stands_by=stands_by)
             if not self.actors.follow(status["home"]):
                 continue
             self.saver.abandon()  # the old averager's part of it will not come
@@ -282,9 +292,10 @@ class Controller:
             if role == "ps":
                 self.workers.note(region, answer["status"])
         self._follow_averager(answers)
+        self.bridges.tick()
         self.members.tick({key: answer["status"] for key, answer in answers.items()})
-        self._tell_begun()
-        self._note_commit()
+        self._keep_quorum()
+        self.checkpoints.tick()
         if answers.keys() >= self.actors.servers().keys():  # who is slow to answer may be busy
             self._check_goes_on(answers)
         exhausted = [r for (_, r), a in answers.items() if a["status"].get("exhausted")]
@@ -294,7 +305,33 @@ class Controller:
         self._note_wan(answers)
         return len(events)
 
+    def _keep_quorum(self) -> None:
+        """Pause while too few regions are there."""
+        quorum, now_s, was_paused = self.quorum, time.monotonic(), self.quorum.is_paused
+        missing = quorum.see(
+            self.actors.primaries,
+            self.members.awaited,
+            is_joining=self.members.is_joining,
+            is_ending=self.policy.is_halting or self.policy.stopping is not None,
+            now_s=now_s,
+        )
+        if quorum.is_paused != was_paused:
+            for primary in self.actors.primaries.values():
+                primary.pause.remote(quorum.is_paused)
+            if quorum.is_paused:
+                self._emit("run_paused", cause=missing)
+                self.status(f"paused: {missing}")
+            else:
+                self._emit("run_went_on")
+                self.status("going on")
+        why = None if missing is None else quorum.overdue(missing, now_s)
+        if why is not None and self.policy.halt(why, now_s):
+            self._share_statistics()
+            self._emit("stop_requested", cause=why.message)
+
     def _check_goes_on(self, answers: Answers) -> None:
+        if self.quorum.is_paused:
+            return
         home = answers.get(("bridge", self.actors.home.region))
         still = {
             region: answer["status"].get("stands_still_for")
@@ -311,9 +348,7 @@ class Controller:
         if kind == "stats":
             self._evaluate(region, t_s, event)
         elif kind == "parts":
-            self.saver.add(event["id"], event["parts"], event["step"])
-            if event["id"] == self.saver.open_id:
-                self.policy.on_part(time.monotonic())
+            self.checkpoints.add(event)
         elif kind == "precise":
             told = bytearray(event["carried"])
             self._statistics.add(region, torch.frombuffer(told, dtype=torch.uint8))
@@ -324,7 +359,7 @@ class Controller:
             self.members.on_hand_over_failed(event["error"])
         elif kind == "part_failed":
             if event["id"] == self.saver.open_id:
-                self._save_failed(event["error"])
+                self.checkpoints.failed(event["error"])
         else:
             if kind == "step":
                 self.saver.health.on_step(event["loss"])
@@ -365,7 +400,7 @@ class Controller:
         self.evals.settle(time.time() - self.origin_unix_s)
         if self.interrupted.is_set() and not self.policy.is_halting:
             self.status("saving a checkpoint, then stopping (Ctrl-C again: stop at once)")
-            why = InterruptedRunError("the run was interrupted")
+            why = self.interrupted.why
             self.policy.halt(why, now_s)
             self._share_statistics()
             self._emit("stop_requested", cause=why.message)
@@ -373,81 +408,7 @@ class Controller:
         if still_s is not None:
             what = ", ".join(f"{region} is {phase}" for region, phase in self._phases.items())
             self.status(f"no step and no exchange for {still_s:.0f} s: {what}")
-        awaits_parts = self.saver.open_id is not None and not self.saver.is_committing
-        late = self.policy.overdue(now_s, awaits_parts=awaits_parts)
-        if late is not None:
-            cause = f"checkpoint {self.saver.open_id} is given up: {late}"
-            log.warning("%s", cause)
-            self._emit("checkpoint_failed", cause=cause)
-            self.saver.abandon()
-        save = self.policy.due(now_s, is_open=self.saver.open_id is not None)
-        if save is not None and not self.members.is_leaving:
-            self._begin_checkpoint(halt=save.halt)
-
-    def _begin_checkpoint(self, *, halt: bool, is_over: bool = False) -> None:
-        """Let the averager copy its state, then tell the regions, which may hear it later, too.
-
-        The averager's next answer says it, too, so a region that is not told here, or late, copies
-        its state in time.
-        """
-        try:
-            checkpoint = self.saver.begin()
-        except GeoRayError as error:
-            self._save_failed(error)
-            return
-        self._began_s = self._now_s()
-        answer = None
-        if self.actors.bridges:
-            bridge = self.actors.bridges[self.actors.home.region]
-            answer = bridge.request_checkpoint.remote(checkpoint, halt)
-        self._begun = _Begun(checkpoint, answer, is_over or self._may_tell(), halt)
-        self._tell_begun()
-
-    def _tell_begun(self) -> None:
-        """Once the averager has begun the checkpoint, tell the regions."""
-        begun = self._begun
-        if begun is None:
-            return
-        if begun.answer is not None and not ray.wait([begun.answer], timeout=0)[0]:
-            return
-        self._begun = None
-        if begun.id != self.saver.open_id:
-            return
-        if begun.answer is not None and not self._ask_averager(lambda _: begun.answer):
-            # The averager is new, and does not know yet what each region has; or it is lost.
-            self.saver.abandon()
-            return
-        for region, primary in self.actors.primaries.items():
-            # Who stands still gets no answer any more that would say it.
-            if begun.tells or self._phases.get(region) == "halted":
-                primary.cut.remote(begun.id, begun.halt)
-
-    def _may_tell(self) -> bool:
-        """Whether regions may hear of a checkpoint before their next answer.
-
-        Not where answers go from region to region, or where an averager before the present one has
-        given some: one that is on its way still must be merged first.
-        """
-        return self.experiment.overlay.kind == "star" and self.actors.home.epoch == 1
-
-    def _note_commit(self) -> None:
-        """Take note of the open checkpoint if it has come to count."""
-        checkpoint = self.saver.open_id
-        try:
-            size_bytes = self.saver.committed()
-        except GeoRayError as error:
-            self._save_failed(error)
-            return
-        if checkpoint is not None and size_bytes is not None:
-            self.policy.saved(checkpoint)
-            step, began_s = self.saver.step, self._began_s
-            self._emit("checkpoint", id=checkpoint, step=step, bytes=size_bytes, start_s=began_s)
-
-    def _save_failed(self, error: GeoRayError) -> None:
-        log.error("checkpoint %s failed: %s", self.saver.open_id, error)
-        self._emit("checkpoint_failed", cause=error.message)
-        self.saver.abandon()
-        self.policy.save_failed(error)
+        self.checkpoints.keep_time(may_begin=not self.members.is_leaving)
 
     def _stop(self, cause: str) -> None:
         if not self.policy.stop(cause):
@@ -473,17 +434,8 @@ class Controller:
             return None  # the next poll finds out, too
 
     def _note_wan(self, answers: Answers, *, force: bool = False) -> None:
-        now_s = time.monotonic()
-        if not force and now_s - self._wan_s < _WAN_EVERY_S:
-            return
-        self._wan_s = now_s
-        for (role, region), answer in answers.items():
-            links = answer["status"].get("links", {}) if role == "bridge" else {}
-            for peer, link in links.items():
-                by_class = {k: int(v) for k, v in link["bytes_out"].items()}
-                self._emit("wan", src=region, dst=peer, bytes_by_class=by_class)
-            self.links.note(region, links)
-        self.links.save(wait=force)
+        told = {r: a["status"]["links"] for (role, r), a in answers.items() if role == "bridge"}
+        self.links.hear(told, self._emit, force=force)
 
     def _emit(self, kind: str, **fields: Any) -> None:
         self.recorder.emit(kind, self._now_s(), **fields)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from geo_ray.errors import GeoRayError
 from geo_ray.transport.flow.estimator import LinkEstimate
@@ -15,6 +15,7 @@ from geo_ray.transport.links.record import record_of
 from geo_ray.transport.links.table import LinkTable, load_links, save_links
 
 _LOGGER = logging.getLogger(__name__)
+_EVERY_S: Final = 1.0
 
 
 class LinkNotes:
@@ -28,6 +29,32 @@ class LinkNotes:
         self._path = path
         self._table = _known(path)
         self._saving = threading.Thread()
+        self._heard_s = -_EVERY_S
+
+    def hear(
+        self,
+        told: Mapping[str, Mapping[str, Any]],
+        emit: Callable[..., None],
+        *,
+        force: bool = False,
+    ) -> None:
+        """Take in what bridges tell of their links, and write it down, every second at most.
+
+        Args:
+            told: `PeerStats` by peer, by region.
+            emit: takes events.
+            force: now, and wait until it is written.
+        """
+        now_s = time.monotonic()
+        if not force and now_s - self._heard_s < _EVERY_S:
+            return
+        self._heard_s = now_s
+        for region, links in told.items():
+            for peer, link in links.items():
+                by_class = {k: int(v) for k, v in link["bytes_out"].items()}
+                emit("wan", src=region, dst=peer, bytes_by_class=by_class)
+            self.note(region, links)
+        self.save(wait=force)
 
     def note(self, region: str, links: Mapping[str, Any]) -> None:
         """Take in what the bridge of ``region`` tells of its links (`PeerStats` by peer)."""

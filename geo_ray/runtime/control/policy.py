@@ -381,7 +381,8 @@ class RunPolicy:
         if isinstance(self._halting, InterruptedRunError) and set(phases) == {"done"}:
             return
         if self._halt_saved:
-            raise type(self._halting)(f"{self._halting.message}; its state is saved")
+            why = self._halting
+            raise type(why)(f"{why.message}; its state is saved", fix=why.fix)
         raise self.not_saved("the run was about to end")
 
     def not_saved(self, cause: str) -> GeoRayError:

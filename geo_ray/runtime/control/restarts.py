@@ -1,4 +1,4 @@
-"""How often workers are replaced: so many times in any stretch of time. Pure."""
+"""How often something is started again: so many times in any stretch of time. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ class Restarts:
     """See the module's docstring.
 
     Attributes:
-        most: replacements in a window.
+        most: times in a window.
         window_s: its length; None: the whole run.
+        key: of the configuration, that says how often.
     """
 
     most: int
     window_s: float | None
+    key: str = "train.max_worker_restarts"
     _at_s: deque[float] = field(default_factory=deque)
 
     def take(self, now_s: float) -> bool:
@@ -31,4 +33,4 @@ class Restarts:
     def __str__(self) -> str:
         """The limit, as the configuration has it."""
         within = "" if self.window_s is None else f" in {self.window_s:g} s"
-        return f"train.max_worker_restarts = {self.most}{within}"
+        return f"{self.key} = {self.most}{within}"

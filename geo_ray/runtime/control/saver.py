@@ -269,11 +269,12 @@ def without_lost(
     config, home = experiment.averager, experiment.averager_region
     if home not in there:
         home = config.first_standby(home, there) or there[0]
-    standby = config.standby
-    if standby is not None:
-        # Who has taken over, or is lost, stands by no more; whoever is left may.
-        standby = tuple(n for n in config.named_standbys if n in there and n != home) or (AUTO,)
-    averager = {"region": home, "standby": standby}
+    # Who has taken over, or is lost, stands by no more; whoever is left may.
+    named = [name for name in config.named_standbys if name in there and name != home]
+    standby, *more = named or [AUTO]
+    averager: dict[str, object] = {"region": home}
+    if config.standby is not None:
+        averager |= {"standby": standby, "next_standbys": tuple(more)}
     return experiment.model_copy(
         update={
             "members": experiment.members.model_copy(update={"absent": missing}),

@@ -8,8 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from geo_ray.checkpoint.places import CheckpointPlaces
 from geo_ray.checkpoint.store import Checkpoint, CheckpointStore
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import digest
-from geo_ray.errors import InvariantError, LeaseLostError
+from geo_ray.errors import CheckpointError, InvariantError, LeaseLostError, RegionLostError
 from geo_ray.job.account import account
 from geo_ray.job.best import BestKeeper
 from geo_ray.job.build import build_evals, check_absent, check_start, model_outline, use_one_thread
@@ -45,13 +45,17 @@ from geo_ray.runtime.cluster.demand import by_label
 from geo_ray.runtime.cluster.logs import keep_logs
 from geo_ray.runtime.cluster.placement import place, remove
 from geo_ray.runtime.cluster.preflight import preflight
-from geo_ray.runtime.control import member_requests
+from geo_ray.runtime.control import stop_requests
 from geo_ray.runtime.control.actor_group import ActorGroup, Tell, collect, tell_nobody
 from geo_ray.runtime.control.controller import Controller
 from geo_ray.runtime.control.demands import demand_of, demands_of
 from geo_ray.runtime.control.health import LossHealth
+from geo_ray.runtime.control.interruption import Interruption
 from geo_ray.runtime.control.link_notes import LinkNotes
+from geo_ray.runtime.control.membership import member_requests
+from geo_ray.runtime.control.membership.member_requests import MemberRequest
 from geo_ray.runtime.control.metrics import RayMetrics
+from geo_ray.runtime.control.restarts import Restarts
 from geo_ray.runtime.control.run_keys import RunKeys
 from geo_ray.runtime.control.saver import Saver, without_lost
 from geo_ray.tasks.base import Task
@@ -81,12 +85,14 @@ class Reporting:
         sinks: given every event.
         began_unix_s: time of day of the user's command.
         awaiting: told again and again who is awaited in a phase of the start-up.
+        interruption: set to have the run saved and ended.
     """
 
     status: Callable[[str], None]
     sinks: Sequence[Sink]
     began_unix_s: float
     awaiting: Tell = tell_nobody
+    interruption: Interruption = field(default_factory=Interruption)
 
 
 def cluster_of(
@@ -125,9 +131,78 @@ def train(
     Raises:
         GeoRayError: whatever ends the run early; the class says what.
     """
-    with driving(seeker or seeker_of(run.path, reporting.status)) as held:
+    limit = experiment.checkpoint.restarts
+    restarts = Restarts(limit, experiment.train.restart_window_s, "checkpoint.restarts")
+    with (
+        driving(seeker or seeker_of(run.path, reporting.status)) as held,
+        ExitStack() as stack,
+    ):
         told = replace(reporting, status=_noting(held, reporting.status))
-        return _train(experiment, run, told, resume, stands, held)
+        while True:
+            cluster = _Cluster(experiment, told.status, stack, stands)
+            try:
+                return _train(experiment, run, told, resume, cluster, held)
+            except _BrokenError as broken:
+                stands = cluster.get()
+                if not _can_restart(experiment, run, broken.cause, told.status, restarts):
+                    note_failure(run.path, broken.cause, told.began_unix_s)
+                    raise broken.cause from None
+            resume = Resumption()
+            told = replace(told, began_unix_s=time.time())
+
+
+class _BrokenError(Exception):
+    """What a run has lost cannot be replaced while the rest of it goes on.
+
+    Args:
+        cause: what ends the run, if it does not go on from a checkpoint.
+    """
+
+    def __init__(self, cause: RegionLostError) -> None:
+        super().__init__(cause.message)
+        self.cause = cause
+
+
+@dataclass(slots=True)
+class _Cluster:
+    """The cluster of a run: there once it is asked for, and until the run has ended.
+
+    Attributes:
+        experiment: the run.
+        status: hears that it starts.
+        stack: ends it.
+        stands: one that is there already.
+    """
+
+    experiment: Experiment
+    status: Callable[[str], None]
+    stack: ExitStack
+    stands: ConnectedCluster | None
+
+    def get(self) -> ConnectedCluster:
+        """The cluster; it is started if it is not there."""
+        if self.stands is None:
+            self.stands = self.stack.enter_context(cluster_of(self.experiment, self.status))
+        return self.stands
+
+
+def _can_restart(
+    experiment: Experiment,
+    run: RunDirectory,
+    cause: RegionLostError,
+    status: Callable[[str], None],
+    restarts: Restarts,
+) -> bool:
+    """Whether a run goes on from its newest checkpoint."""
+    store = CheckpointStore(places_of(run, experiment).root(), experiment.checkpoint.keep)
+    try:
+        store.latest()
+    except CheckpointError:
+        return False
+    if not restarts.take(time.monotonic()):
+        return False
+    status(f"{cause.message}: the run goes on from its newest checkpoint")
+    return True
 
 
 def _noting(lease: LeaseKeeper, status: Callable[[str], None]) -> Callable[[str], None]:
@@ -145,7 +220,7 @@ def _train(
     run: RunDirectory,
     reporting: Reporting,
     resume: Resumption | None,
-    stands: ConnectedCluster | None,
+    cluster: _Cluster,
     lease: LeaseKeeper,
 ) -> Summary:
     use_one_thread()
@@ -172,51 +247,47 @@ def _train(
     check_evaluation(experiment, task, manifest)
     warn_at_start(experiment, manifest, simulated=False)
     demands = demands_of(experiment)
-    with (
-        cluster_of(experiment, reporting.status)
-        if stands is None
-        else nullcontext(stands) as cluster
-    ):
-        reporting.status("checking the cluster and placing processes")
-        preflight(demands, ask_nodes=experiment.cluster.kind != "local")
-        placed = place(demands, _PLACE_TIMEOUT_S)
-        try:
-            spec = RunSpec(
-                experiment_json=with_shapes(experiment, task).model_dump_json(),
-                base_dir=str(run.base_dir),
-                driver_dir=str(Path.cwd()),
-                manifest_address=address,
-                run_id=f"{experiment.name}-{secrets.token_hex(4)}",
-                run_dir=str(run.path),
-                places=places,
-                num_params=outline.num_params,
-                epoch=1 if found is None else int(str(found.manifest.extra["epoch"])) + 1,
-                resume=None if found is None else _parts_of(found, places),
-                data_rows=data_rows(experiment, manifest),
-                layout=outline.layout,
-                constants=dict(outline.constants),
-            )
-            names = experiment.region_names
-            keys = RunKeys(spec.run_id, names, experiment.transport)
-            group = ActorGroup(spec, placed, keys)
-            saver = Saver(
-                store,
-                experiment,
-                digest(experiment),
-                spec.epoch,
-                LossHealth() if found is None else LossHealth.restore(found.manifest),
-                lease.epoch,
-            )
-            return _train_on(group, experiment, run, task, saver, reporting, lease)
-        except LeaseLostError:
-            raise  # what lies there is another's by now
-        except BaseException as error:
-            if cluster.local is not None and keep_logs(cluster.local.root, run.path / LOGS):
-                reporting.status(f"what the actors printed is in {run.path / LOGS}")
-            note_failure(run.path, error, reporting.began_unix_s)
-            raise
-        finally:
-            remove(placed)
+    local = cluster.get().local
+    reporting.status("checking the cluster and placing processes")
+    preflight(demands, ask_nodes=experiment.cluster.kind != "local")
+    placed = place(demands, _PLACE_TIMEOUT_S)
+    try:
+        spec = RunSpec(
+            experiment_json=with_shapes(experiment, task).model_dump_json(),
+            base_dir=str(run.base_dir),
+            driver_dir=str(Path.cwd()),
+            manifest_address=address,
+            run_id=f"{experiment.name}-{secrets.token_hex(4)}",
+            run_dir=str(run.path),
+            places=places,
+            num_params=outline.num_params,
+            epoch=1 if found is None else int(str(found.manifest.extra["epoch"])) + 1,
+            resume=None if found is None else _parts_of(found, places),
+            data_rows=data_rows(experiment, manifest),
+            layout=outline.layout,
+            constants=dict(outline.constants),
+        )
+        names = experiment.region_names
+        keys = RunKeys(spec.run_id, names, experiment.transport)
+        group = ActorGroup(spec, placed, keys)
+        saver = Saver(
+            store,
+            experiment,
+            digest(experiment),
+            spec.epoch,
+            LossHealth() if found is None else LossHealth.restore(found.manifest),
+            lease.epoch,
+        )
+        return _train_on(group, experiment, run, task, saver, reporting, lease)
+    except (LeaseLostError, _BrokenError):
+        raise  # what lies there is another's by now, or the run goes on
+    except BaseException as error:
+        if local is not None and keep_logs(local.root, run.path / LOGS):
+            reporting.status(f"what the actors printed is in {run.path / LOGS}")
+        note_failure(run.path, error, reporting.began_unix_s)
+        raise
+    finally:
+        remove(placed)
 
 
 def _train_on(
@@ -256,15 +327,22 @@ def _train_on(
                 saver,
                 origin_unix_s,
                 LinkNotes(run.links),
-                partial(member_requests.take, run.path),
+                partial(_requests, run.path, reporting.interruption),
                 reporting.status,
+                reporting.interruption,
             )
             member_requests.forget(run.path)
+            stop_requests.forget(run.path)
             lease.note("training")
             try:
                 with _interruptible(controller.interrupted):
                     controller.run()
+            except RegionLostError as error:
+                if controller.policy.is_halting or controller.interrupted.is_set():
+                    raise
+                raise _BrokenError(error) from error
             finally:
+                controller.bridges.close()
                 controller.members.close()
                 evals.end(lambda: time.time() - origin_unix_s)
             reporting.status("writing the model and the summary")
@@ -277,6 +355,13 @@ def _train_on(
     finally:
         saver.close()
         actors.close()
+
+
+def _requests(run: Path, interruption: Interruption) -> list[MemberRequest]:
+    """What users ask of members; that they ask the run to stop is passed on."""
+    if stop_requests.take(run):
+        interruption.set()
+    return member_requests.take(run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +431,7 @@ def _parts_of(found: Checkpoint, places: CheckpointPlaces) -> Resume:
 
 
 @contextmanager
-def _interruptible(event: threading.Event) -> Iterator[None]:
+def _interruptible(event: Interruption) -> Iterator[None]:
     """First Ctrl-C or SIGTERM: save and stop. Second: stop at once."""
 
     def on_signal(number: int, _: Any) -> None:

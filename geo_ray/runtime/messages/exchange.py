@@ -138,6 +138,7 @@ class _Evaluation:
 UPDATE: Final = Record(
     Update,
     "region epoch seq base_version num_samples final fragment steps step_s exchange_s grad_sq",
+    Field("view", count, default=0),
     Field("", _Payload()),
 )
 REPLY: Final = Record(
@@ -147,6 +148,7 @@ REPLY: Final = Record(
     Field("closing", flag, default=False),
     Field("gather", flag, default=False),
     Field("border", Record(Border, "view=border donates leaves"), default=None),
+    Field("view", count, default=0),
     Field("lossy", LOSSY, default=None),
     Field("", _Payload()),
 )

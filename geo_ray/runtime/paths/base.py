@@ -99,8 +99,14 @@ class UpdatePath(Protocol):
     def request_checkpoint(self, checkpoint: int, *, halt: bool) -> bool:
         """Let the averager, which is here, begin a checkpoint; False if it cannot be now."""
 
-    def report_dead(self, region: str) -> None:
-        """The controller has seen that ``region`` is dead and will not come back."""
+    def report_dead(self, region: str, *, comes_back: bool = False) -> None:
+        """The controller has seen that ``region`` is dead.
+
+        Args:
+            region: which.
+            comes_back: only its bridge is, and there will be another: the averager that lived there
+                moves, and the region is waited for.
+        """
 
     def tell_members(self, op: ChangeMembers | Begun) -> None:
         """What the controller has to tell the averager, which is here, of its members.

@@ -33,7 +33,9 @@ from geo_ray.training.averager.averager import Averager
 from geo_ray.training.averager.caller import Caller
 from geo_ray.training.averager.home import AveragerHome
 from geo_ray.training.averager.replication import ReplicatedAverager, ShadowAverager
-from geo_ray.training.averager.standby import StandbyNode
+from geo_ray.training.averager.standby import (
+    StandbyNode,
+)
 from geo_ray.training.averager.takeover import LivenessWatch
 from geo_ray.transport.endpoint.endpoint import Endpoint
 from geo_ray.transport.links.table import load_links
@@ -72,9 +74,8 @@ class PathSetting:
         timeout_s: longest wait of the region for an answer.
         saved: what the path's stage has left in the checkpoint from which the run goes on.
         run_dir: the run's directory.
+        home: where the averager lives; None: where the configuration says, at the start.
         make: builds an averager that has done nothing yet, for who is to stand by.
-        home: where the averager lives, if that is not where it was at the start, or this bridge was
-            not there then.
     """
 
     experiment: Experiment
@@ -85,8 +86,8 @@ class PathSetting:
     timeout_s: float
     saved: Mapping[str, Any] = field(default_factory=dict)
     run_dir: str = ""
-    make: Callable[[], Averager] | None = None
     home: AveragerHome | None = None
+    make: Callable[[], Averager] | None = None
 
 
 def choose_path(experiment: Experiment) -> PathChoice:
@@ -121,7 +122,8 @@ def build_path(setting: PathSetting, site: EndpointSite, failure: BridgeFailure)
     """
     experiment = setting.experiment
     endpoint, region = site.endpoint, site.endpoint.identity.region
-    choice, home = choose_path(experiment), _home(setting)
+    choice = choose_path(experiment)
+    home = setting.home or AveragerHome(experiment.averager_region)
     own = setting.averager if region == home.region else None
     output = AveragerOutput(setting.event_buffer, setting.places, failure)
     answers = Answers(region, setting.timeout_s, lambda peer: _is_connected(endpoint, peer))
@@ -139,7 +141,7 @@ def build_path(setting: PathSetting, site: EndpointSite, failure: BridgeFailure)
         case "direct":
             return DirectPath(endpoint, home, own, output, answers, stage)
         case "standby":
-            node = _standby_node(setting, region)
+            node = _standby_node(setting, region, home)
             return StandbyPath(node, endpoint, output, answers, setting.event_buffer, stage)
         case "overlay":
             overlay = OverlaySetting(
@@ -166,10 +168,6 @@ def averager_lives_in(experiment: Experiment, region: str) -> bool:
     return region in (experiment.averager_region, experiment.first_standby)
 
 
-def _home(setting: PathSetting) -> AveragerHome:
-    return setting.home or AveragerHome(setting.experiment.averager_region)
-
-
 def dials(experiment: Experiment) -> list[tuple[str, str]]:
     """Which region's bridge dials which, beside the averager's: (who, whom), each pair once."""
     home, names = experiment.averager_region, sorted(experiment.present_names)
@@ -187,13 +185,12 @@ def _differential(experiment: Experiment) -> DifferentialCodec | None:
     return None if codec is None else codec.traits.differential
 
 
-def _standby_node(setting: PathSetting, region: str) -> StandbyNode:
+def _standby_node(setting: PathSetting, region: str, home: AveragerHome) -> StandbyNode:
     """The part of ``region`` in an averager that may move."""
     experiment, averager = setting.experiment, setting.averager
-    config, home, standby = experiment.averager, _home(setting), experiment.first_standby
+    config, plan, standby = experiment.averager, wire_plan(experiment), experiment.first_standby
     if setting.make is None:
         raise InvariantError(f"'{region}' could not stand by: nothing builds an averager there")
-    plan = wire_plan(experiment)
 
     def vector(message: Update | Reply) -> Tensor:
         if message.coded is None:

@@ -94,8 +94,10 @@ class DirectPath:
         """See `UpdatePath`."""
         return self._here().request_checkpoint(checkpoint, halt=halt)
 
-    def report_dead(self, region: str) -> None:
+    def report_dead(self, region: str, *, comes_back: bool = False) -> None:
         """See `UpdatePath`; whoever waited for it alone is answered."""
+        if comes_back:  # the averager does not move here
+            return
         log.warning("the run goes on without region '%s': its data are missing", region)
         self._tell(Leave(region))
 

@@ -103,7 +103,7 @@ class OverlayPath:
         """See `UpdatePath`."""
         return self._here().request_checkpoint(checkpoint, halt=halt)
 
-    def report_dead(self, region: str) -> None:
+    def report_dead(self, region: str, *, comes_back: bool = False) -> None:
         """Nobody takes over."""
 
     def tell_members(self, op: ChangeMembers | Begun) -> None:

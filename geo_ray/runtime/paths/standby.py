@@ -38,14 +38,16 @@ from geo_ray.training.averager.replication import copied_update
 from geo_ray.training.averager.stalled import open_requests
 from geo_ray.training.averager.standby import (
     AnswerOwn,
-    AveragerRequest,
     EntryDone,
     RefuseOwn,
     SendMessage,
     StandbyEffect,
     StandbyEvent,
-    StandbyMessage,
     StandbyNode,
+)
+from geo_ray.training.averager.standby_messages import (
+    AveragerRequest,
+    StandbyMessage,
 )
 from geo_ray.transport.endpoint.endpoint import Endpoint
 from geo_ray.transport.wire.message import BACKGROUND, DATA, Message
@@ -136,10 +138,10 @@ class StandbyPath:
                 self._changed.wait(left_s)
             return self._begun.pop(checkpoint, False)
 
-    def report_dead(self, region: str) -> None:
+    def report_dead(self, region: str, *, comes_back: bool = False) -> None:
         """See `UpdatePath`."""
         with self._changed:
-            self._carry_out(self._node.on_report_dead(region))
+            self._carry_out(self._node.on_report_dead(region, comes_back=comes_back))
 
     def tell_members(self, op: ChangeMembers | Begun) -> None:
         """See `UpdatePath`; it is carried out once the standby has it."""

@@ -147,9 +147,11 @@ class Averager:
             GeoRayError: the averager has failed, see `failure`.
         """
         self._check_works()
-        self.view.check(update.region)
+        is_known = self._books.is_known(update)
+        if not (is_known and update.region in self._books.answers):  # who has left may not have it
+            self.view.check(update.region, update.view)
         self._unread.secure()
-        if self._books.is_known(update):
+        if is_known:
             return self._repeat(update)
         with self._changing(may_refuse=True):
             self.carry.check(update)
@@ -286,7 +288,9 @@ class Averager:
             return replies
         giver, view = change.giver(self.view), change.after(self.view)
         self._enter(view, giver)
-        return change.marked(replies, view, giver)
+        marked = change.marked(replies, view, giver)
+        self._books.answers |= {reply.to: reply for reply in marked}  # it may be asked for again
+        return marked
 
     def request_stop(self) -> None:
         """Tell every region, with its next answer, to finish.
@@ -485,8 +489,8 @@ class Averager:
         return replies
 
     def _marked(self, reply: Reply) -> Reply:
-        reply = replace(self._ending.marked(reply), gather=self._is_gathering and not reply.final)
-        return self._marks.marked(reply)
+        view, gather = self.view.told, self._is_gathering and not reply.final
+        return self._marks.marked(replace(self._ending.marked(reply), gather=gather, view=view))
 
     def _release_finals(self) -> list[Reply]:
         """Take final updates as ordinary ones, so that they are answered.

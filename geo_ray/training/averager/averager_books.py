@@ -57,6 +57,7 @@ class AveragerBooks:
 
     def join(self, region: str, giver: str) -> None:
         """A region begins as a copy of another one: with its numbers, and no answer."""
+        self.answers.pop(region, None)
         self.last[region] = self.last.get(giver, (0, 0))
 
     def leave(self, region: str) -> None:

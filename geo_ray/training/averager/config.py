@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Final
+from typing import Final
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from geo_ray.codecs.config import CodecConfig
 from geo_ray.config.base import StrictModel
@@ -15,21 +15,17 @@ AUTO: Final = "auto"
 """In place of a region's name: any region may stand by."""
 
 
-def _listed(value: object) -> object:
-    """One name is a list of one."""
-    if isinstance(value, str):
-        return (value,)
-    return tuple(value) if isinstance(value, list) else value
-
-
 class AveragerConfig(StrictModel):
     """Where the updates of the regions are combined."""
 
     region: str | None = Field(None, description="region whose bridge hosts it; default: the first")
-    standby: Annotated[tuple[str, ...] | None, BeforeValidator(_listed)] = Field(
-        None,
-        description="region that takes over when that one is lost; or several, the best first; or "
-        "auto: any. Who has taken over is stood by in turn, by the next of them or the nearest",
+    standby: str | None = Field(
+        None, description="region that takes over when that one is lost; auto: any region"
+    )
+    next_standbys: tuple[str, ...] = Field(
+        (),
+        description="who stands by after it has taken over or is gone, the best first; then the "
+        "nearest",
     )
     max_divergence: float = Field(
         0.0, ge=0, description="norm of updates that the standby may lack; 0: it has all that count"
@@ -40,7 +36,8 @@ class AveragerConfig(StrictModel):
     @property
     def named_standbys(self) -> tuple[str, ...]:
         """The regions that are to stand by, the best first."""
-        return tuple(name for name in self.standby or () if name != AUTO)
+        first = () if self.standby in {None, AUTO} else (str(self.standby),)
+        return (*first, *self.next_standbys)
 
     def first_standby(self, host: str, present: Sequence[str]) -> str | None:
         """Who stands by at the start; None if nobody does.
@@ -67,6 +64,11 @@ class AveragerConfig(StrictModel):
             ValueError: naming the key.
         """
         if self.standby is None:
+            if self.next_standbys:
+                raise ValueError(
+                    "averager.next_standbys: nobody stands by first: give averager.standby, or "
+                    "leave it out"
+                )
             if self.max_divergence:
                 raise ValueError(
                     "averager.max_divergence: it says how far a standby may be behind, and there "
@@ -75,13 +77,12 @@ class AveragerConfig(StrictModel):
             return
         traits = strategy.traits
         if host in self.named_standbys:
+            key = "standby" if host == self.standby else "next_standbys"
             raise ValueError(
-                f"averager.standby: {host} hosts the averager itself: name another region"
+                f"averager.{key}: {host} hosts the averager itself: name another region"
             )
-        if not self.standby or len(set(self.standby)) < len(self.standby):
-            raise ValueError(
-                f"averager.standby: name each region once, or say {AUTO} for any of them"
-            )
+        if len(set(self.named_standbys)) < len(self.named_standbys):
+            raise ValueError("averager.next_standbys: name each region once")
         if overlay != "star":
             raise ValueError(f"averager.standby: it needs overlay star, not {overlay}")
         if codec.up is not None and codec.up.traits.differential is not None:

@@ -30,7 +30,6 @@ from geo_ray.training.averager.log import (
     Appoint,
     BeginCheckpoint,
     Leave,
-    LogEntry,
     LogOutcome,
     Op,
     Skip,
@@ -43,6 +42,17 @@ from geo_ray.training.averager.replication import (
     ShadowAverager,
     ShipEntry,
 )
+from geo_ray.training.averager.standby_messages import (
+    AveragerAnswer,
+    AveragerLost,
+    AveragerRefusal,
+    AveragerRequest,
+    LogAck,
+    LogAppend,
+    LogTwin,
+    NewAverager,
+    StandbyMessage,
+)
 from geo_ray.training.averager.succession import next_standby
 from geo_ray.training.averager.takeover import (
     GiveUpRegion,
@@ -51,108 +61,7 @@ from geo_ray.training.averager.takeover import (
     TakeOver,
     WatchEffect,
 )
-from geo_ray.training.averager.twin import AveragerTwin, become_twin
-
-# ------------------------------------------------------------------ messages between bridges
-
-
-@dataclass(frozen=True, slots=True)
-class AveragerRequest:
-    """To the averager: do this.
-
-    Attributes:
-        op: what.
-        again: an earlier home had done and answered it: it must not be given up now.
-    """
-
-    op: TakeIn | Skip
-    again: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class AveragerAnswer:
-    """From the home of ``epoch``: an answer, its number in the log, how far the standby is."""
-
-    epoch: int
-    reply: Reply
-    number: int
-    stable: int
-
-
-@dataclass(frozen=True, slots=True)
-class AveragerRefusal:
-    """From the home of ``epoch``: update ``seq`` is refused."""
-
-    epoch: int
-    seq: int
-    error: GeoRayError
-
-
-@dataclass(frozen=True, slots=True)
-class LogAppend:
-    """To the standby: the next entry.
-
-    Attributes:
-        epoch: of the home.
-        entry: the entry.
-        counts: see `ShipEntry`; known at the sender only.
-    """
-
-    epoch: int
-    entry: LogEntry
-    counts: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class LogTwin:
-    """To who is to stand by: the averager as it was after entry ``number``."""
-
-    epoch: int
-    number: int
-    twin: AveragerTwin
-
-
-@dataclass(frozen=True, slots=True)
-class LogAck:
-    """To the averager: everything up to ``number`` is here.
-
-    Attributes:
-        epoch: of the home.
-        number: of the newest entry.
-        follows: whether there is an averager here that carries entries out; else nothing is here.
-    """
-
-    epoch: int
-    number: int
-    follows: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class AveragerLost:
-    """To the standby: whether the home of ``epoch`` is lost."""
-
-    epoch: int
-    lost: bool
-
-
-@dataclass(frozen=True, slots=True)
-class NewAverager:
-    """From the new home; with the newest update of the receiver that is known there."""
-
-    epoch: int
-    last: tuple[int, int]
-
-
-StandbyMessage = (
-    AveragerRequest
-    | AveragerAnswer
-    | AveragerRefusal
-    | LogAppend
-    | LogTwin
-    | LogAck
-    | AveragerLost
-    | NewAverager
-)
+from geo_ray.training.averager.twin import become_twin
 
 # ------------------------------------------------------------------ what the shell has to do
 
@@ -317,9 +226,13 @@ class StandbyNode:
         found = self.watch.tick(now_s, connected, self.members, stands_by=self.stands_by)
         return self._watched(found) + self._seek_standby(now_s, connected, rtts_s or {})
 
-    def on_report_dead(self, region: str) -> list[StandbyEffect]:
-        """Somebody has seen that ``region`` is dead and will not come back as it was."""
-        found = self.watch.on_report_dead(region, self.members, stands_by=self.stands_by)
+    def on_report_dead(self, region: str, *, comes_back: bool = False) -> list[StandbyEffect]:
+        """Somebody has seen that ``region`` is dead; see `LivenessWatch.on_report_dead`."""
+        if comes_back and region == self.standby:  # its copy of the averager is gone
+            return self._release()
+        found = self.watch.on_report_dead(
+            region, self.members, stands_by=self.stands_by, comes_back=comes_back
+        )
         return self._watched(found)
 
     # ------------------------------------------------------------------ as a region

@@ -95,9 +95,25 @@ class LivenessWatch:
             (self._votes.add if lost else self._votes.discard)(voter)
 
     def on_report_dead(
-        self, region: str, members: Collection[str], *, stands_by: bool
+        self,
+        region: str,
+        members: Collection[str],
+        *,
+        stands_by: bool,
+        comes_back: bool = False,
     ) -> list[WatchEffect]:
-        """Somebody has seen that ``region`` is dead and will not come back as it was."""
+        """Somebody has seen that ``region`` is dead.
+
+        Args:
+            region: which.
+            members: who takes part, as for `tick`.
+            stands_by: whether this is the standby.
+            comes_back: only its bridge is: if the averager lived there it moves, and the region is
+                waited for as one that may only be cut off.
+        """
+        if comes_back:
+            is_home = region == self.home.region
+            return self._take_over(members) if stands_by and is_home else []
         self._dead.add(region)
         if self.region == self.home.region:
             self._former.discard(region)

@@ -22,7 +22,7 @@ from geo_ray.training.averager.averager import Averager
 from geo_ray.training.membership.border import MemberChange
 from geo_ray.training.membership.view import View
 
-_ASKS = ("stop", "checkpoint", "halt", "closing", "gather")  # of an answer's receiver
+_ASKS = ("stop", "checkpoint", "halt", "closing", "gather", "view")  # of an answer's receiver
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from geo_ray.strategies.base import Reply, Update
 M = TypeVar("M", Update, Reply)
 
 # Fields that are no plain values, and those that no checkpoint has: none is made while members
-# change.
-_APART: Final = ("payload_P", "coded", "lossy", "carried_E", "gather", "border")
+# change, and all who take part at a resume begin it together.
+_APART: Final = ("payload_P", "coded", "lossy", "carried_E", "gather", "border", "view")
 
 
 def save_messages(

@@ -77,7 +77,9 @@ class MemberChange:
         """The answers at the border, which begins ``view``."""
         donor = giver if self.joins else None
         return [
-            replace(r, border=Border(view.epoch, r.to == donor, r.to in self.leaves))
+            replace(
+                r, border=Border(view.epoch, r.to == donor, r.to in self.leaves), view=view.epoch
+            )
             for r in replies
         ]
 

@@ -15,7 +15,18 @@ class MembersConfig(StrictModel):
         None,
         ge=1,
         description="a run goes on without lost regions while so many are left, the averager's "
-        "among them; null: the loss of a region ends it, unless its standby takes over",
+        "among them; null: it waits for every region that is lost, until that is back",
+    )
+    rejoin: bool = Field(
+        True,
+        description="regions that are lost are brought back by themselves, as copies of others; "
+        "where that cannot be, or if false, fewer than min end the run",
+    )
+    wait_s: float = Field(
+        600.0,
+        ge=0,
+        description="longest pause with fewer regions than are needed; then the run is saved and "
+        "ends",
     )
     absent: tuple[str, ...] = Field(
         (), description="regions that are not there at the start, and may join later"

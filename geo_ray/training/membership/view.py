@@ -19,6 +19,7 @@ class View:
         left: those that took part until they were asked to leave, in that order.
         epoch: 1 at the start of a run; grows by 1 with every change.
         giver: whose copies those begin as that are joining.
+        since: the epochs from which on those take part that joined in this run, by region.
     """
 
     members: tuple[str, ...]
@@ -27,15 +28,27 @@ class View:
     left: tuple[str, ...] = ()
     epoch: int = 1
     giver: str = ""
+    since: tuple[tuple[str, int], ...] = ()
 
-    def check(self, region: str) -> None:
+    def check(self, region: str, said_in: int = 0) -> None:
         """Refuse what a region says that does not take part.
 
+        Args:
+            region: who says it.
+            said_in: epoch of the view that it knew then; 0 if it did not say.
+
         Raises:
-            RegionLostError: it does no more: the others went on without it.
+            RegionLostError: it does no more: the others went on without it. Or it does again, and
+                said this before they had.
             InvariantError: it never did.
         """
         if region in self.members:
+            since = dict(self.since).get(region, 1)
+            if 0 < said_in < since:
+                raise RegionLostError(
+                    f"region '{region}' said this in view {said_in}: the others went on without "
+                    f"it, and it takes part again since view {since}"
+                )
             return
         if region in (*self.lost, *self.left):
             raise RegionLostError(
@@ -43,6 +56,11 @@ class View:
                 f"{self.epoch})"
             )
         raise InvariantError(f"'{region}' is no member of this run")
+
+    @property
+    def told(self) -> int:
+        """The epoch as messages have it, which leave the first one out."""
+        return self.epoch if self.epoch > 1 else 0
 
     def without(self, region: str) -> View:
         """The next view: ``region`` is lost; the same one if it was before, or had left.
@@ -81,6 +99,7 @@ class View:
             left=(*[name for name in self.left if name not in joins], *leaves),
             epoch=self.epoch + 1,
             giver=giver,
+            since=(*then.since, *((name, self.epoch + 1) for name in sorted(joins))),
         )
 
     def begun(self, region: str) -> View:
@@ -115,4 +134,5 @@ class View:
     def _of(self, names: Iterable[str]) -> View:
         members = tuple(sorted(names))
         joining = tuple(name for name in self.joining if name in members)
-        return replace(self, members=members, joining=joining)
+        since = tuple(pair for pair in self.since if pair[0] in members and pair[0] in self.members)
+        return replace(self, members=members, joining=joining, since=since)

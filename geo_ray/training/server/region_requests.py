@@ -32,6 +32,7 @@ class RegionRequests:
         step_s: of one step, over those before the last update.
         exchange_s: of the last exchange, without what the averager held it.
         sent_at: steps applied before the newest request.
+        view: epoch of the newest view that answers were given in; 0: the first.
     """
 
     seq: int = 0
@@ -42,6 +43,7 @@ class RegionRequests:
     step_s: float = 0.0
     exchange_s: float = 0.0
     sent_at: int = 0
+    view: int = 0
     _sent_samples: int = 0  # behind the open request
 
     def stepped(self, samples: int, compute_s: float) -> None:
@@ -70,6 +72,7 @@ class RegionRequests:
             steps=steps,
             step_s=self.step_s,
             exchange_s=self.exchange_s,
+            view=self.view,
         )
         self._sent_samples, self.samples = self.samples, 0
         self.request = SendUpdate(update, blocking)
@@ -108,7 +111,7 @@ class RegionRequests:
             "sent_at": self.sent_at,
             "times_s": [self.compute_s, self.step_s, self.exchange_s],
             "sent_samples": self._sent_samples,
-        }
+        } | ({"view": self.view} if self.view else {})
 
     def restore(self, data: Mapping[str, object], version: int) -> None:
         """Become what `export` saved, with no request open.
@@ -124,6 +127,7 @@ class RegionRequests:
         if isinstance(times_s, list):
             self.compute_s, self.step_s, self.exchange_s = map(float, times_s)
         self._sent_samples = int(str(data.get("sent_samples", 0)))
+        self.view = int(str(data.get("view", 0)))
 
     def export_request(
         self, coded: Update | None

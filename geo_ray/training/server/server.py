@@ -145,6 +145,7 @@ class Server:
             self.carry.merge(reply)
         self.model.merge(replace(reply, carried_E=nothing_carried()))
         self.averager_version, self._seen = reply.version, reply.seen
+        self.requests.view = max(self.requests.view, reply.view)
         told = reply.stop or self._ending.closing
         self._ending.closing = reply.closing
         if reply.stop:

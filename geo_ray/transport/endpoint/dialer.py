@@ -139,19 +139,25 @@ class Dialer:
     def keep(self, session: Session) -> None:
         """Dial a session's region whenever it is disconnected, until the session is closed."""
         with self._lock:
-            self._start_keeper(session)
+            if session.peer not in self._keepers:
+                self._start_keeper(session)
+
+    def drop(self, session: Session) -> None:
+        """Dial a session's region no more; a connection to it stays."""
+        with self._lock:
+            self._keepers.pop(session.peer, None)
 
     def _keep_connected(self, session: Session, keeper: object) -> None:
         try:
             self._dial_again_and_again(session, keeper)
         finally:
             with self._lock:
-                if self._keepers[session.peer] is keeper:
+                if self._keepers.get(session.peer) is keeper:
                     self._keepers[session.peer] = None
 
     def _dial_again_and_again(self, session: Session, keeper: object) -> None:
         config, failures = self._config, 0
-        while session.wait_disconnected() and self._keepers[session.peer] is keeper:
+        while session.wait_disconnected() and self._keepers.get(session.peer) is keeper:
             begun_s = self._clock.now_s()
             try:
                 control = self._connector.dial(session, self._address(session.peer), 0, "")

@@ -161,9 +161,8 @@ class Endpoint:
             raise TransportError(f"region {peer} cannot connect to itself")
         session = self._session(peer)
         with self._changed:
-            is_new = peer not in self._addresses
             self._addresses[peer] = address
-            if is_new and not self._closed:
+            if not self._closed:
                 self._dialer.keep(session)
 
     def expect(self, peer: str) -> None:
@@ -176,6 +175,16 @@ class Endpoint:
         if peer == self.identity.region:
             raise TransportError(f"region {peer} cannot connect to itself")
         self._session(peer)
+
+    def forget(self, peer: str) -> None:
+        """A region is gone: it is not dialed any more, and `close` does not wait for it.
+
+        It may come back, by a connection of its own or by `connect`; then all is as before.
+        """
+        session = self._find(peer)
+        if session is not None:
+            self._dialer.drop(session)
+            session.forget()
 
     def wait_connected(self, peers: Iterable[str], timeout_s: float) -> None:
         """Wait until all of ``peers`` are connected.
@@ -288,6 +297,8 @@ class Endpoint:
             sessions = list(self._sessions.values())
         deadline_s = time.monotonic() + drain_s
         for session in sessions:
+            if session.is_forgotten:
+                continue
             if not session.flush(max(0.0, deadline_s - time.monotonic())):
                 _LOGGER.warning("region %s has not acknowledged every message", session.peer)
         with self._changed:

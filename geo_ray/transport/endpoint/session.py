@@ -58,6 +58,7 @@ class Session:
         flow: the link's flow control.
         inbox: messages that have come.
         is_revoked: whether the certificate that the peer showed last counts no more.
+        is_forgotten: whether the peer is gone, and nobody waits for it unless it comes back.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Session:
         )
         self._connection: Connection | None = None
         self._peer_serials: set[int] = set()  # of the present connection, or the last one
-        self.is_revoked = False
+        self.is_revoked = self.is_forgotten = False
         self._closed = False
         self._incarnation = Incarnation(peer)
         self._peer_delivered: list[int] = []
@@ -130,6 +131,10 @@ class Session:
     def _is_flushed(self) -> bool:
         connection = self._connection
         return self._closed or not (self._outbox or (connection is not None and connection.owes))
+
+    def forget(self) -> None:
+        """The peer is gone; what it has not acknowledged waits for it, should it come back."""
+        self.is_forgotten = True
 
     def stats(self) -> PeerStats:
         """See `PeerStats`."""
@@ -242,7 +247,7 @@ class Session:
                 # Told here: the old connection's thread may only get there after the new one's.
                 self.inbox.tell_peer(count(old.greeting.hello, "epoch"), is_up=False)
                 old.end("replaced by a newer connection")
-            self._connection = connection
+            self._connection, self.is_forgotten = connection, False
             self._peer_serials, self.is_revoked = connection.peer_serials, False
             self.inbox.tell_peer(self._incarnation.epoch, is_up=True)
             self._peer_delivered = []

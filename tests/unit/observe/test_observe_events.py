@@ -45,7 +45,7 @@ def test_unknown_kind_is_refused(tmp_path: Path) -> None:
         log.write("stepp", 0.0)
 
 
-@pytest.mark.parametrize("kind", EVENT_FIELDS)
+@pytest.mark.parametrize("kind", [kind for kind, fields in EVENT_FIELDS.items() if fields])
 def test_every_field_of_a_kind_is_required(kind: str) -> None:
     with pytest.raises(InvariantError, match=", ".join(EVENT_FIELDS[kind])):
         conform(kind, 0.0, {})

@@ -60,6 +60,7 @@ def test_summary_of_a_small_run() -> None:
             "worker_lost": 0,
             "worker_replaced": 0,
             "step_refused": 0,
+            "bridge_replaced": 0,
             "region_lost": 0,
             "state_changed": 0,
         },

@@ -8,8 +8,14 @@ from typing import Any
 import pytest
 from train_support import experiment_of
 
-from geo_ray.runtime.control.member_policy import MemberPolicy
-from geo_ray.runtime.control.member_requests import REQUESTS, MemberRequest, ask, forget, take
+from geo_ray.runtime.control.membership.member_policy import MemberPolicy
+from geo_ray.runtime.control.membership.member_requests import (
+    REQUESTS,
+    MemberRequest,
+    ask,
+    forget,
+    take,
+)
 
 REGIONS: list[dict[str, Any]] = [{"name": "us"}, {"name": "eu"}, {"name": "ap"}]
 

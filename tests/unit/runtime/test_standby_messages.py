@@ -35,7 +35,7 @@ from geo_ray.training.averager.log import (
     TakeSum,
     Wake,
 )
-from geo_ray.training.averager.standby import (
+from geo_ray.training.averager.standby_messages import (
     AveragerAnswer,
     AveragerLost,
     AveragerRefusal,

@@ -15,11 +15,13 @@ from geo_ray.training.averager.replication import ReplicatedAverager, ShadowAver
 from geo_ray.training.averager.standby import (
     AnswerOwn,
     EntryDone,
-    LogAppend,
     SendMessage,
     StandbyEffect,
-    StandbyMessage,
     StandbyNode,
+)
+from geo_ray.training.averager.standby_messages import (
+    LogAppend,
+    StandbyMessage,
 )
 from geo_ray.training.averager.takeover import LivenessWatch
 

@@ -1,7 +1,9 @@
 """Brings the actors of one region up beside a run that goes on, on threads of their own.
 
-Starting processes takes seconds to minutes: nobody is held up by it. Only when all is there does
-the averager hear of the newcomer, and only the copy of a region's state is waited for.
+Starting processes takes seconds to minutes: nobody is held up by it. Workers that are left of a
+region whose server has died go on with the next one: they have loaded everything already. Only when
+all is there does the averager hear of the newcomer, and only the copy of a region's state is waited
+for.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from geo_ray.runtime.control.actor_group import ActorGroup, collect
 
 _PLACE_S: Final = 120.0
 _START_S: Final = 300.0
+_IDLE_S: Final = 5.0  # for a worker of a server that has died to notice it
 
 
 @dataclass(slots=True)
@@ -103,6 +106,8 @@ class Joining:
         own = where if placed is None else {}  # is given back if nothing comes of it
         spec = replace(actors.spec, resume=None, epoch=self.epoch, home=actors.home)
         group = ActorGroup(spec, where, actors.keys)
+        for worker in actors.take_idle(self.region, _IDLE_S):
+            group.workers[self.region, worker.rank] = worker
         try:
             group.create([spec.region(self.region)])
             group.await_ready(_START_S)

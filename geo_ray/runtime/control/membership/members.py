@@ -21,9 +21,10 @@ from geo_ray.observe.text import bytes_text
 from geo_ray.runtime.actors.parts import Handed, handed_folder
 from geo_ray.runtime.control.actor_group import ActorGroup
 from geo_ray.runtime.control.demands import demand_of
-from geo_ray.runtime.control.joining import Joining
-from geo_ray.runtime.control.member_policy import MemberPolicy
-from geo_ray.runtime.control.member_requests import MemberRequest
+from geo_ray.runtime.control.membership.joining import Joining
+from geo_ray.runtime.control.membership.member_policy import MemberPolicy
+from geo_ray.runtime.control.membership.member_requests import MemberRequest
+from geo_ray.runtime.control.membership.returns import Returns
 from geo_ray.training.membership.border import giver_of
 from geo_ray.training.membership.view import View
 
@@ -75,7 +76,6 @@ class Members:
     requests: Callable[[], list[MemberRequest]]
     hooks: MemberHooks
     origin_unix_s: float
-    _newest_epoch: int = field(init=False)
     _waiting: deque[str] = field(default_factory=deque)
     _joining: Joining | None = None
     _handed: tuple[Handed, int, float] | None = None  # with the giver's steps, and when
@@ -83,12 +83,11 @@ class Members:
     _rows: dict[str, Mapping[str, object]] = field(default_factory=dict)
     _steps: dict[str, int] = field(default_factory=dict)
     _lost: list[str] = field(default_factory=list)  # regions that the run went on without
+    _returns: Returns = field(default_factory=Returns)
+    _removed: set[str] = field(default_factory=set)  # that were asked to be
     _giver: str = ""  # whose copy the newcomer is to begin as, once it is a member
     _member_s: float = 0.0  # when it was not a member yet that joins
     _asks_again: bool = False  # a new home may know nothing of it
-
-    def __post_init__(self) -> None:
-        self._newest_epoch = self.actors.spec.epoch
 
     def tick(self, statuses: Statuses) -> None:
         """Do what can be done now.
@@ -104,6 +103,8 @@ class Members:
         self._giver = "" if view is None else view.giver
         for request in self.requests():
             self._take(request, view)
+        if not self.hooks.is_ending():
+            self._waiting += self._returns.due(time.monotonic())
         if isinstance(view, View):
             self._see_off(view)
             self._go_on(view)
@@ -112,6 +113,22 @@ class Members:
     def is_leaving(self) -> bool:
         """Whether a region that was asked to leave is not gone: it would be in a checkpoint."""
         return bool(self._leaving)
+
+    @property
+    def is_joining(self) -> bool:
+        """Whether a region's processes are there, and it joins at the next border."""
+        return self._joining is not None and self._joining.is_asked
+
+    @property
+    def awaited(self) -> list[str]:
+        """Lost regions that will be brought back."""
+        if not self.policy.brings_back:
+            return []
+        return [name for name in self._lost if name not in self._removed]
+
+    def brings_back(self, region: str) -> bool:
+        """Whether a region that is lost now will be brought back."""
+        return self.policy.brings_back and region not in self._removed
 
     def on_handed(self, giver: str, event: Mapping[str, Any]) -> None:
         """The copy of a region's state that a newcomer waits for is written."""
@@ -134,6 +151,7 @@ class Members:
         """Tell the averager that the run goes on without a region."""
         self._lost.append(region)
         self.hooks.ask_home(partial(_report_dead, region))
+        self._bring_back(region)
         joining = self._joining
         if joining is not None and joining.is_asked and region == self._giver and not self._handed:
             error = RegionLostError(
@@ -157,6 +175,9 @@ class Members:
 
     def _take(self, request: MemberRequest, view: View | None) -> None:
         region = request.region
+        if request.verb == "remove" and region in self.awaited:
+            self._stay_away(region)
+            return
         known = tuple(self.actors.primaries) if view is None else view.members
         members = [name for name in known if name not in self._lost]  # it may not know yet
         pending = {*self._waiting, *self._leaving}
@@ -173,8 +194,10 @@ class Members:
             self.hooks.emit("members_refused", verb=request.verb, region=region, cause=why)
             self.hooks.tell(f"'{request.verb} {region}' is refused: {why}")
         elif request.verb == "add":
+            self._returns.forget(region)
             self._waiting.append(region)
         elif request.verb == "remove":
+            self._removed.add(region)
             self.hooks.lose(region, f"region '{region}' was asked to be removed")
         else:
             self.hooks.tell(f"region '{region}' is asked to leave")
@@ -219,8 +242,7 @@ class Members:
             self._fail(joining, error)
 
     def _begin(self, region: str) -> None:
-        self._newest_epoch += 1
-        joining = Joining(region, self._newest_epoch, self.actors, self.origin_unix_s)
+        joining = Joining(region, self.actors.next_epoch(), self.actors, self.origin_unix_s)
         self.hooks.tell(f"region '{region}' is joining: starting its processes")
         spec = self.actors.spec
         demand = demand_of(spec.experiment, spec.region(region))
@@ -235,6 +257,7 @@ class Members:
         elif not joining.is_asked:
             if joining.is_up and not self._leaving:
                 joining.is_asked = True
+                self._member_s = time.monotonic()  # the border may be there before the next look
                 self._ask_change((region,), ())
         elif self._handed is None:
             self._await_copy(region, view)
@@ -250,6 +273,8 @@ class Members:
             self.hooks.tell(f"region '{region}' has joined at step {step}: {size}, {took_s:.1f} s")
             joining.finish()
             self._lost = [name for name in self._lost if name != region]
+            self._removed.discard(region)
+            self._returns.joined(region, time.monotonic())
             self._forget()
 
     def _await_copy(self, region: str, view: View) -> None:
@@ -275,6 +300,25 @@ class Members:
         if joining.is_asked:
             self.hooks.ask_home(partial(_report_dead, region))
         self.hooks.emit("join_failed", region=region, cause=error.message)
+        if region in self._lost:
+            self._bring_back(region)
+
+    def _stay_away(self, region: str) -> None:
+        """A lost region is not to come back, wherever it is on its way."""
+        self._removed.add(region)
+        self._returns.forget(region)
+        self._waiting = deque(name for name in self._waiting if name != region)
+        joining = self._joining
+        if joining is not None and joining.region == region:
+            self._fail(joining, RegionLostError(f"region '{region}' was asked to be removed"))
+        self.hooks.tell(f"region '{region}' is not brought back")
+
+    def _bring_back(self, region: str) -> None:
+        if region not in self.awaited:
+            return
+        wait_s = self._returns.lost(region, time.monotonic())
+        when = "now" if wait_s == 0 else f"in {wait_s:.0f} s"
+        self.hooks.tell(f"region '{region}' is to be brought back {when}")
 
     def _forget(self) -> None:
         if self._handed is not None:

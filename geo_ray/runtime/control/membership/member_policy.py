@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from geo_ray.config.experiment import Experiment
-from geo_ray.runtime.control.member_requests import MemberRequest
+from geo_ray.runtime.control.membership.member_requests import MemberRequest
 from geo_ray.training.membership.config import why_fixed, why_nobody_joins
 
 
@@ -23,6 +23,32 @@ class MemberPolicy:
     """
 
     experiment: Experiment
+
+    @property
+    def brings_back(self) -> bool:
+        """Whether regions that are lost are brought back."""
+        experiment = self.experiment
+        shards = {each.name: each.ps_shards for each in experiment.regions}
+        return (
+            experiment.members.rejoin
+            and self._fixed is None
+            and len(shards) > 1
+            and why_nobody_joins(shards) is None
+        )
+
+    @property
+    def least(self) -> int | None:
+        """Regions that must be there; None: all that have not left."""
+        return self.experiment.members.min
+
+    @property
+    def _fixed(self) -> str | None:
+        experiment = self.experiment
+        return why_fixed(
+            experiment.overlay.kind,
+            experiment.codec,
+            has_transfers=experiment.transfers is not None,
+        )
 
     def refusal(
         self,
@@ -50,13 +76,8 @@ class MemberPolicy:
             return "the run is about to end"
         if region in pending:
             return f"region '{region}' is joining or leaving already"
-        fixed = why_fixed(
-            experiment.overlay.kind,
-            experiment.codec,
-            has_transfers=experiment.transfers is not None,
-        )
-        if fixed is not None:
-            return fixed
+        if self._fixed is not None:
+            return self._fixed
         if request.verb == "add":
             return self._no_newcomer(region, members)
         return self._no_leaver(region, members, home)

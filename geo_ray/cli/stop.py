@@ -1,0 +1,19 @@
+"""`geo-ray stop`: a run that goes on saves a checkpoint and stops."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from geo_ray.cli.paths import run_directory
+
+
+@click.command()
+@click.argument("run_dir", metavar="RUN", type=click.Path(path_type=Path), callback=run_directory)
+def stop(run_dir: Path) -> None:
+    """Save RUN, wherever it goes on, and stop it."""
+    import geo_ray
+
+    geo_ray.stop(run_dir)
+    click.echo(f"asked; `geo-ray status {run_dir}` shows what comes of it")

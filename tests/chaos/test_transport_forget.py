@@ -1,0 +1,62 @@
+"""A region that is gone is neither dialed nor waited for, unless it comes back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from flaky_proxy import FlakyProxy
+from wan_support import WAIT_S, Node, leaving_nothing_behind, numbers_of, running, until
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    with leaving_nothing_behind():
+        yield
+
+
+def keepers(peer: str) -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name == f"wan-{peer}"]
+
+
+def test_the_end_does_not_wait_for_who_is_forgotten(caplog: pytest.LogCaptureFixture) -> None:
+    us, eu = Node("us"), Node("eu")
+    with running(us, eu):
+        eu.dial(us)
+        eu.endpoint.close(0.0)
+        us.wait(lambda: ("eu", 1, False) in us.peers)
+        us.say("eu", 1, b"never heard")
+        us.endpoint.forget("eu")
+        us.endpoint.forget("who was never there")
+        us.endpoint.close(WAIT_S)
+    assert "has not acknowledged every message" not in caplog.text
+    assert us.about("eu")["outbox_messages"] == 1
+
+
+def test_who_is_forgotten_is_not_dialed_until_somebody_asks_for_it() -> None:
+    us, eu, again = Node("us"), Node("eu"), Node("eu", 2)
+    with running(us, eu, again):
+        us.dial(eu)
+        assert len(keepers("eu")) == 1
+        us.endpoint.forget("eu")
+        assert us.about("eu")["connected"], "it may have something to say still"
+        eu.endpoint.close(0.0)
+        until(lambda: not keepers("eu"))
+        us.join(again, again.endpoint.listen())
+        us.say("eu", 2)
+        assert numbers_of(again.wait_messages(1)) == [2]
+
+
+def test_who_comes_back_finds_what_waits_for_it() -> None:
+    us, eu = Node("us"), Node("eu")
+    with running(us, eu), FlakyProxy(us.endpoint.listen()) as proxy:
+        eu.join(us, proxy.address)
+        proxy.refusing = True
+        proxy.cut()
+        us.wait(lambda: ("eu", 1, False) in us.peers)
+        us.endpoint.forget("eu")
+        us.say("eu", 3)
+        proxy.refusing = False
+        assert numbers_of(eu.wait_messages(1)) == [3]
+        assert not us.endpoint._sessions["eu"].is_forgotten

@@ -1,0 +1,81 @@
+"""What ends a run that an actor drives, and how it is asked to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from geo_ray.errors import HeadLostError, InterruptedRunError, RunDirectoryError
+from geo_ray.runtime.control import stop_requests
+from geo_ray.runtime.control.interruption import Interruption
+from geo_ray.runtime.control.membership.member_requests import REQUESTS, take
+from geo_ray.runtime.driver.attendance import Attendance
+from geo_ray.runtime.driver.head_watch import HeadState, HeadWatch, patience_s
+from geo_ray.runtime.driver.order import driver_name
+
+
+def test_a_run_that_nobody_watches_for_long_enough_is_over() -> None:
+    watched = Attendance(60.0, 100.0)
+    assert not watched.is_over(159.9)
+    watched.hear(150.0)
+    watched.hear(140.0)  # told late
+    assert not watched.is_over(209.9) and watched.is_over(210.0)
+    assert not Attendance(None, 0.0).is_over(1e9)
+
+
+def test_a_head_that_is_silent_is_waited_for_and_then_given_up() -> None:
+    watch = HeadWatch(60.0)
+    assert watch.see(0.0, answers=True) is HeadState.THERE
+    assert watch.see(3.0, answers=False) is HeadState.THERE  # once is nothing
+    assert watch.see(5.0, answers=False) is HeadState.SILENT
+    assert watch.see(20.0, answers=True) is HeadState.THERE
+    assert watch.see(49.9, answers=False) is HeadState.SILENT
+    assert watch.see(50.0, answers=False) is HeadState.GONE  # half of what Ray waits
+
+
+def test_a_head_that_was_never_heard_is_not_given_up() -> None:
+    watch = HeadWatch(60.0)
+    assert watch.see(1000.0, answers=False) is HeadState.THERE
+
+
+@pytest.mark.parametrize(
+    ("text", "expected_s"), [(None, 60.0), ("600", 600.0), ("0", 1.0), ("long", 60.0)]
+)
+def test_rays_patience_is_what_the_node_was_told(text: str | None, expected_s: float) -> None:
+    told = {} if text is None else {"RAY_gcs_rpc_server_reconnect_timeout_s": text}
+    assert patience_s(told) == expected_s
+
+
+def test_a_wish_to_stop_is_taken_once_and_is_no_members_request(tmp_path: Path) -> None:
+    assert not stop_requests.take(tmp_path)
+    stop_requests.ask(tmp_path)
+    stop_requests.ask(tmp_path)
+    assert take(tmp_path) == [] and (tmp_path / REQUESTS / "stop").exists()
+    assert stop_requests.take(tmp_path) and not stop_requests.take(tmp_path)
+    stop_requests.ask(tmp_path)
+    stop_requests.forget(tmp_path)
+    assert not stop_requests.take(tmp_path)
+
+
+def test_a_wish_that_cannot_be_left_says_so(tmp_path: Path) -> None:
+    (tmp_path / REQUESTS).write_text("in the way")
+    with pytest.raises(RunDirectoryError):
+        stop_requests.ask(tmp_path)
+
+
+def test_the_first_reason_to_stop_counts() -> None:
+    wish = Interruption()
+    assert not wish.is_set()
+    wish.set(HeadLostError("the head is gone"))
+    wish.set()
+    assert wish.is_set() and isinstance(wish.why, HeadLostError)
+    plain = Interruption()
+    plain.set()
+    assert isinstance(plain.why, InterruptedRunError)
+
+
+def test_a_directory_has_one_driver_however_it_is_written(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    assert driver_name(tmp_path / "run") == driver_name(tmp_path / "run" / ".." / "run")
+    assert driver_name(tmp_path / "run") != driver_name(tmp_path)
