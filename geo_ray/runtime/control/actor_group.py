@@ -97,6 +97,7 @@ class ActorGroup:
         bridge_addresses: where other regions, and the own one, reach each bridge.
         home: where the averager lives at present, as far as is known.
         standby: who says that it may take over from there; None if nobody does.
+        former_homes: where the averager lived before it moved, and moved again.
         keys: of the run.
     """
 
@@ -111,8 +112,8 @@ class ActorGroup:
     bridge_addresses: dict[str, tuple[Address, Address]] = field(default_factory=dict)
     home: AveragerHome = field(init=False)
     standby: str | None = field(init=False)
+    former_homes: set[str] = field(default_factory=set)
     _known: dict[tuple[str, str], Introduction] = field(default_factory=dict)
-    _former_homes: set[str] = field(default_factory=set)
     _newest_epoch: int = field(init=False)
     _idle: dict[str, list[GroupWorker]] = field(default_factory=dict)
 
@@ -274,11 +275,6 @@ class ActorGroup:
         if signed is not None and bridge is not None:
             bridge.use_certificate.remote(signed)
 
-    @property
-    def former_homes(self) -> frozenset[str]:
-        """Where the averager lived before it moved, and moved again."""
-        return frozenset(self._former_homes)
-
     def follow(self, home: AveragerHome) -> bool:
         """The averager says that it lives at ``home``; whether that is news."""
         if home.epoch <= self.home.epoch or home.region not in self.bridges:
@@ -288,11 +284,9 @@ class ActorGroup:
 
     def note_standby(self, region: str, home: AveragerHome, *, stands_by: bool) -> None:
         """A region says whether it may take over from ``home``."""
-        if home == self.home and region in self.bridges:
-            if stands_by:
-                self.standby = region
-            elif region == self.standby:
-                self.standby = None
+        is_news = stands_by or region == self.standby
+        if is_news and home == self.home and region in self.bridges:
+            self.standby = region if stands_by else None
 
     def can_lose(self, region: str) -> bool:
         """Whether the run can go on without ``region``.
@@ -303,7 +297,7 @@ class ActorGroup:
             return self.standby in self.bridges
         experiment = self.spec.experiment
         may_change = experiment.members.min is not None or MemberPolicy(experiment).brings_back
-        return may_change or region in self._former_homes
+        return may_change or region in self.former_homes
 
     def lose(self, region: str, *, keep_workers: bool = False) -> None:
         """Go on without a region; what is left of it is ended, but workers that are kept."""
@@ -332,8 +326,8 @@ class ActorGroup:
 
     def _move(self, home: AveragerHome) -> None:
         if home.region != self.home.region:
-            self._former_homes |= {self.home.region}
-        self._former_homes -= {home.region}
+            self.former_homes |= {self.home.region}
+        self.former_homes -= {home.region}
         self.home, self.standby = home, None
 
     def take_idle(self, region: str, wait_s: float) -> list[GroupWorker]:
@@ -382,6 +376,8 @@ class ActorGroup:
         """Which bridge dials which: all that of the averager, and each other where it is needed."""
         experiment = self.spec.experiment
         home, names = experiment.averager_region, sorted(self.primaries)
+        if experiment.averager.standby is not None:  # it may come to live anywhere
+            return [(a, b) for a in names for b in names if b < a]
         dials = [(region, home) for region in names if region != home]
         return dials + build.dials(experiment)
 

@@ -65,8 +65,7 @@ class Averager:
         state: the strategy's state.
         snapshots: finished parts of checkpoints, for the shell to take and write.
         wire: decodes updates and encodes replies.
-        goal: see `AveragerEnding`, as for the next.
-        enough: rows of all regions together after which they are told to finish; None: no limit.
+        goal, enough: see `AveragerEnding`.
         noise: what the regions' gradients say about each other.
         failure: what ended it; None while it works.
         carry: what their models carry.
@@ -128,7 +127,7 @@ class Averager:
 
     @property
     def may_begin_checkpoint(self) -> bool:
-        """Whether no region may hold answers of a lost averager, of which nothing is known here."""
+        """Whether regions hold no answers of a lost averager, of which nothing is known here."""
         return self._marks.may_begin
 
     def on_update(self, update: Update) -> list[Reply]:
@@ -202,8 +201,8 @@ class Averager:
     def on_skip(self, region: str, epoch: int, seq: int) -> list[Reply]:
         """Answer an update that is too stale without taking it in."""
         self._check_works()
-        skipped = Update(region, epoch, seq, 0, 0, torch.empty(0))
         self.view.check(region)
+        skipped = Update(region, epoch, seq, 0, 0, torch.empty(0))
         if self._books.is_known(skipped):
             return self._repeat(skipped)
         self._unread.secure()
@@ -269,7 +268,7 @@ class Averager:
         self._enter(self.view.without(region))
         self._note_finished()
         replies = self._release_waiting()
-        if self._books.finals and (state.waiting or self._all_finished):
+        if self._books.finals and (state.waiting or self._books.has_finals(state.members)):
             return replies + self._finished()
         if state.waiting and all(name in state.waiting for name in state.members):
             # It was the last one missing: whichever is handed in again completes the round.
@@ -432,10 +431,6 @@ class Averager:
                 return self._answer(replace(final, final=False))
         return [answer] if answer is not None and newest else []
 
-    @property
-    def _all_finished(self) -> bool:
-        return all(name in self._books.finals for name in self.state.members)
-
     def _note_finished(self) -> None:
         self.state.finished = frozenset(self._books.finals)
 
@@ -445,7 +440,7 @@ class Averager:
         Otherwise somebody may wait for who has finished.
         """
         self._note_finished()
-        if self._all_finished:
+        if self._books.has_finals(self.state.members):
             finals, self._books.finals = self._books.finals, {}
             self._note_finished()
             self._ending.passed()

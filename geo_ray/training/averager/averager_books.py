@@ -42,6 +42,10 @@ class AveragerBooks:
         """Whether ``update`` is a repetition."""
         return (update.epoch, update.seq) <= self.newest(update.region)
 
+    def has_finals(self, members: Sequence[str]) -> bool:
+        """Whether all have said their last word."""
+        return all(name in self.finals for name in members)
+
     def take(self, update: Update) -> None:
         """``update`` is taken in, or given up; what was answered before is over."""
         self.last[update.region] = (update.epoch, update.seq)

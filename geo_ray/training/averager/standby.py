@@ -284,7 +284,8 @@ class StandbyNode:
         self._repeated.clear()
         self._greeted = set(averager.view.members)
         effects: list[StandbyEffect] = [StandbyEvent("took_over", self.region, epoch)]
-        others = [member for member in averager.view.members if member != self.region]
+        view = averager.view  # who has left may not have heard that it has
+        others = [name for name in (*view.members, *view.left) if name != self.region]
         effects += [
             SendMessage(other, NewAverager(epoch, averager.last(other))) for other in others
         ]
