@@ -90,6 +90,8 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> Iterator[Wire]:
         monkeypatch.setattr(actor_group, "collect", collect)
         monkeypatch.setattr(ActorGroup, "_create_worker", create_worker)
         monkeypatch.setattr(WorkerActor, "_here", lambda worker, manifest: worker._region)
+        # Ray would start a cluster of its own to tell.
+        monkeypatch.setattr(WorkerActor, "node_id", lambda worker: worker._region)
         yield wire
 
 
