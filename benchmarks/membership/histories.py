@@ -1,8 +1,8 @@
 """Random histories of a simulated run's members: one a seed, and what must be true of every one.
 
 A history draws a strategy, regions, links, speeds and checkpoints, and lets regions join, leave, be
-lost and come back at random times; then the run is resumed from its last checkpoint, if there is
-one, and goes on to its end.
+lost and come back at random times, the averager's too, and cuts links; then the run is resumed from
+its last checkpoint, if there is one, and goes on to its end.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from geo_ray.config.canonical import canonical_json
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_text
 from geo_ray.data.manifest import Manifest
+from geo_ray.errors import RegionLostError
 from geo_ray.job.data import prepare_manifest
 from geo_ray.runtime.control.saver import without_lost
 from geo_ray.sim.checkpoints import SimCheckpoint
@@ -70,7 +71,10 @@ class History:
         task, manifest = self._data(config)
         world = World(config, task, manifest, self._seen)
         self._disturb(world, config, draw)
-        self._finish(world)
+        try:
+            self._finish(world)
+        except RegionLostError:  # the averager's, and then who was to take over
+            self._seen("ended", 0.0)
         saved = [cut for cut in world.checkpoints.values() if cut.is_whole]
         if saved:
             self._resume(config, task, manifest, saved[-1])
@@ -80,6 +84,7 @@ class History:
         names = NAMES[: draw.randint(3, 5)]
         others = names[1:]
         absent = draw.sample(others, draw.randint(0, len(names) - 2))
+        present = [name for name in others if name not in absent]
         codec = {"up": {"kind": "chunked_topk"}} if kind == "sparseloco" else {}
         sections = {
             "name": "history",
@@ -95,6 +100,7 @@ class History:
                 "link": {"rate_mbps": draw.choice((1, 20)), "delay_s": draw.uniform(0.001, 0.3)},
             },
             "members": {"min": 1, "absent": absent},
+            "averager": {"standby": draw.choice(("auto", present[-1]))},
             "checkpoint": {"every_s": draw.choice((None, 0.2, 1.0))},
             "seed": self.seed,
         }
@@ -112,14 +118,18 @@ class History:
     def _disturb(self, world: World, config: Experiment, draw: Random) -> None:
         long_s = config.train.steps * 0.6
         for _ in range(draw.randint(1, 8)):
-            when_s, name = draw.uniform(0.0, long_s), draw.choice(config.region_names[1:])
-            what = draw.choice(("join", "join", "drain", "lose"))
+            when_s, name = draw.uniform(0.0, long_s), draw.choice(config.region_names)
+            what = draw.choice(("join", "join", "drain", "lose", "lose home", "cut"))
             if what == "join":
                 world.change_at(when_s, joins=[name])
             elif what == "drain":
                 world.change_at(when_s, leaves=[name])
+            elif what == "cut":
+                other = draw.choice([each for each in config.region_names if each != name])
+                world.cut_at(when_s, name, other, draw.uniform(0.1, 3.0))
             else:
-                world.lose_at(when_s, name, noticed_s=draw.choice((0.0, 0.1, 1.0)))
+                lost = None if what == "lose home" else name
+                world.lose_at(when_s, lost, noticed_s=draw.choice((0.0, 0.1, 1.0)))
 
     def _resume(
         self, config: Experiment, task: Task, manifest: Manifest, cut: SimCheckpoint

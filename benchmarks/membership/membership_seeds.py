@@ -3,7 +3,8 @@
     python -m benchmarks.membership.membership_seeds --seeds 100000
 
 Each seed draws a strategy, regions, links, speeds and checkpoints, lets regions join, leave, be
-lost and come back, and resumes the run from its last checkpoint: `benchmarks.membership.histories`.
+lost and come back, the averager's too, cuts links, and resumes the run from its last checkpoint:
+`benchmarks.membership.histories`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from benchmarks.common import support
 from benchmarks.membership.histories import History
 from geo_ray.job.build import use_one_thread
 
-SHOWN = ("region_joined", "region_drained", "region_lost", "checkpoint")
+SHOWN = ("region_joined", "region_drained", "region_lost", "hub_moved", "ended", "checkpoint")
 QUICK_SEEDS = 40
 
 

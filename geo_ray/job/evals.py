@@ -116,9 +116,11 @@ class EvalBoard:
         done = []
         for key in keys:
             group = self._told(key)
-            if len(group) == self._wanted(*key):
-                if key[1] or not self.newest:
-                    del self._open[key]
+            if len(group) != self._wanted(*key):
+                continue
+            if key[1] or not self.newest:
+                del self._open[key]
+            if group:  # else all whom it was of are gone
                 done.append(self._together(group, final=key[1]))
         return done
 

@@ -12,7 +12,7 @@ from geo_ray.training.server.effects import Snapshot
 
 @dataclass(slots=True)
 class SimCheckpoint:
-    """A checkpoint of a simulated run, kept in memory.
+    """One checkpoint.
 
     Attributes:
         regions: the primary shard's part and the shards' parts by region.
@@ -44,3 +44,51 @@ class SimCheckpoint:
             return False
         self.is_whole = set(self.regions) == set(members)
         return self.is_whole
+
+
+@dataclass(slots=True)
+class SimCheckpoints:
+    """All checkpoints of a run that are kept.
+
+    Attributes:
+        by_id: those that are whole, or may become so.
+        has_averager: whether each has a part of the averager.
+        next_id: of the next one that is made regularly.
+    """
+
+    has_averager: bool
+    by_id: dict[int, SimCheckpoint] = field(default_factory=dict)
+    next_id: int = 0
+    _given_up: set[int] = field(default_factory=set)
+
+    def begin_next(self) -> int | None:
+        """Its number, with no other one kept; None while one is being made."""
+        known = self.by_id.get(self.next_id - 1)
+        if known is not None and not known.is_whole:
+            return None
+        for old in [number for number in self.by_id if number < self.next_id]:
+            del self.by_id[old]
+        self.next_id += 1
+        return self.next_id - 1
+
+    def add_averager(self, part: AveragerSnapshot) -> None:
+        """The averager's part of one is there."""
+        if part.id not in self._given_up:
+            self.by_id.setdefault(part.id, SimCheckpoint()).averager = part
+
+    def add_region(
+        self, name: str, primary: Snapshot, shards: list[ShardState], members: Collection[str]
+    ) -> SimCheckpoint | None:
+        """A region's parts of one are there; the checkpoint if it is whole with them."""
+        if primary.id in self._given_up:
+            return None
+        checkpoint = self.by_id.setdefault(primary.id, SimCheckpoint())
+        checkpoint.regions[name] = (primary, shards)
+        return checkpoint if checkpoint.close(members, has_averager=self.has_averager) else None
+
+    def abandon(self) -> None:
+        """Somebody is gone: what is there of one that is not whole is of no use."""
+        open_ones = {number for number, saved in self.by_id.items() if not saved.is_whole}
+        self._given_up |= open_ones
+        for number in open_ones:
+            del self.by_id[number]

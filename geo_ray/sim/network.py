@@ -24,6 +24,11 @@ class Network:
     def __init__(self, experiment: Experiment) -> None:
         self._links = build_links(experiment.links(), experiment.seed)
         self.sent_bytes: dict[tuple[str, str], Counter[str]] = {}
+        self._cuts: list[tuple[frozenset[str], float, float]] = []
+
+    def cut(self, a: str, b: str, from_s: float, until_s: float) -> None:
+        """Let nothing pass between two regions meanwhile; what is on its way comes afterwards."""
+        self._cuts.append((frozenset((a, b)), from_s, until_s))
 
     def arrival_s(
         self, now_s: float, src: str, dst: str, payload_bytes: int, traffic: str
@@ -34,7 +39,11 @@ class Network:
         size_bytes = payload_bytes + FRAME_BYTES
         self.sent_bytes.setdefault((src, dst), Counter())[traffic] += size_bytes
         link = self._links.get((src, dst))
-        return now_s if link is None else link.transfer(now_s, size_bytes)
+        arrival_s = now_s if link is None else link.transfer(now_s, size_bytes)
+        for ends, from_s, until_s in sorted(self._cuts, key=lambda cut: cut[1]):
+            if {src, dst} == ends and arrival_s >= from_s and now_s < until_s:
+                arrival_s = max(arrival_s, until_s + self.delay_s(src, dst))
+        return arrival_s
 
     def datagram_s(self, now_s: float, src: str, dst: str, payload_bytes: int) -> float | None:
         """When a datagram sent now is at ``dst``; None if it is lost."""

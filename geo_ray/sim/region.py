@@ -13,6 +13,7 @@ from torch import Tensor
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.region import RegionConfig
 from geo_ray.data.manifest import Manifest
+from geo_ray.errors import NonFiniteError
 from geo_ray.job.build import ModelStart, build_server, build_shard, build_worker
 from geo_ray.job.candidates import Candidates
 from geo_ray.job.data import open_readers
@@ -87,6 +88,9 @@ class Surroundings:
 class SimRegion:
     """Server and workers of one region on the virtual clock.
 
+    Attributes:
+        is_dead: whether all its processes have ended, and it does and hears nothing any more.
+
     Args:
         experiment: the run.
         region: which region.
@@ -127,7 +131,7 @@ class SimRegion:
         self._gradients = around.gradients
         self._candidates = around.candidates
         self._began_s = 0.0
-        self._is_dead = False
+        self.is_dead = False
         self._experiment = experiment
         self._measured_s = 0.0
         if experiment.step_s(region.name) is None:
@@ -168,19 +172,19 @@ class SimRegion:
     def lose_worker(self, rank: int) -> None:
         """A worker's process ends: what it computes comes to nothing."""
         self._lives[rank] += 1
-        if not self._is_dead:
+        if not self.is_dead:
             self._carry_out(self.server.leave(rank))
 
     def dismiss_worker(self, rank: int) -> None:
         """A worker is told that its machine will be gone: it leaves between two steps."""
-        if not self._is_dead:
+        if not self.is_dead:
             self._carry_out(self.server.dismiss(rank))
 
     def replace_worker(self, rank: int) -> int:
         """A new worker of this rank is here, the one before gone, known or not; its incarnation."""
         self._lives[rank] += 1
         self._workers[rank] = self._new_worker()
-        if not self._is_dead:
+        if not self.is_dead:
             self._carry_out(self.server.join(rank))
         return self._lives[rank]
 
@@ -195,11 +199,25 @@ class SimRegion:
 
     def die(self) -> None:
         """All its processes end at once: it does and hears nothing any more."""
-        self._is_dead = True
+        self.is_dead = True
+
+    def check_goes_on(self) -> None:
+        """Refuse to go on with steps that come to nothing.
+
+        Raises:
+            NonFiniteError: too many in a row were refused.
+        """
+        if self.server.exhausted:
+            most = self._experiment.train.max_refused_steps
+            raise NonFiniteError(
+                f"region '{self.name}' refused {most} steps in a row: no finite loss and gradient",
+                fix="Simulate with a lower `optimizer.lr`, or clip gradients: "
+                "`--set train.clip_norm=1.0`.",
+            )
 
     def on_reply(self, reply: Reply, took_s: float) -> None:
         """An answer of the averager has arrived, ``took_s`` after the request."""
-        if self._is_dead:
+        if self.is_dead:
             return
         if reply.checkpoint is not None:
             self.cut(reply.checkpoint, halt=reply.halt)
@@ -207,7 +225,7 @@ class SimRegion:
 
     def cut(self, checkpoint: int, *, halt: bool = False) -> None:
         """A checkpoint has begun."""
-        if self._is_dead:
+        if self.is_dead:
             return
         self._carry_out(self.server.cut(checkpoint, halt=halt))
 
@@ -240,7 +258,7 @@ class SimRegion:
         self._scheduler.after(self._lan_s, lambda: self._work(answer, life, live, judged))
 
     def _is_gone(self, rank: int, life: int) -> bool:
-        return self._is_dead or self._lives[rank] != life
+        return self.is_dead or self._lives[rank] != life
 
     def _work(self, answer: Assignment, life: int, live: _Values, judged: _Values) -> None:
         if self._is_gone(answer.worker, life):

@@ -15,30 +15,31 @@ from torch import Tensor
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.data.manifest import Manifest
-from geo_ray.errors import InvariantError, NonFiniteError
+from geo_ray.errors import InvariantError, RegionLostError
 from geo_ray.job.best import BestKeeper
 from geo_ray.job.build import build_averager, build_evals, check_start, model_start
 from geo_ray.job.codec_shapes import with_shapes
 from geo_ray.job.data import data_rows
 from geo_ray.job.eval_notes import Emit, EvalNotes
 from geo_ray.job.evals import Evaluation
-from geo_ray.sim.checkpoints import SimCheckpoint
+from geo_ray.sim.checkpoints import SimCheckpoint, SimCheckpoints
 from geo_ray.sim.gradients import MANY, Gradients
-from geo_ray.sim.lossy import SimLossy
+from geo_ray.sim.home import SimHome
 from geo_ray.sim.network import Network
-from geo_ray.sim.overlay import SimOverlay
+from geo_ray.sim.notes import SimNotes
+from geo_ray.sim.paths import PathHooks, build_paths
 from geo_ray.sim.region import RegionHooks, SimRegion, Surroundings
 from geo_ray.sim.scheduler import Scheduler
-from geo_ray.sim.turns import SimTurns
 from geo_ray.sim.workers import SimWorkers
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.tasks.base import Stats, Task
 from geo_ray.tasks.guard import checked_model
+from geo_ray.training.averager.averager import Averager
 from geo_ray.training.averager.stalled import open_requests, stalled_error, stalled_regions
 from geo_ray.training.compute.precise import StatisticsBoard
 from geo_ray.training.membership.border import MemberChange, giver_of
 from geo_ray.training.membership.newcomer import ShardState
-from geo_ray.training.server.effects import SendUpdate, Snapshot, StepDone, TeamChanged
+from geo_ray.training.server.effects import SendUpdate, Snapshot, StepDone
 
 LAN_S = 0.0012
 """One way between a worker and its parameter server on one machine, queueing in Python included."""
@@ -93,51 +94,31 @@ class World:
         self._emit = emit
         self._scheduler = Scheduler()
         self._network = Network(experiment)
+        self._notes = SimNotes(emit, self._scheduler, self._network)
         rows = data_rows(experiment, manifest)
-        self.averager = build_averager(experiment, params_P.numel(), rows, start.layout)
-        self._hub = experiment.averager_region
-        self._lossy: SimLossy | None = None
-        up = experiment.codec.up
-        differential = None if up is None else up.traits.differential
-        if differential is not None:
-            self._lossy = SimLossy(
-                differential,
-                self._num_params,
-                self._network,
-                self._scheduler,
-                self._hub,
-                lambda name: self.regions[name].server.phase == "done",
-            )
-        self._turns: SimTurns | None = None
-        if experiment.transfers is not None:
-            self._turns = SimTurns(
-                experiment.transfers,
-                self._hub,
-                self._scheduler,
-                self._network,
+        self._home = SimHome(
+            experiment, lambda: build_averager(experiment, params_P.numel(), rows, start.layout)
+        )
+        self._lossy, self._turns, self._overlay = build_paths(
+            experiment,
+            self._num_params,
+            self._network,
+            self._scheduler,
+            PathHooks(
                 self._ship,
-                lambda: self.averager.state.version,
-                self._on_update,
-                lambda *name: self._answered(self.averager.on_skip(*name)),
-            )
-        self._overlay: SimOverlay | None = None
-        if experiment.overlay.kind != "star" and len(experiment.regions) > 1:
-            self._overlay = SimOverlay(
-                experiment,
-                self._num_params,
-                self._network,
-                self._scheduler,
                 self._on_update,
                 self._on_reply,
-            )
+                lambda *name: self._answered(self.averager.on_skip(*name)),
+                lambda: self.averager.state.version,
+                lambda name: self.regions[name].server.phase == "done",
+            ),
+        )
         board = build_evals(experiment, task)
         self._evals = EvalNotes(board, emit, experiment.train.target, keeper)
         self._open: dict[str, tuple[float, SendUpdate]] = {}
         self._arrived_s: dict[str, float] = {}
         self._wake_s: float | None = None
-        self._applied_s: dict[str, float] = {}
-        self.checkpoints: dict[int, SimCheckpoint] = {}
-        self._next_checkpoint = 0
+        self._saved = SimCheckpoints(len(experiment.regions) > 1)
         gradients = None if start.layout.entries else _together(experiment, task)
         candidates = None if keeper is None else keeper.candidates
         around = Surroundings(self._scheduler, lan_s, gradients, candidates)
@@ -150,8 +131,8 @@ class World:
             self._on_saved,
             self._on_handed,
             self._on_precise,
-            self._on_changed,
-            self._on_team,
+            self._notes.changed,
+            self._notes.team,
         )
         self._regions = {
             region.name: partial(
@@ -163,6 +144,16 @@ class World:
         self._handed: set[str] = set()  # newcomers that a copy is on its way to
         self.regions = {name: self._regions[name]() for name in experiment.present_names}
         self.workers = SimWorkers(self.regions, self._scheduler, emit)
+
+    @property
+    def averager(self) -> Averager:
+        """The averager at work."""
+        return self._home.averager
+
+    @property
+    def checkpoints(self) -> dict[int, SimCheckpoint]:
+        """Those that are kept, by number."""
+        return self._saved.by_id
 
     def run(self) -> SimResult:
         """Train to the end.
@@ -191,37 +182,72 @@ class World:
         return SimResult(
             self._scheduler.now_s,
             {name: region.params_P for name, region in self.regions.items()},
-            self._note_sent(),
+            self._notes.sent(),
             self.averager.state.version,
             {name: region.carried_B for name, region in self.regions.items()},
         )
-
-    def _note_sent(self) -> dict[tuple[str, str], dict[str, int]]:
-        sent = {pair: dict(classes) for pair, classes in self._network.sent_bytes.items()}
-        for (src, dst), classes in sorted(sent.items()):
-            self._emit("wan", self._scheduler.now_s, src=src, dst=dst, bytes_by_class=classes)
-        return sent
 
     def checkpoint_at(self, when_s: float, checkpoint: int) -> None:
         """Let a checkpoint begin at ``when_s``; it is found in `checkpoints` once it is whole."""
         self._scheduler.at(when_s, partial(self._save, checkpoint))
 
-    def lose_at(self, when_s: float, region: str, noticed_s: float = 0.0) -> None:
+    def lose_at(self, when_s: float, region: str | None, noticed_s: float = 0.0) -> None:
         """Let all processes of a region end at ``when_s``.
 
-        The others go on without it ``noticed_s`` later.
+        The others go on without it ``noticed_s`` later; if the averager lives there, another region
+        takes over then. Nothing happens if none can: a run would end there.
+
+        Args:
+            when_s: on the virtual clock.
+            region: None for that in which the averager lives then.
+            noticed_s: until the others know.
 
         Raises:
-            InvariantError: the averager lives there.
+            InvariantError: the averager lives there, and nobody stands by.
         """
-        if region == self._hub:
-            raise InvariantError(f"the averager lives in '{region}', and nobody stands by")
-        self._scheduler.at(when_s, partial(self._die, region))
-        self._scheduler.at(when_s + noticed_s, partial(self._lose, region))
+        home = self._home
+        if region in {None, home.region} and self._experiment.averager.standby is None:
+            raise InvariantError(f"the averager lives in '{home.region}', and nobody stands by")
+        self._scheduler.at(when_s, partial(self._die, region, noticed_s))
 
-    def _die(self, region: str) -> None:
-        if region in self.regions:
-            self.regions[region].die()
+    def _die(self, region: str | None, noticed_s: float) -> None:
+        home, name = self._home, region or self._home.region
+        takes_over = name == home.region
+        if takes_over and (home.is_down or home.heir(self._alive) is None):
+            return
+        home.is_down |= takes_over
+        if name in self.regions:
+            self.regions[name].die()
+        then = self._take_over if takes_over else partial(self._lose, name)
+        self._scheduler.at(self._scheduler.now_s + noticed_s, then)
+
+    def cut_at(self, when_s: float, a: str, b: str, for_s: float) -> None:
+        """Let nothing pass between two regions for a while; neither is given up."""
+        self._network.cut(a, b, when_s, when_s + for_s)
+
+    @property
+    def _alive(self) -> set[str]:
+        return {name for name, region in self.regions.items() if not region.is_dead}
+
+    def _take_over(self) -> None:
+        """Go on without the averager's region, as those that are left do."""
+        former, heir = self._home.region, self._home.heir(self._alive)
+        if heir is None:
+            raise RegionLostError(f"the averager is lost with '{former}': nobody can take over")
+        self._home.move(heir)
+        now_s = self._scheduler.now_s
+        self._emit("hub_moved", now_s, region=heir, epoch=self._home.epoch)
+        self._saved.abandon()
+        self._lose(former)
+        for name, (_, send) in self._open.items():
+            told_s = now_s + self._network.delay_s(heir, name)
+            self._scheduler.at(told_s, partial(self._again, name, send.update, self._home.epoch))
+
+    def _again(self, name: str, update: Update, epoch: int) -> None:
+        """A region that has heard of a new home says its open request there."""
+        opened = self._open.get(name)
+        if opened is not None and opened[1].update is update and epoch == self._home.epoch:
+            self._ship(name, update)
 
     def change_at(
         self, when_s: float, joins: Sequence[str] = (), leaves: Sequence[str] = ()
@@ -233,12 +259,12 @@ class World:
         members = self.averager.view.members
         joins = tuple(name for name in joins if name not in members)
         leaves = tuple(name for name in leaves if name in members)
-        if not (joins or leaves):
+        if not (joins or leaves) or self._home.is_down or self._home.region in leaves:
             return
         steps = {name: region.server.version for name, region in self.regions.items()}
         self.averager.at(self._scheduler.now_s)
         self._answered(
-            self.averager.change(MemberChange(joins, leaves, giver_of(steps, self._hub)))
+            self.averager.change(MemberChange(joins, leaves, giver_of(steps, self._home.region)))
         )
 
     def _on_handed(self, giver: str, handed: Snapshot, shards: list[ShardState]) -> None:
@@ -295,8 +321,7 @@ class World:
         region.die()
         self._rows[name] = region.server.work.ledger.export()
         self._open.pop(name, None)
-        for number in [n for n, saved in self.checkpoints.items() if not saved.is_whole]:
-            del self.checkpoints[number]  # as a run does: what is there of it is of no use
+        self._saved.abandon()
         self._note_evals(self._evals.board.forget(name))
         self._share_statistics()
 
@@ -317,12 +342,9 @@ class World:
 
     def _save_regularly(self, every_s: float) -> None:
         """Begin the next checkpoint, as the controller does: none while one is being made."""
-        known = self.checkpoints.get(self._next_checkpoint - 1)
-        if known is None or known.is_whole:
-            for old in [number for number in self.checkpoints if number < self._next_checkpoint]:
-                del self.checkpoints[old]
-            self._save(self._next_checkpoint)
-            self._next_checkpoint += 1
+        number = self._saved.begin_next()
+        if number is not None:
+            self._save(number)
         self._scheduler.idly_at(
             self._scheduler.now_s + every_s, partial(self._save_regularly, every_s)
         )
@@ -332,7 +354,7 @@ class World:
         now_s = self._scheduler.now_s
         if len(self._regions) > 1:
             self.averager.at(now_s)
-            if set(self.regions) != set(self.averager.view.members):
+            if set(self.regions) != set(self.averager.view.members) or self._home.is_down:
                 return  # somebody who has left has not heard of it
             if not self.averager.begin_checkpoint(checkpoint, halt=False):
                 return
@@ -340,13 +362,12 @@ class World:
         if self._overlay is not None:
             return  # they hear of it by their answers only
         for name, region in self.regions.items():
-            told_s = now_s + self._network.delay_s(self._hub, name)
+            told_s = now_s + self._network.delay_s(self._home.region, name)
             self._scheduler.idly_at(told_s, partial(region.cut, checkpoint))
 
     def _on_saved(self, name: str, primary: Snapshot, shards: list[ShardState]) -> None:
-        checkpoint = self.checkpoints.setdefault(primary.id, SimCheckpoint())
-        checkpoint.regions[name] = (primary, shards)
-        if checkpoint.close(self.regions, has_averager=len(self._regions) > 1):
+        checkpoint = self._saved.add_region(name, primary, shards, self.regions)
+        if checkpoint is not None:
             now_s, step = self._scheduler.now_s, checkpoint.step
             size = checkpoint.size_bytes
             self._emit("checkpoint", now_s, id=primary.id, step=step, bytes=size)
@@ -370,26 +391,27 @@ class World:
     def _ship(self, name: str, update: Update) -> float:
         """Put an update on its way; when it arrives."""
         now_s, size_bytes = self._scheduler.now_s, update.size_bytes
-        arrival_s = self._network.arrival_s(now_s, name, self._hub, size_bytes, "update")
+        arrival_s = self._network.arrival_s(now_s, name, self._home.region, size_bytes, "update")
         lossy, turns = self._lossy, self._turns
         if turns is not None:
             self._scheduler.at(arrival_s, lambda: turns.arrived(update))
         elif lossy is None:
-            self._scheduler.at(arrival_s, lambda: self._on_update(update))
+            self._scheduler.at(arrival_s, partial(self._on_update, update, self._home.epoch))
         else:
             self._scheduler.at(arrival_s, lambda: lossy.arrive(update, self._on_update))
         return arrival_s
 
-    def _on_update(self, update: Update) -> None:
-        if update.region not in self.averager.view.members:
-            return  # it is refused, and nobody is there to hear of it
+    def _on_update(self, update: Update, epoch: int = 1) -> None:
+        view = self.averager.view  # who has left may not have heard that it has
+        if update.region not in (*view.members, *view.left) or not self._home.hears(epoch):
+            return  # it is refused, or lost, and nobody is there to hear of it
         self._arrived_s[update.region] = self._scheduler.now_s
         self.averager.at(self._scheduler.now_s)
         self._answered(self.averager.on_update(update))
 
     def _on_wake(self) -> None:
         wake_s, now_s = self.averager.wakes_s, self._scheduler.now_s
-        if wake_s is not None and wake_s <= now_s:
+        if wake_s is not None and wake_s <= now_s and not self._home.is_down:
             self.averager.at(now_s)
             self._answered(self.averager.on_wake())
 
@@ -401,7 +423,7 @@ class World:
         for snapshot in self.averager.snapshots:
             beside = {} if self._lossy is None else self._lossy.export(self.averager.last)
             snapshot.control["beside"] = beside
-            self.checkpoints.setdefault(snapshot.id, SimCheckpoint()).averager = snapshot
+            self._saved.add_averager(snapshot)
         self.averager.snapshots.clear()
         for reading in self.averager.noise.news():
             self._emit("noise", self._scheduler.now_s, region=None, **reading.fields())
@@ -417,41 +439,26 @@ class World:
         now_s = self._scheduler.now_s
         reply = replace(reply, held_s=now_s - self._arrived_s.get(reply.to, now_s))
         size_bytes = reply.size_bytes
-        arrival_s = self._network.arrival_s(now_s, self._hub, reply.to, size_bytes, "reply")
-        self._scheduler.at(arrival_s, lambda: self._on_reply(reply))
+        arrival_s = self._network.arrival_s(now_s, self._home.region, reply.to, size_bytes, "reply")
+        self.averager.settle(reply.to)
+        self._scheduler.at(arrival_s, partial(self._on_reply, reply, self._home.epoch))
 
-    def _on_reply(self, reply: Reply) -> None:
+    def _on_reply(self, reply: Reply, epoch: int = 1) -> None:
         opened = self._open.get(reply.to)
-        if opened is None or opened[1].update.seq != reply.seq:
+        if opened is None or opened[1].update.seq != reply.seq or epoch < self._home.epoch:
             return  # after a resume a request is said again, and may be answered twice
         (began_s, send), now_s = self._open.pop(reply.to), self._scheduler.now_s
         if reply.dropped:
             self._emit("update_dropped", now_s, region=reply.to, seq=reply.seq, bytes_out=0)
         else:
-            wire = self.regions[reply.to].server.wire
-            before = 4 * wire.num_of(send.update.fragment)
-            event = send.event(send.update, reply, began_s, before)
-            self._emit("exchange", now_s, region=reply.to, **event)
+            self._notes.exchange(send, reply, began_s, self.regions[reply.to].server.wire)
         self.regions[reply.to].on_reply(reply, now_s - began_s)
         if reply.border is not None and reply.border.leaves:
             self._on_left(reply.to)
 
     def _on_step(self, name: str, done: StepDone, began_s: float) -> None:
-        now_s = self._scheduler.now_s
-        event = done.event(began_s, self._applied_s.get(name, 0.0), now_s)
-        self._applied_s[name] = now_s
-        self._emit("step", now_s, region=name, **event)
-        for cause in done.refused:
-            self._emit("step_refused", now_s, region=name, step=done.step, cause=cause)
-        if done.noise is not None:
-            self._emit("noise", now_s, region=name, **done.noise.fields())
-        if self.regions[name].server.exhausted:
-            raise NonFiniteError(
-                f"region '{name}' refused {self._experiment.train.max_refused_steps} steps in a "
-                "row: no finite loss and gradient",
-                fix="Simulate with a lower `optimizer.lr`, or clip gradients: "
-                "`--set train.clip_norm=1.0`.",
-            )
+        self._notes.step(name, done, began_s)
+        self.regions[name].check_goes_on()
 
     def _on_evaluated(
         self, name: str, step: int, stats: Stats, rows: int, final: bool, model: str | None
@@ -459,17 +466,11 @@ class World:
         self._note_evals(self._evals.board.add(name, step, stats, rows, final=final, model=model))
 
     def _note_evals(self, finished: list[Evaluation]) -> None:
-        cause = self._evals.take(finished, self._scheduler.now_s, self._hub)
+        cause = self._evals.take(finished, self._scheduler.now_s, self._home.region)
         if any(done.region is None for done in finished):
-            self._note_sent()  # a run is priced at the time of an evaluation
+            self._notes.sent()  # a run is priced at the time of an evaluation
         if cause is not None:
             self._stop(cause)
-
-    def _on_changed(self, name: str, step: int, names: str) -> None:
-        self._emit("state_changed", self._scheduler.now_s, region=name, step=step, names=names)
-
-    def _on_team(self, name: str, changed: TeamChanged) -> None:
-        self._emit("team", self._scheduler.now_s, region=name, **changed.event())
 
     def _on_precise(self, name: str, carried_B: Tensor, go_on: Callable[[Tensor], None]) -> None:
         self._statistics.add(name, carried_B)

@@ -19,7 +19,8 @@ from train_support import (
     train,
 )
 
-from geo_ray.errors import RegionLostError
+from geo_ray.config.experiment import Experiment
+from geo_ray.errors import InterruptedRunError, RegionLostError
 from geo_ray.job import rundir
 from geo_ray.observe.events.schema import Event
 from geo_ray.runtime.cluster.local import LocalCluster
@@ -34,6 +35,7 @@ SECTIONS: dict[str, Any] = {
     "emulate": {"step_s": 0.15},
     "checkpoint": {"every_s": 0.5, "restarts": 0},
     "averager": {"region": HUB, "standby": STANDBY, "takeover_s": 1.0, "rejoin_s": 2.0},
+    "members": {"rejoin": False},
 }
 
 
@@ -70,6 +72,52 @@ def check_went_on(done: Trained, exact: bool) -> None:
     after = done.events[done.events.index(lost) :]
     assert [e for e in after if e.kind == "checkpoint"]  # of the regions that are left
     assert (done.run.path / "summary.json").is_file()
+
+
+def with_steps(config: Experiment, steps: int) -> Experiment:
+    return config.model_copy(update={"train": config.train.model_copy(update={"steps": steps})})
+
+
+@pytest.mark.slow
+def test_one_home_after_the_other_is_lost_and_comes_back(
+    ray_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    """All processes of the averager's region die; where it moves to, too; both come back."""
+    sections = SECTIONS | {"strategy": {"kind": "sma", "interval": 1}, "members": {"min": 1}}
+    config = with_steps(experiment_of(tmp_path, **sections), 100_000)
+    run = rundir.create(config, tmp_path)
+    seen: list[str] = []
+
+    def strike(region: str) -> None:
+        for pid in actors(ray_cluster, region):
+            os.kill(pid, signal.SIGKILL)
+
+    def sink(event: Event) -> None:
+        if event.kind == "step" and event["step"] >= 5 and not seen:
+            seen.append("first")
+            strike(HUB)
+        if event.kind in {"region_joined", "standby_ready"}:
+            seen.append(f"{event.kind} {event['region']}")
+        both = {f"region_joined {HUB}", f"standby_ready {STANDBY}"}
+        if both <= set(seen) and "second" not in seen:
+            seen.append("second")
+            strike(STANDBY)
+        if f"region_joined {STANDBY}" in seen and "third" not in seen:
+            seen.append("third")
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(InterruptedRunError):
+        train(config, tmp_path, begun=run, sink=sink)
+    events = events_of(run.path)
+    moved = [e["epoch"] for e in events if e.kind == "hub_moved"]
+    assert moved == [2, 3]
+    assert [e["region"] for e in events if e.kind == "region_lost"] == [HUB, STANDBY]
+
+    last = max(e["step"] for e in events if e.kind == "step")
+    done = train(with_steps(config, last + 4), tmp_path, begun=run, resume=True)
+    (finished,) = done.of("run_finished")
+    assert set(finished["digests"]) == {HUB, STANDBY, THIRD}
+    assert len(final_digests(done.events)) == 1
 
 
 @pytest.mark.slow

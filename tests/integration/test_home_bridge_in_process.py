@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from region_support import InProcess, eventually, experiment_of
+from region_support import Gate, InProcess, eventually, experiment_of
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.runtime.actors.bridge import Bridge
@@ -147,3 +148,66 @@ def test_two_regions_are_enough(killers: Any, tmp_path: Path) -> None:
     with InProcess(config(sections, names), tmp_path / "disturbed") as world:
         killer.world = world
         assert set(world.run()) == quiet
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+def test_bridges_of_three_homes_one_after_the_other(name: str, tmp_path: Path) -> None:
+    """Each region gets another bridge, and may be the next to stand by: no bit is lost."""
+    with InProcess(config(ROUNDS[name]), tmp_path / "quiet") as world:
+        quiet = set(world.run())
+    gate = Gate(6)
+    with InProcess(config(ROUNDS[name]), tmp_path / "disturbed", gate=gate) as world:
+        workers = [site.start(0) for site in world.sites.values()]
+        home = AveragerHome(HOME)
+        for _ in range(3):
+            name = eventually(lambda: who_stands_by(world), "a standby") or ""
+            dead, heir = world.sites[home.region], world.sites[name].bridge
+            dead.kill_bridge()
+            assert heir is not None
+            heir.path.report_dead(home.region, comes_back=True)
+            home = AveragerHome(name, home.epoch + 1)
+            eventually(partial(moved, heir, home), "the takeover")
+            dead.replace_bridge(home)
+        gate.open()
+        for worker in workers:
+            worker.result()
+        assert {site.digest for site in world.sites.values()} == quiet
+        world.check_books()
+        assert home.epoch == 4
+
+
+def test_the_bridge_of_the_standby_is_replaced(tmp_path: Path) -> None:
+    """The averager has it stand by again, or another region: no bit is lost."""
+    with InProcess(config(ROUNDS["sma"]), tmp_path / "quiet") as world:
+        quiet = set(world.run())
+    gate = Gate(6)
+    with InProcess(config(ROUNDS["sma"]), tmp_path / "disturbed", gate=gate) as world:
+        workers = [site.start(0) for site in world.sites.values()]
+        host = world.sites[HOME].bridge
+        assert host is not None
+        world.sites[STANDBY].kill_bridge()
+        host.path.report_dead(STANDBY, comes_back=True)
+        world.sites[STANDBY].replace_bridge()
+        heir = eventually(lambda: who_stands_by(world), "a standby") or ""
+        world.sites[HOME].kill_bridge()
+        bridge = world.sites[heir].bridge
+        assert bridge is not None
+        bridge.path.report_dead(HOME, comes_back=True)
+        home = AveragerHome(heir, 2)
+        eventually(lambda: bridge.path.home == home, "the takeover")
+        world.sites[HOME].replace_bridge(home)
+        gate.open()
+        for worker in workers:
+            worker.result()
+        assert {site.digest for site in world.sites.values()} == quiet
+        world.check_books()
+
+
+def moved(bridge: Bridge, home: AveragerHome) -> bool:
+    return bridge.path.home == home
+
+
+def who_stands_by(world: InProcess) -> str | None:
+    bridges = {name: site.bridge for name, site in world.sites.items()}
+    found = (name for name, each in bridges.items() if each and each.status().get("stands_by"))
+    return next(found, None)

@@ -304,3 +304,59 @@ def test_turns_and_a_standby_together(tmp_path: Path) -> None:
         for name in (STANDBY, THIRD):
             assert workers[name].result() == STEPS
         check_equal(world, [STANDBY, THIRD], exact=False)
+
+
+FOURTH = "sa-east"
+
+
+def stands_by(world: InProcess, name: str) -> bool:
+    """Whether a region may take over now."""
+    bridge = world.sites[name].bridge
+    assert bridge is not None
+    return bridge.status()["stands_by"]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES[:1] + STRATEGIES[3:], ids=lambda s: s["kind"])
+def test_one_home_after_the_other_is_lost(tmp_path: Path, strategy: dict[str, Any]) -> None:
+    """A standby is chosen anew after each takeover, as the configuration prefers."""
+    names = (HOME, STANDBY, THIRD, FOURTH)
+    asked = experiment(
+        strategy,
+        regions=[{"name": name} for name in names],
+        averager={"next_standbys": [FOURTH]},
+    )
+    gate = Gate(STEPS // 2)
+    with InProcess(asked, tmp_path, gate=gate) as world:
+        workers = start_all(world)
+        eventually(lambda: world.sites[THIRD].server.seq >= 5, "the fifth exchange")
+        go_down(world.sites[HOME])
+        eventually(lambda: stands_by(world, FOURTH), "the next standby")
+        assert world.sites[STANDBY].bridge.status()["home"] == (STANDBY, 2)
+        go_down(world.sites[STANDBY])
+        eventually(lambda: stands_by(world, THIRD), "the last standby")
+        assert world.sites[THIRD].bridge.status()["home"] == (FOURTH, 3)
+        gate.open()
+        for name in (THIRD, FOURTH):
+            assert workers[name].result() == STEPS
+        check_equal(world, [THIRD, FOURTH], exact=strategy["kind"] == "sma")
+        events = [e for site in world.sites.values() for e in site.event_buffer.take(100_000)]
+        ready = [(e["region"], e["name"]) for e in events if e["kind"] == "standby_ready"]
+        assert ready == [(STANDBY, FOURTH), (FOURTH, THIRD)]
+
+
+def test_another_stands_by_when_the_standby_is_lost(tmp_path: Path) -> None:
+    """Then the home may be lost as well."""
+    names = (HOME, STANDBY, THIRD, FOURTH)
+    asked = experiment(STRATEGIES[0], regions=[{"name": name} for name in names])
+    gate = Gate(STEPS // 2)
+    with InProcess(asked, tmp_path, gate=gate) as world:
+        workers = start_all(world)
+        eventually(lambda: world.sites[THIRD].server.seq >= 3, "the third round")
+        go_down(world.sites[STANDBY])
+        world.sites[HOME].bridge.path.report_dead(STANDBY)
+        eventually(lambda: stands_by(world, THIRD) or stands_by(world, FOURTH), "another standby")
+        go_down(world.sites[HOME])
+        gate.open()
+        for name in (THIRD, FOURTH):
+            assert workers[name].result() == STEPS
+        check_equal(world, [THIRD, FOURTH], exact=True)

@@ -24,7 +24,8 @@ def test_whatever_happens_to_members_the_run_ends_well(data_dir: Path, first: in
 def test_the_histories_have_all_of_it_in_them() -> None:
     if not _seen:
         pytest.skip("the histories were not asked for")
-    assert min(_seen[k] for k in ("region_joined", "region_drained", "region_lost")) > 10
+    kinds = ("region_joined", "region_drained", "region_lost", "hub_moved")
+    assert min(_seen[kind] for kind in kinds) > 10
 
 
 def test_a_history_that_goes_wrong_is_told_with_its_seed(

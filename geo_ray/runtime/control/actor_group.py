@@ -277,10 +277,10 @@ class ActorGroup:
 
     def follow(self, home: AveragerHome) -> bool:
         """The averager says that it lives at ``home``; whether that is news."""
-        if home.epoch <= self.home.epoch or home.region not in self.bridges:
-            return False
-        self._move(home)
-        return True
+        is_news = home.epoch > self.home.epoch and home.region in self.bridges
+        if is_news:
+            self._move(home)
+        return is_news
 
     def note_standby(self, region: str, home: AveragerHome, *, stands_by: bool) -> None:
         """A region says whether it may take over from ``home``."""
@@ -289,10 +289,7 @@ class ActorGroup:
             self.standby = region if stands_by else None
 
     def can_lose(self, region: str) -> bool:
-        """Whether the run can go on without ``region``.
-
-        Without the averager's own only if somebody says that it may take over.
-        """
+        """Whether the run can go on without ``region``; the averager's own: if one stands by."""
         if region == self.home.region:
             return self.standby in self.bridges
         experiment = self.spec.experiment

@@ -256,7 +256,7 @@ class Averager:
     def leave(self, region: str) -> list[Reply]:
         """Go on without a region; whoever waited for it alone is answered."""
         if region not in self.view.members:
-            self._change = None if self._change is None else self._change.but(region)
+            self._change = self._change and self._change.but(region)
             return []
         self._unread.secure()
         with self._changing():
@@ -264,7 +264,7 @@ class Averager:
 
     def _leave(self, region: str) -> list[Reply]:
         state = self.state
-        self._change = None if self._change is None else self._change.but(region)
+        self._change = self._change and self._change.but(region)
         self._enter(self.view.without(region))
         self._note_finished()
         replies = self._release_waiting()
@@ -307,8 +307,7 @@ class Averager:
             halt: the regions stand still once they have copied theirs.
 
         Returns:
-            False if it cannot be: a region may hold answers of an averager that is lost, of which
-            this one does not know yet, members are changing, or this averager has failed.
+            False if it cannot be: see `may_begin_checkpoint`, members change, or it has failed.
         """
         if not self.may_begin_checkpoint or self.failure is not None or self.is_changing:
             return False
@@ -317,8 +316,9 @@ class Averager:
         self._marks.begin(checkpoint, halt=halt)
         return True
 
-    def took_over(self) -> None:
-        """This averager goes on for one that is lost, and may have answered more than is known."""
+    def took_over(self, region: str) -> None:
+        """It goes on in ``region``, which stays, for one that may have answered more."""
+        self._change = self._change and self._change.but(region)
         self._marks.took_over(self.state.members)
         self._clock.restore(self.state.now_s)  # that of another host
 

@@ -276,7 +276,7 @@ class StandbyNode:
         if shadow is None:
             return []
         averager, epoch = shadow.averager, self.home.epoch
-        averager.took_over()
+        averager.took_over(self.region)
         self.primary = ReplicatedAverager(
             averager, self.bound, has_standby=False, number=shadow.number
         )

@@ -53,3 +53,11 @@ def test_a_loss_makes_no_evaluation_that_nobody_made() -> None:
     assert told(of, "b", 5) == [5]
     assert of.forget("b") == []
     assert told(of, "a", 9) == [9]
+
+
+def test_an_evaluation_of_nobody_who_is_left_is_none() -> None:
+    of = board(intervals={"a": 10, "b": 10, "c": 10})
+    assert told(of, "a", 10) == []
+    of.admit("c", 12)  # it counts from the next one on
+    assert of.forget("a") == of.forget("b") == []
+    assert told(of, "c", 20) == [20]

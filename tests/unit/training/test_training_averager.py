@@ -135,7 +135,7 @@ def test_a_final_update_that_is_repeated_as_an_ordinary_one_is_answered_as_one()
 
 def test_after_a_takeover_a_checkpoint_waits_until_every_region_has_settled():
     state = make(AsgdGa(combine="sum"))
-    state.took_over()
+    state.took_over("a")
     state.on_update(update("a", 1))
     assert not state.begin_checkpoint(7, halt=False), "it may have others to repeat"
     state.settle("a")

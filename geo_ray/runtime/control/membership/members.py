@@ -164,6 +164,10 @@ class Members:
         for region in self._lost:
             self.hooks.ask_home(partial(_report_dead, region))
         self._asks_again = self._joining is not None and self._joining.is_asked
+        home = self.actors.home.region
+        if home in self._leaving:
+            self._leaving.discard(home)
+            self._refuse("drain", home, f"the averager lives in '{home}' now")
 
     def close(self) -> None:
         """The run is over: nobody joins any more."""
@@ -190,9 +194,7 @@ class Members:
             is_ending=self.hooks.is_ending(),
         )
         if why is not None:
-            log.warning("'%s %s' is refused: %s", request.verb, region, why)
-            self.hooks.emit("members_refused", verb=request.verb, region=region, cause=why)
-            self.hooks.tell(f"'{request.verb} {region}' is refused: {why}")
+            self._refuse(request.verb, region, why)
         elif request.verb == "add":
             self._returns.forget(region)
             self._waiting.append(region)
@@ -203,6 +205,11 @@ class Members:
             self.hooks.tell(f"region '{region}' is asked to leave")
             self._leaving.add(region)
             self._ask_change((), (region,))
+
+    def _refuse(self, verb: str, region: str, why: str) -> None:
+        log.warning("'%s %s' is refused: %s", verb, region, why)
+        self.hooks.emit("members_refused", verb=verb, region=region, cause=why)
+        self.hooks.tell(f"'{verb} {region}' is refused: {why}")
 
     def _ask_change(self, joins: tuple[str, ...], leaves: tuple[str, ...]) -> None:
         home = self.actors.home.region
