@@ -170,7 +170,7 @@ def compare(
         followed = plan_to_follow(plan)
         changes = (*changes, *changes_of(followed, experiment, exchanges=False))
         bill = Bill.of(followed)
-    directory = Path(out or Path(experiment.run.dir) / f"compare-{experiment.name}").absolute()
+    directory = Path(out or rundir.local_root(experiment) / f"compare-{experiment.name}").absolute()
     if directory.exists() and not resume:
         raise RunDirectoryError(
             f"{directory} exists",

@@ -20,6 +20,7 @@ from geo_ray.errors import ConfigError, RunDirectoryError
 from geo_ray.job import rundir
 from geo_ray.job.best import load_best
 from geo_ray.job.checkpoints import store_of
+from geo_ray.job.far.copy import fetch_models, seen_copy
 from geo_ray.job.model_file import about_model, export_model, load_trained, module_with
 from geo_ray.job.rundir import RunDirectory
 from geo_ray.observe.events.columns import RunRecord
@@ -29,6 +30,7 @@ from geo_ray.observe.metrics.summary import Summary, Summing, load_summary
 from geo_ray.observe.report.report import REPORT_FILE, load_record, write_report
 from geo_ray.observe.text import bytes_text, duration_text, metrics_text, number_text
 from geo_ray.runtime.actors.parts import wire_tensors
+from geo_ray.stores.uri import is_s3
 from geo_ray.tasks.load import load_task
 from geo_ray.training.server.region_carry import carried_in
 from geo_ray.util.nearest import nearest
@@ -161,6 +163,7 @@ class Run:
         task = load_task(self.experiment.task, self.directory.base_dir)
         seed = self.experiment.seed
         if checkpoint is None:
+            fetch_models(self.directory.address, self.path)
             return load_trained(task, seed, self.best_path if best else self.model_path)
         saved = _opened(self._store(), checkpoint)
         region = next(
@@ -197,6 +200,8 @@ class Run:
         return path
 
     def _check_best(self, checkpoint: int | None, *, best: bool) -> None:
+        if best:
+            fetch_models(self.directory.address, self.path)
         if best and checkpoint is not None:
             raise ConfigError(
                 "the best model and a checkpoint are two things", fix="Ask for one of them."
@@ -240,8 +245,17 @@ class Run:
 
 
 def directory_of(run: FilePath | Run) -> Path:
-    """The directory of a run that is given as such, or by its directory."""
-    return run.path if isinstance(run, Run) else Path(run)
+    """The directory of a run that is given as such, or by its directory or address.
+
+    Of a run in a bucket it is this machine's copy, as the run is now.
+
+    Raises:
+        RunDirectoryError: there is no run at the address.
+        StoreError: the bucket does not answer or refuses.
+    """
+    if isinstance(run, Run):
+        return run.path
+    return seen_copy(run) if isinstance(run, str) and is_s3(run) else Path(run)
 
 
 def open_run(path: FilePath | Run) -> Run:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final, get_args
 
 from geo_ray.api.inputs import FilePath
-from geo_ray.api.run import open_run
+from geo_ray.api.run import directory_of, open_run
 from geo_ray.api.tables import Table, table_of
 from geo_ray.clock import SystemClock
 from geo_ray.errors import ConfigError
+from geo_ray.job.far.copy import pass_on
 from geo_ray.job.status import StatusReader
 from geo_ray.observe.events.log import EVENTS_FILE, read_events
 from geo_ray.observe.events.schema import Event
@@ -38,7 +38,7 @@ def status(run: FilePath) -> RunStatus:
     Raises:
         RunDirectoryError: there is no run, or it cannot be read.
     """
-    reader, clock = StatusReader(Path(run)), SystemClock()
+    reader, clock = StatusReader(directory_of(run)), SystemClock()
     while (found := reader.read()).is_going is None and found.driver is not None:
         clock.sleep_s(_LOOK_EVERY_S)
     return found
@@ -54,7 +54,7 @@ def follow_status(run: FilePath, every_s: float = 2.0) -> Iterator[RunStatus]:
     Raises:
         RunDirectoryError: as for `status`.
     """
-    reader, clock = StatusReader(Path(run)), SystemClock()
+    reader, clock = StatusReader(directory_of(run)), SystemClock()
     while True:
         found = reader.read()
         yield found
@@ -109,6 +109,7 @@ def change_members(run: FilePath, verb: str, region: str) -> None:
         )
     request = MemberRequest.model_validate({"verb": verb, "region": region})
     ask(opened.directory.path, request)
+    pass_on(opened.directory.address, opened.directory.path)
 
 
 def _note(event: Event, states: dict[str, tuple[str, int | None]], step: int) -> int:

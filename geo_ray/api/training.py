@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +17,9 @@ from geo_ray.config.source import override_items
 from geo_ray.errors import ConfigError, GeoRayError, LeaseLostError, RunHeldError
 from geo_ray.job import rundir
 from geo_ray.job.checkpoints import has_checkpoint
+from geo_ray.job.far.copy import copy_path, driven_copy, pass_on
+from geo_ray.job.far.mirror import mirrored
+from geo_ray.job.far.objects import RunObjects
 from geo_ray.job.rundir import RunDirectory
 from geo_ray.lease.driving import seeker_of
 from geo_ray.lease.seek import LeaseSeeker
@@ -33,6 +35,7 @@ from geo_ray.runtime.driver.drive import Driven, attach, drive
 from geo_ray.runtime.driver.drive import watch as follow_driver
 from geo_ray.runtime.driver.front import Handle, is_driven
 from geo_ray.sim.run import simulate as simulate_to_end
+from geo_ray.stores.uri import is_s3
 
 
 def train(
@@ -90,12 +93,17 @@ def train(
     seeker: LeaseSeeker | None = None
     with own_threads_kept():
         if resume is not None:
-            path = directory_of(resume)
+            address = _address_of(resume)
+            path = directory_of(resume) if address is None else copy_path(address, "driven")
             as_it_is = source is None and not changes and followed is None and checkpoint is None
-            if as_it_is and (living := _watched_if_living(path, watch, began_unix_s, detach)):
+            may_live = as_it_is and address is None
+            if may_live and (living := _watched_if_living(path, watch, began_unix_s, detach)):
                 return living
-            seeker = seeker_of(path, watch.tell)
+            leases = None if address is None else RunObjects(address).lease()
+            seeker = seeker_of(path, watch.tell, leases)
             seeker.wait()  # before anything is judged that a living run changes
+            if address is not None:
+                driven_copy(address)
             try:
                 ready = resumed_run(
                     path,
@@ -117,6 +125,11 @@ def train(
         ):
             goes_on = None if resume is None else Resumption(checkpoint)
             stands = ready.experiment.cluster.kind == "existing"
+            if detach and ready.run.address is not None:
+                raise ConfigError(
+                    "an actor drives a run whose run.dir is a directory",
+                    fix="Leave `detach` out, or name a directory that all nodes share.",
+                )
             if stands and (detach or ready.experiment.run.driver == "actor"):
                 sinks = (_noting(ready.note, watched), *watched.sinks)
                 driven = Driven(
@@ -140,6 +153,13 @@ def train(
                     ready.experiment, ready.run, reporting, resume=goes_on, seeker=seeker
                 )
     return _ended(Run(ready.run, ready.experiment, summary, finished=True))
+
+
+def _address_of(run: FilePath | Run) -> str | None:
+    """Of a run in a bucket, however it is named; None: it is in none."""
+    if isinstance(run, Run):
+        return run.directory.address
+    return run if isinstance(run, str) and is_s3(run) else rundir.address_in(Path(run))
 
 
 def _watched_if_living(
@@ -172,7 +192,9 @@ def stop(run: FilePath | Run) -> None:
     Raises:
         RunDirectoryError: there is no run, or nothing can be written there.
     """
-    stop_requests.ask(open_run(directory_of(run)).path)
+    directory = open_run(run).directory
+    stop_requests.ask(directory.path)
+    pass_on(directory.address, directory.path)
 
 
 def simulate(
@@ -204,7 +226,11 @@ def simulate(
     with own_threads_kept():
         source = source_of(config, base_dir)
         ready = new_run(source, override_items(overrides), followed, watch.tell, emulated=True)
-        with _tidied(ready.run, watch, is_new=True), watch.over(ready.experiment) as watched:
+        with (
+            _tidied(ready.run, watch, is_new=True),
+            mirrored(ready.run.address, ready.run.path, 1, lambda: None),
+            watch.over(ready.experiment) as watched,
+        ):
             sinks = (_noting(ready.note, watched), *watched.sinks)
             summary = simulate_to_end(ready.experiment, ready.run, watched.status, sinks)
     return _ended(Run(ready.run, ready.experiment, summary, finished=True))
@@ -239,7 +265,7 @@ def _tidied(run: RunDirectory, watch: RunWatch, *, is_new: bool) -> Iterator[Non
         raise name_run(error, run.path) from error.__cause__
     finally:
         if is_new and not has_begun(run.path):
-            shutil.rmtree(run.path, ignore_errors=True)  # its name is free again
+            rundir.discard(run)
 
 
 def name_run(error: GeoRayError, run_dir: Path) -> GeoRayError:
@@ -252,7 +278,8 @@ def name_run(error: GeoRayError, run_dir: Path) -> GeoRayError:
         fix = fix.replace("--resume RUN --allow-drift", "CONFIG").replace("--resume RUN", "CONFIG")
         fix = fix.replace("Resume with", "Start again with")
         fix = fix.replace("; nothing committed is lost", "") + " No checkpoint was saved."
-    resume = f"--resume {shlex.quote(str(short_path(run_dir)))}"
+    shown = rundir.address_in(run_dir) or str(short_path(run_dir))
+    resume = f"--resume {shlex.quote(shown)}"
     named = type(error)(error.message, fix=fix.replace("--resume RUN", resume))
     return named.with_traceback(error.__traceback__)  # in its place, not after it
 

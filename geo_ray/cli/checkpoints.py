@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from geo_ray.cli.paths import run_directory
+from geo_ray.cli.paths import RunRef, RunReference, run_directory
 
 
 @click.command()
-@click.argument("run_dir", metavar="RUN", type=click.Path(path_type=Path), callback=run_directory)
-def checkpoints(run_dir: Path) -> None:
+@click.argument("run_dir", metavar="RUN", type=RunReference(), callback=run_directory)
+def checkpoints(run_dir: RunRef) -> None:
     """List the checkpoints of RUN.
 
     `geo-ray train --resume RUN` goes on from the newest healthy one, `--from ID` from another.

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from geo_ray.cli.paths import run_directory
+from geo_ray.cli.paths import RunRef, RunReference, run_directory
 
 
 @click.command(short_help="Write the model of RUN as a file of its own.")
-@click.argument("run_dir", metavar="RUN", type=click.Path(path_type=Path), callback=run_directory)
+@click.argument("run_dir", metavar="RUN", type=RunReference(), callback=run_directory)
 @click.option(
     "--out",
     required=True,
@@ -19,7 +19,7 @@ from geo_ray.cli.paths import run_directory
 )
 @click.option("--from", "checkpoint", type=int, metavar="ID", help="Of this checkpoint.")
 @click.option("--best", is_flag=True, help="The best one, which train.keep_best has kept.")
-def export(run_dir: Path, out: Path, checkpoint: int | None, best: bool) -> None:
+def export(run_dir: RunRef, out: Path, checkpoint: int | None, best: bool) -> None:
     """Write the model of RUN, its best one, or one of a checkpoint, as a file of its own."""
     import geo_ray
 

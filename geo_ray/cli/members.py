@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from geo_ray.cli.paths import run_directory
+from geo_ray.cli.paths import RunRef, RunReference, run_directory
 
 _VERBS = ("add", "drain", "remove")
 
 
 @click.command()
-@click.argument("run_dir", metavar="RUN", type=click.Path(path_type=Path), callback=run_directory)
+@click.argument("run_dir", metavar="RUN", type=RunReference(), callback=run_directory)
 @click.argument("verb", required=False, type=click.Choice(_VERBS))
 @click.argument("region", required=False)
-def members(run_dir: Path, verb: str | None, region: str | None) -> None:
+def members(run_dir: RunRef, verb: str | None, region: str | None) -> None:
     r"""Show the regions that take part in RUN, or change which do.
 
     \b

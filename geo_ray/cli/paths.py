@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import click
 
@@ -62,13 +63,27 @@ def existing_files(
     return tuple(path for path in paths if existing_file(context, parameter, path))
 
 
-def run_directory(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
-    """Take the directory of a run; for click's ``callback``.
+RunRef: TypeAlias = Path | str
+"""The directory of a run, or its address in a bucket."""
+
+
+class RunReference(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has no arguments there
+    """What names a run: a directory, or an ``s3://`` address, which is no path."""
+
+    name = "run"
+
+    def convert(self, value: RunRef, _: object, __: object) -> RunRef:
+        """See click."""
+        return value if isinstance(value, Path) or value.startswith("s3://") else Path(value)
+
+
+def run_directory(_: click.Context, __: click.Parameter, path: RunRef | None) -> RunRef | None:
+    """Take the directory of a run, or its address; for click's ``callback``.
 
     Raises:
         RunDirectoryError: there is none; names what is like it.
     """
-    if path is None or path.is_dir():
+    if path is None or isinstance(path, str) or path.is_dir():
         return path
     raise RunDirectoryError(
         f"{path} is a file, no run" if path.exists() else f"there is no run {path}{_near(path)}",

@@ -7,6 +7,8 @@ from pathlib import Path
 import click
 
 from geo_ray.cli.paths import (
+    RunRef,
+    RunReference,
     check_plan_section,
     config_file,
     existing_file,
@@ -59,7 +61,7 @@ _out_type = click.Path(dir_okay=False, path_type=Path)
 @click.option(
     "--from",
     "run_dir",
-    type=click.Path(path_type=Path),
+    type=RunReference(),
     callback=run_directory,
     metavar="RUN",
     help="Plan what is left of a run that follows a plan: whether a change pays.",
@@ -91,7 +93,7 @@ def plan(
     links: Path | None,
     profile_file: Path | None,
     loss_file: Path | None,
-    run_dir: Path | None,
+    run_dir: RunRef | None,
     age_h: float | None,
     extrapolate: bool,
     dry_run: bool,

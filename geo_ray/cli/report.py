@@ -7,18 +7,18 @@ from pathlib import Path
 
 import click
 
-from geo_ray.cli.paths import run_directory
+from geo_ray.cli.paths import RunRef, RunReference, run_directory
 
 
 @click.command("report")
-@click.argument("run_dir", metavar="RUN", type=click.Path(path_type=Path), callback=run_directory)
+@click.argument("run_dir", metavar="RUN", type=RunReference(), callback=run_directory)
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
     help="File to write; RUN/report.html if not given.",
 )
 @click.option("--open", "open_page", is_flag=True, help="Show the page in the browser.")
-def report(run_dir: Path, out: Path | None, open_page: bool) -> None:
+def report(run_dir: RunRef, out: Path | None, open_page: bool) -> None:
     """Write one HTML page about RUN and print its path.
 
     The page has curves, bytes between regions, a timeline, exchanges, faults and the configuration.

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from geo_ray.cli.paths import run_directory
+from geo_ray.cli.paths import RunRef, RunReference, run_directory
 
 
 @click.command("status")
-@click.argument("run_dir", metavar="RUN", type=click.Path(path_type=Path), callback=run_directory)
+@click.argument("run_dir", metavar="RUN", type=RunReference(), callback=run_directory)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of lines.")
 @click.option("--follow", is_flag=True, help="Again and again, until nobody drives the run.")
 @click.option(
@@ -21,7 +19,7 @@ from geo_ray.cli.paths import run_directory
     show_default=True,
     help="With --follow: seconds from one to the next.",
 )
-def status(run_dir: Path, as_json: bool, follow: bool, every_s: float) -> None:
+def status(run_dir: RunRef, as_json: bool, follow: bool, every_s: float) -> None:
     """Say how RUN stands, and whether its driver lives.
 
     Reads RUN only, so it works from any terminal or machine that sees it, whoever drives it.

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from geo_ray.cli.follow import plan_option, steps_hint
-from geo_ray.cli.paths import check_config, config_file, run_directory
+from geo_ray.cli.paths import RunRef, RunReference, check_config, config_file, run_directory
 
 
 @click.command()
@@ -17,7 +17,7 @@ from geo_ray.cli.paths import check_config, config_file, run_directory
 @click.option(
     "--resume",
     "resume_dir",
-    type=click.Path(path_type=Path),
+    type=RunReference(),
     callback=run_directory,
     metavar="RUN",
     help="Go on with an earlier run from its newest whole and healthy checkpoint.",
@@ -48,7 +48,7 @@ from geo_ray.cli.paths import check_config, config_file, run_directory
 def train(
     config: Path | None,
     overrides: tuple[str, ...],
-    resume_dir: Path | None,
+    resume_dir: RunRef | None,
     checkpoint: int | None,
     allow_drift: bool,
     plan_file: Path | None,

@@ -102,7 +102,9 @@ class CheckpointConfig(StrictModel):
 class RunConfig(StrictModel):
     """Where a run leaves its files."""
 
-    dir: str = Field("runs", description="directory that holds one directory per run")
+    dir: str = Field(
+        "runs", description="directory, or s3:// address, that holds one directory per run"
+    )
     driver: Literal["process", "actor"] = Field(
         "process",
         description="what drives a run on an existing cluster: the process that starts it, with "
@@ -114,6 +116,29 @@ class RunConfig(StrictModel):
         description="with driver actor: a run that nobody watches for so long is saved and ended; "
         "null: never",
     )
+
+    def check(self, *, keeps_best: bool) -> None:
+        """Refuse what needs a directory that processes share, where the run's is in a bucket.
+
+        Raises:
+            ValueError: naming the key.
+        """
+        if not is_s3(self.dir):
+            return
+        try:
+            parse_s3(self.dir)
+        except StoreError as error:
+            raise ValueError(f"run.dir: {error.message}") from None
+        if keeps_best:
+            raise ValueError(
+                "train.keep_best: its candidates lie in a directory that all nodes share, and "
+                "run.dir is in a bucket: leave it out, or name such a directory"
+            )
+        if self.driver == "actor":
+            raise ValueError(
+                "run.driver: an actor drives a run whose run.dir is a directory: name one, or "
+                "leave it at process"
+            )
 
 
 class Experiment(StrictModel):
@@ -178,6 +203,7 @@ class Experiment(StrictModel):
             strategy, workers, even=not any(region.batch_sizes for region in self.regions)
         )
         check_device(self.device, self.regions)
+        self.run.check(keeps_best=self.train.keep_best is not None)
 
     def _mentions(self) -> list[tuple[str, str]]:
         found = []

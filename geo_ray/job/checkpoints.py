@@ -15,6 +15,8 @@ from geo_ray.stores.uri import join
 def places_of(run: RunDirectory, experiment: Experiment) -> CheckpointPlaces:
     """Where checkpoints of ``run`` go; in a store, in a folder of the name of its directory."""
     config = experiment.checkpoint
+    if config.store is None and run.address is not None:
+        return CheckpointPlaces(join(run.address, "checkpoints"))
     if config.store is None:
         return CheckpointPlaces(str(run.checkpoints))
     name = run.path.name

@@ -18,6 +18,9 @@ from geo_ray.errors import (
     SchemaMismatchError,
     ShardEmptyError,
 )
+from geo_ray.stores.base import open_store
+from geo_ray.stores.uri import is_s3, join
+from geo_ray.stores.uri import split as split_uri
 from geo_ray.tasks.base import SelfContained, Task
 
 _log = logging.getLogger(__name__)
@@ -27,7 +30,7 @@ def prepare_manifest(
     experiment: Experiment,
     task: Task,
     base_dir: Path,
-    data_dir: Path,
+    data_dir: Path | str,
     *,
     goes_on: bool = False,
 ) -> tuple[Manifest, str]:
@@ -37,7 +40,7 @@ def prepare_manifest(
         experiment: the run.
         task: the loaded task.
         base_dir: where a relative manifest path starts.
-        data_dir: where generated shards go, one directory per region.
+        data_dir: where generated shards go, one directory per region; may be in a bucket.
         goes_on: whether the run began before: then regions without which it began, or goes on, are
             told only.
 
@@ -57,11 +60,11 @@ def prepare_manifest(
             address = str(base_dir / address)
         manifest = load_manifest(address)
     else:
-        address = str(data_dir / "manifest.json")
-        if Path(address).exists():
+        address = _below(str(data_dir), "manifest.json")
+        if _is_there(address):
             manifest = load_manifest(address)
         else:
-            manifest = _generate(experiment, generate, task, data_dir)
+            manifest = _generate(experiment, generate, task, str(data_dir))
             save_manifest(manifest, address)
     check_manifest(experiment, task, manifest)
     _check_all_used(experiment, manifest, goes_on=goes_on)
@@ -69,7 +72,7 @@ def prepare_manifest(
 
 
 def _generate(
-    experiment: Experiment, generate: GenerateConfig, task: Task, data_dir: Path
+    experiment: Experiment, generate: GenerateConfig, task: Task, data_dir: str
 ) -> Manifest:
     if not isinstance(task, SelfContained):
         raise ConfigError(
@@ -85,9 +88,18 @@ def _generate(
         generate.split,
         experiment.region_names,
         experiment.seed,
-        {name: str(data_dir / name) for name in experiment.region_names},
+        {name: _below(data_dir, name) for name in experiment.region_names},
         generate.rows_per_shard,
     )
+
+
+def _below(place: str, name: str) -> str:
+    return join(place, name) if is_s3(place) else str(Path(place) / name)
+
+
+def _is_there(address: str) -> bool:
+    store, name = split_uri(address)
+    return open_store(store).exists(name)
 
 
 def check_manifest(experiment: Experiment, task: Task, manifest: Manifest) -> None:

@@ -9,6 +9,7 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.errors import ConfigError, OtherModelError, ProfileError
 from geo_ray.job.build import parameter_count
 from geo_ray.job.model_id import model_id
+from geo_ray.job.rundir import local_root
 from geo_ray.planning.model_id import ModelId
 from geo_ray.planning.profile import Profile, load_profile
 from geo_ray.tasks.load import load_task
@@ -19,7 +20,7 @@ HERE = "here"
 
 def default_path(experiment: Experiment) -> Path:
     """Where the profile of a configuration lies if nobody says otherwise."""
-    return Path(experiment.run.dir) / "profiles" / f"{experiment.name}.json"
+    return local_root(experiment) / "profiles" / f"{experiment.name}.json"
 
 
 def find(experiment: Experiment, model: ModelId) -> Path | None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import diff, digest, dump_yaml, load_tree
 from geo_ray.errors import ConfigDriftError, RunDirectoryError
+from geo_ray.job.far.copy import empty_copy
+from geo_ray.job.far.objects import RunObjects
 from geo_ray.job.follow_plan import changes_of, check_model
+from geo_ray.lease.store import ConditionalStore
 from geo_ray.planning.plan import Plan, load_plan
+from geo_ray.stores.uri import is_s3, join
 
 CONFIG_FILE = "config.lock.yaml"
 PLAN_FILE = "plan.json"
@@ -24,12 +29,19 @@ class RunDirectory:
     """Paths of one run.
 
     Attributes:
-        path: the directory, absolute.
+        path: the directory, absolute; of a run in a bucket, this machine's copy.
         base_dir: where relative paths of the configuration start.
+        address: of a run whose directory is in a bucket; None: it is not.
     """
 
     path: Path
     base_dir: Path
+    address: str | None = None
+
+    @property
+    def shown(self) -> str:
+        """What users call it."""
+        return str(self.path) if self.address is None else self.address
 
     @property
     def checkpoints(self) -> Path:
@@ -37,9 +49,9 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     @property
-    def data(self) -> Path:
-        """Where generated data go."""
-        return self.path / "data"
+    def data(self) -> str:
+        """Where generated data go: a directory, or an address."""
+        return str(self.path / "data") if self.address is None else join(self.address, "data")
 
     @property
     def links(self) -> Path:
@@ -65,6 +77,8 @@ def create(
 ) -> RunDirectory:
     """Make the directory of a new run: ``run.dir/name``, or ``name-2`` and so on if that is taken.
 
+    In a bucket the name is taken, and the directory is this machine's copy.
+
     Args:
         experiment: the run.
         base_dir: where relative paths of its configuration start.
@@ -73,15 +87,61 @@ def create(
 
     Raises:
         RunDirectoryError: if it cannot be written.
+        StoreError: the bucket does not answer or refuses.
     """
+    run = _begin(experiment, base_dir.absolute())
+    path = run.path
+    _write(path / CONFIG_FILE, dump_yaml(experiment))
+    plan = plan_of(experiment, run.base_dir) | {"reason": reason, "address": run.address}
+    if followed is not None:
+        plan |= {"predicted_seconds": followed.total_s, "predicted_usd": followed.total_usd}
+        _write(path / FOLLOWED_FILE, followed.model_dump_json(indent=2) + "\n")
+    _write(path / PLAN_FILE, json.dumps(plan, indent=2) + "\n")
+    return run
+
+
+def address_in(path: Path) -> str | None:
+    """The address of a run in a bucket of which a directory is a copy; None: it is none."""
+    try:
+        address = json.loads((path / PLAN_FILE).read_text()).get("address")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return None if address is None else str(address)
+
+
+def local_root(experiment: Experiment) -> Path:
+    """Where this machine keeps what is of no single run, such as profiles."""
+    return Path("runs" if is_s3(experiment.run.dir) else experiment.run.dir)
+
+
+def lease_of(run: RunDirectory) -> ConditionalStore | None:
+    """Where the lease of a run in a bucket lies; None: in its directory."""
+    return None if run.address is None else RunObjects(run.address).lease()
+
+
+def discard(run: RunDirectory) -> None:
+    """Remove a run that did not begin: its name is free again."""
+    if run.address is not None:
+        RunObjects(run.address).discard()
+    shutil.rmtree(run.path, ignore_errors=True)
+
+
+def _begin(experiment: Experiment, base_dir: Path) -> RunDirectory:
     root = Path(experiment.run.dir).absolute()
     number = 1
     while True:
-        path = root / (experiment.name if number == 1 else f"{experiment.name}-{number}")
+        name = experiment.name if number == 1 else f"{experiment.name}-{number}"
+        path = root / name
+        if is_s3(experiment.run.dir):
+            address = join(experiment.run.dir, name)
+            if RunObjects(address).begin():
+                return RunDirectory(empty_copy(address), base_dir, address)
+            number += 1
+            continue
         try:
             root.mkdir(parents=True, exist_ok=True)
             path.mkdir()
-            break
+            return RunDirectory(path, base_dir)
         except FileExistsError as error:
             if not path.is_dir():
                 raise RunDirectoryError(
@@ -91,14 +151,6 @@ def create(
             number += 1
         except OSError as error:
             raise RunDirectoryError(f"cannot make {path}: {error.strerror}") from error
-    run = RunDirectory(path, base_dir.absolute())
-    _write(path / CONFIG_FILE, dump_yaml(experiment))
-    plan = plan_of(experiment, run.base_dir) | {"reason": reason}
-    if followed is not None:
-        plan |= {"predicted_seconds": followed.total_s, "predicted_usd": followed.total_usd}
-        _write(path / FOLLOWED_FILE, followed.model_dump_json(indent=2) + "\n")
-    _write(path / PLAN_FILE, json.dumps(plan, indent=2) + "\n")
-    return run
 
 
 def following(run: RunDirectory, experiment: Experiment, plan: Plan) -> Experiment:
@@ -158,7 +210,7 @@ def reopen(
         )
     try:
         plan = json.loads((path / PLAN_FILE).read_text())
-        base_dir = Path(str(plan["base_dir"]))
+        base_dir, address = Path(str(plan["base_dir"])), plan.get("address")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunDirectoryError(
             f"{path} is no run directory: {PLAN_FILE} cannot be read ({error})",
@@ -168,7 +220,7 @@ def reopen(
     experiment = load_tree(
         file, [], Experiment, base_dir=base_dir, allow_drift=allow_drift, to_look_at=to_look_at
     )
-    return RunDirectory(path, base_dir), experiment
+    return RunDirectory(path, base_dir, None if address is None else str(address)), experiment
 
 
 def adopt(run: RunDirectory, experiment: Experiment, plan: Plan | None = None) -> None:

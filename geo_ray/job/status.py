@@ -9,10 +9,13 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.errors import CheckpointError, StoreError
 from geo_ray.job import rundir
 from geo_ray.job.checkpoints import store_of
+from geo_ray.job.far.copy import Copy
+from geo_ray.job.far.objects import RunObjects
 from geo_ray.job.rundir import RunDirectory
 from geo_ray.lease.local_store import LocalConditionalStore
 from geo_ray.lease.process import has_ended
 from geo_ray.lease.record import LEASE_KEY, LeaseRecord, decode_record
+from geo_ray.lease.store import ConditionalStore
 from geo_ray.lease.watch import LeaseWatch
 from geo_ray.observe.events.log import EVENTS_FILE, EventTail, being_written
 from geo_ray.observe.report.ending import Ending, ending_of
@@ -41,7 +44,12 @@ class StatusReader:
     def __init__(self, path: Path, clock: Clock | None = None) -> None:
         found: tuple[RunDirectory, Experiment] = rundir.reopen(path, to_look_at=True)
         self._run, self._experiment = found
-        self._shown = str(path)
+        self._shown = self._run.shown if self._run.address is not None else str(path)
+        self._copy: Copy | None = None
+        self._leases: ConditionalStore = LocalConditionalStore(self._run.path)
+        if self._run.address is not None:
+            objects = RunObjects(self._run.address)
+            self._leases, self._copy = objects.lease(), Copy(objects, self._run.path)
         self._clock = clock or SystemClock()
         self._tail = EventTail(self._run.path / EVENTS_FILE)
         self._fold = StatusFold(self._experiment.train.target)
@@ -55,7 +63,10 @@ class StatusReader:
         Raises:
             RunDirectoryError: its events or its lease cannot be read.
         """
-        lease = LocalConditionalStore(self._run.path).read(LEASE_KEY)
+        if self._copy is not None and self._copy.pull(models=False):
+            self._tail = EventTail(self._run.path / EVENTS_FILE)  # another driver went on earlier
+            self._fold = StatusFold(self._experiment.train.target)
+        lease = self._leases.read(LEASE_KEY)
         driver = None if lease is None else self._driver(decode_record(lease.data))
         for event in self._tail.new():
             self._fold.feed(event)

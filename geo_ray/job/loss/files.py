@@ -6,13 +6,14 @@ from pathlib import Path
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import ProfileError
+from geo_ray.job.rundir import local_root
 from geo_ray.planning.loss_profile import LossProfile, LossSubject, load_loss_profile
 from geo_ray.planning.loss_table import MeasuredLoss
 
 
 def default_path(experiment: Experiment) -> Path:
     """Where the measured loss of a configuration lies if nobody says otherwise."""
-    return Path(experiment.run.dir) / "profiles" / "loss" / f"{experiment.name}.json"
+    return local_root(experiment) / "profiles" / "loss" / f"{experiment.name}.json"
 
 
 def are_any(experiment: Experiment) -> bool:

@@ -17,6 +17,7 @@ from geo_ray.config.own import context
 from geo_ray.config.region import RegionConfig
 from geo_ray.errors import CheckpointCorruptError, RunDirectoryError
 from geo_ray.job.rundir import CONFIG_FILE
+from geo_ray.stores.uri import is_s3
 from geo_ray.training.averager.home import AveragerHome
 from geo_ray.training.compute.carry_layout import CarryLayout
 
@@ -115,7 +116,8 @@ class RunSpec:
             RunDirectoryError: if this process does not see the run's files.
         """
         experiment = self.experiment
-        is_used = experiment.data.generate is not None or experiment.train.keep_best is not None
+        generates = experiment.data.generate is not None and not is_s3(self.manifest_address)
+        is_used = generates or experiment.train.keep_best is not None
         if self.places.far and not is_used:
             return
         run = Path(self.run_dir)

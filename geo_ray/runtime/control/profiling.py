@@ -63,7 +63,7 @@ def measure(
     if not corners:
         return
     profile = known
-    place = Path(experiment.run.dir).absolute() / "profiles" / "runs"
+    place = rundir.local_root(experiment).absolute() / "profiles" / "runs"
     told_unix_s = reporting.began_unix_s
     with cluster_of(experiment, reporting.status) as cluster:
         before_s = time.time() - told_unix_s  # a run of its own takes that long to come so far

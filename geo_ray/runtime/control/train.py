@@ -28,9 +28,10 @@ from geo_ray.job.checkpoints import check_unused, places_of
 from geo_ray.job.codec_shapes import with_shapes
 from geo_ray.job.data import data_rows, prepare_manifest
 from geo_ray.job.eval_notes import EvalNotes
+from geo_ray.job.far.mirror import mirrored
 from geo_ray.job.model_file import about_model, keep_longer, save_trained
 from geo_ray.job.recorder import Recorder, Sink
-from geo_ray.job.rundir import RunDirectory, followed_plan
+from geo_ray.job.rundir import RunDirectory, followed_plan, lease_of
 from geo_ray.job.start.evaluation import check_evaluation
 from geo_ray.job.start.notes import warn_at_start
 from geo_ray.lease.driving import driving, seeker_of
@@ -134,7 +135,8 @@ def train(
     limit = experiment.checkpoint.restarts
     restarts = Restarts(limit, experiment.train.restart_window_s, "checkpoint.restarts")
     with (
-        driving(seeker or seeker_of(run.path, reporting.status)) as held,
+        driving(seeker or seeker_of(run.path, reporting.status, lease_of(run))) as held,
+        mirrored(run.address, run.path, held.epoch, held.check),
         ExitStack() as stack,
     ):
         told = replace(reporting, status=_noting(held, reporting.status))

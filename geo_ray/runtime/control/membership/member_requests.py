@@ -17,11 +17,11 @@ from pydantic import ValidationError
 
 from geo_ray.config.base import StrictModel
 from geo_ray.errors import RunDirectoryError
+from geo_ray.job.far.copy import REQUESTS as REQUESTS
 from geo_ray.util.atomic_file import save_chunks, unwritable
 
 log = logging.getLogger(__name__)
 
-REQUESTS: Final = "requests"
 _MOST_BYTES: Final = 4096
 Verb = Literal["add", "drain", "remove"]
 

@@ -1,0 +1,191 @@
+"""Copies what a driver writes to the bucket of its run, every few seconds and at the end.
+
+Rule: nothing is written unless the lease is held a moment before; and what is written late all the
+same names an epoch that counts no more (`geo_ray.job.far.objects`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from geo_ray.errors import GeoRayError, LeaseLostError, RunHeldError, StoreError
+from geo_ray.job.far.copy import REQUESTS
+from geo_ray.job.far.objects import FileVersion, RunObjects, digest_of_file
+from geo_ray.job.far.segments import Segment, chain, length_of
+from geo_ray.observe.events.log import EVENTS_FILE
+from geo_ray.util.atomic_file import save_chunks
+from geo_ray.util.rate_limited_log import RateLimitedLog
+
+_EVERY_S: Final = 2.0
+_MOST_BYTES: Final = 8 << 20  # of one piece of the log
+_TOGETHER: Final = 64
+_APART: Final = ("checkpoints", "data", REQUESTS, EVENTS_FILE)
+_log = logging.getLogger(__name__)
+
+
+class Mirror:
+    """See the module's docstring.
+
+    Args:
+        objects: where to.
+        path: of the run's directory on this machine.
+        epoch: of the lease.
+        check: raises if the lease is not held.
+    """
+
+    def __init__(
+        self, objects: RunObjects, path: Path, epoch: int, check: Callable[[], None]
+    ) -> None:
+        self._objects, self._path = objects, path
+        self._epoch, self._check = epoch, check
+        self._sent = 0
+        self._version = 0
+        self._stamps: dict[str, tuple[int, int]] = {}
+        self._known: dict[str, FileVersion] = {}  # those that count
+        self._own: list[Segment] = []  # not put together yet
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
+
+    def start(self) -> None:
+        """Begin.
+
+        Raises:
+            RunHeldError: somebody has driven the run since it was copied.
+            StoreError: the bucket does not answer or refuses.
+        """
+        pieces = chain(self._objects.segments())
+        self._sent = length_of(pieces)
+        if not self._objects.is_beginning(pieces, self._path / EVENTS_FILE):
+            raise RunHeldError(
+                f"{self._objects.name} was driven by somebody else just now",
+                fix="Look how it stands with `geo-ray status RUN`, and resume it again.",
+            )
+        self._known = self._objects.files()
+        self._objects.take_requests()  # they were made of a run that is over
+        self.tick()
+        self._thread.start()
+
+    def tick(self) -> None:
+        """Copy what is new, and fetch what users ask.
+
+        Raises:
+            LeaseLostError: the run is another's.
+            StoreError: the bucket does not answer or refuses.
+        """
+        self._check()
+        self._send_events()
+        self._send_files()
+        for name, data in self._objects.take_requests().items():
+            (self._path / REQUESTS).mkdir(exist_ok=True)
+            save_chunks(self._path / REQUESTS / name, [data])
+
+    def close(self) -> None:
+        """Copy the rest.
+
+        Raises:
+            StoreError: the bucket does not answer or refuses; the rest is on this machine.
+        """
+        self._ended.set()
+        self._thread.join()
+        try:
+            self.tick()
+        except LeaseLostError:
+            return
+        except StoreError as error:
+            raise StoreError(
+                f"{error.message}; the end of {self._objects.name} is in {self._path} only",
+                fix=f"Mend that, then `geo-ray train --resume '{self._objects.uri}'` on this "
+                "machine, which copies it.",
+            ) from error
+
+    def _run(self) -> None:
+        told = RateLimitedLog(_log, 30.0)
+        while not self._ended.wait(_EVERY_S):
+            try:
+                self.tick()
+            except LeaseLostError:
+                return  # who writes next is told
+            except (GeoRayError, OSError) as error:
+                told.warning("mirror", f"{self._objects.name} is not up to date: {error}")
+
+    def _send_events(self) -> None:
+        log = self._path / EVENTS_FILE
+        if not log.exists():
+            return
+        with log.open("rb") as file:
+            file.seek(self._sent)
+            while data := _whole_lines(file.read(_MOST_BYTES)):
+                self._own.append(self._objects.put_segment(self._epoch, self._sent, data))
+                self._sent += len(data)
+                file.seek(self._sent)
+        if len(self._own) >= _TOGETHER:
+            self._put_together()
+
+    def _put_together(self) -> None:
+        few, self._own = self._own, []
+        with (self._path / EVENTS_FILE).open("rb") as file:
+            file.seek(few[0].start)
+            data = file.read(few[-1].end - few[0].start)
+        self._objects.put_segment(self._epoch, few[0].start, data)
+        self._objects.drop_segments(few)
+
+    def _send_files(self) -> None:
+        for path in sorted(self._path.rglob("*")):
+            name = path.relative_to(self._path)
+            is_apart = name.parts[0] in _APART or any(part.startswith(".") for part in name.parts)
+            if is_apart or not path.is_file():
+                continue
+            about = path.stat()
+            stamp = (about.st_mtime_ns, about.st_size)
+            if self._stamps.get(name.as_posix()) != stamp:
+                self._send_file(name.as_posix(), path)
+                self._stamps[name.as_posix()] = stamp
+
+    def _send_file(self, name: str, path: Path) -> None:
+        known = self._known.get(name)
+        if known is not None and known.digest == digest_of_file(path):
+            return
+        self._version += 1
+        self._known[name] = self._objects.put_file(self._epoch, self._version, name, path)
+        if known is not None:
+            self._objects.drop_file(known)
+
+
+@contextmanager
+def mirrored(
+    address: str | None, path: Path, epoch: int, check: Callable[[], None]
+) -> Iterator[None]:
+    """Copy a run to its bucket while the block runs, and once more behind it.
+
+    Args:
+        address: of the run in a bucket; None: it has none, and nothing happens.
+        path: of its directory on this machine.
+        epoch: of its lease.
+        check: raises if the lease is not held.
+
+    Raises:
+        RunHeldError, StoreError: as for `Mirror`.
+    """
+    if address is None:
+        yield
+        return
+    mirror = Mirror(RunObjects(address), path, epoch, check)
+    mirror.start()
+    try:
+        yield
+    except BaseException:
+        try:
+            mirror.close()
+        except StoreError as error:  # what ended the run matters more
+            _log.warning("%s", error.message)
+        raise
+    mirror.close()
+
+
+def _whole_lines(data: bytes) -> bytes:
+    return data[: data.rfind(b"\n") + 1]
