@@ -10,15 +10,12 @@ from pathlib import Path
 
 import pytest
 from s3_support import new_prefix, s3_server, set_credentials
-from train_support import eventually, experiment_of, final_digests, simulate
+from train_support import eventually, experiment_of, final_digests, simulate, write_config
 
 import geo_ray
-from geo_ray.config.experiment import Experiment
 from geo_ray.errors import (
-    InterruptedRunError,
     LeaseLostError,
     RunDirectoryError,
-    RunFinishedError,
     RunHeldError,
     StoreError,
 )
@@ -27,7 +24,6 @@ from geo_ray.job.far.mirror import Mirror, mirrored
 from geo_ray.job.far.objects import RunObjects
 from geo_ray.lease.record import LEASE_KEY, decode_record
 from geo_ray.observe.events.log import EVENTS_FILE, EventLog, read_events
-from geo_ray.runtime.cluster.local import LocalCluster
 from geo_ray.runtime.control.membership.member_requests import take
 
 pytestmark = pytest.mark.timeout(600)
@@ -223,60 +219,86 @@ def test_what_needs_a_directory_is_refused(tmp_path: Path, changes: dict, key: s
 # ------------------------------------------------------------------ runs
 
 
-def cli(machine: Path, *words: str) -> str:
-    """A command on another machine: it shares the bucket, and nothing else."""
-    place = machine.parent / "elsewhere"
-    place.mkdir(exist_ok=True)
-    environment = os.environ | {"XDG_CACHE_HOME": str(place)}
-    done = subprocess.run(
-        [sys.executable, "-m", "geo_ray.cli.main", *words],
-        env=environment,
-        cwd=place,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_a_run_is_watched_stopped_and_resumed_from_machines_that_share_nothing(
-    ray_cluster: LocalCluster,
-    endpoint: str,
-    tmp_path: Path,
-    machine: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    quiet = final_digests(simulate(experiment_of(tmp_path), tmp_path).events)
-    changes = {"run": {"dir": new_prefix(endpoint)}, "emulate": {"step_s": 1.0}}
-    config: Experiment = experiment_of(tmp_path, **changes)
-    asked: list[str] = []
-
-    def sink(event: object) -> None:
-        if getattr(event, "kind", "") == "step" and not asked:
-            asked.append(f"{config.run.dir}".replace("?", "/tiny?"))
-            cli(machine, "stop", asked[0])
-
-    with pytest.raises(InterruptedRunError) as caught:
-        geo_ray.train(config, on_event=sink, base_dir=tmp_path)
-    (uri,) = asked
-    assert uri in str(caught.value.fix)
-    assert "a checkpoint" in cli(machine, "status", uri) or "checkpoint" in cli(
-        machine, "status", uri
-    )
-    found = RunObjects(uri).lease().read(LEASE_KEY)
-    assert found is not None and decode_record(found.data).released
-    assert cli(machine, "report", uri).strip().endswith("report.html")
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "third"))
-    done = geo_ray.train(resume=uri)
-    assert done.finished and done.directory.address == uri
-    assert final_digests([*done.events()]) == quiet
+def test_a_simulated_run_is_seen_from_its_address(endpoint: str, tmp_path: Path) -> None:
+    dir = new_prefix(endpoint)
+    done = geo_ray.simulate(experiment_of(tmp_path, run={"dir": dir}), base_dir=tmp_path)
+    uri = dir.replace("?", "/tiny?")
+    assert done.directory.address == uri
     seen = geo_ray.open_run(uri)
     assert seen.path != done.path and [*seen.events()] == [*done.events()]
-    assert seen.summary == done.summary
-    assert "finished" in cli(machine, "status", uri)
-    for name, tensor in done.model().state_dict().items():
-        assert tensor.equal(seen.model().state_dict()[name])
-    with pytest.raises(RunFinishedError):
-        geo_ray.train(resume=uri)
+    assert seen.summary == done.summary and seen.model() is not None
+    assert geo_ray.status(uri).phase == "finished"
+    assert geo_ray.members(uri).column("state").to_pylist() == ["member"] * 2
+    again = geo_ray.simulate(experiment_of(tmp_path, run={"dir": dir}), base_dir=tmp_path)
+    assert again.name == "tiny-2"
+
+
+class Machine:
+    """One that shares the bucket with others, and nothing else."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        place.mkdir()
+        self._environment = os.environ | {"XDG_CACHE_HOME": str(place / "cache")}
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "geo_ray.cli.main", *words]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            command, env=self._environment, cwd=self.place, stdout=pipe, stderr=pipe, text=True
+        )
+
+    def run(self, *words: str) -> str:
+        done = self.start(*words)
+        out, err = done.communicate(timeout=300)
+        assert done.returncode == 0, err
+        return out
+
+
+@pytest.mark.slow
+def test_a_run_is_watched_stopped_and_resumed_from_machines_that_share_nothing(
+    endpoint: str, tmp_path: Path
+) -> None:
+    train = {"steps": 24, "eval_every": 12, "step_timeout_s": 60}
+    own = {"cluster": {"kind": "local"}, "name": "far", "train": train}
+    quiet = final_digests(simulate(experiment_of(tmp_path, **own), tmp_path).events)
+    dir = new_prefix(endpoint)
+    config = experiment_of(tmp_path, **own, run={"dir": dir}, emulate={"step_s": 1.0})
+    uri = dir.replace("?", "/far?")
+    first, second, third = (Machine(tmp_path / name) for name in ("first", "second", "third"))
+    trains = first.start("train", str(write_config(tmp_path, config)), "--plain")
+    try:
+        eventually(lambda: trains.poll() is not None or begun(uri), "the run begins")
+        assert trains.poll() is None, trains.communicate()
+        told = eventually(lambda: goes_on(second.run("status", uri)), "it trains")
+        assert "alive" in told
+        second.run("stop", uri)
+        out, err = trains.communicate(timeout=200)
+    finally:
+        trains.kill()
+        trains.wait()
+    assert trains.returncode == 130, (out, err)
+    assert f"geo-ray train --resume '{uri}'" in err
+    assert "checkpoint" in second.run("status", uri)
+    assert second.run("checkpoints", uri).count("healthy") == 1
+    found = RunObjects(uri).lease().read(LEASE_KEY)
+    assert found is not None and decode_record(found.data).released
+
+    third.run("train", "--resume", uri, "--plain")
+    assert not (third.place / "runs").exists()
+    run = geo_ray.open_run(uri)  # on a fourth one
+    assert run.finished and run.directory.address == uri
+    assert final_digests([*run.events()]) == quiet
+    assert len(run.events("run_started")) == 2
+    assert run.report().exists() and run.model() is not None
+    assert "finished" in second.run("status", uri)
+    refused = third.start("train", "--resume", uri)
+    assert "RUN_FINISHED" in refused.communicate(timeout=100)[1]
+
+
+def goes_on(status: str) -> str:
+    return status if "training" in status else ""
+
+
+def begun(uri: str) -> bool:
+    return bool(RunObjects(uri).segments())

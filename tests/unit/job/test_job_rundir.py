@@ -28,7 +28,7 @@ def test_a_new_run_has_its_configuration_and_its_plan(tmp_path):
     assert plan["averager_region"] == "eu"
     assert [r["ps_shards"] for r in plan["regions"]] == [1, 2]
     assert plan["predicted_seconds"] is None and followed_plan(run) is None
-    assert {run.checkpoints.parent, run.data.parent, run.model.parent} == {run.path}
+    assert {run.checkpoints.parent, Path(run.data).parent, run.model.parent} == {run.path}
 
 
 def test_a_taken_name_gets_a_number(tmp_path):
