@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from geo_ray.observe.events.schema import FAULT_KINDS, Event
+from geo_ray.observe.events.schema import FAULT_KINDS, MEMBER_KINDS, Event
 from geo_ray.observe.metrics.totals import RunTotals
 
 Floats = NDArray[np.float64]
@@ -35,6 +34,10 @@ class Columns:
         """Append a row, in the order of the names."""
         for column, value in zip(self._columns.values(), row, strict=True):
             column.append(value)
+
+    def newest(self, name: str) -> float:
+        """Give the value of one column in the row that was added last."""
+        return self._columns[name][-1]
 
     def __getitem__(self, name: str) -> Floats:
         """Give one column, float64 (N,)."""
@@ -80,6 +83,7 @@ class RunRecord:
         wan_total: columns t_s, bytes of all classes (cumulative).
         incidents: the faults, resumptions, requests to stop and failures, in order.
         checkpoints: the committed ones, in order.
+        changes: what tells who took part when, in order.
     """
 
     totals: RunTotals = field(default_factory=RunTotals)
@@ -89,13 +93,15 @@ class RunRecord:
     wan_total: Columns = field(default_factory=lambda: Columns("t_s", "bytes"))
     incidents: list[Event] = field(default_factory=list)
     checkpoints: list[Event] = field(default_factory=list)
-    _wan_bytes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    changes: list[Event] = field(default_factory=list)
 
     def feed(self, event: Event) -> None:
         """Take the next event."""
         resumed = event.kind == "run_started" and self.totals.started is not None
         if resumed or event.kind in FAULT_KINDS or event.kind in INCIDENTS:
             self.incidents.append(event)
+        if event.kind in MEMBER_KINDS:
+            self.changes.append(event)
         match event.kind:
             case "run_started":
                 for name in event["regions"]:
@@ -124,8 +130,8 @@ class RunRecord:
         by_class = self.totals.wan.by_class()
         self.wan_total.add(event.t_s, sum(by_class.values()))
         for name, count in by_class.items():
-            if count != self._wan_bytes[name]:
-                self._wan_bytes[name] = count
+            columns = self.wan.get(name)
+            if count != (0 if columns is None else columns.newest("bytes")):
                 self.wan.setdefault(name, Columns("t_s", "bytes")).add(event.t_s, count)
 
     def _region(self, name: str) -> RegionRecord:

@@ -209,6 +209,23 @@ FAULT_KINDS = (
     "state_changed",
 )
 
+MEMBER_KINDS = (  # what tells who took part when
+    "run_started",
+    "run_finished",
+    "run_failed",
+    "run_paused",
+    "run_went_on",
+    "region_lost",
+    "region_drained",
+    "region_joined",
+    "worker_lost",
+    "worker_left",
+    "worker_replaced",
+    "join_failed",
+    "bridge_replaced",
+    "hub_moved",
+)
+
 
 def conform(kind: str, t_s: float, fields: Mapping[str, Any]) -> Event:
     """Make an event whose fields are the plain JSON values that its kind asks for.

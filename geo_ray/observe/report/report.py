@@ -17,6 +17,7 @@ from geo_ray.observe.report.cost_section import cost_section
 from geo_ray.observe.report.curve_sections import curve_sections, resumptions
 from geo_ray.observe.report.ending import Ending, ending_of
 from geo_ray.observe.report.ending_section import MOST_REGIONS, ending_box, tag
+from geo_ray.observe.report.members_section import members_section
 from geo_ray.observe.report.page import html_page, write_html
 from geo_ray.observe.report.sections import (
     exchanges_section,
@@ -89,6 +90,7 @@ def render_report(run_dir: Path, run: RunRecord | None = None) -> str:
         regions_section(run),
         curve_sections(run),
         section("Timeline", timeline(lanes(run.regions), resumptions(run)), _TIMELINE_NOTE),
+        members_section(run),
         wan_section(run),
         exchanges_section(run),
         incidents_section(run),

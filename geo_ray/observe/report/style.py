@@ -68,6 +68,8 @@ polyline, svg line[class^="l"] { fill: none; stroke-width: 1.8; stroke-linejoin:
 .l-all { stroke: var(--ink); stroke-width: 2.6; } .b-all { fill: var(--ink); }
 .t-compute { fill: var(--c0); } .t-wait { fill: var(--c5); opacity: 0.75; }
 .t-transfer { fill: var(--c2); } .t-none { fill: var(--none); }
+.m-member { fill: var(--c2); } .m-lost { fill: var(--c1); } .m-left { fill: var(--none); }
+.m-paused { fill: var(--c5); }
 .scroll { overflow-x: auto; background: var(--card); border: 1px solid var(--rule);
   border-radius: 6px; width: fit-content; max-width: 100%; }
 .tall { max-height: 640px; overflow-y: auto; }
