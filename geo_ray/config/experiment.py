@@ -82,6 +82,10 @@ class CheckpointConfig(StrictModel):
         default_factory=dict,
         description="by region: s3:// address for the parts of its servers; all else is in `store`",
     )
+    store_region: Name | None = Field(
+        None,
+        description="region in which `store`, or `run.dir`, is, for the bill; null: the averager's",
+    )
 
     @model_validator(mode="after")
     def _addresses(self) -> Self:
@@ -212,6 +216,8 @@ class Experiment(StrictModel):
         if self.averager.standby not in {None, AUTO}:
             found.append(("averager.standby", str(self.averager.standby)))
         found += [("averager.next_standbys", name) for name in self.averager.next_standbys]
+        if self.checkpoint.store_region is not None:
+            found.append(("checkpoint.store_region", self.checkpoint.store_region))
         found += [("checkpoint.region_stores", name) for name in self.checkpoint.region_stores]
         return found
 

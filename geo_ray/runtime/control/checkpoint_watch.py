@@ -18,6 +18,7 @@ from geo_ray.errors import GeoRayError, RegionLostError
 from geo_ray.runtime.control.actor_group import ActorGroup, collect
 from geo_ray.runtime.control.policy import RunPolicy
 from geo_ray.runtime.control.saver import Saver
+from geo_ray.runtime.control.store_traffic import StoreTraffic
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class CheckpointWatch:
         emit: takes events of now: a kind, and its fields by name.
         now_s: of the run's clock.
         phases: what the regions told last, by name; it is kept up to date.
+        traffic: counts what crosses regions.
     """
 
     experiment: Experiment
@@ -62,6 +64,7 @@ class CheckpointWatch:
     emit: Callable[..., None]
     now_s: Callable[[], float]
     phases: Mapping[str, str]
+    traffic: StoreTraffic
     _begun: _Begun | None = None
     _began_s: float = 0.0
 
@@ -170,6 +173,7 @@ class CheckpointWatch:
             self.policy.saved(checkpoint)
             step, began_s = self.saver.step, self._began_s
             self.emit("checkpoint", id=checkpoint, step=step, bytes=size_bytes, start_s=began_s)
+            self.traffic.saved(self.saver.parts, self.actors.home.region)
 
 
 def _has_begun(answer: Any) -> bool:

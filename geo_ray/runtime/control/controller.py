@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from geo_ray.checkpoint.names import shard_part_name
+from geo_ray.checkpoint.store_regions import StoreRegions
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import (
     GeoRayError,
@@ -35,6 +36,7 @@ from geo_ray.runtime.control.policy import HALT_DEADLINE_S, RunLimits, RunPolicy
 from geo_ray.runtime.control.polls import Polls
 from geo_ray.runtime.control.restarts import Restarts
 from geo_ray.runtime.control.saver import Saver
+from geo_ray.runtime.control.store_traffic import StoreTraffic
 from geo_ray.runtime.control.worker_watch import WorkerWatch
 from geo_ray.training.compute.precise import StatisticsBoard
 
@@ -105,6 +107,7 @@ class Controller:
             checkpoint.part_timeout_s,
         )
         self.policy = RunPolicy(limits, time.monotonic())
+        traffic = StoreTraffic(self._store_regions(), self._emit)
         self.checkpoints = CheckpointWatch(
             self.experiment,
             self.actors,
@@ -113,6 +116,7 @@ class Controller:
             self._emit,
             self._now_s,
             self._phases,
+            traffic,
         )
         hooks = MemberHooks(
             self._admit,
@@ -122,6 +126,7 @@ class Controller:
             self._emit,
             self.status,
             lambda: self.policy.is_halting or self.policy.stopping is not None,
+            traffic,
         )
         self.members = Members(
             self.actors,
@@ -142,6 +147,13 @@ class Controller:
         spec = self.actors.spec
         self._statistics = StatisticsBoard(spec.layout, spec.data_rows)
 
+    def _store_regions(self) -> StoreRegions | None:
+        experiment = self.experiment
+        checkpoint, home = experiment.checkpoint, experiment.averager_region
+        if not self.actors.spec.places.far:
+            return None
+        return StoreRegions(checkpoint.store_region or home, checkpoint.region_stores)
+
     def run(self) -> None:
         """Watch until all workers are home and all they did is written down.
 
@@ -154,6 +166,10 @@ class Controller:
             LeaseLostError: if another process has taken the run over.
             GeoRayError: what a worker found wrong with task or data.
         """
+        resumed = self.actors.spec.resume
+        if resumed is not None:
+            parts = resumed.parts.values()
+            self.checkpoints.traffic.resumed(parts, self.actors.home.region)
         while self.workers.are_out:
             self.workers.collect(_TICK_S)
             self._handle_all(self._poll())

@@ -165,6 +165,11 @@ class Saver:
         return commit.result()
 
     @property
+    def parts(self) -> tuple[PartInfo, ...]:
+        """Those of the checkpoint that was added to last."""
+        return tuple(self._parts.values())
+
+    @property
     def step(self) -> int:
         """Most steps of any region in the checkpoint that was added to last."""
         return self._step

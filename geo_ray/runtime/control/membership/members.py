@@ -25,6 +25,7 @@ from geo_ray.runtime.control.membership.joining import Joining
 from geo_ray.runtime.control.membership.member_policy import MemberPolicy
 from geo_ray.runtime.control.membership.member_requests import MemberRequest
 from geo_ray.runtime.control.membership.returns import Returns
+from geo_ray.runtime.control.store_traffic import StoreTraffic
 from geo_ray.training.membership.border import giver_of
 from geo_ray.training.membership.view import View
 
@@ -48,6 +49,7 @@ class MemberHooks:
         emit: takes events of now: a kind, and its fields by name.
         tell: shows a line to the user.
         is_ending: whether the run is told to finish or to halt.
+        traffic: counts what crosses regions.
     """
 
     admit: Callable[[str, int, int], None]
@@ -57,6 +59,7 @@ class MemberHooks:
     emit: Callable[..., None]
     tell: Callable[[str], None]
     is_ending: Callable[[], bool]
+    traffic: StoreTraffic
 
 
 @dataclass(slots=True)
@@ -269,13 +272,14 @@ class Members:
         elif self._handed is None:
             self._await_copy(region, view)
         elif (size_bytes := joining.begun) is not None:
-            _, step, handed_s = self._handed
+            handed, step, handed_s = self._handed
             self.actors.adopt(joining.group)
             self.hooks.admit(region, step, joining.epoch)
             self.hooks.ask_home(partial(_tell_begun, region))
             took_s = time.monotonic() - handed_s
             about = {"view": view.epoch, "bytes": size_bytes, "took_s": took_s}
             self.hooks.emit("region_joined", region=region, **about)
+            self.hooks.traffic.handed(handed.parts, handed.giver, region)
             size = bytes_text(size_bytes)
             self.hooks.tell(f"region '{region}' has joined at step {step}: {size}, {took_s:.1f} s")
             joining.finish()
