@@ -110,7 +110,7 @@ class Trouble:
         name = "host" if role == "bridge" and region == home else role
         os.kill(self._random.choice(pids), signal.SIGKILL)
         self.kills[name] += 1
-        support.say(f"{self._run.now_s():7.1f} s: killed the {name} of {region}")
+        support.say(f"killed the {name} of {region}")
 
 
 def steps_per_s(events: Sequence[dict[str, Any]]) -> float:

@@ -28,8 +28,9 @@ class WatchedRun:
         environment: additions to the environment.
         events: what was read so far, in order.
         process: of the command that is shown the run.
-        origin_unix_s: time of day at which the events' clock was 0; from the event that was read
-            soonest after it happened, so late by what it takes to write one, some 0.2 s at most.
+        origin_unix_s: time of day at which the events' clock was 0, in this stretch of the run: the
+            clock stands still between a stretch and the next. From the event that was read soonest
+            after it happened, so late by what it takes to write one, some 0.2 s at most.
     """
 
     directory: Path
@@ -60,7 +61,7 @@ class WatchedRun:
             )
 
     def look(self) -> Sequence[dict[str, Any]]:
-        """Read what is new."""
+        """Read what is new; steps are given ``unix_s``, the time of day at which they were done."""
         log = self.directory / "events.jsonl"
         if not log.is_file():
             return []
@@ -71,8 +72,11 @@ class WatchedRun:
         self._read_bytes += len(whole)
         found = [json.loads(line) for line in whole.splitlines()]
         for event in found:
+            if event["kind"] == "run_started":
+                self.origin_unix_s = float("inf")
             if event["kind"] in {"step", "exchange"}:
                 self.origin_unix_s = min(self.origin_unix_s, time.time() - event["t_s"])
+                event["unix_s"] = self.origin_unix_s + event["t_s"]
         self.events += found
         return found
 
@@ -92,10 +96,6 @@ class WatchedRun:
                     raise RuntimeError(f"geo-ray train ended with {code}:\n{self.tail()}")
                 return
             time.sleep(POLL_S)
-
-    def now_s(self) -> float:
-        """Of the events' clock."""
-        return time.time() - self.origin_unix_s
 
     def tail(self) -> str:
         """The last lines that it printed."""
