@@ -191,6 +191,16 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
     "members_refused": {"verb": _text, "region": _text, "cause": _text},
     "join_failed": {"region": _text, "cause": _text},
     "region_joined": {"region": _text, "view": _whole, "bytes": _whole, "took_s": _number},
+    "replanned": {  # a run that follows a plan: what is best for those who take part now
+        "regions": _texts,
+        "changed": _flag,
+        "cause": _text,
+        "gain": _number,
+        "interval": _whole,
+        "averager": _text,
+        "seconds": _number,
+        "usd": _number,
+    },
     "region_left": {"region": _text, "name": _text},  # who goes on, without whom
     "hub_moved": {"region": _text, "epoch": _whole},  # the averager lives there now
     "standby_ready": {"region": _text, "name": _text, "epoch": _whole},  # it may take over

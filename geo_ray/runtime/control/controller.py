@@ -31,7 +31,9 @@ from geo_ray.runtime.control.link_notes import LinkNotes
 from geo_ray.runtime.control.membership.member_policy import MemberPolicy
 from geo_ray.runtime.control.membership.member_requests import MemberRequest
 from geo_ray.runtime.control.membership.members import MemberHooks, Members
+from geo_ray.runtime.control.membership.plan_watch import PlanFor, PlanWatch
 from geo_ray.runtime.control.membership.quorum import Quorum
+from geo_ray.runtime.control.membership.replan_policy import ReplanPolicy
 from geo_ray.runtime.control.policy import HALT_DEADLINE_S, RunLimits, RunPolicy
 from geo_ray.runtime.control.polls import Polls
 from geo_ray.runtime.control.restarts import Restarts
@@ -66,12 +68,14 @@ class Controller:
         users: what they have asked for of members since the last call.
         status: shows a phase to the user.
         interrupted: set from outside (a signal) to save and stop.
+        plan_for: plans anew for those who take part; None: the run follows no plan.
         policy: decides what is done about trouble.
         checkpoints: has them made.
         workers: watches over them.
         bridges: replaces those that die.
         members: changes which regions take part.
         quorum: decides when the run pauses.
+        plans: has it planned anew when others take part.
     """
 
     experiment: Experiment
@@ -84,12 +88,14 @@ class Controller:
     users: Callable[[], list[MemberRequest]] = lambda: []
     status: Callable[[str], None] = lambda text: None
     interrupted: Interruption = field(default_factory=Interruption)
+    plan_for: PlanFor | None = None
     policy: RunPolicy = field(init=False)
     checkpoints: CheckpointWatch = field(init=False)
     workers: WorkerWatch = field(init=False)
     bridges: BridgeWatch = field(init=False)
     members: Members = field(init=False)
     quorum: Quorum = field(init=False)
+    plans: PlanWatch = field(init=False)
     _polls: Polls = field(default_factory=lambda: Polls(_POLL_TIMEOUT_S))
     _statistics: StatisticsBoard = field(init=False)
     _phases: dict[str, str] = field(default_factory=dict)
@@ -144,6 +150,7 @@ class Controller:
             self.status,
             self._go_on_without,
         )
+        self.plans = PlanWatch(ReplanPolicy(), self.plan_for, self._emit, self.status)
         spec = self.actors.spec
         self._statistics = StatisticsBoard(spec.layout, spec.data_rows)
 
@@ -311,6 +318,7 @@ class Controller:
         self.bridges.tick()
         self.members.tick({key: answer["status"] for key, answer in answers.items()})
         self._keep_quorum()
+        self.plans.tick(self.actors.primaries, self.actors.home.region, time.monotonic())
         self.checkpoints.tick()
         if answers.keys() >= self.actors.servers().keys():  # who is slow to answer may be busy
             self._check_goes_on(answers)

@@ -30,6 +30,7 @@ from geo_ray.job.data import data_rows, prepare_manifest
 from geo_ray.job.eval_notes import EvalNotes
 from geo_ray.job.far.mirror import mirrored
 from geo_ray.job.model_file import about_model, keep_longer, save_trained
+from geo_ray.job.plans.members import plan_of_members
 from geo_ray.job.recorder import Recorder, Sink
 from geo_ray.job.rundir import RunDirectory, followed_plan, lease_of
 from geo_ray.job.start.evaluation import check_evaluation
@@ -55,6 +56,7 @@ from geo_ray.runtime.control.interruption import Interruption
 from geo_ray.runtime.control.link_notes import LinkNotes
 from geo_ray.runtime.control.membership import member_requests
 from geo_ray.runtime.control.membership.member_requests import MemberRequest
+from geo_ray.runtime.control.membership.plan_watch import PlanFor
 from geo_ray.runtime.control.metrics import RayMetrics
 from geo_ray.runtime.control.restarts import Restarts
 from geo_ray.runtime.control.run_keys import RunKeys
@@ -332,6 +334,7 @@ def _train_on(
                 partial(_requests, run.path, reporting.interruption),
                 reporting.status,
                 reporting.interruption,
+                _planner(run, experiment),
             )
             member_requests.forget(run.path)
             stop_requests.forget(run.path)
@@ -346,6 +349,7 @@ def _train_on(
             finally:
                 controller.bridges.close()
                 controller.members.close()
+                controller.plans.close()
                 evals.end(lambda: time.time() - origin_unix_s)
             reporting.status("writing the model and the summary")
             finished = _finish(actors, experiment, run, task, recorder, startup_s, origin_unix_s)
@@ -357,6 +361,13 @@ def _train_on(
     finally:
         saver.close()
         actors.close()
+
+
+def _planner(run: RunDirectory, experiment: Experiment) -> PlanFor | None:
+    """What plans anew for those who take part; None: the run follows no plan."""
+    if followed_plan(run) is None:
+        return None
+    return lambda members, home: plan_of_members(run, experiment, members, home)
 
 
 def _requests(run: Path, interruption: Interruption) -> list[MemberRequest]:

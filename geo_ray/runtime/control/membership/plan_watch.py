@@ -1,0 +1,91 @@
+"""Has a run that follows a plan planned anew when others take part in it, and tells what is best.
+
+`ReplanPolicy` decides when; a thread plans, which may take seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from geo_ray.errors import GeoRayError
+from geo_ray.planning.plan import Plan
+from geo_ray.planning.replan import Decision
+from geo_ray.runtime.control.membership.replan_policy import ReplanPolicy
+
+log = logging.getLogger(__name__)
+PlanFor = Callable[[Collection[str], str], tuple[Plan, Decision]]
+"""``plan_for(members, averager's region)``: the present plan, of these; and what to do."""
+
+
+@dataclass(slots=True)
+class PlanWatch:
+    """See the module's docstring.
+
+    Attributes:
+        policy: decides when.
+        plan_for: plans; None: the run follows no plan.
+        emit: takes events of now: a kind, and its fields by name.
+        tell: shows a line to the user.
+    """
+
+    policy: ReplanPolicy
+    plan_for: PlanFor | None
+    emit: Callable[..., None]
+    tell: Callable[[str], None]
+    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "plan"))
+    _open: tuple[tuple[str, ...], Future[tuple[Plan, Decision]]] | None = None
+
+    def tick(self, members: Collection[str], home: str, now_s: float) -> None:
+        """Plan if it is time, and tell what has come of it.
+
+        Args:
+            members: who takes part.
+            home: where the averager lives.
+            now_s: of a clock that does not stand still.
+        """
+        if self.plan_for is None:
+            return
+        if self._open is None and self.policy.due(members, now_s):
+            asked = tuple(sorted(members))
+            self._open = asked, self._pool.submit(self.plan_for, asked, home)
+        if self._open is None or not self._open[1].done():
+            return
+        asked, found = self._open
+        self._open = None
+        try:
+            present, decision = found.result()
+        except GeoRayError as error:
+            log.warning("no plan for %s: %s", ", ".join(asked), error.message)
+            return
+        self._note(asked, present, decision)
+
+    def close(self) -> None:
+        """The run is over."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _note(self, members: tuple[str, ...], present: Plan, decision: Decision) -> None:
+        best = decision.plan
+        self.emit(
+            "replanned",
+            regions=list(members),
+            changed=decision.changed,
+            cause=decision.reason,
+            gain=decision.gain,
+            interval=best.interval,
+            averager=best.averager,
+            seconds=best.total_s,
+            usd=best.total_usd,
+        )
+        names = ", ".join(members)
+        if not decision.changed:
+            self.tell(f"planned anew for {names}: {decision.reason}")
+            return
+        found = [f"{r.region}: {r.workers} workers" for r in best.regions]
+        if best.interval != present.interval:
+            found.append(f"interval {best.interval} instead of {present.interval}")
+        if best.averager != present.averager:
+            found.append(f"the averager in {best.averager}")
+        self.tell(f"planned anew for {names}: {decision.reason}: {'; '.join(found)}")
