@@ -7,9 +7,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
-from s3_support import new_prefix, s3_server, set_credentials
+from s3_support import new_prefix, proxy_before, s3_server, set_credentials
 from train_support import eventually, experiment_of, final_digests, simulate, write_config
 
 import geo_ray
@@ -184,6 +185,28 @@ def test_requests_reach_the_driver_once(uri: str, tmp_path: Path) -> None:
     assert [each.region for each in take(driver.path)] == ["eu-west"]
     driver.mirror.close()
     assert objects.take_requests() == {}
+
+
+def test_a_bucket_that_is_out_of_reach_is_caught_up_with(
+    endpoint: str, uri: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Pieces and files that did not come through are sent again, once each, and nothing twice."""
+    with proxy_before(endpoint) as proxy:
+        through = uri.replace(quote(endpoint, safe=""), quote(proxy.endpoint, safe=""))
+        assert through != uri
+        driver = Driver(through, tmp_path / "driver", 1)
+        driver.write("one")
+        driver.mirror.start()
+        proxy.trouble = lambda request: "503"
+        driver.write("two")
+        (driver.path / "summary.json").write_text("{}")
+        eventually(lambda: "is not up to date" in caplog.text, "a warning")
+        proxy.trouble = lambda request: "lost" if request.method == "PUT" else None
+        driver.write("three")
+        eventually(lambda: said(seen_copy(uri)) == ["one", "two", "three"], "it catches up")
+        proxy.trouble = lambda request: None
+        driver.mirror.close()
+    assert (seen_copy(uri) / "summary.json").read_text() == "{}"
 
 
 def test_a_damaged_object_is_told(uri: str, tmp_path: Path) -> None:
