@@ -14,7 +14,9 @@ from s3_support import new_prefix, proxy_before, s3_server, set_credentials
 from train_support import eventually, experiment_of, final_digests, simulate, write_config
 
 import geo_ray
+from geo_ray.config.load import dump_yaml
 from geo_ray.errors import (
+    ConfigError,
     LeaseLostError,
     RunDirectoryError,
     RunHeldError,
@@ -231,12 +233,20 @@ def test_a_run_that_is_not_there_is_told(uri: str) -> None:
     [
         ({"train": {"steps": 2, "keep_best": {"metric": "loss", "mode": "min"}}}, "keep_best"),
         ({"run": {"dir": "s3://b/p", "driver": "actor"}}, "run.driver"),
-        ({"run": {"dir": "s3://b/p?what=1"}}, "run.dir"),
+        ({"run": {"dir": "s3://b/p?what=1"}}, "`dir`: address of bucket"),
     ],
 )
 def test_what_needs_a_directory_is_refused(tmp_path: Path, changes: dict, key: str) -> None:
     with pytest.raises(ValueError, match=key):
         experiment_of(tmp_path, **({"run": {"dir": "s3://b/p"}} | changes))
+
+
+def test_credentials_in_an_address_are_not_repeated(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(dump_yaml(experiment_of(tmp_path)))
+    with pytest.raises(ConfigError) as caught:
+        geo_ray.load_config(path, {"run.dir": "s3://me:canary@bucket/runs"})
+    assert "carries credentials" in str(caught.value) and "canary" not in str(caught.value)
 
 
 # ------------------------------------------------------------------ runs
