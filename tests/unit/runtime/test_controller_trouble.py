@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ def _value(refs: Mapping[Any, Any], timeout_s: float) -> dict[Any, Any]:
 class Run:
     """A controller of the regions eu, asia and us, whose bridge has the averager."""
 
-    def __init__(self, path: Path, log: EventLog) -> None:
+    def __init__(self, path: Path, log: EventLog, **sections: object) -> None:
         tree = {
             "name": "tiny",
             "task": {"use": "digits"},
@@ -99,6 +99,7 @@ class Run:
             "train": {"steps": 1},
             "members": {"min": 1},
             "averager": {"region": HOME, "standby": "asia"},
+            **sections,
         }
         experiment = Experiment.model_validate_json(json.dumps(tree))
         text = experiment.model_dump_json()
@@ -127,18 +128,38 @@ class Run:
             _polls=self.polls,
         )
 
+    def kinds(self) -> list[str]:
+        return [event.kind for event in self.events]
+
     def told(self, method: str) -> list[tuple[str, ...]]:
         return [call for call in self.calls if call[1] == method]
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EventLog]:
     for module in (controller, checkpoint_watch):
         monkeypatch.setattr(module, "collect", _value)
     monkeypatch.setattr(checkpoint_watch.ray, "wait", lambda refs, timeout: (refs, []))
     monkeypatch.setattr(actor_group, "kill", lambda handle: None)
-    with EventLog(tmp_path / "events.jsonl") as log:
-        yield Run(tmp_path, log)
+    with EventLog(tmp_path / "events.jsonl") as opened:
+        yield opened
+
+
+@pytest.fixture
+def run(tmp_path: Path, log: EventLog) -> Run:
+    return Run(tmp_path, log)
+
+
+@pytest.fixture
+def paused(tmp_path: Path, log: EventLog) -> Run:
+    """A run that waits for eu, with a checkpoint due at any time."""
+    run = Run(tmp_path, log, members={}, checkpoint={"every_s": 1e-6})
+    run.polls.news = [({}, {("ps", "eu"): "killed"})]
+    run.controller._poll()
+    run.controller._handle_all({})
+    assert run.kinds() == ["region_lost", "run_paused"]
+    assert {call[2] for call in run.told("pause")} == {"True"}
+    return run
 
 
 def test_of_regions_lost_together_the_averagers_goes_first(run: Run) -> None:
@@ -153,6 +174,12 @@ def test_of_regions_lost_together_the_averagers_goes_first(run: Run) -> None:
         ("asia", "report_dead", HOME),
         ("asia", "report_dead", "eu"),
     ]
+
+
+def test_the_averager_and_its_standby_lost_together_end_the_run(run: Run) -> None:
+    run.polls.news = [({}, {("ps", "asia"): "killed", ("ps", HOME): "killed"})]
+    with pytest.raises(RegionLostError, match="ps of region 'asia' is lost"):
+        run.controller._poll()
 
 
 def test_who_was_lost_is_reported_again_to_an_averager_that_has_moved(run: Run) -> None:
@@ -193,3 +220,32 @@ def test_a_last_checkpoint_that_the_averager_does_not_begin_is_begun_again(run: 
     assert len(saved) == 1
     newest = run.store.latest()
     assert newest is not None and newest.manifest.id == run.controller.policy.newest_saved
+
+
+def test_a_checkpoint_that_is_due_in_a_pause_is_made(paused: Run) -> None:
+    paused.controller._keep_time()
+    assert [call[3] for call in paused.told("request_checkpoint")] == ["False"]
+    paused.controller._handle_all({})
+    assert paused.controller.quorum.is_paused
+
+
+def test_ctrl_c_in_a_pause_saves_and_lets_workers_come_to_their_end(paused: Run) -> None:
+    paused.calls.clear()
+    paused.controller.interrupted.set()
+    paused.controller._keep_time()
+    assert [call[3] for call in paused.told("request_checkpoint")] == ["True"]
+    paused.controller._handle_all({})
+    assert paused.kinds()[2:] == ["stop_requested", "run_went_on"]
+    assert sorted(paused.told("pause")) == [
+        (f"{name}/ps", "pause", "False") for name in ("asia", HOME)
+    ]
+
+
+def test_a_target_that_is_reached_in_a_pause_ends_it(paused: Run) -> None:
+    """An evaluation may be complete only then; nobody waits for regions that are not needed."""
+    paused.calls.clear()
+    paused.controller._stop("accuracy has reached 0.9")
+    assert paused.told("request_stop") == [(HOME, "request_stop")]
+    paused.controller._handle_all({})
+    assert paused.kinds()[2:] == ["stop_requested", "run_went_on"]
+    assert {call[2] for call in paused.told("pause")} == {"False"}
