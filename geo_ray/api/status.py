@@ -29,8 +29,9 @@ _STATES: Final = {
 def status(run: FilePath) -> RunStatus:
     """How a run stands: who drives it, how far every region is, what is saved and spent.
 
-    The run's directory is all that is read; nothing in it is changed. Takes up to 12.5 s where the
-    run is driven from another machine and nothing is heard of that: so long is waited for a sign.
+    The run's directory is all that is read; nothing in it is changed. Takes up to 12.5 s (of a run
+    in a bucket 37.5 s) where the run is driven from another machine and nothing is heard of that:
+    so long is waited for a sign.
 
     Args:
         run: its directory.

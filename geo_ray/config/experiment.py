@@ -121,6 +121,15 @@ class RunConfig(StrictModel):
         "null: never",
     )
 
+    @model_validator(mode="after")
+    def _address(self) -> Self:
+        if is_s3(self.dir):
+            try:
+                parse_s3(self.dir)
+            except StoreError as error:  # not as of the key, whose value would be repeated
+                raise ValueError(f"`dir`: {error.message}") from None
+        return self
+
     def check(self, *, keeps_best: bool) -> None:
         """Refuse what needs a directory that processes share, where the run's is in a bucket.
 
@@ -129,10 +138,6 @@ class RunConfig(StrictModel):
         """
         if not is_s3(self.dir):
             return
-        try:
-            parse_s3(self.dir)
-        except StoreError as error:
-            raise ValueError(f"run.dir: {error.message}") from None
         if keeps_best:
             raise ValueError(
                 "train.keep_best: its candidates lie in a directory that all nodes share, and "

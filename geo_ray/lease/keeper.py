@@ -76,6 +76,17 @@ class LeaseKeeper:
         if not self.may_write():
             self.renew()
 
+    def check_known(self) -> None:
+        """Return unless it is known that somebody else has the lease; asks nobody.
+
+        For what is written where only this process reads it, while the store may be out of reach.
+
+        Raises:
+            LeaseLostError: somebody has.
+        """
+        if self._holding.is_lost:
+            raise self._lost()
+
     @contextmanager
     def writing(self) -> Iterator[None]:
         """For a small write that must not be late: nobody takes the lease while the block runs.

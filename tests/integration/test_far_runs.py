@@ -7,13 +7,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
-from s3_support import new_prefix, s3_server, set_credentials
+from s3_support import new_prefix, proxy_before, s3_server, set_credentials
 from train_support import eventually, experiment_of, final_digests, simulate, write_config
 
 import geo_ray
+from geo_ray.config.load import dump_yaml
 from geo_ray.errors import (
+    ConfigError,
     LeaseLostError,
     RunDirectoryError,
     RunHeldError,
@@ -186,6 +189,28 @@ def test_requests_reach_the_driver_once(uri: str, tmp_path: Path) -> None:
     assert objects.take_requests() == {}
 
 
+def test_a_bucket_that_is_out_of_reach_is_caught_up_with(
+    endpoint: str, uri: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Pieces and files that did not come through are sent again, once each, and nothing twice."""
+    with proxy_before(endpoint) as proxy:
+        through = uri.replace(quote(endpoint, safe=""), quote(proxy.endpoint, safe=""))
+        assert through != uri
+        driver = Driver(through, tmp_path / "driver", 1)
+        driver.write("one")
+        driver.mirror.start()
+        proxy.trouble = lambda request: "503"
+        driver.write("two")
+        (driver.path / "summary.json").write_text("{}")
+        eventually(lambda: "is not up to date" in caplog.text, "a warning")
+        proxy.trouble = lambda request: "lost" if request.method == "PUT" else None
+        driver.write("three")
+        eventually(lambda: said(seen_copy(uri)) == ["one", "two", "three"], "it catches up")
+        proxy.trouble = lambda request: None
+        driver.mirror.close()
+    assert (seen_copy(uri) / "summary.json").read_text() == "{}"
+
+
 def test_a_damaged_object_is_told(uri: str, tmp_path: Path) -> None:
     driver, objects = Driver(uri, tmp_path / "driver", 1), RunObjects(uri)
     driver.write("one")
@@ -208,12 +233,20 @@ def test_a_run_that_is_not_there_is_told(uri: str) -> None:
     [
         ({"train": {"steps": 2, "keep_best": {"metric": "loss", "mode": "min"}}}, "keep_best"),
         ({"run": {"dir": "s3://b/p", "driver": "actor"}}, "run.driver"),
-        ({"run": {"dir": "s3://b/p?what=1"}}, "run.dir"),
+        ({"run": {"dir": "s3://b/p?what=1"}}, "`dir`: address of bucket"),
     ],
 )
 def test_what_needs_a_directory_is_refused(tmp_path: Path, changes: dict, key: str) -> None:
     with pytest.raises(ValueError, match=key):
         experiment_of(tmp_path, **({"run": {"dir": "s3://b/p"}} | changes))
+
+
+def test_credentials_in_an_address_are_not_repeated(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(dump_yaml(experiment_of(tmp_path)))
+    with pytest.raises(ConfigError) as caught:
+        geo_ray.load_config(path, {"run.dir": "s3://me:canary@bucket/runs"})
+    assert "carries credentials" in str(caught.value) and "canary" not in str(caught.value)
 
 
 # ------------------------------------------------------------------ runs

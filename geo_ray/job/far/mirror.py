@@ -13,7 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from geo_ray.errors import GeoRayError, LeaseLostError, RunHeldError, StoreError
+from geo_ray.errors import (
+    GeoRayError,
+    LeaseLostError,
+    RunDirectoryError,
+    RunHeldError,
+    StoreError,
+)
 from geo_ray.job.far.copy import REQUESTS
 from geo_ray.job.far.objects import FileVersion, RunObjects, digest_of_file
 from geo_ray.job.far.segments import Segment, chain, length_of
@@ -88,15 +94,14 @@ class Mirror:
         """Copy the rest.
 
         Raises:
+            LeaseLostError: the run is another's.
             StoreError: the bucket does not answer or refuses; the rest is on this machine.
         """
         self._ended.set()
         self._thread.join()
         try:
             self.tick()
-        except LeaseLostError:
-            return
-        except StoreError as error:
+        except (StoreError, RunDirectoryError) as error:
             raise StoreError(
                 f"{error.message}; the end of {self._objects.name} is in {self._path} only",
                 fix=f"Mend that, then `geo-ray train --resume '{self._objects.uri}'` on this "
@@ -181,7 +186,7 @@ def mirrored(
     except BaseException:
         try:
             mirror.close()
-        except StoreError as error:  # what ended the run matters more
+        except GeoRayError as error:  # what ended the run matters more
             _log.warning("%s", error.message)
         raise
     mirror.close()

@@ -312,7 +312,9 @@ def _train_on(
         actors.create(experiment.present)
         actors.await_ready(_START_TIMEOUT_S, reporting.awaiting)
         with EventLog(log_path) as log:
-            recorder = Recorder(log, [*reporting.sinks, RayMetrics().feed], lease.check)
+            # Of a run in a bucket the log is this machine's; the mirror asks before it copies.
+            check = lease.check if run.address is None else lease.check_known
+            recorder = Recorder(log, [*reporting.sinks, RayMetrics().feed], check)
             startup_s = time.time() - reporting.began_unix_s
             origin_unix_s = time.time() - before_s
             recorder.started(

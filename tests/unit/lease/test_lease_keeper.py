@@ -320,3 +320,29 @@ def changed(**fields: object) -> Callable[[], bool | None]:
 )
 def test_whether_a_process_has_ended(ask: Callable[[], bool | None], expected: bool | None) -> None:
     assert ask() is expected
+
+
+# ------------------------------------------------------------------ a store that is out of reach
+
+
+def test_what_is_not_known_to_be_lost_goes_on_while_the_store_is_out_of_reach(
+    tmp_path: Path,
+) -> None:
+    """Only what is known counts for what no other process reads; the rest asks, and is refused."""
+    root = tmp_path / "store"
+    root.mkdir()
+    keeper = taken(root, lives_s=0.4)
+    root.rename(tmp_path / "away")
+    time.sleep(1.0)
+    keeper.check_known()
+    with pytest.raises(RunDirectoryError):
+        keeper.check()
+    (tmp_path / "away").rename(root)
+    keeper.renew()
+    keeper.check()
+    stranger(root, epoch=9)  # somebody has it
+    with pytest.raises(LeaseLostError):
+        keeper.check_known() or keeper.renew()
+    with pytest.raises(LeaseLostError):
+        keeper.check_known()
+    keeper.close()
