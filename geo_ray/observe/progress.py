@@ -17,7 +17,7 @@ from rich.text import Text
 from geo_ray.clock import Clock, SystemClock
 from geo_ray.observe.events.schema import Event
 from geo_ray.observe.metrics.regions import RegionNow, RunNow
-from geo_ray.observe.text import coarse_text, metrics_text, number_text
+from geo_ray.observe.text import bytes_text, coarse_text, metrics_text, number_text
 
 REDRAWS_PER_S = 4.0
 PLAIN_LINE_EVERY_S = 2.0
@@ -28,10 +28,12 @@ _HEADINGS = ("region", "step", "loss", "samples/s", "Mb/s out", "in", "stale", "
 _TOLD = (
     "worker_lost",
     "worker_replaced",
+    "bridge_replaced",
     "worker_left",
     "team",
     "step_refused",
     "state_changed",
+    "region_joined",
     "stop_requested",
     "checkpoint",
     "checkpoint_failed",
@@ -321,6 +323,11 @@ class Progress:
                     f"[yellow]state changes that nobody declared[/]: {region} step "
                     f"{event['step']}: {names}; it is in no exchange and in no checkpoint"
                 )
+            case "region_joined":
+                size, took_s = bytes_text(event["bytes"]), event["took_s"]
+                number = event.fields.get("round")  # runs of older releases do not say it
+                at = "" if number is None else f" at round {number:,}"
+                self._say(f"[green]{escape(event['region'])} joined[/]{at}, {size}, {took_s:.1f} s")
             case "stop_requested":
                 self._say(f"[yellow]stopping[/]: {cause}")
             case "checkpoint_failed":

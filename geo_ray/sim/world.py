@@ -289,8 +289,9 @@ class World:
         region = self.regions[name] = self._regions[name]()
         region.begin_as(handed, shards, self._rows.get(name))
         self._evals.board.admit(name, region.server.version)
-        view, took_s = self.averager.view.epoch, now_s - asked_s
-        self._emit("region_joined", now_s, region=name, view=view, bytes=size, took_s=took_s)
+        about = {"view": self.averager.view.epoch, "round": handed.round, "step": handed.step}
+        about |= {"bytes": size}
+        self._emit("region_joined", now_s, region=name, **about, took_s=now_s - asked_s)
         self.averager.begun(name)
         region.start()
 

@@ -56,6 +56,10 @@ def test_a_region_is_lost_and_comes_back(ray_cluster: LocalCluster, tmp_path: Pa
     (lost,) = [e for e in events if e.kind == "region_lost"]
     (joined,) = [e for e in events if e.kind == "region_joined"]
     assert lost["region"] == joined["region"] == SECOND and joined["view"] == 3
+    before = [e for e in events if e.t_s < joined.t_s]
+    assert 0 < joined["round"] <= max(e["round"] for e in before if e.kind == "exchange")
+    assert 0 < joined["step"] <= max(e["step"] for e in before if e.kind == "step")
+    assert joined["bytes"] > 0
     assert not {"join_failed", "members_refused"} & {e.kind for e in events}
     between = [e for e in events if e.kind == "step" and lost.t_s < e.t_s < joined.t_s]
     assert {e["region"] for e in between} == {HOME, THIRD} and len(between) > 10  # nobody waited

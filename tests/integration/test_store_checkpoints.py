@@ -40,12 +40,14 @@ from train_support import (
 import geo_ray
 from geo_ray.checkpoint.places import CheckpointPlaces
 from geo_ray.checkpoint.store import CheckpointStore
+from geo_ray.checkpoint.store_regions import StoreRegions
 from geo_ray.cli.main import root
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import CheckpointConflictError, CheckpointError, ConfigDriftError, StoreError
 from geo_ray.job import rundir
 from geo_ray.job.checkpoints import has_checkpoint, places_of, store_of
 from geo_ray.job.resumption import check_resumable
+from geo_ray.observe.events.schema import Event
 from geo_ray.observe.metrics.summary import load_summary
 from geo_ray.runtime.control.health import LossHealth
 from geo_ray.runtime.control.saver import Saver
@@ -120,6 +122,10 @@ def test_regions_write_their_parts_to_the_store_of_their_own(tmp_path: Path, end
         held = [found.read(f"{name}-ps{i}")[0]["params"] for i in range(shards)]
         assert digest(torch.cat(held)) == expected
     assert not (tmp_path / "checkpoints").exists()
+    crossed = StoreRegions("eu-west", places.regions).saved(saver.parts, "us-east")
+    sizes = CheckpointStore(places.root())._root.folder(0).sizes()
+    sent = sizes["us-east-ps0.safetensors"] + sizes["averager.safetensors"]
+    assert crossed == {("us-east", "eu-west"): sent}  # if the store of all was in eu-west
     own = CheckpointStore(CheckpointPlaces(places.regions["eu-west"]).root())
     assert own._root.ids() == {0: False}  # parts there, the manifest elsewhere
     assert sorted(own._root.folder(0).sizes()) == ["eu-west-ps0.safetensors",
@@ -234,6 +240,19 @@ def test_a_resume_stays_with_the_stores_of_the_run(tmp_path: Path, endpoint: str
         check_resumable(run, experiment, wanted)
 
 
+def check_crossed(run: rundir.RunDirectory, experiment: Experiment, events: list[Event]) -> None:
+    """The store is where the averager is: the other region's part crosses, here and back."""
+    told = [e for e in events if e.kind == "wan" and "checkpoint" in e["bytes_by_class"]]
+    read, *saved = [(e["src"], e["dst"], e["bytes_by_class"]["checkpoint"]) for e in told]
+    parts = store_of(run, experiment).latest().manifest.parts
+    (size,) = (part.bytes for part in parts if part.name == "eu-west-ps0")
+    assert read[:2] == ("us-east", "eu-west") and read[2] > 0
+    assert {link[:2] for link in saved} == {("eu-west", "us-east")}
+    assert len(saved) == sum(e.kind == "checkpoint" for e in events)
+    sums = [0, *(total for _, _, total in saved)]
+    assert sums[-1] - sums[-2] == size
+
+
 @pytest.mark.timeout(600)
 def test_killed_and_resumed_from_the_store_to_the_bit(tmp_path: Path, endpoint: str) -> None:
     """Real actors on a cluster of their own; the whole command, cut off by SIGKILL."""
@@ -286,6 +305,7 @@ def test_killed_and_resumed_from_the_store_to_the_bit(tmp_path: Path, endpoint: 
     assert losses(done.events) == losses(undisturbed.events)
     _, restarted = (i for i, e in enumerate(done.events) if e.kind == "run_started")
     assert min(e["step"] for e in done.events[restarted:] if e.kind == "step") > 1
+    check_crossed(run, experiment, done.events[restarted:])
     # The end is saved, too, and its model is that of the run.
     parameters = list(geo_ray.open_run(run_dir).model().parameters())
     saved = geo_ray.open_run(run_dir).model(geo_ray.checkpoints(run_dir).to_pylist()[-1]["id"])

@@ -190,7 +190,14 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
     "region_drained": {"region": _text},
     "members_refused": {"verb": _text, "region": _text, "cause": _text},
     "join_failed": {"region": _text, "cause": _text},
-    "region_joined": {"region": _text, "view": _whole, "bytes": _whole, "took_s": _number},
+    "region_joined": {
+        "region": _text,
+        "view": _whole,
+        "round": _whole,
+        "step": _whole,
+        "bytes": _whole,
+        "took_s": _number,
+    },
     "replanned": {  # a run that follows a plan: what is best for those who take part now
         "regions": _texts,
         "changed": _flag,

@@ -57,9 +57,11 @@ class RegionWriter:
                 kind = "hand_over_failed" if is_handed else "part_failed"
                 self._event_buffer.add(kind, id=snapshot.id, error=typed(error))
                 continue
-            step = int(str(snapshot.control["version"]))
-            kind = "handed" if is_handed else "parts"
-            self._event_buffer.add(kind, id=snapshot.id, step=step, parts=parts)
+            about = {"id": snapshot.id, "step": snapshot.step, "parts": parts}
+            if is_handed:
+                self._event_buffer.add("handed", **about, round=snapshot.round)
+            else:
+                self._event_buffer.add("parts", **about)
 
     def _write_parts(self, snapshot: Snapshot) -> list[PartInfo]:
         own = partial(self._held.write_primary_part, snapshot)

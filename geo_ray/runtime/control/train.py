@@ -213,7 +213,7 @@ def _noting(lease: LeaseKeeper, status: Callable[[str], None]) -> Callable[[str]
     """Tell a phase to the user, and to who looks at the run's lease."""
 
     def told(text: str) -> None:
-        lease.note(text)
+        lease.note(text or "training")
         status(text)
 
     return told

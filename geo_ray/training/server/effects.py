@@ -131,6 +131,16 @@ class Snapshot:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     lent: Mapping[str, LazyCopy] = field(default_factory=dict)
 
+    @property
+    def step(self) -> int:
+        """Steps of the region up to then."""
+        return int(str(self.control["version"]))
+
+    @property
+    def round(self) -> int:
+        """Of the newest answer that the region had merged then."""
+        return int(str(self.control["hub_version"]))
+
 
 HANDED: Final = 10**17
 """Numbers from here on are of copies that are handed over, and not of checkpoints."""

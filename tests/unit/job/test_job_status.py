@@ -182,7 +182,9 @@ def test_a_region_leaves_and_another_joins(run: RunDirectory) -> None:
         begin(log)
         write_steps(log, first=1, last=2)
         log.write("region_drained", 2.0, region="us")
-        log.write("region_joined", 2.0, region="asia", view=3, bytes=10, took_s=1.0)
+        log.write(
+            "region_joined", 2.0, region="asia", view=3, round=2, step=4, bytes=10, took_s=1.0
+        )
         found = geo_ray.status(run.path)
     assert [(r.name, r.state, r.samples_per_s) for r in found.regions] == [
         ("eu", "computing", 16.0),

@@ -13,6 +13,8 @@ from geo_ray.clock import VirtualClock
 from geo_ray.observe.events.schema import Event
 from geo_ray.observe.progress import Progress
 
+JOINED = {"view": 3, "round": 1120, "step": 4480, "bytes": 38_000_000, "took_s": 4.12}
+
 
 def plain_lines(rows: list[Row], clock: VirtualClock, *, total: int = 4) -> list[str]:
     stream = io.StringIO()
@@ -63,6 +65,8 @@ def test_status_lines_and_faults_are_printed_once_each() -> None:
         ("worker_lost", 1.0, {"region": "east", "worker": 1, "cause": "signal 9 [oom]"}),
         ("worker_replaced", 2.0, {"region": "east", "worker": 1, "epoch": 2}),
         *[("step_refused", 3.0, {"region": "west", "step": n, "cause": "x"}) for n in range(9)],
+        ("bridge_replaced", 3.0, {"region": "west", "cause": "signal 9", "took_s": 2.5}),
+        ("region_joined", 3.0, {"region": "west", **JOINED}),
         ("checkpoint", 3.0, {"id": "0001", "step": 4, "bytes": 9}),
         noise(None, 3, 1.0, 2.0, 64),
         ("stop_requested", 4.0, {"cause": "ctrl-c"}),
@@ -74,7 +78,17 @@ def test_status_lines_and_faults_are_printed_once_each() -> None:
     assert lines[2] == "worker lost: east worker 1: signal 9 [oom]"
     assert lines[3] == "worker replaced: east worker 1, epoch 2"
     assert len([line for line in lines if line.startswith("step refused")]) == 3
+    assert lines[-4] == "bridge replaced: west after 2.5 s: signal 9"
+    assert lines[-3] == "west joined at round 1,120, 38 MB, 4.1 s"
     assert lines[-2:] == ["checkpoint 0001 at step 4", "stopping: ctrl-c"]
+
+
+def test_a_region_that_joined_in_a_run_of_an_older_release_is_shown_without_its_round() -> None:
+    stream = io.StringIO()
+    told = {name: JOINED[name] for name in ("view", "bytes", "took_s")}
+    progress = Progress(4, REGIONS, Console(file=stream, width=200), plain=True)
+    progress.feed(Event("region_joined", 3.0, {"region": "west", **told}))
+    assert stream.getvalue().splitlines() == ["west joined, 38 MB, 4.1 s"]
 
 
 def test_a_wait_says_how_many_are_ready_who_is_awaited_and_how_long() -> None:
@@ -195,7 +209,7 @@ def test_a_region_that_is_gone_is_called_so_and_nobody_waits_for_its_steps() -> 
     assert "about 1 s left" in line and line.endswith("west lost at 1/110")
     west = next(row for row in shown(progress).splitlines() if row.startswith("west"))
     assert west.split()[-3:] == ["lost", "1", "faults"]
-    progress.feed(Event("region_joined", 10.0, {"region": "west"}))
+    progress.feed(events([("region_joined", 10.0, {"region": "west", **JOINED})])[0])
     clock.advance_to_s(11.0)
     for event in events([step("west", n, 10.0 + n / 100) for n in (1, 101)]):
         progress.feed(event)

@@ -17,7 +17,6 @@ from typing import Any, Final
 
 from geo_ray.checkpoint.folder import Folder
 from geo_ray.errors import GeoRayError, RegionLostError
-from geo_ray.observe.text import bytes_text
 from geo_ray.runtime.actors.parts import Handed, handed_folder
 from geo_ray.runtime.control.actor_group import ActorGroup
 from geo_ray.runtime.control.demands import demand_of
@@ -62,6 +61,16 @@ class MemberHooks:
     traffic: StoreTraffic
 
 
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """What a newcomer begins as, since ``at_s``, and how far the others were then."""
+
+    handed: Handed
+    step: int
+    round: int
+    at_s: float
+
+
 @dataclass(slots=True)
 class Members:
     """See the module's docstring.
@@ -81,7 +90,7 @@ class Members:
     origin_unix_s: float
     _waiting: deque[str] = field(default_factory=deque)
     _joining: Joining | None = None
-    _handed: tuple[Handed, int, float] | None = None  # with the giver's steps, and when
+    _handed: _Copy | None = None
     _leaving: set[str] = field(default_factory=set)
     _rows: dict[str, Mapping[str, object]] = field(default_factory=dict)
     _steps: dict[str, int] = field(default_factory=dict)
@@ -142,7 +151,7 @@ class Members:
             return
         rows = self._rows.get(joining.region)
         handed = Handed(giver, number, tuple(event["parts"]), rows)
-        self._handed = handed, int(event["step"]), time.monotonic()
+        self._handed = _Copy(handed, int(event["step"]), int(event["round"]), time.monotonic())
         joining.begin_as(handed)
 
     def on_hand_over_failed(self, error: GeoRayError) -> None:
@@ -272,16 +281,16 @@ class Members:
         elif self._handed is None:
             self._await_copy(region, view)
         elif (size_bytes := joining.begun) is not None:
-            handed, step, handed_s = self._handed
+            copy = self._handed
             self.actors.adopt(joining.group)
-            self.hooks.admit(region, step, joining.epoch)
+            self.hooks.admit(region, copy.step, joining.epoch)
             self.hooks.ask_home(partial(_tell_begun, region))
-            took_s = time.monotonic() - handed_s
-            about = {"view": view.epoch, "bytes": size_bytes, "took_s": took_s}
-            self.hooks.emit("region_joined", region=region, **about)
-            self.hooks.traffic.handed(handed.parts, handed.giver, region)
-            size = bytes_text(size_bytes)
-            self.hooks.tell(f"region '{region}' has joined at step {step}: {size}, {took_s:.1f} s")
+            about = {"view": view.epoch, "round": copy.round, "step": copy.step}
+            about |= {"bytes": size_bytes}
+            took_s = time.monotonic() - copy.at_s
+            self.hooks.tell("")  # no longer on its way; the event says the rest
+            self.hooks.emit("region_joined", region=region, **about, took_s=took_s)
+            self.hooks.traffic.handed(copy.handed.parts, copy.handed.giver, region)
             joining.finish()
             self._lost = [name for name in self._lost if name != region]
             self._removed.discard(region)
@@ -333,7 +342,7 @@ class Members:
 
     def _forget(self) -> None:
         if self._handed is not None:
-            self._remove(self._handed[0].number)
+            self._remove(self._handed.handed.number)
         self._joining = self._handed = None
 
     def _remove(self, number: int) -> None:

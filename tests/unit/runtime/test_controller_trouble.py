@@ -1,0 +1,251 @@
+"""What a controller does about trouble, in which order; it and its policies are the real ones.
+
+Only the actors are not there: of each, a list has what it was asked.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from geo_ray.checkpoint.local_folder import directory_of
+from geo_ray.checkpoint.names import AVERAGER_PART, shard_part_name
+from geo_ray.checkpoint.parts import write_part
+from geo_ray.checkpoint.store import CheckpointStore
+from geo_ray.config.experiment import Experiment
+from geo_ray.errors import RegionLostError
+from geo_ray.job.eval_notes import EvalNotes
+from geo_ray.job.evals import EvalBoard
+from geo_ray.job.recorder import Recorder
+from geo_ray.observe.events.log import EventLog
+from geo_ray.observe.events.schema import Event
+from geo_ray.runtime.actors.spec import RunSpec
+from geo_ray.runtime.control import actor_group, checkpoint_watch, controller
+from geo_ray.runtime.control.actor_group import ActorGroup
+from geo_ray.runtime.control.controller import Controller
+from geo_ray.runtime.control.health import LossHealth
+from geo_ray.runtime.control.link_notes import LinkNotes
+from geo_ray.runtime.control.polls import Polls
+from geo_ray.runtime.control.run_keys import RunKeys
+from geo_ray.runtime.control.saver import Saver
+from geo_ray.tasks.load import load_task
+from geo_ray.training.averager.home import AveragerHome
+
+Key = tuple[str, str]
+HOME = "us"  # the last by name, and the last of the configuration
+
+
+class _Call:
+    def __init__(self, answer: Callable[..., object]) -> None:
+        self.remote = answer
+
+
+class _Absent:
+    """Stands where an actor's handle would; calls of a dead one fail when an answer is wanted."""
+
+    def __init__(self, calls: list[tuple[str, ...]], region: str) -> None:
+        self._calls, self._region = calls, region
+        self.is_dead = False
+        self.answers: dict[str, Callable[..., object]] = {}
+
+    def __getattr__(self, method: str) -> _Call:
+        def remote(*args: object) -> object:
+            if self.is_dead:
+                return RegionLostError(f"the bridge of '{self._region}' is dead")
+            self._calls.append((self._region, method, *(str(each) for each in args)))
+            return self.answers.get(method, lambda *_: None)(*args)
+
+        return _Call(remote)
+
+
+class _Told(Polls):
+    """Gives the news of the test, one after the other, then none."""
+
+    def __init__(self) -> None:
+        super().__init__(60.0)
+        self.news: list[tuple[dict[Key, dict[str, Any]], dict[Key, str]]] = []
+
+    def ask(
+        self, handles: Mapping[Key, Any], wait_s: float
+    ) -> tuple[dict[Key, dict[str, Any]], dict[Key, str]]:
+        return self.news.pop(0) if self.news else ({}, {})
+
+
+def _value(refs: Mapping[Any, Any], timeout_s: float) -> dict[Any, Any]:
+    for each in refs.values():
+        if isinstance(each, RegionLostError):
+            raise each
+    return dict(refs)
+
+
+class Run:
+    """A controller of the regions eu, asia and us, whose bridge has the averager."""
+
+    def __init__(self, path: Path, log: EventLog, **sections: object) -> None:
+        tree = {
+            "name": "tiny",
+            "task": {"use": "digits"},
+            "data": {"generate": {}},
+            "regions": [{"name": name} for name in ("eu", "asia", HOME)],
+            "strategy": {"kind": "sma"},
+            "optimizer": {"kind": "sgd"},
+            "train": {"steps": 1},
+            "members": {"min": 1},
+            "averager": {"region": HOME, "standby": "asia"},
+            **sections,
+        }
+        experiment = Experiment.model_validate_json(json.dumps(tree))
+        text = experiment.model_dump_json()
+        spec = RunSpec(text, str(path), str(path), "", "run", str(path))
+        names = experiment.region_names
+        self.actors = ActorGroup(spec, {}, RunKeys("run", names, experiment.transport))
+        self.calls: list[tuple[str, ...]] = []
+        for name in names:
+            self.actors.bridges[name] = _Absent(self.calls, name)
+            self.actors.primaries[name] = _Absent(self.calls, f"{name}/ps")
+        self.events: list[Event] = []
+        recorder = Recorder(log, [self.events.append])
+        task = load_task(experiment.task, path)
+        self.checkpoints = path / "checkpoints"
+        self.store = CheckpointStore(self.checkpoints, keep=2)
+        saver = Saver(self.store, experiment, "d" * 64, 1, LossHealth())
+        self.polls = _Told()
+        self.controller = Controller(
+            experiment,
+            self.actors,
+            recorder,
+            EvalNotes(EvalBoard(task, len(names)), recorder.emit),
+            saver,
+            time.time(),
+            LinkNotes(path / "links.json"),
+            _polls=self.polls,
+        )
+
+    def kinds(self) -> list[str]:
+        return [event.kind for event in self.events]
+
+    def told(self, method: str) -> list[tuple[str, ...]]:
+        return [call for call in self.calls if call[1] == method]
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EventLog]:
+    for module in (controller, checkpoint_watch):
+        monkeypatch.setattr(module, "collect", _value)
+    monkeypatch.setattr(checkpoint_watch.ray, "wait", lambda refs, timeout: (refs, []))
+    monkeypatch.setattr(actor_group, "kill", lambda handle: None)
+    with EventLog(tmp_path / "events.jsonl") as opened:
+        yield opened
+
+
+@pytest.fixture
+def run(tmp_path: Path, log: EventLog) -> Run:
+    return Run(tmp_path, log)
+
+
+@pytest.fixture
+def paused(tmp_path: Path, log: EventLog) -> Run:
+    """A run that waits for eu, with a checkpoint due at any time."""
+    run = Run(tmp_path, log, members={}, checkpoint={"every_s": 1e-6})
+    run.polls.news = [({}, {("ps", "eu"): "killed"})]
+    run.controller._poll()
+    run.controller._handle_all({})
+    assert run.kinds() == ["region_lost", "run_paused"]
+    assert {call[2] for call in run.told("pause")} == {"True"}
+    return run
+
+
+def test_of_regions_lost_together_the_averagers_goes_first(run: Run) -> None:
+    """Who is lost beside it is reported to the standby, not to a bridge that is gone."""
+    run.actors.bridges[HOME].is_dead = True
+    run.polls.news = [({}, {("ps", "eu"): "killed", ("ps", HOME): "killed"})]
+    run.controller._poll()
+    lost = [event.fields["region"] for event in run.events if event.kind == "region_lost"]
+    assert lost == [HOME, "eu"]
+    assert run.actors.home.region == "asia"
+    assert run.told("report_dead") == [
+        ("asia", "report_dead", HOME),
+        ("asia", "report_dead", "eu"),
+    ]
+
+
+def test_the_averager_and_its_standby_lost_together_end_the_run(run: Run) -> None:
+    run.polls.news = [({}, {("ps", "asia"): "killed", ("ps", HOME): "killed"})]
+    with pytest.raises(RegionLostError, match="ps of region 'asia' is lost"):
+        run.controller._poll()
+
+
+def test_who_was_lost_is_reported_again_to_an_averager_that_has_moved(run: Run) -> None:
+    """The old home may have been told, and not have passed it on."""
+    run.polls.news = [({}, {("ps", "eu"): "killed"})]
+    run.controller._poll()
+    assert run.told("report_dead") == [(HOME, "report_dead", "eu")]
+    run.calls.clear()
+    moved = {"home": AveragerHome("asia", 2), "stands_by": False}
+    run.controller._follow_averager({("bridge", "asia"): {"status": moved}})
+    assert run.told("report_dead") == [("asia", "report_dead", "eu")]
+    run.calls.clear()
+    run.controller._follow_averager({("bridge", "asia"): {"status": moved}})
+    assert run.told("report_dead") == []  # once for each home
+
+
+def test_a_last_checkpoint_that_the_averager_does_not_begin_is_begun_again(run: Run) -> None:
+    """An averager that is new does not know yet what each region has."""
+    asked = run.actors.bridges[HOME]
+    refusals = [False, False]
+
+    def request(checkpoint: int, halt: bool) -> bool:
+        return refusals.pop() if refusals else True
+
+    def cut(names: list[str], checkpoint: int, halt: bool) -> None:
+        folder = directory_of(run.checkpoints, checkpoint)
+        parts = [write_part(folder, name, {"x": torch.ones(2)}, {}) for name in names]
+        run.controller.checkpoints.add({"id": checkpoint, "parts": parts, "step": 1})
+
+    asked.answers["request_checkpoint"] = request
+    for name, primary in run.actors.primaries.items():
+        names = [shard_part_name(name, 0)] + ([AVERAGER_PART] if name == HOME else [])
+        primary.answers["cut"] = partial(cut, names)
+    run.controller._save_end()
+    run.controller.saver.close()
+    assert len(run.told("request_checkpoint")) == 3
+    saved = [event for event in run.events if event.kind == "checkpoint"]
+    assert len(saved) == 1
+    newest = run.store.latest()
+    assert newest is not None and newest.manifest.id == run.controller.policy.newest_saved
+
+
+def test_a_checkpoint_that_is_due_in_a_pause_is_made(paused: Run) -> None:
+    paused.controller._keep_time()
+    assert [call[3] for call in paused.told("request_checkpoint")] == ["False"]
+    paused.controller._handle_all({})
+    assert paused.controller.quorum.is_paused
+
+
+def test_ctrl_c_in_a_pause_saves_and_lets_workers_come_to_their_end(paused: Run) -> None:
+    paused.calls.clear()
+    paused.controller.interrupted.set()
+    paused.controller._keep_time()
+    assert [call[3] for call in paused.told("request_checkpoint")] == ["True"]
+    paused.controller._handle_all({})
+    assert paused.kinds()[2:] == ["stop_requested", "run_went_on"]
+    assert sorted(paused.told("pause")) == [
+        (f"{name}/ps", "pause", "False") for name in ("asia", HOME)
+    ]
+
+
+def test_a_target_that_is_reached_in_a_pause_ends_it(paused: Run) -> None:
+    """An evaluation may be complete only then; nobody waits for regions that are not needed."""
+    paused.calls.clear()
+    paused.controller._stop("accuracy has reached 0.9")
+    assert paused.told("request_stop") == [(HOME, "request_stop")]
+    paused.controller._handle_all({})
+    assert paused.kinds()[2:] == ["stop_requested", "run_went_on"]
+    assert {call[2] for call in paused.told("pause")} == {"False"}
