@@ -122,23 +122,8 @@ def replanned(
         PlanError: nothing is left, or the plan is of other regions.
         GeoRayError: whatever keeps a plan from being made.
     """
-    local = max(1, experiment.worker_steps)
-    left = present.steps - state.steps * local
-    if left < 1:
-        raise PlanError("the run has no steps left", fix="There is nothing to plan.")
-    inputs = inputs_of(experiment, base_dir, sources)
-    evals_s = evaluations_s(experiment, inputs.profile, state.steps)
-    work = replace(inputs.request.work, steps=left, evaluations_s=evals_s)
-    request = _of_the_rest(inputs, work, present, state, local, run_links)
-    as_it_is = replace(
-        request,
-        averagers=[present.averager],
-        intervals=[present.interval],
-        loss_budget=math.inf,
-        work=replace(request.work, startup_s=0.0, worker_start_s=0.0),
-    )
-    counts = {region.region: counts_of(region) for region in present.regions}
-    going_on = fixed(as_it_is, counts)
+    inputs, request = _asked(experiment, base_dir, present, state, run_links, sources)
+    going_on = _with_interval(request, present, present.interval)
     limits = request.limits
     best = None
     try:
@@ -162,6 +147,64 @@ def replanned(
         "notes": (*notes, f"machines that run are priced from an age of {age} on"),
     }
     return replace(decision, plan=decision.plan.model_copy(update=whole))
+
+
+def repaced(
+    experiment: Experiment,
+    base_dir: Path,
+    present: Plan,
+    state: State,
+    run_links: Path,
+    sources: Sources,
+) -> Decision:
+    """Decide whether another interval is better, with machines, averager and codec as they are.
+
+    It costs nothing to change. Arguments and errors are as for `replanned`.
+    """
+    _, request = _asked(experiment, base_dir, present, state, run_links, sources)
+    going_on = _with_interval(request, present, present.interval)
+    found = []
+    for interval in request.intervals:
+        try:
+            found.append(_with_interval(request, present, interval, request.loss_budget))
+        except PlanInfeasibleError:
+            continue  # it costs more loss than was allowed
+    kept = [plan for plan in found if request.limits.keeps(plan.total_s, plan.total_usd)]
+    key = "total_s" if request.objective == "time" else "total_usd"
+    best = min(kept, key=lambda plan: float(getattr(plan, key)), default=None)
+    return replan(going_on, best, request.objective, request.limits)
+
+
+def _asked(
+    experiment: Experiment,
+    base_dir: Path,
+    present: Plan,
+    state: State,
+    run_links: Path,
+    sources: Sources,
+) -> tuple[Inputs, Request]:
+    local = max(1, experiment.worker_steps)
+    left = present.steps - state.steps * local
+    if left < 1:
+        raise PlanError("the run has no steps left", fix="There is nothing to plan.")
+    inputs = inputs_of(experiment, base_dir, sources)
+    evals_s = evaluations_s(experiment, inputs.profile, state.steps)
+    work = replace(inputs.request.work, steps=left, evaluations_s=evals_s)
+    return inputs, _of_the_rest(inputs, work, present, state, local, run_links)
+
+
+def _with_interval(
+    request: Request, present: Plan, interval: int, loss_budget: float = math.inf
+) -> Plan:
+    """The rest with the present plan's machines and averager, which run already."""
+    as_it_is = replace(
+        request,
+        averagers=[present.averager],
+        intervals=[interval],
+        loss_budget=loss_budget,
+        work=replace(request.work, startup_s=0.0, worker_start_s=0.0),
+    )
+    return fixed(as_it_is, {region.region: counts_of(region) for region in present.regions})
 
 
 def _of_the_rest(

@@ -53,7 +53,11 @@ class Ama(StrictModel):
             in_rounds=False,
             sends="model",
             exchange=ExchangeTraits(
-                stands_still="never", every=self.interval, last="always", interval=self.interval
+                stands_still="never",
+                every=self.interval,
+                last="always",
+                interval=self.interval,
+                paced=True,
             ),
             averager=AveragerTraits(
                 bound=self.staleness.bound,
@@ -69,7 +73,7 @@ class Ama(StrictModel):
 
     def after_step(self, region: RegionState) -> Outgoing | Wait | None:
         """Send a snapshot when due and the link is free; never wait."""
-        if region.since_send < self.interval or region.link_busy:
+        if not region.is_due(self.interval) or region.link_busy:
             return None
         region.memory["snapshot"] = region.params_P.clone()
         return Outgoing(region.memory["snapshot"].clone(), wait=False)

@@ -55,6 +55,7 @@ class AsgdGa(StrictModel):
                 every=self.interval,
                 last="always",
                 interval=self.interval,
+                paced=True,
             ),
             averager=AveragerTraits(
                 adds_up=self.combine,

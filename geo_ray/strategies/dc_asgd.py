@@ -55,7 +55,11 @@ class DcAsgd(StrictModel):
             in_rounds=False,
             sends="change",
             exchange=ExchangeTraits(
-                stands_still="always", every=self.interval, last="always", interval=self.interval
+                stands_still="always",
+                every=self.interval,
+                last="always",
+                interval=self.interval,
+                paced=True,
             ),
             region=RegionTraits(rate_key="strategy.outer.lr"),
             averager=AveragerTraits(
@@ -71,7 +75,7 @@ class DcAsgd(StrictModel):
 
     def after_step(self, region: RegionState) -> Outgoing | None:
         """Send the mean gradient and wait for the link."""
-        if region.since_send < self.interval:
+        if not region.is_due(self.interval):
             return None
         return Outgoing(take_mean(region), wait=True)
 

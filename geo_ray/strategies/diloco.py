@@ -64,7 +64,11 @@ class DiLoCo(StrictModel):
             in_rounds=True,
             sends="change",
             exchange=ExchangeTraits(
-                stands_still="always", every=self.interval, last="rest", interval=self.interval
+                stands_still="always",
+                every=self.interval,
+                last="rest",
+                interval=self.interval,
+                paced=self.compute_share is None,
             ),
             region=RegionTraits(eval_params=local.ANCHOR),
             averager=AveragerTraits(round_mean=mean),

@@ -57,6 +57,7 @@ class FedAsync(StrictModel):
                 last="always",
                 by_speed=self.by_speed,
                 interval=self.interval,
+                paced=not self.by_speed,
             ),
             region=RegionTraits(eval_params=local.ANCHOR),
             averager=AveragerTraits(

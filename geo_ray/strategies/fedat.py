@@ -74,7 +74,11 @@ class FedAt(StrictModel):
             in_rounds=False,
             sends="change",
             exchange=ExchangeTraits(
-                stands_still="always", every=self.interval, last="always", interval=self.interval
+                stands_still="always",
+                every=self.interval,
+                last="always",
+                interval=self.interval,
+                paced=True,
             ),
             region=RegionTraits(ends_together=True, eval_params=local.ANCHOR),
             averager=AveragerTraits(on_release=self.on_release),

@@ -72,6 +72,7 @@ class FedAvg(StrictModel):
                 last="always",
                 by_speed=self.by_speed,
                 interval=self.interval,
+                paced=not self.by_speed,
             ),
             region=RegionTraits(ends_together=True, eval_params=local.ANCHOR),
             averager=AveragerTraits(on_release=self.on_release),

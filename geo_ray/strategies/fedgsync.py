@@ -87,6 +87,7 @@ class FedGSync(StrictModel):
                 last="always",
                 by_speed=self.by_speed,
                 interval=self.interval,
+                paced=not self.by_speed,
             ),
             region=RegionTraits(ends_together=True, eval_params=local.ANCHOR),
             averager=AveragerTraits(on_release=self.on_release, on_wake=self.on_wake),

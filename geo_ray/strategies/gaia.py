@@ -51,7 +51,11 @@ class Gaia(StrictModel):
             in_rounds=False,
             sends="change",
             exchange=ExchangeTraits(
-                stands_still="never", every=self.interval, last="always", interval=self.interval
+                stands_still="never",
+                every=self.interval,
+                last="always",
+                interval=self.interval,
+                paced=True,
             ),
             averager=AveragerTraits(
                 adds_up=self.combine,
@@ -67,7 +71,7 @@ class Gaia(StrictModel):
 
     def after_step(self, region: RegionState) -> Outgoing | None:
         """Send what matters by now, if the link is free."""
-        if region.since_send < self.interval or region.link_busy:
+        if not region.is_due(self.interval) or region.link_busy:
             return None
         base_P = region.memory["base"]
         change_P = base_P - region.params_P

@@ -80,6 +80,7 @@ class Halos(StrictModel):
                 last="always",
                 by_speed=self.by_speed,
                 interval=self.interval,
+                paced=not self.by_speed,
             ),
             region=RegionTraits(worker_steps=self.local_steps, eval_params=_GLOBAL),
             averager=AveragerTraits(
@@ -99,8 +100,7 @@ class Halos(StrictModel):
 
     def after_step(self, region: RegionState) -> Outgoing | None:
         """After K pushes, if the link is free, send what was done; never wait."""
-        due = self.interval if region.budget is None else region.budget
-        if region.since_send < due or region.link_busy:
+        if not region.is_due(self.interval) or region.link_busy:
             return None
         return self._outgoing(region, wait=False)
 

@@ -50,7 +50,11 @@ class Sma(StrictModel):
             in_rounds=True,
             sends="model",
             exchange=ExchangeTraits(
-                stands_still="always", every=self.interval, last="rest", interval=self.interval
+                stands_still="always",
+                every=self.interval,
+                last="rest",
+                interval=self.interval,
+                paced=True,
             ),
             averager=AveragerTraits(round_mean=RoundMean(weights=self.weights, is_answer=True)),
         )
@@ -62,7 +66,7 @@ class Sma(StrictModel):
 
     def after_step(self, region: RegionState) -> Outgoing | Wait | None:
         """Every ``interval`` steps, send the model and wait for the mean."""
-        if region.since_send < self.interval:
+        if not region.is_due(self.interval):
             return None
         return Outgoing(region.params_P.clone(), wait=True)
 

@@ -56,7 +56,11 @@ class SparseLoCo(StrictModel):
             in_rounds=True,
             sends="change",
             exchange=ExchangeTraits(
-                stands_still="always", every=self.interval, last="rest", interval=self.interval
+                stands_still="always",
+                every=self.interval,
+                last="rest",
+                interval=self.interval,
+                paced=True,
             ),
             region=RegionTraits(eval_params=local.ANCHOR, needs_codec="chunked_topk"),
         )

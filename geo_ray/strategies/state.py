@@ -217,6 +217,14 @@ class RegionState:
     budget: int | None = None
     room: Callable[[int], Tensor] = torch.empty
 
+    def is_due(self, interval: int) -> bool:
+        """Whether an exchange is due: after as many steps as the averager asked for.
+
+        Args:
+            interval: steps where it asked for nothing.
+        """
+        return self.since_send >= (interval if self.budget is None else self.budget)
+
 
 @dataclass(slots=True)
 class AveragerState:

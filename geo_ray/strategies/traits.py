@@ -57,6 +57,10 @@ class ExchangeTraits:
         hidden_steps: steps that hide an exchange where regions stand still when it is late; None:
             those until the next one.
         by_speed: whether slower regions exchange after fewer steps, in proportion to the fastest.
+        paced: whether a region exchanges after as many steps as the averager asks for
+            (`RegionState.is_due`), and the strategy leaves it to others to ask: then the interval
+            may change in mid-run. Not in rounds whose answers come while a region trains on: each
+            would hear of it at another step, and have another number of rounds.
         interval: value of the option ``interval``, if there is one: steps in which the whole model
             is exchanged once. The planner may choose another. None: there is no such option.
     """
@@ -68,6 +72,7 @@ class ExchangeTraits:
     hidden_steps: float | None = None
     by_speed: bool = False
     interval: int | None = None
+    paced: bool = False
 
     def within(self, steps: int) -> int:
         """Exchanges within so many steps, if nothing is late.

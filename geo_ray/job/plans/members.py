@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import PlanError
 from geo_ray.job import rundir
 from geo_ray.job.planning import Sources
-from geo_ray.job.replanning import replanned, state_of
+from geo_ray.job.replanning import repaced, replanned, state_of
 from geo_ray.job.rundir import RunDirectory
 from geo_ray.observe.events.log import EVENTS_FILE, read_events
 from geo_ray.planning.plan import Plan
@@ -34,9 +35,37 @@ def only_of(experiment: Experiment, members: Collection[str], home: str) -> Expe
     )
 
 
+@dataclass(frozen=True, slots=True)
+class MembersPlan:
+    """What is best for the rest of a run, for those who take part.
+
+    Attributes:
+        present: the plan that it follows, of these regions only.
+        decision: what to do, if machines and averager could change as well.
+        pace: whether to change the interval alone, which a run can do as it goes; None: it cannot.
+    """
+
+    present: Plan
+    decision: Decision
+    pace: Decision | None
+
+
+def can_follow(experiment: Experiment) -> bool:
+    """Whether a run's interval may change as it goes.
+
+    Not where regions evaluate the same parameters at steps that it decides about.
+    """
+    follows = experiment.members.follow_plan and experiment.train.keep_best is None
+    return follows and experiment.strategy.traits.exchange.paced
+
+
 def plan_of_members(
-    run: RunDirectory, experiment: Experiment, members: Collection[str], home: str
-) -> tuple[Plan, Decision]:
+    run: RunDirectory,
+    experiment: Experiment,
+    members: Collection[str],
+    home: str,
+    interval: int | None = None,
+) -> MembersPlan:
     """What is best for the rest of a run, for those who take part.
 
     Args:
@@ -44,9 +73,7 @@ def plan_of_members(
         experiment: its configuration.
         members: who takes part.
         home: where the averager lives.
-
-    Returns:
-        The plan that it follows, of these regions only; what to do.
+        interval: that the run has by now; None: that of its plan.
 
     Raises:
         PlanError: it follows none, or one without some of them.
@@ -62,9 +89,12 @@ def plan_of_members(
             f"the run's plan has nothing for {', '.join(sorted(missing))}",
             fix="Make a plan with all regions of the configuration.",
         )
-    present = followed.model_copy(update={"regions": regions, "averager": home})
+    now = {"averager": home, "interval": interval or followed.interval}
+    present = followed.model_copy(update={"regions": regions} | now)
     events = read_events(run.path / EVENTS_FILE)
     # Who is gone has taken no step since: what is left is left to the others.
     state = state_of(e for e in events if e.kind != "step" or e["region"] in members)
     asked = only_of(experiment, members, home)
-    return present, replanned(asked, run.base_dir, present, state, run.links, Sources())
+    question = (asked, run.base_dir, present, state, run.links, Sources())
+    pace = repaced(*question) if can_follow(experiment) else None
+    return MembersPlan(present, replanned(*question), pace)

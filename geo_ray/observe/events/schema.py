@@ -208,6 +208,13 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
         "seconds": _number,
         "usd": _number,
     },
+    "interval_changed": {  # as the run goes, because others take part
+        "regions": _texts,
+        "before": _whole,
+        "interval": _whole,
+        "cause": _text,
+        "gain": _number,
+    },
     "region_left": {"region": _text, "name": _text},  # who goes on, without whom
     "hub_moved": {"region": _text, "epoch": _whole},  # the averager lives there now
     "standby_ready": {"region": _text, "name": _text, "epoch": _whole},  # it may take over

@@ -17,7 +17,7 @@ from geo_ray.runtime.actors.spec import RunSpec
 from geo_ray.runtime.paths.build import PathSetting, averager_lives_in
 from geo_ray.training.averager.averager import Averager
 from geo_ray.training.averager.home import AveragerHome
-from geo_ray.training.averager.log import Begun, ChangeMembers
+from geo_ray.training.averager.log import Begun, ChangeMembers, ChangePace
 from geo_ray.training.membership.border import MemberChange
 from geo_ray.transport.lan.server import LanServer
 from geo_ray.transport.security.own_certificate import SignedCertificate
@@ -147,6 +147,10 @@ class BridgeActor:
         """Let regions join and leave at the next border."""
         change = MemberChange(tuple(joins), tuple(leaves), giver)
         self._bridge.path.tell_members(ChangeMembers(change))
+
+    def pace(self, steps: int) -> None:
+        """Ask regions to exchange after so many steps from now on."""
+        self._bridge.path.tell_members(ChangePace(steps))
 
     def begun(self, region: str) -> None:
         """A region that has joined is there."""

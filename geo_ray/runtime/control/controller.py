@@ -150,9 +150,14 @@ class Controller:
             self.status,
             self._go_on_without,
         )
-        self.plans = PlanWatch(ReplanPolicy(), self.plan_for, self._emit, self.status)
+        self.plans = PlanWatch(ReplanPolicy(), self.plan_for, self._emit, self.status, self._pace)
         spec = self.actors.spec
         self._statistics = StatisticsBoard(spec.layout, spec.data_rows)
+
+    def _pace(self, interval: int) -> None:
+        """Regions are to exchange after so many local steps."""
+        steps = max(1, interval // max(1, self.experiment.worker_steps))
+        self._ask_averager(lambda bridge: bridge.pace.remote(steps))
 
     def _store_regions(self) -> StoreRegions | None:
         experiment = self.experiment

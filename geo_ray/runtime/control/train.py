@@ -369,7 +369,7 @@ def _planner(run: RunDirectory, experiment: Experiment) -> PlanFor | None:
     """What plans anew for those who take part; None: the run follows no plan."""
     if followed_plan(run) is None:
         return None
-    return lambda members, home: plan_of_members(run, experiment, members, home)
+    return partial(plan_of_members, run, experiment)
 
 
 def _requests(run: Path, interruption: Interruption) -> list[MemberRequest]:

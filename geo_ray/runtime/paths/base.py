@@ -21,7 +21,7 @@ from torch import Tensor
 from geo_ray.errors import GeoRayError, InvariantError
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.training.averager.home import AveragerHome
-from geo_ray.training.averager.log import Begun, ChangeMembers
+from geo_ray.training.averager.log import Begun, ChangeMembers, ChangePace
 from geo_ray.transport.wire.message import Message
 from geo_ray.transport.wire.meta import Meta
 from geo_ray.transport.wire.sockets import Address
@@ -108,7 +108,7 @@ class UpdatePath(Protocol):
                 moves, and the region is waited for.
         """
 
-    def tell_members(self, op: ChangeMembers | Begun) -> None:
+    def tell_members(self, op: ChangeMembers | Begun | ChangePace) -> None:
         """What the controller has to tell the averager, which is here, of its members.
 
         Raises:

@@ -26,7 +26,16 @@ from geo_ray.runtime.paths.local_averager import AveragerOutput, LocalAverager
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.training.averager.averager import Averager
 from geo_ray.training.averager.home import AveragerHome
-from geo_ray.training.averager.log import Begun, ChangeMembers, Leave, Op, Skip, TakeIn, TakeSum
+from geo_ray.training.averager.log import (
+    Begun,
+    ChangeMembers,
+    ChangePace,
+    Leave,
+    Op,
+    Skip,
+    TakeIn,
+    TakeSum,
+)
 from geo_ray.transport.endpoint.endpoint import Endpoint
 from geo_ray.transport.wire.frames import view_of
 from geo_ray.transport.wire.message import Message
@@ -101,7 +110,7 @@ class DirectPath:
         log.warning("the run goes on without region '%s': its data are missing", region)
         self._tell(Leave(region))
 
-    def tell_members(self, op: ChangeMembers | Begun) -> None:
+    def tell_members(self, op: ChangeMembers | Begun | ChangePace) -> None:
         """See `UpdatePath`."""
         self._tell(op)
 

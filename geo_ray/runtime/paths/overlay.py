@@ -26,7 +26,7 @@ from geo_ray.runtime.paths.overlay_vectors import OverlaySetting, OverlayVectors
 from geo_ray.strategies.base import Reply, Strategy, Update
 from geo_ray.training.averager.averager import Averager
 from geo_ray.training.averager.home import AveragerHome
-from geo_ray.training.averager.log import Begun, ChangeMembers
+from geo_ray.training.averager.log import Begun, ChangeMembers, ChangePace
 from geo_ray.transport.endpoint.endpoint import Endpoint
 from geo_ray.transport.wire.message import Message
 from geo_ray.transport.wire.meta import Meta
@@ -106,7 +106,7 @@ class OverlayPath:
     def report_dead(self, region: str, *, comes_back: bool = False) -> None:
         """Nobody takes over."""
 
-    def tell_members(self, op: ChangeMembers | Begun) -> None:
+    def tell_members(self, op: ChangeMembers | Begun | ChangePace) -> None:
         """Members do not change here."""
         raise InvariantError(f"nobody can join or leave here: {op}")
 

@@ -28,6 +28,7 @@ from geo_ray.training.averager.log import (
     BeginCheckpoint,
     Begun,
     ChangeMembers,
+    ChangePace,
     Op,
     Skip,
     Stop,
@@ -143,7 +144,7 @@ class StandbyPath:
         with self._changed:
             self._carry_out(self._node.on_report_dead(region, comes_back=comes_back))
 
-    def tell_members(self, op: ChangeMembers | Begun) -> None:
+    def tell_members(self, op: ChangeMembers | Begun | ChangePace) -> None:
         """See `UpdatePath`; it is carried out once the standby has it."""
         with self._changed:
             averager = self._node.averager

@@ -40,7 +40,7 @@ def step(region: RegionState, grad_P: Tensor | None) -> None:
 
 def outgoing(region: RegionState, interval: int, wait: WaitRule) -> Outgoing | Wait | None:
     """The message of this step, if one is due under ``interval`` and ``wait``."""
-    if region.since_send < interval:
+    if not region.is_due(interval):
         return None
     if region.link_busy:
         return None if wait == "never" else Wait()

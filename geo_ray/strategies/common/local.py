@@ -50,8 +50,7 @@ def outgoing(region: RegionState, *, wait: bool = True) -> Outgoing:
 
 def outgoing_when_due(region: RegionState, interval: int) -> Outgoing | None:
     """Send `delta` and stand still, after ``interval`` steps or as many as the averager said."""
-    due = interval if region.budget is None else region.budget
-    return outgoing(region) if region.since_send >= due else None
+    return outgoing(region) if region.is_due(interval) else None
 
 
 def final_update(region: RegionState) -> Outgoing | None:

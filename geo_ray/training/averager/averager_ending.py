@@ -14,6 +14,7 @@ from typing import Any
 
 from geo_ray.strategies.base import AveragerState, Reply
 from geo_ray.training.averager.averager_books import AveragerBooks
+from geo_ray.training.averager.pace import paced
 
 
 @dataclass(slots=True)
@@ -67,8 +68,8 @@ class AveragerEnding:
             self._first, self.state.stopping = None, self._has_enough
 
     def marked(self, reply: Reply) -> Reply:
-        """The answer, with what it tells of the end."""
-        reply = replace(reply, stop=self.state.stopping, seen=self.samples)
+        """The answer, with what it tells of the end, and of the way there."""
+        reply = replace(paced(reply, self.state), stop=self.state.stopping, seen=self.samples)
         if not self.announces or reply.final:
             return reply
         # The next round will have as many rows as this one.

@@ -16,6 +16,7 @@ from geo_ray.codecs.common.feedback import open_coded
 from geo_ray.errors import GeoRayError
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.training.averager.averager import Averager
+from geo_ray.training.averager.pace import set_pace
 from geo_ray.training.membership.border import MemberChange
 
 
@@ -78,6 +79,13 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangePace:
+    """Ask regions to exchange after so many steps from now on."""
+
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class Wake:
     """The time that the strategy asked for has come, unless that is over meanwhile."""
 
@@ -96,6 +104,7 @@ Op = (
     | Leave
     | ChangeMembers
     | Begun
+    | ChangePace
     | Wake
     | Appoint
 )
@@ -158,6 +167,9 @@ def carry_out(averager: Averager, op: Op) -> LogOutcome:
                 return LogOutcome(averager.change(change))
             case Begun(region):
                 averager.begun(region)
+                return LogOutcome([])
+            case ChangePace(steps):
+                set_pace(averager.state, steps)
                 return LogOutcome([])
             case Wake():
                 return LogOutcome(averager.on_wake() if _is_due(averager) else [])

@@ -28,6 +28,11 @@ class MembersConfig(StrictModel):
         description="longest pause with fewer regions than are needed; then the run is saved and "
         "ends",
     )
+    follow_plan: bool = Field(
+        True,
+        description="a run that follows a plan changes its interval by itself, when others take "
+        "part and that pays; if false, it only says so",
+    )
     absent: tuple[str, ...] = Field(
         (), description="regions that are not there at the start, and may join later"
     )

@@ -14,11 +14,9 @@ from geo_ray.config.load import load_tree
 from geo_ray.errors import PlanError
 from geo_ray.job import rundir
 from geo_ray.job.planning import Sources, make_plan
-from geo_ray.job.plans.members import plan_of_members
+from geo_ray.job.plans.members import MembersPlan, can_follow, plan_of_members
 from geo_ray.observe.events.log import EVENTS_FILE, EventLog
 from geo_ray.observe.events.schema import conform
-from geo_ray.planning.plan import Plan
-from geo_ray.planning.replan import Decision
 from geo_ray.runtime.control.membership.plan_watch import PlanWatch
 from geo_ray.runtime.control.membership.replan_policy import ReplanPolicy
 
@@ -41,8 +39,10 @@ class Run:
                 times = {"compute_s": took_s, "wait_s": 0.0, "start_s": 9.0 - took_s}
                 log.write("step", 9.0, **fields, **times)
 
-    def plan_for(self, members: Collection[str], home: str) -> tuple[Plan, Decision]:
-        return plan_of_members(self.run, self.experiment, members, home)
+    def plan_for(
+        self, members: Collection[str], home: str, interval: int | None = None
+    ) -> MembersPlan:
+        return plan_of_members(self.run, self.experiment, members, home, interval)
 
 
 @pytest.fixture(autouse=True)
@@ -58,22 +58,24 @@ def test_it_is_told_what_is_best_for_those_who_are_left(tmp_path: Path) -> None:
         json.dumps(conform(kind, 0.0, fields).fields)
         events.append({"kind": kind, **fields})
 
-    watch = PlanWatch(ReplanPolicy(60.0, 600.0), run.plan_for, emit, told.append)
+    paced: list[int] = []
+    watch = PlanWatch(ReplanPolicy(60.0, 600.0), run.plan_for, emit, told.append, paced.append)
     watch.tick(ALL, "us", 0.0)
     for now_s in range(1, 100):
         watch.tick(("eu", "asia"), "eu", float(now_s))
         if watch._open is not None:
             watch._open[1].exception()
     watch.close()
-    (event,) = events
+    event = events.pop()
+    assert [e["kind"] for e in events] == ["interval_changed"] * len(paced)
     assert event["kind"] == "replanned" and event["regions"] == ["asia", "eu"]
     assert event["changed"] and event["gain"] > 0.05 and event["averager"] in ("eu", "asia")
-    (line,) = told
+    line = told.pop()
     assert "planned anew for asia, eu" in line and "workers" in line
 
 
 def test_a_run_without_a_plan_is_left_alone(tmp_path: Path) -> None:
-    watch = PlanWatch(ReplanPolicy(0.0, 0.0), None, pytest.fail, pytest.fail)
+    watch = PlanWatch(ReplanPolicy(0.0, 0.0), None, *[pytest.fail] * 3)
     watch.tick(ALL, "us", 0.0)
     watch.tick(("us",), "us", 1.0)
     watch.close()
@@ -81,7 +83,8 @@ def test_a_run_without_a_plan_is_left_alone(tmp_path: Path) -> None:
 
 def test_the_question_is_for_those_who_take_part(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    present, decision = run.plan_for(("us", "eu"), "eu")
+    found = run.plan_for(("us", "eu"), "eu")
+    present, decision = found.present, found.decision
     assert {each.region for each in present.regions} == {"us", "eu"}
     assert {each.region for each in decision.plan.regions} == {"us", "eu"}
     assert not decision.changed and "stays" in decision.reason
@@ -89,9 +92,44 @@ def test_the_question_is_for_those_who_take_part(tmp_path: Path) -> None:
         for name, number in (("us", 10_000), ("eu", 10_000)):
             fields = {"region": name, "step": number, "samples": 8, "loss": 1.0}
             log.write("step", 99.0, **fields, compute_s=0.1, wait_s=0.0, start_s=98.9)
-    _, later = run.plan_for(("us", "eu"), "eu")
+    later = run.plan_for(("us", "eu"), "eu").decision
     assert later.plan.from_step == 10_000 and decision.plan.from_step == 5000
-    everybody, _ = run.plan_for(ALL, run.plan.averager)
-    assert everybody == run.plan
+    assert run.plan_for(ALL, run.plan.averager).present == run.plan
     with pytest.raises(PlanError, match="nothing for mars"):
         run.plan_for(("us", "mars"), "us")
+
+
+def test_an_interval_that_is_far_from_the_best_is_changed_as_the_run_goes(tmp_path: Path) -> None:
+    """With the machines as they are; the next question begins with the new one."""
+    run, events, told, paced = Run(tmp_path), list[str](), list[str](), list[int]()
+    assert can_follow(run.experiment)
+    rare = run.plan_for(ALL, run.plan.averager, 1)
+    assert rare.pace is not None and rare.pace.changed and rare.pace.gain > 0.05
+    best = rare.pace.plan.interval
+    assert best > 1
+    assert [r.workers for r in rare.pace.plan.regions] == [r.workers for r in run.plan.regions]
+    again = run.plan_for(ALL, run.plan.averager, best)
+    assert again.pace is not None and not again.pace.changed
+
+    def emit(kind: str, **fields: Any) -> None:
+        conform(kind, 0.0, fields)
+        events.append(kind)
+
+    def plan_for(members: Collection[str], home: str, interval: int | None) -> MembersPlan:
+        return run.plan_for(members, home, interval or 1)
+
+    watch = PlanWatch(ReplanPolicy(0.0, 5.0), plan_for, emit, told.append, paced.append)
+    for now_s in range(40):
+        watch.tick(ALL if now_s < 10 else ("us", "eu"), "us", float(now_s))
+        if watch._open is not None:
+            watch._open[1].exception()
+    watch.close()
+    assert len(paced) == 1 and paced[0] > 1
+    assert events.count("interval_changed") == 1
+    assert any(f"the interval is {paced[0]} instead of 1 from now on" in line for line in told)
+
+
+def test_what_cannot_follow_is_told_only(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    fixed = run.experiment.members.model_copy(update={"follow_plan": False})
+    assert not can_follow(run.experiment.model_copy(update={"members": fixed}))

@@ -15,7 +15,7 @@ from geo_ray.strategies.registry import STRATEGIES
 from geo_ray.training.averager.averager import Averager
 from geo_ray.training.averager.caller import Caller
 from geo_ray.training.averager.home import AveragerHome
-from geo_ray.training.averager.log import Begun, ChangeMembers, TakeIn, carry_out
+from geo_ray.training.averager.log import Begun, ChangeMembers, ChangePace, TakeIn, carry_out
 from geo_ray.training.averager.replication import ReplicatedAverager, ShadowAverager
 from geo_ray.training.averager.standby import AnswerOwn, RefuseOwn, SendMessage, StandbyNode
 from geo_ray.training.averager.takeover import LivenessWatch
@@ -207,6 +207,9 @@ def test_a_copy_answers_as_the_averager_does(kind: str) -> None:
                 both = [hub, *copies]
                 begun = [each.begin_checkpoint(7, halt=False) for each in both]
                 assert len(set(begun)) == 1
+            if number == 6:
+                for each in [hub, *copies]:
+                    carry_out(each, ChangePace(3))
             if number == 8:
                 for each in [hub, *copies]:
                     carry_out(each, ChangeMembers(MemberChange(joins=("d",), donor="a")))

@@ -1,6 +1,7 @@
-"""Has a run that follows a plan planned anew when others take part in it, and tells what is best.
+"""Has a run that follows a plan planned anew when others take part in it.
 
-`ReplanPolicy` decides when; a thread plans, which may take seconds.
+What can be changed as it goes is: the interval. The rest is told. `ReplanPolicy` decides when; a
+thread plans, which may take seconds.
 """
 
 from __future__ import annotations
@@ -11,13 +12,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from geo_ray.errors import GeoRayError
-from geo_ray.planning.plan import Plan
-from geo_ray.planning.replan import Decision
+from geo_ray.job.plans.members import MembersPlan
 from geo_ray.runtime.control.membership.replan_policy import ReplanPolicy
 
 log = logging.getLogger(__name__)
-PlanFor = Callable[[Collection[str], str], tuple[Plan, Decision]]
-"""``plan_for(members, averager's region)``: the present plan, of these; and what to do."""
+PlanFor = Callable[[Collection[str], str, int | None], MembersPlan]
+"""``plan_for(members, averager's region, interval)``; see `plan_of_members`."""
 
 
 @dataclass(slots=True)
@@ -29,14 +29,17 @@ class PlanWatch:
         plan_for: plans; None: the run follows no plan.
         emit: takes events of now: a kind, and its fields by name.
         tell: shows a line to the user.
+        pace: has all regions exchange with another interval, in the plan's steps.
     """
 
     policy: ReplanPolicy
     plan_for: PlanFor | None
     emit: Callable[..., None]
     tell: Callable[[str], None]
+    pace: Callable[[int], None]
+    _interval: int | None = None
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "plan"))
-    _open: tuple[tuple[str, ...], Future[tuple[Plan, Decision]]] | None = None
+    _open: tuple[tuple[str, ...], Future[MembersPlan]] | None = None
 
     def tick(self, members: Collection[str], home: str, now_s: float) -> None:
         """Plan if it is time, and tell what has come of it.
@@ -50,23 +53,42 @@ class PlanWatch:
             return
         if self._open is None and self.policy.due(members, now_s):
             asked = tuple(sorted(members))
-            self._open = asked, self._pool.submit(self.plan_for, asked, home)
+            self._open = asked, self._pool.submit(self.plan_for, asked, home, self._interval)
         if self._open is None or not self._open[1].done():
             return
         asked, found = self._open
         self._open = None
         try:
-            present, decision = found.result()
+            planned = found.result()
         except GeoRayError as error:
             log.warning("no plan for %s: %s", ", ".join(asked), error.message)
             return
-        self._note(asked, present, decision)
+        self._note(asked, planned)
+
+    def _follow(self, members: tuple[str, ...], planned: MembersPlan) -> None:
+        """Change what can be changed as it goes, if that pays by itself."""
+        if planned.pace is None or not planned.pace.changed:
+            return
+        self._interval = planned.pace.plan.interval
+        self.pace(self._interval)
+        before, why = planned.present.interval, planned.pace.reason
+        self.emit(
+            "interval_changed",
+            regions=list(members),
+            before=before,
+            interval=self._interval,
+            cause=why,
+            gain=planned.pace.gain,
+        )
+        self.tell(f"the interval is {self._interval} instead of {before} from now on: {why}")
 
     def close(self) -> None:
         """The run is over."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _note(self, members: tuple[str, ...], present: Plan, decision: Decision) -> None:
+    def _note(self, members: tuple[str, ...], planned: MembersPlan) -> None:
+        present, decision = planned.present, planned.decision
+        self._follow(members, planned)
         best = decision.plan
         self.emit(
             "replanned",
