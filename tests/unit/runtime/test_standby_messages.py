@@ -68,7 +68,8 @@ WORDS: list[StandbyMessage] = [
     LogAppend(3, LogEntry(12, BeginCheckpoint(5, halt=True))),
     LogAppend(3, LogEntry(12, Leave("b"))),
     LogAppend(3, LogEntry(12, ChangeMembers(MemberChange(("d", "e"), ("b",), "a")))),
-    LogAppend(3, LogEntry(12, Begun("d"), ChangePace(7))),
+    LogAppend(3, LogEntry(12, Begun("d"))),
+    LogAppend(3, LogEntry(13, ChangePace(7))),
     LogAppend(3, LogEntry(12, Wake(), now_s=4.25)),
     LogAppend(3, LogEntry(12, Appoint())),
     LogTwin(
