@@ -24,6 +24,7 @@ from geo_ray.errors import InterruptedRunError, RegionLostError
 from geo_ray.job import rundir
 from geo_ray.observe.events.schema import Event
 from geo_ray.runtime.cluster.local import LocalCluster
+from geo_ray.runtime.control.membership.member_requests import MemberRequest, ask
 
 HUB, STANDBY, THIRD = "us-east", "eu-west", "ap-south"
 STEPS = 30
@@ -158,3 +159,27 @@ def test_another_region_is_not_replaced(ray_cluster: LocalCluster, tmp_path: Pat
     with pytest.raises(RegionLostError, match=THIRD):
         train(experiment, tmp_path, begun=run, sink=sink)
     assert not [e for e in events_of(run.path) if e.kind == "hub_moved"]
+
+
+@pytest.mark.slow
+def test_the_averagers_region_leaves_with_all_it_has_done(
+    ray_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    """Nothing died: its standby takes over, and it leaves like any other region."""
+    sections = SECTIONS | {"strategy": {"kind": "sma", "interval": 1}, "members": {"min": 2}}
+    config = with_steps(experiment_of(tmp_path, **sections), 120)
+    run = rundir.create(config, tmp_path)
+    asked: list[str] = []
+
+    def sink(event: Event) -> None:
+        if event.kind == "step" and event["step"] >= 5 and not asked:
+            asked.append(HUB)
+            ask(run.path, MemberRequest(verb="drain", region=HUB))
+
+    done = train(config, tmp_path, begun=run, sink=sink)
+    assert [(e["region"], e["epoch"]) for e in done.of("hub_moved")] == [(STANDBY, 2)]
+    assert [e["region"] for e in done.of("region_drained")] == [HUB]
+    assert not done.of("region_lost") and not done.of("members_refused")
+    (finished,) = done.of("run_finished")
+    assert set(finished["digests"]) == {STANDBY, THIRD}
+    assert len(final_digests(done.events)) == 1

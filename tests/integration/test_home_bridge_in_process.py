@@ -211,3 +211,31 @@ def who_stands_by(world: InProcess) -> str | None:
     bridges = {name: site.bridge for name, site in world.sites.items()}
     found = (name for name, each in bridges.items() if each and each.status().get("stands_by"))
     return next(found, None)
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+def test_the_averager_is_moved_while_its_bridge_lives(name: str, tmp_path: Path) -> None:
+    """Again and again, each time to who stands by: all stay members, and no bit is lost."""
+    with InProcess(config(ROUNDS[name]), tmp_path / "quiet") as world:
+        quiet = set(world.run())
+    gate = Gate(6)
+    with InProcess(config(ROUNDS[name]), tmp_path / "moved", gate=gate) as world:
+        workers = [site.start(0) for site in world.sites.values()]
+        home = AveragerHome(HOME)
+        for _ in range(4):
+            to = eventually(lambda: who_stands_by(world), "a standby") or ""
+            heir = world.sites[to].bridge
+            assert heir is not None
+            heir.path.report_dead(home.region, comes_back=True)
+            home = AveragerHome(to, home.epoch + 1)
+            for site in world.sites.values():
+                assert site.bridge is not None
+                eventually(partial(moved, site.bridge, home), "all know of it")
+        gate.open()
+        for worker in workers:
+            worker.result()
+        assert {site.digest for site in world.sites.values()} == quiet
+        world.check_books()
+        heir = world.sites[home.region].bridge
+        assert heir is not None
+        assert set(heir.path._node.averager.view.members) == {HOME, STANDBY, THIRD}

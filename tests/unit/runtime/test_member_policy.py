@@ -21,7 +21,8 @@ REGIONS: list[dict[str, Any]] = [{"name": "us"}, {"name": "eu"}, {"name": "ap"}]
 
 
 def refusal(tmp_path: Path, verb: Any, region: str, **more: Any) -> str | None:
-    told = {"members": ("eu", "us"), "pending": (), "home": "us", "is_ending": False}
+    told = {"members": ("eu", "us"), "pending": (), "home": "us", "standby": None}
+    told["is_ending"] = False
     told |= {name: more.pop(name) for name in list(more) if name in told and name != "members"}
     told["members"] = more.pop("there", told["members"])
     policy = MemberPolicy(experiment_of(tmp_path, **{"regions": REGIONS} | more))
@@ -32,6 +33,8 @@ def test_what_can_be_done_is_done(tmp_path: Path) -> None:
     assert refusal(tmp_path, "add", "ap") is None
     assert refusal(tmp_path, "drain", "eu") is None
     assert refusal(tmp_path, "remove", "eu") is None
+    for verb in ("drain", "remove"):  # the averager moves first
+        assert refusal(tmp_path, verb, "us", standby="eu") is None
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,7 @@ class MemberPolicy:
         pending: Collection[str],
         *,
         home: str,
+        standby: str | None,
         is_ending: bool,
     ) -> str | None:
         """Why a request is not carried out; None if it is.
@@ -66,6 +67,7 @@ class MemberPolicy:
             members: the regions that take part.
             pending: regions that are about to join or leave.
             home: where the averager lives.
+            standby: who may take over from there; None if nobody does.
             is_ending: whether the run is told to finish or to halt.
         """
         region, experiment = request.region, self.experiment
@@ -80,7 +82,8 @@ class MemberPolicy:
             return self._fixed
         if request.verb == "add":
             return self._no_newcomer(region, members)
-        return self._no_leaver(region, members, home)
+        stays = home if standby is None else ""
+        return self._no_leaver(region, members, stays)
 
     def _no_newcomer(self, region: str, members: Collection[str]) -> str | None:
         if region in members:
@@ -88,12 +91,12 @@ class MemberPolicy:
         shards = {each.name: each.ps_shards for each in self.experiment.regions}
         return why_nobody_joins(shards)
 
-    def _no_leaver(self, region: str, members: Collection[str], home: str) -> str | None:
+    def _no_leaver(self, region: str, members: Collection[str], stays: str) -> str | None:
         least = self.experiment.members.min or 1
         if region not in members:
             return f"region '{region}' does not take part"
-        if region == home:
-            return f"region '{region}' hosts the averager"
+        if region == stays:
+            return f"region '{region}' hosts the averager, and nobody stands by for it"
         if len(members) - 1 < least:
             return f"members.min asks for {least} regions, and {len(members)} are here"
         return None

@@ -31,6 +31,7 @@ from geo_ray.training.membership.view import View
 log = logging.getLogger(__name__)
 
 _COPY_S: Final = 120.0
+_MOVE_S: Final = 5.0  # until it is asked for again
 
 Statuses = Mapping[tuple[str, str], Mapping[str, Any]]
 """What servers and bridges tell of themselves, by (role, region)."""
@@ -92,6 +93,7 @@ class Members:
     _joining: Joining | None = None
     _handed: _Copy | None = None
     _leaving: set[str] = field(default_factory=set)
+    _moving: dict[str, float] = field(default_factory=dict)  # the averager's, when it was asked to
     _rows: dict[str, Mapping[str, object]] = field(default_factory=dict)
     _steps: dict[str, int] = field(default_factory=dict)
     _lost: list[str] = field(default_factory=list)  # regions that the run went on without
@@ -117,6 +119,7 @@ class Members:
             self._take(request, view)
         if not self.hooks.is_ending():
             self._waiting += self._returns.due(time.monotonic())
+        self._move_averager()
         if isinstance(view, View):
             self._see_off(view)
             self._go_on(view)
@@ -196,13 +199,14 @@ class Members:
             return
         known = tuple(self.actors.primaries) if view is None else view.members
         members = [name for name in known if name not in self._lost]  # it may not know yet
-        pending = {*self._waiting, *self._leaving}
+        pending = {*self._waiting, *self._leaving, *self._moving}
         pending |= set() if self._joining is None else {self._joining.region}
         why = self.policy.refusal(
             request,
             members,
             pending,
             home=self.actors.home.region,
+            standby=self.actors.standby,
             is_ending=self.hooks.is_ending(),
         )
         if why is not None:
@@ -213,10 +217,29 @@ class Members:
         elif request.verb == "remove":
             self._removed.add(region)
             self.hooks.lose(region, f"region '{region}' was asked to be removed")
+        elif region == self.actors.home.region:
+            self.hooks.tell(f"the averager moves, so that region '{region}' can leave")
+            self._moving[region] = -_MOVE_S
         else:
-            self.hooks.tell(f"region '{region}' is asked to leave")
-            self._leaving.add(region)
-            self._ask_change((), (region,))
+            self._send_off(region)
+
+    def _send_off(self, region: str) -> None:
+        self.hooks.tell(f"region '{region}' is asked to leave")
+        self._leaving.add(region)
+        self._ask_change((), (region,))
+
+    def _move_averager(self) -> None:
+        """Out of regions that are to leave: its standby takes over, as if its bridge had died."""
+        actors, now_s = self.actors, time.monotonic()
+        for region, asked_s in list(self._moving.items()):
+            if region not in actors.primaries or self.hooks.is_ending():
+                del self._moving[region]
+            elif region != actors.home.region:
+                del self._moving[region]
+                self._send_off(region)
+            elif actors.standby in actors.bridges and now_s - asked_s >= _MOVE_S:
+                self._moving[region] = now_s
+                actors.bridges[actors.standby].report_dead.remote(region, True)
 
     def _refuse(self, verb: str, region: str, why: str) -> None:
         log.warning("'%s %s' is refused: %s", verb, region, why)
