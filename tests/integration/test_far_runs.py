@@ -228,6 +228,17 @@ def test_a_run_that_is_not_there_is_told(uri: str) -> None:
     assert not copy_path(wrong, "seen").exists()
 
 
+def test_a_run_that_was_removed_is_told_although_there_is_a_copy(uri: str, tmp_path: Path) -> None:
+    driver = Driver(uri, tmp_path / "driver", 1)
+    (driver.path / "summary.json").write_text("{}")
+    driver.mirror.tick()
+    assert (seen_copy(uri) / "summary.json").exists()
+    RunObjects(uri).discard()
+    with pytest.raises(RunDirectoryError, match="there is no run"):
+        seen_copy(uri)
+    assert not copy_path(uri, "seen").exists()
+
+
 @pytest.mark.parametrize(
     ("changes", "key"),
     [

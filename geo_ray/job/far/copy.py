@@ -76,7 +76,7 @@ class Copy:
             finally:
                 index = {"epochs": self._epochs, "files": self._files}
                 save_text(self.path / _INDEX, json.dumps(index))
-        if not (self._files or self.objects.is_there()):
+        if not self.objects.is_there():  # or not any more
             shutil.rmtree(self.path, ignore_errors=True)
             raise RunDirectoryError(
                 f"there is no run {self.objects.name}",

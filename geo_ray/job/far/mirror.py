@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -145,11 +145,12 @@ class Mirror:
             is_apart = name.parts[0] in _APART or any(part.startswith(".") for part in name.parts)
             if is_apart or not path.is_file():
                 continue
-            about = path.stat()
-            stamp = (about.st_mtime_ns, about.st_size)
-            if self._stamps.get(name.as_posix()) != stamp:
-                self._send_file(name.as_posix(), path)
-                self._stamps[name.as_posix()] = stamp
+            with suppress(FileNotFoundError):  # it was removed, or renamed, since
+                about = path.stat()
+                stamp = (about.st_mtime_ns, about.st_size)
+                if self._stamps.get(name.as_posix()) != stamp:
+                    self._send_file(name.as_posix(), path)
+                    self._stamps[name.as_posix()] = stamp
 
     def _send_file(self, name: str, path: Path) -> None:
         known = self._known.get(name)

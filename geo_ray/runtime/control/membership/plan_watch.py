@@ -63,6 +63,9 @@ class PlanWatch:
         except GeoRayError as error:
             log.warning("no plan for %s: %s", ", ".join(asked), error.message)
             return
+        except Exception:  # whatever it is: nobody's training ends for want of advice
+            log.exception("no plan for %s", ", ".join(asked))
+            return
         self._note(asked, planned)
 
     def _follow(self, members: tuple[str, ...], planned: MembersPlan) -> None:
