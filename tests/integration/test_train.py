@@ -163,7 +163,7 @@ def test_the_model_file_has_the_evaluated_accuracy(rich: Trained) -> None:
     module = task.model(99)
     load_model(module, str(rich.run.model))
     assert digest_of(read_parameters(module)) == rich.summary.digest
-    manifest = load_manifest(str(rich.run.data / "manifest.json"))
+    manifest = load_manifest(str(Path(rich.run.data) / "manifest.json"))
     stats = []
     module.eval()
     for region in experiment.region_names:
