@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import PlanError
 from geo_ray.job import rundir
+from geo_ray.job.build import wire_plan
 from geo_ray.job.planning import Sources
 from geo_ray.job.replanning import repaced, replanned, state_of
 from geo_ray.job.rundir import RunDirectory
@@ -53,10 +54,12 @@ class MembersPlan:
 def can_follow(experiment: Experiment) -> bool:
     """Whether a run's interval may change as it goes.
 
-    Not where regions evaluate the same parameters at steps that it decides about.
+    Not where regions evaluate the same parameters at steps that it decides about; nor where a round
+    is told before that it is the last one, by the rows of the round before, to pay what codecs owe.
     """
     follows = experiment.members.follow_plan and experiment.train.keep_best is None
-    return follows and experiment.strategy.traits.exchange.paced
+    is_told = experiment.counts_together and wire_plan(experiment).owes
+    return follows and not is_told and experiment.strategy.traits.exchange.paced
 
 
 def plan_of_members(
