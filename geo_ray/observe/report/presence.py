@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -56,6 +56,7 @@ class Presence:
         kind, t_s = event.kind, event.t_s
         if kind == "run_started":
             self._began_s = t_s
+            self._end(t_s, but=event["regions"])  # a driver that was killed told no end
             for name in event["regions"]:
                 self._enter(name, "member", t_s)
         elif kind in ("run_finished", "run_failed"):
@@ -104,9 +105,11 @@ class Presence:
         if t_s > start_s:
             bands.append(Band(state, start_s, t_s))
 
-    def _end(self, t_s: float) -> None:
-        for name in list(self._now):
-            self._leave(name, t_s)
+    def _end(self, t_s: float, but: Collection[str] = ()) -> None:
+        """All bands end but those of members in ``but``, and of their workers that are members."""
+        for name, (state, _) in list(self._now.items()):
+            if state != "member" or name.partition("/")[0] not in but:
+                self._leave(name, t_s)
 
 
 def presence_of(events: Iterable[Event]) -> Presence:

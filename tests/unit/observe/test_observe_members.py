@@ -54,6 +54,25 @@ def test_bands_are_what_the_events_say() -> None:
     }
 
 
+def test_a_resumption_ends_what_a_killed_driver_left_open() -> None:
+    found = presence_of(
+        [
+            begun("a", "b", "c"),
+            event("worker_lost", 5.0, region="b", worker=1, cause="gone"),
+            event("region_lost", 6.0, region="c", cause="gone"),
+            event("run_paused", 10.0, cause="c is missing"),
+            begun("a", "b", t_s=20.0),
+        ]
+    )
+    assert found.until(100.0) == {
+        "a": [Band("member", 0.0, 100.0)],
+        "b": [Band("member", 0.0, 100.0)],
+        "c": [Band("member", 0.0, 6.0), Band("lost", 6.0, 20.0)],
+        "b/1": [Band("member", 0.0, 5.0), Band("lost", 5.0, 20.0)],
+        RUN: [Band("paused", 10.0, 20.0)],
+    }
+
+
 def test_what_happens_at_a_moment_is_marked() -> None:
     found = presence_of(
         [
