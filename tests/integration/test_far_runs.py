@@ -211,6 +211,18 @@ def test_a_bucket_that_is_out_of_reach_is_caught_up_with(
     assert (seen_copy(uri) / "summary.json").read_text() == "{}"
 
 
+def test_a_piece_whose_answer_got_lost_may_be_written_again(uri: str, tmp_path: Path) -> None:
+    objects, line = RunObjects(uri), b'{"a":1}\n'
+    (tmp_path / EVENTS_FILE).write_bytes(line)
+    there = objects.put_segment(1, 0, line)  # and the mirror never heard that it was
+    mirror = Mirror(objects, tmp_path, 1, lambda: None)
+    mirror.tick()
+    assert objects.segments() == [there]
+    (tmp_path / EVENTS_FILE).write_bytes(line * 2)
+    mirror.tick()
+    assert (seen_copy(uri) / EVENTS_FILE).read_bytes() == line * 2
+
+
 def test_a_damaged_object_is_told(uri: str, tmp_path: Path) -> None:
     driver, objects = Driver(uri, tmp_path / "driver", 1), RunObjects(uri)
     driver.write("one")
