@@ -106,3 +106,24 @@ def test_a_newcomer_and_a_resumed_run_have_it(data_dir: Path, kind: str) -> None
     assert pace_of(resumed.world.averager.state) == THEN
     found = spacings(resumed, "a", 0.0)
     assert min(found, default=THEN) >= THEN
+
+
+@pytest.mark.parametrize("interval", [FIRST, 3])
+def test_who_resumes_with_another_interval_means_it(data_dir: Path, interval: int) -> None:
+    config = config_of("diloco")
+    run = Run(config, data_dir)
+    pace_at(run, 0.1, THEN)
+    run.world.checkpoint_at(0.4 * seconds_of(config, data_dir), 1)
+    run.go()
+    changed = config.strategy.model_copy(update={"interval": interval})
+    resumed = Run(config.model_copy(update={"strategy": changed}), data_dir)
+    resumed.world.restore(run.world.checkpoints[1])
+    assert pace_of(resumed.world.averager.state) == (THEN if interval == FIRST else None)
+    resumed.go()
+    check_members_ended(resumed, set(REGIONS))
+
+
+def seconds_of(config: Experiment, data_dir: Path) -> float:
+    result = Run(config, data_dir).go().result
+    assert result is not None
+    return result.seconds

@@ -85,6 +85,7 @@ class Copy:
         return is_cut
 
     def _pull_events(self) -> bool:
+        is_cut = False
         for _ in range(_TRIES):
             segments = self.objects.segments()
             pieces, firsts = chain(segments), first_bytes(segments)
@@ -92,8 +93,8 @@ class Copy:
             has = log.stat().st_size if log.exists() else 0
             keep = min([has, *(first for e, first in firsts.items() if e not in self._epochs)])
             if not pieces:
-                return False
-            is_cut = keep < has
+                return is_cut
+            is_cut = is_cut or keep < has
             try:
                 with log.open("ab") as file:
                     file.truncate(keep)

@@ -84,11 +84,11 @@ class Mirror:
             StoreError: the bucket does not answer or refuses.
         """
         self._check()
-        self._send_events()
-        self._send_files()
-        for name, data in self._objects.take_requests().items():
+        for name, data in self._objects.take_requests().items():  # first: `stop` must be heard
             (self._path / REQUESTS).mkdir(exist_ok=True)
             save_chunks(self._path / REQUESTS / name, [data])
+        self._send_events()
+        self._send_files()
 
     def close(self) -> None:
         """Copy the rest.

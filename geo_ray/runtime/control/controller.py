@@ -323,7 +323,11 @@ class Controller:
         self.bridges.tick()
         self.members.tick({key: answer["status"] for key, answer in answers.items()})
         self._keep_quorum()
-        self.plans.tick(self.actors.primaries, self.actors.home.region, time.monotonic())
+        region = self.actors.home.region
+        home = answers.get(("bridge", region))
+        pace = None if home is None else home["status"].get("pace")
+        interval = None if pace is None else pace * max(1, self.experiment.worker_steps)
+        self.plans.tick(self.actors.primaries, region, time.monotonic(), interval)
         self.checkpoints.tick()
         if answers.keys() >= self.actors.servers().keys():  # who is slow to answer may be busy
             self._check_goes_on(answers)

@@ -128,6 +128,7 @@ class DirectPath:
             "version": self._local.version,
             "open": self._local.open_requests(),
             "view": self._local.view,
+            "pace": self._local.pace,
         }
 
     def close(self) -> None:

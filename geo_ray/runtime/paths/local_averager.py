@@ -15,6 +15,7 @@ from geo_ray.strategies.base import Reply, Update
 from geo_ray.training.averager.averager import Averager
 from geo_ray.training.averager.averager_snapshot import AveragerSnapshot
 from geo_ray.training.averager.log import LogOutcome, Op, Wake, carry_out
+from geo_ray.training.averager.pace import pace_of
 from geo_ray.training.averager.stalled import open_requests
 from geo_ray.training.membership.view import View
 
@@ -89,6 +90,11 @@ class LocalAverager:
     def version(self) -> int:
         """Commits so far."""
         return self._averager.state.version
+
+    @property
+    def pace(self) -> int | None:
+        """Steps between exchanges that it asks for; None: it asks for none."""
+        return pace_of(self._averager.state)
 
     @property
     def view(self) -> View:

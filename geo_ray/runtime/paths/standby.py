@@ -35,6 +35,7 @@ from geo_ray.training.averager.log import (
     TakeIn,
     Wake,
 )
+from geo_ray.training.averager.pace import pace_of
 from geo_ray.training.averager.replication import copied_update
 from geo_ray.training.averager.stalled import open_requests
 from geo_ray.training.averager.standby import (
@@ -170,6 +171,7 @@ class StandbyPath:
                 "ahead": primary.ahead,
                 "open": open_requests(averager),
                 "view": averager.view,
+                "pace": pace_of(averager.state),
                 "stands_by": False,
             }
 

@@ -43,6 +43,7 @@ from geo_ray.training.averager.averager_ending import AveragerEnding
 from geo_ray.training.averager.averager_noise import AveragerNoise
 from geo_ray.training.averager.averager_snapshot import AveragerSnapshot, SnapshotMarks
 from geo_ray.training.averager.failure import failure_of
+from geo_ray.training.averager.pace import restore_numbers
 from geo_ray.training.compute.flat import fragment_cuts
 from geo_ray.training.exchange.averager_wire import AveragerWire, check_payload
 from geo_ray.training.exchange.saved import load_messages, save_messages
@@ -381,8 +382,7 @@ class Averager:
         state.memory.update({k: v.clone() for k, v in tensors.items() if k not in apart})
         self.view = self.view.restored(control.get("view"))
         state.version = int(str(control["version"]))
-        state.numbers.clear()
-        state.numbers.update({str(k): float(v) for k, v in numbers.items()})
+        restore_numbers(state, numbers, self.strategy.traits.exchange.interval)
         state.waiting.clear()
         waiting = load_messages(Update, apart, exchanges.get("waiting"))
         state.waiting.update({update.region: update for update in waiting})

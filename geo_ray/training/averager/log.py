@@ -169,7 +169,8 @@ def carry_out(averager: Averager, op: Op) -> LogOutcome:
                 averager.begun(region)
                 return LogOutcome([])
             case ChangePace(steps):
-                set_pace(averager.state, steps)
+                interval = averager.strategy.traits.exchange.interval
+                set_pace(averager.state, steps, interval)
                 return LogOutcome([])
             case Wake():
                 return LogOutcome(averager.on_wake() if _is_due(averager) else [])

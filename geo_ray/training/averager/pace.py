@@ -10,17 +10,40 @@ Source: ours.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
 from geo_ray.strategies.base import AveragerState, Reply
 
 _STEPS: Final = "geo_ray/pace"
+_INSTEAD: Final = "geo_ray/pace_instead"
 
 
-def set_pace(state: AveragerState, steps: int) -> None:
-    """Ask regions, with their next answers, to exchange after so many steps from then on."""
-    state.numbers[_STEPS] = float(steps)
+def set_pace(state: AveragerState, steps: int, interval: int | None) -> None:
+    """Ask regions, with their next answers, to exchange after so many steps from then on.
+
+    Args:
+        state: of the averager.
+        steps: local steps.
+        interval: that of the configuration.
+    """
+    state.numbers[_STEPS], state.numbers[_INSTEAD] = float(steps), float(interval or 0)
+
+
+def restore_numbers(
+    state: AveragerState, numbers: Mapping[str, object], interval: int | None
+) -> None:
+    """Take the numbers of a checkpoint.
+
+    What was asked for counts no more if the configuration has another interval now: whoever resumes
+    a run with one means it.
+    """
+    state.numbers.clear()
+    state.numbers.update({str(name): float(str(value)) for name, value in numbers.items()})
+    if state.numbers.get(_INSTEAD, 0.0) != float(interval or 0):
+        state.numbers.pop(_STEPS, None)
+        state.numbers.pop(_INSTEAD, None)
 
 
 def pace_of(state: AveragerState) -> int | None:

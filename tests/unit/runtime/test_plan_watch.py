@@ -133,3 +133,22 @@ def test_what_cannot_follow_is_told_only(tmp_path: Path) -> None:
     run = Run(tmp_path)
     fixed = run.experiment.members.model_copy(update={"follow_plan": False})
     assert not can_follow(run.experiment.model_copy(update={"members": fixed}))
+
+
+def test_a_run_that_is_resumed_with_a_pace_is_planned_anew_for_those_who_are_there(
+    tmp_path: Path,
+) -> None:
+    """It was best for those who were there then; the question begins with it."""
+    run, asked = Run(tmp_path), list[tuple[tuple[str, ...], int | None]]()
+
+    def plan_for(members: Collection[str], home: str, interval: int | None) -> MembersPlan:
+        asked.append((tuple(members), interval))
+        return run.plan_for(members, home, interval)
+
+    watch = PlanWatch(ReplanPolicy(60.0, 600.0), plan_for, lambda *_, **__: None, str, str)
+    for now_s in range(200):
+        watch.tick(ALL, "us", float(now_s), None if now_s < 3 else 512)
+        if watch._open is not None:
+            watch._open[1].exception()
+    watch.close()
+    assert asked == [(ALL, 512)]

@@ -38,21 +38,30 @@ class PlanWatch:
     tell: Callable[[str], None]
     pace: Callable[[int], None]
     _interval: int | None = None
+    _has_planned: bool = False
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "plan"))
     _open: tuple[tuple[str, ...], Future[MembersPlan]] | None = None
 
-    def tick(self, members: Collection[str], home: str, now_s: float) -> None:
+    def tick(
+        self, members: Collection[str], home: str, now_s: float, interval: int | None = None
+    ) -> None:
         """Plan if it is time, and tell what has come of it.
 
         Args:
             members: who takes part.
             home: where the averager lives.
             now_s: of a clock that does not stand still.
+            interval: that the averager asks for, in the plan's steps; None: it asks for none, or
+                has not said.
         """
         if self.plan_for is None:
             return
+        if interval is not None and self._interval is None and not self._has_planned:
+            self.policy.doubt()  # resumed, with what was best for those who were there then
+        self._interval = interval or self._interval
         if self._open is None and self.policy.due(members, now_s):
             asked = tuple(sorted(members))
+            self._has_planned = True
             self._open = asked, self._pool.submit(self.plan_for, asked, home, self._interval)
         if self._open is None or not self._open[1].done():
             return

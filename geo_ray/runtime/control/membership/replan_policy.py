@@ -52,3 +52,7 @@ class ReplanPolicy:
             return False
         self._planned, self._newest_s = present, now_s
         return True
+
+    def doubt(self) -> None:
+        """Whom the run was planned for is not known: plan once those who are there settle."""
+        self._planned = frozenset()
