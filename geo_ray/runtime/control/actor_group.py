@@ -158,7 +158,7 @@ class ActorGroup:
         cpus, spec = self.spec.region(region).cpus_per_server, self.spec
         if epoch is not None:
             spec = replace(spec, resume=None, epoch=epoch)
-        make = partial(_actor, BridgeActor, self.placed[region], "bridge", 0, cpus, 8)
+        make = partial(_actor, BridgeActor, self.placed[region], "bridge", 0, cpus, 12)
         return make(spec, region, epoch is not None)
 
     def next_epoch(self) -> int:

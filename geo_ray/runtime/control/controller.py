@@ -113,7 +113,6 @@ class Controller:
             checkpoint.part_timeout_s,
         )
         self.policy = RunPolicy(limits, time.monotonic())
-        traffic = StoreTraffic(self._store_regions(), self._emit)
         self.checkpoints = CheckpointWatch(
             self.experiment,
             self.actors,
@@ -122,7 +121,7 @@ class Controller:
             self._emit,
             self._now_s,
             self._phases,
-            traffic,
+            StoreTraffic(self._store_regions(), self._emit),
         )
         hooks = MemberHooks(
             self._admit,
@@ -132,7 +131,6 @@ class Controller:
             self._emit,
             self.status,
             lambda: self.policy.is_halting or self.policy.stopping is not None,
-            traffic,
         )
         self.members = Members(
             self.actors,

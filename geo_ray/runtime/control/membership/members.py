@@ -7,7 +7,6 @@ joins at a time; others that are asked for wait.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -15,16 +14,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from geo_ray.checkpoint.folder import Folder
 from geo_ray.errors import GeoRayError, RegionLostError
-from geo_ray.runtime.actors.parts import Handed, handed_folder
+from geo_ray.runtime.actors.parts import Handed
 from geo_ray.runtime.control.actor_group import ActorGroup
 from geo_ray.runtime.control.demands import demand_of
-from geo_ray.runtime.control.membership.joining import Joining
+from geo_ray.runtime.control.membership.joining import Joining, end_lending
 from geo_ray.runtime.control.membership.member_policy import MemberPolicy
 from geo_ray.runtime.control.membership.member_requests import MemberRequest
 from geo_ray.runtime.control.membership.returns import Returns
-from geo_ray.runtime.control.store_traffic import StoreTraffic
 from geo_ray.training.membership.border import giver_of
 from geo_ray.training.membership.view import View
 
@@ -49,7 +46,6 @@ class MemberHooks:
         emit: takes events of now: a kind, and its fields by name.
         tell: shows a line to the user.
         is_ending: whether the run is told to finish or to halt.
-        traffic: counts what crosses regions.
     """
 
     admit: Callable[[str, int, int], None]
@@ -59,7 +55,6 @@ class MemberHooks:
     emit: Callable[..., None]
     tell: Callable[[str], None]
     is_ending: Callable[[], bool]
-    traffic: StoreTraffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +143,11 @@ class Members:
     def on_handed(self, giver: str, event: Mapping[str, Any]) -> None:
         """The copy of a region's state that a newcomer waits for is written."""
         joining = self._joining
-        number = int(event["id"])
         if joining is None or not joining.is_asked:
-            self._remove(number)
+            end_lending(self.actors, giver)
             return
         rows = self._rows.get(joining.region)
-        handed = Handed(giver, number, tuple(event["parts"]), rows)
+        handed = Handed(giver, tuple(event["parts"]), rows)
         self._handed = _Copy(handed, int(event["step"]), int(event["round"]), time.monotonic())
         joining.begin_as(handed)
 
@@ -313,7 +307,6 @@ class Members:
             took_s = time.monotonic() - copy.at_s
             self.hooks.tell("")  # no longer on its way; the event says the rest
             self.hooks.emit("region_joined", region=region, **about, took_s=took_s)
-            self.hooks.traffic.handed(copy.handed.parts, copy.handed.giver, region)
             joining.finish()
             self._lost = [name for name in self._lost if name != region]
             self._removed.discard(region)
@@ -365,20 +358,8 @@ class Members:
 
     def _forget(self) -> None:
         if self._handed is not None:
-            self._remove(self._handed.handed.number)
+            end_lending(self.actors, self._handed.handed.giver)
         self._joining = self._handed = None
-
-    def _remove(self, number: int) -> None:
-        """Stores are slow, and the run goes on."""
-        folder = handed_folder(self.actors.spec.places, number)
-        threading.Thread(target=_clear, args=(folder,), daemon=True).start()
-
-
-def _clear(folder: Folder) -> None:
-    try:
-        folder.clear()
-    except GeoRayError as error:
-        log.warning("a copy for a newcomer stays: %s", error)
 
 
 def _report_dead(region: str, bridge: Any) -> Any:
