@@ -18,6 +18,7 @@ from geo_ray.checkpoint.store_regions import StoreRegions
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import (
     GeoRayError,
+    InvariantError,
     RegionLostError,
 )
 from geo_ray.job.eval_notes import EvalNotes
@@ -456,9 +457,13 @@ class Controller:
         return collect({0: call}, _POLL_TIMEOUT_S)[0]
 
     def _ask_averager(self, ask: Callable[[Any], Any]) -> Any:
-        """Ask the averager; None if it is lost and will be replaced."""
+        """Ask the averager; None if it is lost and will be replaced, or what is asked is past."""
         try:
             return self._ask(ask(self.actors.bridges[self.actors.home.region]))
+        except InvariantError as error:
+            # A border has come, or the averager has moved, since it was looked at.
+            log.warning("what the averager was asked is past: %s", error.message)
+            return None
         except RegionLostError:
             if not self.actors.can_lose(self.actors.home.region):
                 raise

@@ -20,7 +20,7 @@ from geo_ray.checkpoint.names import AVERAGER_PART, shard_part_name
 from geo_ray.checkpoint.parts import write_part
 from geo_ray.checkpoint.store import CheckpointStore
 from geo_ray.config.experiment import Experiment
-from geo_ray.errors import RegionLostError
+from geo_ray.errors import GeoRayError, InvariantError, RegionLostError
 from geo_ray.job.eval_notes import EvalNotes
 from geo_ray.job.evals import EvalBoard
 from geo_ray.job.recorder import Recorder
@@ -32,11 +32,13 @@ from geo_ray.runtime.control.actor_group import ActorGroup
 from geo_ray.runtime.control.controller import Controller
 from geo_ray.runtime.control.health import LossHealth
 from geo_ray.runtime.control.link_notes import LinkNotes
+from geo_ray.runtime.control.membership.member_requests import MemberRequest, Verb
 from geo_ray.runtime.control.polls import Polls
 from geo_ray.runtime.control.run_keys import RunKeys
 from geo_ray.runtime.control.saver import Saver
 from geo_ray.tasks.load import load_task
 from geo_ray.training.averager.home import AveragerHome
+from geo_ray.training.membership.view import View
 
 Key = tuple[str, str]
 HOME = "us"  # the last by name, and the last of the configuration
@@ -80,7 +82,7 @@ class _Told(Polls):
 
 def _value(refs: Mapping[Any, Any], timeout_s: float) -> dict[Any, Any]:
     for each in refs.values():
-        if isinstance(each, RegionLostError):
+        if isinstance(each, GeoRayError):
             raise each
     return dict(refs)
 
@@ -249,3 +251,53 @@ def test_a_target_that_is_reached_in_a_pause_ends_it(paused: Run) -> None:
     paused.controller._handle_all({})
     assert paused.kinds()[2:] == ["stop_requested", "run_went_on"]
     assert {call[2] for call in paused.told("pause")} == {"False"}
+
+
+def _look(run: Run, view: View, *asked: tuple[Verb, str]) -> None:
+    requests = [MemberRequest(verb=verb, region=region) for verb, region in asked]
+    run.controller.members.requests = lambda: requests
+    run.controller.members.tick({("bridge", HOME): {"view": view}})
+
+
+def test_a_border_that_comes_between_a_look_and_a_request_ends_nothing(run: Run) -> None:
+    """A region that is to leave is asked for again and again; it may just have left."""
+    before = View(("asia", "eu", HOME))
+    after = before.changed((), ("eu",))
+
+    def change(joins: tuple[str, ...], leaves: tuple[str, ...], giver: str) -> object:
+        try:
+            return after.changed(joins, leaves, giver)
+        except InvariantError as error:
+            return error
+
+    _look(run, before, ("drain", "eu"))
+    run.actors.bridges[HOME].answers["change_members"] = change
+    _look(run, before)
+    assert len(run.told("change_members")) >= 2 and run.controller.members.is_leaving
+    _look(run, after)
+    assert run.kinds() == ["region_drained"] and not run.controller.members.is_leaving
+
+
+def test_two_that_are_asked_to_leave_at_once_leave_enough(tmp_path: Path, log: EventLog) -> None:
+    run = Run(tmp_path, log, members={"min": 2})
+    _look(run, View(("asia", "eu", HOME)), ("drain", "eu"), ("drain", "asia"))
+    assert [e.fields["region"] for e in run.events if e.kind == "members_refused"] == ["asia"]
+
+
+def test_who_dies_as_it_leaves_stays_away(tmp_path: Path, log: EventLog) -> None:
+    run = Run(tmp_path, log, members={})
+    _look(run, View(("asia", "eu", HOME)), ("drain", "eu"))
+    run.polls.news = [({}, {("ps", "eu"): "killed"})]
+    run.controller._poll()
+    assert run.kinds() == ["region_lost"] and run.controller.members.awaited == []
+    run.controller._keep_quorum()
+    assert not run.controller.quorum.is_paused
+
+
+def test_who_does_not_come_to_leave_can_be_removed(run: Run) -> None:
+    view = View(("asia", "eu", HOME))
+    _look(run, view, ("drain", "eu"))
+    _look(run, view, ("drain", "eu"), ("remove", "eu"))
+    assert run.kinds() == ["members_refused", "region_lost"]
+    _look(run, view.without("eu"))
+    assert not run.controller.members.is_leaving and run.controller.members.awaited == []

@@ -138,7 +138,8 @@ class Members:
 
     def brings_back(self, region: str) -> bool:
         """Whether a region that is lost now will be brought back."""
-        return self.policy.brings_back and region not in self._removed
+        stays_away = region in self._removed or region in self._leavers
+        return self.policy.brings_back and not stays_away
 
     def on_handed(self, giver: str, event: Mapping[str, Any]) -> None:
         """The copy of a region's state that a newcomer waits for is written."""
@@ -159,6 +160,9 @@ class Members:
     def report_lost(self, region: str) -> None:
         """Tell the averager that the run goes on without a region."""
         self._lost.append(region)
+        if region in self._leavers:  # it stays away all the same
+            self._removed.add(region)
+            self._leaving.discard(region)
         self.hooks.ask_home(partial(_report_dead, region))
         self._bring_back(region)
         joining = self._joining
@@ -192,8 +196,10 @@ class Members:
             self._stay_away(region)
             return
         known = tuple(self.actors.primaries) if view is None else view.members
-        members = [name for name in known if name not in self._lost]  # it may not know yet
-        pending = {*self._waiting, *self._leaving, *self._moving}
+        leavers = self._leavers - ({region} if request.verb == "remove" else set())
+        # The view may not know of a loss yet, and who is about to leave does not stay.
+        members = [name for name in known if name not in {*self._lost, *leavers}]
+        pending = {*self._waiting, *leavers}
         pending |= set() if self._joining is None else {self._joining.region}
         why = self.policy.refusal(
             request,
@@ -216,6 +222,11 @@ class Members:
             self._moving[region] = -_MOVE_S
         else:
             self._send_off(region)
+
+    @property
+    def _leavers(self) -> set[str]:
+        """Regions that were asked to leave, and are still there."""
+        return {*self._leaving, *self._moving}
 
     def _send_off(self, region: str) -> None:
         self.hooks.tell(f"region '{region}' is asked to leave")
