@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +31,8 @@ class LinkNotes:
         self._table = _known(path)
         self._saving = threading.Thread()
         self._heard_s = -_EVERY_S
+        self._newest: dict[tuple[str, str], Mapping[str, int]] = {}
+        self._before: dict[tuple[str, str], Counter[str]] = {}  # of bridges that are gone
 
     def hear(
         self,
@@ -52,9 +55,18 @@ class LinkNotes:
         for region, links in told.items():
             for peer, link in links.items():
                 by_class = {k: int(v) for k, v in link["bytes_out"].items()}
-                emit("wan", src=region, dst=peer, bytes_by_class=by_class)
+                emit("wan", src=region, dst=peer, bytes_by_class=self._sum(region, peer, by_class))
             self.note(region, links)
         self.save(wait=force)
+
+    def _sum(self, region: str, peer: str, sent: Mapping[str, int]) -> dict[str, int]:
+        """Bytes of a link over all bridges of a region so far: one that is new counts from 0."""
+        pair = region, peer
+        newest, before = self._newest.get(pair, {}), self._before.setdefault(pair, Counter())
+        if any(sent.get(name, 0) < count for name, count in newest.items()):
+            before.update(newest)
+        self._newest[pair] = sent
+        return dict(sorted((before + Counter(sent)).items()))
 
     def note(self, region: str, links: Mapping[str, Any]) -> None:
         """Take in what the bridge of ``region`` tells of its links (`PeerStats` by peer)."""

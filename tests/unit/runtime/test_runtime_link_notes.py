@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from geo_ray.observe.metrics.counters import LinkTotals
 from geo_ray.runtime.control import link_notes
 from geo_ray.runtime.control.link_notes import LinkNotes
 from geo_ray.transport.flow.estimator import LinkEstimator
@@ -68,3 +69,25 @@ def test_a_slow_disk_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyP
     may_write.set()
     notes.save(wait=True)
     assert written == [1, 2] and len(load_links(path).links) == 2
+
+
+def test_bytes_of_a_bridge_that_was_replaced_are_not_lost(tmp_path: Path) -> None:
+    """Its successor, or a region that is back, counts from 0; the sums of a link do not."""
+    notes, totals = LinkNotes(tmp_path / "links.json"), LinkTotals()
+
+    def emit(kind: str, *, src: str, dst: str, bytes_by_class: dict[str, int]) -> None:
+        totals.feed(src, dst, bytes_by_class)
+
+    silent = asdict(LinkEstimator().snapshot(0.0))
+    for sent in (
+        {"data": 10},
+        {"data": 1000, "background": 5},
+        {"data": 200},
+        {"data": 1100},
+        {"data": 1100},
+        {},
+        {"data": 3},
+    ):
+        told = {"eu": {"us": {"bytes_out": sent, "estimate": silent}}}
+        notes.hear(told, emit, force=True)
+    assert totals.by_class() == {"background": 5, "data": 1000 + 1100 + 3}
