@@ -152,3 +152,26 @@ def test_a_run_that_is_resumed_with_a_pace_is_planned_anew_for_those_who_are_the
             watch._open[1].exception()
     watch.close()
     assert asked == [(ALL, 512)]
+
+
+def test_an_answer_for_others_than_those_who_are_there_by_now_is_dropped(tmp_path: Path) -> None:
+    """A region came back while the run was planned without it."""
+    run, paced, asked = Run(tmp_path), list[int](), list[tuple[str, ...]]()
+
+    def plan_for(members: Collection[str], home: str, interval: int | None) -> MembersPlan:
+        asked.append(tuple(members))
+        return run.plan_for(members, home, 1)
+
+    watch = PlanWatch(ReplanPolicy(0.0, 5.0), plan_for, lambda *_, **__: None, str, paced.append)
+    watch.tick(ALL, "us", 0.0)
+    watch.tick(("us", "eu"), "us", 1.0)
+    assert watch._open is not None
+    watch._open[1].result()
+    watch.tick(ALL, "us", 2.0)
+    assert paced == []
+    for now_s in range(3, 20):
+        watch.tick(ALL, "us", float(now_s))
+        if watch._open is not None:
+            watch._open[1].result()
+    watch.close()
+    assert asked == [("eu", "us"), ALL] and len(paced) == 1

@@ -67,6 +67,9 @@ class PlanWatch:
             return
         asked, found = self._open
         self._open = None
+        if asked != tuple(sorted(members)):
+            self.policy.doubt()  # others are there by now
+            return
         try:
             planned = found.result()
         except GeoRayError as error:
