@@ -1,8 +1,8 @@
 """What it takes that a region joins a run of 10 M parameters over links of 100 Mbit/s.
 
 Three regions on one machine, real processes, one worker each, steps of a given length
-(`emulate.step_s`), DeepFM, SGD with momentum, SMA each 32 steps; each pair of regions has a link of its own
-(100 Mbit/s, 20 ms one way). The third is absent at first, then asked to join, once per run.
+(`emulate.step_s`), DeepFM, SGD with momentum, SMA each 32 steps; each pair of regions has a link of
+its own (100 Mbit/s, 20 ms one way). The third is absent at first, then asked to join, once per run.
 
   transfer_s       the state's bytes over the link's rate: what no way of joining can undercut
   copy_s           from the border, at which the state is copied, until the newcomer trains
@@ -18,6 +18,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,7 +36,9 @@ START_S: Final = 240.0
 JOIN_S: Final = 400.0
 CONFIG = f"""
 name: joining
-task: {{use: ctr, options: {{rows: 4000, heldout_rows: 100, fields: 10, vocabulary: 58000, dim: 16}}}}
+task:
+  use: ctr
+  options: {{rows: 4000, heldout_rows: 100, fields: 10, vocabulary: 58000, dim: 16}}
 data: {{generate: {{split: {{kind: iid}}, rows_per_shard: 128}}, batch_size: 8}}
 regions: [{{name: {HOME}}}, {{name: {SECOND}}}, {{name: {THIRD}}}]
 strategy: {{kind: sma, interval: {INTERVAL}}}
@@ -115,7 +118,7 @@ def steps(events: Sequence[dict[str, Any]], from_s: float, to_s: float) -> float
     total = 0.0
     for region in (HOME, SECOND):
         ends_s = [e["t_s"] for e in events if e["kind"] == "step" and e["region"] == region]
-        for start_s, end_s in zip(ends_s, ends_s[1:], strict=False):
+        for start_s, end_s in pairwise(ends_s):
             inside_s = min(end_s, to_s) - max(start_s, from_s)
             total += max(0.0, inside_s) / (end_s - start_s)
     return total

@@ -16,7 +16,7 @@ from geo_ray.checkpoint.names import shard_part_name
 from geo_ray.checkpoint.parts import read_part, write_part
 from geo_ray.errors import InvariantError
 from geo_ray.job.build import ModelStart, build_server, build_shard, model_start, use_cpus
-from geo_ray.runtime.actors.copy_carrier import PIECES_AHEAD, CarriedParts, answer_of
+from geo_ray.runtime.actors.copy_transfer import PIECES_AHEAD, CarriedParts, answer_of
 from geo_ray.runtime.actors.deadlines import operation_s, wait_limit_s
 from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.actors.introduction import LAN_KEY, Introduction
