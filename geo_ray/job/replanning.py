@@ -150,7 +150,7 @@ def replanned(
 
 
 @dataclass(frozen=True, slots=True)
-class FreeChange:
+class PlanChange:
     """What can change of a run that goes on.
 
     Attributes:
@@ -172,7 +172,7 @@ def changed_as_it_goes(
     state: State,
     run_links: Path,
     sources: Sources,
-    free: FreeChange,
+    free: PlanChange,
 ) -> Decision:
     """Decide whether another interval or averager's region is better; machines and codec stay.
 

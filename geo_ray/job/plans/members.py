@@ -10,7 +10,7 @@ from geo_ray.errors import PlanError
 from geo_ray.job import rundir
 from geo_ray.job.build import wire_plan
 from geo_ray.job.planning import Sources
-from geo_ray.job.replanning import FreeChange, changed_as_it_goes, replanned, state_of
+from geo_ray.job.replanning import PlanChange, changed_as_it_goes, replanned, state_of
 from geo_ray.job.rundir import RunDirectory
 from geo_ray.observe.events.log import EVENTS_FILE, read_events
 from geo_ray.planning.plan import Plan
@@ -52,7 +52,7 @@ class MembersPlan:
     as_it_goes: Decision | None
 
 
-def free_of(experiment: Experiment, standby: str | None) -> FreeChange:
+def free_of(experiment: Experiment, standby: str | None) -> PlanChange:
     """What may change of a run as it goes.
 
     Args:
@@ -61,7 +61,7 @@ def free_of(experiment: Experiment, standby: str | None) -> FreeChange:
     """
     may_move = experiment.members.follow_plan and experiment.averager.max_divergence == 0
     averagers = () if standby is None or not may_move else (standby,)
-    return FreeChange(can_follow(experiment), averagers)
+    return PlanChange(can_follow(experiment), averagers)
 
 
 def can_follow(experiment: Experiment) -> bool:
