@@ -87,8 +87,7 @@ def one() -> dict[str, float]:
             until(run, lambda event: event["kind"] == "step" and event["step"] > INTERVAL + 8)
             asked_s = time.time() - run.origin_unix_s
             command("members", str(run.directory), "add", THIRD)
-            until(run, lambda event: event["kind"] == "region_joined")
-            joined = run.events[-1]
+            joined = until(run, lambda event: event["kind"] == "region_joined")
             until(run, lambda event: event["kind"] == "step" and event["t_s"] > joined["t_s"] + 2)
         finally:
             run.end()
@@ -124,11 +123,11 @@ def steps(events: Sequence[dict[str, Any]], from_s: float, to_s: float) -> float
     return total
 
 
-def until(run: WatchedRun, done: Any) -> None:
-    """Follow a run until an event for which ``done`` is true."""
+def until(run: WatchedRun, done: Any) -> dict[str, Any]:
+    """Follow a run until an event for which ``done`` is true, which is returned."""
     for event in run.follow(START_S + JOIN_S):
         if done(event):
-            return
+            return event
     raise RuntimeError(f"it did not happen in {START_S + JOIN_S:.0f} s\n{run.tail()}")
 
 
