@@ -27,7 +27,7 @@ class PartSource(Protocol):
         """
 
 
-class PartSink(Protocol):
+class PartTarget(Protocol):
     """Where parts are written."""
 
     def name_of(self, file: str) -> str:
@@ -56,7 +56,7 @@ class PartSink(Protocol):
         """
 
 
-class Folder(PartSource, PartSink, Protocol):
+class Folder(PartSource, PartTarget, Protocol):
     """The files of one checkpoint. Each is there whole or not at all.
 
     What cannot be written or removed is a `RunDirectoryError` in a directory, a `StoreError` in a

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from geo_ray.checkpoint.folder import PartSink, PartSource
+from geo_ray.checkpoint.folder import PartSource, PartTarget
 from geo_ray.checkpoint.header import (
     LENGTH_BYTES,
     Described,
@@ -38,7 +38,7 @@ class InPieces(Described, Protocol):
 
 
 def write_part(
-    place: Path | PartSink,
+    place: Path | PartTarget,
     name: str,
     tensors: Mapping[str, Tensor | InPieces],
     meta: JSONObject,
@@ -61,7 +61,7 @@ def write_part(
         CheckpointConflictError: if a store has such a part of another writer.
         RunDirectoryError, StoreError: if it cannot be written.
     """
-    folder: PartSink = LocalFolder(place) if isinstance(place, Path) else place
+    folder: PartTarget = LocalFolder(place) if isinstance(place, Path) else place
     file = name + PART_SUFFIX
     if folder.has(MANIFEST_FILE):
         late = f"committed already; part {name!r} comes too late"

@@ -12,7 +12,7 @@ from geo_ray.util.atomic_file import Failpoint, no_failpoint
 
 
 class SpoolFolder:
-    """See `PartSink`; what was written is read by pieces, from any thread."""
+    """See `PartTarget`; what was written is read by pieces, from any thread."""
 
     def __init__(self) -> None:
         self._files: dict[str, IO[bytes]] = {}
@@ -23,7 +23,7 @@ class SpoolFolder:
         return f"{file} (in {tempfile.gettempdir()})"
 
     def has(self, file: str) -> bool:
-        """See `PartSink.has`."""
+        """See `PartTarget.has`."""
         return file in self._files
 
     def write(
@@ -33,7 +33,7 @@ class SpoolFolder:
         num_bytes: int,
         failpoint: Failpoint = no_failpoint,
     ) -> None:
-        """See `PartSink.write`."""
+        """See `PartTarget.write`."""
         spool = tempfile.TemporaryFile()  # noqa: SIM115 - open until the folder is cleared
         try:
             for chunk in chunks:

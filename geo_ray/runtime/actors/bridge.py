@@ -12,7 +12,7 @@ from typing import Any
 
 from geo_ray.clock import SystemClock
 from geo_ray.errors import GeoRayError, InvariantError
-from geo_ray.runtime.actors.copy_carrier import CopyCarrier
+from geo_ray.runtime.actors.copy_transfer import CopyTransfer
 from geo_ray.runtime.actors.uplink import PlacedReplies
 from geo_ray.runtime.messages.exchange import read_refusal, refusal_meta
 from geo_ray.runtime.paths.base import UpdatePath, joined
@@ -46,7 +46,7 @@ class Bridge:
         self.path = path
         self._failure = failure
         self._closed = False
-        self.copies = CopyCarrier(endpoint.send)
+        self.copies = CopyTransfer(endpoint.send)
         own = {"failed": self._on_failed}
         self._routes = joined(path.routes(), path.stage.routes, self.copies.routes(), own)
         failure.listen(self._tell)

@@ -12,7 +12,7 @@ from geo_ray.checkpoint.names import AVERAGER_PART
 from geo_ray.errors import CheckpointCorruptError
 from geo_ray.job.build import build_averager, use_cpus
 from geo_ray.runtime.actors.bridge import open_bridge
-from geo_ray.runtime.actors.copy_carrier import answer_of
+from geo_ray.runtime.actors.copy_transfer import answer_of
 from geo_ray.runtime.actors.deadlines import wait_limit_s
 from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.actors.introduction import BridgeKeys, BridgeSecrets, Introduction

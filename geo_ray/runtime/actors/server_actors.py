@@ -16,7 +16,7 @@ from geo_ray.checkpoint.names import shard_part_name
 from geo_ray.checkpoint.parts import read_part, write_part
 from geo_ray.errors import InvariantError
 from geo_ray.job.build import ModelStart, build_server, build_shard, model_start, use_cpus
-from geo_ray.runtime.actors.copy_carrier import PIECES_AHEAD, CarriedParts, answer_of
+from geo_ray.runtime.actors.copy_transfer import PIECES_AHEAD, CarriedParts, answer_of
 from geo_ray.runtime.actors.deadlines import operation_s, wait_limit_s
 from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.actors.introduction import LAN_KEY, Introduction
@@ -27,7 +27,7 @@ from geo_ray.runtime.actors.shard_server import ShardServer
 from geo_ray.runtime.actors.spec import RunSpec
 from geo_ray.tasks.load import load_task
 from geo_ray.training.compute.flat import digest
-from geo_ray.training.compute.state_guard import check_constants
+from geo_ray.training.compute.state_guard import check_constants, check_same_size
 from geo_ray.training.membership.newcomer import region_state, shard_state
 from geo_ray.transport.lan.client import LanClient
 from geo_ray.transport.lan.server import LanServer
@@ -54,7 +54,9 @@ def _load_shard(
     spec.check_run_directory(region)
     task = load_task(experiment.task, spec.here)
     start = model_start(task, experiment.seed)
-    check_constants(start.constants, spec.constants, f"shard {index} of region '{region}'")
+    who = f"shard {index} of region '{region}'"
+    check_same_size(start.params_P.numel(), spec.num_params, who)
+    check_constants(start.constants, spec.constants, who)
     place, groups = spec.region(region), start.groups
     shard = build_shard(experiment, place, index, start.params_P, groups, given=True)
     held = HeldShard(shard, region, index, spec.places)

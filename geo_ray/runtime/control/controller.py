@@ -32,7 +32,7 @@ from geo_ray.runtime.control.link_notes import LinkNotes
 from geo_ray.runtime.control.membership.member_policy import MemberPolicy
 from geo_ray.runtime.control.membership.member_requests import MemberRequest
 from geo_ray.runtime.control.membership.members import MemberHooks, Members
-from geo_ray.runtime.control.membership.plan_watch import PlanFor, PlanWatch
+from geo_ray.runtime.control.membership.plan_watch import HomeNow, PlanFor, PlanWatch
 from geo_ray.runtime.control.membership.quorum import Quorum
 from geo_ray.runtime.control.membership.replan_policy import ReplanPolicy
 from geo_ray.runtime.control.policy import HALT_DEADLINE_S, RunLimits, RunPolicy
@@ -149,7 +149,14 @@ class Controller:
             self.status,
             self._go_on_without,
         )
-        self.plans = PlanWatch(ReplanPolicy(), self.plan_for, self._emit, self.status, self._pace)
+        self.plans = PlanWatch(
+            ReplanPolicy(),
+            self.plan_for,
+            self._emit,
+            self.status,
+            self._pace,
+            self.members.move_averager,
+        )
         spec = self.actors.spec
         self._statistics = StatisticsBoard(spec.layout, spec.data_rows)
 
@@ -326,7 +333,8 @@ class Controller:
         home = answers.get(("bridge", region))
         pace = None if home is None else home["status"].get("pace")
         interval = None if pace is None else pace * max(1, self.experiment.worker_steps)
-        self.plans.tick(self.actors.primaries, region, time.monotonic(), interval)
+        lives = HomeNow(region, self.actors.standby)
+        self.plans.tick(self.actors.primaries, lives, time.monotonic(), interval)
         self.checkpoints.tick()
         if answers.keys() >= self.actors.servers().keys():  # who is slow to answer may be busy
             self._check_goes_on(answers)

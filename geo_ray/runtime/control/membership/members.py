@@ -68,6 +68,14 @@ class _Copy:
 
 
 @dataclass(slots=True)
+class _Move:
+    """The averager is to move: when that was asked for last, and whether its region leaves then."""
+
+    asked_s: float
+    leaves: bool
+
+
+@dataclass(slots=True)
 class Members:
     """See the module's docstring.
 
@@ -88,7 +96,7 @@ class Members:
     _joining: Joining | None = None
     _handed: _Copy | None = None
     _leaving: set[str] = field(default_factory=set)
-    _moving: dict[str, float] = field(default_factory=dict)  # the averager's, when it was asked to
+    _moving: dict[str, _Move] = field(default_factory=dict)  # the averager out of a region
     _rows: dict[str, Mapping[str, object]] = field(default_factory=dict)
     _steps: dict[str, int] = field(default_factory=dict)
     _lost: list[str] = field(default_factory=list)  # regions that the run went on without
@@ -172,6 +180,11 @@ class Members:
             )
             self._fail(joining, error)
 
+    def move_averager(self) -> None:
+        """Have the averager move to the region that stands by for it."""
+        home = self.actors.home.region
+        self._moving.setdefault(home, _Move(-_MOVE_S, leaves=False))
+
     def home_moved(self) -> None:
         """Tell the averager at its new home; the old one may not have passed it on."""
         for region in self._lost:
@@ -219,14 +232,15 @@ class Members:
             self.hooks.lose(region, f"region '{region}' was asked to be removed")
         elif region == self.actors.home.region:
             self.hooks.tell(f"the averager moves, so that region '{region}' can leave")
-            self._moving[region] = -_MOVE_S
+            self._moving[region] = _Move(-_MOVE_S, leaves=True)
         else:
             self._send_off(region)
 
     @property
     def _leavers(self) -> set[str]:
         """Regions that were asked to leave, and are still there."""
-        return {*self._leaving, *self._moving}
+        moving = (name for name, move in self._moving.items() if move.leaves)
+        return {*self._leaving, *moving}
 
     def _send_off(self, region: str) -> None:
         self.hooks.tell(f"region '{region}' is asked to leave")
@@ -234,16 +248,17 @@ class Members:
         self._ask_change((), (region,))
 
     def _move_averager(self) -> None:
-        """Out of regions that are to leave: its standby takes over, as if its bridge had died."""
+        """Out of a region: its standby takes over, as if its bridge had died."""
         actors, now_s = self.actors, time.monotonic()
-        for region, asked_s in list(self._moving.items()):
+        for region, move in list(self._moving.items()):
             if region not in actors.primaries or self.hooks.is_ending():
                 del self._moving[region]
             elif region != actors.home.region:
                 del self._moving[region]
-                self._send_off(region)
-            elif actors.standby in actors.bridges and now_s - asked_s >= _MOVE_S:
-                self._moving[region] = now_s
+                if move.leaves:
+                    self._send_off(region)
+            elif actors.standby in actors.bridges and now_s - move.asked_s >= _MOVE_S:
+                move.asked_s = now_s
                 actors.bridges[actors.standby].report_dead.remote(region, True)
 
     def _refuse(self, verb: str, region: str, why: str) -> None:

@@ -14,7 +14,7 @@ from geo_ray.checkpoint.manifest import PartInfo
 from geo_ray.checkpoint.parts import read_part, verify_part, write_part
 from geo_ray.checkpoint.spool_folder import SpoolFolder
 from geo_ray.errors import CheckpointCorruptError, LinkDownError
-from geo_ray.runtime.actors.copy_carrier import PIECE_BYTES, CarriedParts, CopyCarrier
+from geo_ray.runtime.actors.copy_transfer import PIECE_BYTES, CarriedParts, CopyTransfer
 from geo_ray.transport.wire.message import Message
 
 TENSORS = {
@@ -24,21 +24,21 @@ TENSORS = {
 }
 
 
-def carriers(giver: Node, newcomer: Node) -> tuple[CopyCarrier, CopyCarrier]:
+def carriers(giver: Node, newcomer: Node) -> tuple[CopyTransfer, CopyTransfer]:
     """One at each end, fed with what arrives there."""
     found = []
     for node, peer in ((giver, newcomer.region), (newcomer, giver.region)):
-        carrier = CopyCarrier(node.endpoint.send)
+        carrier = CopyTransfer(node.endpoint.send)
         node.handler = partial(_take, carrier, peer)
         found.append(carrier)
     return found[0], found[1]
 
 
-def _take(carrier: CopyCarrier, peer: str, message: Message) -> None:
+def _take(carrier: CopyTransfer, peer: str, message: Message) -> None:
     carrier.routes()[message.kind](peer, message)
 
 
-def parts_from(newcomer: CopyCarrier, pool: ThreadPoolExecutor, ahead: int) -> CarriedParts:
+def parts_from(newcomer: CopyTransfer, pool: ThreadPoolExecutor, ahead: int) -> CarriedParts:
     def fetch(file: str, offset: int, num_bytes: int) -> Callable[[], bytes]:
         return pool.submit(newcomer.fetch, "eu", file, offset, num_bytes).result
 
@@ -87,7 +87,7 @@ def test_what_is_not_lent_is_refused_by_name() -> None:
 
 def test_who_waits_is_told_that_the_bridge_closes(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Message] = []
-    newcomer = CopyCarrier(lambda peer, message: asked.append(message))
+    newcomer = CopyTransfer(lambda peer, message: asked.append(message))
     with ThreadPoolExecutor(1) as pool:
         piece = pool.submit(newcomer.fetch, "eu", "eu-ps0.safetensors", 0, 10)
         while not asked:
@@ -95,7 +95,7 @@ def test_who_waits_is_told_that_the_bridge_closes(monkeypatch: pytest.MonkeyPatc
         newcomer.close()
         with pytest.raises(LinkDownError, match="closes"):
             piece.result(10)
-    monkeypatch.setattr("geo_ray.runtime.actors.copy_carrier._SILENT_S", 0.05)
+    monkeypatch.setattr("geo_ray.runtime.actors.copy_transfer._SILENT_S", 0.05)
     with pytest.raises(LinkDownError, match="'eu' gave nothing of eu-ps0"):
         newcomer.fetch("eu", "eu-ps0.safetensors", 0, 10)
 

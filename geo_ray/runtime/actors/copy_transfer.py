@@ -12,11 +12,12 @@ from __future__ import annotations
 import io
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as LateError
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Final
 
 import ray
@@ -44,7 +45,7 @@ Send = Callable[[str, Message], None]
 
 
 @dataclass(slots=True)
-class CopyCarrier:
+class CopyTransfer:
     """A bridge's part of it, for both sides.
 
     Attributes:
@@ -53,7 +54,8 @@ class CopyCarrier:
 
     send: Send
     _lent: Lent | None = None
-    _wanted: dict[tuple[str, str, int], Future[bytes]] = field(default_factory=dict)
+    _wanted: dict[int, tuple[str, Future[bytes]]] = field(default_factory=dict)  # by number
+    _numbers: Iterator[int] = field(default_factory=lambda: count(1))
     _readers: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(2, "lent-pieces")
     )
@@ -73,9 +75,9 @@ class CopyCarrier:
             LinkDownError: it did not come within a minute.
             GeoRayError: the other region cannot give it.
         """
-        key, wanted = (giver, file, offset), Future[bytes]()
-        self._wanted[key] = wanted
-        meta: Meta = {"file": file, "offset": offset, "bytes": num_bytes}
+        number, wanted = next(self._numbers), Future[bytes]()
+        self._wanted[number] = giver, wanted
+        meta: Meta = {"number": number, "file": file, "offset": offset, "bytes": num_bytes}
         try:
             self.send(giver, Message(_WANTED, meta, b"", _TRAFFIC, CONTROL))
             return wanted.result(_SILENT_S)
@@ -84,7 +86,7 @@ class CopyCarrier:
                 f"region '{giver}' gave nothing of {file} for {_SILENT_S:g} s"
             ) from error
         finally:
-            self._wanted.pop(key, None)
+            self._wanted.pop(number, None)
 
     def routes(self) -> Routes:
         """Handlers of its messages."""
@@ -93,7 +95,7 @@ class CopyCarrier:
     def close(self) -> None:
         """Whoever waits for a piece is told."""
         self._readers.shutdown(wait=False, cancel_futures=True)
-        for wanted in list(self._wanted.values()):
+        for _, wanted in list(self._wanted.values()):
             with suppress(Exception):  # it is there by now
                 wanted.set_exception(LinkDownError("the bridge closes"))
 
@@ -101,14 +103,15 @@ class CopyCarrier:
         meta = message.meta
         file, offset = fields.text(meta, "file"), fields.count(meta, "offset")
         size_bytes = min(fields.count(meta, "bytes"), PIECE_BYTES)
-        self._readers.submit(self._give, peer, file, offset, size_bytes)
+        about: Meta = {"number": fields.count(meta, "number")}
+        self._readers.submit(self._give, peer, about, (file, offset, size_bytes))
 
-    def _give(self, peer: str, file: str, offset: int, size_bytes: int) -> None:
-        about: Meta = {"file": file, "offset": offset}
+    def _give(self, peer: str, about: Meta, which: tuple[str, int, int]) -> None:
+        file = which[0]
         try:
             if self._lent is None:
                 raise CheckpointCorruptError(f"{file}: nothing is lent here")
-            piece = self._lent(file, offset, size_bytes)
+            piece = self._lent(*which)
             told = Message(_PIECE, about, piece, _TRAFFIC, BACKGROUND)
         except GeoRayError as error:
             told = Message(_REFUSED, refusal_meta(0, error) | about, b"", _TRAFFIC, CONTROL)
@@ -124,9 +127,8 @@ class CopyCarrier:
         self._end(peer, message, read_refusal(message.meta)[1])
 
     def _end(self, peer: str, message: Message, told: bytes | GeoRayError) -> None:
-        file, offset = fields.text(message.meta, "file"), fields.count(message.meta, "offset")
-        wanted = self._wanted.get((peer, file, offset))
-        if wanted is None or wanted.done():  # nobody waits for it any more
+        giver, wanted = self._wanted.get(fields.count(message.meta, "number"), ("", None))
+        if wanted is None or wanted.done() or giver != peer:  # nobody waits for it any more
             return
         if isinstance(told, bytes):
             wanted.set_result(told)
