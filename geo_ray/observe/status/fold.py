@@ -111,11 +111,11 @@ class StatusFold:
 
 
 def mean_loss(regions: tuple[RegionStatus, ...]) -> float | None:
-    """The mean over regions, weighted by the samples of a step; None before the first."""
+    """The mean over members, weighted by the samples of a step; None before the first."""
     known = [
         (region.loss, region.samples / max(1, region.step))
         for region in regions
-        if region.loss is not None
+        if region.loss is not None and region.state not in ("lost", "left")
     ]
     weight = sum(samples for _, samples in known)
     return sum(loss * samples for loss, samples in known) / weight if weight > 0 else None

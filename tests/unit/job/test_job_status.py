@@ -196,6 +196,7 @@ def test_a_region_leaves_and_another_joins(run: RunDirectory) -> None:
         ("asia", "starting", 0.0),
     ]
     assert [region.steps for region in found.regions] == [10, 10, 10]  # the newcomer's, too
+    assert found.loss == found.regions[0].loss  # not of who has left, nor of who has none yet
     assert found.samples_per_s == 16.0
 
 
@@ -260,7 +261,7 @@ def test_the_lines(run: RunDirectory) -> None:
     assert lines[2:] == [
         "  member    eu: step 4 of 10, 0 exchanges, loss 0.5208, 16 samples/s, computing",
         "  lost      us after step 4: its bridge is gone",
-        "  training  loss 1.042, 16 samples/s, averager in eu, "
+        "  training  loss 0.5208, 16 samples/s, averager in eu, "
         "target accuracy at least 0.9: not reached",
         "  saved     no checkpoint yet",
         "  spent     4.0 s, 0 B between regions",
