@@ -2,8 +2,8 @@
 
 Three regions on one machine, two workers each, SMA each four steps. Every 20 s one process of a
 random role and region is killed without notice: a worker, a primary shard, a bridge, the bridge of
-the averager's region among them (then the run goes on from its newest checkpoint). Every 2 minutes
-no link carries anything for 5 s. Beside it a quiet run of the same configuration, before.
+the averager's region among them, where a standby takes over. Every 2 minutes no link carries
+anything for 5 s. Beside it a quiet run of the same configuration, before.
 
   goodput         steps that count, per second, over those of the quiet run
   digests         different models at the end, over the regions that are there
@@ -69,7 +69,7 @@ train:
   steps: {steps}
   eval_every: {steps}
   elastic: {{min_workers: 1, batch: fixed}}
-averager: {{region: {HOME}}}
+averager: {{region: {HOME}, standby: auto, takeover_s: 1.0}}
 members: {{min: 1}}
 emulate:
   link: {{rate_mbps: 100, delay_s: 0.02, outages: [{outages}]}}

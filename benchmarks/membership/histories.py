@@ -1,8 +1,9 @@
 """Random histories of a simulated run's members: one a seed, and what must be true of every one.
 
 A history draws a strategy, regions, links, speeds and checkpoints, and lets regions join, leave, be
-lost and come back at random times, the averager's too, and cuts links; then the run is resumed from
-its last checkpoint, if there is one, and goes on to its end.
+lost and come back at random times, the averager's too, and cuts links. In half of them what is lost
+comes back by itself, as a run has it (`Returns`), and in some of these a region flaps. Then the run
+is resumed from its last checkpoint, if there is one, and goes on to its end.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from geo_ray.config.load import load_text
 from geo_ray.data.manifest import Manifest
 from geo_ray.errors import RegionLostError
 from geo_ray.job.data import prepare_manifest
+from geo_ray.runtime.control.membership.returns import Returns
 from geo_ray.runtime.control.saver import without_lost
 from geo_ray.sim.checkpoints import SimCheckpoint
 from geo_ray.sim.world import World
@@ -28,6 +30,7 @@ from geo_ray.tasks.base import Task
 from geo_ray.tasks.load import load_task
 
 NAMES = ("a", "b", "c", "d", "e")
+ASKS = 4
 SHORT: dict[str, dict[str, Any]] = {  # rounds that fit a short run
     "diloco": {"interval": 4},
     "diloco_streaming": {"interval": 8, "tau": 1},
@@ -58,6 +61,8 @@ class History:
     seed: int
     directory: Path
     counts: dict[str, int] = field(default_factory=dict)
+    _returns: Returns | None = None
+    _world: World | None = None
 
     def run(self) -> None:
         """Simulate it, and check it.
@@ -69,12 +74,17 @@ class History:
         draw = Random(self.seed)
         config = self._config(draw)
         task, manifest = self._data(config)
-        world = World(config, task, manifest, self._seen)
+        self._world = world = World(config, task, manifest, self._seen)
         self._disturb(world, config, draw)
+        if draw.random() < 0.5:
+            self._returns = Returns()
+            if draw.random() < 0.3:
+                self._flap(world, config, draw)
         try:
             self._finish(world)
         except RegionLostError:  # the averager's, and then who was to take over
             self._seen("ended", 0.0)
+        self._returns = None  # a resume begins without those that were away
         saved = [cut for cut in world.checkpoints.values() if cut.is_whole]
         if saved:
             self._resume(config, task, manifest, saved[-1])
@@ -131,6 +141,22 @@ class History:
                 lost = None if what == "lose home" else name
                 world.lose_at(when_s, lost, noticed_s=draw.choice((0.0, 0.1, 1.0)))
 
+    def _flap(self, world: World, config: Experiment, draw: Random) -> None:
+        """Lose a region again and again, as soon as it may be back."""
+        name, when_s = draw.choice(config.region_names[1:]), draw.uniform(0.0, 3.0)
+        for _ in range(draw.randint(3, 8)):
+            world.lose_at(when_s, name, noticed_s=0.1)
+            when_s += draw.uniform(0.3, 4.0)
+
+    def _bring_back(self, region: str, now_s: float) -> None:
+        """Ask for it when it is due, and, as a run does, until it is heard: others may join now."""
+        if self._returns is None or self._world is None:
+            return
+        due_s = now_s + self._returns.lost(region, now_s)
+        self._returns.due(due_s)
+        for again in range(ASKS):
+            self._world.change_at(due_s + again * 0.5, joins=[region])
+
     def _resume(
         self, config: Experiment, task: Task, manifest: Manifest, cut: SimCheckpoint
     ) -> None:
@@ -154,6 +180,10 @@ class History:
 
     def _seen(self, kind: str, t_s: float, **fields: Any) -> None:
         self.counts[kind] = self.counts.get(kind, 0) + 1
+        if kind in {"region_lost", "join_failed"}:
+            self._bring_back(str(fields["region"]), t_s)
+        elif kind == "region_joined" and self._returns is not None:
+            self._returns.joined(str(fields["region"]), t_s)
 
     def _hold(self, is_true: bool, what: str) -> None:
         if not is_true:

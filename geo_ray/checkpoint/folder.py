@@ -9,15 +9,32 @@ from typing import Literal, Protocol
 from geo_ray.util.atomic_file import Failpoint, no_failpoint
 
 
-class Folder(Protocol):
-    """The files of one checkpoint. Each is there whole or not at all.
-
-    What cannot be written or removed is a `RunDirectoryError` in a directory, a `StoreError` in a
-    bucket.
-    """
+class PartSource(Protocol):
+    """Where parts are read."""
 
     def name_of(self, file: str) -> str:
         """Address of a file, for messages."""
+
+    def open(self, file: str, num_bytes: int | None = None) -> io.RawIOBase:
+        """A file for one reading from its beginning, unbuffered.
+
+        Args:
+            file: its name.
+            num_bytes: that it must have; None: any number.
+
+        Raises:
+            CheckpointCorruptError: it is not there, cannot be read, or has another size.
+        """
+
+
+class PartTarget(Protocol):
+    """Where parts are written."""
+
+    def name_of(self, file: str) -> str:
+        """Address of a file, for messages."""
+
+    def has(self, file: str) -> bool:
+        """Whether a file is there."""
 
     def write(
         self,
@@ -38,19 +55,13 @@ class Folder(Protocol):
             CheckpointConflictError: a bucket has the file already; a directory replaces it.
         """
 
-    def open(self, file: str, num_bytes: int | None = None) -> io.RawIOBase:
-        """A file for one reading from its beginning, unbuffered.
 
-        Args:
-            file: its name.
-            num_bytes: that it must have; None: any number.
+class Folder(PartSource, PartTarget, Protocol):
+    """The files of one checkpoint. Each is there whole or not at all.
 
-        Raises:
-            CheckpointCorruptError: it is not there, cannot be read, or has another size.
-        """
-
-    def has(self, file: str) -> bool:
-        """Whether a file is there."""
+    What cannot be written or removed is a `RunDirectoryError` in a directory, a `StoreError` in a
+    bucket.
+    """
 
     def sizes(self) -> dict[str, int]:
         """Bytes of all files."""

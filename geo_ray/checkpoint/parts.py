@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from geo_ray.checkpoint.folder import Folder
+from geo_ray.checkpoint.folder import PartSource, PartTarget
 from geo_ray.checkpoint.header import (
     LENGTH_BYTES,
     Described,
@@ -38,7 +38,7 @@ class InPieces(Described, Protocol):
 
 
 def write_part(
-    place: Path | Folder,
+    place: Path | PartTarget,
     name: str,
     tensors: Mapping[str, Tensor | InPieces],
     meta: JSONObject,
@@ -61,7 +61,8 @@ def write_part(
         CheckpointConflictError: if a store has such a part of another writer.
         RunDirectoryError, StoreError: if it cannot be written.
     """
-    folder, file = _folder(place), name + PART_SUFFIX
+    folder: PartTarget = LocalFolder(place) if isinstance(place, Path) else place
+    file = name + PART_SUFFIX
     if folder.has(MANIFEST_FILE):
         late = f"committed already; part {name!r} comes too late"
         raise CheckpointError(f"{folder.name_of(MANIFEST_FILE)}: {late}")
@@ -92,7 +93,7 @@ def write_part(
     return PartInfo(name=name, file=file, bytes=num_bytes, sha256=digest.hexdigest(), finite=finite)
 
 
-def read_part(place: Path | Folder, info: PartInfo) -> tuple[dict[str, Tensor], JSONObject]:
+def read_part(place: Path | PartSource, info: PartInfo) -> tuple[dict[str, Tensor], JSONObject]:
     """Read a part that a manifest names; nothing of it is given unless size and SHA-256 fit.
 
     Its header, which says where each tensor lies, is taken apart before the SHA-256 is known. Each
@@ -126,7 +127,7 @@ def read_part(place: Path | Folder, info: PartInfo) -> tuple[dict[str, Tensor], 
     return tensors, meta
 
 
-def verify_part(place: Path | Folder, info: PartInfo) -> None:
+def verify_part(place: Path | PartSource, info: PartInfo) -> None:
     """Check size and SHA-256 of a part's file without keeping it in memory.
 
     Raises:
@@ -146,7 +147,7 @@ def verify_part(place: Path | Folder, info: PartInfo) -> None:
         raise _corrupt(folder.name_of(info.file), "its SHA-256 is not that of the manifest")
 
 
-def _folder(place: Path | Folder) -> Folder:
+def _folder(place: Path | PartSource) -> PartSource:
     return LocalFolder(place) if isinstance(place, Path) else place
 
 

@@ -52,11 +52,6 @@ class StoreRegions:
         """What a resume moves: every process reads its own part; the same links, the other way."""
         return {(dst, src): count for (src, dst), count in self.saved(parts, home).items()}
 
-    def handed(self, parts: Iterable[PartInfo], giver: str, newcomer: str) -> Crossed:
-        """What it takes that a newcomer begins as the copy of another region."""
-        size, place = sum(part.bytes for part in parts), self.of(giver)
-        return _between(Counter({(giver, place): size}) + Counter({(place, newcomer): size}))
-
 
 def _between(found: Counter[tuple[str, str]]) -> Crossed:
     return {(src, dst): count for (src, dst), count in found.items() if src != dst}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -149,26 +149,46 @@ def replanned(
     return replace(decision, plan=decision.plan.model_copy(update=whole))
 
 
-def repaced(
+@dataclass(frozen=True, slots=True)
+class PlanChange:
+    """What can change of a run that goes on.
+
+    Attributes:
+        interval: whether its interval can.
+        averagers: regions that its averager can move to.
+    """
+
+    interval: bool
+    averagers: Collection[str] = ()
+
+    def __bool__(self) -> bool:
+        return self.interval or bool(self.averagers)
+
+
+def changed_as_it_goes(
     experiment: Experiment,
     base_dir: Path,
     present: Plan,
     state: State,
     run_links: Path,
     sources: Sources,
+    free: PlanChange,
 ) -> Decision:
-    """Decide whether another interval is better, with machines, averager and codec as they are.
+    """Decide whether another interval or averager's region is better; machines and codec stay.
 
-    It costs nothing to change. Arguments and errors are as for `replanned`.
+    It costs nothing to change. Other arguments, and errors, are as for `replanned`.
     """
     _, request = _asked(experiment, base_dir, present, state, run_links, sources)
     going_on = _with_interval(request, present, present.interval)
     found = []
-    for interval in request.intervals:
-        try:
-            found.append(_with_interval(request, present, interval, request.loss_budget))
-        except PlanInfeasibleError:
-            continue  # it costs more loss than was allowed
+    intervals = request.intervals if free.interval else [present.interval]
+    for averager in (present.averager, *free.averagers):
+        moved = present.model_copy(update={"averager": averager})
+        for interval in intervals:
+            try:
+                found.append(_with_interval(request, moved, interval, request.loss_budget))
+            except PlanInfeasibleError:
+                continue  # it costs more loss than was allowed
     kept = [plan for plan in found if request.limits.keeps(plan.total_s, plan.total_usd)]
     key = "total_s" if request.objective == "time" else "total_usd"
     best = min(kept, key=lambda plan: float(getattr(plan, key)), default=None)

@@ -10,7 +10,7 @@ from geo_ray.errors import PlanError
 from geo_ray.job import rundir
 from geo_ray.job.build import wire_plan
 from geo_ray.job.planning import Sources
-from geo_ray.job.replanning import repaced, replanned, state_of
+from geo_ray.job.replanning import PlanChange, changed_as_it_goes, replanned, state_of
 from geo_ray.job.rundir import RunDirectory
 from geo_ray.observe.events.log import EVENTS_FILE, read_events
 from geo_ray.planning.plan import Plan
@@ -43,12 +43,25 @@ class MembersPlan:
     Attributes:
         present: the plan that it follows, of these regions only.
         decision: what to do, if machines and averager could change as well.
-        pace: whether to change the interval alone, which a run can do as it goes; None: it cannot.
+        as_it_goes: whether to change the interval and the averager's region alone, which a run can
+            do as it goes; None: it can do neither.
     """
 
     present: Plan
     decision: Decision
-    pace: Decision | None
+    as_it_goes: Decision | None
+
+
+def free_of(experiment: Experiment, standby: str | None) -> PlanChange:
+    """What may change of a run as it goes.
+
+    Args:
+        experiment: its configuration.
+        standby: the region that stands by for the averager; None: nobody does.
+    """
+    may_move = experiment.members.follow_plan and experiment.averager.max_divergence == 0
+    averagers = () if standby is None or not may_move else (standby,)
+    return PlanChange(can_follow(experiment), averagers)
 
 
 def can_follow(experiment: Experiment) -> bool:
@@ -68,6 +81,7 @@ def plan_of_members(
     members: Collection[str],
     home: str,
     interval: int | None = None,
+    standby: str | None = None,
 ) -> MembersPlan:
     """What is best for the rest of a run, for those who take part.
 
@@ -77,6 +91,7 @@ def plan_of_members(
         members: who takes part.
         home: where the averager lives.
         interval: that the run has by now; None: that of its plan.
+        standby: the region that stands by for the averager; None: nobody does.
 
     Raises:
         PlanError: it follows none, or one without some of them.
@@ -99,5 +114,6 @@ def plan_of_members(
     state = state_of(e for e in events if e.kind != "step" or e["region"] in members)
     asked = only_of(experiment, members, home)
     question = (asked, run.base_dir, present, state, run.links, Sources())
-    pace = repaced(*question) if can_follow(experiment) else None
-    return MembersPlan(present, replanned(*question), pace)
+    free = free_of(experiment, standby if standby in members else None)
+    as_it_goes = changed_as_it_goes(*question, free) if free else None
+    return MembersPlan(present, replanned(*question), as_it_goes)

@@ -215,6 +215,13 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
         "cause": _text,
         "gain": _number,
     },
+    "averager_moves": {  # it is told to, because others take part
+        "regions": _texts,
+        "before": _text,
+        "averager": _text,
+        "cause": _text,
+        "gain": _number,
+    },
     "region_left": {"region": _text, "name": _text},  # who goes on, without whom
     "hub_moved": {"region": _text, "epoch": _whole},  # the averager lives there now
     "standby_ready": {"region": _text, "name": _text, "epoch": _whole},  # it may take over

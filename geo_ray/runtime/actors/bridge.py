@@ -12,6 +12,7 @@ from typing import Any
 
 from geo_ray.clock import SystemClock
 from geo_ray.errors import GeoRayError, InvariantError
+from geo_ray.runtime.actors.copy_transfer import CopyTransfer
 from geo_ray.runtime.actors.uplink import PlacedReplies
 from geo_ray.runtime.messages.exchange import read_refusal, refusal_meta
 from geo_ray.runtime.paths.base import UpdatePath, joined
@@ -45,7 +46,9 @@ class Bridge:
         self.path = path
         self._failure = failure
         self._closed = False
-        self._routes = joined(path.routes(), path.stage.routes, {"failed": self._on_failed})
+        self.copies = CopyTransfer(endpoint.send)
+        own = {"failed": self._on_failed}
+        self._routes = joined(path.routes(), path.stage.routes, self.copies.routes(), own)
         failure.listen(self._tell)
         self._placed = PlacedReplies()
 
@@ -68,6 +71,7 @@ class Bridge:
     def close(self) -> None:
         """Release whoever waits for an answer."""
         self._closed = True
+        self.copies.close()
         self.path.close()
         self.path.stage.close()
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from functools import partial
+from typing import Any, Final, cast
 
 import ray
 
 from geo_ray.checkpoint.names import AVERAGER_PART
+from geo_ray.errors import CheckpointCorruptError
 from geo_ray.job.build import build_averager, use_cpus
 from geo_ray.runtime.actors.bridge import open_bridge
+from geo_ray.runtime.actors.copy_transfer import answer_of
 from geo_ray.runtime.actors.deadlines import wait_limit_s
 from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.actors.introduction import BridgeKeys, BridgeSecrets, Introduction
@@ -23,6 +26,8 @@ from geo_ray.transport.lan.server import LanServer
 from geo_ray.transport.security.own_certificate import SignedCertificate
 from geo_ray.transport.wire.message import EndpointIdentity
 from geo_ray.transport.wire.sockets import Address
+
+_PIECE_S: Final = 30.0
 
 
 class BridgeActor:
@@ -122,6 +127,18 @@ class BridgeActor:
         """Another region is gone: nobody dials it, nor waits for it at the end."""
         self._bridge.endpoint.forget(peer)
 
+    def lend(self, servers: Mapping[str, Any]) -> None:
+        """Give the copy of this region's state to the newcomer that asks for it.
+
+        Args:
+            servers: the actor that has it, by file.
+        """
+        self._bridge.copies.lend(partial(_lent_piece, servers))
+
+    def fetch_piece(self, giver: str, file: str, offset: int, num_bytes: int) -> bytes:
+        """A piece of the copy that another region lends; blocks."""
+        return self._bridge.copies.fetch(giver, file, offset, num_bytes)
+
     def poll(self) -> dict[str, Any]:
         """State and new events."""
         status = self._bridge.status() | {"certificate_request": self._secrets.renewal()}
@@ -161,3 +178,10 @@ class BridgeActor:
         self._bridge.close()
         self._lan.close()
         self._bridge.endpoint.close(1.0)
+
+
+def _lent_piece(servers: Mapping[str, Any], file: str, offset: int, num_bytes: int) -> bytes:
+    if file not in servers:
+        raise CheckpointCorruptError(f"{file} is not lent here")
+    piece: bytes = answer_of(servers[file].lent_piece.remote(file, offset, num_bytes), _PIECE_S)
+    return piece

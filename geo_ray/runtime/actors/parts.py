@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
-from geo_ray.checkpoint.folder import Folder
-from geo_ray.checkpoint.local_folder import LocalFolder
 from geo_ray.checkpoint.manifest import PartInfo
 from geo_ray.checkpoint.names import AVERAGER_PART, shard_part_name
 from geo_ray.checkpoint.parts import InPieces, write_part
 from geo_ray.checkpoint.places import CheckpointPlaces
+from geo_ray.checkpoint.spool_folder import SpoolFolder
 from geo_ray.errors import GeoRayError, RunDirectoryError
 from geo_ray.training.averager.averager_snapshot import AveragerSnapshot
 from geo_ray.training.server.effects import HANDED, Snapshot
@@ -38,12 +37,14 @@ class HeldShard:
         region: its region.
         index: its number in the region; 0 is the primary one.
         places: where parts of checkpoints go.
+        handed: where the newest part of a copy for a newcomer is, until that has it.
     """
 
     shard: Shard
     region: str
     index: int
     places: CheckpointPlaces
+    handed: SpoolFolder = field(default_factory=SpoolFolder)
 
     def write_part(self, checkpoint: int) -> PartInfo:
         """Write the copy that the shard took for ``checkpoint``.
@@ -65,17 +66,11 @@ class HeldShard:
             on_wire: dict[str, Tensor | InPieces] = {**snapshot.tensors, **snapshot.lent}
             tensors |= {_WIRE + name: value for name, value in on_wire.items()}
             meta["control"] = dict(snapshot.control)
-        folder = self.places.folder(checkpoint)
-        if checkpoint >= HANDED:
-            folder = handed_folder(self.places, checkpoint)
-            if isinstance(folder, LocalFolder):
-                folder.make()
-        return write_part(folder, shard_part_name(self.region, self.index), tensors, meta)
-
-
-def handed_folder(places: CheckpointPlaces, number: int) -> Folder:
-    """Where the copy of a region lies that newcomers begin with; it is removed once they have."""
-    return places.beside(f"handed-{max(0, number - HANDED)}")
+        name = shard_part_name(self.region, self.index)
+        if checkpoint < HANDED:
+            return write_part(self.places.folder(checkpoint), name, tensors, meta)
+        self.handed.clear()
+        return write_part(self.handed, name, tensors, meta)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +79,11 @@ class Handed:
 
     Attributes:
         giver: the region.
-        number: of the copy, see `handed_folder`.
-        parts: their fingerprints.
+        parts: their fingerprints, in the order of its shards.
         rows: the newcomer's own books of rows, if it was there before.
     """
 
     giver: str
-    number: int
     parts: tuple[PartInfo, ...]
     rows: Mapping[str, object] | None = None
 

@@ -5,6 +5,8 @@ Ray carries only small control messages to them. Everything big goes over `geo_r
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import ray
@@ -14,17 +16,18 @@ from geo_ray.checkpoint.names import shard_part_name
 from geo_ray.checkpoint.parts import read_part, write_part
 from geo_ray.errors import InvariantError
 from geo_ray.job.build import ModelStart, build_server, build_shard, model_start, use_cpus
+from geo_ray.runtime.actors.copy_transfer import PIECES_AHEAD, CarriedParts, answer_of
 from geo_ray.runtime.actors.deadlines import operation_s, wait_limit_s
 from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.actors.introduction import LAN_KEY, Introduction
-from geo_ray.runtime.actors.parts import Handed, HeldShard, handed_folder, wire_tensors
+from geo_ray.runtime.actors.parts import Handed, HeldShard, wire_tensors
 from geo_ray.runtime.actors.primary_shard import PrimaryShard
 from geo_ray.runtime.actors.remote_shard import RemoteShard
 from geo_ray.runtime.actors.shard_server import ShardServer
 from geo_ray.runtime.actors.spec import RunSpec
 from geo_ray.tasks.load import load_task
 from geo_ray.training.compute.flat import digest
-from geo_ray.training.compute.state_guard import check_constants
+from geo_ray.training.compute.state_guard import check_constants, check_same_size
 from geo_ray.training.membership.newcomer import region_state, shard_state
 from geo_ray.transport.lan.client import LanClient
 from geo_ray.transport.lan.server import LanServer
@@ -51,7 +54,9 @@ def _load_shard(
     spec.check_run_directory(region)
     task = load_task(experiment.task, spec.here)
     start = model_start(task, experiment.seed)
-    check_constants(start.constants, spec.constants, f"shard {index} of region '{region}'")
+    who = f"shard {index} of region '{region}'"
+    check_same_size(start.params_P.numel(), spec.num_params, who)
+    check_constants(start.constants, spec.constants, who)
     place, groups = spec.region(region), start.groups
     shard = build_shard(experiment, place, index, start.params_P, groups, given=True)
     held = HeldShard(shard, region, index, spec.places)
@@ -65,10 +70,22 @@ def _load_shard(
     return held, start, meta | {"wire": wire_tensors(tensors)}  # type: ignore[arg-type]
 
 
-def _begin_as(spec: RunSpec, held: HeldShard, handed: Handed) -> dict[str, Any]:
-    """Let a shard begin as the copy that was handed over; what the primary shard's part holds."""
+def _begin_as(spec: RunSpec, held: HeldShard, handed: Handed, bridge: Any) -> dict[str, Any]:
+    """Let a shard begin as the copy that is handed over; what the primary shard's part holds.
+
+    Args:
+        spec: the run.
+        held: the shard.
+        handed: the copy.
+        bridge: its own region's, which fetches it.
+    """
     part = next(p for p in handed.parts if p.name == shard_part_name(handed.giver, held.index))
-    tensors, meta = read_part(handed_folder(spec.places, handed.number), part)
+
+    def fetch(file: str, offset: int, num_bytes: int) -> Callable[[], bytes]:
+        return partial(answer_of, bridge.fetch_piece.remote(handed.giver, file, offset, num_bytes))
+
+    ahead = max(1, PIECES_AHEAD // len(handed.parts))
+    tensors, meta = read_part(CarriedParts(handed.giver, fetch, ahead), part)
     counters = cast(dict[str, float], meta["counters"])
     held.shard.restore(*shard_state((dict(tensors), counters), spec.experiment.strategy.traits))
     if "control" not in meta:
@@ -101,9 +118,17 @@ class PrimaryActor:
         """Load the shard."""
         self._held, self._start, self._restored = _load_shard(self._spec, self._region, 0)
 
-    def begin_as(self, handed: Handed) -> None:
+    def begin_as(self, handed: Handed, bridge: Any) -> None:
         """Begin as a copy of another region; before `start`."""
-        self._restored = _begin_as(self._spec, self._held, handed)
+        self._restored = _begin_as(self._spec, self._held, handed, bridge)
+
+    def lent_piece(self, file: str, offset: int, num_bytes: int) -> bytes:
+        """A piece of this shard's part of the copy that is handed over."""
+        return self._held.handed.piece(file, offset, num_bytes)
+
+    def end_lending(self) -> None:
+        """The newcomer has it, or will not."""
+        self._held.handed.clear()
 
     def start(
         self, origin_unix_s: float, bridge: Address | None, others: list[Address], lan_key: bytes
@@ -266,9 +291,17 @@ class ShardServerActor:
         """Load the shard."""
         self._held, *_ = _load_shard(self._spec, self._region, self._index)
 
-    def begin_as(self, handed: Handed) -> None:
+    def begin_as(self, handed: Handed, bridge: Any) -> None:
         """Begin as a copy of another region; before that starts."""
-        _begin_as(self._spec, self._held, handed)
+        _begin_as(self._spec, self._held, handed, bridge)
+
+    def lent_piece(self, file: str, offset: int, num_bytes: int) -> bytes:
+        """See `PrimaryActor.lent_piece`."""
+        return self._held.handed.piece(file, offset, num_bytes)
+
+    def end_lending(self) -> None:
+        """See `PrimaryActor.end_lending`."""
+        self._held.handed.clear()
 
     def poll(self) -> dict[str, Any]:
         """A sign of life; the primary shard reports what happens."""

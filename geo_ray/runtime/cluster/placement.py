@@ -22,6 +22,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from geo_ray.errors import PlacementError
 from geo_ray.runtime.cluster import ray_private
 from geo_ray.runtime.cluster.demand import Bundle, RegionDemand, Role, describe_amounts
+from geo_ray.runtime.cluster.head_watch import head_answers
 from geo_ray.runtime.cluster.labels import REGION_LABEL, TYPE_LABEL, Selector, in_region, of_type
 
 log = logging.getLogger(__name__)
@@ -94,7 +95,13 @@ def place(demands: Sequence[RegionDemand], timeout_s: float) -> dict[str, Placed
 
 
 def remove(placed: Mapping[str, PlacedRegion]) -> None:
-    """Give all reservations back; processes in them die. Groups that are gone are passed over."""
+    """Give all reservations back; processes in them die. Groups that are gone are passed over.
+
+    A head that does not answer is not waited for: if it comes back, it ends what has no driver.
+    """
+    if placed and not head_answers():
+        log.warning("the run's reservations are not given back: the Ray head does not answer")
+        return
     for region in placed.values():
         for group in region.groups:
             try:

@@ -18,6 +18,7 @@ from geo_ray.runtime.actors.introduction import Introduction
 from geo_ray.runtime.actors.server_actors import PrimaryActor, ShardServerActor
 from geo_ray.runtime.actors.spec import RunSpec
 from geo_ray.runtime.actors.worker_actor import WorkerActor
+from geo_ray.runtime.cluster.head_watch import head_answers
 from geo_ray.runtime.cluster.placement import PlacedRegion
 from geo_ray.runtime.control.membership.member_policy import MemberPolicy
 from geo_ray.runtime.control.run_keys import RunKeys
@@ -158,7 +159,7 @@ class ActorGroup:
         cpus, spec = self.spec.region(region).cpus_per_server, self.spec
         if epoch is not None:
             spec = replace(spec, resume=None, epoch=epoch)
-        make = partial(_actor, BridgeActor, self.placed[region], "bridge", 0, cpus, 8)
+        make = partial(_actor, BridgeActor, self.placed[region], "bridge", 0, cpus, 12)
         return make(spec, region, epoch is not None)
 
     def next_epoch(self) -> int:
@@ -366,8 +367,9 @@ class ActorGroup:
             )
         except Exception:  # a dead cluster must not stop us from cleaning up the rest
             return
-        for handle in [*servers, *(w.handle for w in self.workers.values())]:
-            kill(handle)
+        if head_answers():  # one that does not would be waited for
+            for handle in [*servers, *(w.handle for w in self.workers.values())]:
+                kill(handle)
 
     def dials(self) -> list[tuple[str, str]]:
         """Which bridge dials which: all that of the averager, and each other where it is needed."""

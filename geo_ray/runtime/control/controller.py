@@ -31,7 +31,7 @@ from geo_ray.runtime.control.link_notes import LinkNotes
 from geo_ray.runtime.control.membership.member_policy import MemberPolicy
 from geo_ray.runtime.control.membership.member_requests import MemberRequest
 from geo_ray.runtime.control.membership.members import MemberHooks, Members
-from geo_ray.runtime.control.membership.plan_watch import PlanFor, PlanWatch
+from geo_ray.runtime.control.membership.plan_watch import HomeNow, PlanFor, PlanWatch
 from geo_ray.runtime.control.membership.quorum import Quorum
 from geo_ray.runtime.control.membership.replan_policy import ReplanPolicy
 from geo_ray.runtime.control.policy import HALT_DEADLINE_S, RunLimits, RunPolicy
@@ -113,7 +113,6 @@ class Controller:
             checkpoint.part_timeout_s,
         )
         self.policy = RunPolicy(limits, time.monotonic())
-        traffic = StoreTraffic(self._store_regions(), self._emit)
         self.checkpoints = CheckpointWatch(
             self.experiment,
             self.actors,
@@ -122,7 +121,7 @@ class Controller:
             self._emit,
             self._now_s,
             self._phases,
-            traffic,
+            StoreTraffic(self._store_regions(), self._emit),
         )
         hooks = MemberHooks(
             self._admit,
@@ -132,7 +131,6 @@ class Controller:
             self._emit,
             self.status,
             lambda: self.policy.is_halting or self.policy.stopping is not None,
-            traffic,
         )
         self.members = Members(
             self.actors,
@@ -150,7 +148,14 @@ class Controller:
             self.status,
             self._go_on_without,
         )
-        self.plans = PlanWatch(ReplanPolicy(), self.plan_for, self._emit, self.status, self._pace)
+        self.plans = PlanWatch(
+            ReplanPolicy(),
+            self.plan_for,
+            self._emit,
+            self.status,
+            self._pace,
+            self.members.move_averager,
+        )
         spec = self.actors.spec
         self._statistics = StatisticsBoard(spec.layout, spec.data_rows)
 
@@ -327,7 +332,8 @@ class Controller:
         home = answers.get(("bridge", region))
         pace = None if home is None else home["status"].get("pace")
         interval = None if pace is None else pace * max(1, self.experiment.worker_steps)
-        self.plans.tick(self.actors.primaries, region, time.monotonic(), interval)
+        lives = HomeNow(region, self.actors.standby)
+        self.plans.tick(self.actors.primaries, lives, time.monotonic(), interval)
         self.checkpoints.tick()
         if answers.keys() >= self.actors.servers().keys():  # who is slow to answer may be busy
             self._check_goes_on(answers)

@@ -1,7 +1,7 @@
-"""Counts what checkpoints and newcomers' copies move between regions through object stores.
+"""Counts what checkpoints move between regions through object stores.
 
-It is told like what bridges send each other, as events `wan` of the classes ``checkpoint`` and
-``join``, so that summary, report and bill have it.
+It is told like what bridges send each other, as events `wan` of the class ``checkpoint``, so that
+summary, report and bill have it.
 """
 
 from __future__ import annotations
@@ -25,25 +25,20 @@ class StoreTraffic:
 
     stores: StoreRegions | None
     emit: Callable[..., None]
-    _total: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    _total: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def saved(self, parts: Iterable[PartInfo], home: str) -> None:
         """A checkpoint was written, with the averager in ``home``."""
         if self.stores is not None:
-            self._add("checkpoint", self.stores.saved(parts, home))
+            self._add(self.stores.saved(parts, home))
 
     def resumed(self, parts: Iterable[PartInfo], home: str) -> None:
         """The run goes on from a checkpoint, with the averager in ``home``."""
         if self.stores is not None:
-            self._add("checkpoint", self.stores.resumed(parts, home))
+            self._add(self.stores.resumed(parts, home))
 
-    def handed(self, parts: Iterable[PartInfo], giver: str, newcomer: str) -> None:
-        """A region has begun as the copy of another one."""
-        if self.stores is not None:
-            self._add("join", self.stores.handed(parts, giver, newcomer))
-
-    def _add(self, kind: str, crossed: Crossed) -> None:
+    def _add(self, crossed: Crossed) -> None:
         for (src, dst), count in sorted(crossed.items()):
-            self._total[src, dst, kind] += count
+            self._total[src, dst] += count
             # Events have sums so far; others of the same link have other classes.
-            self.emit("wan", src=src, dst=dst, bytes_by_class={kind: self._total[src, dst, kind]})
+            self.emit("wan", src=src, dst=dst, bytes_by_class={"checkpoint": self._total[src, dst]})

@@ -44,6 +44,7 @@ from geo_ray.observe.report.ending import LOGS, note_failure
 from geo_ray.runtime.actors.spec import Resume, RunSpec
 from geo_ray.runtime.cluster.connect import ConnectedCluster, connect
 from geo_ray.runtime.cluster.demand import by_label
+from geo_ray.runtime.cluster.head_watch import watched_head
 from geo_ray.runtime.cluster.logs import keep_logs
 from geo_ray.runtime.cluster.placement import place, remove
 from geo_ray.runtime.cluster.preflight import preflight
@@ -142,12 +143,11 @@ def train(
         ExitStack() as stack,
     ):
         told = replace(reporting, status=_noting(held, reporting.status))
+        cluster = _Cluster(experiment, told, stack, stands)
         while True:
-            cluster = _Cluster(experiment, told.status, stack, stands)
             try:
                 return _train(experiment, run, told, resume, cluster, held)
             except _BrokenError as broken:
-                stands = cluster.get()
                 if not _can_restart(experiment, run, broken.cause, told.status, restarts):
                     note_failure(run.path, broken.cause, told.began_unix_s)
                     raise broken.cause from None
@@ -173,20 +173,27 @@ class _Cluster:
 
     Attributes:
         experiment: the run.
-        status: hears that it starts.
+        reporting: hears that it starts, and that its head is gone.
         stack: ends it.
         stands: one that is there already.
+        is_watched: whether its head is.
     """
 
     experiment: Experiment
-    status: Callable[[str], None]
+    reporting: Reporting
     stack: ExitStack
     stands: ConnectedCluster | None
+    is_watched: bool = False
 
     def get(self) -> ConnectedCluster:
         """The cluster; it is started if it is not there."""
         if self.stands is None:
-            self.stands = self.stack.enter_context(cluster_of(self.experiment, self.status))
+            start = cluster_of(self.experiment, self.reporting.status)
+            self.stands = self.stack.enter_context(start)
+        if not self.is_watched:
+            self.is_watched = True
+            lost = self.reporting.interruption.set
+            self.stack.enter_context(watched_head(self.stands.address, lost))
         return self.stands
 
 

@@ -20,11 +20,9 @@ import ray
 
 from geo_ray.errors import (
     GeoRayError,
-    HeadLostError,
     InterruptedRunError,
     InvariantError,
     LeaseLostError,
-    RayUnreachableError,
     RunHeldError,
 )
 from geo_ray.job import rundir
@@ -33,16 +31,12 @@ from geo_ray.observe.metrics.summary import Summary
 from geo_ray.observe.report.ending import has_begun
 from geo_ray.observe.report.report import write_report
 from geo_ray.observe.text import coarse_text
-from geo_ray.runtime.cluster.address import wait_for_ray
 from geo_ray.runtime.control.interruption import Interruption
 from geo_ray.runtime.control.train import Reporting, train
 from geo_ray.runtime.driver.attendance import Attendance
-from geo_ray.runtime.driver.head_watch import HeadState, HeadWatch, patience_s
 from geo_ray.runtime.driver.order import DriveOrder, DriverTold
 
 _TICK_S: Final = 0.5
-_LOOK_AT_HEAD_EVERY_S: Final = 2.0
-_ANSWERS_WITHIN_S: Final = 2.0
 _MOST_LINES: Final = 1000
 _AWAY_AFTER_S: Final = 5.0  # who has not asked for so long does not watch any more
 _LINGERS_S: Final = 20.0  # for who comes to hear how it ended
@@ -164,7 +158,6 @@ class DriverActor:
     # ------------------------------------------------------------------ around the run
 
     def _keep_watch(self) -> None:
-        watch, looked_s, before = HeadWatch(patience_s()), 0.0, HeadState.THERE
         while True:
             time.sleep(_TICK_S)
             now_s = time.monotonic()
@@ -173,12 +166,6 @@ class DriverActor:
                     os._exit(0)
                 continue
             self._end_if_unattended(now_s)
-            if now_s - looked_s >= _LOOK_AT_HEAD_EVERY_S:
-                looked_s = now_s
-                answers = _answers(self._order.cluster.address)
-                state = watch.see(time.monotonic(), answers=answers)
-                self._tell_head(before, state, watch)
-                before = state
 
     def _end_if_unattended(self, now_s: float) -> None:
         with self._lock:
@@ -187,24 +174,6 @@ class DriverActor:
             longest_s = self._attendance.longest_s or 0.0
             self._interruption.set(
                 InterruptedRunError(f"nobody has watched the run for {coarse_text(longest_s)}")
-            )
-
-    def _tell_head(self, before: HeadState, state: HeadState, watch: HeadWatch) -> None:
-        if state is before:
-            return
-        address = self._order.cluster.address
-        if state is HeadState.THERE:
-            self._say(f"the Ray head at {address} answers again")
-        elif state is HeadState.SILENT:
-            self._say(
-                f"the Ray head at {address} does not answer; training goes on, and is saved and "
-                f"ended if it is not back within {watch.stops_after_s:.0f} s"
-            )
-        else:
-            self._interruption.set(
-                HeadLostError(
-                    f"the Ray head at {address} has not answered for {watch.stops_after_s:.0f} s"
-                )
             )
 
     def _is_heard_out(self, now_s: float) -> bool:
@@ -226,14 +195,6 @@ class _Forward(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.name.startswith("geo_ray") and callable(self._take):
             self._take(record.name, record.getMessage())
-
-
-def _answers(address: str) -> bool:
-    try:
-        wait_for_ray(address, _ANSWERS_WITHIN_S)
-    except RayUnreachableError:
-        return False
-    return True
 
 
 def _carried(error: BaseException | None) -> BaseException | None:

@@ -118,6 +118,25 @@ def constants_of(module: nn.Module, digests: Mapping[str, str] | None = None) ->
     return {name: value for name, value in found.items() if name in saved}
 
 
+def check_same_size(here: int, wanted: int, who: str) -> None:
+    """Refuse to train another model than the rest of the run does.
+
+    Args:
+        here: parameters of this process's model.
+        wanted: of that of the process that started the run.
+        who: this process, in words.
+
+    Raises:
+        TaskStateError: they differ.
+    """
+    if here != wanted:
+        raise TaskStateError(
+            f"the task's model(seed) gives {who} {here} parameters, and gave {wanted} where the "
+            "run was started",
+            fix="Have the same release of the task on all machines, and start them again.",
+        )
+
+
 def check_constants(here: Mapping[str, str], wanted: Mapping[str, str], who: str) -> None:
     """Refuse to train with other frozen values than the rest of the run.
 

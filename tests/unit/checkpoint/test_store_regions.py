@@ -29,14 +29,6 @@ def test_a_region_with_a_store_of_its_own_sends_nothing() -> None:
     assert StoreRegions("a", {"b", "c"}).saved(PARTS, "a") == {}
 
 
-def test_a_newcomers_copy_goes_by_the_givers_store() -> None:
-    given = [part("c-ps0", 30)]
-    assert StoreRegions("b").handed(given, "c", "d") == {("c", "b"): 30, ("b", "d"): 30}
-    assert StoreRegions("b").handed(given, "b", "d") == {("b", "d"): 30}
-    assert StoreRegions("b").handed(given, "c", "b") == {("c", "b"): 30}
-    assert StoreRegions("b", {"c"}).handed(given, "c", "d") == {("c", "d"): 30}
-
-
 def test_it_is_counted_with_what_bridges_send() -> None:
     totals, told = LinkTotals(), 0
 
@@ -51,16 +43,14 @@ def test_it_is_counted_with_what_bridges_send() -> None:
     traffic.resumed(PARTS, "a")
     traffic.saved(PARTS, "a")
     traffic.saved(PARTS, "b")
-    traffic.handed([part("c-ps0", 30)], "c", "d")
     totals.feed("c", "b", {"update": 7})
     assert totals.by_link() == {
         ("a", "b"): 1010 + 10,
         ("b", "a"): 1010,
         ("b", "c"): 30,
-        ("b", "d"): 30,
-        ("c", "b"): 30 + 30 + 30 + 7,
+        ("c", "b"): 30 + 30 + 7,
     }
     assert totals.by_class()["checkpoint"] == 1010 + 10 + 1010 + 30 + 60
-    assert told == 2 + 2 + 2 + 2
+    assert told == 2 + 2 + 2
     StoreTraffic(None, emit).saved(PARTS, "a")
-    assert told == 8
+    assert told == 6

@@ -14,10 +14,10 @@ from geo_ray.config.load import load_tree
 from geo_ray.errors import PlanError
 from geo_ray.job import rundir
 from geo_ray.job.planning import Sources, make_plan
-from geo_ray.job.plans.members import MembersPlan, can_follow, plan_of_members
+from geo_ray.job.plans.members import MembersPlan, can_follow, free_of, plan_of_members
 from geo_ray.observe.events.log import EVENTS_FILE, EventLog
 from geo_ray.observe.events.schema import conform
-from geo_ray.runtime.control.membership.plan_watch import PlanWatch
+from geo_ray.runtime.control.membership.plan_watch import HomeNow, PlanWatch
 from geo_ray.runtime.control.membership.replan_policy import ReplanPolicy
 
 CONFIG = Path(__file__).parents[3] / "configs" / "planned.yaml"
@@ -40,9 +40,17 @@ class Run:
                 log.write("step", 9.0, **fields, **times)
 
     def plan_for(
-        self, members: Collection[str], home: str, interval: int | None = None
+        self,
+        members: Collection[str],
+        home: str,
+        interval: int | None = None,
+        standby: str | None = None,
     ) -> MembersPlan:
-        return plan_of_members(self.run, self.experiment, members, home, interval)
+        return plan_of_members(self.run, self.experiment, members, home, interval, standby)
+
+
+def no_move() -> None:
+    pytest.fail("the averager stays")
 
 
 @pytest.fixture(autouse=True)
@@ -59,10 +67,12 @@ def test_it_is_told_what_is_best_for_those_who_are_left(tmp_path: Path) -> None:
         events.append({"kind": kind, **fields})
 
     paced: list[int] = []
-    watch = PlanWatch(ReplanPolicy(60.0, 600.0), run.plan_for, emit, told.append, paced.append)
-    watch.tick(ALL, "us", 0.0)
+    watch = PlanWatch(
+        ReplanPolicy(60.0, 600.0), run.plan_for, emit, told.append, paced.append, no_move
+    )
+    watch.tick(ALL, HomeNow("us"), 0.0)
     for now_s in range(1, 100):
-        watch.tick(("eu", "asia"), "eu", float(now_s))
+        watch.tick(("eu", "asia"), HomeNow("eu"), float(now_s))
         if watch._open is not None:
             watch._open[1].exception()
     watch.close()
@@ -75,9 +85,9 @@ def test_it_is_told_what_is_best_for_those_who_are_left(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_plan_is_left_alone(tmp_path: Path) -> None:
-    watch = PlanWatch(ReplanPolicy(0.0, 0.0), None, *[pytest.fail] * 3)
-    watch.tick(ALL, "us", 0.0)
-    watch.tick(("us",), "us", 1.0)
+    watch = PlanWatch(ReplanPolicy(0.0, 0.0), None, *[pytest.fail] * 4)
+    watch.tick(ALL, HomeNow("us"), 0.0)
+    watch.tick(("us",), HomeNow("us"), 1.0)
     watch.close()
 
 
@@ -104,23 +114,27 @@ def test_an_interval_that_is_far_from_the_best_is_changed_as_the_run_goes(tmp_pa
     run, events, told, paced = Run(tmp_path), list[str](), list[str](), list[int]()
     assert can_follow(run.experiment)
     rare = run.plan_for(ALL, run.plan.averager, 1)
-    assert rare.pace is not None and rare.pace.changed and rare.pace.gain > 0.05
-    best = rare.pace.plan.interval
+    assert rare.as_it_goes is not None and rare.as_it_goes.changed and rare.as_it_goes.gain > 0.05
+    best = rare.as_it_goes.plan.interval
     assert best > 1
-    assert [r.workers for r in rare.pace.plan.regions] == [r.workers for r in run.plan.regions]
+    assert [r.workers for r in rare.as_it_goes.plan.regions] == [
+        r.workers for r in run.plan.regions
+    ]
     again = run.plan_for(ALL, run.plan.averager, best)
-    assert again.pace is not None and not again.pace.changed
+    assert again.as_it_goes is not None and not again.as_it_goes.changed
 
     def emit(kind: str, **fields: Any) -> None:
         conform(kind, 0.0, fields)
         events.append(kind)
 
-    def plan_for(members: Collection[str], home: str, interval: int | None) -> MembersPlan:
+    def plan_for(
+        members: Collection[str], home: str, interval: int | None, standby: str | None
+    ) -> MembersPlan:
         return run.plan_for(members, home, interval or 1)
 
-    watch = PlanWatch(ReplanPolicy(0.0, 5.0), plan_for, emit, told.append, paced.append)
+    watch = PlanWatch(ReplanPolicy(0.0, 5.0), plan_for, emit, told.append, paced.append, no_move)
     for now_s in range(40):
-        watch.tick(ALL if now_s < 10 else ("us", "eu"), "us", float(now_s))
+        watch.tick(ALL if now_s < 10 else ("us", "eu"), HomeNow("us"), float(now_s))
         if watch._open is not None:
             watch._open[1].exception()
     watch.close()
@@ -141,14 +155,47 @@ def test_a_run_that_is_resumed_with_a_pace_is_planned_anew_for_those_who_are_the
     """It was best for those who were there then; the question begins with it."""
     run, asked = Run(tmp_path), list[tuple[tuple[str, ...], int | None]]()
 
-    def plan_for(members: Collection[str], home: str, interval: int | None) -> MembersPlan:
+    def plan_for(
+        members: Collection[str], home: str, interval: int | None, standby: str | None
+    ) -> MembersPlan:
         asked.append((tuple(members), interval))
         return run.plan_for(members, home, interval)
 
-    watch = PlanWatch(ReplanPolicy(60.0, 600.0), plan_for, lambda *_, **__: None, str, str)
+    watch = PlanWatch(ReplanPolicy(60.0, 600.0), plan_for, lambda *_, **__: None, str, str, str)
     for now_s in range(200):
-        watch.tick(ALL, "us", float(now_s), None if now_s < 3 else 512)
+        watch.tick(ALL, HomeNow("us"), float(now_s), None if now_s < 3 else 512)
         if watch._open is not None:
             watch._open[1].exception()
     watch.close()
     assert asked == [(ALL, 512)]
+
+
+def test_the_averager_moves_to_its_standby_where_that_is_better(tmp_path: Path) -> None:
+    run, events, told, moved = Run(tmp_path), list[dict[str, Any]](), list[str](), list[int]()
+    free = free_of(run.experiment, "eu")
+    assert free.averagers == ("eu",) and not free_of(run.experiment, None).averagers
+    behind = run.experiment.averager.model_copy(update={"max_divergence": 1.0})
+    assert not free_of(run.experiment.model_copy(update={"averager": behind}), "eu").averagers
+    alone = run.plan_for(ALL, "asia", 1).as_it_goes
+    assert alone is not None and alone.plan.averager == "asia"
+
+    def emit(kind: str, **fields: Any) -> None:
+        events.append({"kind": kind, **conform(kind, 0.0, fields).fields})
+
+    def plan_for(
+        members: Collection[str], home: str, interval: int | None, standby: str | None
+    ) -> MembersPlan:
+        return run.plan_for(members, home, 1, standby)
+
+    def move() -> None:
+        moved.append(1)
+
+    watch = PlanWatch(ReplanPolicy(0.0, 5.0), plan_for, emit, told.append, lambda _: None, move)
+    for now_s in range(40):
+        watch.tick(("us", "asia") if now_s else ALL, HomeNow("asia", "us"), float(now_s))
+        if watch._open is not None:
+            watch._open[1].exception()
+    watch.close()
+    (sent,) = [event for event in events if event["kind"] == "averager_moves"]
+    assert moved == [1] and (sent["before"], sent["averager"]) == ("asia", "us")
+    assert any("the averager moves from asia to us" in line for line in told)

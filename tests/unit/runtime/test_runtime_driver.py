@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from geo_ray.errors import HeadLostError, InterruptedRunError, RunDirectoryError
+from geo_ray.runtime.cluster.head_watch import HeadState, HeadWatch, patience_s
 from geo_ray.runtime.control import stop_requests
 from geo_ray.runtime.control.interruption import Interruption
 from geo_ray.runtime.control.membership.member_requests import REQUESTS, take
 from geo_ray.runtime.driver.attendance import Attendance
-from geo_ray.runtime.driver.head_watch import HeadState, HeadWatch, patience_s
 from geo_ray.runtime.driver.order import driver_name
 
 

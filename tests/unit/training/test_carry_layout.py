@@ -21,7 +21,12 @@ from geo_ray.tasks.carry import carried_entries, rules_of
 from geo_ray.training.averager.averager_carry import AveragerCarry
 from geo_ray.training.compute.carry_layout import CarryLayout
 from geo_ray.training.compute.precise import StatisticsBoard, precise_statistics
-from geo_ray.training.compute.state_guard import StateGuard, check_constants, constants_of
+from geo_ray.training.compute.state_guard import (
+    StateGuard,
+    check_constants,
+    check_same_size,
+    constants_of,
+)
 from geo_ray.training.exchange.saved import load_messages, save_messages
 
 
@@ -347,6 +352,12 @@ def test_constants_of_two_processes_are_compared_by_name() -> None:
         other.fixed[0] = 2.0
     with pytest.raises(TaskStateError, match=r"worker 1 other values of 'fixed'"):
         check_constants(constants_of(one), constants_of(other), "worker 1")
+
+
+def test_a_model_of_another_size_is_refused_by_name() -> None:
+    check_same_size(7, 7, "shard 0 of region 'eu'")
+    with pytest.raises(TaskStateError, match=r"shard 0 of region 'eu' 8 parameters, and gave 7"):
+        check_same_size(8, 7, "shard 0 of region 'eu'")
 
 
 def test_statistics_are_made_anew_by_a_loss_that_takes_gradients_itself() -> None:

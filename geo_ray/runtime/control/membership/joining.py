@@ -16,10 +16,11 @@ from typing import Final
 from geo_ray.runtime.actors.parts import Handed
 from geo_ray.runtime.cluster.demand import RegionDemand
 from geo_ray.runtime.cluster.placement import PlacedRegion, place, remove
-from geo_ray.runtime.control.actor_group import ActorGroup, collect
+from geo_ray.runtime.control.actor_group import ActorGroup, Handle, collect
 
 _PLACE_S: Final = 120.0
 _START_S: Final = 300.0
+_COPY_S: Final = 86400.0  # it is given up when nothing comes any more, not when it is slow
 _IDLE_S: Final = 5.0  # for a worker of a server that has died to notice it
 
 
@@ -131,10 +132,21 @@ class Joining:
         return sorted(self.actors.bridges) if may_move else [self.actors.home.region]
 
     def _begin_as(self, handed: Handed) -> int:
-        group = self.group
-        servers = [group.primaries[self.region], *group.shard_servers[self.region]]
-        calls = {i: server.begin_as.remote(handed) for i, server in enumerate(servers)}
+        group, giver, bridges = self.group, handed.giver, self.actors.bridges
+        bridge = group.bridges[self.region]
+        files = [part.file for part in handed.parts]
+        lenders = dict(zip(files, _servers(self.actors, giver), strict=True))
+        calls = {"lend": bridges[giver].lend.remote(lenders)}
+        if giver not in self._peers():
+            calls["expect"] = bridges[giver].expect.remote(self.region)
+            reached, _ = self.actors.bridge_addresses[giver]
+            calls["connect"] = bridge.connect.remote(giver, reached)
         collect(calls, _START_S)
+        servers = _servers(group, self.region)
+        collect({i: s.begin_as.remote(handed, bridge) for i, s in enumerate(servers)}, _COPY_S)
+        if giver not in self._peers():
+            ends = {giver: bridge, self.region: bridges[giver]}
+            collect({peer: end.forget.remote(peer) for peer, end in ends.items()}, _START_S)
         group.start(self.origin_unix_s, _START_S)
         return sum(part.bytes for part in handed.parts)
 
@@ -143,3 +155,16 @@ class Joining:
             return  # who brings it up cleans up
         up.result().close()
         remove(self._own)
+
+
+def end_lending(actors: ActorGroup, giver: str) -> None:
+    """The copy of a region's state is not needed any more; the region may be gone."""
+    for server in _servers(actors, giver):
+        server.end_lending.remote()
+
+
+def _servers(actors: ActorGroup, region: str) -> list[Handle]:
+    """What holds a region's state, in the order of its shards."""
+    if region not in actors.primaries:
+        return []
+    return [actors.primaries[region], *actors.shard_servers[region]]

@@ -7,7 +7,6 @@ joins at a time; others that are asked for wait.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -15,16 +14,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from geo_ray.checkpoint.folder import Folder
 from geo_ray.errors import GeoRayError, RegionLostError
-from geo_ray.runtime.actors.parts import Handed, handed_folder
+from geo_ray.runtime.actors.parts import Handed
 from geo_ray.runtime.control.actor_group import ActorGroup
 from geo_ray.runtime.control.demands import demand_of
-from geo_ray.runtime.control.membership.joining import Joining
+from geo_ray.runtime.control.membership.joining import Joining, end_lending
 from geo_ray.runtime.control.membership.member_policy import MemberPolicy
 from geo_ray.runtime.control.membership.member_requests import MemberRequest
 from geo_ray.runtime.control.membership.returns import Returns
-from geo_ray.runtime.control.store_traffic import StoreTraffic
 from geo_ray.training.membership.border import giver_of
 from geo_ray.training.membership.view import View
 
@@ -49,7 +46,6 @@ class MemberHooks:
         emit: takes events of now: a kind, and its fields by name.
         tell: shows a line to the user.
         is_ending: whether the run is told to finish or to halt.
-        traffic: counts what crosses regions.
     """
 
     admit: Callable[[str, int, int], None]
@@ -59,7 +55,6 @@ class MemberHooks:
     emit: Callable[..., None]
     tell: Callable[[str], None]
     is_ending: Callable[[], bool]
-    traffic: StoreTraffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +65,14 @@ class _Copy:
     step: int
     round: int
     at_s: float
+
+
+@dataclass(slots=True)
+class _Move:
+    """The averager is to move: when that was asked for last, and whether its region leaves then."""
+
+    asked_s: float
+    leaves: bool
 
 
 @dataclass(slots=True)
@@ -93,7 +96,7 @@ class Members:
     _joining: Joining | None = None
     _handed: _Copy | None = None
     _leaving: set[str] = field(default_factory=set)
-    _moving: dict[str, float] = field(default_factory=dict)  # the averager's, when it was asked to
+    _moving: dict[str, _Move] = field(default_factory=dict)  # the averager out of a region
     _rows: dict[str, Mapping[str, object]] = field(default_factory=dict)
     _steps: dict[str, int] = field(default_factory=dict)
     _lost: list[str] = field(default_factory=list)  # regions that the run went on without
@@ -148,12 +151,11 @@ class Members:
     def on_handed(self, giver: str, event: Mapping[str, Any]) -> None:
         """The copy of a region's state that a newcomer waits for is written."""
         joining = self._joining
-        number = int(event["id"])
         if joining is None or not joining.is_asked:
-            self._remove(number)
+            end_lending(self.actors, giver)
             return
         rows = self._rows.get(joining.region)
-        handed = Handed(giver, number, tuple(event["parts"]), rows)
+        handed = Handed(giver, tuple(event["parts"]), rows)
         self._handed = _Copy(handed, int(event["step"]), int(event["round"]), time.monotonic())
         joining.begin_as(handed)
 
@@ -173,6 +175,11 @@ class Members:
                 f"region '{region}' was lost before it had handed its state over"
             )
             self._fail(joining, error)
+
+    def move_averager(self) -> None:
+        """Have the averager move to the region that stands by for it."""
+        home = self.actors.home.region
+        self._moving.setdefault(home, _Move(-_MOVE_S, leaves=False))
 
     def home_moved(self) -> None:
         """Tell the averager at its new home; the old one may not have passed it on."""
@@ -199,7 +206,8 @@ class Members:
             return
         known = tuple(self.actors.primaries) if view is None else view.members
         members = [name for name in known if name not in self._lost]  # it may not know yet
-        pending = {*self._waiting, *self._leaving, *self._moving}
+        pending = {*self._waiting, *self._leaving}
+        pending |= {name for name, move in self._moving.items() if move.leaves}
         pending |= set() if self._joining is None else {self._joining.region}
         why = self.policy.refusal(
             request,
@@ -219,7 +227,7 @@ class Members:
             self.hooks.lose(region, f"region '{region}' was asked to be removed")
         elif region == self.actors.home.region:
             self.hooks.tell(f"the averager moves, so that region '{region}' can leave")
-            self._moving[region] = -_MOVE_S
+            self._moving[region] = _Move(-_MOVE_S, leaves=True)
         else:
             self._send_off(region)
 
@@ -229,16 +237,17 @@ class Members:
         self._ask_change((), (region,))
 
     def _move_averager(self) -> None:
-        """Out of regions that are to leave: its standby takes over, as if its bridge had died."""
+        """Out of a region: its standby takes over, as if its bridge had died."""
         actors, now_s = self.actors, time.monotonic()
-        for region, asked_s in list(self._moving.items()):
+        for region, move in list(self._moving.items()):
             if region not in actors.primaries or self.hooks.is_ending():
                 del self._moving[region]
             elif region != actors.home.region:
                 del self._moving[region]
-                self._send_off(region)
-            elif actors.standby in actors.bridges and now_s - asked_s >= _MOVE_S:
-                self._moving[region] = now_s
+                if move.leaves:
+                    self._send_off(region)
+            elif actors.standby in actors.bridges and now_s - move.asked_s >= _MOVE_S:
+                move.asked_s = now_s
                 actors.bridges[actors.standby].report_dead.remote(region, True)
 
     def _refuse(self, verb: str, region: str, why: str) -> None:
@@ -313,7 +322,6 @@ class Members:
             took_s = time.monotonic() - copy.at_s
             self.hooks.tell("")  # no longer on its way; the event says the rest
             self.hooks.emit("region_joined", region=region, **about, took_s=took_s)
-            self.hooks.traffic.handed(copy.handed.parts, copy.handed.giver, region)
             joining.finish()
             self._lost = [name for name in self._lost if name != region]
             self._removed.discard(region)
@@ -365,20 +373,8 @@ class Members:
 
     def _forget(self) -> None:
         if self._handed is not None:
-            self._remove(self._handed.handed.number)
+            end_lending(self.actors, self._handed.handed.giver)
         self._joining = self._handed = None
-
-    def _remove(self, number: int) -> None:
-        """Stores are slow, and the run goes on."""
-        folder = handed_folder(self.actors.spec.places, number)
-        threading.Thread(target=_clear, args=(folder,), daemon=True).start()
-
-
-def _clear(folder: Folder) -> None:
-    try:
-        folder.clear()
-    except GeoRayError as error:
-        log.warning("a copy for a newcomer stays: %s", error)
 
 
 def _report_dead(region: str, bridge: Any) -> Any:

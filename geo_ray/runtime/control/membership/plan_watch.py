@@ -1,6 +1,7 @@
 """Has a run that follows a plan planned anew when others take part in it.
 
-What can be changed as it goes is: the interval. The rest is told. `ReplanPolicy` decides when; a
+What can be changed as it goes is: the interval, and where the averager lives, if that is the region
+that stands by for it. The rest is told. `ReplanPolicy` decides when; a
 thread plans, which may take seconds.
 """
 
@@ -10,14 +11,22 @@ import logging
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from geo_ray.errors import GeoRayError
 from geo_ray.job.plans.members import MembersPlan
 from geo_ray.runtime.control.membership.replan_policy import ReplanPolicy
 
 log = logging.getLogger(__name__)
-PlanFor = Callable[[Collection[str], str, int | None], MembersPlan]
-"""``plan_for(members, averager's region, interval)``; see `plan_of_members`."""
+PlanFor = Callable[[Collection[str], str, int | None, str | None], MembersPlan]
+"""``plan_for(members, averager's region, interval, standby)``; see `plan_of_members`."""
+
+
+class HomeNow(NamedTuple):
+    """Where the averager lives, and which region stands by for it, if one does."""
+
+    region: str
+    standby: str | None = None
 
 
 @dataclass(slots=True)
@@ -30,6 +39,7 @@ class PlanWatch:
         emit: takes events of now: a kind, and its fields by name.
         tell: shows a line to the user.
         pace: has all regions exchange with another interval, in the plan's steps.
+        move: has the averager move to the region that stands by.
     """
 
     policy: ReplanPolicy
@@ -37,19 +47,20 @@ class PlanWatch:
     emit: Callable[..., None]
     tell: Callable[[str], None]
     pace: Callable[[int], None]
+    move: Callable[[], None]
     _interval: int | None = None
     _has_planned: bool = False
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "plan"))
     _open: tuple[tuple[str, ...], Future[MembersPlan]] | None = None
 
     def tick(
-        self, members: Collection[str], home: str, now_s: float, interval: int | None = None
+        self, members: Collection[str], home: HomeNow, now_s: float, interval: int | None = None
     ) -> None:
         """Plan if it is time, and tell what has come of it.
 
         Args:
             members: who takes part.
-            home: where the averager lives.
+            home: see `HomeNow`.
             now_s: of a clock that does not stand still.
             interval: that the averager asks for, in the plan's steps; None: it asks for none, or
                 has not said.
@@ -62,7 +73,8 @@ class PlanWatch:
         if self._open is None and self.policy.due(members, now_s):
             asked = tuple(sorted(members))
             self._has_planned = True
-            self._open = asked, self._pool.submit(self.plan_for, asked, home, self._interval)
+            question = (asked, home.region, self._interval, home.standby)
+            self._open = asked, self._pool.submit(self.plan_for, *question)
         if self._open is None or not self._open[1].done():
             return
         asked, found = self._open
@@ -79,20 +91,20 @@ class PlanWatch:
 
     def _follow(self, members: tuple[str, ...], planned: MembersPlan) -> None:
         """Change what can be changed as it goes, if that pays by itself."""
-        if planned.pace is None or not planned.pace.changed:
+        decision, present = planned.as_it_goes, planned.present
+        if decision is None or not decision.changed:
             return
-        self._interval = planned.pace.plan.interval
-        self.pace(self._interval)
-        before, why = planned.present.interval, planned.pace.reason
-        self.emit(
-            "interval_changed",
-            regions=list(members),
-            before=before,
-            interval=self._interval,
-            cause=why,
-            gain=planned.pace.gain,
-        )
-        self.tell(f"the interval is {self._interval} instead of {before} from now on: {why}")
+        why, plan = decision.reason, decision.plan
+        about = {"regions": list(members), "cause": why, "gain": decision.gain}
+        if plan.interval != present.interval:
+            before, self._interval = present.interval, plan.interval
+            self.pace(self._interval)
+            self.emit("interval_changed", before=before, interval=self._interval, **about)
+            self.tell(f"the interval is {self._interval} instead of {before} from now on: {why}")
+        if plan.averager != present.averager:
+            self.move()
+            self.emit("averager_moves", before=present.averager, averager=plan.averager, **about)
+            self.tell(f"the averager moves from {present.averager} to {plan.averager}: {why}")
 
     def close(self) -> None:
         """The run is over."""

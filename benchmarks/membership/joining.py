@@ -1,0 +1,135 @@
+"""What it takes that a region joins a run of 10 M parameters over links of 100 Mbit/s.
+
+Three regions on one machine, real processes, one worker each, steps of a given length
+(`emulate.step_s`), DeepFM, SGD with momentum, SMA each 32 steps; each pair of regions has a link of
+its own (100 Mbit/s, 20 ms one way). The third is absent at first, then asked to join, once per run.
+
+  transfer_s       the state's bytes over the link's rate: what no way of joining can undercut
+  copy_s           from the border, at which the state is copied, until the newcomer trains
+  copy_ratio       copy_s over transfer_s
+  steps_lost       1 less the others' steps while the copy is on its way over those that their rate
+                   before it gives
+  start_steps_lost the same while the newcomer's processes start beside them
+  start_s          from the request to the border
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.common import support
+from benchmarks.common.command import command
+from benchmarks.membership.watched_run import WatchedRun
+from geo_ray.config.cluster import LocalClusterConfig
+from geo_ray.runtime.cluster.local import LocalCluster
+
+HOME, SECOND, THIRD = "us-east", "eu-west", "ap-south"
+RATE_MBPS: Final = 100.0
+STEP_S: Final = 0.5
+INTERVAL: Final = 32
+START_S: Final = 240.0
+JOIN_S: Final = 400.0
+CONFIG = f"""
+name: joining
+task:
+  use: ctr
+  options: {{rows: 4000, heldout_rows: 100, fields: 10, vocabulary: 58000, dim: 16}}
+data: {{generate: {{split: {{kind: iid}}, rows_per_shard: 128}}, batch_size: 8}}
+regions: [{{name: {HOME}}}, {{name: {SECOND}}}, {{name: {THIRD}}}]
+strategy: {{kind: sma, interval: {INTERVAL}}}
+optimizer: {{kind: momentum, lr: 0.001}}
+train: {{steps: 1000000, eval_every: 0}}
+averager: {{region: {HOME}}}
+members: {{min: 1, absent: [{THIRD}]}}
+emulate:
+  link: {{rate_mbps: {RATE_MBPS}, delay_s: 0.02}}
+  step_s: {STEP_S}
+"""
+
+
+def main() -> None:
+    options = support.parse(__doc__)
+    machine = support.hardware()
+    found: dict[str, list[float]] = {}
+    for number in range(1 if options.quick else 3):
+        support.say(f"run {number + 1}")
+        for name, value in one().items():
+            support.say(f"  {name} {value:.3f}")
+            found.setdefault(name, []).append(value)
+    figures = [
+        support.median("steps_lost", found["steps_lost"], "ratio", "<= 0.02"),
+        support.median("copy_ratio", found["copy_ratio"], "ratio", "<= 1.5"),
+        support.median("copy_s", found["copy_s"], "s"),
+        support.median("transfer_s", found["transfer_s"], "s"),
+        support.median("start_s", found["start_s"], "s"),
+        support.median("start_steps_lost", found["start_steps_lost"], "ratio"),
+    ]
+    support.finish("joining", machine, figures, options.out)
+
+
+def one() -> dict[str, float]:
+    """The figures of one run."""
+    with (
+        tempfile.TemporaryDirectory(prefix="joining-") as name,
+        LocalCluster(LocalClusterConfig(), (HOME, SECOND, THIRD), 4) as cluster,
+    ):
+        path = Path(name) / "joining.yaml"
+        path.write_text(CONFIG)
+        sets = {"cluster": f"{{kind: existing, address: '{cluster.address}'}}"}
+        run = WatchedRun(Path(name) / "runs" / "joining", path, sets, cluster.environment)
+        run.start()
+        try:
+            until(run, lambda event: event["kind"] == "step" and event["step"] > INTERVAL + 8)
+            asked_s = time.time() - run.origin_unix_s
+            command("members", str(run.directory), "add", THIRD)
+            joined = until(run, lambda event: event["kind"] == "region_joined")
+            until(run, lambda event: event["kind"] == "step" and event["t_s"] > joined["t_s"] + 2)
+        finally:
+            run.end()
+    return figures(run.events, joined, asked_s)
+
+
+def figures(
+    events: Sequence[dict[str, Any]], joined: dict[str, Any], asked_s: float
+) -> dict[str, float]:
+    """See the module's docstring."""
+    began_s, ended_s = joined["t_s"] - joined["took_s"], joined["t_s"]
+    transfer_s = joined["bytes"] * 8 / (RATE_MBPS * 1e6)
+    before_s = asked_s - 8 * STEP_S
+    quiet_per_s = steps(events, before_s, asked_s) / (asked_s - before_s)
+    return {
+        "copy_s": ended_s - began_s,
+        "transfer_s": transfer_s,
+        "copy_ratio": (ended_s - began_s) / transfer_s,
+        "start_s": began_s - asked_s,
+        "start_steps_lost": 1 - steps(events, asked_s, began_s) / (began_s - asked_s) / quiet_per_s,
+        "steps_lost": 1 - steps(events, began_s, ended_s) / (ended_s - began_s) / quiet_per_s,
+    }
+
+
+def steps(events: Sequence[dict[str, Any]], from_s: float, to_s: float) -> float:
+    """Steps of the two that were there, in parts: a step counts for the share that lies inside."""
+    total = 0.0
+    for region in (HOME, SECOND):
+        ends_s = [e["t_s"] for e in events if e["kind"] == "step" and e["region"] == region]
+        for start_s, end_s in pairwise(ends_s):
+            inside_s = min(end_s, to_s) - max(start_s, from_s)
+            total += max(0.0, inside_s) / (end_s - start_s)
+    return total
+
+
+def until(run: WatchedRun, done: Any) -> dict[str, Any]:
+    """Follow a run until an event for which ``done`` is true, which is returned."""
+    for event in run.follow(START_S + JOIN_S):
+        if done(event):
+            return event
+    raise RuntimeError(f"it did not happen in {START_S + JOIN_S:.0f} s\n{run.tail()}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""A newcomer's copy on its way between two bridges, over real sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+import torch
+from wan_support import Node, running
+
+from geo_ray.checkpoint.manifest import PartInfo
+from geo_ray.checkpoint.parts import read_part, verify_part, write_part
+from geo_ray.checkpoint.spool_folder import SpoolFolder
+from geo_ray.errors import CheckpointCorruptError, LinkDownError
+from geo_ray.runtime.actors.copy_transfer import PIECE_BYTES, CarriedParts, CopyTransfer
+from geo_ray.transport.wire.message import Message
+
+TENSORS = {
+    "params": torch.arange(3 * PIECE_BYTES // 4 + 77, dtype=torch.float32),
+    "step": torch.tensor([7], dtype=torch.int64),
+    "nothing": torch.empty(0),
+}
+
+
+def carriers(giver: Node, newcomer: Node) -> tuple[CopyTransfer, CopyTransfer]:
+    """One at each end, fed with what arrives there."""
+    found = []
+    for node, peer in ((giver, newcomer.region), (newcomer, giver.region)):
+        carrier = CopyTransfer(node.endpoint.send)
+        node.handler = partial(_take, carrier, peer)
+        found.append(carrier)
+    return found[0], found[1]
+
+
+def _take(carrier: CopyTransfer, peer: str, message: Message) -> None:
+    carrier.routes()[message.kind](peer, message)
+
+
+def parts_from(newcomer: CopyTransfer, pool: ThreadPoolExecutor, ahead: int) -> CarriedParts:
+    def fetch(file: str, offset: int, num_bytes: int) -> Callable[[], bytes]:
+        return pool.submit(newcomer.fetch, "eu", file, offset, num_bytes).result
+
+    return CarriedParts("eu", fetch, ahead)
+
+
+@pytest.mark.parametrize("ahead", [1, 4])
+def test_a_part_arrives_as_it_was_written(ahead: int) -> None:
+    eu, us, spool = Node("eu"), Node("us"), SpoolFolder()
+    with running(eu, us), ThreadPoolExecutor(4) as pool:
+        us.dial(eu)
+        giver, newcomer = carriers(eu, us)
+        info = write_part(spool, "eu-ps0", TENSORS, {"counters": {"steps": 7}})
+        giver.lend(spool.piece)
+        parts = parts_from(newcomer, pool, ahead)
+        verify_part(parts, info)
+        tensors, meta = read_part(parts, info)
+        assert meta == {"counters": {"steps": 7}}
+        assert all(torch.equal(tensors[name], value) for name, value in TENSORS.items())
+        assert eu.about("us")["bytes_out"]["join"] > 2 * info.bytes
+        giver.close()
+        newcomer.close()
+
+
+def test_what_is_not_lent_is_refused_by_name() -> None:
+    eu, us, spool = Node("eu"), Node("us"), SpoolFolder()
+    with running(eu, us), ThreadPoolExecutor(4) as pool:
+        us.dial(eu)
+        giver, newcomer = carriers(eu, us)
+        parts = parts_from(newcomer, pool, 2)
+        info = write_part(spool, "eu-ps0", TENSORS, {})
+        with pytest.raises(CheckpointCorruptError, match="nothing is lent"):
+            read_part(parts, info)
+        giver.lend(spool.piece)
+        short = PartInfo(name=info.name, file=info.file, bytes=info.bytes + 1, sha256=info.sha256)
+        with pytest.raises(CheckpointCorruptError, match="ends early"):
+            verify_part(parts, short)
+        spool.clear()
+        with pytest.raises(CheckpointCorruptError, match="it is not there any more"):
+            read_part(parts, info)
+        with pytest.raises(CheckpointCorruptError, match="size is not known"):
+            parts.open(info.file)
+        giver.close()
+        newcomer.close()
+
+
+def test_who_waits_is_told_that_the_bridge_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Message] = []
+    newcomer = CopyTransfer(lambda peer, message: asked.append(message))
+    with ThreadPoolExecutor(1) as pool:
+        piece = pool.submit(newcomer.fetch, "eu", "eu-ps0.safetensors", 0, 10)
+        while not asked:
+            pass
+        newcomer.close()
+        with pytest.raises(LinkDownError, match="closes"):
+            piece.result(10)
+    monkeypatch.setattr("geo_ray.runtime.actors.copy_transfer._SILENT_S", 0.05)
+    with pytest.raises(LinkDownError, match="'eu' gave nothing of eu-ps0"):
+        newcomer.fetch("eu", "eu-ps0.safetensors", 0, 10)
+
+
+def test_the_newest_copy_counts_and_leaves_no_file() -> None:
+    spool = SpoolFolder()
+    spool.write("a", [b"1234", memoryview(b"56")], 6)
+    spool.write("a", [b"78"], 2)
+    assert (spool.piece("a", 0, 9), spool.piece("a", 1, 9), spool.piece("a", 2, 9)) == (
+        b"78",
+        b"8",
+        b"",
+    )
