@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from shlex import quote
+
 from rich.console import Console
 
 from geo_ray.api.run import Run
@@ -17,6 +19,9 @@ def show_end(run: Run) -> None:
     cost = load_cost(run.path)
     if cost is not None:
         console.print(f"plan     {cost_line(cost)}", highlight=False, soft_wrap=True)
+    if run.directory.address is not None:
+        address = quote(run.directory.address)
+        console.print(f"run      {address}", highlight=False, soft_wrap=True, markup=False)
     console.print(f"report   {short_path(run.report_path)}", highlight=False, soft_wrap=True)
     if run.model_path.exists():
         console.print(f"model    {short_path(run.model_path)}", highlight=False, soft_wrap=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from geo_ray.cli.paths import RunRef, RunReference, run_directory
+from geo_ray.cli.stop import show_asked
 
 _VERBS = ("add", "drain", "remove")
 
@@ -14,12 +15,13 @@ _VERBS = ("add", "drain", "remove")
 @click.argument("verb", required=False, type=click.Choice(_VERBS))
 @click.argument("region", required=False)
 def members(run_dir: RunRef, verb: str | None, region: str | None) -> None:
-    r"""Show the regions that take part in RUN, or change which do.
+    """Show the regions that take part in RUN, or change which do.
 
-    \b
-    add REGION     a region of the configuration that takes no part joins
-    drain REGION   a region leaves, with all it has done
-    remove REGION  a region is given up at once, with what it had not sent
+    add REGION: a region of the configuration that takes no part joins.
+
+    drain REGION: a region leaves, with all it has done.
+
+    remove REGION: a region is given up at once, with what it had not sent.
     """
     from rich.box import SIMPLE
     from rich.console import Console
@@ -34,7 +36,10 @@ def members(run_dir: RunRef, verb: str | None, region: str | None) -> None:
         )
     if verb is not None and region is not None:
         geo_ray.change_members(run_dir, verb, region)
-        click.echo(f"asked: {verb} {region}; what comes of it is shown by whoever trains {run_dir}")
+        show_asked(
+            run_dir,
+            f"asked: {verb} {region}; what comes of it is shown by whoever trains {run_dir}",
+        )
         return
     table = Table(box=SIMPLE)
     for heading in ("region", "state", "since step"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 
 from geo_ray.clock import Clock, SystemClock
 from geo_ray.config.experiment import Experiment
@@ -76,7 +77,7 @@ class StatusReader:
         regions = self._fold.regions(is_going=is_going is not False)
         failed = totals.failed if not is_going else None
         newest = totals.newest_eval
-        advice = None if failed is None else failed["fix"].replace(" RUN", f" {self._shown}")
+        advice = None if failed is None else failed["fix"].replace(" RUN", f" {quote(self._shown)}")
         return RunStatus(
             run=self._shown,
             phase=self._phase(ending, driver, is_going=is_going),

@@ -34,6 +34,10 @@ _TOLD = (
     "step_refused",
     "state_changed",
     "region_joined",
+    "region_drained",
+    "hub_moved",
+    "standby_ready",
+    "run_went_on",
     "stop_requested",
     "checkpoint",
     "checkpoint_failed",
@@ -59,7 +63,7 @@ class _Wait:
     names: tuple[str, ...]
 
     def text(self, now_s: float) -> str:
-        """Give ``starting workers: 3 of 10 ready, awaiting eu/1, us/0 (12 s)``."""
+        """Give ``starting processes: 3 of 10 ready, awaiting eu/1, us/0 (12 s)``."""
         named = ", ".join(self.names[:_NAMED])
         if len(self.names) > _NAMED:
             named += f" and {len(self.names) - _NAMED} more"
@@ -148,7 +152,7 @@ class Progress:
         """Show what a phase of the start-up waits for; to be called again and again meanwhile.
 
         Args:
-            phase: what it does, such as ``starting workers``.
+            phase: what it does, such as ``starting processes``.
             done: how many are ready; with the last one the phase is over.
             total: how many there are.
             names: of those that are not ready.
@@ -328,6 +332,14 @@ class Progress:
                 number = event.fields.get("round")  # runs of older releases do not say it
                 at = "" if number is None else f" at round {number:,}"
                 self._say(f"[green]{escape(event['region'])} joined[/]{at}, {size}, {took_s:.1f} s")
+            case "region_drained":
+                self._say(f"[yellow]{escape(event['region'])} has left[/]")
+            case "hub_moved":
+                self._say(f"[yellow]the averager moved[/] to {escape(event['region'])}")
+            case "standby_ready":
+                self._say(f"{escape(event['name'])} stands by for the averager")
+            case "run_went_on":
+                self._say("[green]going on[/]")
             case "stop_requested":
                 self._say(f"[yellow]stopping[/]: {cause}")
             case "checkpoint_failed":

@@ -78,9 +78,15 @@ class StatusFold:
         told = self._target.model_dump(include={"metric", "value", "direction"})
         return TargetStatus(**told, reached_s=self._reached_s)
 
-    def _region(self, name: str, totals: RegionTotals, *, is_going: bool) -> RegionStatus:
+    def _steps_of(self, name: str) -> int | None:
+        """How many it is to take; of one that has joined since: as many as all, if they agree."""
         started = self.totals.started
-        steps = None if started is None else (started.fields.get("steps") or {}).get(name)
+        told = {} if started is None else started.fields.get("steps") or {}
+        same = set(told.values())
+        return told.get(name, same.pop() if len(same) == 1 else None)
+
+    def _region(self, name: str, totals: RegionTotals, *, is_going: bool) -> RegionStatus:
+        steps = self._steps_of(name)
         now, now_s = self._now.regions.get(name, RegionNow()), self._now.now_s
         state = now.state(now_s, totals.steps.step + 1 if steps is None else steps)
         if state != "done" and not is_going:
@@ -105,11 +111,11 @@ class StatusFold:
 
 
 def mean_loss(regions: tuple[RegionStatus, ...]) -> float | None:
-    """The mean over regions, weighted by the samples of a step; None before the first."""
+    """The mean over members, weighted by the samples of a step; None before the first."""
     known = [
         (region.loss, region.samples / max(1, region.step))
         for region in regions
-        if region.loss is not None
+        if region.loss is not None and region.state not in ("lost", "left")
     ]
     weight = sum(samples for _, samples in known)
     return sum(loss * samples for loss, samples in known) / weight if weight > 0 else None

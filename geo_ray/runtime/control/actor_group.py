@@ -182,7 +182,7 @@ class ActorGroup:
         everyone = {f"{r}/{rank}": worker.handle for (r, rank), worker in self.workers.items()}
         everyone |= {f"{r}/{role}": handle for (role, r), handle in self.servers().items()}
         calls = {name: actor.ready.remote() for name, actor in everyone.items()}
-        told = collect(calls, timeout_s, partial(tell, "starting workers")).values()
+        told = collect(calls, timeout_s, partial(tell, "starting processes")).values()
         found = [names for names in told if names is not None]  # by who tried an evaluation
         if found:
             check_metric_names(self.spec.experiment, set().union(*found))

@@ -85,7 +85,7 @@ class BridgeWatch:
         restarts: how often there may be another one.
         origin_unix_s: when the run's clock was 0.
         emit: takes events of now: a kind, and its fields by name.
-        tell: shows a line to the user.
+        tell: shows the user what is going on; an empty text when it is over.
         lose: goes on without a region, for a cause, or raises.
     """
 
@@ -134,6 +134,7 @@ class BridgeWatch:
             self.actors.bridges[region] = bridge
             self.actors.bridge_addresses[region] = addresses
             took_s = time.monotonic() - found.since_s
+            self.tell("")  # no longer on its way; the event says the rest
             self.emit("bridge_replaced", region=region, cause=found.cause, took_s=took_s)
 
     def close(self) -> None:

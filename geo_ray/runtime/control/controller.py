@@ -362,8 +362,8 @@ class Controller:
                 self._emit("run_paused", cause=missing)
                 self.status(f"paused: {missing}")
             else:
+                self.status("")
                 self._emit("run_went_on")
-                self.status("going on")
         why = None if missing is None else quorum.overdue(missing, now_s)
         if why is not None and self.policy.halt(why, now_s):
             self._share_statistics()

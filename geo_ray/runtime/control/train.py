@@ -442,8 +442,7 @@ def _find_checkpoint(
     found = store.latest() if resume.checkpoint is None else store.open(resume.checkpoint)
     for problem in found.problems:
         reporting.status(f"passed over {problem}")
-    if found.problems or resume.checkpoint is not None:
-        reporting.status(f"going on from checkpoint {found.manifest.id}")
+    reporting.status(f"going on from checkpoint {found.manifest.id} at step {found.manifest.step}")
     return found
 
 

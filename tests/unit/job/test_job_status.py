@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from click import Command
 from click.testing import CliRunner
 from job_support import experiment
 
@@ -13,7 +14,9 @@ import geo_ray
 from geo_ray.checkpoint.manifest import CheckpointManifest
 from geo_ray.checkpoint.parts import write_part
 from geo_ray.checkpoint.store import CheckpointStore
+from geo_ray.cli.members import members as members_command
 from geo_ray.cli.status import status as command
+from geo_ray.cli.stop import stop as stop_command
 from geo_ray.clock import VirtualClock
 from geo_ray.errors import RegionLostError, RunDirectoryError
 from geo_ray.job import rundir
@@ -25,6 +28,7 @@ from geo_ray.lease.record import LEASE_KEY, LeaseRecord, encode_record
 from geo_ray.observe.events.log import EVENTS_FILE, EventLog
 from geo_ray.observe.report.ending import note_failure
 
+ASK = [(stop_command, []), (members_command, ["drain", "us"])]
 TARGET = ("train.target.metric=accuracy", "train.target.value=0.9",
           "train.target.direction=at_least")  # fmt: skip
 
@@ -191,6 +195,8 @@ def test_a_region_leaves_and_another_joins(run: RunDirectory) -> None:
         ("us", "left", 0.0),
         ("asia", "starting", 0.0),
     ]
+    assert [region.steps for region in found.regions] == [10, 10, 10]  # the newcomer's, too
+    assert found.loss == found.regions[0].loss  # not of who has left, nor of who has none yet
     assert found.samples_per_s == 16.0
 
 
@@ -255,7 +261,7 @@ def test_the_lines(run: RunDirectory) -> None:
     assert lines[2:] == [
         "  member    eu: step 4 of 10, 0 exchanges, loss 0.5208, 16 samples/s, computing",
         "  lost      us after step 4: its bridge is gone",
-        "  training  loss 1.042, 16 samples/s, averager in eu, "
+        "  training  loss 0.5208, 16 samples/s, averager in eu, "
         "target accuracy at least 0.9: not reached",
         "  saved     no checkpoint yet",
         "  spent     4.0 s, 0 B between regions",
@@ -286,3 +292,16 @@ def test_a_run_that_has_not_begun_and_no_run(run: RunDirectory, tmp_path: Path) 
     assert "  driver  none is noted" in CliRunner().invoke(command, [str(run.path)]).stdout
     with pytest.raises(RunDirectoryError, match="there is no run"):
         geo_ray.status(tmp_path / "gone")
+
+
+@pytest.mark.parametrize(("asks", "words"), ASK, ids=["stop", "members"])
+def test_who_asks_something_of_a_run_that_nobody_drives_is_told(
+    run: RunDirectory, asks: Command, words: list[str]
+) -> None:
+    with driving(seeker_of(run.path, quiet)), EventLog(run.path / EVENTS_FILE) as log:
+        begin(log)
+        answer = CliRunner().invoke(asks, [str(run.path), *words])
+        assert (answer.exit_code, answer.output[:5]) == (0, "asked")
+    answer = CliRunner().invoke(asks, [str(run.path), *words])
+    assert answer.exit_code == 0
+    assert answer.output.startswith(f"nobody drives {run.path} (")

@@ -83,6 +83,25 @@ def test_status_lines_and_faults_are_printed_once_each() -> None:
     assert lines[-2:] == ["checkpoint 0001 at step 4", "stopping: ctrl-c"]
 
 
+def test_who_leaves_where_the_averager_goes_and_who_stands_by_is_told() -> None:
+    stream = io.StringIO()
+    progress = Progress(4, REGIONS, Console(file=stream, width=200), plain=True)
+    rows: list[Row] = [
+        ("hub_moved", 1.0, {"region": "west", "epoch": 2}),
+        ("standby_ready", 2.0, {"region": "west", "name": "east", "epoch": 2}),
+        ("region_drained", 3.0, {"region": "east"}),
+        ("run_went_on", 4.0, {}),
+    ]
+    for event in events(rows):
+        progress.feed(event)
+    assert stream.getvalue().splitlines() == [
+        "the averager moved to west",
+        "east stands by for the averager",
+        "east has left",
+        "going on",
+    ]
+
+
 def test_a_region_that_joined_in_a_run_of_an_older_release_is_shown_without_its_round() -> None:
     stream = io.StringIO()
     told = {name: JOINED[name] for name in ("view", "bytes", "took_s")}

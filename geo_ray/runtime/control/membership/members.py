@@ -264,7 +264,6 @@ class Members:
     def _refuse(self, verb: str, region: str, why: str) -> None:
         log.warning("'%s %s' is refused: %s", verb, region, why)
         self.hooks.emit("members_refused", verb=verb, region=region, cause=why)
-        self.hooks.tell(f"'{verb} {region}' is refused: {why}")
 
     def _ask_change(self, joins: tuple[str, ...], leaves: tuple[str, ...]) -> None:
         home = self.actors.home.region
@@ -282,6 +281,7 @@ class Members:
                 continue
             self._leaving.discard(region)
             self.hooks.drop(region)
+            self.hooks.tell("")
             self.hooks.emit("region_drained", region=region)
         self._leaving -= set(view.lost)
         joins = self._joining is not None and self._joining.is_asked
