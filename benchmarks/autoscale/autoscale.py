@@ -28,7 +28,7 @@ from geo_ray.autoscale.replay.day import DayKind, made_up_day
 from geo_ray.autoscale.replay.world import SimJob
 from geo_ray.autoscale.target import ClusterTarget, MachineKind, RegionTarget
 from geo_ray.clouds.price_book import PriceBook, shipped_book
-from geo_ray.providers.base import Market, Pool
+from geo_ray.providers.base import Pool
 
 SPEED = {"g4dn.xlarge": 50.0, "g5.xlarge": 120.0, "g6.2xlarge": 90.0}
 SERVER = "c5a.2xlarge"

@@ -8,7 +8,7 @@ what was learned of pools. It is written before anything is done.
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
@@ -141,6 +141,20 @@ class AutoscalerMemory:
     pools: dict[str, PoolRecord] = field(default_factory=dict)
     ledger: SpendLedger = field(default_factory=SpendLedger)
     only_on_demand: bool = False
+
+    def copied(self) -> AutoscalerMemory:
+        """Return a copy that shares nothing that changes."""
+        return replace(
+            self,
+            intents={key: replace(each) for key, each in self.intents.items()},
+            duties={
+                key: replace(each, parting=each.parting and replace(each.parting))
+                for key, each in self.duties.items()
+            },
+            regions={key: replace(each) for key, each in self.regions.items()},
+            pools={key: replace(each) for key, each in self.pools.items()},
+            ledger=SpendLedger({key: replace(row) for key, row in self.ledger.rows.items()}),
+        )
 
     def pool(self, pool: Pool) -> PoolRecord:
         """Return what is known of a pool; a new record if nothing is."""

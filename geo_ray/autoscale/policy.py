@@ -8,7 +8,6 @@ machine and the workers'; what leaves; what nobody waits for.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -76,7 +75,7 @@ class AutoscalePolicy:
             memory: of the last time; is not changed.
             observed: what is seen now.
         """
-        memory = copy.deepcopy(memory)
+        memory = memory.copied()
         now_s = observed.now_unix_s
         if observed.machines is None:
             return Decided(memory, (), RunPace(0.0, reason="the clouds do not answer"), 0.0)

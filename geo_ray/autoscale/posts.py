@@ -197,6 +197,10 @@ class PostKeeper:
         horizon_s = calm.horizon_s if left_s is None else min(calm.horizon_s, left_s)
         offers = self._offers if is_quiet and horizon_s > self._config.start_s else []
         markup = (1 + self._config.start_s / max(horizon_s, 1.0)) / (1 - calm.least_gain)
+        spare = sum(self._speed(d) for d in steady) - self._post.rows_per_s * _ENOUGH
+        if not offers and spare < min((self._speed(d) for d in steady), default=0.0):
+            self._record.surplus_unix_s = None
+            return
         kept = self._floor_of(steady)
         free = [duty for duty in steady if not any(duty is each for each in kept)]
         need = self._post.rows_per_s - sum(self._speed(duty) for duty in kept)

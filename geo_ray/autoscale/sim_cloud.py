@@ -83,6 +83,7 @@ class SimulatedCloud:
     _requests: dict[str, tuple[LaunchFailure, ...]] = field(default_factory=dict)
     _failures: list[tuple[str, LaunchFailure]] = field(default_factory=list)
     _rng: random.Random | None = None
+    _advanced_unix_s: float = -math.inf
 
     @property
     def name(self) -> str:
@@ -139,13 +140,18 @@ class SimulatedCloud:
     def advance(self) -> None:
         """Take back what the markets take until now: with a notice first, then for good."""
         now_s = self.now()
+        if now_s <= self._advanced_unix_s:
+            return
+        self._advanced_unix_s = now_s
+        there: dict[Pool, list[SimMachine]] = {}
         for each in self.machines.values():
             ends_s = each.machine.ends_unix_s
             if each.ended_unix_s is None and ends_s is not None and ends_s <= now_s:
                 each.ended_unix_s, each.taken = ends_s, True
-        for pool, market in self.markets.items():
-            if pool.market is Market.SPOT:
-                self._take_back(pool, market, now_s)
+            if each.ended_unix_s is None and each.machine.pool.market is Market.SPOT:
+                there.setdefault(each.machine.pool, []).append(each)
+        for pool, machines in there.items():
+            self._take_back(machines, self.markets[pool], now_s)
 
     def alive(self) -> list[SimMachine]:
         """Return the machines that are paid now."""
@@ -197,10 +203,7 @@ class SimulatedCloud:
             if each.ended_unix_s is None and each.machine.pool == pool
         ]
 
-    def _take_back(self, pool: Pool, market: MarketTrace, now_s: float) -> None:
-        there = self._in(pool)
-        if not there:
-            return
+    def _take_back(self, there: list[SimMachine], market: MarketTrace, now_s: float) -> None:
         noticed = sum(self._is_noticed(each, now_s) for each in there)
         excess = len(there) - market.stock_at(now_s) - noticed
         for each in sorted(there, key=lambda m: m.machine.id):

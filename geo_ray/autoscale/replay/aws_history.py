@@ -1,7 +1,7 @@
 """Reads what `aws ec2 describe-spot-price-history` prints, as the markets of a day.
 
-The answer has a price for every change, newest first, by zone and type; it says nothing of stock, so
-what a customer could have is taken to be plenty, or is given.
+The answer has a price for every change, newest first, by zone and type; it says nothing of stock,
+so what a customer could have is taken to be plenty, or is given.
 """
 
 from __future__ import annotations

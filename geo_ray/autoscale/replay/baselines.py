@@ -3,10 +3,10 @@
 - *On demand*: the cheapest type and zone at the beginning, for ever.
 - *Spot*: the same on the spot market; what is taken is asked for again in its own pool, again and
   again, and the rest goes on meanwhile.
-- *Zone failover*, SkyPilot's rule: all machines of a region in the cheapest pool, spot or on demand;
-  when any is taken, the region's are ended and rented again in the cheapest pool that is not that
-  one, the next cheapest if it gives none, and the job goes on from its newest checkpoint. Egress is
-  not looked at.
+- *Zone failover*, SkyPilot's rule: all machines of a region in the cheapest pool, spot or on
+  demand; when any is taken, the region's are ended and rented again in the cheapest pool that is
+  not that one, the next cheapest if it gives none, and the job goes on from its newest checkpoint.
+  Egress is not looked at.
 
 Servers are on demand for all, as for the autoscaler. None of them looks at the deadline.
 

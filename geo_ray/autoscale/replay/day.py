@@ -1,12 +1,12 @@
 """Days that are made up from a seed within what is documented of prices.
 
 Prices: on demand as the book has it; on the spot market each zone begins within the range that the
-book has over zones, moves by some per cent every hour and returns, and jumps to another place of the
-range, or a quarter beyond, once or twice a day; never above on demand. Nobody publishes
-preemptions, so stock is an assumption: a zone has plenty of a type, and now and then, between once in
-two days and a few times a day as the pool goes, there are two, one or none for ten minutes to three
-hours. On demand there is always some, but for one zone and type in each region that is sold out for
-a while.
+book has over zones, moves by some per cent every hour and returns, and jumps to another place of
+the range, or a quarter beyond, once or twice a day; never above on demand. Nobody publishes
+preemptions, so stock is an assumption: a zone has plenty of a type, and now and then, between once
+in two days and a few times a day as the pool goes, there are two, one or none for ten minutes to
+three hours. On demand there is always some, but for one zone and type in each region that is sold
+out for a while.
 
 Source: the ranges are those of SkyPilot's catalog; all dynamics are reconstructed.
 """
