@@ -15,7 +15,7 @@ class Alternative:
         pool: which.
         usd_per_hour: of one machine; None: no price is known.
         preemptions_per_h: that are expected of one.
-        usd_per_million_rows: with what preemptions are expected to cost; None: not to be had.
+        usd_per_million_rows: with what preemptions are expected to cost; None: no price is known.
         chosen: how many machines are taken from there.
         note: why none are, if it could not be taken.
     """

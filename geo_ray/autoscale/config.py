@@ -34,7 +34,9 @@ class RetryConfig(StrictModel):
     first_s: float = Field(60.0, gt=0, description="a pool that gave nothing is left alone")
     longest_s: float = Field(3600.0, gt=0, description="it doubles each time, up to this")
     resend_s: float = Field(30.0, gt=0, description="a launch without trace is sent again")
-    give_up_s: float = Field(600.0, gt=0, description="and is given up")
+    give_up_s: float = Field(
+        300.0, gt=0, description="and is given up, its pool left alone for the longest time"
+    )
     join_s: float = Field(600.0, gt=0, description="a machine whose node is not there is ended")
     missing_s: float = Field(90.0, ge=0, description="a machine not listed counts as gone")
 

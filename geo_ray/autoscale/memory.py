@@ -119,6 +119,19 @@ class RegionRecord:
 
 
 @dataclass(slots=True)
+class PaceRecord:
+    """What was decided of deadline and budget, and holds until it is known better.
+
+    Attributes:
+        only_on_demand: whether the deadline leaves no time for a preemption.
+        stopped_at_usd: the budget at which all was stopped; None: it was not.
+    """
+
+    only_on_demand: bool = False
+    stopped_at_usd: float | None = None
+
+
+@dataclass(slots=True)
 class AutoscalerMemory:
     """See the module's docstring.
 
@@ -130,7 +143,7 @@ class AutoscalerMemory:
         regions: by name.
         pools: by `pool_key`.
         ledger: what was spent.
-        only_on_demand: whether the deadline leaves no time for a preemption.
+        pace: what was decided of deadline and budget.
     """
 
     epoch: int = 0
@@ -140,7 +153,7 @@ class AutoscalerMemory:
     regions: dict[str, RegionRecord] = field(default_factory=dict)
     pools: dict[str, PoolRecord] = field(default_factory=dict)
     ledger: SpendLedger = field(default_factory=SpendLedger)
-    only_on_demand: bool = False
+    pace: PaceRecord = field(default_factory=PaceRecord)
 
     def copied(self) -> AutoscalerMemory:
         """Return a copy that shares nothing that changes."""
@@ -152,6 +165,7 @@ class AutoscalerMemory:
                 for key, each in self.duties.items()
             },
             regions={key: replace(each) for key, each in self.regions.items()},
+            pace=replace(self.pace),
             pools={key: replace(each) for key, each in self.pools.items()},
             ledger=SpendLedger({key: replace(row) for key, row in self.ledger.rows.items()}),
         )

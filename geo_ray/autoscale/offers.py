@@ -82,7 +82,7 @@ class PoolOffer:
 
     def alternative(self, chosen: int) -> Alternative:
         """Return it as it is shown."""
-        score = self.usd_per_million_rows if self.most else None
+        score = None if self.usd_per_hour is None else self.usd_per_million_rows
         usd, rate = self.usd_per_hour, self.preemptions_per_h
         return Alternative(self.pool, usd, rate, score, chosen, self.note)
 

@@ -7,7 +7,7 @@ are worth their risk. Once there is not, only machines on demand count; back onl
 as much, since a change back costs one, too. A job that is late has more machines, up to a bound.
 
 A budget stops everything while there is still money to stop: what is spent, and what all machines
-cost until the next look and until they have left.
+cost until the next look and until they have left. It stays so until the budget is raised.
 """
 
 from __future__ import annotations
@@ -57,21 +57,24 @@ def run_pace(
         until_stopped_s = config.drain_s + 2 * config.every_s
         needed_to_stop = burn * until_stopped_s / 3600.0
         if memory.ledger.paid_usd + needed_to_stop >= target.budget_usd:
+            memory.pace.stopped_at_usd = target.budget_usd
+        stopped_usd = memory.pace.stopped_at_usd
+        if stopped_usd is not None and target.budget_usd <= stopped_usd:
             return RunPace(0.0, reason=BUDGET)
     if target.deadline_unix_s is None or observed.left_s is None:
-        memory.only_on_demand = False
+        memory.pace.only_on_demand = False
         return RunPace(1.0)
     margin_s = change_s(config) + _SPARE * observed.left_s
     time_left_s = target.deadline_unix_s - observed.now_unix_s
     slack_s = time_left_s - observed.left_s
-    bound_s = margin_s * (_BACK if memory.only_on_demand else 1.0)
-    memory.only_on_demand = slack_s < bound_s
+    bound_s = margin_s * (_BACK if memory.pace.only_on_demand else 1.0)
+    memory.pace.only_on_demand = slack_s < bound_s
     wanted = observed.left_s / max(1e-9, time_left_s - change_s(config))
     if not 0 <= wanted <= config.most_speed:
         wanted = config.most_speed
     speed = min(config.most_speed, max(1.0, math.ceil(wanted / _STEP - 1e-9) * _STEP))
-    late = LATE if memory.only_on_demand or speed > 1 else ""
-    return RunPace(speed, memory.only_on_demand, late)
+    late = LATE if memory.pace.only_on_demand or speed > 1 else ""
+    return RunPace(speed, memory.pace.only_on_demand, late)
 
 
 def change_s(config: AutoscaleConfig) -> float:

@@ -285,8 +285,11 @@ class PostKeeper:
 
     def _show(self) -> None:
         launches = self._choice.launches
+        ranked = sorted(
+            self._offers, key=lambda o: (o.usd_per_hour is None, o.usd_per_million_rows)
+        )
         self._choice.alternatives = tuple(
-            offer.alternative(launches.get(offer.pool, (0,))[0]) for offer in self._offers
+            offer.alternative(launches.get(offer.pool, (0,))[0]) for offer in ranked
         )
 
 

@@ -52,7 +52,8 @@ class Sightings:
         self._take_failures()
         orphans = self._take_machines()
         for machine_id in list(self._memory.duties):
-            self._book(self._memory.duties[machine_id])
+            duty = self._memory.duties[machine_id]
+            self._book(duty, duty.seen_unix_s)
         self._give_up_intents()
         return orphans
 
@@ -72,7 +73,9 @@ class Sightings:
             intent = self._memory.intents[request_id]
             missing = outstanding(self._memory, intent)
             if missing > 0 and self._now_s - intent.since_unix_s >= self._config.retry.give_up_s:
-                self._leave_alone(intent, Shortage.SOLD_OUT)
+                self._memory.pool(intent.request.pool).until_unix_s = (
+                    self._now_s + self._config.retry.longest_s
+                )
                 missing = 0
             if missing <= 0:
                 del self._memory.intents[request_id]
@@ -155,9 +158,8 @@ class Sightings:
 
     # ------------------------------------------------------------------ dollars
 
-    def _book(self, duty: Duty, until_unix_s: float | None = None) -> None:
-        until_s = self._now_s if until_unix_s is None else until_unix_s
-        hours = (until_s - duty.paid_unix_s) / 3600.0
+    def _book(self, duty: Duty, until_unix_s: float) -> None:
+        hours = (until_unix_s - duty.paid_unix_s) / 3600.0
         if hours <= 0:
             return
         machine = duty.machine
@@ -169,7 +171,7 @@ class Sightings:
         quoted = duty.usd_per_hour * factor * hours
         region = machine.labels.get(REGION_LABEL, "")
         self._memory.ledger.add(region, duty.reason, hours, quoted, paid)
-        duty.paid_unix_s = until_s
+        duty.paid_unix_s = until_unix_s
         if machine.pool.market is Market.SPOT:
             learn(self._memory.pool(machine.pool), self._now_s, hours)
 
