@@ -1,7 +1,7 @@
 """A simulated cluster whose autoscaler dies: at any call, before it is done or after.
 
 A next one starts with the journal and the next epoch of the lease. The one before may only have
-stood still, and wake up in the middle of what it was doing: then the journal is not its own any more.
+stood still, and wake up in the middle of what it was doing: then the journal is not its own.
 """
 
 from __future__ import annotations
@@ -76,15 +76,18 @@ class MortalStore:
     reaper: Reaper
 
     def read(self, key: str) -> StoredValue | None:
+        """See `ConditionalStore.read`."""
         with self.reaper.around():
             return self.inner.read(key)
 
     def write(self, key: str, data: bytes, expected: str | None) -> str | None:
+        """See `ConditionalStore.write`."""
         with self.reaper.around():
             return self.inner.write(key, data, expected)
 
     @contextmanager
     def unchanged(self, key: str, tag: str) -> Iterator[bool]:
+        """See `ConditionalStore.unchanged`."""
         with self.inner.unchanged(key, tag) as held:
             yield held
 
@@ -98,25 +101,31 @@ class MortalProvider:
 
     @property
     def name(self) -> str:
+        """See `MachineProvider.name`."""
         return self.inner.name
 
     def list_machines(self, cluster: str) -> Sequence[Machine]:
+        """See `MachineProvider.list_machines`."""
         with self.reaper.around():
             return self.inner.list_machines(cluster)
 
     def launch(self, request: LaunchRequest) -> Sequence[LaunchFailure]:
+        """See `MachineProvider.launch`."""
         with self.reaper.around():
             return self.inner.launch(request)
 
     def terminate(self, machine_ids: Sequence[str]) -> None:
+        """See `MachineProvider.terminate`."""
         with self.reaper.around():
             self.inner.terminate(machine_ids)
 
     def poll_failures(self, cluster: str) -> Sequence[LaunchFailure]:
+        """See `MachineProvider.poll_failures`."""
         with self.reaper.around():
             return self.inner.poll_failures(cluster)
 
     def stock(self, pools: Sequence[Pool]) -> Sequence[Stock]:
+        """See `MachineProvider.stock`."""
         with self.reaper.around():
             return self.inner.stock(pools)
 

@@ -53,6 +53,16 @@ class AutoscaleConfig(StrictModel):
     zones: dict[str, tuple[str, ...]] = Field(
         default_factory=dict, description="by region of the run; absent: the cloud chooses"
     )
+    substitutes: bool = Field(
+        False,
+        description="whether types that the plan does not have may stand in for those that it has: "
+        "not where the run's `nodes` name types",
+    )
+    machine_resources: dict[str, dict[str, float]] = Field(
+        default_factory=dict,
+        description="by type: what Ray finds there, such as {CPU: 8}, to know how many machines "
+        "what waits for a place needs; absent: such demand of the type's regions is not followed",
+    )
     start_s: float = Field(
         180.0, ge=0, description="from a launch to a node that computes; the margin of a deadline"
     )

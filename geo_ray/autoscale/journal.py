@@ -27,7 +27,6 @@ class Journal:
     def __init__(self, store: ConditionalStore, epoch: int) -> None:
         self._store, self._epoch = store, epoch
         self._tag: str | None = None
-        self._written: bytes | None = None
         self._memory: AutoscalerMemory | None = None
 
     def read(self) -> AutoscalerMemory:
@@ -39,7 +38,7 @@ class Journal:
         if self._memory is None:
             found = self._store.read(JOURNAL_KEY)
             if found is not None:
-                self._tag, self._written = found.tag, found.data
+                self._tag = found.tag
             self._memory = AutoscalerMemory() if found is None else decode_memory(found.data)
             self._memory.epoch = self._epoch
         return self._memory
@@ -52,16 +51,11 @@ class Journal:
             RunDirectoryError: it cannot be written; the next write finds out what came of it.
         """
         data = encode_memory(memory)
-        if data != self._written:
-            if len(data) > MAX_RECORD_BYTES:
-                raise RunDirectoryError(
-                    f"the autoscaler's journal would have {len(data)} bytes",
-                    fix="It is made for some thousand machines: use several clusters.",
-                )
-            self._put(data)
-        self._memory = memory
-
-    def _put(self, data: bytes) -> None:
+        if len(data) > MAX_RECORD_BYTES:
+            raise RunDirectoryError(
+                f"the autoscaler's journal would have {len(data)} bytes",
+                fix="It is made for some thousand machines: use several clusters.",
+            )
         tag = self._store.write(JOURNAL_KEY, data, self._tag)
         if tag is None:
             found = self._store.read(JOURNAL_KEY)
@@ -72,4 +66,4 @@ class Journal:
                     "another autoscaler has written the journal of this cluster; this one rents "
                     "and ends nothing any more"
                 )
-        self._tag, self._written = tag, data
+        self._tag, self._memory = tag, memory

@@ -106,7 +106,7 @@ class PoolRecord:
 
 
 @dataclass(slots=True)
-class RegionRecord:
+class RegionMemory:
     """What was done in a region.
 
     Attributes:
@@ -150,7 +150,7 @@ class AutoscalerMemory:
     launches: int = 0
     intents: dict[str, Intent] = field(default_factory=dict)
     duties: dict[str, Duty] = field(default_factory=dict)
-    regions: dict[str, RegionRecord] = field(default_factory=dict)
+    regions: dict[str, RegionMemory] = field(default_factory=dict)
     pools: dict[str, PoolRecord] = field(default_factory=dict)
     ledger: SpendLedger = field(default_factory=SpendLedger)
     pace: PaceRecord = field(default_factory=PaceRecord)
@@ -174,9 +174,9 @@ class AutoscalerMemory:
         """Return what is known of a pool; a new record if nothing is."""
         return self.pools.setdefault(pool_key(pool), PoolRecord(pool))
 
-    def region(self, name: str) -> RegionRecord:
+    def region(self, name: str) -> RegionMemory:
         """Return what was done in a region."""
-        return self.regions.setdefault(name, RegionRecord())
+        return self.regions.setdefault(name, RegionMemory())
 
 
 def pool_key(pool: Pool) -> str:

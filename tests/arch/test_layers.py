@@ -23,6 +23,7 @@ LAYERS = [
     {"codecs", "strategies"},
     {"clouds", "training", "checkpoint", "transport", "data", "tasks", "coding", "lease"},
     {"overlay", "transfers"},
+    {"providers"},
     {"planning"},
     {"autoscale"},
     {"config.experiment", "config.emulate"},
