@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from geo_ray.autoscale.actions import Drain, End, Launch
 from geo_ray.autoscale.config import AutoscaleConfig, CalmConfig, RetryConfig
 from geo_ray.autoscale.memory import AutoscalerMemory
 from geo_ray.autoscale.observed import NodeSeen, Observed
 from geo_ray.autoscale.policy import AutoscalePolicy, Decided
+from geo_ray.autoscale.sim_cloud import SimTemper, SimulatedCloud, forever
 from geo_ray.autoscale.target import ClusterTarget, MachineKind, RegionTarget
 from geo_ray.clouds.tiers import AgeTier
 from geo_ray.providers.base import (
@@ -20,6 +25,7 @@ from geo_ray.providers.base import (
     Shortage,
     Stock,
 )
+from tests.provider_support import CloudBench, pool
 
 BIG = MachineKind("big", 20.0, 10)
 SMALL = MachineKind("small", 10.0, 10)
@@ -72,9 +78,9 @@ class Scene:
     failures: list[LaunchFailure] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        for pool in self.target.pools():
-            usual = 1.0 if pool.market is Market.ON_DEMAND else 0.3
-            self.usd.setdefault(pool, usual * (2 if pool.type == "big" else 1))
+        for each in self.target.pools():
+            usual = 1.0 if each.market is Market.ON_DEMAND else 0.3
+            self.usd.setdefault(each, usual * (2 if each.type == "big" else 1))
 
     def look(self, after_s: float = 10.0) -> Decided:
         """Time passes; the policy decides; the cloud does it."""
@@ -136,6 +142,16 @@ class Scene:
                     )
             case End(machine_id=name):
                 self.machines.pop(name, None)
+
+
+@contextmanager
+def simulated_bench(tmp_path: Path) -> Iterator[CloudBench]:
+    """The simulated cloud, by the machine's clock, for the contract of providers."""
+    cheap, rare, south = pool(Market.SPOT), pool(type_="rare"), pool(region="south")
+    markets = {pool(): forever(1.0), cheap: forever(0.5), rare: forever(1.0, 2)}
+    temper = SimTemper(start_s=0.1, unlisted_s=0.1, quota={"south": 1})
+    cloud = SimulatedCloud({**markets, south: forever(1.0)}, time.time, temper)
+    yield CloudBench(cloud, cloud, pool(), cheap, rare, south, tells_stock=False)
 
 
 def launches(decided: Decided) -> list[Launch]:

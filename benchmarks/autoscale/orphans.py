@@ -2,7 +2,8 @@
 
 A simulated cloud that loses one answer in ten, refuses one call in ten, and lists new machines up
 to 90 s late; an autoscaler that is killed before or after any of its calls, 200 times for each
-seed, while machines are also ended by hand. Asked when all has settled, and again when the job is over.
+seed, while machines are also ended by hand. Asked when all has settled, and again when the job is
+over.
 
   orphans            machines that ran when the job was over
   doubles            machines beyond those wanted when all had settled

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from geo_ray.autoscale.config import AutoscaleConfig
 from geo_ray.autoscale.target import ClusterTarget, MachineKind, RegionTarget
+from geo_ray.clouds.price import Market as ListedMarket
 from geo_ray.clouds.price_book import PriceBook
 from geo_ray.clouds.tiers import AgeTier
 from geo_ray.errors import ConfigError, CurrencyError, PriceUnknownError
@@ -67,7 +68,8 @@ def _region(
         )
     server = None
     if region.server is not None:
-        markets = ("on_demand",) if config.floor == "servers" else ("on_demand", "spot")
+        both: tuple[ListedMarket, ...] = ("on_demand", "spot")
+        markets = both[:1] if config.floor == "servers" else both
         machine = MachineConfig(type=region.server, cap=2, markets=markets)
         server = _kind(offer, machine, 1.0, book)
     has_floor = config.floor == "servers" or (

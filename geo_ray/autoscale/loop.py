@@ -19,7 +19,7 @@ from geo_ray.autoscale.journal import Journal
 from geo_ray.autoscale.observed import NodeSeen, Observed
 from geo_ray.autoscale.policy import AutoscalePolicy, Decided
 from geo_ray.autoscale.target import ClusterTarget
-from geo_ray.errors import GeoRayError
+from geo_ray.errors import GeoRayError, ProviderRefusedError
 from geo_ray.providers.base import LaunchFailure, Machine, MachineProvider, Pool, Shortage, Stock
 
 _log = logging.getLogger(__name__)
@@ -149,7 +149,18 @@ class Reconciler:
     def _act(self, action: Action, observed: Observed) -> None:
         match action:
             case Launch(request=request):
-                self._keep(self.provider.launch(request))
+                try:
+                    self._keep(self.provider.launch(request))
+                except ProviderRefusedError as error:  # it will never work: another pool may
+                    failure = LaunchFailure(
+                        request.request_id,
+                        request.pool,
+                        request.count,
+                        Shortage.REFUSED,
+                        error.message,
+                    )
+                    self._keep([failure])
+                    raise
             case Drain(machine_id=machine_id, reason=reason, until_unix_s=until_s):
                 for machine in observed.machines or ():
                     if machine.id == machine_id:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from geo_ray.autoscale.market_trace import MarketTrace
-from geo_ray.errors import CloudUnreachableError
+from geo_ray.errors import ProviderUnreachableError
 from geo_ray.providers.base import (
     LaunchFailure,
     LaunchRequest,
@@ -35,6 +35,7 @@ class SimTemper:
         unlisted_s: for how long a new machine may be missing from lists, at most.
         silence: share of calls that are done and not answered.
         refusal: share of calls that fail without being done.
+        quota: machines at a time by region; a region that is not there has no bound.
     """
 
     start_s: float = 60.0
@@ -42,6 +43,7 @@ class SimTemper:
     unlisted_s: float = 0.0
     silence: float = 0.0
     refusal: float = 0.0
+    quota: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -108,7 +110,7 @@ class SimulatedCloud:
         if request.request_id not in self._requests:
             self._requests[request.request_id] = self._make(request)
         if self._chance().random() < self.temper.silence:
-            raise CloudUnreachableError("the answer to a launch got lost")
+            raise ProviderUnreachableError("the answer to a launch got lost")
         return self._requests[request.request_id]
 
     def terminate(self, machine_ids: Sequence[str]) -> None:
@@ -120,7 +122,7 @@ class SimulatedCloud:
             if found is not None and found.ended_unix_s is None:
                 found.ended_unix_s = self.now()
         if self._chance().random() < self.temper.silence:
-            raise CloudUnreachableError("the answer to an end got lost")
+            raise ProviderUnreachableError("the answer to an end got lost")
 
     def poll_failures(self, cluster: str) -> Sequence[LaunchFailure]:
         """See `MachineProvider.poll_failures`."""
@@ -173,7 +175,13 @@ class SimulatedCloud:
         now_s, pool = self.now(), request.pool
         market = self.markets.get(pool)
         room = 0 if market is None else market.stock_at(now_s) - len(self._in(pool))
-        count = max(0, min(request.count, room))
+        alive = [each for each in self.machines.values() if each.ended_unix_s is None]
+        used = sum(each.machine.pool.region == pool.region for each in alive)
+        quota = self.temper.quota.get(pool.region)
+        bound, shortage = room, Shortage.SOLD_OUT
+        if quota is not None and quota - used < room:
+            bound, shortage = quota - used, Shortage.QUOTA
+        count = max(0, min(request.count, bound))
         for number in range(count):
             made = Machine(
                 f"{request.request_id}.{number}",
@@ -190,9 +198,8 @@ class SimulatedCloud:
         if count == request.count:
             return ()
         missing = request.count - count
-        failure = LaunchFailure(
-            request.request_id, pool, missing, Shortage.SOLD_OUT, "InsufficientInstanceCapacity"
-        )
+        reason = f"the simulated cloud says {shortage.value}"
+        failure = LaunchFailure(request.request_id, pool, missing, shortage, reason)
         self._failures.append((request.cluster, failure))
         return (failure,)
 
@@ -229,7 +236,7 @@ class SimulatedCloud:
 
     def _trouble(self, call: str) -> None:
         if self._chance().random() < self.temper.refusal:
-            raise CloudUnreachableError(f"no answer to {call}")
+            raise ProviderUnreachableError(f"no answer to {call}")
 
     def _chance(self) -> random.Random:
         if self._rng is None:

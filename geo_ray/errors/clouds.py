@@ -22,3 +22,21 @@ class CloudUnreachableError(CloudError):
     causes = "No network, a wrong endpoint, throttling."
     advice = "Try again later, or check the network and the endpoint."
     more = "Prices that were known stay as they were."
+
+
+class ProviderRefusedError(CloudError):
+    """A cloud will not do what was asked with machines or secrets, however often it is asked."""
+
+    code = "PROVIDER_REFUSED"
+    causes = (
+        "Wrong or expired credentials, a missing permission, a machine image that is not there."
+    )
+    advice = "Give the account the permission that the message names; docs/providers.md lists all."
+
+
+class ProviderUnreachableError(CloudUnreachableError):
+    """Whether a cloud did what was asked with machines or secrets is not known."""
+
+    code = "PROVIDER_UNREACHABLE"
+    causes = "No network, a wrong endpoint, throttling, a time limit."
+    advice = "Ask again with the same request id, which is safe; look at what the cloud lists."

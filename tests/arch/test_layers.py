@@ -29,6 +29,7 @@ LAYERS = [
     {"config.experiment", "config.emulate"},
     {"job"},
     {"runtime", "sim"},
+    {"providers.local", "providers.agent"},  # raylets on this machine; drains its own node
     {"tuning", "lab", "comparison", "contract"},
     {"api"},
     {"cli"},
@@ -53,7 +54,7 @@ FENCES = {
     "tencentcloud": ("clouds.tencent",),
     "pyarrow": ("data", "api.tables"),  # results are handed to users as Arrow tables
 }
-NO_TORCH = ("types", "errors", "clock", "config", "planning", "autoscale", "clouds")
+NO_TORCH = ("types", "errors", "clock", "config", "planning", "autoscale", "clouds", "providers")
 IMPORT_NAMES = {"pyyaml": "yaml", "scikit-learn": "sklearn"}
 COMES_WITH = {"boto3": {"botocore"}, "tencentcloud-sdk-python": {"tencentcloud"}}
 

@@ -44,7 +44,7 @@ class _Stair(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FleetPool:
+class RentalPool:
     """See the module's docstring.
 
     Attributes:
