@@ -98,7 +98,6 @@ def living(provider: LocalProvider) -> list[str]:
     return sorted(m.id for m in found if m.state in (MachineState.PENDING, MachineState.RUNNING))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_machines_come_are_replaced_and_end_whatever_becomes_of_the_autoscaler(
     connected: ConnectedCluster, provider: LocalProvider, tmp_path: Path
