@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 
 from geo_ray.autoscale.actions import Alternative
 from geo_ray.autoscale.config import AutoscaleConfig
-from geo_ray.autoscale.cover import CoverItem, cheapest_cover
+from geo_ray.autoscale.cover import SHORT, CoverItem, cheapest_cover
 from geo_ray.autoscale.memory import AutoscalerMemory, Duty, Intent, Parting, outstanding
 from geo_ray.autoscale.offers import Losses, PoolOffer, price_of
 from geo_ray.autoscale.sightings import LIFE
 from geo_ray.autoscale.target import MachineKind, MachineRole
 from geo_ray.providers.base import Market, Pool
 
-_ENOUGH = 1 - 1e-3  # of the speed: sizes are rounded
+_ENOUGH = 1 - 1.2 * SHORT  # of the speed
 
 CHEAPER = "cheaper machines take its place"
 TOO_MANY = "there are more than are needed"
