@@ -9,9 +9,10 @@ where an interval is narrow or ways are few, of each way by itself; until what i
 the best found by more than the gap that is allowed.
 
 Where machines may be preempted, an interval is one of two numbers: the pace, and how many such
-machines there are (`RentalPool`), which say how much longer everything takes. Nothing in it is better
-than the left end's time with the fewest of them at the price of the right end with the most. What
-was found at the right end beats all that is slower than it and has as many of them or more.
+machines there are (`RentalPool`), which say how much longer everything takes. Nothing in it is
+better than the left end's time with the fewest of them at the price of the right end with the
+most. What was found at the right end beats all that is slower than it and has as many
+of them or more.
 """
 
 from __future__ import annotations

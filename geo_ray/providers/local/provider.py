@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from geo_ray.errors import ProviderRefusedError
 from geo_ray.providers.base import (
@@ -113,7 +113,11 @@ class LocalProvider:
             else:
                 granted, shortage = self._grant(request, catalog)
                 answered.parent.mkdir(mode=0o700, exist_ok=True)
-                told = {"granted": granted, "shortage": shortage, "cluster": request.cluster}
+                told: dict[str, Any] = {
+                    "granted": granted,
+                    "shortage": shortage,
+                    "cluster": request.cluster,
+                }
                 told |= {"request": asdict(request), "at_unix_s": time.time()}
                 put(answered, told)
             for number in range(granted):
