@@ -42,12 +42,13 @@ class TencentSecrets:
         """Make a secret, or give it a new value."""
         version = f"v{time.time_ns():020d}-{secrets.token_hex(4)}"  # their order is that of time
         asked = {"SecretName": name, "VersionId": version, "SecretString": value}
-        with _errors("ssm:CreateSecret, ssm:PutSecretValue"):
+        with _errors("ssm:CreateSecret, ssm:PutSecretValue, ssm:DeleteSecretVersion"):
             try:
                 self._call("CreateSecret", asked)
             except CloudError as error:
                 if not error.said.startswith("ResourceInUse"):
                     raise
+                self._forget(name)
                 self._call("PutSecretValue", asked)
 
     def delete(self, name: str) -> None:
@@ -59,6 +60,11 @@ class TencentSecrets:
             except CloudError as error:
                 if not error.said.startswith(_MISSING):
                     raise
+
+    def _forget(self, name: str) -> None:
+        """Remove all versions but the newest: the cloud keeps ten."""
+        for version in sorted(self._versions(name))[:-1]:
+            self._call("DeleteSecretVersion", {"SecretName": name, "VersionId": version})
 
     def _versions(self, name: str) -> list[str]:
         try:

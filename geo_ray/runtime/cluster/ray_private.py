@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 import ray
@@ -78,13 +79,13 @@ def drain_nodes_labelled(
     Returns:
         Ids (hexadecimal) of those that Ray drains now; empty if there are none yet.
     """
-    from ray.core.generated import autoscaler_pb2, gcs_pb2
-
+    autoscaler: Any = import_module("ray.core.generated.autoscaler_pb2")
+    gcs: Any = import_module("ray.core.generated.gcs_pb2")
     client = _untyped.GcsClient(address=address)
-    reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    reason = autoscaler.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
     drained = []
     for info in client.get_all_node_info(timeout=longest_s).values():
-        alive = info.state == gcs_pb2.GcsNodeInfo.GcsNodeState.Value("ALIVE")
+        alive = info.state == gcs.GcsNodeInfo.GcsNodeState.Value("ALIVE")
         if alive and info.labels.get(key) == value:
             node = info.node_id.hex()
             deadline_ms = int(deadline_unix_s * 1000)
