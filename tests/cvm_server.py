@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import threading
 import time
 from collections import deque
@@ -198,6 +199,7 @@ class CvmServer:
 
     def _secret(self, action: str, asked: dict[str, Any]) -> Reply:
         name = asked.get("SecretName", "")
+        assert re.fullmatch("[A-Za-z0-9][A-Za-z0-9_-]{0,127}", name)
         versions = self._secrets.get(name)
         if action == "CreateSecret":
             if versions is not None:

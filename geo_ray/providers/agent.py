@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -107,7 +106,9 @@ def main() -> None:
     parser.add_argument("--file", type=Path, help="of the local cloud's notice")
     parser.add_argument("--also-risk", action="store_true", help="drain also on a mere risk")
     asked = parser.parse_args()
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s")
+    out = logging.StreamHandler()
+    out.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    log.addHandler(out)
     reader = open_notices(asked.cloud, asked.url, asked.file)
     agent = NoticeAgent(reader, drain_by_label(asked.address, asked.machine), asked.also_risk)
     while True:

@@ -20,6 +20,9 @@ class AwsPlaceConfig(StrictModel):
         None, description="name of the role's profile with which a machine reads its secrets"
     )
     volume_gb: int = Field(100, ge=8, description="size of the encrypted root volume")
+    root_device: str = Field(
+        "/dev/sda1", pattern=r"^/dev/\w+$", description="the image's own name of its root volume"
+    )
     kms_key_id: str | None = Field(None, description="its key; null: the account's own")
 
 

@@ -102,19 +102,16 @@ class AwsProvider:
         """Ask for machines of one pool."""
         place = self._place(request.pool.region)
         arguments = _run_instances(request, place, self._user_data(request))
-        try:
-            with as_provider_errors("ec2:RunInstances", _is_denied):
-                try:
-                    reply = self._aws.call("ec2", request.pool.region, "run_instances", **arguments)
-                except CloudError as error:
-                    shortage = _shortage_of(error)
-                    if shortage is None:
-                        raise
-                    return [failure(request, request.count, shortage, error.message)]
-                with making_sense("aws ec2 run_instances"):
-                    came = len(reply["Instances"])
-        except ProviderRefusedError:
-            raise
+        with as_provider_errors("ec2:RunInstances", _is_denied):
+            try:
+                reply = self._aws.call("ec2", request.pool.region, "run_instances", **arguments)
+            except CloudError as error:
+                shortage = _shortage_of(error)
+                if shortage is None:
+                    raise
+                return [failure(request, request.count, shortage, error.message)]
+            with making_sense("aws ec2 run_instances"):
+                came = len(reply["Instances"])
         if came >= request.count:
             return []
         why = f"aws gave {came} of {request.count} machines"
@@ -225,7 +222,7 @@ def _run_instances(request: LaunchRequest, place: AwsPlaceConfig, script: str) -
         "MaxCount": request.count,
         "UserData": script,  # boto3 encodes it
         "InstanceInitiatedShutdownBehavior": "terminate",
-        "BlockDeviceMappings": [{"DeviceName": "/dev/sda1", "Ebs": volume}],
+        "BlockDeviceMappings": [{"DeviceName": place.root_device, "Ebs": volume}],
         "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1},
         "TagSpecifications": [
             {"ResourceType": kind, "Tags": tags} for kind in ("instance", "volume")

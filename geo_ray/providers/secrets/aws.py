@@ -103,7 +103,10 @@ class ParameterSecrets:
                     raise
 
     def _call(self, operation: str, **arguments: Any) -> dict[str, Any]:
-        return self._aws.call("ssm", self._region, operation, **arguments)
+        name = str(arguments.pop("Name"))
+        if "/" in name and not name.startswith("/"):
+            name = f"/{name}"  # a path has to begin at the root
+        return self._aws.call("ssm", self._region, operation, Name=name, **arguments)
 
 
 def _errors(permission: str) -> AbstractContextManager[None]:

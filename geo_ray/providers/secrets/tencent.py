@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from contextlib import AbstractContextManager
@@ -9,11 +10,12 @@ from typing import Any
 
 from geo_ray.clouds.replies import making_sense
 from geo_ray.clouds.tencent.session import Tencent
-from geo_ray.errors import CloudError
+from geo_ray.errors import CloudError, ProviderRefusedError
 from geo_ray.providers.refusals import as_provider_errors
 from geo_ray.providers.secrets.base import missing
 
 _MISSING = "ResourceNotFound"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 
 
 class TencentSecrets:
@@ -76,6 +78,11 @@ class TencentSecrets:
         return [str(one["VersionId"]) for one in reply["Versions"]]
 
     def _call(self, action: str, asked: dict[str, Any]) -> dict[str, Any]:
+        if not _NAME.fullmatch(asked["SecretName"]):
+            raise ProviderRefusedError(
+                f"{asked['SecretName']!r} cannot be a secret's name at tencent",
+                fix="Use letters, digits, '-' and '_', at most 128, a letter or digit first.",
+            )
         return self._tencent.call(self._region, action, asked, product="ssm")
 
 

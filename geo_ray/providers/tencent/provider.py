@@ -45,7 +45,7 @@ _STATES: Final = {
     "TERMINATING": MachineState.ENDING,
 }
 _CHARGES: Final = {Market.ON_DEMAND: "POSTPAID_BY_HOUR", Market.SPOT: "SPOTPAID"}
-_SOLD_OUT: Final = ("ResourcesSoldOut", "ResourceInsufficient", "InvalidZone.MismatchRegion")
+_SOLD_OUT: Final = ("ResourcesSoldOut", "ResourceInsufficient")
 _SPOT_PRICE: Final = "InvalidParameterValue.InsufficientPrice"
 _QUOTA: Final = ("LimitExceeded", "InvalidAccount.InsufficientBalance")
 _DENIED: Final = ("UnauthorizedOperation", "AuthFailure")
