@@ -10,6 +10,7 @@ import pytest
 
 from geo_ray.errors import ProviderRefusedError, ProviderUnreachableError
 from geo_ray.providers.base import MachineState, Market, Pool, Shortage
+from tests.autoscale_support import simulated_bench
 from tests.cloud_servers import as_caller
 from tests.provider_support import CLUSTER, CloudBench, aws_bench, local_bench, tencent_bench
 
@@ -17,6 +18,7 @@ BENCHES: dict[str, Callable[[Path], AbstractContextManager[CloudBench]]] = {
     "local": local_bench,
     "aws": aws_bench,
     "tencent": tencent_bench,
+    "simulated": simulated_bench,
 }
 
 
