@@ -90,6 +90,8 @@ def born(pid: int) -> int | None:
 
 def main(folder: Path) -> None:
     """Be a machine; returns when it has ended."""
+    if os.fork():  # nobody's child from here on: Ray ends the children of an actor with it
+        os._exit(0)
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
     from geo_ray.runtime.cluster.supervisor import ProcessSupervisor, adopt_orphans
 

@@ -1,7 +1,8 @@
 """The nodes of the connected Ray cluster, as the autoscaler sees them.
 
-A machine's node is that with the machine's address. What comes up with the label of another region
-than the machine was rented for is not its node: nothing of the run could be placed there.
+A machine's node is that whose label names the machine, or, without such a label, that with its
+address. What comes up with the label of another region than the machine was rented for is not its
+node: nothing of the run could be placed there.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from geo_ray.autoscale.target import ClusterTarget
 from geo_ray.errors import ClusterError
 from geo_ray.providers.base import Machine
 from geo_ray.runtime.cluster import ray_private
-from geo_ray.runtime.cluster.labels import REGION_LABEL
+from geo_ray.runtime.cluster.labels import MACHINE_LABEL, REGION_LABEL
 
 
 @dataclass(slots=True)
@@ -39,16 +40,17 @@ class RayNodes:
             raise ClusterError(f"Ray does not tell of its nodes: {error}") from error
         found = {}
         for machine in machines:
-            for node_id, region in living.get(machine.address or "", ()):
-                if region == machine.labels.get(REGION_LABEL):
-                    found[machine.id] = NodeSeen(is_ready=True, is_busy=busy.get(node_id, True))
+            for node_id in _of(machine, living):
+                found[machine.id] = NodeSeen(is_ready=True, is_busy=busy.get(node_id, True))
         return found
 
     def drain(self, machine: Machine, reason: str, until_unix_s: float) -> None:
         """See `ClusterNodes.drain`."""
-        for node_id, region in _living().get(machine.address or "", ()):
-            if region == machine.labels.get(REGION_LABEL):
+        try:
+            for node_id in _of(machine, _living()):
                 ray_private.drain_node(node_id, reason, int(until_unix_s * 1000))
+        except Exception as error:  # as above
+            raise ClusterError(f"Ray does not drain {machine.id}: {error}") from error
 
     def pending(self) -> dict[str, int]:
         """See `ClusterNodes.pending`."""
@@ -75,11 +77,23 @@ class RayNodes:
         return found
 
 
-def _living() -> dict[str, list[tuple[str, str]]]:
-    """Return living nodes by address: id in hexadecimal, and region."""
-    found: dict[str, list[tuple[str, str]]] = {}
-    for node in ray_private.nodes():
-        if node.get("Alive"):
-            region = node.get("Labels", {}).get(REGION_LABEL, "")
-            found.setdefault(node["NodeManagerAddress"], []).append((node["NodeID"], region))
-    return found
+def _living() -> list[tuple[str, str, Mapping[str, str]]]:
+    """Return living nodes: id in hexadecimal, address, labels."""
+    return [
+        (node["NodeID"], node["NodeManagerAddress"], node.get("Labels", {}))
+        for node in ray_private.nodes()
+        if node.get("Alive")
+    ]
+
+
+def _of(machine: Machine, living: Sequence[tuple[str, str, Mapping[str, str]]]) -> list[str]:
+    return [
+        node_id
+        for node_id, address, labels in living
+        if labels.get(REGION_LABEL) == machine.labels.get(REGION_LABEL)
+        and (
+            labels[MACHINE_LABEL] == machine.id
+            if MACHINE_LABEL in labels
+            else address == machine.address
+        )
+    ]

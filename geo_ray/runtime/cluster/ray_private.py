@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 
 import ray
 from ray import _raylet
 from ray._private import state, worker
 
+_LONGEST_S: Final = 10.0
 _untyped: Any = _raylet  # a compiled module without type information
 
 
@@ -96,7 +97,7 @@ def drain_node(node_id: str, message: str, deadline_unix_ms: int) -> bool:
         Whether Ray took note; it does not of a node that it does not know.
     """
     # DRAIN_NODE_REASON_PREEMPTION is 2; the other reason is refused while anything runs.
-    accepted, _ = _gcs().drain_node(node_id, 2, message, deadline_unix_ms)
+    accepted, _ = _gcs().drain_node(node_id, 2, message, deadline_unix_ms, timeout=_LONGEST_S)
     return bool(accepted)
 
 
