@@ -8,6 +8,9 @@ from geo_ray.errors.base import GeoRayError
 class CloudError(GeoRayError):
     """A cloud refused a request, or its answer makes no sense."""
 
+    said: str = ""
+    """The cloud's own code of the refusal, if it sent one."""
+
     code = "CLOUD"
     exit_code = 11
     chapter = "Clouds"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any, Final
 
 import ray
@@ -124,3 +125,34 @@ def dashboard_address() -> str | None:
     """host:port of the connected cluster's dashboard; None if it has none."""
     query: Any = worker.get_dashboard_url
     return query() or None
+
+
+def drain_nodes_labelled(
+    address: str, key: str, value: str, deadline_unix_s: float, why: str, longest_s: float
+) -> list[str]:
+    """Tell Ray that the living nodes with a label will be gone; needs no connected driver.
+
+    Args:
+        address: host:port of the head.
+        key: of the label.
+        value: of the label.
+        deadline_unix_s: when they will be gone; Ray itself ends nothing then.
+        why: for people.
+        longest_s: longest wait for each answer.
+
+    Returns:
+        Ids (hexadecimal) of those that Ray drains now; empty if there are none yet.
+    """
+    autoscaler: Any = import_module("ray.core.generated.autoscaler_pb2")
+    gcs: Any = import_module("ray.core.generated.gcs_pb2")
+    client = _untyped.GcsClient(address=address)
+    reason = autoscaler.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    drained = []
+    for info in client.get_all_node_info(timeout=longest_s).values():
+        alive = info.state == gcs.GcsNodeInfo.GcsNodeState.Value("ALIVE")
+        if alive and info.labels.get(key) == value:
+            node = info.node_id.hex()
+            deadline_ms = int(deadline_unix_s * 1000)
+            accepted, _ = client.drain_node(node, reason, why, deadline_ms, timeout=longest_s)
+            drained += [node] if accepted else []
+    return drained
