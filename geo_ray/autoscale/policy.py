@@ -85,7 +85,7 @@ class AutoscalePolicy:
         actions: list[Action] = []
         shown = []
         for region in target.regions:
-            for post in self._posts(region, pace, observed):
+            for post in self._posts(region, pace, self._demand(region, memory, observed)):
                 if post.rows_per_s <= 0:
                     self._call_off(memory, post)
                 duties, intents = self._of(memory, post.region, post.role)
@@ -103,11 +103,21 @@ class AutoscalePolicy:
 
     # ------------------------------------------------------------------ what is needed
 
-    def _posts(self, region: RegionTarget, pace: RunPace, observed: Observed) -> list[Post]:
-        more = observed.pending.get(region.name, 0) * min(
-            (kind.rows_per_s for kind in region.kinds), default=0.0
-        )
-        wanted = 0.0 if pace.speed <= 0 else max(region.rows_per_s * pace.speed, more)
+    def _demand(self, region: RegionTarget, memory: AutoscalerMemory, observed: Observed) -> float:
+        """Return the speed that what runs and what waits needs, where no plan says it."""
+        if region.rows_per_s > 0:
+            return region.rows_per_s
+        least = min((kind.rows_per_s for kind in region.kinds), default=0.0)
+        total = observed.pending.get(region.name, 0) * least
+        for duty in self._of(memory, region.name, "worker")[0]:
+            node = observed.node(duty.machine.id)
+            if duty.parting is None and node.is_ready and node.is_busy:
+                kind = region.kind(duty.machine.pool.type, "worker")
+                total += kind.rows_per_s if kind else 0.0
+        return total
+
+    def _posts(self, region: RegionTarget, pace: RunPace, rows_per_s: float) -> list[Post]:
+        wanted = rows_per_s * pace.speed
         name, only, reason = region.name, pace.only_on_demand, pace.reason
         floor = min(region.floor, 1)
         found = []
@@ -117,6 +127,8 @@ class AutoscalePolicy:
             found.append(Post(name, "server", need, (server,), 0, bool(floor) or only, reason))
             floor = 0
         found.append(Post(name, "worker", wanted, region.kinds, floor, only, reason))
+        if pace.speed <= 0:
+            return [replace(post, is_over=True) for post in found]
         return found
 
     def _losses(

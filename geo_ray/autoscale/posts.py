@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 
 from geo_ray.autoscale.actions import Alternative
 from geo_ray.autoscale.config import AutoscaleConfig
-from geo_ray.autoscale.cover import CoverItem, cheapest_cover
+from geo_ray.autoscale.cover import SHORT, CoverItem, cheapest_cover
 from geo_ray.autoscale.memory import AutoscalerMemory, Duty, Intent, Parting, outstanding
 from geo_ray.autoscale.offers import Losses, PoolOffer, price_of
 from geo_ray.autoscale.sightings import LIFE
 from geo_ray.autoscale.target import MachineKind, MachineRole
 from geo_ray.providers.base import Market, Pool
 
-_ENOUGH = 1 - 1e-3  # of the speed: sizes are rounded
+_ENOUGH = 1 - 1.2 * SHORT  # of the speed
 
 CHEAPER = "cheaper machines take its place"
 TOO_MANY = "there are more than are needed"
@@ -41,6 +41,7 @@ class Post:
         floor: how many at least are not on the spot market.
         only_on_demand: whether spot machines do not count at all.
         reason: why more machines than the plan's, or others, are wanted; empty: the plan.
+        is_over: whether nothing is needed any more; else machines that are idle stay for a while.
     """
 
     region: str
@@ -50,6 +51,7 @@ class Post:
     floor: int = 0
     only_on_demand: bool = False
     reason: str = ""
+    is_over: bool = False
 
     def speed(self, pool: Pool) -> float:
         """Return what a machine contributes; 0: it does not do."""
@@ -112,7 +114,10 @@ class PostKeeper:
         """
         post = self._post
         if post.rows_per_s <= 0:
-            self._send_all_away(duties)
+            if post.is_over or self._was_too_much(any(d.parting is None for d in duties)):
+                self._send_all_away(duties)
+            else:
+                self._let_go(duties)
             return self._choice
         for duty in duties:
             if duty.parting is None and post.speed(duty.machine.pool) <= 0:
@@ -215,17 +220,23 @@ class PostKeeper:
             for offer, count in zip(offers, rented, strict=True):
                 self._rent(offer, count, CHEAPER)
             self._show()
-        elif not leaving:
-            self._record.surplus_unix_s = None
-            return
-        elif self._record.surplus_unix_s is None:
-            self._record.surplus_unix_s = self._now_s
-            return
-        elif self._now_s - self._record.surplus_unix_s < calm.idle_s:
+        elif not self._was_too_much(bool(leaving)):
             return
         self._record.surplus_unix_s = None
         for duty in leaving:
             duty.parting = Parting(CHEAPER if any(rented) else TOO_MANY)
+
+    def _was_too_much(self, is_too_much: bool) -> bool:
+        """Return whether it is and was for a while."""
+        since_s = self._record.surplus_unix_s
+        if not is_too_much:
+            self._record.surplus_unix_s = None
+        elif since_s is None:
+            self._record.surplus_unix_s = self._now_s
+        elif self._now_s - since_s >= self._config.calm.idle_s:
+            self._record.surplus_unix_s = None
+            return True
+        return False
 
     def _floor_of(self, steady: Sequence[Duty]) -> list[Duty]:
         safe = [duty for duty in steady if _is_safe(duty.machine.pool)]

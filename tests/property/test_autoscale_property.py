@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.autoscale.kills import (
@@ -151,6 +151,7 @@ def test_the_journal_comes_back_as_it_was() -> None:
     ),
     st.integers(1, 16),
 )
+@example([(1, 1, 1), (1, 1, 3), (1, 1, 3)], 6)  # a sixth six times is enough
 def test_the_cover_is_the_cheapest_by_enumeration(
     drawn: list[tuple[int, int, int]], need: int
 ) -> None:
@@ -176,6 +177,11 @@ def test_the_cover_is_the_cheapest_by_enumeration(
         assert rows >= need * (1 - 1e-2)
     else:
         assert counts == [item.most for item in items]
+
+
+@pytest.mark.parametrize("count", [3, 6, 7, 13, 99, 700])
+def test_as_many_machines_as_planned_are_enough(count: int) -> None:
+    assert cheapest_cover([CoverItem(12.0, 0.3, 2 * count)], 12.0 * count) == [count]
 
 
 # ------------------------------------------------------------------ the bill, by another program
