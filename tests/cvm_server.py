@@ -40,6 +40,7 @@ class CvmServer:
         troubles: replies that come first, whatever is asked.
         denied: actions that the caller has no right to.
         lose: how many answers to launches get lost.
+        late_s: how long the next answer to a launch takes.
         fail_late: code with which the next launch's first machine fails after it was accepted.
         ahead_s: how far the clock of the cloud is ahead of this machine's.
     """
@@ -50,6 +51,7 @@ class CvmServer:
     troubles: deque[Reply] = field(default_factory=deque)
     denied: set[str] = field(default_factory=set)
     lose: int = 0
+    late_s: float = 0.0
     fail_late: str = ""
     ahead_s: float = 0.0
     launches: list[dict[str, Any]] = field(default_factory=list)
@@ -135,6 +137,8 @@ class CvmServer:
         self.fail_late = ""
         self.launches.append(asked)
         self._tokens[token] = (text, ids)
+        late_s, self.late_s = self.late_s, 0.0
+        time.sleep(late_s)
         if self.lose > 0:
             self.lose -= 1
             return Reply(0, "", "")

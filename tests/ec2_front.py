@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +37,7 @@ class Ec2Front:
         troubles: replies that come first, whatever is asked.
         denied: actions that the caller has no right to.
         lose: how many answers to launches get lost.
+        late_s: how long the next answer to a launch takes.
         stale: how many lists still lack what was launched.
     """
 
@@ -46,6 +48,7 @@ class Ec2Front:
     troubles: deque[Reply] = field(default_factory=deque)
     denied: set[str] = field(default_factory=set)
     lose: int = 0
+    late_s: float = 0.0
     stale: int = 0
     launches: list[dict[str, str]] = field(default_factory=list)
     _tokens: dict[str, tuple[str, Reply]] = field(default_factory=dict)
@@ -109,6 +112,8 @@ class Ec2Front:
         assert reply.status == 200, reply.body
         self._tokens[token] = (digest, reply)
         self.stale = 1
+        late_s, self.late_s = self.late_s, 0.0
+        time.sleep(late_s)
         if self.lose > 0:
             self.lose -= 1
             return Reply(0, "", "")

@@ -15,6 +15,17 @@ from geo_ray.errors import (
 )
 from geo_ray.providers.base import LaunchFailure, LaunchRequest, Shortage
 
+_CREDENTIALS: Final = (
+    "AuthFailure",
+    "ExpiredToken",
+    "IncompleteSignature",
+    "InvalidClientTokenId",
+    "InvalidSignatureException",
+    "RequestExpired",
+    "SignatureDoesNotMatch",
+    "UnrecognizedClientException",
+)
+_A_RIGHT: Final = "AuthFailure.UnauthorizedOperation"  # Tencent's, of a right after all
 _PERMISSION: Final = re.compile(r"perform:? ([a-z0-9-]+:\w+)|\(([a-z]+:\w+)\)|action ([a-z]+:\w+)")
 
 
@@ -33,6 +44,11 @@ def as_provider_errors(permission: str, denied: Callable[[str], bool]) -> Iterat
     except CloudUnreachableError as error:
         raise ProviderUnreachableError(error.message) from None
     except CloudError as error:
+        if error.said.startswith(_CREDENTIALS) and error.said != _A_RIGHT:
+            raise ProviderRefusedError(
+                error.message,
+                fix="Renew the credentials; if they are right, set this machine's clock.",
+            ) from None
         if not denied(error.said):
             raise ProviderRefusedError(error.message) from None
         found = _PERMISSION.search(error.message)

@@ -62,11 +62,7 @@ _DENIED: Final = frozenset(
     {
         "AccessDenied",
         "AccessDeniedException",
-        "AuthFailure",
-        "ExpiredToken",
-        "InvalidClientTokenId",
         "OptInRequired",
-        "RequestExpired",
         "UnauthorizedOperation",
     }
 )

@@ -59,6 +59,10 @@ class LocalMachineFolder:
             return None
         return found if isinstance(found, dict) else None
 
+    def was_ever_kept(self) -> bool:
+        """Return whether a keeper is there, or has been."""
+        return self._is_kept() or (self.path / "kept").exists()
+
     def machine(self) -> Machine | None:
         """Return the machine as it is now; of one that has ended, nothing runs any more."""
         record = self.record()

@@ -37,6 +37,7 @@ class LocalMachineKeeper:
     def run(self) -> None:
         """Be the machine until it ends."""
         reason = "it was terminated"
+        (self._folder / "kept").touch()
         try:
             while not (ended := self._reason_to_end()):
                 due = time.time() >= self._is["launched_unix_s"] + self._is["start_delay_s"]

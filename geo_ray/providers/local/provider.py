@@ -200,7 +200,11 @@ class LocalProvider:
         folder = LocalMachineFolder(
             self._root / "machines" / f"i-{_digest(request.request_id)[:8]}-{number}"
         )
-        if folder.record() is not None or self._program is None:
+        if self._program is None:
+            return
+        if (known := folder.record()) is not None:
+            if not folder.was_ever_kept():  # whoever wrote the record was killed right then
+                self._children.append(folder.start(known))
             return
         folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         now = time.time()
@@ -235,9 +239,9 @@ class LocalProvider:
 
     def _next_address(self) -> str:
         """Return an address that no machine of this cloud has had; clouds share no network."""
-        path = self._root / "addresses"
-        number = int(path.read_text()) if path.exists() else 0
-        path.write_text(str(number + 1))
+        path = self._root / "addresses.json"
+        number = int(json.loads(path.read_text())["given"]) if path.exists() else 0
+        put(path, {"given": number + 1})
         network = 16 + int(_digest(str(self._root.resolve())), 16) % 200
         return f"127.{network}.{number // 250 % 250}.{number % 250 + 2}"
 

@@ -11,7 +11,7 @@ from geo_ray.errors import CloudError
 from geo_ray.providers.refusals import as_provider_errors
 from geo_ray.providers.secrets.base import missing
 
-_DENIED = frozenset({"AccessDenied", "AccessDeniedException", "UnrecognizedClientException"})
+_DENIED = frozenset({"AccessDenied", "AccessDeniedException"})
 
 
 class SecretsManagerSecrets:

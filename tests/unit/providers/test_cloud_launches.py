@@ -8,12 +8,20 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from geo_ray.errors import ProviderRefusedError
+from geo_ray.errors import ProviderRefusedError, ProviderUnreachableError
 from geo_ray.providers.aws.config import AwsPlaceConfig, AwsProviderConfig
-from geo_ray.providers.base import LaunchRequest, MachineState, Market, Pool, Shortage
+from geo_ray.providers.base import (
+    LaunchRequest,
+    MachineProvider,
+    MachineState,
+    Market,
+    Pool,
+    Shortage,
+)
 from geo_ray.providers.tags import MachineTags, read_tags, tags_of
 from geo_ray.providers.user_data import NodeJoin, boot_script
 from tests.cloud_servers import as_caller, shows_no_secret
@@ -115,8 +123,42 @@ def test_wrong_credentials_are_told_without_them(
     provider = type(bench.provider)(bench.provider._config)  # type: ignore[attr-defined,call-arg]
     with pytest.raises(ProviderRefusedError) as refused:
         provider.launch(bench.request("wrong"))
+    assert "credentials" in str(refused.value.fix) and "clock" in str(refused.value.fix)
+    assert "missing" not in str(refused.value)
     assert "AuthFailure" in str(refused.value) and shows_no_secret(str(refused.value))
     assert "other-secret" not in str(refused.value)
+
+
+def impatient(bench: CloudBench, **more: object) -> MachineProvider:
+    """A provider of the same account that waits, or asks, in another way."""
+    kept: Any = bench.provider
+    provider: MachineProvider = type(kept)(kept._config.model_copy(update=more))
+    return provider
+
+
+@pytest.mark.parametrize("cloud", ["aws", "tencent"])
+def test_an_answer_that_comes_too_late_is_asked_for_again(
+    cloud: str, request: pytest.FixtureRequest
+) -> None:
+    bench: CloudBench = request.getfixturevalue(cloud)
+    wanted = bench.request("late")
+    bench.server.late_s = 1.5
+    with pytest.raises(ProviderUnreachableError):
+        impatient(bench, timeout_s=0.5).launch(wanted)
+    assert list(bench.provider.launch(wanted)) == []
+    bench.until("late", count=2, state=MachineState.RUNNING)
+    assert len(bench.living()) == 2
+
+
+@pytest.mark.parametrize("cloud", ["aws", "tencent"])
+def test_what_a_client_repeats_by_itself_makes_machines_once(
+    cloud: str, request: pytest.FixtureRequest
+) -> None:
+    bench: CloudBench = request.getfixturevalue(cloud)
+    bench.server.lose = 1
+    assert list(impatient(bench, attempts=3).launch(bench.request("again"))) == []
+    bench.until("again", count=2, state=MachineState.RUNNING)
+    assert len(bench.living()) == 2
 
 
 @pytest.mark.parametrize("cloud", ["aws", "tencent"])

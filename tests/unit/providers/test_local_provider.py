@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -196,3 +198,25 @@ def test_without_a_program_it_lists_and_launches_nothing(bench: CloudBench, root
     with pytest.raises(ProviderRefusedError, match="no program"):
         LocalProvider(root).launch(bench.request("no"))
     assert LocalProvider(root).list_machines(CLUSTER) == []
+
+
+def test_killed_while_it_launches_it_leaves_what_the_same_request_completes(
+    bench: CloudBench, root: Path
+) -> None:
+    """Whoever launches is killed at any moment, again and again; then somebody asks to the end."""
+    chance = random.Random(14)
+    fork = multiprocessing.get_context("fork")
+    for number in range(10):
+        wanted = LaunchRequest(f"cut-{number}", CLUSTER, bench.good, 3)
+        for _ in range(3):
+            process = fork.Process(target=LocalProvider(root, Sleeper()).launch, args=(wanted,))
+            process.start()
+            time.sleep(chance.uniform(0, 0.02))
+            process.kill()
+            process.join()
+        assert list(bench.provider.launch(wanted)) == []
+        made = bench.until(wanted.request_id, count=3, state=MachineState.RUNNING)
+        assert len({m.address for m in made}) == 3
+        assert len(bench.living()) == 3
+        bench.provider.terminate([m.id for m in made])
+        bench.until_gone(*(m.id for m in made))
