@@ -32,6 +32,7 @@ class Intent:
         sent_unix_s: when it was last sent.
         failed: machines of it that are known not to come.
         gone: machines of it that came and were gone again.
+        sends: how often it was sent.
     """
 
     request: LaunchRequest
@@ -41,6 +42,7 @@ class Intent:
     sent_unix_s: float
     failed: int = 0
     gone: int = 0
+    sends: int = 1
 
 
 @dataclass(slots=True)

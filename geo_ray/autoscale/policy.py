@@ -232,6 +232,7 @@ class AutoscalePolicy:
             waited_s = now_s - intent.sent_unix_s
             if waited_s >= self._config.retry.resend_s and outstanding(memory, intent) > 0:
                 intent.sent_unix_s = now_s
+                intent.sends += 1
                 region = intent.request.labels.get(REGION_LABEL, "")
                 found.append(Launch(intent.request, region, "nothing was seen of it yet"))
         return found

@@ -72,13 +72,19 @@ class Sightings:
         for request_id in list(self._memory.intents):
             intent = self._memory.intents[request_id]
             missing = outstanding(self._memory, intent)
-            if missing > 0 and self._now_s - intent.since_unix_s >= self._config.retry.give_up_s:
+            if missing > 0 and self._is_hopeless(intent):
                 self._memory.pool(intent.request.pool).until_unix_s = (
                     self._now_s + self._config.retry.longest_s
                 )
                 missing = 0
             if missing <= 0:
                 del self._memory.intents[request_id]
+
+    def _is_hopeless(self, intent: Intent) -> bool:
+        """Return whether it was sent often enough: the time in which nobody looked is no sign."""
+        retry = self._config.retry
+        waited_s = min(retry.resend_s, self._now_s - intent.sent_unix_s)
+        return (intent.sends - 1) * retry.resend_s + waited_s >= retry.give_up_s
 
     def _leave_alone(self, intent: Intent, shortage: Shortage) -> None:
         retry = self._config.retry

@@ -65,6 +65,7 @@ def test_it_may_die_at_every_call_when_the_job_is_over(calls: int) -> None:
     st.booleans(),
     st.integers(0, 1000),
 )
+@example([("kill", 9), ("wait", 240)], False, 0)  # killed before it sent, and away for long
 def test_random_histories_end_with_what_is_wanted_and_then_with_nothing(
     steps: list[tuple[str, int]], ends_early: bool, seed: int
 ) -> None:
