@@ -34,6 +34,16 @@ SPEED = {"g4dn.xlarge": 50.0, "g5.xlarge": 120.0, "g6.2xlarge": 90.0}
 SERVER = "c5a.2xlarge"
 REGIONS = {"us": "us-east-1", "eu": "eu-central-1", "asia": "ap-northeast-1"}
 EVERY_S = 30.0
+DAYS = {
+    "usual": DayKind(),
+    "calm": DayKind(
+        hourly_move=0.01,
+        jumps_per_day=0.3,
+        least_shortages_per_day=0.02,
+        most_shortages_per_day=0.2,
+    ),
+    "rough": DayKind(jumps_per_day=4, least_shortages_per_day=3, most_shortages_per_day=15),
+}
 Markets = Mapping[Pool, MarketTrace]
 
 
@@ -56,24 +66,36 @@ def scenario(
 
 
 def main() -> None:
-    arguments = support.parse(__doc__)
+    parser = support.parser(__doc__)
+    parser.add_argument("--day", choices=sorted(DAYS), help="only servers on demand, such days")
+    parser.add_argument("--first-seed", type=int, default=0)
+    arguments = parser.parse_args()
     machine, book = support.hardware(), shipped_book()
-    seeds = range(4 if arguments.quick else 20)
+    first = arguments.first_seed
+    seeds = range(first, first + (4 if arguments.quick else 20))
     figures: list[support.Figure] = []
-    for suffix, floor in (("", "servers"), ("_no_floor", "none")):
-        config = AutoscaleConfig(every_s=EVERY_S, floor=floor)  # type: ignore[arg-type]
-        figures += compared(book, seeds, config, suffix)
-    figures.append(budget(book, seeds))
+    if arguments.day is not None:
+        config = AutoscaleConfig(every_s=EVERY_S)
+        figures = compared(book, seeds, config, f"_{arguments.day}", DAYS[arguments.day])
+    else:
+        for suffix, floor in (("", "servers"), ("_no_floor", "none")):
+            config = AutoscaleConfig(every_s=EVERY_S, floor=floor)  # type: ignore[arg-type]
+            figures += compared(book, seeds, config, suffix)
+        figures.append(budget(book, seeds))
     support.finish("autoscale", machine, figures, arguments.out)
 
 
 def compared(
-    book: PriceBook, seeds: range, config: AutoscaleConfig, suffix: str
+    book: PriceBook,
+    seeds: range,
+    config: AutoscaleConfig,
+    suffix: str,
+    kind: DayKind | None = None,
 ) -> list[support.Figure]:
     savings, over, errors, missed = [], [], [], 0
     bills: dict[str, list[float]] = {way: [] for way in WAYS}
     for seed in seeds:
-        target, markets, job = scenario(book, seed)
+        target, markets, job = scenario(book, seed, kind)
         if config.floor == "none":
             regions = tuple(replace(each, floor=0) for each in target.regions)
             target = replace(target, regions=regions)

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -206,8 +206,10 @@ class AutoscalerActor:
                 self._tell(loop.tick(time.time()))
             except LeaseLostError:
                 raise
-            except GeoRayError as error:
-                _log.warning("autoscaler: %s", error.message)
+            except Exception as error:  # whatever it is: machines cost money, so it looks again
+                _log.exception("autoscaler: a look failed")
+                told = f"a look failed: {error}"
+                self._status = replace(self._status, is_acting=True, errors=(told,))
             self._wake.wait(order.config.every_s)
             self._wake.clear()
 
