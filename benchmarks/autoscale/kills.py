@@ -142,7 +142,9 @@ CONFIG = AutoscaleConfig(
     start_s=90.0,
     drain_s=60.0,
     calm=CalmConfig(dwell_s=300.0, idle_s=60.0),
-    retry=RetryConfig(first_s=30.0, resend_s=30.0, give_up_s=300.0, missing_s=200.0),
+    retry=RetryConfig(
+        first_s=30.0, longest_s=240.0, resend_s=30.0, give_up_s=300.0, missing_s=200.0
+    ),
 )
 
 
