@@ -246,10 +246,10 @@ class AwsAnswers:
 # ------------------------------------------------------------------ Tencent Cloud
 
 
-def tc3_is_right(request: Request, secret: str) -> bool:
-    """Whether a request to CVM is signed with a secret."""
+def tc3_is_right(request: Request, secret: str, product: str = "cvm") -> bool:
+    """Whether a request to a product is signed with a secret."""
     found = re.fullmatch(
-        r"TC3-HMAC-SHA256 Credential=([^/]+)/([\d-]+)/cvm/tc3_request, "
+        r"TC3-HMAC-SHA256 Credential=([^/]+)/([\d-]+)/" + product + "/tc3_request, "
         r"SignedHeaders=content-type;host, Signature=([0-9a-f]{64})",
         request.headers.get("authorization", ""),
     )
@@ -261,9 +261,9 @@ def tc3_is_right(request: Request, secret: str) -> bool:
     digest = hashlib.sha256(request.body).hexdigest()
     canonical = "\n".join(["POST", "/", "", headers, "content-type;host", digest])
     hashed = hashlib.sha256(canonical.encode()).hexdigest()
-    text = "\n".join(["TC3-HMAC-SHA256", stamp, f"{day}/cvm/tc3_request", hashed])
+    text = "\n".join(["TC3-HMAC-SHA256", stamp, f"{day}/{product}/tc3_request", hashed])
     key = f"TC3{secret}".encode()
-    for part in (day, "cvm", "tc3_request"):
+    for part in (day, product, "tc3_request"):
         key = hmac_sha256(key, part)
     return hmac.compare_digest(hmac_sha256(key, text).hex(), found[3])
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from geo_ray.autoscale.config import AutoscaleConfig
 from geo_ray.codecs.config import CodecConfig
 from geo_ray.config.annotations import MessageWords
 from geo_ray.config.auto import OR_AUTO
@@ -170,6 +171,7 @@ class Experiment(StrictModel):
     averager: AveragerConfig = AveragerConfig()
     members: MembersConfig = MembersConfig()
     plan: PlanConfig | None = None
+    autoscale: AutoscaleConfig | None = None
     transport: TransportConfig = TransportConfig()
     lan: LanConfig = LanConfig()
     overlay: AnyOverlay = StarOverlay()
@@ -220,6 +222,8 @@ class Experiment(StrictModel):
             found.append(("averager.region", self.averager.region))
         if self.averager.standby not in {None, AUTO}:
             found.append(("averager.standby", str(self.averager.standby)))
+        if self.autoscale is not None:
+            found += [("autoscale.zones", name) for name in self.autoscale.zones]
         found += [("averager.next_standbys", name) for name in self.averager.next_standbys]
         if self.checkpoint.store_region is not None:
             found.append(("checkpoint.store_region", self.checkpoint.store_region))

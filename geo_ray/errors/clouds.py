@@ -8,6 +8,9 @@ from geo_ray.errors.base import GeoRayError
 class CloudError(GeoRayError):
     """A cloud refused a request, or its answer makes no sense."""
 
+    said: str = ""
+    """The cloud's own code of the refusal, if it sent one."""
+
     code = "CLOUD"
     exit_code = 11
     chapter = "Clouds"
@@ -22,3 +25,21 @@ class CloudUnreachableError(CloudError):
     causes = "No network, a wrong endpoint, throttling."
     advice = "Try again later, or check the network and the endpoint."
     more = "Prices that were known stay as they were."
+
+
+class ProviderRefusedError(CloudError):
+    """A cloud will not do what was asked with machines or secrets, however often it is asked."""
+
+    code = "PROVIDER_REFUSED"
+    causes = (
+        "Wrong or expired credentials, a missing permission, a machine image that is not there."
+    )
+    advice = "Give the account the permission that the message names; docs/providers.md lists all."
+
+
+class ProviderUnreachableError(CloudUnreachableError):
+    """Whether a cloud did what was asked with machines or secrets is not known."""
+
+    code = "PROVIDER_UNREACHABLE"
+    causes = "No network, a wrong endpoint, throttling, a time limit."
+    advice = "Ask again with the same request id, which is safe; look at what the cloud lists."

@@ -23,11 +23,13 @@ LAYERS = [
     {"codecs", "strategies"},
     {"clouds", "training", "checkpoint", "transport", "data", "tasks", "coding", "lease"},
     {"overlay", "transfers"},
+    {"providers"},
     {"planning"},
     {"autoscale"},
     {"config.experiment", "config.emulate"},
     {"job"},
     {"runtime", "sim"},
+    {"providers.local", "providers.agent"},  # raylets on this machine; drains its own node
     {"tuning", "lab", "comparison", "contract"},
     {"api"},
     {"cli"},
@@ -52,7 +54,7 @@ FENCES = {
     "tencentcloud": ("clouds.tencent",),
     "pyarrow": ("data", "api.tables"),  # results are handed to users as Arrow tables
 }
-NO_TORCH = ("types", "errors", "clock", "config", "planning", "autoscale", "clouds")
+NO_TORCH = ("types", "errors", "clock", "config", "planning", "autoscale", "clouds", "providers")
 IMPORT_NAMES = {"pyyaml": "yaml", "scikit-learn": "sklearn"}
 COMES_WITH = {"boto3": {"botocore"}, "tencentcloud-sdk-python": {"tencentcloud"}}
 

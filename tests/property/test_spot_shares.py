@@ -18,7 +18,7 @@ from geo_ray.planning.config import SpotConfig
 from geo_ray.planning.plan import Machines, RegionPlan
 from geo_ray.planning.rental_age import with_running
 from geo_ray.planning.search.fleet import Offer, RegionFleet
-from geo_ray.planning.search.pool import Pool
+from geo_ray.planning.search.pool import RentalPool
 
 EXPERIMENT = load_tree(Path(__file__).parents[2] / "configs" / "planned.yaml", [], Experiment)
 BOOK = shipped_book()
@@ -53,7 +53,7 @@ def test_one_section_gives_one_share(
             Offer(r.type, r.market, 1.0, 1.0, r.cap, 0.0, 9, r.lost_share) for r in site.rentals
         ]
         fleets.append(RegionFleet(name, made, 4))
-    pool = Pool(fleets, together)
+    pool = RentalPool(fleets, together)
     shares = {offer.lost_share for fleet in fleets for offer in fleet.offers if offer.lost_share}
     assert len(shares) <= 1 and (pool.most_spots == 0 or shares)
 
@@ -61,4 +61,4 @@ def test_one_section_gives_one_share(
 def test_shares_that_differ_are_told_by_name() -> None:
     offers = [Offer("a", "spot", 1.0, 1.0, 3, 0.0, 9, share) for share in (0.1, 0.2)]
     with pytest.raises(InvariantError, match=r"unequal shares: 0\.1, 0\.2"):
-        Pool([RegionFleet("r", offers, 4)], True).stall(1)
+        RentalPool([RegionFleet("r", offers, 4)], True).stall(1)

@@ -7,8 +7,8 @@ Credentials come only from boto3's own chain (environment, ``~/.aws``, the machi
 # mypy: disable-error-code="no-untyped-call"
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from typing import Any, Final
 
 from geo_ray.clouds.replies import quoted
@@ -22,7 +22,8 @@ CREDENTIALS_FIX: Final = (
 _PAGE: Final = 100
 _MOST_PAGES: Final = 1000
 _SERVER_ERROR: Final = 500
-_SLOW_DOWN: Final = frozenset(
+_LASTING: Final = frozenset({"InsufficientInstanceCapacity", "InsufficientCapacity"})
+SLOW_DOWN: Final = frozenset(
     {
         "EC2ThrottledException",
         "RequestLimitExceeded",
@@ -73,7 +74,7 @@ class Aws:
     def listed(
         self, service: str, region: str, operation: str, key: str, **arguments: Any
     ) -> list[Any]:
-        """Return all items of all pages of an answer.
+        """Return all items of all pages of an answer; see `call` for what it raises.
 
         Args:
             service: boto3's name of the service.
@@ -81,29 +82,46 @@ class Aws:
             operation: a method of boto3's client that gives pages.
             key: of the list in each page.
             **arguments: of the operation.
+        """
+        place = f"aws {service} in {region}"
+        with self._answering(place), closing(self._client(service, region)) as client:
+            pages = client.get_paginator(operation).paginate(
+                **arguments, PaginationConfig={"PageSize": _PAGE}
+            )
+            found: list[Any] = []
+            for number, page in enumerate(pages):
+                items = page.get(key)
+                if not isinstance(items, list) or number == _MOST_PAGES:
+                    wrong = f"no {key}" if number < _MOST_PAGES else "pages without end"
+                    raise CloudError(f"{place}: the answer is not valid ({wrong})")
+                found += items
+            return found
+
+    def call(self, service: str, region: str, operation: str, **arguments: Any) -> dict[str, Any]:
+        """Call one operation and return its answer.
+
+        Args:
+            service: boto3's name of the service.
+            region: region that is asked.
+            operation: a method of boto3's client.
+            **arguments: of the operation.
 
         Raises:
             CloudUnreachableError: it did not answer, or asked to slow down until the last try.
             CloudError: it refused, or its answer makes no sense.
         """
+        place = f"aws {service} {operation} in {region}"
+        with self._answering(place), closing(self._client(service, region)) as client:
+            return dict(getattr(client, operation)(**arguments))
+
+    @contextmanager
+    def _answering(self, place: str) -> Iterator[None]:
         from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
         from botocore.exceptions import ConnectionError as BotoConnectionError
         from botocore.parsers import ResponseParserError
 
-        place = f"aws {service} in {region}"
         try:
-            with closing(self._client(service, region)) as client:
-                pages = client.get_paginator(operation).paginate(
-                    **arguments, PaginationConfig={"PageSize": _PAGE}
-                )
-                found: list[Any] = []
-                for number, page in enumerate(pages):
-                    items = page.get(key)
-                    if not isinstance(items, list) or number == _MOST_PAGES:
-                        wrong = f"no {key}" if number < _MOST_PAGES else "pages without end"
-                        raise CloudError(f"{place}: the answer is not valid ({wrong})")
-                    found += items
-                return found
+            yield
         except ClientError as error:
             raise self._refusal(place, error.response) from None
         except (BotoConnectionError, HTTPClientError) as error:
@@ -133,8 +151,13 @@ class Aws:
         code = quoted(str(said.get("Code", "unknown")), self._secrets)
         text = quoted(str(said.get("Message", "")), self._secrets)
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        if code in _SLOW_DOWN:
-            return CloudUnreachableError(f"{place} asked to slow down until the last try: {code}")
-        if status >= _SERVER_ERROR:
-            return CloudUnreachableError(f"{place} failed until the last try: {code}: {text}")
-        return CloudError(f"{place} refused: {code}: {text}")
+        if code in SLOW_DOWN:
+            found: CloudError = CloudUnreachableError(
+                f"{place} asked to slow down until the last try: {code}"
+            )
+        elif status >= _SERVER_ERROR and code not in _LASTING:
+            found = CloudUnreachableError(f"{place} failed until the last try: {code}: {text}")
+        else:
+            found = CloudError(f"{place} refused: {code}: {text}")
+        found.said = code
+        return found

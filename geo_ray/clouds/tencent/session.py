@@ -1,8 +1,8 @@
-"""Calls to Tencent Cloud's CVM: bounded, retried when it throttles, with typed errors.
+"""Calls to Tencent Cloud: bounded, retried when it throttles, with typed errors.
 
 Credentials come only from the SDK's places: TENCENTCLOUD_SECRET_ID and TENCENTCLOUD_SECRET_KEY
-(and TENCENTCLOUD_TOKEN), or ``~/.tencentcloud/credentials``. The machine's role is not used:
-outside Tencent's machines the SDK waits for it without bound.
+(and TENCENTCLOUD_TOKEN), or ``~/.tencentcloud/credentials``. The machine's role is used only where
+GEO_RAY_TENCENT_METADATA says so: elsewhere the SDK would wait for it without bound.
 """
 
 # The SDK ships no types.
@@ -17,14 +17,15 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from geo_ray.clouds.replies import making_sense, quoted
+from geo_ray.clouds.tencent.role import METADATA_VARIABLE, role_credentials
 from geo_ray.errors import CloudError, CloudUnreachableError
 
 CREDENTIALS_FIX: Final = (
     "Set TENCENTCLOUD_SECRET_ID and TENCENTCLOUD_SECRET_KEY, or write ~/.tencentcloud/credentials."
 )
 
-_VERSION: Final = "2017-03-12"
-_SLOW_DOWN: Final = "RequestLimitExceeded"
+_VERSIONS: Final = {"cvm": "2017-03-12", "ssm": "2019-09-23"}
+SLOW_DOWN: Final = "RequestLimitExceeded"
 _AGAIN: Final = ("ClientNetworkError", "ServerNetworkError", "InternalError", "InternalServerError")
 
 
@@ -55,8 +56,10 @@ class Tencent:
         self._timeout_s = timeout_s
         self._credential = _credential()
 
-    def call(self, region: str, action: str, parameters: dict[str, Any]) -> dict[str, Any]:
-        """Call one action of CVM and return its answer.
+    def call(
+        self, region: str, action: str, parameters: dict[str, Any], product: str = "cvm"
+    ) -> dict[str, Any]:
+        """Call one action and return its answer.
 
         Raises:
             CloudUnreachableError: it did not answer, or asked to slow down until the last try.
@@ -64,12 +67,14 @@ class Tencent:
         """
         for attempt in range(1, self._attempts):
             try:
-                return self._once(region, action, parameters)
+                return self._once(region, action, parameters, product)
             except CloudUnreachableError:
                 time.sleep(self._pause_s * 2 ** (attempt - 1) * random.uniform(0.5, 1.5))
-        return self._once(region, action, parameters)
+        return self._once(region, action, parameters, product)
 
-    def _once(self, region: str, action: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    def _once(
+        self, region: str, action: str, parameters: dict[str, Any], product: str
+    ) -> dict[str, Any]:
         from tencentcloud.common.exception.tencent_cloud_sdk_exception import (
             TencentCloudSDKException,
         )
@@ -78,7 +83,7 @@ class Tencent:
         try:
             with making_sense(place):
                 # The SDK looks for errors only in replies of two content types; this looks in all.
-                reply = self._client(region).call_json(action, parameters)["Response"]
+                reply = self._client(region, product).call_json(action, parameters)["Response"]
                 error = reply.get("Error")
                 if error is None:
                     return dict(reply)
@@ -89,7 +94,7 @@ class Tencent:
             code, text = "ClientNetworkError", type(error).__name__
         raise self._refusal(place, str(code), str(text))
 
-    def _client(self, region: str) -> Any:
+    def _client(self, region: str, product: str) -> Any:
         """Return a client of a region; it keeps no connection open after its end."""
         from tencentcloud.common.common_client import CommonClient
         from tencentcloud.common.profile.client_profile import ClientProfile
@@ -102,18 +107,22 @@ class Tencent:
             reqTimeout=self._timeout_s,
         )
         profile = ClientProfile(httpProfile=http, language="en-US")
-        return CommonClient("cvm", _VERSION, self._credential, region, profile)
+        return CommonClient(product, _VERSIONS[product], self._credential, region, profile)
 
     def _refusal(self, place: str, code: str, text: str) -> CloudError:
         known = self._credential.get_credential_info()
         code, text = quoted(code, known), quoted(text, known)
-        if code.startswith(_SLOW_DOWN):
-            return CloudUnreachableError(f"{place}: asked to slow down until the last try: {code}")
-        if code == "ClientNetworkError":  # the error's text quotes the connection's internals
-            return CloudUnreachableError(f"{place}: no answer until the last try")
-        if code in _AGAIN:
-            return CloudUnreachableError(f"{place}: failed until the last try: {code}: {text}")
-        return CloudError(f"{place} refused: {code}: {text}")
+        if code.startswith(SLOW_DOWN):
+            text = f"{place}: asked to slow down until the last try: {code}"
+            found: CloudError = CloudUnreachableError(text)
+        elif code == "ClientNetworkError":  # the error's text quotes the connection's internals
+            found = CloudUnreachableError(f"{place}: no answer until the last try")
+        elif code in _AGAIN:
+            found = CloudUnreachableError(f"{place}: failed until the last try: {code}: {text}")
+        else:
+            found = CloudError(f"{place} refused: {code}: {text}")
+        found.said = code
+        return found
 
 
 def _credential() -> Any:
@@ -123,6 +132,8 @@ def _credential() -> Any:
     id_ = os.environ.get("TENCENTCLOUD_SECRET_ID")
     key = os.environ.get("TENCENTCLOUD_SECRET_KEY")
     try:
+        if metadata := os.environ.get(METADATA_VARIABLE):
+            return Credential(*role_credentials(metadata))
         if id_ and key:
             return Credential(id_, key, os.environ.get("TENCENTCLOUD_TOKEN"))
         found = ProfileCredential().get_credential()

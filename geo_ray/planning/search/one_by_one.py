@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from geo_ray.planning.search.fleet import Pick, RegionFleet
-from geo_ray.planning.search.pool import Pool
+from geo_ray.planning.search.pool import RentalPool
 from geo_ray.planning.search.ways import SLACK, Limits, Objective, Option, Ways
 from geo_ray.planning.search.whole_cover import Floats
 
@@ -35,7 +35,11 @@ class _Machines(NamedTuple):
 
 
 def best_of_all(
-    fleets: Sequence[RegionFleet], ways: Ways, pool: Pool, objective: Objective, limits: Limits
+    fleets: Sequence[RegionFleet],
+    ways: Ways,
+    pool: RentalPool,
+    objective: Objective,
+    limits: Limits,
 ) -> tuple[tuple[Pick, ...], Option] | None:
     """Return the best choice; the best that keeps no limit if none does.
 
@@ -74,7 +78,7 @@ def best_of_all(
 
 
 def _machines(
-    fleets: Sequence[RegionFleet], picks: Sequence[Sequence[Pick]], pool: Pool
+    fleets: Sequence[RegionFleet], picks: Sequence[Sequence[Pick]], pool: RentalPool
 ) -> _Machines:
     def of_all(values: Sequence[Sequence[float]]) -> Floats:
         return np.stack([each.ravel() for each in np.meshgrid(*values, indexing="ij")], axis=-1)

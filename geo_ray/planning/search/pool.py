@@ -44,7 +44,7 @@ class _Stair(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pool:
+class RentalPool:
     """See the module's docstring.
 
     Attributes:

@@ -9,9 +9,10 @@ where an interval is narrow or ways are few, of each way by itself; until what i
 the best found by more than the gap that is allowed.
 
 Where machines may be preempted, an interval is one of two numbers: the pace, and how many such
-machines there are (`Pool`), which say how much longer everything takes. Nothing in it is better
-than the left end's time with the fewest of them at the price of the right end with the most. What
-was found at the right end beats all that is slower than it and has as many of them or more.
+machines there are (`RentalPool`), which say how much longer everything takes. Nothing in it is
+better than the left end's time with the fewest of them at the price of the right end with the
+most. What was found at the right end beats all that is slower than it and has as many
+of them or more.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from geo_ray.planning.model.work import JobWork
 from geo_ray.planning.search.bracket import UNCHANGING, Bracket
 from geo_ray.planning.search.fleet import Pick, RegionFleet
 from geo_ray.planning.search.one_by_one import best_of_all
-from geo_ray.planning.search.pool import Pool
+from geo_ray.planning.search.pool import RentalPool
 from geo_ray.planning.search.ways import Limits, Objective, Option, Ways
 
 _BELOW: Final = 1 - 1e-8  # a pace just too fast for what was found
@@ -204,8 +205,8 @@ class Search:
         return Ways(self.work, tuple(options), self._fastest_s, self.bracket)
 
     @cached_property
-    def _pool(self) -> Pool:
-        return Pool(self.fleets, self.work.pattern.together)
+    def _pool(self) -> RentalPool:
+        return RentalPool(self.fleets, self.work.pattern.together)
 
     @cached_property
     def _fastest_s(self) -> tuple[float, ...]:

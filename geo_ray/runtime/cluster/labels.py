@@ -14,6 +14,8 @@ from geo_ray.errors import ConfigError
 REGION_LABEL = "ray.io/availability-region"
 TYPE_LABEL = "ray.io/node-group"
 NODE_LABEL = "ray.io/node-id"
+MACHINE_LABEL = "geo-ray/machine"
+"""The cloud's name of the machine that a node runs on, so that nodes and machines are matched."""
 
 Selector = dict[str, str]
 

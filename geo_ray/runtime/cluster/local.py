@@ -22,6 +22,7 @@ from typing import Self
 from geo_ray.config.cluster import LocalClusterConfig
 from geo_ray.errors import ClusterStartError, PortInUseError
 from geo_ray.runtime.cluster.labels import label_flag
+from geo_ray.runtime.cluster.node_command import node_command
 from geo_ray.runtime.cluster.settings import local_node_environment, token_environment
 from geo_ray.runtime.cluster.supervised import SupervisedProcesses
 from geo_ray.runtime.cluster.supervisor import descendants
@@ -161,30 +162,13 @@ class LocalCluster:
         return flags
 
     def _start_node(self, name: str, ip: str, flags: Sequence[str]) -> None:
-        any_port = [
-            f"--{what}-port=0"
-            for what in (
-                "min-worker",
-                "max-worker",
-                "node-manager",
-                "object-manager",
-                "runtime-env-agent",
-                "metrics-export",
-            )
-        ]
         self._home(name).mkdir()
-        argv = [
-            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *flags, *any_port),
-            f"--node-ip-address={ip}",
-            f"--temp-dir={self._home(name)}",
-            f"--object-store-memory={self._config.object_store_bytes}",
-            "--dashboard-agent-listen-port=0",
-            "--dashboard-agent-grpc-port=0",
-            "--include-log-monitor=false",
-            "--disable-usage-stats",
-            "--log-style=record",
-            "--log-color=false",
-        ]
+        argv = node_command(
+            flags,
+            ip=ip,
+            home=self._home(name),
+            object_store_bytes=self._config.object_store_bytes,
+        )
         self._kept.start(name, argv, local_node_environment(self._token_path))
 
     def _home(self, name: str) -> Path:

@@ -45,6 +45,11 @@ def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
+def adopt_orphans() -> None:
+    """Make processes below this one, whose parents die, children of this one."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
 def _die_with_supervisor() -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -82,6 +87,11 @@ class ProcessSupervisor:
         self._root = root
         self._pids: dict[str, int] = {}
 
+    @property
+    def running(self) -> frozenset[str]:
+        """Names of the processes that were started and have not ended."""
+        return frozenset(self._pids)
+
     def obey(self, command: dict[str, Any]) -> None:
         """Carry out one command."""
         name = command["name"]
@@ -117,6 +127,12 @@ class ProcessSupervisor:
                 code = os.waitstatus_to_exitcode(status)
                 tell({"event": "exited", "name": name, "code": code})
 
+    def kill_all(self) -> None:
+        """Kill every process below this one without notice, as a power cut would."""
+        for pid in descendants(os.getpid()):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
     def take_down(self) -> None:
         """End every process below this one, then remove the directory."""
         for pid in self._pids.values():
@@ -133,9 +149,7 @@ class ProcessSupervisor:
             if until():
                 return
             if how == signal.SIGKILL:
-                for pid in descendants(os.getpid()):
-                    with contextlib.suppress(ProcessLookupError, PermissionError):
-                        os.kill(pid, signal.SIGKILL)
+                self.kill_all()
             time.sleep(0.02)
 
 
@@ -169,7 +183,7 @@ def main(base: str, parent: int) -> None:
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     root = Path(tempfile.mkdtemp(prefix="geo-ray-", dir=base))
     supervisor = ProcessSupervisor(root)
     try:

@@ -1,0 +1,220 @@
+"""All that the autoscaler must remember between two looks, and beyond its own death.
+
+Machines are what the clouds list; this says only what no list says: what was asked for and has not
+been seen yet, why a machine was rented and for how much, what it has cost, what is leaving, and
+what was learned of pools. It is written before anything is done.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from pydantic import TypeAdapter, ValidationError
+
+from geo_ray.autoscale.ledger import SpendLedger
+from geo_ray.errors import RunDirectoryError
+from geo_ray.providers.base import LaunchRequest, Machine, Pool
+
+_MOST_BYTES: Final = 64 * 1024 * 1024
+
+
+@dataclass(slots=True)
+class Intent:
+    """Machines that were asked for and are not all there yet.
+
+    Attributes:
+        request: what was sent, or is to be.
+        reason: why.
+        usd_per_hour: of one, as quoted then.
+        since_unix_s: when it was decided.
+        sent_unix_s: when it was last sent.
+        failed: machines of it that are known not to come.
+        gone: machines of it that came and were gone again.
+        sends: how often it was sent.
+    """
+
+    request: LaunchRequest
+    reason: str
+    usd_per_hour: float
+    since_unix_s: float
+    sent_unix_s: float
+    failed: int = 0
+    gone: int = 0
+    sends: int = 1
+
+
+@dataclass(slots=True)
+class Parting:
+    """A machine that is to go.
+
+    Attributes:
+        reason: why.
+        until_unix_s: when it is taken at the latest; None: it is not drained yet, as something
+            else is to take its place first.
+    """
+
+    reason: str
+    until_unix_s: float | None = None
+
+
+@dataclass(slots=True)
+class Duty:
+    """A machine that the autoscaler has rented.
+
+    Attributes:
+        machine: as it was last listed.
+        reason: why it was rented.
+        usd_per_hour: as quoted then.
+        paid_unix_s: until when its cost is in the ledger.
+        seen_unix_s: when it was last listed.
+        unready_unix_s: since when it has no node; None: it has one.
+        parting: set when it is to go.
+        has_joined: whether its node was ever there.
+    """
+
+    machine: Machine
+    reason: str
+    usd_per_hour: float
+    paid_unix_s: float
+    seen_unix_s: float
+    unready_unix_s: float | None
+    parting: Parting | None = None
+    has_joined: bool = False
+
+
+@dataclass(slots=True)
+class PoolRecord:
+    """What was learned of a pool.
+
+    Attributes:
+        pool: which.
+        usd_per_hour: the last price; None: none was seen.
+        refusals: in a row.
+        until_unix_s: until when it is left alone.
+        preemptions: seen there, older ones counting less.
+        hours: that machines ran there, older ones counting less.
+        as_of_unix_s: of the two.
+    """
+
+    pool: Pool
+    usd_per_hour: float | None = None
+    refusals: int = 0
+    until_unix_s: float = 0.0
+    preemptions: float = 0.0
+    hours: float = 0.0
+    as_of_unix_s: float = 0.0
+
+
+@dataclass(slots=True)
+class RegionMemory:
+    """What was done in a region.
+
+    Attributes:
+        moved_unix_s: when machines were last rented there.
+        surplus_unix_s: since when there are too many; None: there are not.
+    """
+
+    moved_unix_s: float = 0.0
+    surplus_unix_s: float | None = None
+
+
+@dataclass(slots=True)
+class PaceRecord:
+    """What was decided of deadline and budget, and holds until it is known better.
+
+    Attributes:
+        only_on_demand: whether the deadline leaves no time for a preemption.
+        stopped_at_usd: the budget at which all was stopped; None: it was not.
+    """
+
+    only_on_demand: bool = False
+    stopped_at_usd: float | None = None
+
+
+@dataclass(slots=True)
+class AutoscalerMemory:
+    """See the module's docstring.
+
+    Attributes:
+        epoch: how manieth holder of the lease wrote it.
+        launches: how many requests were ever made; part of their ids.
+        intents: by request id.
+        duties: by machine id.
+        regions: by name.
+        pools: by `pool_key`.
+        ledger: what was spent.
+        pace: what was decided of deadline and budget.
+    """
+
+    epoch: int = 0
+    launches: int = 0
+    intents: dict[str, Intent] = field(default_factory=dict)
+    duties: dict[str, Duty] = field(default_factory=dict)
+    regions: dict[str, RegionMemory] = field(default_factory=dict)
+    pools: dict[str, PoolRecord] = field(default_factory=dict)
+    ledger: SpendLedger = field(default_factory=SpendLedger)
+    pace: PaceRecord = field(default_factory=PaceRecord)
+
+    def copied(self) -> AutoscalerMemory:
+        """Return a copy that shares nothing that changes."""
+        return replace(
+            self,
+            intents={key: replace(each) for key, each in self.intents.items()},
+            duties={
+                key: replace(each, parting=each.parting and replace(each.parting))
+                for key, each in self.duties.items()
+            },
+            regions={key: replace(each) for key, each in self.regions.items()},
+            pace=replace(self.pace),
+            pools={key: replace(each) for key, each in self.pools.items()},
+            ledger=SpendLedger({key: replace(row) for key, row in self.ledger.rows.items()}),
+        )
+
+    def pool(self, pool: Pool) -> PoolRecord:
+        """Return what is known of a pool; a new record if nothing is."""
+        return self.pools.setdefault(pool_key(pool), PoolRecord(pool))
+
+    def region(self, name: str) -> RegionMemory:
+        """Return what was done in a region."""
+        return self.regions.setdefault(name, RegionMemory())
+
+
+def pool_key(pool: Pool) -> str:
+    """Return a pool in one word."""
+    return f"{pool.region}/{pool.zone or '*'}/{pool.type}/{pool.market.value}"
+
+
+def outstanding(memory: AutoscalerMemory, intent: Intent) -> int:
+    """Return the machines of a request that may still come."""
+    request = intent.request
+    came = sum(d.machine.request_id == request.request_id for d in memory.duties.values())
+    return request.count - came - intent.failed - intent.gone
+
+
+_READER: Final = TypeAdapter(AutoscalerMemory)
+
+
+def encode_memory(memory: AutoscalerMemory) -> bytes:
+    """Write it as `decode_memory` reads it."""
+    return zlib.compress(_READER.dump_json(memory))
+
+
+def decode_memory(data: bytes) -> AutoscalerMemory:
+    """Read it.
+
+    Raises:
+        RunDirectoryError: the bytes are nothing of the kind.
+    """
+    try:
+        reader = zlib.decompressobj()
+        text = reader.decompress(data, _MOST_BYTES)
+        if not reader.eof:
+            raise ValueError("cut off, or too long")
+        return _READER.validate_json(text)
+    except (ValidationError, ValueError, zlib.error) as error:
+        raise RunDirectoryError(
+            "the autoscaler's journal cannot be read",
+            fix="End all machines of the cluster, then remove the journal from its directory.",
+        ) from error

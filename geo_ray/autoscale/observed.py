@@ -1,0 +1,52 @@
+"""What is seen at one moment: of the clouds, of the nodes, of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from geo_ray.providers.base import LaunchFailure, Machine, Pool, Stock
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSeen:
+    """The node of a machine.
+
+    Attributes:
+        is_ready: whether it is part of the cluster and could compute.
+        is_busy: whether anything runs there; unknown counts as busy.
+    """
+
+    is_ready: bool
+    is_busy: bool = True
+
+
+NO_NODE = NodeSeen(is_ready=False, is_busy=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What the policy decides on.
+
+    Attributes:
+        now_unix_s: when.
+        machines: of the cluster, as the clouds list them; None: they could not be asked.
+        nodes: by machine id; a machine without a node is not there.
+        stocks: by pool, as far as they are known.
+        failures: of launches, each told at least once.
+        left_s: seconds that the rest of the job takes with the speed of the target; None: it has
+            no known end. 0: it is done, and nothing is needed any more.
+        pending: by region, machines that wait for a place say are needed beside those at hand.
+    """
+
+    now_unix_s: float
+    machines: tuple[Machine, ...] | None
+    nodes: Mapping[str, NodeSeen] = field(default_factory=dict)
+    stocks: Mapping[Pool, Stock] = field(default_factory=dict)
+    failures: tuple[LaunchFailure, ...] = ()
+    left_s: float | None = None
+    pending: Mapping[str, int] = field(default_factory=dict)
+
+    def node(self, machine_id: str) -> NodeSeen:
+        """Return the node of a machine."""
+        return self.nodes.get(machine_id, NO_NODE)

@@ -1,0 +1,82 @@
+"""How much is needed now: none, as the target says, or more because a deadline comes near.
+
+A deadline is kept as follows (after Can't Be Late, NSDI 2024: on demand once the slack is only the
+change itself). ``left_s`` is how long the rest takes with the target's machines, ``slack`` what the
+deadline leaves beside it. While there is more slack than a change of machines takes, spot machines
+are worth their risk. Once there is not, only machines on demand count; back only with three times
+as much, since a change back costs one, too. A job that is late has more machines, up to a bound.
+
+A budget stops everything while there is still money to stop: what is spent, and what all machines
+cost until the next look and until they have left. It stays so until the budget is raised.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from geo_ray.autoscale.config import AutoscaleConfig
+from geo_ray.autoscale.memory import AutoscalerMemory
+from geo_ray.autoscale.observed import Observed
+from geo_ray.autoscale.sightings import burn_usd_per_hour
+from geo_ray.autoscale.target import ClusterTarget
+
+_BACK: Final = 3.0
+_STEP: Final = 0.05  # speeds follow in steps, so that a little more haste rents nothing
+_SPARE: Final = 0.01  # of what is left: speeds are measured
+
+DONE: Final = "the job is done"
+LATE: Final = "the deadline comes near"
+BUDGET: Final = "the budget is used up"
+
+
+@dataclass(frozen=True, slots=True)
+class RunPace:
+    """What is needed.
+
+    Attributes:
+        speed: times the target's; 0: nothing is needed.
+        only_on_demand: whether spot machines do not count.
+        reason: why, if it is not simply the target.
+    """
+
+    speed: float
+    only_on_demand: bool = False
+    reason: str = ""
+
+
+def run_pace(
+    config: AutoscaleConfig, target: ClusterTarget, memory: AutoscalerMemory, observed: Observed
+) -> RunPace:
+    """Return what is needed now; remembers whether spot machines count."""
+    if observed.left_s is not None and observed.left_s <= 0:
+        return RunPace(0.0, reason=DONE)
+    if target.budget_usd is not None:
+        burn = burn_usd_per_hour(memory, target, observed.now_unix_s)
+        until_stopped_s = config.drain_s + 2 * config.every_s
+        needed_to_stop = burn * until_stopped_s / 3600.0
+        if memory.ledger.paid_usd + needed_to_stop >= target.budget_usd:
+            memory.pace.stopped_at_usd = target.budget_usd
+        stopped_usd = memory.pace.stopped_at_usd
+        if stopped_usd is not None and target.budget_usd <= stopped_usd:
+            return RunPace(0.0, reason=BUDGET)
+    if target.deadline_unix_s is None or observed.left_s is None:
+        memory.pace.only_on_demand = False
+        return RunPace(1.0)
+    margin_s = change_s(config) + _SPARE * observed.left_s
+    time_left_s = target.deadline_unix_s - observed.now_unix_s
+    slack_s = time_left_s - observed.left_s
+    bound_s = margin_s * (_BACK if memory.pace.only_on_demand else 1.0)
+    memory.pace.only_on_demand = slack_s < bound_s
+    wanted = observed.left_s / max(1e-9, time_left_s - change_s(config))
+    if not 0 <= wanted <= config.most_speed:
+        wanted = config.most_speed
+    speed = min(config.most_speed, max(1.0, math.ceil(wanted / _STEP - 1e-9) * _STEP))
+    late = LATE if memory.pace.only_on_demand or speed > 1 else ""
+    return RunPace(speed, memory.pace.only_on_demand, late)
+
+
+def change_s(config: AutoscaleConfig) -> float:
+    """Return how long a change from spot machines to others takes."""
+    return config.start_s + 2 * config.every_s

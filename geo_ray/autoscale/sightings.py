@@ -1,0 +1,205 @@
+"""Takes in what is seen: machines that came, went or must go; prices, costs, refusals.
+
+States come from what is listed, never from what was asked for. A list may be old: a machine that is
+missing counts as gone only after a while, and one that came counts from when it is listed.
+"""
+
+from __future__ import annotations
+
+from geo_ray.autoscale.actions import End
+from geo_ray.autoscale.config import AutoscaleConfig
+from geo_ray.autoscale.cooldown import cool_down, gave
+from geo_ray.autoscale.hazard import learn
+from geo_ray.autoscale.memory import AutoscalerMemory, Duty, Intent, Parting, outstanding, pool_key
+from geo_ray.autoscale.observed import Observed
+from geo_ray.autoscale.offers import price_of
+from geo_ray.autoscale.target import REGION_LABEL, ROLE_LABEL, ClusterTarget, MachineKind
+from geo_ray.providers.base import Machine, MachineState, Market, Shortage
+
+_ALIVE = (MachineState.PENDING, MachineState.RUNNING)
+NOTICE = "the cloud takes it back"
+LIFE = "it ends by itself soon"
+NO_NODE_CAME = "its node is not there"
+
+
+class Sightings:
+    """One look, taken into the memory.
+
+    Args:
+        config: of the autoscaler.
+        target: what should run.
+        memory: is changed.
+        observed: what is seen.
+        prefix: of the ids of the autoscaler's own requests.
+    """
+
+    def __init__(
+        self,
+        config: AutoscaleConfig,
+        target: ClusterTarget,
+        memory: AutoscalerMemory,
+        observed: Observed,
+        prefix: str,
+    ) -> None:
+        self._config, self._target, self._memory = config, target, memory
+        self._observed, self._now_s, self._prefix = observed, observed.now_unix_s, prefix
+
+    def take_in(self) -> list[End]:
+        """Return the machines that nobody is responsible for, and are to be ended."""
+        for pool, stock in self._observed.stocks.items():
+            if stock.usd_per_hour is not None:
+                self._memory.pool(pool).usd_per_hour = stock.usd_per_hour
+        self._take_failures()
+        orphans = self._take_machines()
+        for machine_id in list(self._memory.duties):
+            duty = self._memory.duties[machine_id]
+            self._book(duty, duty.seen_unix_s)
+        self._give_up_intents()
+        return orphans
+
+    # ------------------------------------------------------------------ launches
+
+    def _take_failures(self) -> None:
+        for failure in self._observed.failures:
+            intent = self._memory.intents.get(failure.request_id)
+            if intent is None or failure.shortage is Shortage.THROTTLED:
+                continue
+            if failure.missing > intent.failed:
+                intent.failed = failure.missing
+                self._leave_alone(intent, failure.shortage)
+
+    def _give_up_intents(self) -> None:
+        for request_id in list(self._memory.intents):
+            intent = self._memory.intents[request_id]
+            missing = outstanding(self._memory, intent)
+            if missing > 0 and self._is_hopeless(intent):
+                self._memory.pool(intent.request.pool).until_unix_s = (
+                    self._now_s + self._config.retry.longest_s
+                )
+                missing = 0
+            if missing <= 0:
+                del self._memory.intents[request_id]
+
+    def _is_hopeless(self, intent: Intent) -> bool:
+        """Return whether it was sent often enough: the time in which nobody looked is no sign."""
+        retry = self._config.retry
+        waited_s = min(retry.resend_s, self._now_s - intent.sent_unix_s)
+        return (intent.sends - 1) * retry.resend_s + waited_s >= retry.give_up_s
+
+    def _leave_alone(self, intent: Intent, shortage: Shortage) -> None:
+        retry = self._config.retry
+        cool_down(self._memory, intent.request.pool, shortage, self._now_s, retry)
+
+    # ------------------------------------------------------------------ machines
+
+    def _take_machines(self) -> list[End]:
+        orphans = []
+        for machine in self._observed.machines or ():
+            known = self._memory.duties.get(machine.id)
+            if machine.state not in _ALIVE:
+                if known is not None:
+                    self._is_gone(known, self._now_s)
+            elif known is not None:
+                self._look_at(known, machine)
+            elif self._is_wanted(machine):
+                self._welcome(machine)
+            elif (machine.request_id or "").startswith(self._prefix):
+                region = machine.labels.get(REGION_LABEL, "")
+                orphans.append(End(machine.id, region, "nobody waits for it any more"))
+        for duty in list(self._memory.duties.values()):
+            if self._now_s - duty.seen_unix_s >= self._config.retry.missing_s:
+                self._is_gone(duty, duty.seen_unix_s)
+        return orphans
+
+    def _is_wanted(self, machine: Machine) -> bool:
+        intent = self._memory.intents.get(machine.request_id or "")
+        if intent is None:
+            return False
+        came = sum(d.machine.request_id == machine.request_id for d in self._memory.duties.values())
+        return came + intent.gone < intent.request.count
+
+    def _welcome(self, machine: Machine) -> None:
+        intent = self._memory.intents[machine.request_id or ""]
+        since_s = min(machine.launched_unix_s, self._now_s)
+        duty = Duty(machine, intent.reason, intent.usd_per_hour, since_s, self._now_s, self._now_s)
+        self._memory.duties[machine.id] = duty
+        gave(self._memory, machine.pool)
+        self._look_at(duty, machine)
+
+    def _look_at(self, duty: Duty, machine: Machine) -> None:
+        duty.machine, duty.seen_unix_s = machine, self._now_s
+        if self._observed.node(machine.id).is_ready:
+            duty.unready_unix_s, duty.has_joined = None, True
+        elif duty.unready_unix_s is None:
+            duty.unready_unix_s = self._now_s
+        if duty.parting is not None and duty.parting.until_unix_s is not None:
+            return
+        lead_s = self._config.start_s + self._config.drain_s + 2 * self._config.every_s
+        ends_s = machine.ends_unix_s
+        if ends_s is not None and ends_s - self._now_s <= lead_s:
+            own_s = machine.launched_unix_s + self._config.life_h * 3600
+            own_s -= self._config.retry.give_up_s  # it may have been sent that much later
+            is_notice = machine.pool.market is Market.SPOT and ends_s < own_s
+            duty.parting = Parting(NOTICE if is_notice else LIFE)
+            if is_notice:
+                learn(self._memory.pool(machine.pool), self._now_s, 0.0, 1)
+        elif (
+            duty.unready_unix_s is not None
+            and self._now_s - duty.unready_unix_s >= self._config.retry.join_s
+        ):
+            duty.parting = Parting(NO_NODE_CAME, self._now_s)
+            cool_down(
+                self._memory, machine.pool, Shortage.SOLD_OUT, self._now_s, self._config.retry
+            )
+
+    def _is_gone(self, duty: Duty, when_unix_s: float) -> None:
+        self._book(duty, when_unix_s)
+        pool = duty.machine.pool
+        if duty.parting is None and pool.market is Market.SPOT:
+            learn(self._memory.pool(pool), self._now_s, 0.0, 1)
+        intent = self._memory.intents.get(duty.machine.request_id or "")
+        if intent is not None:
+            intent.gone += 1
+        del self._memory.duties[duty.machine.id]
+
+    # ------------------------------------------------------------------ dollars
+
+    def _book(self, duty: Duty, until_unix_s: float) -> None:
+        hours = (until_unix_s - duty.paid_unix_s) / 3600.0
+        if hours <= 0:
+            return
+        machine = duty.machine
+        kind = self._kind(machine)
+        age_h = (duty.paid_unix_s - machine.launched_unix_s) / 3600.0
+        factor = 1.0 if kind is None else kind.age_factor(age_h, hours)
+        now_usd = price_of(self._memory, machine.pool, kind)
+        paid = (duty.usd_per_hour if now_usd is None else now_usd) * factor * hours
+        quoted = duty.usd_per_hour * factor * hours
+        region = machine.labels.get(REGION_LABEL, "")
+        self._memory.ledger.add(region, duty.reason, hours, quoted, paid)
+        duty.paid_unix_s = until_unix_s
+        if machine.pool.market is Market.SPOT:
+            learn(self._memory.pool(machine.pool), self._now_s, hours)
+
+    def _kind(self, machine: Machine) -> MachineKind | None:
+        region = self._target.region(machine.labels.get(REGION_LABEL, ""))
+        role = machine.labels.get(ROLE_LABEL, "worker")
+        return None if region is None else region.kind(machine.pool.type, role)
+
+
+def burn_usd_per_hour(memory: AutoscalerMemory, target: ClusterTarget, now_unix_s: float) -> float:
+    """Return what all machines cost per hour, those that are on their way included."""
+    total = 0.0
+    for duty in memory.duties.values():
+        machine = duty.machine
+        region = target.region(machine.labels.get(REGION_LABEL, ""))
+        kind = region and region.kind(machine.pool.type, machine.labels.get(ROLE_LABEL, "worker"))
+        usd = price_of(memory, machine.pool, kind or None)
+        age_h = (now_unix_s - machine.launched_unix_s) / 3600.0
+        factor = kind.age_factor(age_h) if kind else 1.0
+        total += (duty.usd_per_hour if usd is None else usd) * factor
+    for intent in memory.intents.values():
+        record = memory.pools.get(pool_key(intent.request.pool))
+        usd = record.usd_per_hour if record else None
+        total += max(0, outstanding(memory, intent)) * (intent.usd_per_hour if usd is None else usd)
+    return total

@@ -1,0 +1,249 @@
+"""A cloud in memory: spot prices, stock, machines taken back, late lists, calls that fail.
+
+It answers as the protocol says, by a clock that it is handed, so that a day passes in a second.
+What happens in its markets comes from a `MarketTrace` and does not depend on who asks.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from geo_ray.autoscale.market_trace import MarketTrace
+from geo_ray.errors import ProviderUnreachableError
+from geo_ray.providers.base import (
+    LaunchFailure,
+    LaunchRequest,
+    Machine,
+    MachineState,
+    Market,
+    Pool,
+    Shortage,
+    Stock,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SimTemper:
+    """How the simulated cloud behaves.
+
+    Attributes:
+        start_s: from a launch to a running machine.
+        notice_s: before a spot machine is taken.
+        unlisted_s: for how long a new machine may be missing from lists, at most.
+        silence: share of calls that are done and not answered.
+        refusal: share of calls that fail without being done.
+        quota: machines at a time by region; a region that is not there has no bound.
+    """
+
+    start_s: float = 60.0
+    notice_s: float = 120.0
+    unlisted_s: float = 0.0
+    silence: float = 0.0
+    refusal: float = 0.0
+    quota: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class SimMachine:
+    """A machine of the simulated cloud.
+
+    Attributes:
+        machine: as listed, but for its state.
+        cluster: whose.
+        listed_unix_s: from when on lists have it.
+        ended_unix_s: when it ended; None: it has not.
+        taken: whether the cloud took it.
+    """
+
+    machine: Machine
+    cluster: str
+    listed_unix_s: float
+    ended_unix_s: float | None = None
+    taken: bool = False
+
+
+@dataclass(slots=True)
+class SimulatedCloud:
+    """See `MachineProvider`.
+
+    Attributes:
+        markets: by pool.
+        now: tells the time.
+        temper: how it behaves.
+        seed: of all that is left to chance.
+        machines: all that ever were, by id.
+    """
+
+    markets: Mapping[Pool, MarketTrace]
+    now: Callable[[], float]
+    temper: SimTemper = field(default_factory=SimTemper)
+    seed: int = 0
+    machines: dict[str, SimMachine] = field(default_factory=dict)
+    _requests: dict[str, tuple[LaunchFailure, ...]] = field(default_factory=dict)
+    _failures: list[tuple[str, LaunchFailure]] = field(default_factory=list)
+    _rng: random.Random | None = None
+    _advanced_unix_s: float = -math.inf
+
+    @property
+    def name(self) -> str:
+        """See `MachineProvider.name`."""
+        return "simulated"
+
+    def list_machines(self, cluster: str) -> Sequence[Machine]:
+        """See `MachineProvider.list_machines`."""
+        self._trouble("list")
+        self.advance()
+        now_s = self.now()
+        return [
+            self._seen(each, now_s)
+            for each in self.machines.values()
+            if each.cluster == cluster and each.listed_unix_s <= now_s
+        ]
+
+    def launch(self, request: LaunchRequest) -> Sequence[LaunchFailure]:
+        """See `MachineProvider.launch`."""
+        self._trouble("launch")
+        self.advance()
+        if request.request_id not in self._requests:
+            self._requests[request.request_id] = self._make(request)
+        if self._chance().random() < self.temper.silence:
+            raise ProviderUnreachableError("the answer to a launch got lost")
+        return self._requests[request.request_id]
+
+    def terminate(self, machine_ids: Sequence[str]) -> None:
+        """See `MachineProvider.terminate`."""
+        self._trouble("terminate")
+        self.advance()
+        for machine_id in machine_ids:
+            found = self.machines.get(machine_id)
+            if found is not None and found.ended_unix_s is None:
+                found.ended_unix_s = self.now()
+        if self._chance().random() < self.temper.silence:
+            raise ProviderUnreachableError("the answer to an end got lost")
+
+    def poll_failures(self, cluster: str) -> Sequence[LaunchFailure]:
+        """See `MachineProvider.poll_failures`."""
+        return [failure for name, failure in self._failures if name == cluster]
+
+    def stock(self, pools: Sequence[Pool]) -> Sequence[Stock]:
+        """See `MachineProvider.stock`; how many are left it does not tell, as clouds do not."""
+        self._trouble("stock")
+        found = []
+        for pool in pools:
+            market = self.markets.get(pool)
+            found.append(Stock(pool, None if market is None else market.usd_at(self.now())))
+        return found
+
+    # ------------------------------------------------------------------ for who plays the world
+
+    def advance(self) -> None:
+        """Take back what the markets take until now: with a notice first, then for good."""
+        now_s = self.now()
+        if now_s <= self._advanced_unix_s:
+            return
+        self._advanced_unix_s = now_s
+        there: dict[Pool, list[SimMachine]] = {}
+        for each in self.machines.values():
+            ends_s = each.machine.ends_unix_s
+            if each.ended_unix_s is None and ends_s is not None and ends_s <= now_s:
+                each.ended_unix_s, each.taken = ends_s, True
+            if each.ended_unix_s is None and each.machine.pool.market is Market.SPOT:
+                there.setdefault(each.machine.pool, []).append(each)
+        for pool, machines in there.items():
+            self._take_back(machines, self.markets[pool], now_s)
+
+    def alive(self) -> list[SimMachine]:
+        """Return the machines that are paid now."""
+        self.advance()
+        return [each for each in self.machines.values() if each.ended_unix_s is None]
+
+    def bill_usd(self) -> float:
+        """Return what all machines have cost until now."""
+        total = 0.0
+        for each in self.machines.values():
+            end_s = self.now() if each.ended_unix_s is None else each.ended_unix_s
+            market = self.markets[each.machine.pool]
+            total += market.usd_between(each.machine.launched_unix_s, end_s)
+        return total
+
+    # ------------------------------------------------------------------ parts
+
+    def _make(self, request: LaunchRequest) -> tuple[LaunchFailure, ...]:
+        now_s, pool = self.now(), request.pool
+        market = self.markets.get(pool)
+        room = 0 if market is None else market.stock_at(now_s) - len(self._in(pool))
+        alive = [each for each in self.machines.values() if each.ended_unix_s is None]
+        used = sum(each.machine.pool.region == pool.region for each in alive)
+        quota = self.temper.quota.get(pool.region)
+        bound, shortage = room, Shortage.SOLD_OUT
+        if quota is not None and quota - used < room:
+            bound, shortage = quota - used, Shortage.QUOTA
+        count = max(0, min(request.count, bound))
+        for number in range(count):
+            made = Machine(
+                f"{request.request_id}.{number}",
+                request.request_id,
+                pool,
+                MachineState.PENDING,
+                now_s,
+                None,
+                dict(request.labels),
+                request.ends_unix_s,
+            )
+            late_s = self._chance().random() * self.temper.unlisted_s
+            self.machines[made.id] = SimMachine(made, request.cluster, now_s + late_s)
+        if count == request.count:
+            return ()
+        missing = request.count - count
+        reason = f"the simulated cloud says {shortage.value}"
+        failure = LaunchFailure(request.request_id, pool, missing, shortage, reason)
+        self._failures.append((request.cluster, failure))
+        return (failure,)
+
+    def _in(self, pool: Pool) -> list[SimMachine]:
+        return [
+            each
+            for each in self.machines.values()
+            if each.ended_unix_s is None and each.machine.pool == pool
+        ]
+
+    def _take_back(self, there: list[SimMachine], market: MarketTrace, now_s: float) -> None:
+        noticed = sum(self._is_noticed(each, now_s) for each in there)
+        excess = len(there) - market.stock_at(now_s) - noticed
+        for each in sorted(there, key=lambda m: m.machine.id):
+            if excess <= 0:
+                return
+            if not self._is_noticed(each, now_s):
+                ends_s = now_s + self.temper.notice_s
+                each.machine = replace(each.machine, ends_unix_s=ends_s)
+                excess -= 1
+
+    def _is_noticed(self, each: SimMachine, now_s: float) -> bool:
+        ends_s = each.machine.ends_unix_s
+        return ends_s is not None and ends_s - now_s <= self.temper.notice_s
+
+    def _seen(self, each: SimMachine, now_s: float) -> Machine:
+        if each.ended_unix_s is not None:
+            return replace(each.machine, state=MachineState.ENDED)
+        if now_s - each.machine.launched_unix_s < self.temper.start_s:
+            return each.machine
+        number = int(each.machine.launched_unix_s) % 200
+        address = f"10.0.{number}.{1 + len(each.machine.id) % 200}"
+        return replace(each.machine, state=MachineState.RUNNING, address=address)
+
+    def _trouble(self, call: str) -> None:
+        if self._chance().random() < self.temper.refusal:
+            raise ProviderUnreachableError(f"no answer to {call}")
+
+    def _chance(self) -> random.Random:
+        if self._rng is None:
+            self._rng = random.Random(self.seed)
+        return self._rng
+
+
+def forever(usd_per_hour: float, stock: int = 1_000_000) -> MarketTrace:
+    """Return a market where nothing changes."""
+    return MarketTrace(((-math.inf, usd_per_hour),), ((-math.inf, stock),))

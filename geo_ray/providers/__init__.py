@@ -1,0 +1,1 @@
+"""Machines of a cloud: listed, launched, ended; one file or folder per provider."""

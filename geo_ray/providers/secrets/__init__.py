@@ -1,0 +1,1 @@
+"""Secrets of a cluster, kept in a cloud's own store."""

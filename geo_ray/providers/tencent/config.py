@@ -1,0 +1,36 @@
+"""What a user says about an account of Tencent Cloud, so that machines can be launched there."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from geo_ray.clouds.currency import ExchangeRate
+from geo_ray.config.base import StrictModel
+from geo_ray.providers.user_data import NodeJoin
+
+
+class TencentPlaceConfig(StrictModel):
+    """A region where machines may be launched."""
+
+    image_id: str = Field(pattern=r"^img-\w+$", description="machine image that carries geo_ray")
+    vpc_id: str = Field(pattern=r"^vpc-\w+$", description="network")
+    subnets: dict[str, str] = Field(min_length=1, description="subnet by zone")
+    security_group_ids: tuple[str, ...] = Field((), description="of the machines")
+    role: str | None = Field(
+        None, description="name of the CAM role with which a machine reads its secrets"
+    )
+    disk_gb: int = Field(100, ge=20, description="size of the system disk")
+
+
+class TencentProviderConfig(StrictModel):
+    """Machines of Tencent Cloud."""
+
+    places: dict[str, TencentPlaceConfig] = Field(
+        min_length=1, description="regions by Tencent's name; only these are listed and used"
+    )
+    join: NodeJoin
+    endpoint: str | None = Field(None, description="address in place of Tencent's")
+    attempts: int = Field(5, ge=1, description="tries of a request")
+    timeout_s: float = Field(20.0, gt=0, description="longest wait for an answer")
+    currency: str = Field("CNY", description="in which the account is billed")
+    rates: tuple[ExchangeRate, ...] = Field((), description="what that is in US dollars")

@@ -1,0 +1,123 @@
+"""What a new machine does first: a script in its user data, which holds no secret.
+
+It only names secrets; the machine's own role lets it read them. The machine image carries geo_ray
+(docs/providers.md has its recipe), so that this takes seconds.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import Final, Literal
+
+from pydantic import Field
+
+from geo_ray.clouds.tencent.role import METADATA_VARIABLE
+from geo_ray.config.base import StrictModel
+from geo_ray.providers.base import LaunchRequest
+from geo_ray.providers.notices.tencent import TENCENT_METADATA
+
+_MACHINE_LABEL: Final = "geo-ray/machine"  # also in runtime/cluster/labels.py, which is above
+_TLS_FILES: Final = {
+    "RAY_TLS_SERVER_CERT": "tls_certificate_secret",
+    "RAY_TLS_SERVER_KEY": "tls_key_secret",
+    "RAY_TLS_CA_CERT": "tls_ca_secret",
+}
+
+
+class NodeJoin(StrictModel):
+    """How a machine's Ray node joins its cluster."""
+
+    address: str = Field(pattern=r"^[\w.:\[\]-]+:\d+$", description="host:port of the head")
+    token_secret: str = Field(
+        pattern=r"^[\w/.:+=@-]+$", description="name of the secret that holds the cluster's token"
+    )
+    tls_certificate_secret: str | None = Field(
+        None, pattern=r"^[\w/.:+=@-]+$", description="name of the secret with the certificate"
+    )
+    tls_key_secret: str | None = Field(
+        None, pattern=r"^[\w/.:+=@-]+$", description="name of the secret with its key"
+    )
+    tls_ca_secret: str | None = Field(
+        None, pattern=r"^[\w/.:+=@-]+$", description="name of the secret with the authority's"
+    )
+    secrets_region: str | None = Field(
+        None, description="region of the secrets; null: each machine's own"
+    )
+    python: str = Field(
+        "/opt/geo_ray/bin/python", pattern=r"^[\w/.-]+$", description="interpreter of the image"
+    )
+
+
+def boot_script(
+    request: LaunchRequest, join: NodeJoin, cloud: Literal["aws", "tencent"], store: str
+) -> str:
+    """Return the script; the same request always gives the same bytes, as idempotency needs.
+
+    Args:
+        request: whose labels and end the machine gets.
+        join: the cluster.
+        cloud: whose metadata service tells the machine its own name.
+        store: kind of the secret store.
+    """
+    labels = ",".join(f"{key}={value}" for key, value in sorted(request.labels.items()))
+    secrets = {"RAY_AUTH_TOKEN_PATH": join.token_secret}
+    secrets |= {
+        name: held for name, key in _TLS_FILES.items() if (held := getattr(join, key)) is not None
+    }
+    region = join.secrets_region or request.pool.region
+    where = f"--store {shlex.quote(store)} --region {shlex.quote(region)}"
+    lines = [
+        "#!/bin/bash",
+        "set -eu",
+        "umask 077",
+        *_end(request.ends_unix_s),
+        f"python={shlex.quote(join.python)}",
+        f'machine=$("$python" -m geo_ray.providers.notices --cloud {cloud} --machine-id)',
+        "mkdir -p /run/geo_ray",
+        ": > /run/geo_ray/environment",
+    ]
+    if cloud == "tencent":
+        lines.append(f"export {METADATA_VARIABLE}={TENCENT_METADATA}")
+    for name, secret in secrets.items():
+        path = f"/run/geo_ray/{name.lower()}"
+        lines += [
+            f'"$python" -m geo_ray.providers.secrets {where} {shlex.quote(secret)} > {path}',
+            f"echo {name}={path} >> /run/geo_ray/environment",
+        ]
+    lines += [
+        "echo RAY_AUTH_MODE=token >> /run/geo_ray/environment",
+        f"echo RAY_USE_TLS={int(len(secrets) > 1)} >> /run/geo_ray/environment",
+        # Without these two, a WAN that is silent for a minute takes the whole region out.
+        "echo RAY_health_check_timeout_ms=60000 >> /run/geo_ray/environment",
+        "echo RAY_gcs_rpc_server_reconnect_timeout_s=600 >> /run/geo_ray/environment",
+        "echo RAY_USAGE_STATS_ENABLED=0 >> /run/geo_ray/environment",
+        _unit(
+            "node",
+            f'"$python" -m ray.scripts.scripts start --block --address={shlex.quote(join.address)}'
+            f" --labels={shlex.quote(labels + ',') if labels else ''}"
+            f'{_MACHINE_LABEL}="$machine" --disable-usage-stats',
+        ),
+        _unit(
+            "agent",
+            f'"$python" -m geo_ray.providers.agent --cloud {cloud} --machine "$machine"'
+            f" --address {shlex.quote(join.address)}",
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _end(ends_unix_s: float | None) -> list[str]:
+    """The dead-man's switch that no other machine is needed for."""
+    if ends_unix_s is None:
+        return []
+    return [
+        f"minutes=$(( ({int(ends_unix_s)} - $(date +%s)) / 60 ))",
+        'shutdown -P "+$(( minutes > 0 ? minutes : 0 ))"',
+    ]
+
+
+def _unit(name: str, command: str) -> str:
+    return (
+        f"systemd-run --unit=geo-ray-{name} --property=Restart=always --property=RestartSec=5"
+        f" --property=EnvironmentFile=/run/geo_ray/environment {command}"
+    )

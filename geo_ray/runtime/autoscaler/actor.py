@@ -1,0 +1,297 @@
+"""Looks after a cluster's machines from an actor of the cluster, whatever becomes of who asked.
+
+It is a detached actor on the head that Ray starts anew when it dies; what it must know is in the
+journal, and a lease beside that keeps two of them from acting at once: on another cluster's head,
+or where Ray believes one dead that only stands still.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from geo_ray.autoscale.actions import Alternative, Drain, End, Launch
+from geo_ray.autoscale.config import AutoscaleConfig
+from geo_ray.autoscale.journal import Journal
+from geo_ray.autoscale.ledger import SpendRow
+from geo_ray.autoscale.loop import Reconciler, TickResult, WorkLeft
+from geo_ray.autoscale.policy import AutoscalePolicy
+from geo_ray.autoscale.target import ClusterTarget
+from geo_ray.errors import GeoRayError, LeaseLostError, RunHeldError
+from geo_ray.lease.keeper import LeaseKeeper
+from geo_ray.lease.seek import LeaseSeeker
+from geo_ray.lease.store import ConditionalStore
+from geo_ray.planning.plan import Plan
+from geo_ray.providers.base import Machine, MachineProvider
+from geo_ray.runtime.autoscaler.ray_nodes import RayNodes
+from geo_ray.runtime.autoscaler.run_work import RunWork
+
+Handle = Any  # a Ray actor handle; Ray gives it no useful type
+
+_KEPT: Final = 200
+_AGAIN_S: Final = 2.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class AutoscaleOrder:
+    """What an autoscaler is to look after.
+
+    Attributes:
+        cluster: the name that all its machines bear.
+        provider: the clouds.
+        store: for lease and journal; of this cluster alone.
+        config: how it works.
+        target: what should run.
+        run_path: directory of the run; None: the cluster serves whoever comes, without an end.
+        plan: that the run follows.
+    """
+
+    cluster: str
+    provider: MachineProvider
+    store: ConditionalStore
+    config: AutoscaleConfig
+    target: ClusterTarget
+    run_path: Path | None = None
+    plan: Plan | None = None
+
+
+@dataclass(frozen=True)
+class ActionTold:
+    """Something that was done.
+
+    Attributes:
+        unix_s: when.
+        what: ``launch``, ``drain`` or ``end``, with how many of what.
+        region: of the run.
+        reason: why.
+        alternatives: for a launch: the pools as they were judged, the best first.
+    """
+
+    unix_s: float
+    what: str
+    region: str
+    reason: str
+    alternatives: tuple[Alternative, ...] = ()
+
+
+@dataclass(frozen=True)
+class AutoscalerStatus:
+    """How a cluster stands, for people and commands.
+
+    Attributes:
+        is_acting: whether this autoscaler has the lease.
+        looked_unix_s: when it last looked; None: not yet.
+        machines: of the cluster, as listed.
+        usd_per_hour: what they cost.
+        spend: what was spent, by region and reason.
+        left_s: how long the rest of the job takes; None: no end is known.
+        actions: the newest ones, the oldest first.
+        errors: of the last look.
+    """
+
+    is_acting: bool
+    looked_unix_s: float | None = None
+    machines: tuple[Machine, ...] = ()
+    usd_per_hour: float = 0.0
+    spend: tuple[tuple[str, str, SpendRow], ...] = ()
+    left_s: float | None = None
+    actions: tuple[ActionTold, ...] = ()
+    errors: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class EndlessWork:
+    """Work without an end that is known: what is needed is needed until somebody says otherwise.
+
+    Attributes:
+        is_over: whether somebody has.
+    """
+
+    is_over: bool = False
+
+    def left_s(self) -> float | None:
+        """See `WorkLeft`."""
+        return 0.0 if self.is_over else None
+
+
+@dataclass(slots=True)
+class _OrWork:
+    inner: WorkLeft
+    stop: EndlessWork
+
+    def left_s(self) -> float | None:
+        return 0.0 if self.stop.is_over else self.inner.left_s()
+
+
+@dataclass
+class AutoscalerActor:
+    """See the module's docstring.
+
+    Attributes:
+        order: what to look after.
+    """
+
+    order: AutoscaleOrder
+    _status: AutoscalerStatus = field(default_factory=lambda: AutoscalerStatus(False))
+    _actions: deque[ActionTold] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    _stop: EndlessWork = field(default_factory=EndlessWork)
+    _wake: threading.Event = field(default_factory=threading.Event)
+    _target: ClusterTarget | None = None
+
+    def __post_init__(self) -> None:
+        threading.Thread(target=self._live, name="autoscaler", daemon=True).start()
+
+    def status(self) -> AutoscalerStatus:
+        """How the cluster stands."""
+        return self._status
+
+    def follow(self, target: ClusterTarget) -> None:
+        """Let something else run from now on."""
+        self._target = target
+        self._wake.set()
+
+    def release(self) -> None:
+        """Let nothing run any more: all machines are drained and ended, except by their users."""
+        self._stop.is_over = True
+        self._wake.set()
+
+    # ------------------------------------------------------------------ its life
+
+    def _live(self) -> None:
+        while True:
+            try:
+                keeper = LeaseSeeker(self.order.store, self.order.cluster, _log.info).take()
+            except RunHeldError as error:
+                self._status = AutoscalerStatus(False, errors=(str(error),))
+                time.sleep(_AGAIN_S)
+                continue
+            except GeoRayError as error:
+                _log.warning("autoscaler: %s", error.message)
+                time.sleep(_AGAIN_S)
+                continue
+            try:
+                self._look_after(keeper)
+            except LeaseLostError as error:
+                _log.warning("autoscaler: %s", error.message)
+                self._status = AutoscalerStatus(False, errors=(str(error),))
+            finally:
+                keeper.close()
+
+    def _look_after(self, keeper: LeaseKeeper) -> None:
+        order = self.order
+        nodes = RayNodes(order.config.machine_resources, order.target)
+        loop = Reconciler(
+            AutoscalePolicy(order.config, order.cluster),
+            order.target,
+            order.provider,
+            nodes,
+            self._work(),
+            Journal(order.store, keeper.epoch),
+            order.cluster,
+            keeper.check,
+        )
+        while True:
+            loop.target = nodes.target = self._target or order.target
+            try:
+                self._tell(loop.tick(time.time()))
+            except LeaseLostError:
+                raise
+            except Exception as error:  # whatever it is: machines cost money, so it looks again
+                _log.exception("autoscaler: a look failed")
+                told = f"a look failed: {error}"
+                self._status = replace(self._status, is_acting=True, errors=(told,))
+            self._wake.wait(order.config.every_s)
+            self._wake.clear()
+
+    def _work(self) -> WorkLeft:
+        order = self.order
+        if order.run_path is None or order.plan is None:
+            return self._stop
+        idle_s = order.config.calm.idle_s
+        return _OrWork(RunWork(order.run_path, order.plan, idle_s), self._stop)
+
+    def _tell(self, result: TickResult) -> None:
+        now_s = result.observed.now_unix_s
+        for action in result.decided.actions:
+            self._actions.append(_told(action, now_s))
+        self._status = AutoscalerStatus(
+            True,
+            now_s,
+            result.observed.machines or (),
+            result.decided.usd_per_hour,
+            tuple(result.decided.memory.ledger.by_region_and_reason()),
+            result.observed.left_s,
+            tuple(self._actions),
+            result.errors,
+        )
+
+
+def autoscaler_name(cluster: str) -> str:
+    """Return the name of a cluster's autoscaler among Ray's actors."""
+    return f"geo-ray-autoscaler-{cluster}"
+
+
+def start_autoscaler(order: AutoscaleOrder, namespace: str) -> Handle:
+    """Start the autoscaler of a cluster on this process's node; the one that is there, if any.
+
+    Args:
+        order: what to look after.
+        namespace: Ray namespace of its actor.
+    """
+    node = ray.get_runtime_context().get_node_id()
+    return (
+        ray.remote(AutoscalerActor)
+        .options(
+            name=autoscaler_name(order.cluster),
+            namespace=namespace,
+            get_if_exists=True,
+            lifetime="detached",
+            num_cpus=0,
+            max_restarts=-1,
+            max_concurrency=4,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+        )
+        .remote(order)
+    )
+
+
+def _told(action: Launch | Drain | End, now_s: float) -> ActionTold:
+    match action:
+        case Launch(request=request):
+            pool = request.pool
+            zone = pool.zone or pool.region
+            what = f"launch {request.count} x {pool.type} {pool.market.value} in {zone}"
+            return ActionTold(now_s, what, action.region, action.reason, action.alternatives)
+        case Drain(machine_id=machine_id):
+            return ActionTold(now_s, f"drain {machine_id}", action.region, action.reason)
+        case End(machine_id=machine_id):
+            return ActionTold(now_s, f"end {machine_id}", action.region, action.reason)
+
+
+def actions_text(actions: Sequence[ActionTold]) -> list[str]:
+    """Return actions as lines, a launch with the pools that were judged."""
+    lines = []
+    for each in actions:
+        lines.append(f"{each.region}: {each.what}: {each.reason}")
+        for other in each.alternatives:
+            usd, score = other.usd_per_hour, other.usd_per_million_rows
+            price = "no price" if usd is None else f"{usd:.4g} USD/h"
+            rows = "" if score is None else f", {score:.4g} USD per million rows"
+            chosen = f" <- {other.chosen}" if other.chosen else ""
+            note = f" ({other.note})" if other.note else ""
+            zone = other.pool.zone or other.pool.region
+            lines.append(
+                f"    {zone} {other.pool.type} {other.pool.market.value}: {price}{rows}"
+                f"{note}{chosen}"
+            )
+    return lines

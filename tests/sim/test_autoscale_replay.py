@@ -1,0 +1,74 @@
+"""Days of prices again, small ones: what the ways to rent come to, and that the books are right."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.autoscale.autoscale import scenario
+from geo_ray.autoscale.config import AutoscaleConfig
+from geo_ray.autoscale.replay.compare import FAILOVER, ON_DEMAND, OURS, SPOT, WAYS, replay
+from geo_ray.autoscale.replay.day import DayKind, made_up_day
+from geo_ray.autoscale.replay.world import SimJob
+from geo_ray.clouds.price_book import shipped_book
+from geo_ray.providers.base import Market
+
+BOOK = shipped_book()
+CONFIG = AutoscaleConfig(every_s=60.0)
+SHORT = SimJob(3 * 3600.0)
+ROUGH = DayKind(hours=24, jumps_per_day=12.0, least_shortages_per_day=6, most_shortages_per_day=30)
+
+
+@pytest.mark.parametrize("seed", [1, 5])
+def test_it_is_in_time_cheaper_than_all_others_that_are_and_leaves_nothing(seed: int) -> None:
+    target, markets, _ = scenario(BOOK, seed)
+    target = replace(target, deadline_unix_s=1.3 * SHORT.work_s)
+    found = {way: replay(way, target, markets, SHORT, CONFIG) for way in WAYS}
+    ours = found[OURS]
+    others = [found[way] for way in (ON_DEMAND, SPOT, FAILOVER) if found[way].in_time]
+    assert ours.in_time
+    assert ours.usd <= min(each.usd for each in others)
+    assert ours.usd <= 0.6 * found[ON_DEMAND].usd
+    assert not ours.left_over
+    assert ours.booked_usd == pytest.approx(ours.usd, rel=0.02)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_deadline_that_only_machines_on_demand_keep_is_kept_on_a_rough_day(seed: int) -> None:
+    target, markets, _ = scenario(BOOK, seed, ROUGH)
+    start_s = CONFIG.start_s + 3 * CONFIG.every_s
+    target = replace(target, deadline_unix_s=1.05 * SHORT.work_s + start_s)
+    on_demand = replay(ON_DEMAND, target, markets, SHORT, CONFIG)
+    assert on_demand.in_time
+    ours = replay(OURS, target, markets, SHORT, CONFIG)
+    assert ours.in_time
+    assert not ours.left_over
+
+
+@pytest.mark.parametrize("share", [0.2, 0.6])
+def test_a_budget_is_exceeded_by_no_more_than_one_look_of_all_machines(share: float) -> None:
+    target, markets, _ = scenario(BOOK, 2)
+    whole = replay(OURS, target, markets, SHORT, CONFIG)
+    bound = share * whole.usd
+    found = replay(
+        OURS, replace(target, budget_usd=bound), markets, SHORT, CONFIG, longest_s=14_400
+    )
+    look_usd = whole.usd / whole.hours * CONFIG.every_s / 3600
+    assert not found.is_done
+    assert 0.9 * bound <= found.usd <= bound + look_usd
+    assert not found.left_over
+
+
+def test_a_made_up_day_is_within_what_is_documented_and_comes_again_with_its_seed() -> None:
+    zones = {"us-east-1": ("us-east-1a", "us-east-1b")}
+    day = made_up_day(BOOK, "aws", zones, ("g5.xlarge",), 3)
+    assert day == made_up_day(BOOK, "aws", zones, ("g5.xlarge",), 3)
+    assert day != made_up_day(BOOK, "aws", zones, ("g5.xlarge",), 4)
+    for pool, market in day.items():
+        prices = [usd for _, usd in market.prices]
+        if pool.market is Market.SPOT:
+            assert 0.6 * 0.425 <= min(prices) <= max(prices) <= 1.006
+            assert min(stock for _, stock in market.stocks) < 3
+        else:
+            assert prices == [1.006]
