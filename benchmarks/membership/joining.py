@@ -7,14 +7,15 @@ its own (100 Mbit/s, 20 ms one way). The third is absent at first, then asked to
   transfer_s       the state's bytes over the link's rate: what no way of joining can undercut
   copy_s           from the border, at which the state is copied, until the newcomer trains
   copy_ratio       copy_s over transfer_s
-  steps_lost       1 less the others' steps while the copy is on its way over those that their rate
-                   before it gives
-  start_steps_lost the same while the newcomer's processes start beside them
+  steps_lost       1 less the length of a quiet round (median of those before the request) over that
+                   of a round of the others in which the copy was on its way (mean)
+  start_steps_lost the same for the rounds in which the newcomer's processes started beside them
   start_s          from the request to the border
 """
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 import time
 from collections.abc import Sequence
@@ -32,6 +33,7 @@ HOME, SECOND, THIRD = "us-east", "eu-west", "ap-south"
 RATE_MBPS: Final = 100.0
 STEP_S: Final = 0.5
 INTERVAL: Final = 32
+QUIET_ROUNDS: Final = 4
 START_S: Final = 240.0
 JOIN_S: Final = 400.0
 CONFIG = f"""
@@ -66,6 +68,7 @@ def main() -> None:
         support.median("copy_ratio", found["copy_ratio"], "ratio", "<= 1.5"),
         support.median("copy_s", found["copy_s"], "s"),
         support.median("transfer_s", found["transfer_s"], "s"),
+        support.median("round_s", found["round_s"], "s"),
         support.median("start_s", found["start_s"], "s"),
         support.median("start_steps_lost", found["start_steps_lost"], "ratio"),
     ]
@@ -84,11 +87,17 @@ def one() -> dict[str, float]:
         run = WatchedRun(Path(name) / "runs" / "joining", path, sets, cluster.environment)
         run.start()
         try:
-            until(run, lambda event: event["kind"] == "step" and event["step"] > INTERVAL + 8)
+            until(
+                run,
+                lambda event: (
+                    event["kind"] == "step" and event["step"] > QUIET_ROUNDS * INTERVAL + 8
+                ),
+            )
             asked_s = time.time() - run.origin_unix_s
             command("members", str(run.directory), "add", THIRD)
             joined = until(run, lambda event: event["kind"] == "region_joined")
-            until(run, lambda event: event["kind"] == "step" and event["t_s"] > joined["t_s"] + 2)
+            last_s = joined["t_s"] + 2 * INTERVAL * STEP_S  # the end of the copy's round
+            until(run, lambda event: event["kind"] == "step" and event["t_s"] > last_s)
         finally:
             run.end()
     return figures(run.events, joined, asked_s)
@@ -100,27 +109,39 @@ def figures(
     """See the module's docstring."""
     began_s, ended_s = joined["t_s"] - joined["took_s"], joined["t_s"]
     transfer_s = joined["bytes"] * 8 / (RATE_MBPS * 1e6)
-    before_s = asked_s - 8 * STEP_S
-    quiet_per_s = steps(events, before_s, asked_s) / (asked_s - before_s)
+    rounds = [r for region in (HOME, SECOND) for r in rounds_of(events, region)]
+    quiet_s = statistics.median(to_s - from_s for from_s, to_s in rounds if to_s < asked_s)
     return {
         "copy_s": ended_s - began_s,
         "transfer_s": transfer_s,
         "copy_ratio": (ended_s - began_s) / transfer_s,
         "start_s": began_s - asked_s,
-        "start_steps_lost": 1 - steps(events, asked_s, began_s) / (began_s - asked_s) / quiet_per_s,
-        "steps_lost": 1 - steps(events, began_s, ended_s) / (ended_s - began_s) / quiet_per_s,
+        "round_s": quiet_s,
+        "start_steps_lost": lost(rounds, quiet_s, asked_s, began_s),
+        "steps_lost": lost(rounds, quiet_s, began_s, ended_s),
     }
 
 
-def steps(events: Sequence[dict[str, Any]], from_s: float, to_s: float) -> float:
-    """Steps of the two that were there, in parts: a step counts for the share that lies inside."""
-    total = 0.0
-    for region in (HOME, SECOND):
-        ends_s = [e["t_s"] for e in events if e["kind"] == "step" and e["region"] == region]
-        for start_s, end_s in pairwise(ends_s):
-            inside_s = min(end_s, to_s) - max(start_s, from_s)
-            total += max(0.0, inside_s) / (end_s - start_s)
-    return total
+def rounds_of(events: Sequence[dict[str, Any]], region: str) -> list[tuple[float, float]]:
+    """From the last step before an exchange to the last before the next: s, s.
+
+    Each is one exchange and `INTERVAL` steps, so that rounds compare whatever part of one is
+    waiting.
+    """
+    ends_s = [
+        event["t_s"]
+        for event in events
+        if event["kind"] == "step" and event["region"] == region and event["step"] % INTERVAL == 0
+    ]
+    return list(pairwise(ends_s))
+
+
+def lost(
+    rounds: Sequence[tuple[float, float]], quiet_s: float, from_s: float, to_s: float
+) -> float:
+    """Share of the steps lost in the rounds that overlap with a time."""
+    lengths_s = [end - start for start, end in rounds if start < to_s and end > from_s]
+    return 1 - quiet_s / statistics.mean(lengths_s)
 
 
 def until(run: WatchedRun, done: Any) -> dict[str, Any]:
