@@ -305,6 +305,7 @@ class Controller:
                 continue
             self.saver.abandon()  # the old averager's part of it will not come
             self.members.home_moved()
+            self.plans.home_moved()
             if self.policy.stopping is not None:
                 self._ask_averager(lambda bridge: bridge.request_stop.remote())
 

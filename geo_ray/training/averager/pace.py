@@ -16,8 +16,8 @@ from typing import Final
 
 from geo_ray.strategies.base import AveragerState, Reply
 
-_STEPS: Final = "geo_ray/pace"
-_INSTEAD: Final = "geo_ray/pace_instead"
+_STEPS: Final = "geo_ray:pace"  # no "/": what ends in "/NAME" is a region's and goes with it
+_INSTEAD: Final = "geo_ray:pace_instead"
 
 
 def set_pace(state: AveragerState, steps: int, interval: int | None) -> None:
@@ -41,6 +41,9 @@ def restore_numbers(
     """
     state.numbers.clear()
     state.numbers.update({str(name): float(str(value)) for name, value in numbers.items()})
+    for before, name in (("geo_ray/pace", _STEPS), ("geo_ray/pace_instead", _INSTEAD)):
+        if before in state.numbers:  # as checkpoints of earlier releases have it
+            state.numbers[name] = state.numbers.pop(before)
     if state.numbers.get(_INSTEAD, 0.0) != float(interval or 0):
         state.numbers.pop(_STEPS, None)
         state.numbers.pop(_INSTEAD, None)

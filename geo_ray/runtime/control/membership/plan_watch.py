@@ -53,6 +53,7 @@ class PlanWatch:
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "plan"))
     _open: tuple[tuple[str, ...], Future[MembersPlan]] | None = None
     _asked_home: str = ""
+    _paced: int | None = None
 
     def tick(
         self, members: Collection[str], home: HomeNow, now_s: float, interval: int | None = None
@@ -70,7 +71,7 @@ class PlanWatch:
             return
         if interval is not None and self._interval is None and not self._has_planned:
             self.policy.doubt()  # resumed, with what was best for those who were there then
-        self._interval = interval or self._interval
+        self._interval = self._paced or interval or self._interval
         if self._open is None and self.policy.due(members, now_s):
             asked = tuple(sorted(members))
             self._has_planned, self._asked_home = True, home.region
@@ -102,6 +103,7 @@ class PlanWatch:
         about = {"regions": list(members), "cause": why, "gain": decision.gain}
         if plan.interval != present.interval:
             before, self._interval = present.interval, plan.interval
+            self._paced = self._interval
             self.pace(self._interval)
             self.emit("interval_changed", before=before, interval=self._interval, **about)
             self.tell(f"the interval is {self._interval} instead of {before} from now on: {why}")
@@ -109,6 +111,11 @@ class PlanWatch:
             self.move()
             self.emit("averager_moves", before=present.averager, averager=plan.averager, **about)
             self.tell(f"the averager moves from {present.averager} to {plan.averager}: {why}")
+
+    def home_moved(self) -> None:
+        """Ask the averager at its new home for the interval; its log may have ended before that."""
+        if self._paced is not None:
+            self.pace(self._paced)
 
     def close(self) -> None:
         """The run is over."""
