@@ -6,7 +6,8 @@ import shutil
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -85,7 +86,9 @@ def measure_loss(task: LossTask, known: LossProfile | None, told: Told) -> Itera
     """
     with tempfile.TemporaryDirectory(prefix="geo-ray-loss-") as scratch:
         runs = _runs(task, still_to_do(task, known), Path(scratch))
-        yield from gathered(task, known, _ended(runs, task.jobs, told))
+        # Closed here: an error in `gathered` holds it open, and runs would go on in `scratch`.
+        with closing(_ended(runs, task.jobs, told)) as outcomes:
+            yield from gathered(task, known, outcomes)
 
 
 def gathered(
@@ -170,14 +173,17 @@ def _runs(task: LossTask, cases: Sequence[LossCase], scratch: Path) -> list[Simu
     return runs
 
 
-def _ended(runs: Sequence[SimulatedCase], jobs: int, told: Told) -> Iterator[Outcome]:
+def _ended(runs: Sequence[SimulatedCase], jobs: int, told: Told) -> Generator[Outcome, None, None]:
     """The outcomes as they come; what runs leave goes with them, since models are large."""
     directories = {(run.label, Path(run.directory).name.rpartition("-")[2]): run for run in runs}
-    for outcome in simulate_all(runs, jobs) if runs else ():
-        run = directories[outcome.label, str(outcome.seed)]
-        shutil.rmtree(run.directory, ignore_errors=True)
-        told(f"{outcome.label}, seed {outcome.seed}")
-        yield outcome
+    if not runs:
+        return
+    with closing(simulate_all(runs, jobs)) as outcomes:
+        for outcome in outcomes:
+            run = directories[outcome.label, str(outcome.seed)]
+            shutil.rmtree(run.directory, ignore_errors=True)
+            told(f"{outcome.label}, seed {outcome.seed}")
+            yield outcome
 
 
 def label_of(key: LossKey | None) -> str:

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -46,8 +46,8 @@ class SimulatedCase:
     base_dir: str
 
 
-def simulate_all(cases: Sequence[SimulatedCase], jobs: int) -> Iterator[Outcome]:
-    """Simulate every case; gives the outcomes as they come.
+def simulate_all(cases: Sequence[SimulatedCase], jobs: int) -> Generator[Outcome, None, None]:
+    """Simulate every case; gives the outcomes as they come, and ends all processes when closed.
 
     Args:
         cases: what to do.
