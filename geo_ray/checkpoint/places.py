@@ -6,9 +6,9 @@ import io
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
-from geo_ray.checkpoint.folder import Folder, Root
+from geo_ray.checkpoint.folder import Folder, PartSource, PartTarget, Root
 from geo_ray.checkpoint.local_folder import LocalFolder, LocalRoot
 from geo_ray.checkpoint.names import region_of
 from geo_ray.checkpoint.s3_folder import S3Root, bucket_at
@@ -16,9 +16,36 @@ from geo_ray.stores.uri import is_s3
 from geo_ray.util.atomic_file import Failpoint, no_failpoint
 
 
+class PartFolder(PartSource, PartTarget, Protocol):
+    """Where one process writes and reads its own parts."""
+
+
+class PartPlaces(Protocol):
+    """Where the parts of one process go.
+
+    Attributes:
+        far: see `Root.far`.
+    """
+
+    @property
+    def far(self) -> bool: ...  # noqa: D102 - see above
+
+    def __str__(self) -> str:
+        """Its address, for messages."""
+
+    def folder(self, id: int) -> PartFolder:
+        """The folder of one checkpoint."""
+
+    def model_folder(self, run_dir: str) -> PartFolder:
+        """See `CheckpointPlaces.model_folder`."""
+
+    def prepare(self, region: str | None) -> None:
+        """See `CheckpointPlaces.prepare`."""
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointPlaces:
-    """See the module's docstring.
+    """See the module's docstring. It is a `PartPlaces`.
 
     Attributes:
         main: a directory, or an ``s3://`` address.
@@ -27,6 +54,9 @@ class CheckpointPlaces:
 
     main: str
     regions: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return str(self.root())
 
     def root(self) -> Root:
         """The root of all; nothing is contacted yet."""

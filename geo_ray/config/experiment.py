@@ -85,7 +85,8 @@ class CheckpointConfig(StrictModel):
     )
     store_region: Name | None = Field(
         None,
-        description="region in which `store`, or `run.dir`, is, for the bill; null: the averager's",
+        description="region in which `store`, or `run.dir`, is, for the bill; null: the averager's"
+        ", or that of the driver's node for a directory that not all nodes see",
     )
 
     @model_validator(mode="after")

@@ -81,17 +81,73 @@ def write_chunks(
     Raises:
         OSError: as the system says; the temporary file is gone by then.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
+    file = AtomicFile(path, mode, failpoint)
     try:
-        _write_synced(temporary, chunks, mode, failpoint)
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
-    failpoint("renamed")
-    sync_directory(path.parent)
-    failpoint("directory_synced")
+        for chunk in chunks:
+            file.write(chunk)
+        file.commit()
+    finally:
+        file.discard()
+
+
+class AtomicFile:
+    """A file that is written piece by piece, and is there only once it is committed.
+
+    Args:
+        path: the file; its directory exists.
+        mode: permissions, never wider than that even for a moment.
+        failpoint: called after each step.
+
+    Raises:
+        OSError: as the system says, here and in every method.
+    """
+
+    def __init__(self, path: Path, mode: int = PUBLIC, failpoint: Failpoint = no_failpoint) -> None:
+        self._path, self._failpoint = path, failpoint
+        name = f".{path.name}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}"
+        self._temporary: Path | None = path.with_name(name)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        self._descriptor = os.open(self._temporary, flags, mode)
+        try:
+            failpoint("opened")
+        except BaseException:
+            self.discard()
+            raise
+        self._passing = Passing(self._descriptor)
+
+    def write(self, chunk: memoryview | bytes) -> None:
+        """Append single bytes."""
+        rest = memoryview(chunk)
+        while rest:
+            rest = rest[os.write(self._descriptor, rest) :]
+        self._passing.note(memoryview(chunk).nbytes)
+        self._failpoint("chunk_written")
+
+    def commit(self) -> None:
+        """Let the file be there, also after a loss of power."""
+        if self._temporary is None:
+            raise ValueError(f"{self._path}: committed or discarded before")
+        os.fsync(self._descriptor)
+        self._failpoint("synced")
+        self._close()
+        self._temporary.replace(self._path)
+        self._temporary = None
+        self._failpoint("renamed")
+        sync_directory(self._path.parent)
+        self._failpoint("directory_synced")
+
+    def discard(self) -> None:
+        """Remove what was written, unless it is committed."""
+        self._close()
+        temporary, self._temporary = self._temporary, None
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def sync_directory(directory: Path) -> None:
@@ -103,24 +159,5 @@ def sync_directory(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _write_synced(
-    path: Path, chunks: Iterable[memoryview | bytes], mode: int, failpoint: Failpoint
-) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    try:
-        failpoint("opened")
-        passing = Passing(descriptor)
-        for chunk in chunks:
-            rest = memoryview(chunk)
-            while rest:
-                rest = rest[os.write(descriptor, rest) :]
-            passing.note(memoryview(chunk).nbytes)
-            failpoint("chunk_written")
-        os.fsync(descriptor)
-        failpoint("synced")
     finally:
         os.close(descriptor)

@@ -23,7 +23,8 @@ from geo_ray.job.data import data_rows, prepare_manifest
 from geo_ray.runtime.actors.spec import RunSpec
 from geo_ray.runtime.actors.worker_actor import WorkerActor
 from geo_ray.runtime.control import actor_group
-from geo_ray.runtime.control.actor_group import ActorGroup, GroupWorker
+from geo_ray.runtime.control.actor_group import ActorGroup
+from geo_ray.runtime.control.group_worker import GroupWorker
 from geo_ray.runtime.control.run_keys import RunKeys
 from geo_ray.tasks.load import load_task
 from geo_ray.transport.security.tls import TlsBytes

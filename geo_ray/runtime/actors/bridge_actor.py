@@ -17,6 +17,8 @@ from geo_ray.runtime.actors.deadlines import wait_limit_s
 from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.actors.introduction import BridgeKeys, BridgeSecrets, Introduction
 from geo_ray.runtime.actors.spec import RunSpec
+from geo_ray.runtime.desk.carried_folder import DeskEntry
+from geo_ray.runtime.desk.part_desk import DeskGrant
 from geo_ray.runtime.paths.build import PathSetting, averager_lives_in
 from geo_ray.training.averager.averager import Averager
 from geo_ray.training.averager.home import AveragerHome
@@ -45,6 +47,15 @@ class BridgeActor:
         self._is_successor = is_successor
         self._averager: Averager | None = None
         self._saved: Mapping[str, Any] = {}
+        self._entry = DeskEntry(spec, region)
+
+    def sight(self) -> bytes | None:
+        """See `DeskEntry.sight`; before `ready`."""
+        return self._entry.sight()
+
+    def use_desk(self, grant: DeskGrant) -> None:
+        """Send the averager's part to the driver's machine, and read it there; before `ready`."""
+        self._spec = self._entry.spec(grant)
 
     def introduce(self) -> Introduction:
         """Tell the public halves of this process's keys; after `ready`."""

@@ -156,21 +156,23 @@ def answer_of(asked: Any, timeout_s: float | None = None) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class CarriedParts:
-    """A `PartSource` of what another region lends, for a newcomer's server.
+    """A `PartSource` of what lies on another machine, and comes by pieces.
 
     Attributes:
-        giver: the region.
+        giver: who lends, for messages.
         fetch: begins to fetch a piece (file, offset, bytes); calling what it gives waits for it.
         ahead: how many are asked for at once.
+        close: called when a file is closed.
     """
 
     giver: str
     fetch: Callable[[str, int, int], Callable[[], bytes]]
     ahead: int
+    close: Callable[[], None] = lambda: None
 
     def name_of(self, file: str) -> str:
         """See `PartSource.name_of`."""
-        return f"{file} of region '{self.giver}'"
+        return f"{file} of {self.giver}"
 
     def open(self, file: str, num_bytes: int | None = None) -> io.RawIOBase:
         """See `PartSource.open`; pieces are asked for as they are read."""
@@ -188,6 +190,10 @@ class _CarriedFile(io.RawIOBase):
 
     def readable(self) -> bool:
         return True
+
+    def close(self) -> None:
+        super().close()
+        self._parts.close()
 
     def readinto(self, room: memoryview) -> int:  # type: ignore[override]
         if not self._piece:

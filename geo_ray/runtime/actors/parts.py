@@ -11,7 +11,7 @@ from torch import Tensor
 from geo_ray.checkpoint.manifest import PartInfo
 from geo_ray.checkpoint.names import AVERAGER_PART, shard_part_name
 from geo_ray.checkpoint.parts import InPieces, write_part
-from geo_ray.checkpoint.places import CheckpointPlaces
+from geo_ray.checkpoint.places import PartPlaces
 from geo_ray.checkpoint.spool_folder import SpoolFolder
 from geo_ray.errors import GeoRayError, RunDirectoryError
 from geo_ray.training.averager.averager_snapshot import AveragerSnapshot
@@ -43,7 +43,7 @@ class HeldShard:
     shard: Shard
     region: str
     index: int
-    places: CheckpointPlaces
+    places: PartPlaces
     handed: SpoolFolder = field(default_factory=SpoolFolder)
 
     def write_part(self, checkpoint: int) -> PartInfo:
@@ -95,7 +95,7 @@ def typed(error: Exception) -> GeoRayError:
     return RunDirectoryError(f"a part of a checkpoint was not written: {summary(error)}")
 
 
-def write_hub_part(places: CheckpointPlaces, snapshot: AveragerSnapshot) -> PartInfo:
+def write_hub_part(places: PartPlaces, snapshot: AveragerSnapshot) -> PartInfo:
     """Write the averager's state.
 
     Raises:

@@ -25,6 +25,8 @@ from geo_ray.runtime.actors.primary_shard import PrimaryShard
 from geo_ray.runtime.actors.remote_shard import RemoteShard
 from geo_ray.runtime.actors.shard_server import ShardServer
 from geo_ray.runtime.actors.spec import RunSpec
+from geo_ray.runtime.desk.carried_folder import DeskEntry
+from geo_ray.runtime.desk.part_desk import DeskGrant
 from geo_ray.tasks.load import load_task
 from geo_ray.training.compute.flat import digest
 from geo_ray.training.compute.state_guard import check_constants, check_same_size
@@ -85,7 +87,7 @@ def _begin_as(spec: RunSpec, held: HeldShard, handed: Handed, bridge: Any) -> di
         return partial(answer_of, bridge.fetch_piece.remote(handed.giver, file, offset, num_bytes))
 
     ahead = max(1, PIECES_AHEAD // len(handed.parts))
-    tensors, meta = read_part(CarriedParts(handed.giver, fetch, ahead), part)
+    tensors, meta = read_part(CarriedParts(f"region '{handed.giver}'", fetch, ahead), part)
     counters = cast(dict[str, float], meta["counters"])
     held.shard.restore(*shard_state((dict(tensors), counters), spec.experiment.strategy.traits))
     if "control" not in meta:
@@ -109,6 +111,15 @@ class PrimaryActor:
         self._primary: PrimaryShard | None = None
         self._clients: list[LanClient] = []
         self._receiver = SecretReceiver()
+        self._entry = DeskEntry(spec, region)
+
+    def sight(self) -> bytes | None:
+        """See `DeskEntry.sight`; before `ready`."""
+        return self._entry.sight()
+
+    def use_desk(self, grant: DeskGrant) -> None:
+        """Send parts to the driver's machine, and read them there; before `ready`."""
+        self._spec = self._entry.spec(grant)
 
     def introduce(self) -> Introduction:
         """Tell the public half of this process's key."""
@@ -282,6 +293,15 @@ class ShardServerActor:
         self._region = region
         self._index = index
         self._receiver = SecretReceiver()
+        self._entry = DeskEntry(spec, region)
+
+    def sight(self) -> bytes | None:
+        """See `DeskEntry.sight`; before `ready`."""
+        return self._entry.sight()
+
+    def use_desk(self, grant: DeskGrant) -> None:
+        """See `PrimaryActor.use_desk`."""
+        self._spec = self._entry.spec(grant)
 
     def introduce(self) -> Introduction:
         """Tell the public half of this process's key."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from geo_ray.checkpoint.manifest import PartInfo
 from geo_ray.checkpoint.parts import read_part
-from geo_ray.checkpoint.places import CheckpointPlaces
+from geo_ray.checkpoint.places import CheckpointPlaces, PartPlaces
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.own import context
 from geo_ray.config.region import RegionConfig
@@ -32,7 +32,7 @@ class Resume:
         parts: their fingerprints by name.
     """
 
-    places: CheckpointPlaces
+    places: PartPlaces
     id: int
     parts: dict[str, PartInfo]
 
@@ -46,7 +46,7 @@ class Resume:
         part = self.parts.get(name)
         if part is None:
             raise CheckpointCorruptError(
-                f"checkpoint {self.id} in {self.places.root()} has no part '{name}'; it has "
+                f"checkpoint {self.id} in {self.places} has no part '{name}'; it has "
                 f"{sorted(self.parts)}"
             )
         tensors, meta = read_part(self.places.folder(self.id), part)
@@ -80,7 +80,7 @@ class RunSpec:
     manifest_address: str
     run_id: str
     run_dir: str = ""
-    places: CheckpointPlaces = field(default_factory=lambda: CheckpointPlaces(""))
+    places: PartPlaces = field(default_factory=lambda: CheckpointPlaces(""))
     num_params: int = 0
     epoch: int = 1
     resume: Resume | None = None
@@ -124,9 +124,8 @@ class RunSpec:
         if not (run / CONFIG_FILE).is_file():
             raise RunDirectoryError(
                 f"a node of region '{region}' does not see {run}",
-                fix="Set `run.dir` to a directory that all nodes of the run share, or "
-                "`checkpoint.store` to an object store; data.generate and train.keep_best need "
-                "such a directory in any case.",
+                fix="Set `run.dir` to a directory that all nodes of the run share, or leave out "
+                "`data.generate` and `train.keep_best`: they need one, and checkpoints do not.",
             )
 
 

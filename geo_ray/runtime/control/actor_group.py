@@ -20,8 +20,10 @@ from geo_ray.runtime.actors.spec import RunSpec
 from geo_ray.runtime.actors.worker_actor import WorkerActor
 from geo_ray.runtime.cluster.head_watch import head_answers
 from geo_ray.runtime.cluster.placement import PlacedRegion
+from geo_ray.runtime.control.group_worker import GroupWorker
 from geo_ray.runtime.control.membership.member_policy import MemberPolicy
 from geo_ray.runtime.control.run_keys import RunKeys
+from geo_ray.runtime.desk.part_desk import PartDesk
 from geo_ray.runtime.paths import build
 from geo_ray.training.averager.home import AveragerHome
 from geo_ray.transport.wire.sockets import Address
@@ -42,48 +44,6 @@ def tell_nobody(phase: str, done: int, total: int, names: Sequence[str]) -> None
 
 
 @dataclass(slots=True)
-class GroupWorker:
-    """One worker's place in the run.
-
-    Attributes:
-        region: its region.
-        rank: its number there.
-        epoch: its incarnation, from 1.
-        handle: the actor.
-        ref: the end of its work; None before it begins, and while it is not replaced.
-        steps: steps it computed, once it has come home.
-        node: where it runs, or what will tell.
-    """
-
-    region: str
-    rank: int
-    epoch: int
-    handle: Handle
-    ref: Ref = None
-    steps: int | None = None
-    node: str | Ref | None = None
-
-    @property
-    def is_out(self) -> bool:
-        """Whether it works, or will as soon as it has a place."""
-        return self.steps is None and self.ref is not None
-
-    def node_id(self) -> str | None:
-        """The node that it runs on; None if that is not known yet, or it does not work."""
-        if not self.is_out or self.node is None:
-            return None
-        if isinstance(self.node, str):
-            return self.node
-        if not ray.wait([self.node], timeout=0)[0]:
-            return None
-        try:
-            self.node = str(ray.get(self.node))
-        except ray.exceptions.RayError:  # it is lost, which is heard of by its work
-            self.node = None
-        return self.node
-
-
-@dataclass(slots=True)
 class ActorGroup:
     """The actors of a run by region.
 
@@ -100,11 +60,13 @@ class ActorGroup:
         standby: who says that it may take over from there; None if nobody does.
         former_homes: where the averager lived before it moved, and moved again.
         keys: of the run.
+        desk: takes parts of checkpoints in.
     """
 
     spec: RunSpec
     placed: dict[str, PlacedRegion]
     keys: RunKeys = field(repr=False)
+    desk: PartDesk | None = None
     bridges: dict[str, Handle] = field(default_factory=dict)
     primaries: dict[str, Handle] = field(default_factory=dict)
     shard_servers: dict[str, list[Handle]] = field(default_factory=dict)
@@ -179,13 +141,20 @@ class ActorGroup:
             ConfigError: the run goes by a metric that no region has.
             GeoRayError: what an actor found wrong (task, data, checkpoint).
         """
-        everyone = {f"{r}/{rank}": worker.handle for (r, rank), worker in self.workers.items()}
-        everyone |= {f"{r}/{role}": handle for (role, r), handle in self.servers().items()}
-        calls = {name: actor.ready.remote() for name, actor in everyone.items()}
+        workers = {f"{r}/{rank}": worker.handle for (r, rank), worker in self.workers.items()}
+        calls = {name: actor.ready.remote() for name, actor in workers.items()}
+        servers = {f"{r}/{role}": handle for (role, r), handle in self.servers().items()}
+        self.admit(servers, timeout_s)
+        calls |= {name: actor.ready.remote() for name, actor in servers.items()}
         told = collect(calls, timeout_s, partial(tell, "starting processes")).values()
         found = [names for names in told if names is not None]  # by who tried an evaluation
         if found:
             check_metric_names(self.spec.experiment, set().union(*found))
+
+    def admit(self, servers: Mapping[str, Handle], timeout_s: float) -> None:
+        """Let servers and bridges that do not see the run's directory send parts to the driver."""
+        if self.desk is not None:
+            self.desk.admit(servers, partial(collect, timeout_s=timeout_s))
 
     def wire(self, origin_unix_s: float, timeout_s: float, tell: Tell = tell_nobody) -> None:
         """Connect bridges with each other and each region's parts; then let workers begin.

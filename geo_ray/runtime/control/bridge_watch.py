@@ -168,6 +168,7 @@ class BridgeWatch:
         actors = self.actors
         bridge = actors.create_bridge(region, epoch)
         try:
+            actors.admit({region: bridge}, _START_S)
             _await(bridge.ready.remote())
             keys = actors.keys.for_bridge(region, _await(bridge.introduce.remote()))
             home = self._home_in(host)

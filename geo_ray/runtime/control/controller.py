@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from geo_ray.checkpoint.names import shard_part_name
-from geo_ray.checkpoint.store_regions import StoreRegions
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import (
     GeoRayError,
@@ -39,7 +38,7 @@ from geo_ray.runtime.control.policy import HALT_DEADLINE_S, RunLimits, RunPolicy
 from geo_ray.runtime.control.polls import Polls
 from geo_ray.runtime.control.restarts import Restarts
 from geo_ray.runtime.control.saver import Saver
-from geo_ray.runtime.control.store_traffic import StoreTraffic
+from geo_ray.runtime.control.store_traffic import StoreTraffic, crossing_of
 from geo_ray.runtime.control.worker_watch import WorkerWatch
 from geo_ray.training.compute.precise import StatisticsBoard
 
@@ -122,7 +121,7 @@ class Controller:
             self._emit,
             self._now_s,
             self._phases,
-            StoreTraffic(self._store_regions(), self._emit),
+            StoreTraffic(crossing_of(self.actors), self._emit),
         )
         hooks = MemberHooks(
             self._admit,
@@ -164,13 +163,6 @@ class Controller:
         """Regions are to exchange after so many local steps."""
         steps = max(1, interval // max(1, self.experiment.worker_steps))
         self._ask_averager(lambda bridge: bridge.pace.remote(steps))
-
-    def _store_regions(self) -> StoreRegions | None:
-        experiment = self.experiment
-        checkpoint, home = experiment.checkpoint, experiment.averager_region
-        if not self.actors.spec.places.far:
-            return None
-        return StoreRegions(checkpoint.store_region or home, checkpoint.region_stores)
 
     def run(self) -> None:
         """Watch until all workers are home and all they did is written down.

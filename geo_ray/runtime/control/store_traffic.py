@@ -1,4 +1,4 @@
-"""Counts what checkpoints move between regions through object stores.
+"""Counts what checkpoints move between regions: through object stores, or to the driver's machine.
 
 It is told like what bridges send each other, as events `wan` of the class ``checkpoint``, so that
 summary, report and bill have it.
@@ -9,9 +9,30 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from geo_ray.checkpoint.manifest import PartInfo
 from geo_ray.checkpoint.store_regions import Crossed, StoreRegions
+from geo_ray.runtime.control.actor_group import ActorGroup
+
+
+class Crossing(Protocol):
+    """Tells what checkpoints have moved between regions; see `StoreRegions`."""
+
+    def saved(self, parts: Iterable[PartInfo], home: str) -> Crossed:
+        """By one that was written."""
+
+    def resumed(self, parts: Iterable[PartInfo], home: str) -> Crossed:
+        """By one that was read."""
+
+
+def crossing_of(actors: ActorGroup) -> Crossing | None:
+    """What tells it of a run, whose parts go to stores, or to its directory."""
+    spec = actors.spec
+    if not spec.places.far:
+        return actors.desk
+    checkpoint, home = spec.experiment.checkpoint, spec.experiment.averager_region
+    return StoreRegions(checkpoint.store_region or home, checkpoint.region_stores)
 
 
 @dataclass(slots=True)
@@ -19,11 +40,11 @@ class StoreTraffic:
     """See the module's docstring.
 
     Attributes:
-        stores: where they are; None: there are none, and nothing is counted.
+        stores: tells what has crossed; None: nothing does.
         emit: takes events of now: a kind, and its fields by name.
     """
 
-    stores: StoreRegions | None
+    stores: Crossing | None
     emit: Callable[..., None]
     _total: Counter[tuple[str, str]] = field(default_factory=Counter)
 

@@ -62,6 +62,9 @@ from geo_ray.runtime.control.metrics import RayMetrics
 from geo_ray.runtime.control.restarts import Restarts
 from geo_ray.runtime.control.run_keys import RunKeys
 from geo_ray.runtime.control.saver import Saver, without_lost
+from geo_ray.runtime.desk.here import address_here, region_here
+from geo_ray.runtime.desk.part_desk import PartDesk
+from geo_ray.runtime.desk.sight import show
 from geo_ray.tasks.base import Task
 from geo_ray.tasks.load import load_task
 
@@ -280,7 +283,9 @@ def _train(
         )
         names = experiment.region_names
         keys = RunKeys(spec.run_id, names, experiment.transport)
-        group = ActorGroup(spec, placed, keys)
+        show(run.path, spec.run_id)
+        desk = None if places.far else _desk_of(run, experiment)
+        group = ActorGroup(spec, placed, keys, desk)
         saver = Saver(
             store,
             experiment,
@@ -370,6 +375,16 @@ def _train_on(
     finally:
         saver.close()
         actors.close()
+        if actors.desk is not None:
+            actors.desk.close()
+
+
+def _desk_of(run: RunDirectory, experiment: Experiment) -> PartDesk:
+    """What takes parts in here, from machines that do not see the run's directory."""
+    here = region_here()
+    near = here if here in experiment.region_names else experiment.averager_region
+    region = experiment.checkpoint.store_region or near
+    return PartDesk(run.checkpoints, run.path, region, address_here)
 
 
 def _planner(run: RunDirectory, experiment: Experiment) -> PlanFor | None:
@@ -405,8 +420,9 @@ def _finish(
 ) -> _Finished:
     now_s = time.time() - origin_unix_s
     actors.dismiss_workers()
-    home, folder = actors.home.region, actors.spec.places.model_folder(str(run.path))
-    if actors.spec.places.far:
+    places = places_of(run, experiment)
+    home, folder = actors.home.region, places.model_folder(str(run.path))
+    if places.far:
         folder.clear()  # of an end before this one that was not come to
     written: dict[str, tuple[PartInfo | None, str]] = collect(
         {r: primary.write_model.remote(r == home) for r, primary in actors.primaries.items()},
@@ -417,6 +433,9 @@ def _finish(
         raise InvariantError(f"region '{home}' wrote no model")
     tensors, _ = read_part(folder, part)
     folder.remove([part.file])
+    if actors.desk is not None:  # the model has come over it
+        for (src, dst), count in actors.desk.crossed().items():
+            recorder.emit("wan", now_s, src=src, dst=dst, bytes_by_class={"checkpoint": count})
     summing = Summing(experiment.train.target)
     for event in read_events(run.path / EVENTS_FILE):
         summing.feed(event)

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 from torch import Tensor
 
-from geo_ray.checkpoint.places import CheckpointPlaces
+from geo_ray.checkpoint.places import PartPlaces
 from geo_ray.codecs.common.feedback import open_coded
 from geo_ray.codecs.differential import DifferentialCodec
 from geo_ray.config.experiment import Experiment
@@ -82,7 +82,7 @@ class PathSetting:
     num_params: int
     averager: Averager | None
     event_buffer: EventBuffer
-    places: CheckpointPlaces
+    places: PartPlaces
     timeout_s: float
     saved: Mapping[str, Any] = field(default_factory=dict)
     run_dir: str = ""

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from geo_ray.checkpoint.places import CheckpointPlaces
+from geo_ray.checkpoint.places import PartPlaces
 from geo_ray.runtime.actors.alarm import Alarm
 from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.actors.parts import typed, write_hub_part
@@ -34,7 +34,7 @@ class AveragerOutput:
     """
 
     def __init__(
-        self, event_buffer: EventBuffer, places: CheckpointPlaces, failure: BridgeFailure
+        self, event_buffer: EventBuffer, places: PartPlaces, failure: BridgeFailure
     ) -> None:
         self.failure = failure
         self._event_buffer = event_buffer

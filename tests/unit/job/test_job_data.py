@@ -170,7 +170,7 @@ def test_with_a_store_not_all_need_see_the_directory(tmp_path, sections, is_refu
     without = replace(spec, places=CheckpointPlaces(f"{elsewhere}/checkpoints"))
     with pytest.raises(RunDirectoryError, match="does not see") as caught:
         without.check_run_directory("eu")
-    assert "checkpoint.store" in caught.value.fix
+    assert "data.generate" in caught.value.fix
     if is_refused:
         with pytest.raises(RunDirectoryError, match="does not see"):
             spec.check_run_directory("eu")

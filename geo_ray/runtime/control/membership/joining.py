@@ -106,7 +106,7 @@ class Joining:
         where = place([demand], _PLACE_S) if placed is None else {self.region: placed}
         own = where if placed is None else {}  # is given back if nothing comes of it
         spec = replace(actors.spec, resume=None, epoch=self.epoch, home=actors.home)
-        group = ActorGroup(spec, where, actors.keys)
+        group = ActorGroup(spec, where, actors.keys, actors.desk)
         for worker in actors.take_idle(self.region, _IDLE_S):
             group.workers[self.region, worker.rank] = worker
         try:
