@@ -21,14 +21,11 @@ class PartFolder(PartSource, PartTarget, Protocol):
 
 
 class PartPlaces(Protocol):
-    """Where the parts of one process go.
-
-    Attributes:
-        far: see `Root.far`.
-    """
+    """Where the parts of one process go."""
 
     @property
-    def far(self) -> bool: ...  # noqa: D102 - see above
+    def far(self) -> bool:
+        """See `Root.far`."""
 
     def __str__(self) -> str:
         """Its address, for messages."""

@@ -1,4 +1,4 @@
-"""A run on machines that do not see its directory: parts go to the driver's, and come from there."""
+"""A run on machines that do not see its directory, which have the driver write their parts."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from geo_ray.checkpoint.store_regions import Crossed, StoreRegions
 from geo_ray.runtime.control.actor_group import ActorGroup
 
 
-class Crossing(Protocol):
+class TrafficSource(Protocol):
     """Tells what checkpoints have moved between regions; see `StoreRegions`."""
 
     def saved(self, parts: Iterable[PartInfo], home: str) -> Crossed:
@@ -26,7 +26,7 @@ class Crossing(Protocol):
         """By one that was read."""
 
 
-def crossing_of(actors: ActorGroup) -> Crossing | None:
+def crossing_of(actors: ActorGroup) -> TrafficSource | None:
     """What tells it of a run, whose parts go to stores, or to its directory."""
     spec = actors.spec
     if not spec.places.far:
@@ -44,7 +44,7 @@ class StoreTraffic:
         emit: takes events of now: a kind, and its fields by name.
     """
 
-    stores: Crossing | None
+    stores: TrafficSource | None
     emit: Callable[..., None]
     _total: Counter[tuple[str, str]] = field(default_factory=Counter)
 

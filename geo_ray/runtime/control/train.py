@@ -62,7 +62,7 @@ from geo_ray.runtime.control.metrics import RayMetrics
 from geo_ray.runtime.control.restarts import Restarts
 from geo_ray.runtime.control.run_keys import RunKeys
 from geo_ray.runtime.control.saver import Saver, without_lost
-from geo_ray.runtime.desk.here import address_here, region_here
+from geo_ray.runtime.desk.own_node import address_here, region_here
 from geo_ray.runtime.desk.part_desk import PartDesk
 from geo_ray.runtime.desk.sight import show
 from geo_ray.tasks.base import Task

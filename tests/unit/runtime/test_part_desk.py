@@ -230,9 +230,9 @@ def test_nothing_but_parts_is_given_or_taken(site: Site, file: str) -> None:
     site.store.begin(0)
     for folder in (0, MODEL):
         carried = CarriedFolder(site.line, folder, "")
-        with pytest.raises(GeoRayError, match="no name of a part|no model"):
+        with pytest.raises(GeoRayError, match=r"no name of a part|no model"):
             carried.write(file, [b"x"], 1)
-        with pytest.raises(GeoRayError, match="no name of a part|no model"):
+        with pytest.raises(GeoRayError, match=r"no name of a part|no model"):
             carried.open(file, 1).readinto(bytearray(1))
     with pytest.raises(GeoRayError, match="no model"):
         CarriedFolder(site.line, MODEL, "").write("weights.safetensors", [b"x"], 1)
