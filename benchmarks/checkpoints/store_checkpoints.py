@@ -4,6 +4,10 @@
 (moto) over loopback; and the same with checkpoints in the run's directory. The server runs at the
 lowest priority (Linux's idle class): it stands for a machine of its own. Nothing is emulated.
 
+With ``--pin`` the worker has a core for itself, and server, uploads and store share the others:
+compute that leaves a core idle. With ``--step_s`` a step takes at least so long
+(``emulate.step_s``), whatever it computes, and one row a step is enough.
+
   step_delay_most     how much longer a step took beside a checkpoint than the median of steps
                       apart from them, as a share of that; of the step that was held up most
   step_delay_mean     the same of all steps beside checkpoints together
@@ -26,9 +30,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -54,7 +59,12 @@ train: {eval_every: 0, step_timeout_s: 300}
 
 
 def main() -> None:
-    options = support.parse(__doc__)
+    parser = support.parser(__doc__)
+    parser.add_argument("--pin", action="store_true", help="a core for the worker alone")
+    parser.add_argument("--step_s", type=float, help="least seconds of a step")
+    parser.add_argument("--kinds", default="store,directory", help="what to measure")
+    options = parser.parse_args()
+    kinds = options.kinds.split(",")
     machine = support.hardware()
     os.environ.update(CREDENTIALS)
     found: dict[str, list[float]] = {}
@@ -62,8 +72,12 @@ def main() -> None:
         uri = s3_uri(BUCKET, "runs", endpoint_url=endpoint, region="us-east-1")
         Bucket(parse_s3(uri), RequestLimits()).ask("make", BUCKET, "create_bucket")
         for kind, store in (("store", uri), ("directory", None)):
+            if kind not in kinds:
+                continue
             support.say(f"checkpoints in a {kind}")
-            for name, value in measure(kind, store, quick=options.quick).items():
+            with pinned() if options.pin else nullcontext():
+                measured = measure(store, options.step_s, quick=options.quick)
+            for name, value in measured.items():
                 found.setdefault(f"{name}_{kind}", []).append(value)
     figures = [
         support.median("step_delay_most", found["most_store"], "ratio", "<= 0.02"),
@@ -72,25 +86,30 @@ def main() -> None:
         support.median("checkpoint_s", found["checkpoint_s_store"], "s"),
         support.median("checkpoint_mb_per_s", found["mb_per_s_store"], "MB/s"),
         support.median("resumed_bit_equal", found["equal_store"], "ratio", ">= 1"),
-        support.median("step_delay_most_directory", found["most_directory"], "ratio"),
-        support.median("step_delay_mean_directory", found["mean_directory"], "ratio"),
-        support.median("step_noise_most_directory", found["noise_directory"], "ratio"),
-        support.median("checkpoint_s_directory", found["checkpoint_s_directory"], "s"),
     ]
+    if "directory" in kinds:
+        figures += [
+            support.median("step_delay_most_directory", found["most_directory"], "ratio"),
+            support.median("step_delay_mean_directory", found["mean_directory"], "ratio"),
+            support.median("step_noise_most_directory", found["noise_directory"], "ratio"),
+            support.median("checkpoint_s_directory", found["checkpoint_s_directory"], "s"),
+        ]
     support.finish("store_checkpoints", machine, figures, options.out)
 
 
-def measure(kind: str, store: str | None, *, quick: bool) -> dict[str, float]:
+def measure(store: str | None, step_s: float | None, *, quick: bool) -> dict[str, float]:
     """The figures of one training, and of one that goes on from a checkpoint of it."""
     with tempfile.TemporaryDirectory() as directory:
         config = Path(directory) / "store.yaml"
         config.write_text(CONFIG, "utf-8")
         sets: dict[str, object] = {
             "train.steps": 16 if quick else 24,
-            "data.batch_size": 1 if quick else 4,
+            "data.batch_size": 1 if quick or step_s else 4,
             "checkpoint.every_s": 6 if quick else 45,
             "checkpoint.store": "null" if store is None else f"'{store}'",
         }
+        if step_s:
+            sets["emulate.step_s"] = step_s
         run = geo_ray("train", config, sets, config.parent / "runs")
         figures = delays(run) | costs(run)
         if store is not None:
@@ -142,6 +161,56 @@ def resumed_digest(run: Run) -> Any:
     support.say(f"going on from checkpoint {ids[-2]}")
     command("train", "--resume", str(run.directory), "--from", str(ids[-2]), "--plain")
     return run.summary["digest"]
+
+
+@contextmanager
+def pinned() -> Iterator[None]:
+    """Gives the first core to workers alone as they start, and the others to all else."""
+    first, *others = sorted(os.sched_getaffinity(0))
+    over = threading.Event()
+
+    def keep() -> None:
+        while not over.wait(0.2):
+            for pid in descendants(os.getpid()):
+                cores = {first} if b"WorkerActor" in _command_line(pid) else set(others)
+                for thread in _listed(f"/proc/{pid}/task"):
+                    with suppress(OSError):
+                        os.sched_setaffinity(int(thread), cores)
+
+    keeper = threading.Thread(target=keep, daemon=True)
+    keeper.start()
+    try:
+        yield
+    finally:
+        over.set()
+        keeper.join()
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes that ``pid``, or one of them, has started and that are there."""
+    found: list[int] = []
+    for thread in _listed(f"/proc/{pid}/task"):
+        try:
+            children = Path(f"/proc/{pid}/task/{thread}/children").read_text().split()
+        except OSError:
+            continue
+        for child in map(int, children):
+            found += [child, *descendants(child)]
+    return found
+
+
+def _listed(directory: str) -> list[str]:
+    try:
+        return [path.name for path in Path(directory).iterdir()]
+    except OSError:
+        return []
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from geo_ray.checkpoint.spool_folder import SpoolFolder
 from geo_ray.errors import GeoRayError, RunDirectoryError
 from geo_ray.training.averager.averager_snapshot import AveragerSnapshot
 from geo_ray.training.server.effects import HANDED, Snapshot
+from geo_ray.training.lazy_copy import LazyCopy
 from geo_ray.training.server.shard import Shard
 from geo_ray.util.blame import summary
 
@@ -68,6 +69,8 @@ class HeldShard:
             meta["control"] = dict(snapshot.control)
         name = shard_part_name(self.region, self.index)
         if checkpoint < HANDED:
+            if self.places.far:
+                keep([*copies.values(), *([] if snapshot is None else snapshot.lent.values())])
             return write_part(self.places.folder(checkpoint), name, tensors, meta)
         self.handed.clear()
         return write_part(self.handed, name, tensors, meta)
@@ -95,11 +98,23 @@ def typed(error: Exception) -> GeoRayError:
     return RunDirectoryError(f"a part of a checkpoint was not written: {summary(error)}")
 
 
+def keep(copies: Iterable[object]) -> None:
+    """Copy what changes at once, in the order in which it will, for who sends it elsewhere.
+
+    That takes so much longer than a step that next to nothing would be sent before it changes: the
+    step would have to copy it all, while everybody waits. Here it is copied beside the gradients.
+    """
+    for copy in [each for each in copies if isinstance(each, LazyCopy)][::-1]:
+        copy.secure()
+
+
 def write_hub_part(places: PartPlaces, snapshot: AveragerSnapshot) -> PartInfo:
     """Write the averager's state.
 
     Raises:
         RunDirectoryError, StoreError: if it cannot be written.
     """
+    if places.far:
+        keep(snapshot.copies.values())
     control: dict[str, Any] = {"control": snapshot.control}
     return write_part(places.folder(snapshot.id), AVERAGER_PART, snapshot.copies, control)

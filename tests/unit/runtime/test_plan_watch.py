@@ -82,7 +82,7 @@ def test_it_is_told_what_is_best_for_those_who_are_left(tmp_path: Path) -> None:
     assert event["kind"] == "replanned" and event["regions"] == ["asia", "eu"]
     assert event["changed"] and event["gain"] > 0.05 and event["averager"] in ("eu", "asia")
     line = told.pop()
-    assert "planned anew for asia, eu" in line and "workers" in line
+    assert "planned anew for asia, eu" in line and "workers" in line and " rows a step" in line
 
 
 def test_a_run_without_a_plan_is_left_alone(tmp_path: Path) -> None:

@@ -140,7 +140,10 @@ class PlanWatch:
         if not decision.changed:
             self.tell(f"planned anew for {names}: {decision.reason}")
             return
-        found = [f"{r.region}: {r.workers} workers" for r in best.regions]
+        found = [
+            f"{r.region}: {r.workers} workers, {sum(r.batch_sizes)} rows a step"
+            for r in best.regions
+        ]
         if best.interval != present.interval:
             found.append(f"interval {best.interval} instead of {present.interval}")
         if best.averager != present.averager:
