@@ -8,9 +8,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeVar
 
+T = TypeVar("T")
 _LOGGER = logging.getLogger(__name__)
 _LAST: Final = 19  # the weakest claim to a processor that there is
 
@@ -24,6 +26,12 @@ def give_way() -> None:
     if sys.platform == "linux":
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LAST)
+
+
+def given_way(work: Callable[[], T]) -> T:
+    """What ``work`` returns or raises, done on a thread of its own that gives way."""
+    with ThreadPoolExecutor(1, "gives-way", give_way) as thread:
+        return thread.submit(work).result()
 
 
 class Workers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -15,10 +16,11 @@ from geo_ray.checkpoint.places import PartPlaces
 from geo_ray.checkpoint.spool_folder import SpoolFolder
 from geo_ray.errors import GeoRayError, RunDirectoryError
 from geo_ray.training.averager.averager_snapshot import AveragerSnapshot
-from geo_ray.training.server.effects import HANDED, Snapshot
 from geo_ray.training.lazy_copy import LazyCopy
+from geo_ray.training.server.effects import HANDED, Snapshot
 from geo_ray.training.server.shard import Shard
 from geo_ray.util.blame import summary
+from geo_ray.util.threads import given_way
 
 _WIRE = "wire/"  # tensors of the exchange, in the primary shard's part
 
@@ -69,9 +71,11 @@ class HeldShard:
             meta["control"] = dict(snapshot.control)
         name = shard_part_name(self.region, self.index)
         if checkpoint < HANDED:
-            if self.places.far:
-                keep([*copies.values(), *([] if snapshot is None else snapshot.lent.values())])
-            return write_part(self.places.folder(checkpoint), name, tensors, meta)
+            folder = self.places.folder(checkpoint)
+            if not self.places.far:
+                return write_part(folder, name, tensors, meta)
+            keep([*copies.values(), *([] if snapshot is None else snapshot.lent.values())])
+            return given_way(partial(write_part, folder, name, tensors, meta))
         self.handed.clear()
         return write_part(self.handed, name, tensors, meta)
 
@@ -102,7 +106,8 @@ def keep(copies: Iterable[object]) -> None:
     """Copy what changes at once, in the order in which it will, for who sends it elsewhere.
 
     That takes so much longer than a step that next to nothing would be sent before it changes: the
-    step would have to copy it all, while everybody waits. Here it is copied beside the gradients.
+    step would have to copy it all, while everybody waits. Here it is copied beside the gradients,
+    and who sends it then holds nothing that a step wants, so it may give way to all that compute.
     """
     for copy in [each for each in copies if isinstance(each, LazyCopy)][::-1]:
         copy.secure()
@@ -114,7 +119,10 @@ def write_hub_part(places: PartPlaces, snapshot: AveragerSnapshot) -> PartInfo:
     Raises:
         RunDirectoryError, StoreError: if it cannot be written.
     """
-    if places.far:
-        keep(snapshot.copies.values())
     control: dict[str, Any] = {"control": snapshot.control}
-    return write_part(places.folder(snapshot.id), AVERAGER_PART, snapshot.copies, control)
+    folder = places.folder(snapshot.id)
+    write = partial(write_part, folder, AVERAGER_PART, snapshot.copies, control)
+    if not places.far:
+        return write()
+    keep(snapshot.copies.values())
+    return given_way(write)

@@ -283,8 +283,9 @@ def _train(
         )
         names = experiment.region_names
         keys = RunKeys(spec.run_id, names, experiment.transport)
-        show(run.path, spec.run_id)
         desk = None if places.far else _desk_of(run, experiment)
+        if desk is not None:
+            show(run.path, spec.run_id)
         group = ActorGroup(spec, placed, keys, desk)
         saver = Saver(
             store,

@@ -14,8 +14,7 @@ import secrets
 import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -59,11 +58,24 @@ class DeskGrant:
 
 @dataclass(slots=True)
 class _Coming:
-    """A file of which some has come."""
+    """A file of which some has come.
+
+    Attributes:
+        upload: its sender's number for it.
+        file: what has come.
+        come: its bytes.
+        lock: held by who uses or closes the file: two connections may bring it.
+    """
 
     upload: str
     file: AtomicFile
     come: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def discard(self) -> None:
+        """Remove what has come, unless it is committed."""
+        with self.lock:
+            self.file.discard()
 
 
 class PartDesk:
@@ -122,9 +134,9 @@ class PartDesk:
         if server is not None:
             server.close()
         with self._lock:
-            for coming in self._coming.values():
-                coming.file.discard()
-            self._coming.clear()
+            left, self._coming = self._coming, {}
+        for coming in left.values():
+            coming.discard()
 
     def __reduce__(self) -> str:
         raise TypeError("the desk of a run does not leave the driver")
@@ -192,23 +204,17 @@ class PartDesk:
         try:
             if coming is None or coming.upload != upload:
                 coming = self._begin(path, upload, offset, coming)
-            if offset + piece.nbytes == coming.come:  # nor has its sender heard of this one
-                return
-            if offset != coming.come or offset + piece.nbytes > whole:
-                raise FrameError(f"{path.name}: {offset} follows {coming.come} of {whole} bytes")
-            coming.file.write(piece)
-            coming.come += piece.nbytes
-            if coming.come == whole:
-                _refuse_late(path)
-                coming.file.commit()
-                self._end(path, upload)
+            with coming.lock:
+                is_whole = _append(path, coming, offset, piece, whole)
         except OSError as error:
             self._end(path, None)
             raise unwritable(path, error) from error
+        if is_whole:
+            self._end(path, upload)
 
     def _begin(self, path: Path, upload: str, offset: int, before: _Coming | None) -> _Coming:
         if before is not None:
-            before.file.discard()
+            before.discard()
         if offset:
             raise RunDirectoryError(f"{path}: its beginning is not here")
         _refuse_late(path)
@@ -224,13 +230,27 @@ class PartDesk:
                 self._done = {p: u for p, u in self._done.items() if p.parent == path.parent}
                 self._done[path] = done
         if coming is not None:
-            with suppress(OSError):
-                coming.file.discard()
+            coming.discard()
 
     def _count(self, src: str, dst: str, num_bytes: int) -> None:
         if src != dst:
             with self._lock:
                 self._crossed[src, dst] += num_bytes
+
+
+def _append(path: Path, coming: _Coming, offset: int, piece: memoryview, whole: int) -> bool:
+    """Take a piece of a file, unless it has come before; whether the file is there by now."""
+    if offset + piece.nbytes == coming.come:  # its sender has not heard that it has come
+        return False
+    if offset != coming.come or offset + piece.nbytes > whole:
+        raise FrameError(f"{path.name}: {offset} follows {coming.come} of {whole} bytes")
+    coming.file.write(piece)
+    coming.come += piece.nbytes
+    if coming.come < whole:
+        return False
+    _refuse_late(path)
+    coming.file.commit()
+    return True
 
 
 def _refuse_late(path: Path) -> None:
