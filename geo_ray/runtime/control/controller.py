@@ -252,7 +252,7 @@ class Controller:
         servers = self.actors.servers()
         answers, silent = self._polls.ask(servers, wait_s)
         lost: dict[str, str] = {}
-        replaced = set() if self.policy.is_halting else {*self.bridges.replaced(silent)}
+        replaced = set() if self.policy.is_halting else {*self.bridges.replaced(silent, answers)}
         for (role, region), cause in silent.items():
             if region in replaced:
                 continue

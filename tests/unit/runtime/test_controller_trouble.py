@@ -29,6 +29,7 @@ from geo_ray.observe.events.schema import Event
 from geo_ray.runtime.actors.spec import RunSpec
 from geo_ray.runtime.control import actor_group, checkpoint_watch, controller
 from geo_ray.runtime.control.actor_group import ActorGroup
+from geo_ray.runtime.control.bridge_watch import AWAY_S
 from geo_ray.runtime.control.controller import Controller
 from geo_ray.runtime.control.health import LossHealth
 from geo_ray.runtime.control.link_notes import LinkNotes
@@ -301,3 +302,30 @@ def test_who_does_not_come_to_leave_can_be_removed(run: Run) -> None:
     assert run.kinds() == ["members_refused", "region_lost"]
     _look(run, view.without("eu"))
     assert not run.controller.members.is_leaving and run.controller.members.awaited == []
+
+
+def test_a_bridge_that_lives_but_is_not_reached_is_taken_for_dead(run: Run) -> None:
+    def reached(region: str, away_s: float | None) -> None:
+        status = {"phase": "training"} | ({} if away_s is None else {"bridge_away_s": away_s})
+        run.polls.news = [({("ps", region): {"status": status, "events": []}}, {})]
+        run.controller._poll()
+
+    reached("eu", None)
+    reached("eu", AWAY_S - 1)
+    assert "eu" in run.actors.bridges
+    reached("eu", AWAY_S + 1)
+    assert "eu" not in run.actors.bridges and run.kinds() == []  # the region goes on
+    reached(HOME, AWAY_S + 1)
+    assert run.actors.home.region == "asia"
+    assert ("asia", "report_dead", HOME, "True") in run.calls
+    run.actors.standby = None
+    reached("asia", AWAY_S + 1)  # the averager lives there now, and nobody stands by
+    assert "asia" in run.actors.bridges and run.kinds() == []
+
+
+def test_what_a_server_said_before_its_bridge_was_replaced_ends_no_other(run: Run) -> None:
+    run.controller.bridges._linked_s["eu"] = time.monotonic() - 1.0
+    status = {"phase": "training", "bridge_away_s": AWAY_S + 1}
+    run.polls.news = [({("ps", "eu"): {"status": status, "events": []}}, {})]
+    run.controller._poll()
+    assert "eu" in run.actors.bridges
