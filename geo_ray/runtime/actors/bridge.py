@@ -61,6 +61,14 @@ class Bridge:
         """Another region is going to dial: what is for it waits until it has."""
         self.endpoint.expect(peer)
 
+    def await_link(self, peer: str, timeout_s: float) -> None:
+        """Wait until another region is reached, or has reached this one.
+
+        Raises:
+            LinkDownError: with the reason why it is not, such as a certificate that is refused.
+        """
+        self.endpoint.wait_connected([peer], timeout_s)
+
     def status(self) -> dict[str, Any]:
         """Links, the averager's home, and what the path has to report: plain values."""
         links = self.endpoint.stats()

@@ -21,6 +21,7 @@ from geo_ray.transport.wire.sockets import Address
 
 _PLACE_S: Final = 120.0
 _START_S: Final = 300.0
+_LINK_S: Final = 30.0
 _COPY_S: Final = 86400.0  # it is given up when nothing comes any more, not when it is slow
 _IDLE_S: Final = 5.0  # for a worker of a server that has died to notice it
 
@@ -146,6 +147,9 @@ class Joining:
                 calls["expect", name] = bridge.expect.remote(self.region)
                 calls["connect", name] = group.bridges[self.region].connect.remote(name, reached)
             collect(calls, _START_S)
+            # Whoever is let in without a link is waited for by all others.
+            home = actors.home.region
+            collect({0: group.bridges[self.region].await_link.remote(home, _LINK_S)}, _START_S)
         except BaseException:
             group.close()
             remove(own)
@@ -176,6 +180,7 @@ class Joining:
             calls["expect"] = bridges[giver].expect.remote(self.region)
             reached, _ = self.actors.bridge_addresses[giver]
             calls["connect"] = bridge.connect.remote(giver, reached)
+            calls["link"] = bridge.await_link.remote(giver, _LINK_S)
         collect(calls, _START_S)
         servers = _servers(group, self.region)
         collect({i: s.begin_as.remote(handed, bridge) for i, s in enumerate(servers)}, _COPY_S)
