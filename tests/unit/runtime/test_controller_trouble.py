@@ -28,7 +28,7 @@ from geo_ray.observe.events.log import EventLog
 from geo_ray.observe.events.schema import Event
 from geo_ray.runtime.actors.spec import RunSpec
 from geo_ray.runtime.control import actor_group, checkpoint_watch, controller
-from geo_ray.runtime.control.actor_group import ActorGroup
+from geo_ray.runtime.control.actor_group import ActorGroup, GroupWorker
 from geo_ray.runtime.control.bridge_watch import AWAY_S
 from geo_ray.runtime.control.controller import Controller
 from geo_ray.runtime.control.health import LossHealth
@@ -37,6 +37,7 @@ from geo_ray.runtime.control.membership.member_requests import MemberRequest, Ve
 from geo_ray.runtime.control.polls import Polls
 from geo_ray.runtime.control.run_keys import RunKeys
 from geo_ray.runtime.control.saver import Saver
+from geo_ray.runtime.control.worker_watch import WorkerWatch
 from geo_ray.tasks.load import load_task
 from geo_ray.training.averager.home import AveragerHome
 from geo_ray.training.membership.view import View
@@ -329,3 +330,28 @@ def test_what_a_server_said_before_its_bridge_was_replaced_ends_no_other(run: Ru
     run.polls.news = [({("ps", "eu"): {"status": status, "events": []}}, {})]
     run.controller._poll()
     assert "eu" in run.actors.bridges
+
+
+def test_workers_that_came_back_with_their_region_are_not_replaced(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One was to be replaced later, another was sent away, when their region was lost."""
+    replaced: list[GroupWorker] = []
+    watch = run.controller.workers
+    monkeypatch.setattr(WorkerWatch, "_replace", lambda self, worker: replaced.append(worker))
+    monkeypatch.setattr(WorkerWatch, "_heed", lambda self, now_s: None)
+    gone = GroupWorker("eu", 0, 1, None)
+    sent = GroupWorker("eu", 1, 1, None, ref="work")
+    run.controller.policy._later = [("eu", 0)]
+    watch._sent_away = {("eu", 1): sent}
+    back = [GroupWorker("eu", rank, 2, None, ref=f"work {rank}") for rank in (0, 1)]
+    run.actors.workers = {("eu", worker.rank): worker for worker in back}
+    watch._home(back[1], 7)
+    assert back[1].steps == 7 and not replaced, "it has done its work"
+    run.actors.workers["eu", 0].steps = 7
+    watch.collect(0.0)
+    assert not replaced
+    run.actors.workers = {("eu", 0): gone}
+    run.controller.policy._later = [("eu", 0)]
+    watch.collect(0.0)
+    assert replaced == [gone]

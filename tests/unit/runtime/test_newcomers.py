@@ -252,3 +252,35 @@ def test_who_was_to_hand_over_is_lost_for_all_that_enter(entrance: Entrance) -> 
     entrance.run.polls.news = [({}, {("ps", "asia"): "killed"})]
     entrance.run.controller._poll()
     assert entrance.of("join_failed") == ["af", "eu"] and entrance.view.members == (HOME,)
+
+
+def test_a_run_that_is_to_end_does_not_wait_for_a_copy_for_ever(
+    entrance: Entrance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No checkpoint begins while somebody is on the way in: it would end without one."""
+    entrance.look(("add", "af"))
+    _Process.made["af"].come_up()
+    entrance.look()
+    entrance.hand_over()
+    entrance.run.controller.interrupted.set()
+    entrance.run.controller._keep_time()
+    entrance.look()
+    assert not entrance.of("join_failed"), "it may be there soon"
+    monkeypatch.setattr(newcomers, "_ENDING_S", -1.0)
+    entrance.look()
+    assert entrance.of("join_failed") == ["af"] and not entrance.view.joining
+
+
+def test_who_trains_already_is_a_member_though_the_run_is_to_end(
+    entrance: Entrance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(newcomers, "_ENDING_S", -1.0)
+    entrance.look(("add", "af"))
+    _Process.made["af"].come_up()
+    entrance.look()
+    entrance.hand_over()
+    _Process.made["af"].train()
+    entrance.run.controller.interrupted.set()
+    entrance.run.controller._keep_time()
+    entrance.look()
+    assert entrance.of("region_joined") == ["af"] and not entrance.of("join_failed")

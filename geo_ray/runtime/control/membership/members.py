@@ -257,7 +257,7 @@ class Members:
             self._lost = [name for name in self._lost if name != region]
             self._removed.discard(region)
             self._returns.joined(region, time.monotonic())
-        elif region in self._lost:
+        elif region in self._lost and not self.hooks.is_ending():
             self._bring_back(region)
 
     def _stay_away(self, region: str) -> None:

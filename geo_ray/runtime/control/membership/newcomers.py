@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 _COPY_S: Final = 120.0
 _ASK_S: Final = 5.0  # until it is asked for again
+_ENDING_S: Final = 20.0  # that a run which is to end waits for those that enter
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,7 @@ class Newcomers:
     _giver: str = ""  # whose copies they are to begin as, once they are members
     _member_s: float = 0.0  # when they were not members yet
     _asked_s: float = 0.0
+    _ending_s: float | None = None  # since when the run is to end
 
     @property
     def names(self) -> set[str]:
@@ -119,18 +121,21 @@ class Newcomers:
             view: the averager's.
             may_enter: whether no other change of members is on its way.
         """
-        ready = []
+        ready, now_s = [], time.monotonic()
+        self._ending_s = (self._ending_s or now_s) if self.hooks.is_ending() else None
+        is_late = self._ending_s is not None and now_s - self._ending_s > _ENDING_S
         for region, joining in list(self._open.items()):
             try:
-                if self.hooks.is_ending() and region not in view.members:
+                if self._ending_s is not None and region not in view.members:
                     self._forget(joining)
                     joining.give_up()
+                elif is_late and joining.begun is None:  # no checkpoint begins meanwhile
+                    self.call_off(region, RegionLostError("the run ends before it was there"))
                 elif joining.is_up and not self._carry_on(joining, view):
                     ready.append(joining)
             except GeoRayError as error:
                 self.call_off(region, error)
         self._link()
-        now_s = time.monotonic()
         entering = self._entering
         if ready and may_enter and not entering:
             for joining in ready:
