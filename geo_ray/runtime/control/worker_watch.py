@@ -83,9 +83,9 @@ class WorkerWatch:
                 self._home(worker, steps)
         now_s = time.monotonic()
         for place in self.policy.replacements(now_s):
-            worker = self.actors.workers.get(place)
-            if worker is not None and worker.ref is None:  # not if its region has come back with it
-                self._replace(worker)
+            gone = self.actors.workers.get(place)
+            if gone is not None and gone.ref is None:  # not if its region has come back with it
+                self._replace(gone)
         self._heed(now_s)
 
     def _is_too_late(self, worker: GroupWorker) -> bool:
