@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import torch
 
 from geo_ray.checkpoint.local_folder import directory_of
@@ -27,7 +28,7 @@ from geo_ray.job.recorder import Recorder
 from geo_ray.observe.events.log import EventLog
 from geo_ray.observe.events.schema import Event
 from geo_ray.runtime.actors.spec import RunSpec
-from geo_ray.runtime.control import actor_group, checkpoint_watch, controller
+from geo_ray.runtime.control import actor_group, bridge_watch, checkpoint_watch, controller
 from geo_ray.runtime.control.actor_group import ActorGroup, GroupWorker
 from geo_ray.runtime.control.bridge_watch import AWAY_S
 from geo_ray.runtime.control.controller import Controller
@@ -144,9 +145,11 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EventLog]:
     for module in (controller, checkpoint_watch):
         monkeypatch.setattr(module, "collect", _value)
     monkeypatch.setattr(checkpoint_watch.ray, "wait", lambda refs, timeout: (refs, []))
-    monkeypatch.setattr(actor_group, "kill", lambda handle: None)
+    for module in (actor_group, bridge_watch):
+        monkeypatch.setattr(module, "kill", lambda handle: None)
     with EventLog(tmp_path / "events.jsonl") as opened:
         yield opened
+    assert not ray.is_initialized(), "a call of Ray's would start or join a cluster"
 
 
 @pytest.fixture
