@@ -131,7 +131,8 @@ class History:
             when_s, name = draw.uniform(0.0, long_s), draw.choice(config.region_names)
             what = draw.choice(("join", "join", "drain", "lose", "lose home", "cut"))
             if what == "join":
-                world.change_at(when_s, joins=[name])
+                beside = draw.sample(config.region_names, draw.choice((0, 1, 2)))
+                world.change_at(when_s, joins=sorted({name, *beside}))
             elif what == "drain":
                 world.change_at(when_s, leaves=[name])
             elif what == "cut":

@@ -52,6 +52,23 @@ def test_a_region_joins_at_any_time(data_dir: Path, kind: str, seed: int) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_two_enter_at_one_border_and_one_of_them_may_be_lost_there(
+    data_dir: Path, kind: str
+) -> None:
+    config = config_of(kind, absent=("c", "d"))
+    whole_s = seconds_of(config, data_dir)
+    draw = Random(f"{kind}/together")
+    run, at_s = Run(config, data_dir), draw.uniform(0.0, 0.4) * whole_s
+    run.world.change_at(at_s, joins=["c", "d"])
+    if draw.random() < 0.5:
+        run.world.lose_at(at_s + draw.uniform(0.0, 0.3) * whole_s, "d", noticed_s=0.1)
+    run.go()
+    joined, lost = run.of("region_joined"), {e["region"] for e in run.of("region_lost")}
+    assert {e["view"] for e in joined} <= {2, 3}, "one border for both"
+    check_members_ended(run, {"a", "b", "c"} | ({"d"} - lost))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_region_leaves_loses_nothing_and_comes_back(data_dir: Path, kind: str) -> None:
     config = config_of(kind, absent=())
     whole_s = seconds_of(config, data_dir)

@@ -132,11 +132,12 @@ class Mirror:
             self._put_together()
 
     def _put_together(self) -> None:
-        few, self._own = self._own, []
+        few = self._own
         with (self._path / EVENTS_FILE).open("rb") as file:
             file.seek(few[0].start)
             data = file.read(few[-1].end - few[0].start)
         self._objects.put_segment(self._epoch, few[0].start, data)
+        self._own = []  # only now: else they would never be put together
         self._objects.drop_segments(few)
 
     def _send_files(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from geo_ray.clock import SystemClock
 from geo_ray.errors import GeoRayError, InvariantError
 from geo_ray.runtime.actors.copy_transfer import CopyTransfer
-from geo_ray.runtime.actors.uplink import PlacedReplies
+from geo_ray.runtime.actors.uplink import AskedOnce, PlacedReplies
 from geo_ray.runtime.messages.exchange import read_refusal, refusal_meta
 from geo_ray.runtime.paths.base import UpdatePath, joined
 from geo_ray.runtime.paths.build import PathSetting, build_path
@@ -50,7 +50,7 @@ class Bridge:
         own = {"failed": self._on_failed}
         self._routes = joined(path.routes(), path.stage.routes, self.copies.routes(), own)
         failure.listen(self._tell)
-        self._placed = PlacedReplies()
+        self._placed, self._asked = PlacedReplies(), AskedOnce()
 
     def connect(self, peer: str, address: Address) -> None:
         """Dial another region's bridge and keep the link up."""
@@ -60,6 +60,14 @@ class Bridge:
     def expect(self, peer: str) -> None:
         """Another region is going to dial: what is for it waits until it has."""
         self.endpoint.expect(peer)
+
+    def await_link(self, peer: str, timeout_s: float) -> None:
+        """Wait until another region is reached, or has reached this one.
+
+        Raises:
+            LinkDownError: with the reason why it is not, such as a certificate that is refused.
+        """
+        self.endpoint.wait_connected([peer], timeout_s)
 
     def status(self) -> dict[str, Any]:
         """Links, the averager's home, and what the path has to report: plain values."""
@@ -88,7 +96,7 @@ class Bridge:
         if update.region != self._region:
             raise InvariantError(f"bridge of '{self._region}' got an update of '{update.region}'")
         try:
-            reply = self.path.exchange(update)
+            reply = self._asked.ask(update, self.path.exchange)
         except GeoRayError:
             raise
         except Exception as error:

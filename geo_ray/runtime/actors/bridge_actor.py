@@ -130,6 +130,10 @@ class BridgeActor:
         """Dial another region's bridge and keep the link up."""
         self._bridge.connect(peer, address)
 
+    def await_link(self, peer: str, timeout_s: float) -> None:
+        """See `Bridge.await_link`."""
+        self._bridge.await_link(peer, timeout_s)
+
     def expect(self, peer: str) -> None:
         """Another region is going to dial."""
         self._bridge.expect(peer)
@@ -153,7 +157,7 @@ class BridgeActor:
     def poll(self) -> dict[str, Any]:
         """State and new events."""
         status = self._bridge.status() | {"certificate_request": self._secrets.renewal()}
-        return {"status": status, "events": self._event_buffer.take()}
+        return {"status": status, **self._event_buffer.news()}
 
     def request_stop(self) -> None:
         """Let all regions finish."""

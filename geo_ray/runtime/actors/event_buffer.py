@@ -15,8 +15,8 @@ class EventBuffer:
 
     Args:
         region: put into every event.
-        origin_unix_s: when the run's clock was 0; machines are taken to agree on the time of day
-            well enough for a time line, nothing is ordered by it.
+        origin_unix_s: when the run's clock was 0. Nothing is ordered by the time of day, on which
+            machines may not agree: the controller corrects what is far off.
     """
 
     def __init__(self, region: str, origin_unix_s: float) -> None:
@@ -41,3 +41,7 @@ class EventBuffer:
         with self._lock:
             taken, self._events = self._events[:limit], self._events[limit:]
             return taken
+
+    def news(self) -> dict[str, Any]:
+        """What `take` gives, and what this process takes for the present."""
+        return {"events": self.take(), "now_s": self.now_s()}

@@ -122,6 +122,9 @@ class PrimaryShard:
         for it.
         """
         status = self._status
+        away_s = None if self._line is None else self._line.away_s
+        if away_s is not None:
+            status = {**status, "bridge_away_s": away_s}
         return status if self._asking else {**status, "stands_still_for": None}
 
     def stop(self) -> None:

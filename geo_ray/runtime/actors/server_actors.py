@@ -217,7 +217,7 @@ class PrimaryActor:
         """State and new events."""
         if self._primary is None:
             return {"status": {"phase": "starting"}, "events": []}
-        return {"status": self._primary.status(), "events": self._event_buffer.take()}
+        return {"status": self._primary.status(), **self._event_buffer.news()}
 
     def stop(self) -> None:
         """Finish after the present step; for a region that is alone."""

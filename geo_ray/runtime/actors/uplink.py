@@ -13,7 +13,9 @@ What models carry is small: it goes over the socket, where the payload would be.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -68,6 +70,14 @@ class Uplink:
     def close(self) -> None:
         """End the connection, and free the shared memory once no tensor lies there."""
         self._client.close()
+
+    def again(self, connect_timeout_s: float) -> Uplink:
+        """Another one to the same bridge, whose connection was lost.
+
+        Raises:
+            TransportError: the bridge is not there.
+        """
+        return Uplink(self._client.again(connect_timeout_s))
 
     def place(self, update: Update) -> Update:
         """The same update with its payload in the shared memory, if it has room there.
@@ -125,6 +135,44 @@ class Uplink:
         if _PLACED in answer and room is not None:
             payload = room[: fields.count(answer, _PLACED)]
         return replace(told.reply, payload_P=as_tensor(payload))
+
+
+class AskedOnce:
+    """The bridge's end: an update is on its way once, however often its region says it.
+
+    A region whose connection breaks says its open request again on the next one. Sums, turns and
+    books of blocks are not made for that; and the answer may have been here already.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._newest: tuple[int, int] | None = None
+        self._answer = Future[Reply]()
+
+    def ask(self, update: Update, exchange: Callable[[Update], Reply]) -> Reply:
+        """The answer to an update.
+
+        Args:
+            update: the region has no other one open.
+            exchange: brings it to the averager; what it raises is not remembered.
+        """
+        number = update.epoch, update.seq
+        with self._lock:
+            answer, is_known = self._answer, number == self._newest
+            if not is_known:
+                self._newest, self._answer = number, Future[Reply]()
+                answer = self._answer
+        if is_known:
+            return answer.result()
+        try:
+            answer.set_result(exchange(update))
+        except BaseException as error:
+            with self._lock:
+                if self._answer is answer:
+                    self._newest = None
+            answer.set_exception(error)
+            raise
+        return answer.result()
 
 
 class PlacedReplies:

@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 _START_S: Final = 180.0
 _MOVE_S: Final = 30.0
 _LOOK_S: Final = 0.1
+AWAY_S: Final = 10.0
+"""How long a region's server dials its bridge in vain before that is taken for dead."""
 
 
 def is_replaceable(
@@ -97,20 +99,48 @@ class BridgeWatch:
     lose: Callable[[str, str], None]
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(4, "bridges"))
     _open: dict[str, _Replacing] = field(default_factory=dict)
+    _linked_s: dict[str, float] = field(default_factory=dict)  # since when others are there
+    _refused: set[str] = field(default_factory=set)  # that are out of reach, and stay
 
-    def replaced(self, silent: Mapping[tuple[str, str], str]) -> Iterator[str]:
+    def replaced(
+        self,
+        silent: Mapping[tuple[str, str], str],
+        answers: Mapping[tuple[str, str], Mapping[str, Any]],
+    ) -> Iterator[str]:
         """Begin to replace the bridges that are lost alone, as far as that can be done.
+
+        A bridge that lives, but that its region's server does not reach, is ended for it. One that
+        cannot be replaced is waited for: the server dials it on and on.
 
         Args:
             silent: why servers and bridges are lost, by (role, region).
+            answers: of the others.
 
         Yields:
             Their regions, which go on.
         """
+        lost = {region for _, region in silent}
+        for (role, region), answer in answers.items():
+            if role == "ps" and region not in lost:
+                self._judge(region, answer["status"].get("bridge_away_s"))
         for (role, region), cause in silent.items():
             others = any(name == region and other != "bridge" for other, name in silent)
             if role == "bridge" and not others and self._replace(region, cause):
                 yield region
+
+    def _judge(self, region: str, away_s: float | None) -> None:
+        if away_s is None:
+            self._refused.discard(region)
+            return
+        # An answer may be older than the bridge that is there now.
+        is_old = time.monotonic() - away_s < self._linked_s.get(region, 0.0)
+        if away_s < AWAY_S or is_old or region not in self.actors.bridges:
+            return
+        if region not in self._refused and not self._replace(
+            region, f"its region's server has not reached it for {away_s:.0f} s"
+        ):
+            self._refused.add(region)
+            log.warning("region '%s' does not reach its bridge, which nobody replaces", region)
 
     def tick(self) -> None:
         """Let regions go on whose next bridge is there."""
@@ -133,6 +163,7 @@ class BridgeWatch:
                 continue
             self.actors.bridges[region] = bridge
             self.actors.bridge_addresses[region] = addresses
+            self._linked_s[region] = time.monotonic()
             took_s = time.monotonic() - found.since_s
             self.tell("")  # no longer on its way; the event says the rest
             self.emit("bridge_replaced", region=region, cause=found.cause, took_s=took_s)

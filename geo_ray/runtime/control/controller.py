@@ -15,11 +15,7 @@ import torch
 
 from geo_ray.checkpoint.names import shard_part_name
 from geo_ray.config.experiment import Experiment
-from geo_ray.errors import (
-    GeoRayError,
-    InvariantError,
-    RegionLostError,
-)
+from geo_ray.errors import GeoRayError, InvariantError, RegionLostError
 from geo_ray.job.eval_notes import EvalNotes
 from geo_ray.job.evals import Evaluation
 from geo_ray.job.recorder import Recorder
@@ -38,6 +34,7 @@ from geo_ray.runtime.control.policy import HALT_DEADLINE_S, RunLimits, RunPolicy
 from geo_ray.runtime.control.polls import Polls
 from geo_ray.runtime.control.restarts import Restarts
 from geo_ray.runtime.control.saver import Saver
+from geo_ray.runtime.control.skews import Skews
 from geo_ray.runtime.control.store_traffic import StoreTraffic, crossing_of
 from geo_ray.runtime.control.worker_watch import WorkerWatch
 from geo_ray.training.compute.precise import StatisticsBoard
@@ -98,6 +95,7 @@ class Controller:
     plans: PlanWatch = field(init=False)
     _polls: Polls = field(default_factory=lambda: Polls(_POLL_TIMEOUT_S))
     _statistics: StatisticsBoard = field(init=False)
+    _skews: Skews = field(default_factory=Skews)
     _phases: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -244,7 +242,7 @@ class Controller:
         servers = self.actors.servers()
         answers, silent = self._polls.ask(servers, wait_s)
         lost: dict[str, str] = {}
-        replaced = set() if self.policy.is_halting else {*self.bridges.replaced(silent)}
+        replaced = set() if self.policy.is_halting else {*self.bridges.replaced(silent, answers)}
         for (role, region), cause in silent.items():
             if region in replaced:
                 continue
@@ -303,7 +301,7 @@ class Controller:
 
     def _handle_all(self, answers: Answers) -> int:
         """Take in what was told; gives the number of events."""
-        events = [event for answer in answers.values() for event in answer["events"]]
+        events = self._skews.events(answers, self._now_s())
         if any(event["kind"] in _PROGRESS for event in events):
             self.policy.on_progress(time.monotonic())
         for event in sorted(events, key=lambda e: float(e["t_s"])):

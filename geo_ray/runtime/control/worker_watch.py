@@ -41,7 +41,7 @@ class WorkerWatch:
     hear_all: Callable[[], None]
     notices: DrainNotices = field(default_factory=lambda: DrainNotices(ray_private.draining_nodes))
     _status: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # of servers, by region
-    _sent_away: set[Place] = field(default_factory=set)
+    _sent_away: dict[Place, GroupWorker] = field(default_factory=dict)
 
     def note(self, region: str, status: Mapping[str, Any]) -> None:
         """What a region's server told of itself."""
@@ -84,8 +84,9 @@ class WorkerWatch:
                 self._home(worker, steps)
         now_s = time.monotonic()
         for place in self.policy.replacements(now_s):
-            if place in self.actors.workers:
-                self._replace(self.actors.workers[place])
+            gone = self.actors.workers.get(place)
+            if gone is not None and gone.ref is None:  # not if its region has come back with it
+                self._replace(gone)
         self._heed(now_s)
 
     def _is_too_late(self, worker: GroupWorker) -> bool:
@@ -99,7 +100,7 @@ class WorkerWatch:
 
     def _lost(self, worker: GroupWorker, cause: str, error: GeoRayError | None) -> None:
         place = (worker.region, worker.rank)
-        self._sent_away.discard(place)
+        self._forget_sent(worker)
         decision = self.policy.worker_lost(
             place,
             cause,
@@ -135,13 +136,21 @@ class WorkerWatch:
 
     def _home(self, worker: GroupWorker, steps: int) -> None:
         place = (worker.region, worker.rank)
-        if place not in self._sent_away or self.actors.workers.get(place) is not worker:
+        was_sent = self._forget_sent(worker)
+        if not was_sent or self.actors.workers.get(place) is not worker:
             worker.steps = steps
             return
-        self._sent_away.discard(place)
         worker.ref = None
         if self.policy.worker_left(place, time.monotonic()) == "replace":
             self._replace(worker)
+
+    def _forget_sent(self, worker: GroupWorker) -> bool:
+        """Whether this very one was sent away; another may have come into its place since."""
+        place = (worker.region, worker.rank)
+        if self._sent_away.get(place) is not worker:
+            return False
+        del self._sent_away[place]
+        return True
 
     def _replace(self, worker: GroupWorker) -> None:
         fresh = self.actors.replace_worker(worker)
@@ -153,11 +162,11 @@ class WorkerWatch:
         nodes = {
             place: node
             for place, worker in self.actors.workers.items()
-            if place not in self._sent_away and (node := worker.node_id()) is not None
+            if self._sent_away.get(place) is not worker and (node := worker.node_id()) is not None
         }
         for place in self.notices.concern(nodes, now_s):
             region, rank = place
-            self._sent_away.add(place)
+            self._sent_away[place] = self.actors.workers[place]
             cause = f"its node {nodes[place][:8]} is being drained"
             self.emit("worker_left", region=region, worker=rank, cause=cause)
             self.actors.send_away(self.actors.workers[place])

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from geo_ray.errors import GeoRayError, InvariantError
+from geo_ray.errors import FrameError, GeoRayError, InvariantError
 from geo_ray.runtime.messages.exchange import (
     payload_bytes,
     read_refusal,
@@ -37,6 +37,7 @@ from geo_ray.training.averager.log import (
     TakeSum,
 )
 from geo_ray.transport.endpoint.endpoint import Endpoint
+from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.frames import view_of
 from geo_ray.transport.wire.message import Message
 
@@ -144,7 +145,13 @@ class DirectPath:
         return {"update": self._on_update, "reply": self._on_reply, "refused": self._on_refused}
 
     def _on_update(self, peer: str, message: Message) -> None:
-        update = read_update(message.meta, view_of(message.payload))
+        try:
+            update = read_update(message.meta, view_of(message.payload))
+        except FrameError as error:  # who speaks otherwise ends itself, and nobody else
+            log.error("an update of region '%s' cannot be read: %s", peer, error.message)
+            told = refusal_meta(fields.count(message.meta, "seq"), error)
+            self.send(peer, Message("refused", told, b"", "control"))
+            return
         if update.region != peer:
             log.warning("region '%s' sent an update in the name of '%s'", peer, update.region)
             return

@@ -6,6 +6,7 @@ import logging
 import socket
 import threading
 import time
+from functools import partial
 from types import TracebackType
 from typing import Final
 
@@ -64,6 +65,9 @@ class LanClient:
         self.address = address
         self.shared: memoryview | None = None
         self._config = config or LanConfig()
+        self._again = partial(
+            LanClient, address, key, hello, shared_bytes=shared_bytes, config=config
+        )
         self._lock = threading.Lock()
         self._memory: SharedBuffer | None = None
         self._closed = False
@@ -106,6 +110,14 @@ class LanClient:
         if answer.kind is FrameKind.FAILURE:
             raise _error_of(answer.meta)
         return answer.meta, answer.payload if isinstance(answer.payload, memoryview) else None
+
+    def again(self, connect_timeout_s: float) -> LanClient:
+        """Another connection to the same server, with shared memory of its own.
+
+        Raises:
+            TransportError: as for the first one.
+        """
+        return self._again(connect_timeout_s=connect_timeout_s)
 
     @property
     def is_closed(self) -> bool:

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
 
 from geo_ray.errors import LinkDownError
+from geo_ray.runtime.actors import bridge_line
 from geo_ray.runtime.actors.bridge_line import BridgeLine
 from geo_ray.transport.lan.client import LanClient
 from geo_ray.transport.lan.server import LanServer
 
 KEY = b"k" * 32
 SIZE_BYTES = 4000
+servers: list[LanServer] = []
 
 
 @pytest.fixture
 def dial() -> Iterator[Callable[[], LanClient]]:
+    servers.clear()
     with ExitStack() as stack:
 
         def made() -> LanClient:
             server = LanServer("127.0.0.1", KEY, lambda conn, meta, payload: ({}, None))
+            servers.append(server)
             stack.callback(server.close)
             hello = {"peer": "eu/lead", "role": "lead"}
             return stack.enter_context(
@@ -52,6 +57,7 @@ def test_memory_of_an_earlier_bridge_is_freed_though_nobody_had_asked_it(
 def test_the_next_bridge_is_awaited(dial: Callable[[], LanClient]) -> None:
     first, second = dial(), dial()
     line = BridgeLine("eu", first)
+    servers[0].close()
     first.close()
     threading.Timer(0.05, line.use, (second,)).start()
     assert line.await_next() is line.uplink and not line.uplink.is_lost
@@ -60,7 +66,59 @@ def test_the_next_bridge_is_awaited(dial: Callable[[], LanClient]) -> None:
 def test_who_waits_is_told_of_the_end(dial: Callable[[], LanClient]) -> None:
     first = dial()
     line = BridgeLine("eu", first)
+    servers[0].close()
     first.close()
     threading.Timer(0.05, line.end, (LinkDownError("closing"),)).start()
     with pytest.raises(LinkDownError, match="closing"):
         line.await_next()
+
+
+def test_a_bridge_that_lives_is_dialled_again(dial: Callable[[], LanClient]) -> None:
+    first = dial()
+    line = BridgeLine("eu", first)
+    room_P = line.uplink.room(10)
+    assert room_P is not None
+    room_P.fill_(3.0)
+    first.close()
+    again = line.await_next()
+    assert again is line.uplink and not again.is_lost and line.away_s is None
+    assert again.request({"op": "x"}, 5.0) == ({}, None)
+    assert again.room(10) is not None and not again.lies_there(room_P)
+    line.drop_old()
+    assert room_P.sum() == 30.0, "an open request lies there until it is placed anew"
+    line.end(LinkDownError("closing"))
+    assert again.is_lost, "what it dialled itself it closes itself"
+
+
+def test_it_tells_for_how_long_the_bridge_is_out_of_reach(dial: Callable[[], LanClient]) -> None:
+    first, second = dial(), dial()
+    line = BridgeLine("eu", first)
+    servers[0].close()
+    first.close()
+    assert line.away_s is None, "nobody has tried"
+    waiting = threading.Thread(target=line.await_next)
+    waiting.start()
+    while line.away_s is None:
+        time.sleep(0.01)
+    before_s = line.away_s
+    time.sleep(0.1)
+    later_s = line.away_s
+    assert later_s is not None and later_s > before_s
+    line.use(second)
+    waiting.join(10.0)
+    assert not waiting.is_alive() and line.away_s is None
+
+
+def test_a_connection_that_breaks_again_and_again_was_never_mended(
+    dial: Callable[[], LanClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bridge_line, "_DIAL_S", 0.05)
+    line = BridgeLine("eu", dial())
+    seen = []
+    for _ in range(3):
+        line.uplink.close()
+        seen.append(line.away_s)
+        line.await_next()
+    told = [each for each in seen if each is not None]
+    assert len(told) == 2 and told == sorted(told), "counted from the first time on"
+    line.end(LinkDownError("closing"))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import torch
 
 from geo_ray.checkpoint.local_folder import directory_of
@@ -27,8 +28,9 @@ from geo_ray.job.recorder import Recorder
 from geo_ray.observe.events.log import EventLog
 from geo_ray.observe.events.schema import Event
 from geo_ray.runtime.actors.spec import RunSpec
-from geo_ray.runtime.control import actor_group, checkpoint_watch, controller
-from geo_ray.runtime.control.actor_group import ActorGroup
+from geo_ray.runtime.control import actor_group, bridge_watch, checkpoint_watch, controller
+from geo_ray.runtime.control.actor_group import ActorGroup, GroupWorker
+from geo_ray.runtime.control.bridge_watch import AWAY_S
 from geo_ray.runtime.control.controller import Controller
 from geo_ray.runtime.control.health import LossHealth
 from geo_ray.runtime.control.link_notes import LinkNotes
@@ -36,6 +38,7 @@ from geo_ray.runtime.control.membership.member_requests import MemberRequest, Ve
 from geo_ray.runtime.control.polls import Polls
 from geo_ray.runtime.control.run_keys import RunKeys
 from geo_ray.runtime.control.saver import Saver
+from geo_ray.runtime.control.worker_watch import WorkerWatch
 from geo_ray.tasks.load import load_task
 from geo_ray.training.averager.home import AveragerHome
 from geo_ray.training.membership.view import View
@@ -142,9 +145,11 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EventLog]:
     for module in (controller, checkpoint_watch):
         monkeypatch.setattr(module, "collect", _value)
     monkeypatch.setattr(checkpoint_watch.ray, "wait", lambda refs, timeout: (refs, []))
-    monkeypatch.setattr(actor_group, "kill", lambda handle: None)
+    for module in (actor_group, bridge_watch):
+        monkeypatch.setattr(module, "kill", lambda handle: None)
     with EventLog(tmp_path / "events.jsonl") as opened:
         yield opened
+    assert not ray.is_initialized(), "a call of Ray's would start or join a cluster"
 
 
 @pytest.fixture
@@ -301,3 +306,55 @@ def test_who_does_not_come_to_leave_can_be_removed(run: Run) -> None:
     assert run.kinds() == ["members_refused", "region_lost"]
     _look(run, view.without("eu"))
     assert not run.controller.members.is_leaving and run.controller.members.awaited == []
+
+
+def test_a_bridge_that_lives_but_is_not_reached_is_taken_for_dead(run: Run) -> None:
+    def reached(region: str, away_s: float | None) -> None:
+        status = {"phase": "training"} | ({} if away_s is None else {"bridge_away_s": away_s})
+        run.polls.news = [({("ps", region): {"status": status, "events": []}}, {})]
+        run.controller._poll()
+
+    reached("eu", None)
+    reached("eu", AWAY_S - 1)
+    assert "eu" in run.actors.bridges
+    reached("eu", AWAY_S + 1)
+    assert "eu" not in run.actors.bridges and run.kinds() == []  # the region goes on
+    reached(HOME, AWAY_S + 1)
+    assert run.actors.home.region == "asia"
+    assert ("asia", "report_dead", HOME, "True") in run.calls
+    run.actors.standby = None
+    reached("asia", AWAY_S + 1)  # the averager lives there now, and nobody stands by
+    assert "asia" in run.actors.bridges and run.kinds() == []
+
+
+def test_what_a_server_said_before_its_bridge_was_replaced_ends_no_other(run: Run) -> None:
+    run.controller.bridges._linked_s["eu"] = time.monotonic() - 1.0
+    status = {"phase": "training", "bridge_away_s": AWAY_S + 1}
+    run.polls.news = [({("ps", "eu"): {"status": status, "events": []}}, {})]
+    run.controller._poll()
+    assert "eu" in run.actors.bridges
+
+
+def test_workers_that_came_back_with_their_region_are_not_replaced(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One was to be replaced later, another was sent away, when their region was lost."""
+    replaced: list[GroupWorker] = []
+    watch = run.controller.workers
+    monkeypatch.setattr(WorkerWatch, "_replace", lambda self, worker: replaced.append(worker))
+    monkeypatch.setattr(WorkerWatch, "_heed", lambda self, now_s: None)
+    gone = GroupWorker("eu", 0, 1, None)
+    sent = GroupWorker("eu", 1, 1, None, ref="work")
+    run.controller.policy._later = [("eu", 0)]
+    watch._sent_away = {("eu", 1): sent}
+    back = [GroupWorker("eu", rank, 2, None, ref=f"work {rank}") for rank in (0, 1)]
+    run.actors.workers = {("eu", worker.rank): worker for worker in back}
+    watch._home(back[1], 7)
+    assert back[1].steps == 7 and not replaced, "it has done its work"
+    run.actors.workers["eu", 0].steps = 7
+    watch.collect(0.0)
+    assert not replaced
+    run.actors.workers = {("eu", 0): gone}
+    run.controller.policy._later = [("eu", 0)]
+    watch.collect(0.0)
+    assert replaced == [gone]

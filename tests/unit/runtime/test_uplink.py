@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from geo_ray.codecs.base import Coded
 from geo_ray.errors import FrameError, InvariantError
-from geo_ray.runtime.actors.uplink import PlacedReplies, Uplink
+from geo_ray.runtime.actors.uplink import AskedOnce, PlacedReplies, Uplink
 from geo_ray.strategies.base import Reply, Update
 from geo_ray.transport.config import LanConfig
 from geo_ray.transport.lan.client import LanClient
@@ -153,3 +154,39 @@ def test_an_answer_of_another_host_s_configuration_still_comes() -> None:
         up = Uplink(client)
         reply = up.fetch(up.ask(up.place(update()), WAIT_S), WAIT_S, in_place=True)
         assert np.array_equal(reply.payload_P, 2 * update().payload_P)
+
+
+def test_an_update_that_is_said_again_is_on_its_way_once() -> None:
+    asked, seen, going = AskedOnce(), [], threading.Event()
+
+    def exchange(given: Update) -> Reply:
+        seen.append(given.seq)
+        assert going.wait(WAIT_S)
+        return Reply("eu", given.seq, 1, 8, torch.zeros(1))
+
+    told: list[Reply] = []
+    threads = [
+        threading.Thread(target=lambda: told.append(asked.ask(update(), exchange)))
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    going.set()
+    for thread in threads:
+        thread.join(WAIT_S)
+    told.append(asked.ask(update(), exchange))  # its answer may have been lost
+    assert seen == [3] and len(told) == 4 and all(each is told[0] for each in told)
+
+
+def test_an_update_that_was_refused_is_asked_again() -> None:
+    asked, answers = AskedOnce(), [FrameError("not now"), Reply("eu", 3, 1, 8, torch.zeros(1))]
+
+    def exchange(_: Update) -> Reply:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    with pytest.raises(FrameError, match="not now"):
+        asked.ask(update(), exchange)
+    assert asked.ask(update(), exchange).seq == 3

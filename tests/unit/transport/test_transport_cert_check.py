@@ -101,3 +101,10 @@ def test_dates_count(home: Path) -> None:
         check_certificates(home, REGIONS, LATER)
     with pytest.raises(CertificateError, match="is not valid before"):
         check_certificates(home, REGIONS, LATER - dt.timedelta(days=800))
+
+
+@pytest.mark.parametrize("minutes", [-10, 10])
+def test_a_host_whose_clock_is_ten_minutes_off_takes_fresh_certificates(
+    home: Path, minutes: int
+) -> None:
+    check_certificates(home, REGIONS, dt.datetime.now(dt.UTC) + dt.timedelta(minutes=minutes))

@@ -17,9 +17,11 @@ from geo_ray.runtime.actors.parts import Handed
 from geo_ray.runtime.cluster.demand import RegionDemand
 from geo_ray.runtime.cluster.placement import PlacedRegion, place, remove
 from geo_ray.runtime.control.actor_group import ActorGroup, Handle, collect
+from geo_ray.transport.wire.sockets import Address
 
 _PLACE_S: Final = 120.0
 _START_S: Final = 300.0
+_LINK_S: Final = 30.0
 _COPY_S: Final = 86400.0  # it is given up when nothing comes any more, not when it is slow
 _IDLE_S: Final = 5.0  # for a worker of a server that has died to notice it
 
@@ -47,6 +49,7 @@ class Joining:
     _up: Future[ActorGroup] = field(init=False)
     _begun: Future[int] | None = None
     _own: dict[str, PlacedRegion] = field(default_factory=dict)
+    _linked: dict[str, Handle] = field(default_factory=dict)  # bridges, by region
 
     def __post_init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, f"join-{self.region}")
@@ -73,9 +76,34 @@ class Joining:
         return True
 
     @property
+    def has_come_up(self) -> bool:
+        """Whether they are, and nothing went wrong."""
+        up = self._up
+        return up.done() and not up.cancelled() and up.exception() is None
+
+    @property
     def group(self) -> ActorGroup:
         """Its actors, once they are up."""
         return self._up.result()
+
+    def link(self, peer: str, bridge: Handle, address: Address) -> None:
+        """See that its bridge, which is up, dials another one; nothing is waited for.
+
+        Others may have come, or been replaced, since it was brought up.
+        """
+        if self._linked.get(peer) is not bridge:
+            self._linked[peer] = bridge
+            bridge.expect.remote(self.region)
+            self.bridge.connect.remote(peer, address)
+
+    def linked(self, peer: str, bridge: Handle) -> None:
+        """Another one dials it."""
+        self._linked[peer] = bridge
+
+    @property
+    def bridge(self) -> Handle:
+        """Its bridge, once it is up."""
+        return self.group.bridges[self.region]
 
     def begin_as(self, handed: Handed) -> None:
         """Begin, on a thread, to let it go on from a copy of another region."""
@@ -114,11 +142,14 @@ class Joining:
             group.await_ready(_START_S)
             group.open(self.origin_unix_s, _START_S)
             calls = {}
-            for name in self._peers():
-                reached, _ = actors.bridge_addresses[name]
-                calls["expect", name] = actors.bridges[name].expect.remote(self.region)
+            for name, (bridge, reached) in self.peers().items():
+                self._linked[name] = bridge
+                calls["expect", name] = bridge.expect.remote(self.region)
                 calls["connect", name] = group.bridges[self.region].connect.remote(name, reached)
             collect(calls, _START_S)
+            # Whoever is let in without a link is waited for by all others.
+            home = actors.home.region
+            collect({0: group.bridges[self.region].await_link.remote(home, _LINK_S)}, _START_S)
         except BaseException:
             group.close()
             remove(own)
@@ -126,10 +157,17 @@ class Joining:
         self._own = own
         return group
 
-    def _peers(self) -> list[str]:
-        """Who is linked to a newcomer: everybody, where the averager may move."""
-        may_move = self.actors.spec.experiment.averager.standby is not None
-        return sorted(self.actors.bridges) if may_move else [self.actors.home.region]
+    @property
+    def meets_all(self) -> bool:
+        """Whether everybody is linked to a newcomer, since the averager may move."""
+        return self.actors.spec.experiment.averager.standby is not None
+
+    def peers(self) -> dict[str, tuple[Handle, Address]]:
+        """Which of those that are there are linked to a newcomer, and where they are reached."""
+        actors = self.actors
+        bridges = dict(actors.bridges)  # others change it meanwhile
+        names = sorted(bridges) if self.meets_all else [actors.home.region]
+        return {n: (bridges[n], actors.bridge_addresses[n][0]) for n in names if n in bridges}
 
     def _begin_as(self, handed: Handed) -> int:
         group, giver, bridges = self.group, handed.giver, self.actors.bridges
@@ -137,14 +175,16 @@ class Joining:
         files = [part.file for part in handed.parts]
         lenders = dict(zip(files, _servers(self.actors, giver), strict=True))
         calls = {"lend": bridges[giver].lend.remote(lenders)}
-        if giver not in self._peers():
+        is_stranger = giver not in self.peers()
+        if is_stranger:
             calls["expect"] = bridges[giver].expect.remote(self.region)
             reached, _ = self.actors.bridge_addresses[giver]
             calls["connect"] = bridge.connect.remote(giver, reached)
+            calls["link"] = bridge.await_link.remote(giver, _LINK_S)
         collect(calls, _START_S)
         servers = _servers(group, self.region)
         collect({i: s.begin_as.remote(handed, bridge) for i, s in enumerate(servers)}, _COPY_S)
-        if giver not in self._peers():
+        if is_stranger:
             ends = {giver: bridge, self.region: bridges[giver]}
             collect({peer: end.forget.remote(peer) for peer, end in ends.items()}, _START_S)
         group.start(self.origin_unix_s, _START_S)

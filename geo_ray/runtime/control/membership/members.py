@@ -1,70 +1,34 @@
 """Carries out changes of a run's members: regions are brought up, join, leave, are removed.
 
-The averager decides when (`geo_ray.training.membership.border`), `MemberPolicy` whether. One region
-joins at a time; others that are asked for wait.
+The averager decides when (`geo_ray.training.membership.border`), `MemberPolicy` whether, and
+`Newcomers` brings those up that join.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
 from geo_ray.errors import GeoRayError, RegionLostError
-from geo_ray.runtime.actors.parts import Handed
 from geo_ray.runtime.control.actor_group import ActorGroup
-from geo_ray.runtime.control.demands import demand_of
-from geo_ray.runtime.control.membership.joining import Joining, end_lending
 from geo_ray.runtime.control.membership.member_policy import MemberPolicy
 from geo_ray.runtime.control.membership.member_requests import MemberRequest
+from geo_ray.runtime.control.membership.newcomers import MemberHooks as MemberHooks
+from geo_ray.runtime.control.membership.newcomers import Newcomers, report_dead
 from geo_ray.runtime.control.membership.returns import Returns
 from geo_ray.training.membership.border import giver_of
 from geo_ray.training.membership.view import View
 
 log = logging.getLogger(__name__)
 
-_COPY_S: Final = 120.0
 _MOVE_S: Final = 5.0  # until it is asked for again
 
 Statuses = Mapping[tuple[str, str], Mapping[str, Any]]
 """What servers and bridges tell of themselves, by (role, region)."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemberHooks:
-    """What a change of members asks of the rest of the controller.
-
-    Attributes:
-        admit: a region is a member, with so many steps behind it, and such an epoch.
-        drop: go on without a region that has left.
-        lose: go on without a region, for a cause.
-        ask_home: asks the bridge of the averager's region.
-        emit: takes events of now: a kind, and its fields by name.
-        tell: shows a line to the user.
-        is_ending: whether the run is told to finish or to halt.
-    """
-
-    admit: Callable[[str, int, int], None]
-    drop: Callable[[str], None]
-    lose: Callable[[str, str], None]
-    ask_home: Callable[[Callable[[Any], Any]], Any]
-    emit: Callable[..., None]
-    tell: Callable[[str], None]
-    is_ending: Callable[[], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class _Copy:
-    """What a newcomer begins as, since ``at_s``, and how far the others were then."""
-
-    handed: Handed
-    step: int
-    round: int
-    at_s: float
 
 
 @dataclass(slots=True)
@@ -92,9 +56,8 @@ class Members:
     requests: Callable[[], list[MemberRequest]]
     hooks: MemberHooks
     origin_unix_s: float
-    _waiting: deque[str] = field(default_factory=deque)
-    _joining: Joining | None = None
-    _handed: _Copy | None = None
+    _newcomers: Newcomers = field(init=False)
+    _waiting: list[str] = field(default_factory=list)
     _leaving: set[str] = field(default_factory=set)
     _moving: dict[str, _Move] = field(default_factory=dict)  # the averager out of a region
     _rows: dict[str, Mapping[str, object]] = field(default_factory=dict)
@@ -102,9 +65,15 @@ class Members:
     _lost: list[str] = field(default_factory=list)  # regions that the run went on without
     _returns: Returns = field(default_factory=Returns)
     _removed: set[str] = field(default_factory=set)  # that were asked to be
-    _giver: str = ""  # whose copy the newcomer is to begin as, once it is a member
-    _member_s: float = 0.0  # when it was not a member yet that joins
-    _asks_again: bool = False  # a new home may know nothing of it
+
+    def __post_init__(self) -> None:
+        self._newcomers = Newcomers(
+            self.actors,
+            self.hooks,
+            self.origin_unix_s,
+            lambda joins: self._ask_change(joins, ()),
+            self._on_join_over,
+        )
 
     def tick(self, statuses: Statuses) -> None:
         """Do what can be done now.
@@ -117,7 +86,7 @@ class Members:
                 self._rows[region], self._steps[region] = status["rows"], status["version"]
         home = statuses.get(("bridge", self.actors.home.region), {})
         view = home.get("view")
-        self._giver = "" if view is None else view.giver
+        self._newcomers.note(view)
         for request in self.requests():
             self._take(request, view)
         if not self.hooks.is_ending():
@@ -125,7 +94,7 @@ class Members:
         self._move_averager()
         if isinstance(view, View):
             self._see_off(view)
-            self._go_on(view)
+            self._let_in(view)
 
     @property
     def is_leaving(self) -> bool:
@@ -135,7 +104,7 @@ class Members:
     @property
     def is_joining(self) -> bool:
         """Whether a region's processes are there, and it joins at the next border."""
-        return self._joining is not None and self._joining.is_asked
+        return self._newcomers.are_asked
 
     @property
     def awaited(self) -> list[str]:
@@ -150,20 +119,12 @@ class Members:
         return self.policy.brings_back and not stays_away
 
     def on_handed(self, giver: str, event: Mapping[str, Any]) -> None:
-        """The copy of a region's state that a newcomer waits for is written."""
-        joining = self._joining
-        if joining is None or not joining.is_asked:
-            end_lending(self.actors, giver)
-            return
-        rows = self._rows.get(joining.region)
-        handed = Handed(giver, tuple(event["parts"]), rows)
-        self._handed = _Copy(handed, int(event["step"]), int(event["round"]), time.monotonic())
-        joining.begin_as(handed)
+        """The copy of a region's state that newcomers wait for is written."""
+        self._newcomers.on_handed(giver, event, self._rows)
 
     def on_hand_over_failed(self, error: GeoRayError) -> None:
-        """There is no copy of a region's state for a newcomer."""
-        if self._joining is not None:
-            self._fail(self._joining, error)
+        """There is no copy of a region's state for newcomers."""
+        self._newcomers.fail_all(error)
 
     def report_lost(self, region: str) -> None:
         """Tell the averager that the run goes on without a region."""
@@ -171,14 +132,9 @@ class Members:
         if region in self._leavers:  # it stays away all the same
             self._removed.add(region)
             self._leaving.discard(region)
-        self.hooks.ask_home(partial(_report_dead, region))
+        self.hooks.ask_home(partial(report_dead, region))
         self._bring_back(region)
-        joining = self._joining
-        if joining is not None and joining.is_asked and region == self._giver and not self._handed:
-            error = RegionLostError(
-                f"region '{region}' was lost before it had handed its state over"
-            )
-            self._fail(joining, error)
+        self._newcomers.on_lost(region)
 
     def move_averager(self) -> None:
         """Have the averager move to the region that stands by for it."""
@@ -188,8 +144,8 @@ class Members:
     def home_moved(self) -> None:
         """Tell the averager at its new home; the old one may not have passed it on."""
         for region in self._lost:
-            self.hooks.ask_home(partial(_report_dead, region))
-        self._asks_again = self._joining is not None and self._joining.is_asked
+            self.hooks.ask_home(partial(report_dead, region))
+        self._newcomers.home_moved()
         home = self.actors.home.region
         if home in self._leaving:
             self._leaving.discard(home)
@@ -197,23 +153,21 @@ class Members:
 
     def close(self) -> None:
         """The run is over: nobody joins any more."""
-        if self._joining is not None:
-            self._joining.give_up()
-            self._forget()
+        self._newcomers.close()
 
     # -------------------------------------------------------------- requests
 
     def _take(self, request: MemberRequest, view: View | None) -> None:
         region = request.region
-        if request.verb == "remove" and region in self.awaited:
+        on_its_way = region in {*self._newcomers.names, *self._waiting}
+        if request.verb == "remove" and (on_its_way or region in self.awaited):
             self._stay_away(region)
             return
         known = tuple(self.actors.primaries) if view is None else view.members
         leavers = self._leavers - ({region} if request.verb == "remove" else set())
         # The view may not know of a loss yet, and who is about to leave does not stay.
         members = [name for name in known if name not in {*self._lost, *leavers}]
-        pending = {*self._waiting, *leavers}
-        pending |= set() if self._joining is None else {self._joining.region}
+        pending = {*self._waiting, *leavers, *self._newcomers.names}
         why = self.policy.refusal(
             request,
             members,
@@ -284,96 +238,38 @@ class Members:
             self.hooks.tell("")
             self.hooks.emit("region_drained", region=region)
         self._leaving -= set(view.lost)
-        joins = self._joining is not None and self._joining.is_asked
         waiting = sorted(self._leaving.intersection(view.members))
-        if waiting and not joins and not self.hooks.is_ending():
+        if waiting and not self.is_joining and not self.hooks.is_ending():
             # While another change was pending it came to nothing; asked twice, it is one.
             self._ask_change((), (waiting[0],))
 
     # -------------------------------------------------------------- who joins
 
-    def _go_on(self, view: View) -> None:
-        joining = self._joining
-        if joining is None:
-            if self._waiting:
-                self._begin(self._waiting.popleft())
-            return
-        try:
-            self._carry_on(joining, view)
-        except GeoRayError as error:
-            self._fail(joining, error)
+    def _let_in(self, view: View) -> None:
+        waiting, self._waiting = self._waiting, []
+        for region in [] if self.hooks.is_ending() else waiting:
+            self._newcomers.begin(region)
+        self._newcomers.go_on(view, may_enter=not self._leaving)
 
-    def _begin(self, region: str) -> None:
-        joining = Joining(region, self.actors.next_epoch(), self.actors, self.origin_unix_s)
-        self.hooks.tell(f"region '{region}' is joining: starting its processes")
-        spec = self.actors.spec
-        demand = demand_of(spec.experiment, spec.region(region))
-        joining.bring_up(self.actors.placed.get(region), demand)
-        self._joining = joining
-
-    def _carry_on(self, joining: Joining, view: View) -> None:
-        region = joining.region
-        if self.hooks.is_ending() and region not in view.members:
-            joining.give_up()
-            self._forget()
-        elif not joining.is_asked:
-            if joining.is_up and not self._leaving:
-                joining.is_asked = True
-                self._member_s = time.monotonic()  # the border may be there before the next look
-                self._ask_change((region,), ())
-        elif self._handed is None:
-            self._await_copy(region, view)
-        elif (size_bytes := joining.begun) is not None:
-            copy = self._handed
-            self.actors.adopt(joining.group)
-            self.hooks.admit(region, copy.step, joining.epoch)
-            self.hooks.ask_home(partial(_tell_begun, region))
-            about = {"view": view.epoch, "round": copy.round, "step": copy.step}
-            about |= {"bytes": size_bytes}
-            took_s = time.monotonic() - copy.at_s
-            self.hooks.tell("")  # no longer on its way; the event says the rest
-            self.hooks.emit("region_joined", region=region, **about, took_s=took_s)
-            joining.finish()
+    def _on_join_over(self, region: str, joined: bool) -> None:
+        """A region is a member, or will not be."""
+        if joined:
             self._lost = [name for name in self._lost if name != region]
             self._removed.discard(region)
             self._returns.joined(region, time.monotonic())
-            self._forget()
-
-    def _await_copy(self, region: str, view: View) -> None:
-        """Whoever was to hand its state over may be lost: the others do not wait for ever."""
-        now_s, again = time.monotonic(), self._asks_again
-        self._asks_again = False
-        if region not in view.members:
-            self._member_s = now_s
-            if again:
-                self._ask_change((region,), ())
-        elif region in view.joining and view.giver not in view.members:
-            # As the averager moved nobody had told of it yet.
-            raise RegionLostError(f"region '{view.giver}' was lost before it handed its state over")
-        elif now_s - self._member_s > _COPY_S:
-            raise RegionLostError(f"no region's state was there {_COPY_S:g} s after the border")
-
-    def _fail(self, joining: Joining, error: GeoRayError) -> None:
-        """Nothing comes of it; the run goes on as before."""
-        region = joining.region
-        log.warning("region '%s' does not join: %s", region, error)
-        joining.give_up()
-        self._forget()
-        if joining.is_asked:
-            self.hooks.ask_home(partial(_report_dead, region))
-        self.hooks.emit("join_failed", region=region, cause=error.message)
-        if region in self._lost:
+        elif region in self._lost and not self.hooks.is_ending():
             self._bring_back(region)
 
     def _stay_away(self, region: str) -> None:
-        """A lost region is not to come back, wherever it is on its way."""
+        """A region is not to come, or to come back, wherever it is on its way."""
         self._removed.add(region)
         self._returns.forget(region)
-        self._waiting = deque(name for name in self._waiting if name != region)
-        joining = self._joining
-        if joining is not None and joining.region == region:
-            self._fail(joining, RegionLostError(f"region '{region}' was asked to be removed"))
-        self.hooks.tell(f"region '{region}' is not brought back")
+        self._waiting = [name for name in self._waiting if name != region]
+        if region in self._newcomers.names:
+            error = RegionLostError(f"region '{region}' was asked to be removed")
+            self._newcomers.call_off(region, error)
+        does_not = "is not brought back" if region in self._lost else "does not join"
+        self.hooks.tell(f"region '{region}' {does_not}")
 
     def _bring_back(self, region: str) -> None:
         if region not in self.awaited:
@@ -381,16 +277,3 @@ class Members:
         wait_s = self._returns.lost(region, time.monotonic())
         when = "now" if wait_s == 0 else f"in {wait_s:.0f} s"
         self.hooks.tell(f"region '{region}' is to be brought back {when}")
-
-    def _forget(self) -> None:
-        if self._handed is not None:
-            end_lending(self.actors, self._handed.handed.giver)
-        self._joining = self._handed = None
-
-
-def _report_dead(region: str, bridge: Any) -> Any:
-    return bridge.report_dead.remote(region)
-
-
-def _tell_begun(region: str, bridge: Any) -> Any:
-    return bridge.begun.remote(region)

@@ -1,0 +1,286 @@
+"""Regions on their way in, side by side; who decides is the real one, processes are not there."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_controller_trouble import HOME, Run, _Absent
+from test_controller_trouble import log as log
+
+from geo_ray.errors import RegionLostError
+from geo_ray.observe.events.log import EventLog
+from geo_ray.runtime.actors.parts import Handed
+from geo_ray.runtime.control.membership import newcomers
+from geo_ray.runtime.control.membership.joining import Joining
+from geo_ray.runtime.control.membership.member_requests import MemberRequest, Verb
+from geo_ray.training.membership.view import View
+
+NAMES = ("af", "asia", "eu", HOME)
+
+
+class _Group:
+    def __init__(self, region: str, calls: list[tuple[str, ...]]) -> None:
+        self.bridges = {region: _Absent(calls, region)}
+        self.bridge_addresses = {region: ((region, 1), (region, 2))}
+        self.primaries = {region: _Absent(calls, f"{region}/ps")}
+        self.placed: dict[str, Any] = {}
+        self.shard_servers: dict[str, Any] = {region: []}
+        self.workers: dict[Any, Any] = {}
+        self.shard_addresses: dict[str, Any] = {}
+
+
+class _Process(Joining):
+    """A `Joining` whose processes come up when the test says so."""
+
+    calls: list[tuple[str, ...]]
+    made: dict[str, _Process]
+
+    def bring_up(self, placed: Any, demand: Any) -> None:
+        self._up = Future()
+        self.made[self.region] = self
+
+    def come_up(self) -> None:
+        self._up.set_result(_Group(self.region, self.calls))  # type: ignore[arg-type]
+
+    def begin_as(self, handed: Handed) -> None:
+        self._begun = Future()
+        self.calls.append((self.region, "begin_as", handed.giver))
+
+    def train(self) -> None:
+        assert self._begun is not None
+        self._begun.set_result(10)
+
+    def give_up(self) -> None:
+        self.calls.append((self.region, "give_up"))
+
+
+class Entrance:
+    """A run whose home has a view that follows what is asked of it."""
+
+    def __init__(self, path: Path, log: EventLog, patch: pytest.MonkeyPatch) -> None:
+        sections = {
+            "regions": [{"name": name} for name in NAMES],
+            "members": {"min": 1, "absent": ["af"]},
+        }
+        self.run = Run(path, log, **sections)
+        actors = self.run.actors
+        for name in ("af", "eu"):
+            del actors.bridges[name], actors.primaries[name]
+        actors.bridge_addresses = {name: ((name, 1), (name, 2)) for name in actors.bridges}
+        self.view = View(("asia", HOME))
+        self.refuses = False
+        patch.setattr(_Process, "calls", self.run.calls, raising=False)
+        patch.setattr(_Process, "made", {}, raising=False)
+        patch.setattr(newcomers, "Joining", _Process)
+        patch.setattr(newcomers, "end_lending", self._end_lending)
+        actors.bridges[HOME].answers["change_members"] = self._change
+        actors.bridges[HOME].answers["report_dead"] = self._leave
+        actors.bridges[HOME].answers["begun"] = self._begun
+        self.members = self.run.controller.members
+
+    def _change(self, joins: tuple[str, ...], leaves: tuple[str, ...], giver: str) -> None:
+        if not self.refuses:
+            self.view = self.view.changed(joins, leaves, giver)
+
+    def _leave(self, region: str, *_: object) -> None:
+        if region in self.view.members:
+            self.view = self.view.without(region)
+
+    def _begun(self, region: str) -> None:
+        self.view = self.view.begun(region)
+
+    def _end_lending(self, _: Any, giver: str) -> None:
+        self.run.calls.append((giver, "end_lending"))
+
+    def look(self, *asked: tuple[Verb, str]) -> None:
+        requests = [MemberRequest(verb=verb, region=region) for verb, region in asked]
+        self.members.requests = lambda: requests
+        self.members.tick({("bridge", HOME): {"view": self.view}})
+
+    def hand_over(self, giver: str = HOME) -> None:
+        self.members.on_handed(giver, {"parts": [], "step": 4, "round": 2})
+
+    def of(self, kind: str) -> list[str]:
+        return [str(event.fields["region"]) for event in self.run.events if event.kind == kind]
+
+
+@pytest.fixture
+def entrance(tmp_path: Path, log: EventLog, monkeypatch: pytest.MonkeyPatch) -> Entrance:
+    return Entrance(tmp_path, log, monkeypatch)
+
+
+def test_none_waits_for_another_to_come_up_and_those_that_are_up_enter_together(
+    entrance: Entrance,
+) -> None:
+    entrance.look(("add", "af"), ("add", "eu"))
+    assert set(_Process.made) == {"af", "eu"}, "side by side"
+    for name in ("eu", "af"):
+        _Process.made[name].come_up()
+    entrance.look()
+    assert [call[2] for call in entrance.run.told("change_members")] == ["('af', 'eu')"]
+    assert entrance.view.joining == ("af", "eu") and entrance.members.is_joining
+    entrance.look()
+    entrance.hand_over()
+    assert sorted(entrance.run.told("begin_as")) == [
+        ("af", "begin_as", HOME), ("eu", "begin_as", HOME)
+    ]  # fmt: skip
+    _Process.made["eu"].train()
+    entrance.look()
+    assert entrance.of("region_joined") == ["eu"] and not entrance.run.told("end_lending")
+    _Process.made["af"].train()
+    entrance.look()
+    assert entrance.of("region_joined") == ["eu", "af"] and not entrance.members.is_joining
+    assert entrance.run.told("end_lending") == [(HOME, "end_lending")]
+    assert set(entrance.run.actors.primaries) == set(NAMES) == set(entrance.view.members)
+    assert not entrance.view.joining
+
+
+def test_who_never_comes_up_keeps_nobody_out(entrance: Entrance) -> None:
+    entrance.look(("add", "af"), ("add", "eu"))
+    _Process.made["eu"].come_up()
+    entrance.look()
+    entrance.hand_over()
+    _Process.made["eu"].train()
+    entrance.look()
+    assert entrance.of("region_joined") == ["eu"] and entrance.members._newcomers.names == {"af"}
+    _Process.made["af"]._up.set_exception(RegionLostError("no machine"))
+    entrance.look()
+    assert entrance.of("join_failed") == ["af"] and not entrance.run.told("report_dead")
+
+
+def test_who_comes_up_late_enters_at_the_next_border(entrance: Entrance) -> None:
+    entrance.look(("add", "af"), ("add", "eu"))
+    _Process.made["eu"].come_up()
+    entrance.look()
+    entrance.hand_over()
+    _Process.made["af"].come_up()
+    entrance.look()
+    assert len(entrance.run.told("change_members")) == 1, "eu is on its way in"
+    _Process.made["eu"].train()
+    entrance.look()
+    assert [call[2] for call in entrance.run.told("change_members")] == ["('eu',)", "('af',)"]
+
+
+def test_of_two_that_enter_together_one_may_die(entrance: Entrance) -> None:
+    entrance.look(("add", "af"), ("add", "eu"))
+    for each in _Process.made.values():
+        each.come_up()
+    entrance.look()
+    entrance.hand_over()
+    begun = _Process.made["af"]._begun
+    assert begun is not None
+    begun.set_exception(RegionLostError("killed"))
+    _Process.made["eu"].train()
+    entrance.look()
+    assert entrance.of("join_failed") == ["af"] and entrance.of("region_joined") == ["eu"]
+    assert entrance.view.members == ("asia", "eu", HOME) and not entrance.view.joining
+
+
+def test_what_the_averager_had_no_room_for_is_asked_again(
+    entrance: Entrance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another change was on its way; what is asked then comes to nothing."""
+    entrance.refuses = True
+    entrance.look(("add", "af"))
+    _Process.made["af"].come_up()
+    entrance.look()
+    entrance.refuses = False
+    entrance.look()
+    assert "af" not in entrance.view.members
+    monkeypatch.setattr(newcomers, "_ASK_S", 0.0)
+    entrance.look()
+    assert entrance.view.joining == ("af",)
+    entrance.look()
+    assert len(entrance.run.told("change_members")) == 2, "no more once it is a member"
+
+
+@pytest.mark.parametrize("stage", ["coming up", "asked", "copied"])
+def test_a_join_can_be_called_off(entrance: Entrance, stage: str) -> None:
+    entrance.look(("add", "af"))
+    if stage != "coming up":
+        _Process.made["af"].come_up()
+        entrance.look()
+    if stage == "copied":
+        entrance.hand_over()
+    entrance.look(("remove", "af"))
+    assert entrance.of("join_failed") == ["af"] and not entrance.of("members_refused")
+    assert ("af", "give_up") in entrance.run.calls
+    assert "af" not in entrance.view.members and not entrance.members.is_joining
+    entrance.look(("add", "af"))
+    assert entrance.members._newcomers.names == {"af"}, "and asked for again"
+
+
+def test_a_bridge_that_is_replaced_as_it_hands_over_is_not_waited_for(entrance: Entrance) -> None:
+    """The next one lends nothing: the newcomer would hear nothing for a minute."""
+    entrance.look(("add", "af"))
+    _Process.made["af"].come_up()
+    entrance.look()
+    entrance.hand_over("asia")
+    entrance.run.actors.bridges["asia"] = _Absent(entrance.run.calls, "asia")
+    entrance.look()
+    assert entrance.of("join_failed") == ["af"] and entrance.of("region_lost") == []
+
+
+def test_newcomers_dial_whoever_came_or_was_replaced_since(entrance: Entrance) -> None:
+    """With a standby everybody is linked to everybody, newcomers to each other, too."""
+    entrance.look(("add", "af"), ("add", "eu"))
+    for each in _Process.made.values():
+        each.come_up()
+    entrance.look()
+    dialled = {(call[0], call[2]) for call in entrance.run.told("connect")}
+    assert dialled == {(a, b) for a in ("af", "eu") for b in ("asia", HOME)} | {("eu", "af")}
+    entrance.run.calls.clear()
+    entrance.run.actors.bridges["asia"] = _Absent(entrance.run.calls, "asia")
+    entrance.look()
+    assert sorted((call[0], call[2]) for call in entrance.run.told("connect")) == [
+        ("af", "asia"), ("eu", "asia")
+    ]  # fmt: skip
+    assert sorted(call[2] for call in entrance.run.told("expect")) == ["af", "eu"]
+
+
+def test_who_was_to_hand_over_is_lost_for_all_that_enter(entrance: Entrance) -> None:
+    entrance.look(("add", "af"), ("add", "eu"))
+    for each in _Process.made.values():
+        each.come_up()
+    entrance.look()
+    entrance.look()
+    entrance.view = entrance.view.changed((), (), "asia")
+    entrance.members._newcomers.note(entrance.view)
+    entrance.run.polls.news = [({}, {("ps", "asia"): "killed"})]
+    entrance.run.controller._poll()
+    assert entrance.of("join_failed") == ["af", "eu"] and entrance.view.members == (HOME,)
+
+
+def test_a_run_that_is_to_end_does_not_wait_for_a_copy_for_ever(
+    entrance: Entrance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No checkpoint begins while somebody is on the way in: it would end without one."""
+    entrance.look(("add", "af"))
+    _Process.made["af"].come_up()
+    entrance.look()
+    entrance.hand_over()
+    entrance.run.controller.interrupted.set()
+    entrance.run.controller._keep_time()
+    entrance.look()
+    assert not entrance.of("join_failed"), "it may be there soon"
+    monkeypatch.setattr(newcomers, "_ENDING_S", -1.0)
+    entrance.look()
+    assert entrance.of("join_failed") == ["af"] and not entrance.view.joining
+
+
+def test_who_trains_already_is_a_member_though_the_run_is_to_end(
+    entrance: Entrance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(newcomers, "_ENDING_S", -1.0)
+    entrance.look(("add", "af"))
+    _Process.made["af"].come_up()
+    entrance.look()
+    entrance.hand_over()
+    _Process.made["af"].train()
+    entrance.run.controller.interrupted.set()
+    entrance.run.controller._keep_time()
+    entrance.look()
+    assert entrance.of("region_joined") == ["af"] and not entrance.of("join_failed")
