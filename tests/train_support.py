@@ -69,8 +69,9 @@ def train(
     sink: Callable[[Event], None] = lambda event: None,
 ) -> Trained:
     """Train in this process, in a new run directory unless one is given."""
-    from geo_ray.runtime.control.train import Reporting, Resumption
-    from geo_ray.runtime.control.train import train as run_to_end
+    from geo_ray.runtime.driver.run_cluster import Reporting
+    from geo_ray.runtime.driver.train import Resumption
+    from geo_ray.runtime.driver.train import train as run_to_end
 
     reporting = Reporting(lambda text: None, [sink], time.time())
     run = begun or rundir.create(experiment, base_dir)

@@ -32,8 +32,8 @@ from geo_ray.job.build import check_device
 from geo_ray.job.follow_plan import changes_of
 from geo_ray.observe.text import bytes_text, duration_text, number_text
 from geo_ray.planning.model.bill import Bill
-from geo_ray.runtime.control.train import Reporting
-from geo_ray.runtime.control.train import train as train_to_end
+from geo_ray.runtime.driver.run_cluster import Reporting
+from geo_ray.runtime.driver.train import train as train_to_end
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

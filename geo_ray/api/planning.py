@@ -29,7 +29,7 @@ from geo_ray.planning.plan import Plan, load_plan
 from geo_ray.planning.profile import Profile, save_profile
 from geo_ray.planning.tradeoffs import BITS_PER_PARAM
 from geo_ray.runtime.control.profiling import hardware, measure
-from geo_ray.runtime.control.train import Reporting
+from geo_ray.runtime.driver.run_cluster import Reporting
 from geo_ray.util.atomic_file import save_text
 
 

@@ -36,6 +36,7 @@ class EvalNotes:
         target: of the run.
         keeper: keeps the best model; None if nobody wants it.
         executor: keeps it one evaluation at a time, in order; None: there and then.
+        told: those of which an earlier driver has taken note, by step and region.
     """
 
     board: EvalBoard
@@ -43,6 +44,7 @@ class EvalNotes:
     target: Target | None = None
     keeper: BestKeeper | None = None
     executor: Executor | None = None
+    told: frozenset[tuple[int, str | None]] = frozenset()
     _asked: deque[tuple[int, Future[Best | None]]] = field(default_factory=deque)  # by step
 
     def begin(self, t_s: float) -> None:
@@ -93,6 +95,8 @@ class EvalNotes:
         """
         cause = None
         for done in finished:
+            if not done.final and (done.step, done.region) in self.told:
+                continue
             written = self.emit(
                 "eval",
                 t_s,

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from geo_ray.checkpoint.names import shard_part_name
-from geo_ray.checkpoint.store_regions import StoreRegions
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import (
     GeoRayError,
@@ -24,8 +23,9 @@ from geo_ray.errors import (
 from geo_ray.job.eval_notes import EvalNotes
 from geo_ray.job.evals import Evaluation
 from geo_ray.job.recorder import Recorder
-from geo_ray.runtime.control.actor_group import ActorGroup, collect
+from geo_ray.runtime.control.actor_group import ActorGroup
 from geo_ray.runtime.control.bridge_watch import BridgeWatch
+from geo_ray.runtime.control.calls import collect
 from geo_ray.runtime.control.checkpoint_watch import CheckpointWatch
 from geo_ray.runtime.control.interruption import Interruption
 from geo_ray.runtime.control.link_notes import LinkNotes
@@ -122,7 +122,7 @@ class Controller:
             self._emit,
             self._now_s,
             self._phases,
-            StoreTraffic(self._store_regions(), self._emit),
+            StoreTraffic.of(self.experiment, self._emit, is_far=self.actors.spec.places.far),
         )
         hooks = MemberHooks(
             self._admit,
@@ -159,18 +159,12 @@ class Controller:
         )
         spec = self.actors.spec
         self._statistics = StatisticsBoard(spec.layout, spec.data_rows)
+        self._polls.driver = self.actors.driver
 
     def _pace(self, interval: int) -> None:
         """Regions are to exchange after so many local steps."""
         steps = max(1, interval // max(1, self.experiment.worker_steps))
         self._ask_averager(lambda bridge: bridge.pace.remote(steps))
-
-    def _store_regions(self) -> StoreRegions | None:
-        experiment = self.experiment
-        checkpoint, home = experiment.checkpoint, experiment.averager_region
-        if not self.actors.spec.places.far:
-            return None
-        return StoreRegions(checkpoint.store_region or home, checkpoint.region_stores)
 
     def run(self) -> None:
         """Watch until all workers are home and all they did is written down.
@@ -330,6 +324,8 @@ class Controller:
         self.bridges.tick()
         self.members.tick({key: answer["status"] for key, answer in answers.items()})
         self._keep_quorum()
+        awaited, is_changing = self.members.awaited, self.members.are_changing
+        self.actors.note(self.origin_unix_s, awaited, is_changing=is_changing)
         region = self.actors.home.region
         home = answers.get(("bridge", region))
         pace = None if home is None else home["status"].get("pace")

@@ -32,9 +32,10 @@ from geo_ray.observe.report.ending import has_begun
 from geo_ray.observe.report.report import write_report
 from geo_ray.observe.text import coarse_text
 from geo_ray.runtime.control.interruption import Interruption
-from geo_ray.runtime.control.train import Reporting, train
 from geo_ray.runtime.driver.attendance import Attendance
 from geo_ray.runtime.driver.order import DriveOrder, DriverTold
+from geo_ray.runtime.driver.run_cluster import Reporting
+from geo_ray.runtime.driver.train import train
 
 _TICK_S: Final = 0.5
 _MOST_LINES: Final = 1000

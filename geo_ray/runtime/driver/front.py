@@ -35,10 +35,10 @@ from geo_ray.observe.events.schema import Event
 from geo_ray.observe.metrics.summary import Summary
 from geo_ray.runtime.cluster.address import wait_for_ray
 from geo_ray.runtime.cluster.connect import ConnectedCluster
-from geo_ray.runtime.control.actor_group import kill
-from geo_ray.runtime.control.train import Reporting
+from geo_ray.runtime.control.calls import kill
 from geo_ray.runtime.driver.driver_actor import DriverActor
 from geo_ray.runtime.driver.order import DriveOrder, DriverTold, driver_name
+from geo_ray.runtime.driver.run_cluster import Reporting
 
 Handle = Any  # a Ray actor handle; Ray gives it no useful type
 
@@ -297,16 +297,6 @@ def passed(tail: EventTail) -> EventTail:
     for _ in tail.new():
         pass
     return tail
-
-
-def newest_stretch(tail: EventTail) -> list[Event]:
-    """What has happened since a run last began; the tail is past it then."""
-    found: list[Event] = []
-    for event in tail.new():
-        if event.kind == "run_started":
-            found = []
-        found.append(event)
-    return found
 
 
 def tail_of(run_dir: Path) -> EventTail:
