@@ -51,6 +51,8 @@ def check_resumable(
     is_more = checkpoint is not None or _asks_for_more(saved, wanted)
     if totals.finished is not None and not (has_checkpoint and is_more):
         raise _finished(run, saved, totals, has_checkpoint=has_checkpoint)
+    if not has_checkpoint and checkpoint is None and _may_live(saved, totals):
+        return  # its processes may wait for another driver
     if not has_checkpoint:
         raise CheckpointMissingError(
             f"{run.path} ended before its first checkpoint",
@@ -64,6 +66,12 @@ def check_resumable(
         codecs = taken.extra.get("codecs")
         _check_codecs(codecs if isinstance(codecs, dict) else {}, wanted)
         _check_steps(taken, wanted)
+
+
+def _may_live(saved: Experiment, totals: RunTotals) -> bool:
+    """Whether a run can have processes that have outlived their driver."""
+    outlives = saved.cluster.kind == "existing" and saved.run.driverless_s is not None
+    return outlives and totals.started is not None and totals.failed is None
 
 
 def codecs_of(experiment: Experiment) -> dict[str, JsonValue]:

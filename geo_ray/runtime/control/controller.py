@@ -243,6 +243,7 @@ class Controller:
             RegionLostError: if one is lost.
             GeoRayError: the reason why a region cannot go on.
         """
+        self.recorder.check()  # whose are lost may be another's by now
         servers = self.actors.servers()
         answers, silent = self._polls.ask(servers, wait_s)
         lost: dict[str, str] = {}

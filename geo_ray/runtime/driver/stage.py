@@ -17,7 +17,7 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.errors import LeaseLostError, RegionLostError
 from geo_ray.job.best import BestKeeper
 from geo_ray.job.build import build_evals
-from geo_ray.job.eval_notes import EvalNotes
+from geo_ray.job.eval_notes import EvalMark, EvalNotes
 from geo_ray.job.plans.members import plan_of_members
 from geo_ray.job.recorder import Recorder
 from geo_ray.job.rundir import RunDirectory, followed_plan
@@ -35,7 +35,7 @@ from geo_ray.runtime.control.membership.member_requests import MemberRequest
 from geo_ray.runtime.control.membership.plan_watch import PlanFor
 from geo_ray.runtime.control.metrics import RayMetrics
 from geo_ray.runtime.control.saver import Saver
-from geo_ray.runtime.driver.finish import finish
+from geo_ray.runtime.driver.ending import finish
 from geo_ray.runtime.driver.run_cluster import Reporting
 from geo_ray.tasks.base import Task
 
@@ -64,9 +64,8 @@ class Stage:
     reporting: Reporting
     lease: LeaseKeeper
 
-    @property
-    def log_path(self) -> Path:
-        """Where its events go; who has it open unheard writes to none from now on."""
+    def own_log(self) -> Path:
+        """Where its events go; a driver that has it open unheard writes to none from now on."""
         path = self.run.path / EVENTS_FILE
         if self.lease.from_unknown and path.exists():
             detach(path)
@@ -83,7 +82,7 @@ def evals_of(
     stage: Stage,
     recorder: Recorder,
     keeper: BestKeeper | None,
-    told: frozenset[tuple[int, str | None]] = frozenset(),
+    told: frozenset[EvalMark] = frozenset(),
 ) -> EvalNotes:
     """What follows from its evaluations.
 

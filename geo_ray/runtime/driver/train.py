@@ -41,7 +41,7 @@ from geo_ray.runtime.control.membership import member_requests
 from geo_ray.runtime.control.restarts import Restarts
 from geo_ray.runtime.control.run_keys import RunKeys
 from geo_ray.runtime.control.saver import Saver, without_lost
-from geo_ray.runtime.driver.go_on import go_on, living_run
+from geo_ray.runtime.driver.attachment import go_on, living_run
 from geo_ray.runtime.driver.run_cluster import Reporting, RunCluster
 from geo_ray.runtime.driver.stage import BrokenError, Stage, controller_of, drive_to_end, evals_of
 from geo_ray.runtime.steward.line import steward_of
@@ -211,7 +211,7 @@ def _train(
 
 def _train_on(stage: Stage) -> Summary:
     actors, experiment, reporting = stage.actors, stage.experiment, stage.reporting
-    log_path = stage.log_path
+    log_path = stage.own_log()
     before_s = last_time_s(log_path) if log_path.exists() else 0.0
     reporting.status("starting workers, parameter servers and bridges")
     try:

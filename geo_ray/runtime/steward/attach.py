@@ -19,6 +19,7 @@ import ray
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import digest
 from geo_ray.errors import LeaseLostError
+from geo_ray.job.eval_notes import EvalMark
 from geo_ray.observe.events.schema import Event
 from geo_ray.runtime.control.actor_group import ActorGroup
 from geo_ray.runtime.control.calls import Handle
@@ -54,10 +55,10 @@ class Attached:
         return self.stretch[-_KNOWN:]
 
     @property
-    def evaluated(self) -> frozenset[tuple[int, str | None]]:
-        """Evaluations that are written, by step and region."""
+    def evaluated(self) -> frozenset[EvalMark]:
+        """Evaluations that are written."""
         evals = [event for event in self.stretch if event.kind == "eval"]
-        return frozenset((event["step"], event["region"]) for event in evals)
+        return frozenset((e["step"], e["region"], bool(e.fields.get("final"))) for e in evals)
 
     @property
     def sent(self) -> dict[tuple[str, str], dict[str, int]]:

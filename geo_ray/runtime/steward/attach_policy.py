@@ -14,7 +14,7 @@ from typing import Final
 from geo_ray.training.membership.view import View
 
 _ENDING: Final = frozenset({"stop_requested", "run_finished", "run_failed"})
-_TRAINING: Final = frozenset({"training", "must_send"})
+_STILL: Final = frozenset({"starting", "halted"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def why_anew(living: Living) -> str | None:
         return "it was about to end"
     if living.is_changing or (living.view is not None and living.view.joining):
         return "its members were changing"
-    others = sorted(name for name, phase in living.phases.items() if phase not in _TRAINING)
-    if others:
-        return f"region '{others[0]}' was about to end"
+    still = sorted(name for name, phase in living.phases.items() if phase in _STILL)
+    if still:
+        return f"region '{still[0]}' was standing still"
     return None

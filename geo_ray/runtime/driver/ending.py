@@ -24,7 +24,7 @@ _WRITE_S: Final = 180.0
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class FinishedRun:
     """The end of a run: its summary, and where a model of more steps is that was there before."""
 
     summary: Summary
@@ -38,7 +38,7 @@ def finish(
     task: Task,
     recorder: Recorder,
     times_s: tuple[float, float],
-) -> Finished:
+) -> FinishedRun:
     """Have the model written, and write the summary.
 
     Args:
@@ -82,4 +82,4 @@ def finish(
         digests={region: value for region, (_, value) in written.items()},
     )
     save_summary(summary, run.path)
-    return Finished(summary, aside)
+    return FinishedRun(summary, aside)

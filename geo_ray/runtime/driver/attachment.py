@@ -69,7 +69,7 @@ def go_on(living: Attached, run: RunDirectory, reporting: Reporting, lease: Leas
     origin_unix_s = living.book.origin_unix_s
     now_s = time.time() - origin_unix_s
     try:
-        with EventLog(stage.log_path) as log:
+        with EventLog(stage.own_log()) as log:
             recorder = stage.recorder(log, living.known)
             for event in living.stretch:
                 recorder.pass_on(event)
