@@ -23,7 +23,10 @@ WAIT_S = 180.0
 
 
 def experiment_of(directory: Path, **changes: Any) -> Experiment:
-    """A tiny experiment on the shared cluster; keywords replace whole sections."""
+    """A tiny experiment on the shared cluster; keywords replace whole sections.
+
+    Its processes end with its driver, unless `run` says otherwise.
+    """
     tree: dict[str, Any] = {
         "name": "tiny",
         "task": {"use": "digits", "options": {"width": 2}},
@@ -34,7 +37,7 @@ def experiment_of(directory: Path, **changes: Any) -> Experiment:
         "train": {"steps": 8, "eval_every": 4, "step_timeout_s": 60},
         "cluster": {"kind": "existing"},
         "checkpoint": {"every_s": None},
-        "run": {"dir": str(directory / "runs")},
+        "run": {"dir": str(directory / "runs"), "driverless_s": None},
     }
     return Experiment.model_validate_json(json.dumps(tree | changes))
 

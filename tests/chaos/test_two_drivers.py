@@ -56,6 +56,7 @@ def slow_experiment(cluster: LocalCluster, directory: Path, steps: int) -> Exper
         emulate={"step_s": 0.15},
         checkpoint={"every_s": 0.5},
         cluster={"kind": "existing", "address": cluster.address},
+        run={"dir": str(directory / "runs")},
     )
 
 

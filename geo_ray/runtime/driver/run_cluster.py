@@ -98,9 +98,12 @@ class RunCluster:
         """The line to a steward that may take a while to be there; None: the driver owns all.
 
         Args:
-            driver: as above.
+            driver: as above; it must be held, since a steward that has the name is ended.
+
+        Raises:
+            LeaseLostError: another driver commands it by now.
         """
-        if self._patience_s is None or (self._line is not None and self._line.is_ours()):
+        if self._patience_s is None or (self._line is not None and self._line.lives()):
             return self._line
         home = next(r for r in self.experiment.regions if r.name == self.experiment.averager_region)
         namespace = self.get().namespace

@@ -169,6 +169,7 @@ def _train(
     check_evaluation(experiment, task, manifest)
     warn_at_start(experiment, manifest, simulated=False)
     demands = demands_of(experiment)
+    lease.check()
     local, line = cluster.get().local, cluster.steward(lease.epoch)
     reporting.status("checking the cluster and placing processes")
     preflight(demands, ask_nodes=experiment.cluster.kind != "local")

@@ -159,8 +159,19 @@ class StewardLine:
     def is_ours(self) -> bool:
         """See `ProcessMaker.is_ours`; if the steward has ended, they have."""
         try:
+            return self.lives()
+        except LeaseLostError:
+            return False
+
+    def lives(self) -> bool:
+        """Whether the steward is there.
+
+        Raises:
+            LeaseLostError: another driver commands it by now.
+        """
+        try:
             self._ask("hear")
-        except (RegionLostError, LeaseLostError):
+        except RegionLostError:
             return False
         return True
 
