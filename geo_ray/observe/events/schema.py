@@ -255,6 +255,7 @@ MEMBER_KINDS = (  # what tells who took part when
     "worker_replaced",
     "join_failed",
     "bridge_replaced",
+    "driver_attached",
     "hub_moved",
 )
 

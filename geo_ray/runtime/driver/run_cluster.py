@@ -51,6 +51,12 @@ def cluster_of(
     )
 
 
+def with_its_driver(experiment: Experiment) -> Experiment:
+    """The experiment as a trial that nobody goes on with: its processes end with its driver."""
+    run = experiment.run.model_copy(update={"driverless_s": None})
+    return experiment.model_copy(update={"run": run})
+
+
 @dataclass(slots=True)
 class RunCluster:
     """The cluster of a run: there once it is asked for, and until the run has ended.
