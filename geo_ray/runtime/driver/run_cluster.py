@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from geo_ray.config.experiment import Experiment
+from geo_ray.config.region import RegionConfig
 from geo_ray.job.recorder import Sink
 from geo_ray.runtime.cluster.connect import ConnectedCluster, connect
 from geo_ray.runtime.cluster.demand import by_label
@@ -100,18 +101,18 @@ class RunCluster:
         stands = self.get()
         return self._take(StewardLine.find(self.name, stands.namespace, driver))
 
-    def steward(self, driver: int) -> StewardLine | None:
+    def steward(self, driver: int, home: RegionConfig) -> StewardLine | None:
         """The line to a steward that may take a while to be there; None: the driver owns all.
 
         Args:
             driver: as above; it must be held, since a steward that has the name is ended.
+            home: the averager's region.
 
         Raises:
             LeaseLostError: another driver commands it by now.
         """
         if self._patience_s is None or (self._line is not None and self._line.lives()):
             return self._line
-        home = next(r for r in self.experiment.regions if r.name == self.experiment.averager_region)
         namespace = self.get().namespace
         start = partial(StewardLine.start, self.name, namespace, driver)
         return self._take(start(home.label, self._patience_s))
@@ -123,6 +124,8 @@ class RunCluster:
         return None if is_own else self.experiment.run.driverless_s
 
     def _take(self, line: StewardLine | None) -> StewardLine | None:
+        if self._line is not None:
+            self._line.leave()
         self._line = line
         if line is not None:
             self.stack.callback(line.end)

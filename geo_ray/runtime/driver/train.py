@@ -170,7 +170,8 @@ def _train(
     warn_at_start(experiment, manifest, simulated=False)
     demands = demands_of(experiment)
     lease.check()
-    local, line = cluster.get().local, cluster.steward(lease.epoch)
+    home = next(each for each in experiment.regions if each.name == experiment.averager_region)
+    local, line = cluster.get().local, cluster.steward(lease.epoch, home)
     reporting.status("checking the cluster and placing processes")
     preflight(demands, ask_nodes=experiment.cluster.kind != "local")
     run_id, names = f"{experiment.name}-{secrets.token_hex(4)}", experiment.region_names

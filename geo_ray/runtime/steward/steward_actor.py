@@ -13,6 +13,7 @@ Source: ours.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -22,6 +23,7 @@ from typing import Final
 from geo_ray.errors import InvariantError, LeaseLostError
 from geo_ray.runtime.actors.introduction import BridgeKeys, Introduction
 from geo_ray.runtime.cluster.demand import RegionDemand
+from geo_ray.runtime.cluster.head_watch import head_answers
 from geo_ray.runtime.cluster.placement import PlacedRegion, remove
 from geo_ray.runtime.cluster.ray_private import actor_id
 from geo_ray.runtime.control.calls import Handle, kill
@@ -30,6 +32,8 @@ from geo_ray.runtime.steward.book import Kept, RunBook
 from geo_ray.runtime.steward.processes import OwnProcesses, ProcessOrder
 from geo_ray.transport.config import TransportConfig
 from geo_ray.transport.security.own_certificate import SignedCertificate
+
+log = logging.getLogger(__name__)
 
 _TICK_S: Final = 0.5
 
@@ -95,6 +99,9 @@ class StewardActor:
         with self._lock:
             others = {key: each for key, each in self._made.items() if key not in wanted}
             self._made = {key: each for key, each in self._made.items() if key in wanted}
+        if others and not head_answers():  # if it comes back, it ends what has no owner
+            log.warning("%d processes of the run are not ended: no Ray head answers", len(others))
+            return
         for handle in others.values():
             kill(handle)
 

@@ -11,6 +11,7 @@ import ray
 
 from geo_ray.errors import InvariantError, LeaseLostError
 from geo_ray.runtime.actors.introduction import LAN_KEY, Introduction
+from geo_ray.runtime.steward import steward_actor
 from geo_ray.runtime.steward.processes import ProcessOrder
 from geo_ray.runtime.steward.steward_actor import StewardActor
 from geo_ray.transport.config import TransportConfig
@@ -41,6 +42,7 @@ class Processes:
 @pytest.fixture
 def killed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     found: list[Any] = []
+    monkeypatch.setattr(steward_actor, "head_answers", lambda: True)
     monkeypatch.setattr(ray, "kill", lambda handle, no_restart: found.append(handle))
     return found
 
