@@ -23,7 +23,10 @@ WAIT_S = 180.0
 
 
 def experiment_of(directory: Path, **changes: Any) -> Experiment:
-    """A tiny experiment on the shared cluster; keywords replace whole sections."""
+    """A tiny experiment on the shared cluster; keywords replace whole sections.
+
+    Its processes end with its driver, unless `run` says otherwise.
+    """
     tree: dict[str, Any] = {
         "name": "tiny",
         "task": {"use": "digits", "options": {"width": 2}},
@@ -34,7 +37,7 @@ def experiment_of(directory: Path, **changes: Any) -> Experiment:
         "train": {"steps": 8, "eval_every": 4, "step_timeout_s": 60},
         "cluster": {"kind": "existing"},
         "checkpoint": {"every_s": None},
-        "run": {"dir": str(directory / "runs")},
+        "run": {"dir": str(directory / "runs"), "driverless_s": None},
     }
     return Experiment.model_validate_json(json.dumps(tree | changes))
 
@@ -69,8 +72,9 @@ def train(
     sink: Callable[[Event], None] = lambda event: None,
 ) -> Trained:
     """Train in this process, in a new run directory unless one is given."""
-    from geo_ray.runtime.control.train import Reporting, Resumption
-    from geo_ray.runtime.control.train import train as run_to_end
+    from geo_ray.runtime.driver.run_cluster import Reporting
+    from geo_ray.runtime.driver.train import Resumption
+    from geo_ray.runtime.driver.train import train as run_to_end
 
     reporting = Reporting(lambda text: None, [sink], time.time())
     run = begun or rundir.create(experiment, base_dir)

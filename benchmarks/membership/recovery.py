@@ -13,7 +13,10 @@ those 8 s. So a role that nobody waits for may take 0 s.
               from its newest checkpoint
   host        the bridge of the region that hosts the averager: the standby takes over
   front       the user's command; `geo-ray train --resume` at once, as a job's retry would
-  driver      the actor that drives the run, on a cluster that stands; the same retry
+  driver      the actor that drives the run, on a cluster that stands: it comes back by itself
+  process     the user's command, which drives the run; the same retry
+  head        every process of the cluster's head, and the driver on its machine; the head is
+              started again on its stored state, then the same retry
   process_s   for comparison: a Python process that imports torch and Ray, and ends
 """
 
@@ -32,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import support
+from benchmarks.membership.stored_head import StoredHeadCluster
 from benchmarks.membership.watched_run import WatchedRun
 from geo_ray.config.cluster import LocalClusterConfig
 from geo_ray.runtime.cluster.local import LocalCluster
@@ -49,14 +53,15 @@ ACTORS = {
     "home": ("PrimaryActor", HOME),
     "host": ("BridgeActor", None),
 }
-COMMANDS = ("front", "driver")
+COMMANDS = ("front", "driver", "process", "head")
+ATTACHES = ("driver", "process", "head")
 STEP_S = 0.25
 
 
 def config(role: str) -> str:
     """The run that a role's process is killed of."""
     standby = f", standby: {SECOND}, takeover_s: 1.0" if role == "host" else ""
-    driver = "actor" if role in COMMANDS else "process"
+    driver = "actor" if role in {"front", "driver"} else "process"
     return f"""
 name: recovery
 task: {{use: digits}}
@@ -100,7 +105,9 @@ def full_again_s(steps_s: Sequence[float], since_s: float, quiet_per_s: float) -
 class Recovery:
     """One run, whose processes of one role are killed."""
 
-    def __init__(self, role: str, cluster: LocalCluster, directory: Path) -> None:
+    def __init__(
+        self, role: str, cluster: LocalCluster | StoredHeadCluster, directory: Path
+    ) -> None:
         self._role, self._cluster = role, cluster
         path = directory / "recovery.yaml"
         path.write_text(config(role))
@@ -108,6 +115,8 @@ class Recovery:
         self._run = WatchedRun(directory / "runs" / "recovery", path, sets, cluster.environment)
         self._random = random.Random(role)
         self._steps_s: list[float] = []
+        self.driven_s: list[float] = []
+        """Seconds until a driver was there again, of those that are missed."""
 
     def measure(self, kills: int) -> list[float]:
         """Seconds of each recovery, of as many kills as this run is good for."""
@@ -125,11 +134,11 @@ class Recovery:
         killed_s = time.time()
         for pid in self._pids(number):
             os.kill(pid, signal.SIGKILL)
-        if self._role == "driver":  # whoever watched it ends, and a job's retry begins
-            assert self._run.process is not None
-            self._run.process.wait()
-            self._run.start("--resume", str(self._run.directory))
-        elif self._role == "front":
+        attached = self._attached()
+        if isinstance(self._cluster, StoredHeadCluster):
+            self._cluster.kill_head()
+            self._cluster.start_head()
+        if self._role in {"front", "process", "head"}:
             assert self._run.process is not None
             self._run.process.kill()
             self._run.process.wait()
@@ -139,10 +148,20 @@ class Recovery:
             for event in self._run.follow(0.2):
                 self._note([event])
             found_s = full_again_s(self._steps_s, killed_s, quiet_per_s)
+            if self._role in ATTACHES and len(self._attached()) == len(attached):
+                continue
             if found_s is not None:
+                if self._role in ATTACHES:
+                    driven_s = self._attached()[-1] - killed_s
+                    self.driven_s.append(driven_s)
+                    support.say(f"{self._role} {number + 1}: driven after {driven_s:.1f} s")
                 support.say(f"{self._role} {number + 1}: {found_s:.1f} s")
                 return found_s
         raise RuntimeError(f"{self._role}: no full rate in {PATIENCE_S} s\n{self._run.tail()}")
+
+    def _attached(self) -> list[float]:
+        """Times of day at which another driver was there."""
+        return [e["unix_s"] for e in self._run.events if e["kind"] == "driver_attached"]
 
     def _train_quietly(self) -> float:
         """Wait until the run has trained evenly for a while; steps per second in it."""
@@ -164,8 +183,9 @@ class Recovery:
         self._steps_s.sort()
 
     def _pids(self, number: int) -> list[int]:
-        if self._role == "front":
+        if self._role in {"front", "process", "head"}:
             return []
+        assert isinstance(self._cluster, LocalCluster)
         if self._role == "driver":
             nodes = [None, *REGIONS]
             return [pid for node in nodes for pid in self._cluster.actor_pids(node, "DriverActor")]
@@ -177,6 +197,13 @@ class Recovery:
     def _host(self) -> str:
         moves = [e["region"] for e in self._run.events if e["kind"] == "hub_moved"]
         return str(moves[-1]) if moves else HOME
+
+
+def cluster_for(role: str) -> LocalCluster | StoredHeadCluster:
+    """The cluster that a role's run trains on."""
+    if role == "head":
+        return StoredHeadCluster(REGIONS, patience_s=60)
+    return LocalCluster(LocalClusterConfig(), REGIONS, 8)
 
 
 def process_s() -> float:
@@ -196,19 +223,24 @@ def main() -> None:
     kills = 1 if options.quick else options.kills
     figures = [support.median("process_s", [process_s() for _ in range(3)], "s")]
     for role in roles:
-        found_s: list[float] = []
+        found_s, driven_s = list[float](), list[float]()
         while len(found_s) < kills:
             with (
                 tempfile.TemporaryDirectory(prefix="recovery-") as directory,
-                LocalCluster(LocalClusterConfig(), REGIONS, 8) as cluster,
+                cluster_for(role) as cluster,
             ):
                 run = Recovery(role, cluster, Path(directory))
                 found_s += run.measure(kills - len(found_s))
+                driven_s += run.driven_s
         found_s.sort()
         figures += [
             support.median(f"{role}_p50", found_s, "s", "<= 10"),
             support.Figure(f"{role}_worst", found_s[-1], "s", "<= 20", None, found_s),
         ]
+        if driven_s:
+            driven_s.sort()
+            worst = support.Figure(f"{role}_driven_worst", driven_s[-1], "s", None, None, driven_s)
+            figures += [support.median(f"{role}_driven_p50", driven_s, "s"), worst]
     support.finish("recovery", machine, figures, options.out)
 
 

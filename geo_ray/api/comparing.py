@@ -32,8 +32,8 @@ from geo_ray.job.build import check_device
 from geo_ray.job.follow_plan import changes_of
 from geo_ray.observe.text import bytes_text, duration_text, number_text
 from geo_ray.planning.model.bill import Bill
-from geo_ray.runtime.control.train import Reporting
-from geo_ray.runtime.control.train import train as train_to_end
+from geo_ray.runtime.driver.run_cluster import Reporting, with_its_driver
+from geo_ray.runtime.driver.train import train as train_to_end
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -239,7 +239,7 @@ def _train(base_dir: Path, experiment: Experiment, directory: Path) -> Outcome:
     directory.mkdir(parents=True, exist_ok=True)
     run = rundir.create(experiment, base_dir)
     reporting = Reporting(lambda _: None, [], time.time())
-    summary = train_to_end(experiment, run, reporting)
+    summary = train_to_end(with_its_driver(experiment), run, reporting)
     return outcome_of("", 1.0, experiment, summary, run.path)
 
 

@@ -28,8 +28,8 @@ from geo_ray.observe.text import bytes_text, duration_text, number_text
 from geo_ray.planning.plan import Plan, load_plan
 from geo_ray.planning.profile import Profile, save_profile
 from geo_ray.planning.tradeoffs import BITS_PER_PARAM
-from geo_ray.runtime.control.profiling import hardware, measure
-from geo_ray.runtime.control.train import Reporting
+from geo_ray.runtime.driver.run_cluster import Reporting
+from geo_ray.runtime.measure.profiling import hardware, measure
 from geo_ray.util.atomic_file import save_text
 
 

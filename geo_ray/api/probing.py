@@ -18,7 +18,7 @@ from geo_ray.config.load import load_tree
 from geo_ray.config.source import override_items
 from geo_ray.errors import GeoRayError
 from geo_ray.observe.text import duration_text, number_text
-from geo_ray.runtime.control.probe import ProbeStatus, probe_cluster
+from geo_ray.runtime.measure.probe import ProbeStatus, probe_cluster
 from geo_ray.transport.links.table import LinkTable, load_links, save_links
 from geo_ray.transport.probe.hosts import ProbeAddress, ProbeSide, measure, serve
 from geo_ray.transport.probe.plan import ProbePlan, ProbeProgress

@@ -29,11 +29,12 @@ from geo_ray.observe.report.ending import has_begun
 from geo_ray.observe.report.report import write_report
 from geo_ray.runtime.cluster.connect import ConnectedCluster
 from geo_ray.runtime.control import stop_requests
-from geo_ray.runtime.control.train import Reporting, Resumption
-from geo_ray.runtime.control.train import train as train_to_end
 from geo_ray.runtime.driver.drive import Driven, attach, drive
 from geo_ray.runtime.driver.drive import watch as follow_driver
 from geo_ray.runtime.driver.front import Handle, is_driven
+from geo_ray.runtime.driver.run_cluster import Reporting
+from geo_ray.runtime.driver.train import Resumption
+from geo_ray.runtime.driver.train import train as train_to_end
 from geo_ray.sim.run import simulate as simulate_to_end
 from geo_ray.stores.uri import is_s3
 

@@ -212,6 +212,10 @@ class CheckpointStore:
         found = self._root.ids()
         return max((id for id, is_whole in found.items() if is_whole or self.far), default=-1) + 1
 
+    def newest_id(self) -> int:
+        """Return the newest id of all saves, unfinished ones included; -1 if there is none."""
+        return max(self._root.ids(), default=-1)
+
     def open(self, id: int) -> Checkpoint:
         """Open one checkpoint and verify all of it, which reads every byte.
 

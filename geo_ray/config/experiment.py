@@ -123,6 +123,13 @@ class RunConfig(StrictModel):
         "null: never",
     )
 
+    driverless_s: float | None = Field(
+        60.0,
+        ge=10,
+        description="on an existing cluster: for so long a run whose driver is gone goes on and "
+        "waits for another one; null: it ends with its driver",
+    )
+
     @model_validator(mode="after")
     def _address(self) -> Self:
         if is_s3(self.dir):

@@ -133,7 +133,10 @@ class DriverLostError(RunError):
     code = "DRIVER_LOST"
     causes = "Memory that ran out on the node where the run was started, or that node went down."
     advice = "Resume with `geo-ray train --resume RUN`; nothing committed is lost."
-    more = "The run's actors and reservations end with their driver."
+    more = (
+        "The run's processes train on for `run.driverless_s`, and who resumes in that time goes on "
+        "with them."
+    )
 
 
 class HeadLostError(RunError):

@@ -58,8 +58,16 @@ class BestKeeper:
         self.best = rule.known(load_best(run.best_model))
 
     @classmethod
-    def of(cls, experiment: Experiment, task: Task, run: RunDirectory) -> BestKeeper | None:
+    def of(
+        cls, experiment: Experiment, task: Task, run: RunDirectory, *, attaches: bool = False
+    ) -> BestKeeper | None:
         """What keeps the best model of a run that begins or goes on; None if nothing is to.
+
+        Args:
+            experiment: the run.
+            task: gives the module.
+            run: its directory.
+            attaches: whether the run's processes go on: what they have left to be kept stays.
 
         Raises:
             RunDirectoryError: the run's directory cannot be written.
@@ -67,7 +75,7 @@ class BestKeeper:
         rule, candidates = experiment.train.keep_best, Candidates.of(experiment, run.path)
         if rule is None or candidates is None:
             return None
-        candidates.prepare()
+        candidates.prepare(anew=not attaches)
         return cls(rule, experiment, task, run, candidates)
 
     def check(self, done: Evaluation) -> None:

@@ -56,13 +56,17 @@ class Candidates:
         together = regions_agree(experiment) and len(experiment.regions) > 1
         return cls(run_dir / _DIRECTORY, frozenset(names), together)
 
-    def prepare(self) -> None:
-        """Make the directory, without what an earlier process has left there.
+    def prepare(self, *, anew: bool = True) -> None:
+        """Make the directory.
+
+        Args:
+            anew: without what an earlier process has left there.
 
         Raises:
             RunDirectoryError: it cannot be made.
         """
-        self.close()
+        if anew:
+            self.close()
         try:
             self.directory.mkdir(exist_ok=True)
         except OSError as error:

@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 Emit = Callable[..., Event]
 """``emit(kind, t_s, **fields)``: takes one event and gives it back."""
 
+EvalMark = tuple[int, str | None, bool]
+"""What tells an evaluation from all others: step, region, whether it is the last."""
+
 
 @dataclass(frozen=True, slots=True)
 class EvalNotes:
@@ -36,6 +39,7 @@ class EvalNotes:
         target: of the run.
         keeper: keeps the best model; None if nobody wants it.
         executor: keeps it one evaluation at a time, in order; None: there and then.
+        told: those of which an earlier driver has taken note.
     """
 
     board: EvalBoard
@@ -43,6 +47,7 @@ class EvalNotes:
     target: Target | None = None
     keeper: BestKeeper | None = None
     executor: Executor | None = None
+    told: frozenset[EvalMark] = frozenset()
     _asked: deque[tuple[int, Future[Best | None]]] = field(default_factory=deque)  # by step
 
     def begin(self, t_s: float) -> None:
@@ -93,6 +98,8 @@ class EvalNotes:
         """
         cause = None
         for done in finished:
+            if (done.step, done.region, done.final) in self.told:
+                continue
             written = self.emit(
                 "eval",
                 t_s,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from geo_ray.config.experiment import Experiment
@@ -21,6 +21,7 @@ class Recorder:
         log: the run's event log.
         sinks: take every event after it is written, such as `Progress.feed`.
         check: called before every event; raises if this process may not write to the run any more.
+        known: events of the log that may be told again, and are not written twice.
     """
 
     def __init__(
@@ -28,10 +29,12 @@ class Recorder:
         log: EventLog,
         sinks: Sequence[Sink] = (),
         check: Callable[[], None] = lambda: None,
+        known: Iterable[Event] = (),
     ) -> None:
         self._log = log
         self._sinks = tuple(sinks)
         self.check = check
+        self._known = {_mark(event): event for event in known}
 
     def emit(self, kind: str, t_s: float, **fields: Any) -> Event:
         """Take in one event.
@@ -41,10 +44,17 @@ class Recorder:
             LeaseLostError: another process has taken the run over.
         """
         self.check()
+        known = self._known.get(_mark(Event(kind, t_s, fields))) if self._known else None
+        if known is not None:
+            return known
         event = self._log.write(kind, t_s, **fields)
+        self.pass_on(event)
+        return event
+
+    def pass_on(self, event: Event) -> None:
+        """Let sinks have an event that is written."""
         for sink in self._sinks:
             sink(event)
-        return event
 
     def started(
         self, experiment: Experiment, run_name: str, t_s: float, *, simulated: bool, **more: Any
@@ -69,3 +79,9 @@ class Recorder:
             codec={"up": up.kind if up else None, "down": down.kind if down else None},
             **more,
         )
+
+
+def _mark(event: Event) -> tuple[object, ...]:
+    """What tells an event from all others of its run."""
+    about = tuple(event.fields.get(name) for name in ("region", "step", "worker", "round"))
+    return (event.kind, round(event.t_s, 6), *about)

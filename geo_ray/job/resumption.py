@@ -17,7 +17,9 @@ from geo_ray.errors import (
     RunFinishedError,
 )
 from geo_ray.job.checkpoints import store_of
-from geo_ray.job.rundir import RunDirectory
+from geo_ray.job.rundir import RunDirectory, lease_of
+from geo_ray.lease.local_store import LocalConditionalStore
+from geo_ray.lease.record import LEASE_KEY, decode_record
 from geo_ray.observe.events.log import EVENTS_FILE, read_events
 from geo_ray.observe.metrics.totals import RunTotals
 
@@ -51,6 +53,8 @@ def check_resumable(
     is_more = checkpoint is not None or _asks_for_more(saved, wanted)
     if totals.finished is not None and not (has_checkpoint and is_more):
         raise _finished(run, saved, totals, has_checkpoint=has_checkpoint)
+    if not has_checkpoint and checkpoint is None and _may_live(run, saved, totals):
+        return  # its processes may wait for another driver
     if not has_checkpoint:
         raise CheckpointMissingError(
             f"{run.path} ended before its first checkpoint",
@@ -64,6 +68,15 @@ def check_resumable(
         codecs = taken.extra.get("codecs")
         _check_codecs(codecs if isinstance(codecs, dict) else {}, wanted)
         _check_steps(taken, wanted)
+
+
+def _may_live(run: RunDirectory, saved: Experiment, totals: RunTotals) -> bool:
+    """Whether a run can have processes that have outlived a driver, which was killed."""
+    outlives = saved.cluster.kind == "existing" and saved.run.driverless_s is not None
+    if not outlives or totals.started is None or totals.failed is not None:
+        return False
+    found = (lease_of(run) or LocalConditionalStore(run.path)).read(LEASE_KEY)
+    return found is not None and not decode_record(found.data).released
 
 
 def codecs_of(experiment: Experiment) -> dict[str, JsonValue]:

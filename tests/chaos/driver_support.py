@@ -15,7 +15,14 @@ from geo_ray.config.experiment import Experiment
 from geo_ray.runtime.cluster.local import LocalCluster
 from geo_ray.runtime.cluster.supervisor import descendants
 
-ACTORS = (b"ray::DriverA", b"ray::WorkerA", b"ray::PrimaryA", b"ray::ShardS", b"ray::BridgeA")
+ACTORS = (
+    b"ray::DriverA",
+    b"ray::StewardA",
+    b"ray::WorkerA",
+    b"ray::PrimaryA",
+    b"ray::ShardS",
+    b"ray::BridgeA",
+)
 
 
 @contextmanager

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from driver_support import slow_experiment
-from head_support import StoredHeadCluster
 from train_support import count, events_of, eventually, simulate, write_config
 
+from benchmarks.membership.stored_head import StoredHeadCluster
 from geo_ray.errors import HeadLostError
 from geo_ray.observe.metrics.summary import load_summary
 from geo_ray.runtime.cluster.settings import driver_environment

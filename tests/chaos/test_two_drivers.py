@@ -56,6 +56,7 @@ def slow_experiment(cluster: LocalCluster, directory: Path, steps: int) -> Exper
         emulate={"step_s": 0.15},
         checkpoint={"every_s": 0.5},
         cluster={"kind": "existing", "address": cluster.address},
+        run={"dir": str(directory / "runs")},
     )
 
 
@@ -87,7 +88,7 @@ def test_a_second_driver_is_refused(ray_cluster: LocalCluster, tmp_path: Path) -
 def test_a_driver_that_stood_still_writes_nothing_to_a_run_that_was_taken_over(
     ray_cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    experiment = slow_experiment(ray_cluster, tmp_path, steps=24)
+    experiment = slow_experiment(ray_cluster, tmp_path, steps=240)
     run_dir = Path(experiment.run.dir) / experiment.name
     first, second = tmp_path / "first.log", tmp_path / "second.log"
     with command(first, str(write_config(tmp_path, experiment))) as driver:
@@ -96,7 +97,7 @@ def test_a_driver_that_stood_still_writes_nothing_to_a_run_that_was_taken_over(
         os.kill(driver.pid, signal.SIGSTOP)
         with command(second, "--resume", str(run_dir)) as late:
             eventually(
-                lambda: count(run_dir, "run_started") == 2 or late.poll() is not None, "resumed"
+                lambda: count(run_dir, "driver_attached") or late.poll() is not None, "resumed"
             )
             assert late.poll() is None, second.read_text()
             os.kill(driver.pid, signal.SIGCONT)
@@ -106,11 +107,11 @@ def test_a_driver_that_stood_still_writes_nothing_to_a_run_that_was_taken_over(
     assert f"process {late.pid}" in first.read_text()
     events = events_of(run_dir)
     assert "run_failed" not in [event.kind for event in events]
-    begun = max(i for i, event in enumerate(events) if event.kind == "run_started")
+    begun = max(i for i, event in enumerate(events) if event.kind == "driver_attached")
     assert events[-1].kind == "run_finished"
     for region in experiment.region_names:  # nobody else's steps lie between the second's
         steps = [e["step"] for e in events[begun:] if e.kind == "step" and e["region"] == region]
-        assert steps == list(range(steps[0], 25))
+        assert steps == list(range(steps[0], 241))
     lease = decode_record((run_dir / LEASE_KEY).read_bytes())
     assert (lease.epoch, lease.owner.pid, lease.released) == (2, late.pid, True)
     store = CheckpointStore(run_dir / "checkpoints")

@@ -23,8 +23,9 @@ from geo_ray.runtime.cluster import local
 from geo_ray.runtime.cluster.local import LocalCluster
 from geo_ray.runtime.cluster.settings import driver_environment
 from geo_ray.runtime.control.interruption import Interruption
-from geo_ray.runtime.control.train import Reporting, Resumption
-from geo_ray.runtime.control.train import train as run_to_end
+from geo_ray.runtime.driver.run_cluster import Reporting
+from geo_ray.runtime.driver.train import Resumption
+from geo_ray.runtime.driver.train import train as run_to_end
 
 REGIONS = ("us-east", "eu-west")
 pytestmark = [

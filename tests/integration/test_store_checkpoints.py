@@ -51,8 +51,8 @@ from geo_ray.observe.events.schema import Event
 from geo_ray.observe.metrics.summary import load_summary
 from geo_ray.runtime.control.health import LossHealth
 from geo_ray.runtime.control.saver import Saver
-from geo_ray.runtime.control.train import Reporting
-from geo_ray.runtime.control.train import train as train_to_end
+from geo_ray.runtime.driver.run_cluster import Reporting
+from geo_ray.runtime.driver.train import train as train_to_end
 from geo_ray.stores.uri import s3_uri
 from geo_ray.training.compute.flat import digest
 from geo_ray.util.atomic_file import save_text

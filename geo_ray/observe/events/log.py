@@ -186,6 +186,16 @@ class EventTail:
             yield _parsed(line, self._path, self._number)
 
 
+def newest_stretch(tail: EventTail) -> list[Event]:
+    """What has happened since a run last began; the tail is past it then."""
+    found: list[Event] = []
+    for event in tail.new():
+        if event.kind == "run_started":
+            found = []
+        found.append(event)
+    return found
+
+
 def being_written(path: Path) -> bool | None:
     """Say whether a process has the log open for writing; None if that cannot be known.
 

@@ -187,6 +187,7 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
     "run_paused": {"cause": _text},
     "run_went_on": {},
     "bridge_replaced": {"region": _text, "cause": _text, "took_s": _number},
+    "driver_attached": {"epoch": _whole, "silent_s": _number},  # holder of the lease; since then
     "region_drained": {"region": _text},
     "members_refused": {"verb": _text, "region": _text, "cause": _text},
     "join_failed": {"region": _text, "cause": _text},
@@ -254,6 +255,7 @@ MEMBER_KINDS = (  # what tells who took part when
     "worker_replaced",
     "join_failed",
     "bridge_replaced",
+    "driver_attached",
     "hub_moved",
 )
 

@@ -69,6 +69,8 @@ class Presence:
             self.marks.append((t_s, f"the averager moves to {event['region']}"))
         elif kind == "bridge_replaced":
             self.marks.append((t_s, f"another bridge in {event['region']}: {event['cause']}"))
+        elif kind == "driver_attached":
+            self.marks.append((t_s, f"another driver, after {event['silent_s']:.1f} s"))
         elif kind == "join_failed":
             self.marks.append((t_s, f"{event['region']} does not join: {event['cause']}"))
         else:

@@ -14,6 +14,7 @@ from geo_ray.job.build import build_averager, use_cpus
 from geo_ray.runtime.actors.bridge import open_bridge
 from geo_ray.runtime.actors.copy_transfer import answer_of
 from geo_ray.runtime.actors.deadlines import wait_limit_s
+from geo_ray.runtime.actors.driver_fence import DriverFence
 from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.actors.introduction import BridgeKeys, BridgeSecrets, Introduction
 from geo_ray.runtime.actors.spec import RunSpec
@@ -48,6 +49,7 @@ class BridgeActor:
         self._averager: Averager | None = None
         self._saved: Mapping[str, Any] = {}
         self._entry = DeskEntry(spec, region)
+        self._fence = DriverFence()
 
     def sight(self) -> bytes | None:
         """See `DeskEntry.sight`; before `ready`."""
@@ -154,8 +156,19 @@ class BridgeActor:
         """A piece of the copy that another region lends; blocks."""
         return self._bridge.copies.fetch(giver, file, offset, num_bytes)
 
-    def poll(self) -> dict[str, Any]:
-        """State and new events."""
+    def attend(self, driver: int) -> dict[str, Any]:
+        """Another driver comes: tell it how things stand, and then what the last one heard, too."""
+        self._fence.check(driver)
+        self._event_buffer.recall()
+        return self._bridge.status()
+
+    def poll(self, driver: int = 0) -> dict[str, Any]:
+        """State and new events, for a driver.
+
+        Raises:
+            LeaseLostError: a later one has asked.
+        """
+        self._fence.check(driver)
         status = self._bridge.status() | {"certificate_request": self._secrets.renewal()}
         return {"status": status, **self._event_buffer.news()}
 

@@ -7,7 +7,12 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
+from collections import deque
+from typing import Any, Final
+
+_LOT: Final = 500
+_GIVEN: Final = 4 * _LOT  # that can be recalled: all that a driver can have taken and not written
+_EVALUATIONS: Final = 64  # and those that may wait for others' evaluations
 
 
 class EventBuffer:
@@ -24,6 +29,8 @@ class EventBuffer:
         # Between events the monotonic clock counts, so that a step of the wall clock cannot show.
         self._offset_s = time.time() - origin_unix_s - time.monotonic()
         self._events: list[dict[str, Any]] = []
+        self._given: deque[dict[str, Any]] = deque(maxlen=_GIVEN)
+        self._evaluations: deque[dict[str, Any]] = deque(maxlen=_EVALUATIONS)
         self._lock = threading.Lock()
 
     def now_s(self) -> float:
@@ -36,12 +43,22 @@ class EventBuffer:
         with self._lock:
             self._events.append(event)
 
-    def take(self, limit: int = 500) -> list[dict[str, Any]]:
+    def take(self, limit: int = _LOT) -> list[dict[str, Any]]:
         """Remove and return the oldest events, few enough for one small message."""
         with self._lock:
             taken, self._events = self._events[:limit], self._events[limit:]
+            self._given.extend(taken)
+            self._evaluations.extend(event for event in taken if event["kind"] == "stats")
             return taken
 
     def news(self) -> dict[str, Any]:
         """What `take` gives, and what this process takes for the present."""
         return {"events": self.take(), "now_s": self.now_s()}
+
+    def recall(self) -> None:
+        """Let the newest events be taken again: who took them may not have come to write them."""
+        with self._lock:
+            given = {id(event): event for event in (*self._evaluations, *self._given)}
+            self._events = [*given.values(), *self._events]
+            self._given.clear()
+            self._evaluations.clear()

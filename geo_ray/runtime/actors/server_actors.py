@@ -18,6 +18,7 @@ from geo_ray.errors import InvariantError
 from geo_ray.job.build import ModelStart, build_server, build_shard, model_start, use_cpus
 from geo_ray.runtime.actors.copy_transfer import PIECES_AHEAD, CarriedParts, answer_of
 from geo_ray.runtime.actors.deadlines import operation_s, wait_limit_s
+from geo_ray.runtime.actors.driver_fence import DriverFence
 from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.actors.introduction import LAN_KEY, Introduction
 from geo_ray.runtime.actors.parts import Handed, HeldShard, wire_tensors
@@ -112,6 +113,7 @@ class PrimaryActor:
         self._clients: list[LanClient] = []
         self._receiver = SecretReceiver()
         self._entry = DeskEntry(spec, region)
+        self._fence = DriverFence()
 
     def sight(self) -> bytes | None:
         """See `DeskEntry.sight`; before `ready`."""
@@ -213,8 +215,21 @@ class PrimaryActor:
         """Return the key of the region's sockets, sealed for a worker; after `start`."""
         return seal_secret(self._key, worker.public, LAN_KEY)
 
-    def poll(self) -> dict[str, Any]:
-        """State and new events."""
+    def attend(self, driver: int) -> dict[str, Any]:
+        """See `BridgeActor.attend`."""
+        self._fence.check(driver)
+        if self._primary is None:
+            return {"phase": "starting"}
+        self._event_buffer.recall()
+        return self._primary.status()
+
+    def poll(self, driver: int = 0) -> dict[str, Any]:
+        """State and new events, for a driver.
+
+        Raises:
+            LeaseLostError: a later one has asked.
+        """
+        self._fence.check(driver)
         if self._primary is None:
             return {"status": {"phase": "starting"}, "events": []}
         return {"status": self._primary.status(), **self._event_buffer.news()}
@@ -294,6 +309,7 @@ class ShardServerActor:
         self._index = index
         self._receiver = SecretReceiver()
         self._entry = DeskEntry(spec, region)
+        self._fence = DriverFence()
 
     def sight(self) -> bytes | None:
         """See `DeskEntry.sight`; before `ready`."""
@@ -323,8 +339,18 @@ class ShardServerActor:
         """See `PrimaryActor.end_lending`."""
         self._held.handed.clear()
 
-    def poll(self) -> dict[str, Any]:
-        """A sign of life; the primary shard reports what happens."""
+    def attend(self, driver: int) -> dict[str, Any]:
+        """See `BridgeActor.attend`."""
+        self._fence.check(driver)
+        return {}
+
+    def poll(self, driver: int = 0) -> dict[str, Any]:
+        """A sign of life; the primary shard reports what happens.
+
+        Raises:
+            LeaseLostError: a later driver has asked.
+        """
+        self._fence.check(driver)
         return {"status": {}, "events": []}
 
     def open(self, lan_key: bytes) -> Address:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import ray
 from torch import nn
@@ -16,6 +18,7 @@ from geo_ray.job.candidates import Candidates
 from geo_ray.job.data import data_region, open_readers
 from geo_ray.job.start.evaluation import metrics_there
 from geo_ray.runtime.actors.deadlines import wait_limit_s
+from geo_ray.runtime.actors.driver_fence import DriverFence
 from geo_ray.runtime.actors.introduction import LAN_KEY, Introduction
 from geo_ray.runtime.actors.spec import RunSpec
 from geo_ray.runtime.actors.worker_loop import EvalSetting, WorkerLoop, dial_shards, links_over
@@ -29,6 +32,8 @@ from geo_ray.transport.wire.meta import Meta
 from geo_ray.transport.wire.sockets import Address
 from geo_ray.types import Span
 from geo_ray.util.freed_memory import give_back_memory
+
+_LOOK_EVERY_S: Final = 0.1
 
 
 class WorkerActor:
@@ -49,6 +54,8 @@ class WorkerActor:
         self._task: Task | None = None
         self._module: nn.Module | None = None
         self._receiver = SecretReceiver()
+        self._fence = DriverFence()
+        self._outcome: Future[int] = Future()
 
     def introduce(self) -> Introduction:
         """Tell the public half of this process's key."""
@@ -87,6 +94,27 @@ class WorkerActor:
         Returns:
             Steps computed.
         """
+        self._outcome = outcome = Future[int]()
+        try:
+            steps = self._run(shards, lan_key)
+        except Exception as error:  # whatever it is: a driver that comes later gets it, too
+            outcome.set_exception(error)
+            raise
+        outcome.set_result(steps)
+        return steps
+
+    def outcome(self, driver: int) -> int:
+        """What `run` returns or raises, for a driver that did not call it; blocks.
+
+        Raises:
+            LeaseLostError: a later driver has asked.
+        """
+        self._fence.check(driver)
+        while not self._outcome.done():
+            self._fence.wait(driver, _LOOK_EVERY_S)
+        return self._outcome.result()
+
+    def _run(self, shards: list[Address], lan_key: bytes) -> int:
         spec, experiment, task = self._spec, self._spec.experiment, self._load_task()
         manifest = load_manifest(spec.manifest_address)
         train, heldout = open_readers(experiment, manifest, self._region, self._here(manifest))

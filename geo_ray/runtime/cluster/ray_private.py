@@ -156,3 +156,8 @@ def drain_nodes_labelled(
             accepted, _ = client.drain_node(node, reason, why, deadline_ms, timeout=longest_s)
             drained += [node] if accepted else []
     return drained
+
+
+def actor_id(handle: Any) -> str:
+    """The id of an actor (hexadecimal), whoever has the handle."""
+    return str(handle._actor_id.hex())

@@ -2,45 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Protocol
 
 import ray
 
-from geo_ray.clock import Clock, SystemClock
 from geo_ray.config.region import RegionConfig
-from geo_ray.errors import GeoRayError, RegionLostError
 from geo_ray.job.start.evaluation import check_metric_names
-from geo_ray.runtime.actors.bridge_actor import BridgeActor
-from geo_ray.runtime.actors.introduction import Introduction
-from geo_ray.runtime.actors.server_actors import PrimaryActor, ShardServerActor
+from geo_ray.runtime.actors.introduction import BridgeKeys, Introduction
 from geo_ray.runtime.actors.spec import RunSpec
-from geo_ray.runtime.actors.worker_actor import WorkerActor
+from geo_ray.runtime.cluster.demand import Role
 from geo_ray.runtime.cluster.head_watch import head_answers
 from geo_ray.runtime.cluster.placement import PlacedRegion
+from geo_ray.runtime.control.calls import Handle, Tell, collect, kill, tell_nobody
 from geo_ray.runtime.control.group_worker import GroupWorker
 from geo_ray.runtime.control.membership.member_policy import MemberPolicy
-from geo_ray.runtime.control.run_keys import RunKeys
 from geo_ray.runtime.desk.part_desk import PartDesk
 from geo_ray.runtime.paths import build
+from geo_ray.runtime.steward.book import Kept, RunBook, Whereabouts
+from geo_ray.runtime.steward.processes import OwnProcesses, ProcessKind, ProcessMaker, ProcessOrder
 from geo_ray.training.averager.home import AveragerHome
+from geo_ray.transport.security.own_certificate import SignedCertificate
 from geo_ray.transport.wire.sockets import Address
 
-Handle = Any  # a Ray actor handle; Ray gives it no useful type
-Ref = Any
-Tell = Callable[[str, int, int, Sequence[str]], None]
-"""``tell(phase, done, total, names of those that are awaited)``, again and again in a wait."""
-Heard = Callable[[int, int, Sequence[str]], None]
-"""A `Tell` of one phase."""
-Wait = Callable[[Sequence[Ref], float], Iterable[Ref]]
-"""``wait(calls, seconds)``: those that are done after so many seconds, or as soon as all are."""
-_TELL_EVERY_S = 0.5
 
+class Keys(Protocol):
+    """See `RunKeys`, which may be in another process."""
 
-def tell_nobody(phase: str, done: int, total: int, names: Sequence[str]) -> None:
-    """A `Tell` that shows nothing."""
+    def for_bridge(self, region: str, introduction: Introduction) -> BridgeKeys:
+        """What the bridge of a region is given."""
+        ...
+
+    def for_server(self, region: str, introduction: Introduction) -> bytes:
+        """The region's key, sealed for one of its processes."""
+        ...
+
+    def sign(self, region: str, request_pem: bytes) -> SignedCertificate | None:
+        """Answer a region's request for a certificate."""
+        ...
 
 
 @dataclass(slots=True)
@@ -60,12 +61,16 @@ class ActorGroup:
         standby: who says that it may take over from there; None if nobody does.
         former_homes: where the averager lived before it moved, and moved again.
         keys: of the run.
+        maker: makes its processes, and owns them.
+        driver: who commands them: epoch of its lease.
         desk: takes parts of checkpoints in.
     """
 
     spec: RunSpec
     placed: dict[str, PlacedRegion]
-    keys: RunKeys = field(repr=False)
+    keys: Keys = field(repr=False)
+    maker: ProcessMaker = field(default_factory=OwnProcesses, repr=False)
+    driver: int = 0
     desk: PartDesk | None = None
     bridges: dict[str, Handle] = field(default_factory=dict)
     primaries: dict[str, Handle] = field(default_factory=dict)
@@ -79,6 +84,8 @@ class ActorGroup:
     _known: dict[tuple[str, str], Introduction] = field(default_factory=dict)
     _newest_epoch: int = field(init=False)
     _idle: dict[str, list[GroupWorker]] = field(default_factory=dict)
+    _epochs: dict[tuple[str, int], int] = field(default_factory=dict)  # of workers made before
+    _noted: RunBook | None = None
 
     def __post_init__(self) -> None:
         self._newest_epoch = self.spec.epoch
@@ -96,17 +103,13 @@ class ActorGroup:
         """Begin to start all actors of some regions at once; nothing is waited for."""
         experiment = self.spec.experiment
         for region in regions:
-            place = self.placed[region.name]
-            cpus = region.cpus_per_server
             if len(experiment.regions) > 1:
                 self.bridges[region.name] = self.create_bridge(region.name)
-            self.primaries[region.name] = _actor(
-                PrimaryActor, place, "ps", 0, cpus, 4, self.spec, region.name
-            )
-            self.shard_servers[region.name] = [
-                _actor(ShardServerActor, place, "ps", i, cpus, 2, self.spec, region.name, i)
-                for i in range(1, region.ps_shards)
-            ]
+            arguments = self.spec, region.name
+            indices = range(1, region.ps_shards)
+            orders = [self._server("primary", "ps", 0, region, arguments)]
+            orders += [self._server("shard", "ps", i, region, (*arguments, i)) for i in indices]
+            self.primaries[region.name], *self.shard_servers[region.name] = self.maker.make(orders)
             for rank in range(region.workers):
                 if (region.name, rank) not in self.workers:
                     self._create_worker(region.name, rank, epoch=1)
@@ -118,11 +121,12 @@ class ActorGroup:
             region: which.
             epoch: of one that is to take the place of a bridge that died; None for the first one.
         """
-        cpus, spec = self.spec.region(region).cpus_per_server, self.spec
+        spec = self.spec
         if epoch is not None:
             spec = replace(spec, resume=None, epoch=epoch)
-        make = partial(_actor, BridgeActor, self.placed[region], "bridge", 0, cpus, 12)
-        return make(spec, region, epoch is not None)
+        arguments = spec, region, epoch is not None
+        order = self._server("bridge", "bridge", 0, spec.region(region), arguments, spec.epoch)
+        return self.maker.make([order])[0]
 
     def next_epoch(self) -> int:
         """Of processes that are started now: later than all before in this run."""
@@ -217,7 +221,8 @@ class ActorGroup:
     def replace_worker(self, worker: GroupWorker) -> GroupWorker:
         """Start a new incarnation of a lost worker in its place."""
         kill(worker.handle)
-        fresh = self._create_worker(worker.region, worker.rank, worker.epoch + 1)
+        newest = max(worker.epoch, self._epochs.get((worker.region, worker.rank), 0))
+        fresh = self._create_worker(worker.region, worker.rank, newest + 1)
         self._begin(fresh)
         return fresh
 
@@ -325,8 +330,61 @@ class ActorGroup:
         self.shard_addresses |= newcomers.shard_addresses
         self.bridge_addresses |= newcomers.bridge_addresses
 
+    def note(self, origin_unix_s: float, awaited: Sequence[str], *, is_changing: bool) -> None:
+        """Let whoever owns the processes have what the next driver must know, if it has changed.
+
+        Args:
+            origin_unix_s: when the run's clock was 0.
+            awaited: lost regions that will be brought back.
+            is_changing: whether a region is on its way in or out.
+        """
+        shards = {region: tuple(each) for region, each in self.shard_addresses.items()}
+        homes = self.home, self.standby, tuple(sorted(self.former_homes))
+        book = RunBook(
+            self.spec,
+            origin_unix_s,
+            self.servers(),
+            {place: (worker.epoch, worker.handle) for place, worker in self.workers.items()},
+            dict(self.placed),
+            Whereabouts(*homes, shards, dict(self.bridge_addresses)),
+            tuple(awaited),
+            is_changing,
+            self.desk is not None and self.desk.is_open,
+        )
+        if book != self._noted:
+            self._noted = book
+            self.maker.note(book)
+
+    def go_on_as(self, kept: Kept, book: RunBook) -> None:
+        """Be the group that another driver has noted, which goes on.
+
+        Args:
+            kept: what the steward has.
+            book: the same, of which the processes are.
+        """
+        for (role, region), handle in book.servers.items():
+            if role == "bridge":
+                self.bridges[region] = handle
+            elif role == "ps":
+                self.primaries[region] = handle
+        for region in self.primaries:
+            shards = range(1, self.spec.region(region).ps_shards)
+            self.shard_servers[region] = [book.servers[f"ps {i}", region] for i in shards]
+        for (region, rank), (epoch, handle) in book.workers.items():
+            outcome = handle.outcome.remote(self.driver)
+            node = handle.node_id.remote()
+            worker = GroupWorker(region, rank, epoch, handle, outcome, node=node)
+            self.workers[region, rank] = worker
+        self.shard_addresses = {name: list(each) for name, each in book.where.shards.items()}
+        self.bridge_addresses = dict(book.where.bridges)
+        self.home, self.standby = book.where.home, book.where.standby
+        self.former_homes = set(book.where.former_homes)
+        self._epochs, self._newest_epoch = dict(kept.epochs), kept.newest_epoch
+
     def close(self, timeout_s: float = 5.0) -> None:
-        """Let actors close their sockets, then end them; never raises."""
+        """Let actors close their sockets, then end them, if they are ours; never raises."""
+        if not self.maker.is_ours():
+            return
         servers = list(self.servers().values())
         for region in list(self._idle):
             self.end_idle(region)
@@ -349,19 +407,31 @@ class ActorGroup:
         dials = [(region, home) for region in names if region != home]
         return dials + build.dials(experiment)
 
+    def _server(
+        self,
+        kind: ProcessKind,
+        role: Role,
+        index: int,
+        region: RegionConfig,
+        arguments: tuple[object, ...],
+        epoch: int = 0,
+    ) -> ProcessOrder:
+        strategy = self.placed[region.name].strategy(role, index)
+        cpus = region.cpus_per_server
+        return ProcessOrder(kind, arguments, cpus, 0.0, strategy, None, epoch or self.spec.epoch)
+
     def _create_worker(self, region: str, rank: int, epoch: int) -> GroupWorker:
         config = self.spec.region(region)
-        handle = (
-            ray.remote(WorkerActor)
-            .options(
-                num_cpus=config.cpus_per_worker,
-                num_gpus=config.gpus_per_worker,
-                scheduling_strategy=self.placed[region].strategy("worker", rank),
-                max_concurrency=2,
-                max_restarts=0,
-            )
-            .remote(self.spec, region, rank, epoch)
+        order = ProcessOrder(
+            "worker",
+            (self.spec, region, rank, epoch),
+            config.cpus_per_worker,
+            config.gpus_per_worker,
+            self.placed[region].strategy("worker", rank),
+            (region, rank),
+            epoch,
         )
+        handle = self.maker.make([order])[0]
         worker = GroupWorker(region, rank, epoch, handle)
         self.workers[region, rank] = worker
         return worker
@@ -371,99 +441,3 @@ class ActorGroup:
         key = self.primaries[worker.region].seal_key.remote(worker.handle.introduce.remote())
         worker.ref = worker.handle.run.remote(self.shard_addresses[worker.region], key)
         worker.node = worker.handle.node_id.remote()
-
-
-def collect(
-    refs: Mapping[Any, Ref], timeout_s: float, heard: Heard | None = None
-) -> dict[Any, Any]:
-    """The values of several calls, by the same keys.
-
-    Args:
-        refs: the calls.
-        timeout_s: longest wait.
-        heard: hears how many are done, of how many, and the keys of the others.
-
-    Raises:
-        GeoRayError: the one that an actor raised.
-        RegionLostError: if an actor died or did not answer in time.
-    """
-    late: list[str] = []
-    try:
-        if heard is not None:
-            late = watch(refs, timeout_s, heard, _ended, SystemClock())
-        values = ray.get(list(refs.values()), timeout=0 if late else timeout_s)
-    except ray.exceptions.RayTaskError as error:
-        raise reason_of(error) from error
-    except ray.exceptions.RayActorError as error:
-        raise RegionLostError(f"an actor is lost: {error}") from error
-    except ray.exceptions.GetTimeoutError as error:
-        who = f": {', '.join(late)}" if late else ""
-        raise RegionLostError(f"actors did not answer within {timeout_s:g} s{who}") from error
-    return dict(zip(refs, values, strict=True))
-
-
-def watch(
-    refs: Mapping[Any, Ref], timeout_s: float, heard: Heard, wait: Wait, clock: Clock
-) -> list[str]:
-    """Wait for calls, telling every so often which are awaited.
-
-    Args:
-        refs: the calls by key.
-        timeout_s: longest wait.
-        heard: see `collect`.
-        wait: how to wait for calls.
-        clock: measures the wait.
-
-    Returns:
-        The keys of the calls that are not done.
-    """
-    deadline_s = clock.now_s() + timeout_s
-    awaited = {ref: str(key) for key, ref in refs.items()}
-    while True:
-        left_s = deadline_s - clock.now_s()
-        heard(len(refs) - len(awaited), len(refs), list(awaited.values()))
-        if not awaited or left_s <= 0:
-            return list(awaited.values())
-        for ref in wait(list(awaited), min(_TELL_EVERY_S, left_s)):
-            del awaited[ref]
-
-
-def _ended(refs: Sequence[Ref], timeout_s: float) -> Sequence[Ref]:
-    """Those that have ended in this time; an error that one ended with is raised."""
-    done: Sequence[Ref]
-    done, _ = ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)
-    ray.get(list(done))
-    return done
-
-
-def reason_of(error: ray.exceptions.RayTaskError) -> GeoRayError:
-    """The error of geo_ray's tree that an actor raised, or one that quotes another's."""
-    cause = error.cause
-    if isinstance(cause, GeoRayError):
-        return cause
-    return RegionLostError(f"an actor failed: {type(cause).__name__}: {cause}")
-
-
-def kill(handle: Handle) -> None:
-    """End an actor; it may be dead already, and None is nobody."""
-    if handle is None:
-        return
-    try:
-        ray.kill(handle, no_restart=True)
-    except Exception:  # dead actors, dead clusters: gone is what we want
-        return
-
-
-def _actor(
-    kind: type, place: PlacedRegion, role: Any, rank: int, cpus: float, threads: int, *args: Any
-) -> Handle:
-    return (
-        ray.remote(kind)
-        .options(
-            num_cpus=cpus,
-            scheduling_strategy=place.strategy(role, rank),
-            max_concurrency=threads,
-            max_restarts=0,
-        )
-        .remote(*args)
-    )

@@ -23,7 +23,8 @@ from typing import Any, Final
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import GeoRayError, RegionLostError
-from geo_ray.runtime.control.actor_group import ActorGroup, Handle, collect, kill
+from geo_ray.runtime.control.actor_group import ActorGroup
+from geo_ray.runtime.control.calls import Handle, collect, kill
 from geo_ray.runtime.control.restarts import Restarts
 from geo_ray.training.averager.home import AveragerHome
 from geo_ray.training.membership.config import why_fixed

@@ -15,7 +15,8 @@ import ray
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import GeoRayError, RegionLostError
-from geo_ray.runtime.control.actor_group import ActorGroup, collect
+from geo_ray.runtime.control.actor_group import ActorGroup
+from geo_ray.runtime.control.calls import collect
 from geo_ray.runtime.control.policy import RunPolicy
 from geo_ray.runtime.control.saver import Saver
 from geo_ray.runtime.control.store_traffic import StoreTraffic

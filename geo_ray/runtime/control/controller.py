@@ -19,8 +19,9 @@ from geo_ray.errors import GeoRayError, InvariantError, RegionLostError
 from geo_ray.job.eval_notes import EvalNotes
 from geo_ray.job.evals import Evaluation
 from geo_ray.job.recorder import Recorder
-from geo_ray.runtime.control.actor_group import ActorGroup, collect
+from geo_ray.runtime.control.actor_group import ActorGroup
 from geo_ray.runtime.control.bridge_watch import BridgeWatch
+from geo_ray.runtime.control.calls import collect
 from geo_ray.runtime.control.checkpoint_watch import CheckpointWatch
 from geo_ray.runtime.control.interruption import Interruption
 from geo_ray.runtime.control.link_notes import LinkNotes
@@ -156,6 +157,7 @@ class Controller:
         )
         spec = self.actors.spec
         self._statistics = StatisticsBoard(spec.layout, spec.data_rows)
+        self._polls.driver = self.actors.driver
 
     def _pace(self, interval: int) -> None:
         """Regions are to exchange after so many local steps."""
@@ -239,6 +241,7 @@ class Controller:
             RegionLostError: if one is lost.
             GeoRayError: the reason why a region cannot go on.
         """
+        self.recorder.check()  # whose are lost may be another's by now
         servers = self.actors.servers()
         answers, silent = self._polls.ask(servers, wait_s)
         lost: dict[str, str] = {}
@@ -320,6 +323,8 @@ class Controller:
         self.bridges.tick()
         self.members.tick({key: answer["status"] for key, answer in answers.items()})
         self._keep_quorum()
+        awaited, is_changing = self.members.awaited, self.members.are_changing
+        self.actors.note(self.origin_unix_s, awaited, is_changing=is_changing)
         region = self.actors.home.region
         home = answers.get(("bridge", region))
         pace = None if home is None else home["status"].get("pace")

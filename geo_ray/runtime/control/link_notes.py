@@ -33,6 +33,7 @@ class LinkNotes:
         self._heard_s = -_EVERY_S
         self._newest: dict[tuple[str, str], Mapping[str, int]] = {}
         self._before: dict[tuple[str, str], Counter[str]] = {}  # of bridges that are gone
+        self._told: dict[tuple[str, str], Mapping[str, int]] = {}  # by a driver that is gone
 
     def hear(
         self,
@@ -63,10 +64,16 @@ class LinkNotes:
         """Bytes of a link over all bridges of a region so far: one that is new counts from 0."""
         pair = region, peer
         newest, before = self._newest.get(pair, {}), self._before.setdefault(pair, Counter())
+        for name, count in self._told.pop(pair, {}).items():  # more than it sent, others did
+            before[name] += max(0, count - sent.get(name, 0))
         if any(sent.get(name, 0) < count for name, count in newest.items()):
             before.update(newest)
         self._newest[pair] = sent
         return dict(sorted((before + Counter(sent)).items()))
+
+    def go_on(self, sums: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
+        """Count on from what a driver before this one told, by link and class."""
+        self._told = dict(sums)
 
     def note(self, region: str, links: Mapping[str, Any]) -> None:
         """Take in what the bridge of ``region`` tells of its links (`PeerStats` by peer)."""

@@ -9,6 +9,7 @@ from typing import Any
 import ray
 
 from geo_ray.clock import Clock, SystemClock
+from geo_ray.errors import LeaseLostError
 
 Handle = Any  # a Ray actor handle; Ray gives it no useful type
 Key = tuple[str, str]
@@ -29,10 +30,12 @@ class Polls:
     Attributes:
         timeout_s: who has not answered for that long is lost.
         clock: measures it.
+        driver: who asks: epoch of the driver's lease.
     """
 
     timeout_s: float
     clock: Clock = field(default_factory=SystemClock)
+    driver: int = 0
     _open: dict[Key, _Question] = field(default_factory=dict)
 
     def ask(
@@ -42,12 +45,15 @@ class Polls:
 
         Returns:
             Answers, and why somebody is lost, by (role, region), in the order of ``handles``.
+
+        Raises:
+            LeaseLostError: they listen to another driver by now.
         """
         now_s = self.clock.now_s()
         kept = {k: q for k, q in self._open.items() if handles.get(k) is q.handle}
         for key, handle in handles.items():
             if key not in kept:
-                kept[key] = _Question(handle, handle.poll.remote(), now_s)
+                kept[key] = _Question(handle, handle.poll.remote(self.driver), now_s)
         ready, _ = ray.wait([q.ref for q in kept.values()], num_returns=len(kept), timeout=wait_s)
         came, now_s = set(ready), self.clock.now_s()
         answers: dict[Key, dict[str, Any]] = {}
@@ -59,6 +65,9 @@ class Polls:
                 try:
                     answers[key] = ray.get(question.ref)
                 except ray.exceptions.RayError as error:
+                    cause = getattr(error, "cause", None)
+                    if isinstance(cause, LeaseLostError):
+                        raise cause from error
                     lost[key] = str(error).splitlines()[0]
             elif now_s - question.asked_s >= self.timeout_s:
                 del kept[key]

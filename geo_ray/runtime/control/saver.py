@@ -84,6 +84,16 @@ class Saver:
         """Whether all parts of the open checkpoint are there."""
         return self._commit is not None
 
+    def go_on(self, parts: set[str], newest: int) -> None:
+        """Go on where another driver has saved until now.
+
+        Args:
+            parts: names of those that regions write.
+            newest: id of the newest checkpoint that it has begun.
+        """
+        self._expected = parts | (self._expected & {AVERAGER_PART})
+        self._newest = max(self._newest, newest)
+
     def expect(self, parts: set[str], epoch: int) -> None:
         """A region has joined, which writes ``parts`` of every checkpoint from now on.
 

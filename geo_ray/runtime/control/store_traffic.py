@@ -7,13 +7,15 @@ summary, report and bill have it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from geo_ray.checkpoint.manifest import PartInfo
 from geo_ray.checkpoint.store_regions import Crossed, StoreRegions
 from geo_ray.runtime.control.actor_group import ActorGroup
+
+_CLASS: Final = "checkpoint"
 
 
 class TrafficSource(Protocol):
@@ -48,6 +50,10 @@ class StoreTraffic:
     emit: Callable[..., None]
     _total: Counter[tuple[str, str]] = field(default_factory=Counter)
 
+    def go_on(self, sums: Mapping[tuple[str, str], Mapping[str, int]]) -> None:
+        """Count on from what was told before, by link and class."""
+        self._total = Counter({link: told.get(_CLASS, 0) for link, told in sums.items()})
+
     def saved(self, parts: Iterable[PartInfo], home: str) -> None:
         """A checkpoint was written, with the averager in ``home``."""
         if self.stores is not None:
@@ -62,4 +68,4 @@ class StoreTraffic:
         for (src, dst), count in sorted(crossed.items()):
             self._total[src, dst] += count
             # Events have sums so far; others of the same link have other classes.
-            self.emit("wan", src=src, dst=dst, bytes_by_class={"checkpoint": self._total[src, dst]})
+            self.emit("wan", src=src, dst=dst, bytes_by_class={_CLASS: self._total[src, dst]})

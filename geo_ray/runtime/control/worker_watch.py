@@ -14,7 +14,8 @@ import ray
 
 from geo_ray.errors import GeoRayError
 from geo_ray.runtime.cluster import ray_private
-from geo_ray.runtime.control.actor_group import ActorGroup, reason_of
+from geo_ray.runtime.control.actor_group import ActorGroup
+from geo_ray.runtime.control.calls import reason_of
 from geo_ray.runtime.control.group_worker import GroupWorker
 from geo_ray.runtime.control.notices import DrainNotices
 from geo_ray.runtime.control.policy import RunPolicy

@@ -127,6 +127,12 @@ class PartDesk:
                 self._server = LanServer(self._host(), self._key, self.handle, config=DESK_LAN)
             return DeskGrant(self._server.address, seal_secret(self._key, public, DESK_KEY))
 
+    @property
+    def is_open(self) -> bool:
+        """Whether any process was let in."""
+        with self._lock:
+            return self._server is not None
+
     def close(self) -> None:
         """Nothing is taken or given any more; what has not come whole is removed."""
         with self._lock:

@@ -8,20 +8,21 @@ from pathlib import Path
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.job.rundir import RunDirectory
+from geo_ray.observe.events.log import newest_stretch
 from geo_ray.observe.metrics.summary import Summary
 from geo_ray.planning.plan import Plan
 from geo_ray.runtime.cluster.connect import ConnectedCluster
-from geo_ray.runtime.control.train import Reporting, Resumption, cluster_of
 from geo_ray.runtime.driver.front import (
     Handle,
     RunFront,
     find_driver,
-    newest_stretch,
     passed,
     start_driver,
     tail_of,
 )
 from geo_ray.runtime.driver.order import DriveOrder
+from geo_ray.runtime.driver.run_cluster import Reporting, cluster_of
+from geo_ray.runtime.driver.train import Resumption
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Drives one run in a process of the cluster, whatever becomes of the one that asked for it.
 
 It is a detached actor: it outlives the job that made it, and ends by itself, once the run is over
-and whoever watches has heard so. The run's actors are its children and die with it.
+and whoever watches has heard so. If it is killed, Ray starts it again, and it goes on with the run:
+with its processes, which have a steward, or else from its newest checkpoint.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ from geo_ray.observe.metrics.summary import Summary
 from geo_ray.observe.report.ending import has_begun
 from geo_ray.observe.report.report import write_report
 from geo_ray.observe.text import coarse_text
+from geo_ray.runtime.control.calls import kill
 from geo_ray.runtime.control.interruption import Interruption
-from geo_ray.runtime.control.train import Reporting, train
 from geo_ray.runtime.driver.attendance import Attendance
 from geo_ray.runtime.driver.order import DriveOrder, DriverTold
+from geo_ray.runtime.driver.run_cluster import Reporting
+from geo_ray.runtime.driver.train import Resumption, train
 
 _TICK_S: Final = 0.5
 _MOST_LINES: Final = 1000
@@ -70,7 +73,10 @@ class DriverActor:
         longest_s = None if order.is_detached else self._experiment.run.unattended_s
         self._attendance = Attendance(longest_s, time.monotonic())
         logging.getLogger().addHandler(_Forward(self._warn))
-        self._drives = ray.get_runtime_context().current_actor.drive.remote()
+        context = ray.get_runtime_context()
+        self._self = context.current_actor
+        self._is_again = bool(context.was_current_actor_reconstructed)
+        self._drives = self._self.drive.remote()
         threading.Thread(target=self._keep_watch, name="watch", daemon=True).start()
 
     def hear(self, front: str, since: int) -> DriverTold:
@@ -111,8 +117,11 @@ class DriverActor:
                 self._await,
                 self._interruption,
             )
+            resume = order.resume
+            if self._is_again and has_begun(order.run.path):
+                resume = Resumption()
             summary = train(
-                self._experiment, order.run, reporting, resume=order.resume, stands=order.cluster
+                self._experiment, order.run, reporting, resume=resume, stands=order.cluster
             )
         except BaseException as raised:  # who watches is told, whatever it is
             error = raised
@@ -163,6 +172,8 @@ class DriverActor:
             now_s = time.monotonic()
             if self._over_s is not None:
                 if self._is_heard_out(now_s):
+                    kill(self._self)  # else it would be started again
+                    time.sleep(_TICK_S)
                     os._exit(0)
                 continue
             self._end_if_unattended(now_s)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from geo_ray.errors import (
@@ -35,10 +35,10 @@ from geo_ray.observe.events.schema import Event
 from geo_ray.observe.metrics.summary import Summary
 from geo_ray.runtime.cluster.address import wait_for_ray
 from geo_ray.runtime.cluster.connect import ConnectedCluster
-from geo_ray.runtime.control.actor_group import kill
-from geo_ray.runtime.control.train import Reporting
+from geo_ray.runtime.control.calls import kill
 from geo_ray.runtime.driver.driver_actor import DriverActor
 from geo_ray.runtime.driver.order import DriveOrder, DriverTold, driver_name
+from geo_ray.runtime.driver.run_cluster import Reporting
 
 Handle = Any  # a Ray actor handle; Ray gives it no useful type
 
@@ -48,6 +48,8 @@ _START_S: Final = 60.0
 _FREE_S: Final = 20.0
 _END_S: Final = 10.0
 _HEAD_S: Final = 3.0
+_RESTARTS: Final = 20
+_AGAIN_S: Final = 60.0  # until a driver that was killed is there again
 _log = logging.getLogger(__name__)
 
 
@@ -65,12 +67,18 @@ def find_driver(run_dir: Path, namespace: str) -> Handle | None:
 
     One that is over, or does not answer, is none.
     """
-    try:
-        handle: Any = ray.get_actor(driver_name(run_dir), namespace=namespace)
-        told: Any = ray.get(handle.hear.remote("", 0), timeout=_ANSWER_S)
-    except (ValueError, RayError):  # there is none, it has just died, or it stands still
-        return None
-    return None if told.is_over else handle
+    until_s = time.monotonic() + _ANSWER_S
+    while True:
+        try:
+            handle: Any = ray.get_actor(driver_name(run_dir), namespace=namespace)
+            told: Any = ray.get(handle.hear.remote("", 0), timeout=_ANSWER_S)
+            return None if told.is_over else handle
+        except ActorUnavailableError:  # it was killed, and is being started again
+            if time.monotonic() > until_s:
+                return None
+            time.sleep(_ASK_EVERY_S)
+        except (ValueError, RayError):  # there is none, it has just died, or it stands still
+            return None
 
 
 def start_driver(order: DriveOrder) -> Handle:
@@ -110,7 +118,7 @@ def _new_driver(order: DriveOrder, name: str, namespace: str) -> Handle:
             namespace=namespace,
             lifetime="detached",
             num_cpus=0,
-            max_restarts=0,
+            max_restarts=_RESTARTS,
             max_concurrency=8,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
         )
@@ -142,6 +150,7 @@ class RunFront:
         self._name, self._next = secrets.token_hex(4), 0
         self._signals, self._asked = 0, 0
         self._ends_at_s: float | None = None
+        self._away_s: float | None = None
         self.has_begun = False
 
     def follow(self, *, until_begun: bool = False) -> Summary | None:
@@ -205,8 +214,23 @@ class RunFront:
         except RayActorError as error:
             if self._signals > 1:
                 raise KeyboardInterrupt from error
-            raise self._lost(error) from error
+            if not self._is_coming_back(error):
+                raise self._lost(error) from error
+            return None
+        self._away_s = None
+        if told.next < self._next:  # it was started again, and knows nothing of what was asked
+            self._next = self._asked = 0
+            return None
         return told
+
+    def _is_coming_back(self, error: RayActorError) -> bool:
+        """Whether the driver was killed and is being started again."""
+        if not isinstance(error, ActorUnavailableError):
+            return False
+        if self._away_s is None:
+            self._away_s = time.monotonic()
+            self._reporting.status("the run's driver was killed: it is started again")
+        return time.monotonic() - self._away_s < _AGAIN_S
 
     def _lost(self, error: RayActorError) -> DriverLostError | HeadLostError:
         try:
@@ -297,16 +321,6 @@ def passed(tail: EventTail) -> EventTail:
     for _ in tail.new():
         pass
     return tail
-
-
-def newest_stretch(tail: EventTail) -> list[Event]:
-    """What has happened since a run last began; the tail is past it then."""
-    found: list[Event] = []
-    for event in tail.new():
-        if event.kind == "run_started":
-            found = []
-        found.append(event)
-    return found
 
 
 def tail_of(run_dir: Path) -> EventTail:

@@ -13,7 +13,7 @@ from geo_ray.job.rundir import RunDirectory
 from geo_ray.observe.metrics.summary import Summary
 from geo_ray.planning.plan import Plan
 from geo_ray.runtime.cluster.connect import ConnectedCluster
-from geo_ray.runtime.control.train import Resumption
+from geo_ray.runtime.driver.train import Resumption
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class DriveOrder:
     Attributes:
         experiment_json: its configuration.
         run: its directory.
-        resume: as for `geo_ray.runtime.control.train.train`.
+        resume: as for `geo_ray.runtime.driver.train.train`.
         cluster: to run on.
         began_unix_s: time of day of the user's command.
         adopts: whether the configuration is another one than the directory has.

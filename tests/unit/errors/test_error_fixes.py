@@ -30,6 +30,7 @@ from geo_ray.errors.base import every_class
 from geo_ray.errors.page import EXAMPLE, page
 from geo_ray.job import rundir
 from geo_ray.job.rundir import RunDirectory
+from geo_ray.lease.record import LEASE_KEY, LeaseRecord, Owner, encode_record
 from geo_ray.observe.events.schema import conform
 
 TWO_MISTAKES = """\
@@ -265,6 +266,20 @@ def test_a_run_that_ended_early_is_started_again(run: RunDirectory) -> None:
     error = resumed(run)
     assert "before its first checkpoint" in error.message
     assert "geo-ray train CONFIG" in error.fix and "--resume" not in error.fix
+
+
+def test_the_processes_of_a_driver_that_was_killed_are_looked_for_without_a_checkpoint(
+    run: RunDirectory,
+) -> None:
+    """It has not given its lease back; here the cluster cannot be asked."""
+    write(run.path / "events.jsonl", [started()])
+    owner = Owner(host="h", pid=2**22, token="t", since="2026-11-25T10:00:00+00:00")
+    killed = LeaseRecord(epoch=1, renewal=3, owner=owner, lives_s=0.01)
+    (run.path / LEASE_KEY).write_bytes(encode_record(killed))
+    assert isinstance(resumed(run, "--plain"), errors.RayUnreachableError)
+    ended = killed.model_copy(update={"released": True})
+    (run.path / LEASE_KEY).write_bytes(encode_record(ended))
+    assert "before its first checkpoint" in resumed(run).message
 
 
 def test_the_key_that_non_finite_advises_is_taken_by_a_resume(run: RunDirectory) -> None:

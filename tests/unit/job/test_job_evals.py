@@ -8,7 +8,9 @@ import torch
 from job_support import digits, experiment
 
 from geo_ray.job.build import build_evals
+from geo_ray.job.eval_notes import EvalNotes
 from geo_ray.job.evals import EvalBoard
+from geo_ray.observe.events.schema import Event
 
 TASK = digits()
 
@@ -105,3 +107,20 @@ def test_a_region_that_is_lost_is_not_waited_for():
     board.add("a", 40, stats(1, 20), 20)
     both = board.add("b", 40, stats(1, 20), 20)
     assert [done.region for done in both] == ["b", None]
+
+
+def test_an_evaluation_that_another_driver_has_noted_is_put_together_and_not_noted_again():
+    told: list[tuple[int, str | None]] = []
+
+    def emit(kind: str, t_s: float, **fields):
+        told.append((fields["step"], fields["region"]))
+        return Event(kind, t_s, fields)
+
+    board = EvalBoard(TASK, 2)
+    known = frozenset({(50, "a", False), (100, "a", False), (100, None, False), (100, "b", False)})
+    notes = EvalNotes(board, emit, told=known)
+    for step in (50, 100):
+        for name in ("a", "b"):
+            notes.take(board.add(name, step, stats(3, 10), 10), 1.0, "a")
+    notes.take(board.add("a", 100, stats(3, 10), 10, final=True), 1.0, "a")
+    assert told == [(50, "b"), (50, None), (100, "a")]

@@ -66,6 +66,7 @@ def test_status_lines_and_faults_are_printed_once_each() -> None:
         ("worker_replaced", 2.0, {"region": "east", "worker": 1, "epoch": 2}),
         *[("step_refused", 3.0, {"region": "west", "step": n, "cause": "x"}) for n in range(9)],
         ("bridge_replaced", 3.0, {"region": "west", "cause": "signal 9", "took_s": 2.5}),
+        ("driver_attached", 3.0, {"epoch": 2, "silent_s": 4.25}),
         ("region_joined", 3.0, {"region": "west", **JOINED}),
         ("checkpoint", 3.0, {"id": "0001", "step": 4, "bytes": 9}),
         noise(None, 3, 1.0, 2.0, 64),
@@ -78,7 +79,8 @@ def test_status_lines_and_faults_are_printed_once_each() -> None:
     assert lines[2] == "worker lost: east worker 1: signal 9 [oom]"
     assert lines[3] == "worker replaced: east worker 1, epoch 2"
     assert len([line for line in lines if line.startswith("step refused")]) == 3
-    assert lines[-4] == "bridge replaced: west after 2.5 s: signal 9"
+    assert lines[-5] == "bridge replaced: west after 2.5 s: signal 9"
+    assert lines[-4] == "driver attached: nobody drove for 4.2 s"
     assert lines[-3] == "west joined at round 1,120, 38 MB, 4.1 s"
     assert lines[-2:] == ["checkpoint 0001 at step 4", "stopping: ctrl-c"]
 

@@ -21,7 +21,7 @@ from geo_ray.checkpoint.names import AVERAGER_PART, shard_part_name
 from geo_ray.checkpoint.parts import write_part
 from geo_ray.checkpoint.store import CheckpointStore
 from geo_ray.config.experiment import Experiment
-from geo_ray.errors import GeoRayError, InvariantError, RegionLostError
+from geo_ray.errors import GeoRayError, InvariantError, LeaseLostError, RegionLostError
 from geo_ray.job.eval_notes import EvalNotes
 from geo_ray.job.evals import EvalBoard
 from geo_ray.job.recorder import Recorder
@@ -358,3 +358,22 @@ def test_workers_that_came_back_with_their_region_are_not_replaced(
     run.controller.policy._later = [("eu", 0)]
     watch.collect(0.0)
     assert replaced == [gone]
+
+
+def test_another_driver_brings_back_who_was_lost_before_it_came(run: Run) -> None:
+    run.controller.members.await_back(["eu"])
+    assert run.controller.members.awaited == ["eu"]
+    assert run.controller.members._returns.due(time.monotonic()) == ["eu"]
+
+
+def test_a_driver_that_was_overtaken_asks_nobody_and_replaces_nobody(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overtaken() -> None:
+        raise LeaseLostError("the run was taken over")
+
+    monkeypatch.setattr(run.controller.recorder, "check", overtaken)
+    run.polls.news = [({}, {("bridge", "eu"): "its processes are another's"})]
+    with pytest.raises(LeaseLostError):
+        run.controller._poll()
+    assert run.polls.news and "eu" in run.actors.bridges and run.kinds() == []

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import ray
 
+from geo_ray.errors import LeaseLostError
 from geo_ray.runtime.control.polls import Polls
 
 LOST_S = 60.0
@@ -31,7 +32,7 @@ class Actor:
         self.calls: list[Call] = []
         self.poll = self
 
-    def remote(self) -> Call:
+    def remote(self, driver: int = 0) -> Call:
         self.calls.append(Call(self.name, len(self.calls)))
         return self.calls[-1]
 
@@ -64,7 +65,7 @@ def test_a_slow_one_is_asked_once_and_heard_later() -> None:
     slow.calls.clear()
     first = Call("slow", 0)
     first.is_done = False
-    slow.remote = lambda: first  # type: ignore[method-assign]
+    slow.remote = lambda driver=0: first  # type: ignore[method-assign]
     for number in range(3):
         answers, lost = polls.ask(handles, 0.5)
         assert answers == {("ps", "eu"): {"from": "quick", "number": number}} and not lost
@@ -79,7 +80,7 @@ def test_who_does_not_answer_for_long_is_lost() -> None:
     polls, handles = Polls(LOST_S, clock), {("ps", "eu"): slow}
     call = Call("slow", 0)
     call.is_done = False
-    slow.remote = lambda: call  # type: ignore[method-assign]
+    slow.remote = lambda driver=0: call  # type: ignore[method-assign]
     clock.time_s = 5.0
     assert polls.ask(handles, 0.5) == ({}, {})
     clock.time_s = 5.0 + LOST_S - 1.0
@@ -93,7 +94,7 @@ def test_who_died_is_lost_at_once() -> None:
     polls, dead = Polls(LOST_S, Clock()), Actor("dead")
     call = dead.remote()
     call.value = ray.exceptions.RayActorError()
-    dead.remote = lambda: call  # type: ignore[method-assign]
+    dead.remote = lambda driver=0: call  # type: ignore[method-assign]
     answers, lost = polls.ask({("ps", "eu"): dead}, 0.5)
     assert not answers and list(lost) == [("ps", "eu")]
 
@@ -102,8 +103,18 @@ def test_who_is_replaced_is_asked_anew() -> None:
     polls, old, new = Polls(LOST_S, Clock()), Actor("old"), Actor("new")
     call = Call("old", 0)
     call.is_done = False
-    old.remote = lambda: call  # type: ignore[method-assign]
+    old.remote = lambda driver=0: call  # type: ignore[method-assign]
     assert polls.ask({("ps", "eu"): old}, 0.5) == ({}, {})
     call.is_done = True
     answers, _ = polls.ask({("ps", "eu"): new}, 0.5)
     assert answers == {("ps", "eu"): {"from": "new", "number": 0}}
+
+
+def test_who_listens_to_another_driver_is_not_lost() -> None:
+    polls, taken = Polls(LOST_S, Clock(), driver=1), Actor("taken")
+    call = Call("taken", 0)
+    overtaken = LeaseLostError("the run was taken over")
+    call.value = ray.exceptions.RayTaskError("poll", "", overtaken)
+    taken.remote = lambda driver: call  # type: ignore[method-assign]
+    with pytest.raises(LeaseLostError, match="taken over"):
+        polls.ask({("ps", "eu"): taken}, 0.5)

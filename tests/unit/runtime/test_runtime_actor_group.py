@@ -8,7 +8,7 @@ import pytest
 
 from geo_ray.clock import VirtualClock
 from geo_ray.errors import RegionLostError
-from geo_ray.runtime.control.actor_group import watch
+from geo_ray.runtime.control.calls import watch
 
 
 class Calls:

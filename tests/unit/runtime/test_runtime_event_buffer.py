@@ -50,3 +50,17 @@ def test_no_event_is_lost_between_threads() -> None:
     reader.join()
     taken.extend(event["n"] for event in event_buffer.take(limit=10_000))
     assert sorted(taken) == list(range(2000))
+
+
+def test_what_was_taken_is_told_again_to_who_comes_next() -> None:
+    event_buffer = EventBuffer("eu", time.time())
+    for number in range(5000):
+        event_buffer.add("stats" if number == 2 else "step", n=number)
+    while event_buffer.take():
+        pass
+    event_buffer.add("step", n=5000)
+    event_buffer.recall()
+    told = event_buffer.take(limit=10_000)
+    assert [event["n"] for event in told] == [2, *range(3000, 5001)], "evaluations for longer"
+    event_buffer.recall()
+    assert len(event_buffer.take(limit=10_000)) == len(told) - 1, "no more than is kept"

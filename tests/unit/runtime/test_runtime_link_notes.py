@@ -91,3 +91,23 @@ def test_bytes_of_a_bridge_that_was_replaced_are_not_lost(tmp_path: Path) -> Non
         told = {"eu": {"us": {"bytes_out": sent, "estimate": silent}}}
         notes.hear(told, emit, force=True)
     assert totals.by_class() == {"background": 5, "data": 1000 + 1100 + 3}
+
+
+def test_another_driver_counts_on_from_what_the_one_before_told(tmp_path: Path) -> None:
+    """One bridge is that of then, and has sent more; the other one has replaced it since."""
+    told: dict[tuple[str, str], dict[str, int]] = {}
+
+    def emit(kind: str, src: str, dst: str, bytes_by_class: dict[str, int]) -> None:
+        told[src, dst] = bytes_by_class
+
+    notes = LinkNotes(tmp_path / "links.json")
+    notes.go_on({("eu", "us"): {"control": 70}, ("us", "eu"): {"bulk": 90, "control": 5}})
+    estimate = asdict(LinkEstimator().snapshot(0.0))
+    for sent in (100, 130):
+        links = {
+            "eu": {"us": {"bytes_out": {"control": sent}, "estimate": estimate}},
+            "us": {"eu": {"bytes_out": {"bulk": sent - 80}, "estimate": estimate}},
+        }
+        notes.hear(links, emit, force=True)
+        assert told["eu", "us"] == {"control": sent}
+        assert told["us", "eu"] == {"bulk": 90 + sent - 100, "control": 5}

@@ -272,3 +272,24 @@ def test_files_that_cannot_be_removed_are_left(
     saver.abandon()
     monkeypatch.undo()
     assert saver.open_id is None and saver.begin() == checkpoint + 1
+
+
+def test_the_next_driver_takes_no_part_of_a_checkpoint_that_was_open(
+    saver: Saver, store: CheckpointStore, tmp_path: Path
+) -> None:
+    """Of the same parts one driver's checkpoint has some, and dies; a region is gone since."""
+    before = saver.begin()
+    late = part(tmp_path, before, "eu-ps0")
+    again = CheckpointStore(tmp_path, keep=2)
+    after = Saver(again, experiment_of(regions=REGIONS), DIGEST, epoch=4, health=LossHealth())
+    after.go_on({"eu-ps0"}, again.newest_id())
+    checkpoint = after.begin()
+    assert checkpoint > before
+    after.add(before, [late], 3)
+    after.add(checkpoint, [part(tmp_path, checkpoint, AVERAGER_PART)], 4)
+    assert after.committed(LONG_S) is None
+    after.add(checkpoint, [part(tmp_path, checkpoint, "eu-ps0")], 4)
+    assert after.committed(LONG_S)
+    manifest = again.manifest(checkpoint)
+    assert [each.name for each in manifest.parts] == [AVERAGER_PART, "eu-ps0"]
+    assert manifest.extra["epoch"] == 4

@@ -15,8 +15,9 @@ from typing import Final
 
 from geo_ray.runtime.actors.parts import Handed
 from geo_ray.runtime.cluster.demand import RegionDemand
-from geo_ray.runtime.cluster.placement import PlacedRegion, place, remove
-from geo_ray.runtime.control.actor_group import ActorGroup, Handle, collect
+from geo_ray.runtime.cluster.placement import PlacedRegion
+from geo_ray.runtime.control.actor_group import ActorGroup
+from geo_ray.runtime.control.calls import Handle, collect
 from geo_ray.transport.wire.sockets import Address
 
 _PLACE_S: Final = 120.0
@@ -131,10 +132,10 @@ class Joining:
 
     def _bring_up(self, placed: PlacedRegion | None, demand: RegionDemand) -> ActorGroup:
         actors = self.actors
-        where = place([demand], _PLACE_S) if placed is None else {self.region: placed}
+        where = actors.maker.place([demand], _PLACE_S) if placed is None else {self.region: placed}
         own = where if placed is None else {}  # is given back if nothing comes of it
         spec = replace(actors.spec, resume=None, epoch=self.epoch, home=actors.home)
-        group = ActorGroup(spec, where, actors.keys, actors.desk)
+        group = ActorGroup(spec, where, actors.keys, actors.maker, actors.driver, actors.desk)
         for worker in actors.take_idle(self.region, _IDLE_S):
             group.workers[self.region, worker.rank] = worker
         try:
@@ -152,7 +153,7 @@ class Joining:
             collect({0: group.bridges[self.region].await_link.remote(home, _LINK_S)}, _START_S)
         except BaseException:
             group.close()
-            remove(own)
+            actors.maker.remove(own)
             raise
         self._own = own
         return group
@@ -194,7 +195,7 @@ class Joining:
         if up.cancelled() or up.exception() is not None:
             return  # who brings it up cleans up
         up.result().close()
-        remove(self._own)
+        self.actors.maker.remove(self._own)
 
 
 def end_lending(actors: ActorGroup, giver: str) -> None:

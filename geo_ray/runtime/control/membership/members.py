@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -102,6 +102,11 @@ class Members:
         return bool(self._leaving)
 
     @property
+    def are_changing(self) -> bool:
+        """Whether a region is on its way in or out, or the averager is about to move."""
+        return bool(self._newcomers.names or self._leaving or self._moving)
+
+    @property
     def is_joining(self) -> bool:
         """Whether a region's processes are there, and it joins at the next border."""
         return self._newcomers.are_asked
@@ -112,6 +117,12 @@ class Members:
         if not self.policy.brings_back:
             return []
         return [name for name in self._lost if name not in self._removed]
+
+    def await_back(self, awaited: Sequence[str]) -> None:
+        """Bring back regions that were lost before this driver came."""
+        for region in awaited:
+            self._lost.append(region)
+            self._bring_back(region)
 
     def brings_back(self, region: str) -> bool:
         """Whether a region that is lost now will be brought back."""

@@ -17,7 +17,8 @@ from typing import Any, Final
 
 from geo_ray.errors import GeoRayError, RegionLostError
 from geo_ray.runtime.actors.parts import Handed
-from geo_ray.runtime.control.actor_group import ActorGroup, Handle
+from geo_ray.runtime.control.actor_group import ActorGroup
+from geo_ray.runtime.control.calls import Handle
 from geo_ray.runtime.control.demands import demand_of
 from geo_ray.runtime.control.membership.joining import Joining, end_lending
 from geo_ray.training.membership.view import View

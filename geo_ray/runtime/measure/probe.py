@@ -19,7 +19,7 @@ from geo_ray.runtime.cluster.connect import connect
 from geo_ray.runtime.cluster.demand import Bundle, RegionDemand
 from geo_ray.runtime.cluster.placement import PlacedRegion, place, remove
 from geo_ray.runtime.cluster.preflight import preflight
-from geo_ray.runtime.control.actor_group import collect, kill
+from geo_ray.runtime.control.calls import collect, kill
 from geo_ray.runtime.control.run_keys import RunKeys
 from geo_ray.transport.emulation.link_model import build_links
 from geo_ray.transport.endpoint.endpoint import Address, Endpoint, EndpointIdentity

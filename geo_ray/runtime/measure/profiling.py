@@ -28,7 +28,8 @@ from geo_ray.job.profile_points import (
 from geo_ray.job.rundir import RunDirectory
 from geo_ray.observe.events.log import EVENTS_FILE, read_events
 from geo_ray.planning.profile import Profile, StartPoint
-from geo_ray.runtime.control.train import Reporting, cluster_of, train
+from geo_ray.runtime.driver.run_cluster import Reporting, cluster_of, with_its_driver
+from geo_ray.runtime.driver.train import train
 from geo_ray.transport.links.table import LinkTable, load_links, table_of
 
 
@@ -78,7 +79,7 @@ def measure(
                 time.time() - before_s,
             )
             try:
-                summary = train(short, run, told, stands=cluster)
+                summary = train(with_its_driver(short), run, told, stands=cluster)
             except InterruptedRunError:
                 shutil.rmtree(run.path)
                 raise InterruptedRunError(

@@ -1,0 +1,196 @@
+"""A run that is driven: all that takes part in it, from its first event to its summary."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from geo_ray.config.experiment import Experiment
+from geo_ray.errors import LeaseLostError, RegionLostError
+from geo_ray.job.best import BestKeeper
+from geo_ray.job.build import build_evals
+from geo_ray.job.eval_notes import EvalMark, EvalNotes
+from geo_ray.job.plans.members import plan_of_members
+from geo_ray.job.recorder import Recorder
+from geo_ray.job.rundir import RunDirectory, followed_plan
+from geo_ray.lease.keeper import LeaseKeeper
+from geo_ray.observe.events.log import EVENTS_FILE, EventLog, detach
+from geo_ray.observe.events.schema import Event
+from geo_ray.observe.metrics.summary import Summary
+from geo_ray.runtime.control import stop_requests
+from geo_ray.runtime.control.actor_group import ActorGroup
+from geo_ray.runtime.control.controller import Controller
+from geo_ray.runtime.control.interruption import Interruption
+from geo_ray.runtime.control.link_notes import LinkNotes
+from geo_ray.runtime.control.membership import member_requests
+from geo_ray.runtime.control.membership.member_requests import MemberRequest
+from geo_ray.runtime.control.membership.plan_watch import PlanFor
+from geo_ray.runtime.control.metrics import RayMetrics
+from geo_ray.runtime.control.saver import Saver
+from geo_ray.runtime.driver.ending import finish
+from geo_ray.runtime.driver.run_cluster import Reporting
+from geo_ray.tasks.base import Task
+
+
+class BrokenError(Exception):
+    """What a run has lost cannot be replaced while the rest of it goes on.
+
+    Args:
+        cause: what ends the run, if it does not go on from a checkpoint.
+    """
+
+    def __init__(self, cause: RegionLostError) -> None:
+        super().__init__(cause.message)
+        self.cause = cause
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """All that takes part in a run that is driven."""
+
+    actors: ActorGroup
+    experiment: Experiment
+    run: RunDirectory
+    task: Task
+    saver: Saver
+    reporting: Reporting
+    lease: LeaseKeeper
+
+    def own_log(self) -> Path:
+        """Where its events go; a driver that has it open unheard writes to none from now on."""
+        path = self.run.path / EVENTS_FILE
+        if self.lease.from_unknown and path.exists():
+            detach(path)
+        return path
+
+    def recorder(self, log: EventLog, known: Sequence[Event] = ()) -> Recorder:
+        """What takes its events."""
+        # Of a run in a bucket the log is this machine's; the mirror asks before it copies.
+        check = self.lease.check if self.run.address is None else self.lease.check_known
+        return Recorder(log, [*self.reporting.sinks, RayMetrics().feed], check, known)
+
+
+def evals_of(
+    stage: Stage,
+    recorder: Recorder,
+    keeper: BestKeeper | None,
+    told: frozenset[EvalMark] = frozenset(),
+) -> EvalNotes:
+    """What follows from its evaluations.
+
+    Args:
+        stage: the run.
+        recorder: takes events.
+        keeper: keeps the best model; None if nobody wants it.
+        told: evaluations of which an earlier driver has taken note.
+    """
+    board = build_evals(stage.experiment, stage.task)
+    writer = ThreadPoolExecutor(1, "best-model")
+    target = stage.experiment.train.target
+    return EvalNotes(board, recorder.emit, target, keeper, writer, told)
+
+
+def controller_of(
+    stage: Stage, recorder: Recorder, evals: EvalNotes, origin_unix_s: float
+) -> Controller:
+    """What watches over it.
+
+    Args:
+        stage: the run.
+        recorder: takes events.
+        evals: combines evaluations.
+        origin_unix_s: time of day at which the run's clock was 0.
+    """
+    reporting, run = stage.reporting, stage.run
+    return Controller(
+        stage.experiment,
+        stage.actors,
+        recorder,
+        evals,
+        stage.saver,
+        origin_unix_s,
+        LinkNotes(run.links),
+        partial(_requests, run.path, reporting.interruption),
+        reporting.status,
+        reporting.interruption,
+        _planner(run, stage.experiment),
+    )
+
+
+def drive_to_end(stage: Stage, controller: Controller, startup_s: float) -> Summary:
+    """Watch over a run that trains until it ends, and write what it came to."""
+    reporting, origin_unix_s = stage.reporting, controller.origin_unix_s
+    stage.lease.note("training")
+    is_lost = False
+    try:
+        with _interruptible(controller.interrupted):
+            controller.run()
+    except RegionLostError as error:
+        if controller.policy.is_halting or controller.interrupted.is_set():
+            raise
+        raise BrokenError(error) from error
+    except LeaseLostError:
+        is_lost = True
+        raise
+    finally:
+        controller.bridges.close()
+        controller.members.close()
+        controller.plans.close()
+        if not is_lost:
+            controller.evals.end(lambda: time.time() - origin_unix_s)
+    reporting.status("writing the model and the summary")
+    finished = finish(
+        stage.actors,
+        stage.experiment,
+        stage.run,
+        stage.task,
+        controller.recorder,
+        (startup_s, time.time() - origin_unix_s),
+    )
+    if finished.aside is not None:
+        reporting.status(f"the model before was of more steps: it is {finished.aside.name} now")
+    return finished.summary
+
+
+def _planner(run: RunDirectory, experiment: Experiment) -> PlanFor | None:
+    """What plans anew for those who take part; None: the run follows no plan."""
+    if followed_plan(run) is None:
+        return None
+    return partial(plan_of_members, run, experiment)
+
+
+def _requests(run: Path, interruption: Interruption) -> list[MemberRequest]:
+    """What users ask of members; that they ask the run to stop is passed on."""
+    if stop_requests.take(run):
+        interruption.set()
+    return member_requests.take(run)
+
+
+@contextmanager
+def _interruptible(event: Interruption) -> Iterator[None]:
+    """First Ctrl-C or SIGTERM: save and stop. Second: stop at once."""
+
+    def on_signal(number: int, _: Any) -> None:
+        if event.is_set():
+            raise KeyboardInterrupt
+        event.set()  # and no more: the signal may have come in the middle of anything
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {
+        number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,261 @@
+"""One run from a configuration to a summary, on real actors."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from geo_ray.checkpoint.places import CheckpointPlaces
+from geo_ray.checkpoint.store import Checkpoint, CheckpointStore
+from geo_ray.config.experiment import Experiment
+from geo_ray.config.load import digest
+from geo_ray.errors import CheckpointError, LeaseLostError, RegionLostError
+from geo_ray.job.best import BestKeeper
+from geo_ray.job.build import check_absent, check_start, model_outline, use_one_thread
+from geo_ray.job.checkpoints import check_unused, places_of
+from geo_ray.job.codec_shapes import with_shapes
+from geo_ray.job.data import data_rows, prepare_manifest
+from geo_ray.job.far.mirror import mirrored
+from geo_ray.job.rundir import RunDirectory, followed_plan, lease_of
+from geo_ray.job.start.evaluation import check_evaluation
+from geo_ray.job.start.notes import warn_at_start
+from geo_ray.lease.driving import driving, seeker_of
+from geo_ray.lease.keeper import LeaseKeeper
+from geo_ray.lease.seek import LeaseSeeker
+from geo_ray.observe.events.log import EventLog, last_time_s
+from geo_ray.observe.metrics.summary import Summary
+from geo_ray.observe.report.ending import LOGS, note_failure
+from geo_ray.runtime.actors.spec import Resume, RunSpec
+from geo_ray.runtime.cluster.connect import ConnectedCluster
+from geo_ray.runtime.cluster.logs import keep_logs
+from geo_ray.runtime.cluster.preflight import preflight
+from geo_ray.runtime.control import stop_requests
+from geo_ray.runtime.control.actor_group import ActorGroup
+from geo_ray.runtime.control.demands import demands_of
+from geo_ray.runtime.control.health import LossHealth
+from geo_ray.runtime.control.membership import member_requests
+from geo_ray.runtime.control.restarts import Restarts
+from geo_ray.runtime.control.run_keys import RunKeys
+from geo_ray.runtime.control.saver import Saver, without_lost
+from geo_ray.runtime.desk.sight import show
+from geo_ray.runtime.driver.attachment import go_on, living_run
+from geo_ray.runtime.driver.run_cluster import Reporting, RunCluster
+from geo_ray.runtime.driver.run_desk import desk_of
+from geo_ray.runtime.driver.stage import BrokenError, Stage, controller_of, drive_to_end, evals_of
+from geo_ray.runtime.steward.line import steward_of
+from geo_ray.runtime.steward.processes import OwnProcesses
+from geo_ray.tasks.load import load_task
+
+_PLACE_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """Go on with a run.
+
+    Attributes:
+        checkpoint: id of the one to go on from; None: the newest that is whole and healthy.
+    """
+
+    checkpoint: int | None = None
+
+
+def train(
+    experiment: Experiment,
+    run: RunDirectory,
+    reporting: Reporting,
+    *,
+    resume: Resumption | None = None,
+    stands: ConnectedCluster | None = None,
+    seeker: LeaseSeeker | None = None,
+) -> Summary:
+    """Run the experiment to its end.
+
+    Args:
+        experiment: what to do.
+        run: its directory, made or reopened.
+        reporting: who wants to know.
+        resume: which checkpoint of ``run`` to go on from; None: begin.
+        stands: a cluster to run on and leave as it is; None: as the configuration says.
+        seeker: of the run's lease, if it was waited for already.
+
+    Raises:
+        GeoRayError: whatever ends the run early; the class says what.
+    """
+    limit = experiment.checkpoint.restarts
+    restarts = Restarts(limit, experiment.train.restart_window_s, "checkpoint.restarts")
+    with (
+        driving(seeker or seeker_of(run.path, reporting.status, lease_of(run))) as held,
+        mirrored(run.address, run.path, held.epoch, held.check),
+        ExitStack() as stack,
+    ):
+        told = replace(reporting, status=_noting(held, reporting.status))
+        cluster = RunCluster(experiment, told, stack, stands, steward_of(run.path, run.address))
+        attaches = resume is not None and resume.checkpoint is None
+        while True:
+            try:
+                if attaches and (living := living_run(experiment, run, told, cluster, held)):
+                    return go_on(living, run, told, held)
+                return _train(experiment, run, told, resume, cluster, held)
+            except BrokenError as broken:
+                if not _can_restart(experiment, run, broken.cause, told.status, restarts):
+                    note_failure(run.path, broken.cause, told.began_unix_s)
+                    raise broken.cause from None
+            resume, attaches = Resumption(), False
+            told = replace(told, began_unix_s=time.time())
+
+
+def _can_restart(
+    experiment: Experiment,
+    run: RunDirectory,
+    cause: RegionLostError,
+    status: Callable[[str], None],
+    restarts: Restarts,
+) -> bool:
+    """Whether a run goes on from its newest checkpoint."""
+    store = CheckpointStore(places_of(run, experiment).root(), experiment.checkpoint.keep)
+    try:
+        store.latest()
+    except CheckpointError:
+        return False
+    if not restarts.take(time.monotonic()):
+        return False
+    status(f"{cause.message}: the run goes on from its newest checkpoint")
+    return True
+
+
+def _noting(lease: LeaseKeeper, status: Callable[[str], None]) -> Callable[[str], None]:
+    """Tell a phase to the user, and to who looks at the run's lease."""
+
+    def told(text: str) -> None:
+        lease.note(text or "training")
+        status(text)
+
+    return told
+
+
+def _train(
+    experiment: Experiment,
+    run: RunDirectory,
+    reporting: Reporting,
+    resume: Resumption | None,
+    cluster: RunCluster,
+    lease: LeaseKeeper,
+) -> Summary:
+    use_one_thread()
+    followed_plan(run)  # what is wrong with it is told now, not at the end
+    places = places_of(run, experiment)
+    store = CheckpointStore(places.root(), experiment.checkpoint.keep, writing=lease.writing)
+    if resume is None:
+        check_unused(store)
+    check_absent(experiment)
+    found = None if resume is None else _find_checkpoint(store, resume, reporting)
+    if found is not None:
+        experiment, lost = without_lost(experiment, {part.name for part in found.manifest.parts})
+        if lost:
+            reporting.status(
+                f"going on without {', '.join(lost)}: lost before checkpoint {found.manifest.id}"
+            )
+    reporting.status("preparing task and data")
+    task = load_task(experiment.task, run.base_dir)
+    outline = model_outline(task, experiment.seed)
+    check_start(experiment, outline)
+    manifest, address = prepare_manifest(
+        experiment, task, run.base_dir, run.data, goes_on=found is not None
+    )
+    check_evaluation(experiment, task, manifest)
+    warn_at_start(experiment, manifest, simulated=False)
+    demands = demands_of(experiment)
+    lease.check()
+    home = next(each for each in experiment.regions if each.name == experiment.averager_region)
+    local, line = cluster.get().local, cluster.steward(lease.epoch, home)
+    reporting.status("checking the cluster and placing processes")
+    preflight(demands, ask_nodes=experiment.cluster.kind != "local")
+    run_id, names = f"{experiment.name}-{secrets.token_hex(4)}", experiment.region_names
+    if line is not None:
+        line.attach()
+        line.begin(run_id, names, experiment.transport)
+    keys, maker = line or RunKeys(run_id, names, experiment.transport), line or OwnProcesses()
+    placed = maker.place(demands, _PLACE_TIMEOUT_S)
+    try:
+        spec = RunSpec(
+            experiment_json=with_shapes(experiment, task).model_dump_json(),
+            base_dir=str(run.base_dir),
+            driver_dir=str(Path.cwd()),
+            manifest_address=address,
+            run_id=run_id,
+            run_dir=str(run.path),
+            places=places,
+            num_params=outline.num_params,
+            epoch=1 if found is None else int(str(found.manifest.extra["epoch"])) + 1,
+            resume=None if found is None else _parts_of(found, places),
+            data_rows=data_rows(experiment, manifest),
+            layout=outline.layout,
+            constants=dict(outline.constants),
+        )
+        desk = desk_of(run, experiment)
+        if desk is not None:
+            show(run.path, spec.run_id)
+        group = ActorGroup(spec, placed, keys, maker, lease.epoch, desk)
+        health = LossHealth() if found is None else LossHealth.restore(found.manifest)
+        saver = Saver(store, experiment, digest(experiment), spec.epoch, health, lease.epoch)
+        return _train_on(Stage(group, experiment, run, task, saver, reporting, lease))
+    except (LeaseLostError, BrokenError):
+        raise  # what lies there is another's by now, or the run goes on
+    except BaseException as error:
+        if local is not None and keep_logs(local.root, run.path / LOGS):
+            reporting.status(f"what the actors printed is in {run.path / LOGS}")
+        note_failure(run.path, error, reporting.began_unix_s)
+        raise
+    finally:
+        maker.remove(placed)
+
+
+def _train_on(stage: Stage) -> Summary:
+    actors, experiment, reporting = stage.actors, stage.experiment, stage.reporting
+    log_path = stage.own_log()
+    before_s = last_time_s(log_path) if log_path.exists() else 0.0
+    reporting.status("starting workers, parameter servers and bridges")
+    try:
+        actors.create(experiment.present)
+        actors.await_ready(_START_TIMEOUT_S, reporting.awaiting)
+        with EventLog(log_path) as log:
+            recorder = stage.recorder(log)
+            startup_s = time.time() - reporting.began_unix_s
+            origin_unix_s = time.time() - before_s
+            recorder.started(
+                experiment, stage.run.path.name, before_s, simulated=False, startup_s=startup_s
+            )
+            keeper = BestKeeper.of(experiment, stage.task, stage.run)
+            evals = evals_of(stage, recorder, keeper)
+            evals.begin(before_s)
+            actors.wire(origin_unix_s, _START_TIMEOUT_S, reporting.awaiting)
+            member_requests.forget(stage.run.path)
+            stop_requests.forget(stage.run.path)
+            controller = controller_of(stage, recorder, evals, origin_unix_s)
+            return drive_to_end(stage, controller, startup_s)
+    finally:
+        stage.saver.close()
+        actors.close()
+        if actors.desk is not None:
+            actors.desk.close()
+
+
+def _find_checkpoint(
+    store: CheckpointStore, resume: Resumption, reporting: Reporting
+) -> Checkpoint:
+    found = store.latest() if resume.checkpoint is None else store.open(resume.checkpoint)
+    for problem in found.problems:
+        reporting.status(f"passed over {problem}")
+    reporting.status(f"going on from checkpoint {found.manifest.id} at step {found.manifest.step}")
+    return found
+
+
+def _parts_of(found: Checkpoint, places: CheckpointPlaces) -> Resume:
+    manifest = found.manifest
+    return Resume(places, manifest.id, {part.name: part for part in manifest.parts})

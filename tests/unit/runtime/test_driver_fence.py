@@ -1,0 +1,37 @@
+"""A process listens to the driver with the newest lease."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from geo_ray.errors import LeaseLostError
+from geo_ray.runtime.actors.driver_fence import DriverFence
+
+
+def test_an_earlier_driver_is_refused_once_a_later_one_has_asked() -> None:
+    fence = DriverFence()
+    for driver in (0, 1, 1, 3):
+        fence.check(driver)
+    with pytest.raises(LeaseLostError, match="taken over by holder 3"):
+        fence.check(2)
+    fence.check(3)
+
+
+def test_who_waits_is_told_that_another_driver_has_come() -> None:
+    fence, found = DriverFence(), list[str]()
+    fence.check(1)
+    fence.wait(1, 0.01)  # nobody came
+
+    def wait() -> None:
+        try:
+            fence.wait(1, 60.0)
+        except LeaseLostError as error:
+            found.append(error.message)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    fence.check(2)
+    waiting.join(30.0)
+    assert len(found) == 1 and "holder 2" in found[0]

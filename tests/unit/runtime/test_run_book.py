@@ -1,0 +1,143 @@
+"""What a driver notes of a run is enough for the next one to have the same group of processes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from geo_ray.config.experiment import Experiment
+from geo_ray.runtime.actors.spec import RunSpec
+from geo_ray.runtime.control.actor_group import ActorGroup, GroupWorker
+from geo_ray.runtime.control.run_keys import RunKeys
+from geo_ray.runtime.steward.book import Kept, RunBook
+from geo_ray.runtime.steward.processes import ProcessOrder
+from geo_ray.training.averager.home import AveragerHome
+
+REGIONS = [{"name": "eu", "ps_shards": 2, "workers": 2}, {"name": "us"}]
+
+
+class Call:
+    """A method of a handle; a call's reference is what was asked."""
+
+    def __init__(self, about: tuple[str, str], asked: list[tuple[object, ...]]) -> None:
+        self._about, self._asked = about, asked
+
+    def remote(self, *arguments: object) -> tuple[object, ...]:
+        self._asked.append((*self._about, *arguments))
+        return self._asked[-1]
+
+
+class Remote:
+    """Stands for a handle; what is asked of it is kept."""
+
+    def __init__(self, name: str, asked: list[tuple[object, ...]]) -> None:
+        self.name, self._asked = name, asked
+
+    def __getattr__(self, method: str) -> Any:
+        return Call((self.name, method), self._asked)
+
+
+class Maker:
+    """Keeps what is noted and ordered."""
+
+    def __init__(self, asked: list[tuple[object, ...]]) -> None:
+        self.books: list[RunBook] = []
+        self.orders: list[ProcessOrder] = []
+        self._asked = asked
+
+    def make(self, orders: Sequence[ProcessOrder]) -> list[Remote]:
+        self.orders += orders
+        return [Remote(f"made {len(self.orders)}", self._asked) for _ in orders]
+
+    def place(self, demands: object, timeout_s: float) -> Mapping[str, Any]:
+        raise NotImplementedError
+
+    def remove(self, placed: object) -> None:
+        raise NotImplementedError
+
+    def is_ours(self) -> bool:
+        return True
+
+    def note(self, book: RunBook) -> None:
+        self.books.append(book)
+
+
+class Place:
+    def strategy(self, role: str, rank: int) -> str:
+        return f"{role} {rank}"
+
+
+def group_of(asked: list[tuple[object, ...]], driver: int) -> tuple[ActorGroup, Maker]:
+    tree = {
+        "name": "tiny",
+        "task": {"use": "digits"},
+        "data": {"generate": {}},
+        "regions": REGIONS,
+        "strategy": {"kind": "sma"},
+        "optimizer": {"kind": "sgd"},
+        "train": {"steps": 1},
+    }
+    experiment = Experiment.model_validate_json(json.dumps(tree))
+    spec = RunSpec(experiment.model_dump_json(), "/", "/", "", "run", "/", epoch=3)
+    keys = RunKeys("run", experiment.region_names, experiment.transport)
+    maker, place = Maker(asked), Place()
+    placed: Any = {"eu": place, "us": place}
+    return ActorGroup(spec, placed, keys, maker, driver), maker  # type: ignore[arg-type]
+
+
+def filled(asked: list[tuple[object, ...]]) -> tuple[ActorGroup, Maker]:
+    group, maker = group_of(asked, 1)
+    for name in ("eu", "us"):
+        group.bridges[name] = Remote(f"{name} bridge", asked)
+        group.primaries[name] = Remote(f"{name} ps", asked)
+        group.shard_addresses[name] = [("127.0.0.1", 1)]
+        group.bridge_addresses[name] = (("127.0.0.1", 2), ("127.0.0.1", 3))
+    group.shard_servers = {"eu": [Remote("eu ps 1", asked)], "us": []}
+    for place in (("eu", 0), ("eu", 1), ("us", 0)):
+        group.workers[place] = GroupWorker(*place, 1, Remote(f"worker {place}", asked))
+    return group, maker
+
+
+def test_the_next_group_is_the_same_and_waits_for_the_same_workers() -> None:
+    asked: list[tuple[object, ...]] = []
+    before, maker = filled(asked)
+    before.standby, before.former_homes = "us", {"us"}
+    before.home = AveragerHome("eu", 4)
+    before.note(10.0, ["us"], is_changing=False)
+    book = maker.books[-1]
+    after, _ = group_of(asked, 2)
+    after.go_on_as(Kept(book, {("eu", 1): 5}, 9), book)
+    assert after.servers() == before.servers()
+    assert [after.home, after.standby, after.former_homes] == [
+        AveragerHome("eu", 4), "us", {"us"},
+    ]  # fmt: skip
+    assert after.shard_addresses == before.shard_addresses
+    assert after.bridge_addresses == before.bridge_addresses
+    assert {p: (w.epoch, w.handle) for p, w in after.workers.items()} == {
+        p: (w.epoch, w.handle) for p, w in before.workers.items()
+    }
+    assert all(worker.is_out for worker in after.workers.values())
+    assert [call for call in asked if call[1] == "outcome"] == [
+        (f"worker {place}", "outcome", 2) for place in before.workers
+    ]
+    assert after.next_epoch() == 10
+    assert after.replace_worker(after.workers["eu", 1]).epoch == 6, "later than all that were made"
+    assert after.replace_worker(after.workers["eu", 0]).epoch == 2
+
+
+def test_only_what_has_changed_is_noted() -> None:
+    group, maker = filled([])
+    for _ in range(3):
+        group.note(10.0, [], is_changing=False)
+    assert len(maker.books) == 1
+    group.replace_worker(group.workers["us", 0])
+    group.note(10.0, [], is_changing=False)
+    group.note(10.0, [], is_changing=True)
+    group.note(10.0, ["us"], is_changing=True)
+    group.expect_takeover()
+    group.note(10.0, ["us"], is_changing=True)
+    assert len(maker.books) == 4
+    assert maker.books[1].workers["us", 0][0] == 2
+    assert [book.awaited for book in maker.books] == [(), (), (), ("us",)]
+    assert [book.is_changing for book in maker.books] == [False, False, True, True]
