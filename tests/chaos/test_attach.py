@@ -58,6 +58,7 @@ def test_a_driver_is_killed_and_the_next_one_attaches(
     eventually(lambda: nothing_left(ray_cluster), "nothing is left")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("connected")
 def test_a_driver_that_is_an_actor_is_started_again_by_itself(
     ray_cluster: LocalCluster, tmp_path: Path
