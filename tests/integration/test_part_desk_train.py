@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from train_support import Trained, events_of, final_digests, losses, simulate, train
+from train_support import Trained, events_of, final_digests, losses, simulate
 from train_support import experiment_of as tiny
 
 from geo_ray.config.cluster import LocalClusterConfig
 from geo_ray.config.experiment import Experiment
-from geo_ray.errors import InterruptedRunError, RunDirectoryError
+from geo_ray.errors import InterruptedRunError
 from geo_ray.job import rundir
 from geo_ray.job.checkpoints import store_of
 from geo_ray.observe.events.schema import Event
@@ -29,6 +29,7 @@ from geo_ray.runtime.driver.train import train as run_to_end
 
 REGIONS = ("us-east", "eu-west")
 pytestmark = [
+    pytest.mark.slow,  # two starts of a cluster's processes; the parts are in the unit tests
     pytest.mark.timeout(400),
     pytest.mark.skipif(
         os.geteuid() != 0 or shutil.which("unshare") is None,
@@ -93,10 +94,6 @@ def test_stopped_and_resumed_to_the_bit_without_a_shared_directory(
         "checkpoint": {"every_s": 0.5},
         "cluster": {"kind": "existing", "address": apart.address},
     }
-
-    generates = tiny(tmp_path, **own)  # samples are not carried
-    with pytest.raises(RunDirectoryError, match="does not see"):
-        train(generates.model_copy(update={"name": "generates"}), tmp_path)
 
     manifest = str(undisturbed.run.path / "data" / "manifest.json")
     data = {"manifest": manifest, "batch_size": 16}
