@@ -32,6 +32,7 @@ from geo_ray.planning.plan import Plan
 from geo_ray.providers.base import MachineProvider
 from geo_ray.runtime.autoscaler.ray_nodes import RayNodes
 from geo_ray.runtime.autoscaler.run_work import RunWork
+from geo_ray.runtime.cluster.served import NAME_PREFIX, ServedRegions
 
 Handle = Any  # a Ray actor handle; Ray gives it no useful type
 
@@ -119,6 +120,12 @@ class AutoscalerActor:
         self._stop.is_over = True
         self._wake.set()
 
+    def served(self) -> ServedRegions:
+        """What it rents machines for, and how long these may take."""
+        config, target = self.order.config, self._target or self.order.target
+        names = () if self._stop.is_over else tuple(region.name for region in target.regions)
+        return ServedRegions(names, config.start_s + config.retry.join_s)
+
     # ------------------------------------------------------------------ its life
 
     def _live(self) -> None:
@@ -192,17 +199,18 @@ class AutoscalerActor:
 
 def autoscaler_name(cluster: str) -> str:
     """Return the name of a cluster's autoscaler among Ray's actors."""
-    return f"geo-ray-autoscaler-{cluster}"
+    return f"{NAME_PREFIX}{cluster}"
 
 
-def start_autoscaler(order: AutoscaleOrder, namespace: str) -> Handle:
-    """Start the autoscaler of a cluster on this process's node; the one that is there, if any.
+def start_autoscaler(order: AutoscaleOrder, namespace: str, node_id: str | None = None) -> Handle:
+    """Start the autoscaler of a cluster; the one that is there, if any.
 
     Args:
         order: what to look after.
         namespace: Ray namespace of its actor.
+        node_id: of its node; None: this process's.
     """
-    node = ray.get_runtime_context().get_node_id()
+    node = node_id or ray.get_runtime_context().get_node_id()
     return (
         ray.remote(AutoscalerActor)
         .options(

@@ -46,6 +46,7 @@ from geo_ray.runtime.cluster.connect import ConnectedCluster, connect
 from geo_ray.runtime.cluster.demand import by_label
 from geo_ray.runtime.cluster.head_watch import watched_head
 from geo_ray.runtime.cluster.logs import keep_logs
+from geo_ray.runtime.cluster.place_on_cluster import place_on_cluster
 from geo_ray.runtime.cluster.placement import place, remove
 from geo_ray.runtime.cluster.preflight import preflight
 from geo_ray.runtime.control import stop_requests
@@ -260,8 +261,11 @@ def _train(
     demands = demands_of(experiment)
     local = cluster.get().local
     reporting.status("checking the cluster and placing processes")
-    preflight(demands, ask_nodes=experiment.cluster.kind != "local")
-    placed = place(demands, _PLACE_TIMEOUT_S)
+    if local is None:
+        placed = place_on_cluster(demands, _PLACE_TIMEOUT_S, reporting.status)
+    else:
+        preflight(demands, ask_nodes=False)
+        placed = place(demands, _PLACE_TIMEOUT_S)
     try:
         spec = RunSpec(
             experiment_json=with_shapes(experiment, task).model_dump_json(),
