@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from geo_ray.cli.follow import plan_option
 from geo_ray.cli.paths import check_plan_section, config_file
+
+if TYPE_CHECKING:
+    from geo_ray.planning.plan import Plan
 
 
 @click.command(short_help="Make the cluster of CONFIG.")
@@ -64,6 +68,7 @@ def up(
     )
 
     console = wide_console()
+    plan: Plan | Path | None = plan_file
     if dry_run or not yes:
         offer = geo_ray.up_offer(
             config,
@@ -87,11 +92,12 @@ def up(
         free = offer.clouds == ("local",)
         if not free and not click.confirm("Rent these machines?", err=True):
             raise click.Abort
+        plan = offer.plan
     made = geo_ray.up(
         config,
         overrides,
         provider=provider,
-        plan=plan_file,
+        plan=plan,
         policy=policy,  # type: ignore[arg-type]  # as above
         longest_s=longest_s,
         tell=lambda text: click.echo(text, err=True),

@@ -10,12 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from pydantic import TypeAdapter, ValidationError
+
 from geo_ray.autoscale.config import AutoscaleConfig
 from geo_ray.autoscale.from_plan import target_of
 from geo_ray.autoscale.target import ClusterTarget, MachineKind
 from geo_ray.clouds.price_book import PriceBook
 from geo_ray.clusters.clouds import LOCAL, places_of
-from geo_ray.clusters.record import ClusterRecord, HeadRecord, RunPlace
+from geo_ray.clusters.record import Clouds, ClusterRecord, HeadRecord, RunPlace
 from geo_ray.clusters.state import ClusterState
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import digest
@@ -31,6 +33,7 @@ from geo_ray.version import __version__
 _HOUR_S: Final = 3600.0
 _FIRST_PORT: Final = 10_000
 _LAST_PORT: Final = 30_000
+_CLOUDS: Final = TypeAdapter(Clouds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,7 @@ def asked_cluster(
     return AskedCluster(record, state, catalog)
 
 
-def _clouds(experiment: Experiment, provider: ProviderConfig, cloud: str | None) -> tuple[str, ...]:
+def _clouds(experiment: Experiment, provider: ProviderConfig, cloud: str | None) -> Clouds:
     """Return where machines are, each cloud once."""
     offers = section_of(experiment).regions
     if cloud == LOCAL:
@@ -119,7 +122,14 @@ def _clouds(experiment: Experiment, provider: ProviderConfig, cloud: str | None)
             f"--provider {cloud}: plan.regions has machines of {', '.join(named)}",
             fix="Leave --provider out, or correct plan.regions.*.cloud.",
         )
-    for each in named:
+    try:
+        clouds: Clouds = _CLOUDS.validate_python(named)
+    except ValidationError:
+        raise ConfigError(
+            f"plan.regions: machines of {', '.join(named)} cannot be rented",
+            fix="Let `cloud` be aws, tencent or local, or rehearse it with `--provider local`.",
+        ) from None
+    for each in clouds:
         if each == LOCAL:
             continue
         places = places_of(provider, each)
@@ -132,10 +142,10 @@ def _clouds(experiment: Experiment, provider: ProviderConfig, cloud: str | None)
                 )
     if LOCAL in named and named != (LOCAL,):
         raise ConfigError(
-            "machines of this computer and of a cloud make no cluster: they do not reach each other",
+            "machines of this computer and of a cloud do not reach each other: no cluster has both",
             fix="Use `--provider local` for all, or name clouds in plan.regions.",
         )
-    return named
+    return clouds
 
 
 def _head(

@@ -1,4 +1,4 @@
-"""Ends a cluster: runs are saved, machines drained and ended, the head last; then the cloud is asked.
+"""Ends a cluster: runs are saved, machines drained and ended; then the cloud is asked.
 
 It may be killed at any point and repeated. While the head lives, it is told by the cluster's record
 and does the first part itself, in order; if it does not answer, all machines are ended from here.

@@ -16,6 +16,7 @@ from geo_ray.autoscale.policy import AutoscalePolicy
 from geo_ray.clusters.asked import AskedCluster
 from geo_ray.clusters.clouds import LOCAL, open_clouds
 from geo_ray.config.base import StrictModel
+from geo_ray.planning.plan import Plan
 from geo_ray.providers.base import MachineProvider, Pool, Stock
 from geo_ray.providers.local.catalog import write_catalog
 from geo_ray.providers.local.provider import LocalProvider
@@ -47,6 +48,7 @@ class ClusterOffer(StrictModel):
     usd_per_hour: float = Field(description="of all that would be rented")
     total_s: float = Field(description="of the run, as planned")
     total_usd: float = Field(description="of the run, as planned; the head not included")
+    plan: Plan = Field(description="what should run")
 
 
 def cluster_offer(asked: AskedCluster) -> ClusterOffer:
@@ -89,7 +91,7 @@ def _offer(asked: AskedCluster, stocks: dict[Pool, Stock]) -> ClusterOffer:
             usd_per_hour=head_usd,
         )
     ]
-    others = []
+    others: list[OfferedMachines] = []
     seen = set()
     for action in decided.actions:
         if not isinstance(action, Launch):
@@ -120,4 +122,5 @@ def _offer(asked: AskedCluster, stocks: dict[Pool, Stock]) -> ClusterOffer:
         usd_per_hour=usd,
         total_s=record.plan.total_s,
         total_usd=record.plan.total_usd,
+        plan=record.plan,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -108,7 +109,7 @@ def tell_status(store: ConditionalStore, told: ToldStatus, tag: str | None) -> s
     """Write what the head tells; return the new tag, None if another head told something."""
     actions = told.status.actions[-_ACTIONS:]
     while True:
-        slim = AutoscalerStatus(**{**_shallow(told.status), "actions": actions})
+        slim = replace(told.status, actions=actions)
         data = _TOLD.dump_json(ToldStatus(unix_s=told.unix_s, doing=told.doing, status=slim))
         if len(data) <= MAX_RECORD_BYTES or not actions:
             return store.write(STATUS_KEY, data, tag)
@@ -255,8 +256,8 @@ def _posts(
     for row in rows:
         planned.setdefault((row.region, row.role), 0)
     found = []
-    for (region, role), count in planned.items():
-        mine = [row for row in rows if (row.region, row.role) == (region, role)]
+    for (name, role), count in planned.items():
+        mine = [row for row in rows if (row.region, row.role) == (name, role)]
         asked = sum(
             max(0, intent.request.count - intent.failed - intent.gone)
             for intent in memory.intents.values()
@@ -264,14 +265,14 @@ def _posts(
                 intent.request.labels.get(REGION_LABEL),
                 intent.request.labels.get(ROLE_LABEL, "worker"),
             )
-            == (region, role)
+            == (name, role)
         )
         ready = sum(row.is_ready for row in mine)
         leaving = sum(row.leaves is not None for row in mine)
         coming = max(asked, len(mine) - ready - leaving)
         found.append(
             PostRow(
-                region=region,
+                region=name,
                 role=role,
                 planned=count,
                 ready=ready,
@@ -333,7 +334,3 @@ def _decisions(status: AutoscalerStatus) -> list[DecisionRow]:
 
 def _price(stock: Stock) -> float | None:
     return stock.usd_per_hour
-
-
-def _shallow(status: AutoscalerStatus) -> dict[str, object]:
-    return {name: getattr(status, name) for name in AutoscalerStatus.__dataclass_fields__}

@@ -7,6 +7,7 @@ from pathlib import Path
 from shlex import quote
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 
 from geo_ray.api.clusters import UpCluster
@@ -15,6 +16,13 @@ from geo_ray.clusters.report import ClusterReport, DecisionRow, MachineRow
 from geo_ray.observe.text import duration_text
 
 _DECISIONS = 6
+_WIDTH = 130
+
+
+def wide_console() -> Console:
+    """Return where tables of machines are printed: not cut off where nobody looks at a terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=max(console.width, _WIDTH))
 
 
 def offer_table(offer: ClusterOffer) -> Table:
@@ -122,10 +130,9 @@ def _alternatives(decision: DecisionRow) -> list[str]:
 def _leaves(row: MachineRow) -> str:
     if row.role == "head" or row.leaves is None:
         return ""
-    in_s = (
-        "" if row.leaves_in_s is None else f", gone in {duration_text(max(0.0, row.leaves_in_s))}"
-    )
-    return f"leaves: {row.leaves}{in_s}"
+    if row.leaves_in_s is None:
+        return f"leaves: {row.leaves}"
+    return f"leaves: {row.leaves}, gone in {duration_text(max(0.0, row.leaves_in_s))}"
 
 
 def _table(left: Sequence[str], right: Sequence[str]) -> Table:

@@ -1,10 +1,10 @@
-"""Whether an autoscaler serves the connected cluster: then machines come when they are waited for."""
+"""Whether an autoscaler serves the connected cluster: then machines come when work waits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import ray
 from ray.exceptions import RayError
@@ -30,13 +30,15 @@ class ServedRegions:
 
 def served_regions() -> ServedRegions:
     """Ask the autoscalers of the connected cluster, if it has any."""
-    named = list_named_actors(all_namespaces=True)
+    query: Any = list_named_actors
+    named: list[dict[str, str]] = query(all_namespaces=True)
     names = [
         each["name"]
         for each in named
         if each["namespace"] == NAMESPACE and str(each["name"]).startswith(NAME_PREFIX)
     ]
-    return _merged([found for name in names if (found := _asked(str(name))) is not None])
+    asked = [_asked(name) for name in names]
+    return _merged([found for found in asked if found is not None])
 
 
 def _asked(name: str) -> ServedRegions | None:
