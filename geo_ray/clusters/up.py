@@ -63,14 +63,16 @@ def await_machines(
     Args:
         record: of the cluster.
         state: where it is written down.
-        longest_s: longest wait; what is missing then is in the report.
+        longest_s: longest wait once its autoscaler has looked; what is missing then is in the
+            report.
         tell: told what has come.
 
     Raises:
         ClusterStateError: somebody is taking it down.
         ClusterStartError: its head ended.
     """
-    deadline_s = time.monotonic() + longest_s
+    head_s = time.monotonic() + _HEAD_S
+    deadline_s: float | None = None
     told = ""
     provider = open_clouds(record, state)
     while True:
@@ -83,12 +85,24 @@ def await_machines(
                 fix="Repeat `geo-ray up`, which makes another one.",
             )
         have = sum(row.is_ready for row in report.machines)
-        text = f"{have} of {report.wanted} machines compute" if report.looked else ""
+        text = f"{have} of {report.wanted} machines compute" if report.acts else ""
         if text and text != told:
             told = text
             tell(text)
-        if (report.looked and have >= report.wanted) or time.monotonic() > deadline_s:
+        now_s = time.monotonic()
+        if report.acts and deadline_s is None:
+            deadline_s = now_s + longest_s
+        if report.acts and have >= report.wanted:
             return report
+        if deadline_s is not None and now_s >= deadline_s:
+            return report
+        if deadline_s is None and now_s > head_s:
+            raise ClusterStartError(
+                f"the head of {record.name} runs, and its autoscaler tells nothing for "
+                f"{_HEAD_S:.0f} s{_last_words(provider, report)}",
+                fix="Look at the units geo-ray-node and geo-ray-cluster there: can the machine's "
+                "role read the secrets, and read and write `provider.state`?",
+            )
         time.sleep(_FAR_LOOK_S if state.is_far else _NEAR_LOOK_S)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -91,6 +92,20 @@ class ServedCluster:
             raise ClusterError(f"the autoscaler does not answer: {error}") from error
 
 
+def _await_server(address: str, longest_s: float) -> None:
+    """Wait until the job server listens, which it does some time after the head."""
+    host, _, port = address.rpartition("//")[2].rpartition(":")
+    deadline_s = time.monotonic() + longest_s
+    while True:
+        with socket.socket() as probe:
+            probe.settimeout(_ANSWER_S)
+            if probe.connect_ex((host, int(port))) == 0:
+                return
+        if time.monotonic() > deadline_s:
+            raise ClusterError(f"the job server at {address} does not answer")
+        time.sleep(_LOOK_S)
+
+
 @contextmanager
 def served(address: str, job_server: str | None, longest_s: float) -> Iterator[ServedCluster]:
     """Connect to the head that this process serves.
@@ -105,6 +120,8 @@ def served(address: str, job_server: str | None, longest_s: float) -> Iterator[S
     """
     config = ExistingClusterConfig(address=address, connect_timeout_s=longest_s)
     with connect(config, [], namespace=NAMESPACE):
+        if job_server is not None:
+            _await_server(job_server, longest_s)
         host = address.rpartition(":")[0]
         nodes = [
             node["NodeID"]

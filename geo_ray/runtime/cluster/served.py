@@ -37,17 +37,16 @@ def served_regions() -> ServedRegions:
         for each in named
         if each["namespace"] == NAMESPACE and str(each["name"]).startswith(NAME_PREFIX)
     ]
-    asked = [_asked(name) for name in names]
-    return _merged([found for found in asked if found is not None])
+    return _merged([_asked(name) for name in names])
 
 
-def _asked(name: str) -> ServedRegions | None:
+def _asked(name: str) -> ServedRegions:
     try:
         actor = ray.get_actor(name, namespace=NAMESPACE)
-        found = ray.get(actor.served.remote(), timeout=_ANSWER_S)
+        found: Any = ray.get(actor.served.remote(), timeout=_ANSWER_S)
     except (ValueError, RayError):  # it has ended, or starts anew
-        return None
-    return found if isinstance(found, ServedRegions) else None
+        return ServedRegions()
+    return found if isinstance(found, ServedRegions) else ServedRegions()
 
 
 def _merged(found: Sequence[ServedRegions]) -> ServedRegions:
