@@ -115,7 +115,12 @@ def _cloud(
     record: ClusterRecord, state: ClusterState, cloud: str, address: str | None
 ) -> MachineProvider:
     provider, head = record.provider, record.head
-    boot = HeadBoot(port=head.port, dashboard_port=head.dashboard_port, state=state.uri)
+    boot = HeadBoot(
+        port=head.port,
+        dashboard_port=head.dashboard_port,
+        state=state.uri,
+        keys_secret=provider.state_keys_secret,
+    )
     tls = provider.tls
     join = NodeJoin(
         address=address,

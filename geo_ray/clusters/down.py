@@ -28,8 +28,6 @@ Tell = Callable[[str], None]
 _SAVE_S: Final = 240.0
 _SILENT_S: Final = 30.0
 _GONE_S: Final = 600.0
-_NEAR_LOOK_S: Final = 0.2
-_FAR_LOOK_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +68,17 @@ def end_cluster(state: ClusterState, tell: Tell, *, at_once: bool = False) -> En
         if record.phase == "up":
             record = _phase(state, "ending")
         provider = open_clouds(record, state)
-        spent_usd = report_of(record, state, provider).spent_usd
+        before = report_of(record, state, provider)
+        known = {row.id for row in before.machines}
+        if before.head is not None:
+            known.add(before.head.id)
         in_order = not at_once and _ended_by_head(record, state, provider, tell)
-        count = _end_all(record, state, provider, lease, tell)
+        known |= _end_all(record, state, provider, lease, tell)
         _remove_secrets(record, state)
         _check(record, state, provider, tell)
         if record.phase != "down":
             _phase(state, "down")
-    return EndedCluster(record.name, count, spent_usd, in_order)
+    return EndedCluster(record.name, len(known), before.spent_usd, in_order)
 
 
 def _phase(state: ClusterState, phase: Phase) -> ClusterRecord:
@@ -117,7 +118,7 @@ def _ended_by_head(
         if time.monotonic() - began_s > _SAVE_S + 2 * record.autoscale.drain_s:
             tell("the head takes too long: machines are ended without it")
             return False
-        time.sleep(_FAR_LOOK_S if state.is_far else _NEAR_LOOK_S)
+        time.sleep(state.look_s)
 
 
 ALL_ENDED: Final = "all machines have ended"
@@ -129,7 +130,7 @@ def _end_all(
     provider: MachineProvider,
     lease: LeaseKeeper,
     tell: Tell,
-) -> int:
+) -> set[str]:
     """End the head, then all others: nobody is left who could rent anew."""
     seen: set[str] = set()
     deadline_s = time.monotonic() + _GONE_S
@@ -140,7 +141,7 @@ def _end_all(
         seen |= {machine.id for machine in machines}
         living = _living(machines)
         if not living:
-            return len(seen)
+            return seen
         if time.monotonic() > deadline_s:
             raise _left(record, living, last_error)
         head = find_head(machines, record)
@@ -157,7 +158,7 @@ def _end_all(
                 raise
             except GeoRayError as error:
                 last_error = error.message
-        time.sleep(_FAR_LOOK_S if state.is_far else _NEAR_LOOK_S)
+        time.sleep(state.look_s)
 
 
 def _remove_secrets(record: ClusterRecord, state: ClusterState) -> None:
@@ -189,7 +190,7 @@ def _check(
             break
         if not living and not unseen:
             break
-        time.sleep(_FAR_LOOK_S if state.is_far else _NEAR_LOOK_S)
+        time.sleep(state.look_s)
     if living:
         raise _left(record, living, "")
     for store in secrets_of(record, state):

@@ -16,6 +16,8 @@ from geo_ray.util.atomic_file import unwritable
 
 STATUS_KEY = "status.json"
 _MAKING = "making"
+_NEAR_LOOK_S = 0.2
+_FAR_LOOK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,11 @@ class ClusterState:
     def is_far(self) -> bool:
         """Whether it lies in a bucket."""
         return is_s3(self.uri)
+
+    @property
+    def look_s(self) -> float:
+        """How long to wait between two looks at it, and at its cloud."""
+        return _FAR_LOOK_S if self.is_far else _NEAR_LOOK_S
 
     @property
     def path(self) -> Path:

@@ -28,8 +28,6 @@ Tell = Callable[[str], None]
 
 _HEAD_S: Final = 900.0
 _UNSEEN_S: Final = 120.0
-_NEAR_LOOK_S: Final = 0.2
-_FAR_LOOK_S: Final = 5.0
 
 
 def make_cluster(asked: AskedCluster, tell: Tell) -> ClusterRecord:
@@ -103,7 +101,7 @@ def await_machines(
                 fix="Look at the units geo-ray-node and geo-ray-cluster there: can the machine's "
                 "role read the secrets, and read and write `provider.state`?",
             )
-        time.sleep(_FAR_LOOK_S if state.is_far else _NEAR_LOOK_S)
+        time.sleep(state.look_s)
 
 
 def _written(asked: AskedCluster, tell: Tell) -> ClusterRecord:
@@ -201,7 +199,7 @@ def _await_head(
                 f"the head of {record.name} was launched and does not run",
                 fix="Repeat `geo-ray up`, or give it back with `geo-ray down`.",
             )
-        time.sleep(_FAR_LOOK_S if state.is_far else _NEAR_LOOK_S)
+        time.sleep(state.look_s)
 
 
 def _why(provider: MachineProvider, record: ClusterRecord) -> str:

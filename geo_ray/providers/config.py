@@ -71,6 +71,11 @@ class ProviderConfig(StrictModel):
     local: LocalCloudConfig = LocalCloudConfig()
     aws: AwsProviderConfig | None = None
     tencent: TencentProviderConfig | None = None
+    state_keys_secret: str | None = Field(
+        None,
+        description="name of the secret with a credentials file of AWS's form for `state`, which "
+        "the head needs where its role opens no bucket (Tencent); null: its role does",
+    )
     tls: TlsSecrets | None = Field(None, description="Ray's own TLS; null: none")
     python: str = Field(
         "/opt/geo_ray/bin/python", pattern=r"^[\w/.-]+$", description="interpreter of the image"

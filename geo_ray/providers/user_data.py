@@ -41,6 +41,11 @@ class HeadBoot(StrictModel):
     state: str = Field(
         pattern=r"^s3://[^\s'\"]+$", description="address of the cluster's own folder"
     )
+    keys_secret: str | None = Field(
+        None,
+        pattern=r"^[\w/.:+=@-]+$",
+        description="name of the secret with a credentials file for it; null: the machine's role",
+    )
 
 
 class NodeJoin(StrictModel):
@@ -100,6 +105,9 @@ def boot_script(
     secrets |= {
         name: held for name, key in _TLS_FILES.items() if (held := getattr(join, key)) is not None
     }
+    is_head = request.labels.get(ROLE_LABEL) == HEAD_ROLE
+    if is_head and join.head is not None and join.head.keys_secret is not None:
+        secrets["AWS_SHARED_CREDENTIALS_FILE"] = join.head.keys_secret
     region = join.secrets_region or request.pool.region
     where = f"--store {shlex.quote(store)} --region {shlex.quote(region)}"
     lines = [
@@ -122,7 +130,7 @@ def boot_script(
         ]
     lines += [
         "echo RAY_AUTH_MODE=token >> /run/geo_ray/environment",
-        f"echo RAY_USE_TLS={int(len(secrets) > 1)} >> /run/geo_ray/environment",
+        f"echo RAY_USE_TLS={int(join.tls_key_secret is not None)} >> /run/geo_ray/environment",
         # Without these two, a WAN that is silent for a minute takes the whole region out.
         "echo RAY_health_check_timeout_ms=60000 >> /run/geo_ray/environment",
         "echo RAY_gcs_rpc_server_reconnect_timeout_s=600 >> /run/geo_ray/environment",
@@ -132,7 +140,7 @@ def boot_script(
         f" --labels={shlex.quote(labels + ',') if labels else ''}"
         f'{_MACHINE_LABEL}="$machine" --disable-usage-stats'
     )
-    if request.labels.get(ROLE_LABEL) == HEAD_ROLE:
+    if is_head:
         lines += _head(join, node)
     else:
         lines += _worker(join, node, cloud)

@@ -123,13 +123,14 @@ def test_a_cluster_from_nothing_to_nothing(work: Path) -> None:
         again = geo_ray.up(config, provider="local", longest_s=0, tell=told.append)
         assert again.report.head is not None
         assert again.report.head.id == made.report.head.id
-        assert "already" in told[-2] or any("already" in line for line in told)
+        assert any("already" in line for line in told)
 
     said: list[str] = []
     ended = geo_ray.down(config, tell=said.append)  # while it trains
     assert ended.in_order, said
     assert any("saves" in line for line in said)
-    assert events_of(run)[-1].kind in {"checkpoint", "run_stopped", "checkpoint_saved"}
+    last = events_of(run)[-1]
+    assert (last.kind, last["code"]) == ("run_failed", "INTERRUPTED"), "it was saved first"
     assert {machine.state.value for machine in cloud.list_machines("small")} == {"ended"}
     assert not secret.exists()
     host, _, port = str(made.report.address).rpartition(":")

@@ -41,8 +41,9 @@ def served_regions() -> ServedRegions:
 
 
 def _asked(name: str) -> ServedRegions:
+    find: Any = ray.get_actor
     try:
-        actor = ray.get_actor(name, namespace=NAMESPACE)
+        actor = find(name, namespace=NAMESPACE)
         found: Any = ray.get(actor.served.remote(), timeout=_ANSWER_S)
     except (ValueError, RayError):  # it has ended, or starts anew
         return ServedRegions()
