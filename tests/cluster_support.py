@@ -111,7 +111,7 @@ def aws_world(tmp_path: Path) -> Iterator[CloudWorld]:
         front.reset()
         with LoopbackCloud(front) as cloud:
             state = s3_uri(new_bucket(moto), "c", endpoint_url=moto, region="us-east-1")
-            place = {"image_id": "ami-12c6146b", "instance_profile": "geo-ray-nodes"}
+            place = {"image_id": "ami-12c6146b"}
             config = RUN | {
                 "plan": {
                     "regions": {
@@ -127,7 +127,7 @@ def aws_world(tmp_path: Path) -> Iterator[CloudWorld]:
                 "provider": {
                     "state": state,
                     "aws": {
-                        "places": {at: place for at in regions},
+                        "places": dict.fromkeys(regions, place),
                         "endpoints": dict.fromkeys(("ec2", "pricing", "secretsmanager"), cloud.url),
                         "attempts": 1,
                     },

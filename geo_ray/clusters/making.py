@@ -37,9 +37,13 @@ def alone(
     lives_s = FAR_LIVES_S if state.is_far else LIVES_S
     deadline_s = time.monotonic() + longest_s
     has_told = False
+
+    def looking(_: str) -> None:
+        tell("looking whether another command that works on it still lives")
+
     while True:
         try:
-            keeper = LeaseSeeker(state.making(), state.name, tell, lives_s=lives_s).take()
+            keeper = LeaseSeeker(state.making(), state.name, looking, lives_s=lives_s).take()
             break
         except RunHeldError as error:
             if time.monotonic() > deadline_s:
