@@ -48,7 +48,7 @@ RUN: dict[str, Any] = {
     "emulate": {"link": {"rate_mbps": 100, "delay_s": 0.03}},
     "run": {"dir": "s3://bucket/runs"},
     "autoscale": {
-        "every_s": 0.5,
+        "every_s": 0.3,
         "floor": "averager",
         "retry": {"missing_s": 2.0, "resend_s": 5.0},
         "drain_s": 1.0,

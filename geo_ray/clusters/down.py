@@ -65,10 +65,10 @@ def end_cluster(state: ClusterState, tell: Tell, *, at_once: bool = False) -> En
     state.make()
     with alone(state, "down", tell) as lease:
         record = state.known()
-        if record.phase == "up":
-            record = _phase(state, "ending")
         provider = open_clouds(record, state)
         before = report_of(record, state, provider)
+        if record.phase == "up":
+            record = _phase(state, "ending")
         known = {row.id for row in before.machines}
         if before.head is not None:
             known.add(before.head.id)

@@ -32,6 +32,11 @@ class HeadRecord(StrictModel):
     port: int = Field(6379, ge=1, le=65535, description="of the head")
     dashboard_port: int = Field(8265, ge=1, le=65535, description="of dashboard and job server")
     ends_unix_s: float = Field(description="when it ends by itself")
+    is_known: bool = Field(
+        False,
+        description="whether it was seen, or given up: what is not listed any more has ended, and "
+        "its launch is not repeated",
+    )
 
 
 class RunPlace(StrictModel):

@@ -149,7 +149,9 @@ def _stop_run(path: Path, deadline_s: float, say: Callable[[str], None]) -> None
 
 def main() -> None:
     """Serve the cluster that is named on the command line."""
-    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
+    out = logging.StreamHandler()
+    out.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    logging.getLogger("geo_ray").addHandler(out)
     serve(ClusterState.at(sys.argv[1]))
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
+from geo_ray.autoscale.target import ROLE_LABEL
 from geo_ray.clusters.asked import AskedCluster
 from geo_ray.clusters.clouds import open_clouds, secrets_of
 from geo_ray.clusters.head import find_head, head_address, head_request, is_alive
@@ -20,9 +21,10 @@ from geo_ray.clusters.report import ClusterReport, report_of
 from geo_ray.clusters.state import ClusterState
 from geo_ray.errors import ClusterStartError, ClusterStateError, ProviderRefusedError
 from geo_ray.lease.keeper import LeaseKeeper
-from geo_ray.providers.base import MachineProvider
+from geo_ray.providers.base import Machine, MachineProvider
 from geo_ray.providers.local.catalog import write_catalog
 from geo_ray.providers.secrets.base import SecretStore
+from geo_ray.providers.user_data import HEAD_ROLE
 
 Tell = Callable[[str], None]
 
@@ -152,16 +154,14 @@ def _with_head(
 ) -> ClusterRecord:
     """Launch the head unless it is there, and wait for its address."""
     provider = open_clouds(record, state)
-    head = find_head(provider.list_machines(record.name), record)
-    if head is not None and not is_alive(head):
-        tell(f"the head {head.id} has ended: another one takes its place")
-        record = record.model_copy(
-            update={"head": record.head.model_copy(update={"number": record.head.number + 1})}
-        )
-        _, tag = state.read()
-        lease.check()
-        state.write(record, tag)
+    machines = provider.list_machines(record.name)
+    head = find_head(machines, record)
+    if (head is None and record.head.is_known) or (head is not None and not is_alive(head)):
+        tell("the head has ended: another one takes its place")
+        number = record.head.number + 1
+        record = _with(record, state, lease, number=number, is_known=False)
         head = None
+    _end_other_heads(provider, machines, record, tell)
     if head is None:
         pool = record.head.pool
         tell(f"launching the head: {pool.type} in {pool.zone or pool.region}")
@@ -173,8 +173,41 @@ def _with_head(
                 fix="Name another `provider.head.type`, `zone` or `region`, or try again later; "
                 f"`geo-ray down {state.shown}` gives back what is there.",
             )
-    _await_head(provider, record, state, tell)
+    try:
+        _await_head(provider, record, state, tell)
+    except ClusterStartError:
+        _with(record, state, lease, is_known=True)
+        raise
+    return _with(record, state, lease, is_known=True)
+
+
+def _with(
+    record: ClusterRecord, state: ClusterState, lease: LeaseKeeper, **changes: object
+) -> ClusterRecord:
+    """Write down what has become of the head."""
+    record = record.model_copy(update={"head": record.head.model_copy(update=changes)})
+    found, tag = state.read()
+    lease.check()
+    if found != record:
+        state.write(record, tag)
     return record
+
+
+def _end_other_heads(
+    provider: MachineProvider, machines: Sequence[Machine], record: ClusterRecord, tell: Tell
+) -> None:
+    """End heads whose place was taken: one that was given up may have come late."""
+    wanted = head_request(record).request_id
+    others = [
+        machine.id
+        for machine in machines
+        if machine.labels.get(ROLE_LABEL) == HEAD_ROLE
+        and machine.request_id != wanted
+        and is_alive(machine)
+    ]
+    if others:
+        tell(f"ending {', '.join(others)}: a head whose place was taken")
+        provider.terminate(others)
 
 
 def _await_head(

@@ -42,11 +42,11 @@ from geo_ray.observe.events.log import EVENTS_FILE, EventLog, detach, last_time_
 from geo_ray.observe.metrics.summary import Summary, Summing, save_summary
 from geo_ray.observe.report.ending import LOGS, note_failure
 from geo_ray.runtime.actors.spec import Resume, RunSpec
+from geo_ray.runtime.cluster.cluster_placement import place_on_cluster
 from geo_ray.runtime.cluster.connect import ConnectedCluster, connect
 from geo_ray.runtime.cluster.demand import by_label
 from geo_ray.runtime.cluster.head_watch import watched_head
 from geo_ray.runtime.cluster.logs import keep_logs
-from geo_ray.runtime.cluster.place_on_cluster import place_on_cluster
 from geo_ray.runtime.cluster.placement import place, remove
 from geo_ray.runtime.cluster.preflight import preflight
 from geo_ray.runtime.control import stop_requests
