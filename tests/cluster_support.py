@@ -301,7 +301,7 @@ def _serve(state: ClusterState, stop: threading.Event) -> None:
             record.name,
             keeper.check,
         )
-        _, tag = read_status(state.store())
+        _, tag = read_status(state.store(), record.made)
         while not stop.wait(record.autoscale.every_s):
             phase = state.known().phase
             if phase == "down":
@@ -316,7 +316,7 @@ def _serve(state: ClusterState, stop: threading.Event) -> None:
             status = AutoscalerStatus(
                 True, time.time(), tuple(living), left_s=5000.0, actions=tuple(actions)
             )
-            said = ToldStatus(unix_s=time.time(), doing=doing, status=status)
+            said = ToldStatus(unix_s=time.time(), made=record.made, doing=doing, status=status)
             tag = tell_status(state.store(), said, tag)
             if len(living) == 0:
                 return

@@ -103,7 +103,7 @@ def _ended_by_head(
         if not is_alive(head):
             tell("the head does not live: machines are ended without it")
             return False
-        told, _ = read_status(store)
+        told, _ = read_status(store, record.made)
         if told is not None and told.unix_s != last[0]:
             heard_s = time.monotonic()
             if told.doing and told.doing != last[1]:

@@ -98,6 +98,7 @@ class ToldStatus(StrictModel):
     """What the head tells of its cluster, again and again."""
 
     unix_s: float
+    made: int = Field(1, description="of which cluster of the name: how often one was made")
     doing: str = Field("", description="for people: what comes of a wish that it ends")
     status: AutoscalerStatus
 
@@ -110,21 +111,29 @@ def tell_status(store: ConditionalStore, told: ToldStatus, tag: str | None) -> s
     actions = told.status.actions[-_ACTIONS:]
     while True:
         slim = replace(told.status, actions=actions)
-        data = _TOLD.dump_json(ToldStatus(unix_s=told.unix_s, doing=told.doing, status=slim))
+        data = _TOLD.dump_json(told.model_copy(update={"status": slim}))
         if len(data) <= MAX_RECORD_BYTES or not actions:
             return store.write(STATUS_KEY, data, tag)
         actions = actions[len(actions) // 2 + 1 :]
 
 
-def read_status(store: ConditionalStore) -> tuple[ToldStatus | None, str | None]:
-    """Return what the head told last, and the tag of it; what makes no sense counts as nothing."""
+def read_status(store: ConditionalStore, made: int) -> tuple[ToldStatus | None, str | None]:
+    """Return what the head told last, and the tag of it.
+
+    What makes no sense counts as nothing, and so does what the head of an earlier cluster told.
+
+    Args:
+        store: of the cluster.
+        made: how often one of the name was made.
+    """
     found = store.read(STATUS_KEY)
     if found is None:
         return None, None
     try:
-        return _TOLD.validate_json(found.data), found.tag
+        told = _TOLD.validate_json(found.data)
     except ValidationError:  # of another release
         return None, found.tag
+    return (told if told.made == made else None), found.tag
 
 
 def report_of(
@@ -137,7 +146,7 @@ def report_of(
     """
     now_s = time.time()
     store = state.store()
-    told, _ = read_status(store)
+    told, _ = read_status(store, record.made)
     found = store.read(JOURNAL_KEY)
     memory = AutoscalerMemory() if found is None else decode_memory(found.data)
     listed = provider.list_machines(record.name)

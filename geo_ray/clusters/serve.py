@@ -48,7 +48,7 @@ class ClusterServer:
     def __init__(self, state: ClusterState, cluster: ServedCluster, record: ClusterRecord) -> None:
         self._state, self._cluster, self._record = state, cluster, record
         self._store = state.store()
-        _, self._tag = read_status(self._store)
+        _, self._tag = read_status(self._store, record.made)
         self._doing = ""
         self._is_released = False
 
@@ -90,10 +90,11 @@ class ClusterServer:
     def _say(self, doing: str) -> None:
         """Write down how the cluster stands, and what is being done about its end."""
         self._doing = doing
-        told = ToldStatus(unix_s=time.time(), doing=doing, status=self._cluster.status())
+        status, made = self._cluster.status(), self._record.made
+        told = ToldStatus(unix_s=time.time(), made=made, doing=doing, status=status)
         tag = tell_status(self._store, told, self._tag)
         if tag is None:
-            _, tag = read_status(self._store)  # of the process that served before
+            _, tag = read_status(self._store, made)  # of the process that served before
         self._tag = tag
 
 

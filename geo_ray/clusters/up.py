@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from geo_ray.autoscale.journal import JOURNAL_KEY
+from geo_ray.autoscale.memory import AutoscalerMemory, decode_memory, encode_memory
 from geo_ray.autoscale.target import ROLE_LABEL
 from geo_ray.clusters.asked import AskedCluster
 from geo_ray.clusters.clouds import open_clouds, secrets_of
@@ -111,6 +113,7 @@ def _written(asked: AskedCluster, tell: Tell) -> ClusterRecord:
     found, tag = asked.state.read()
     if found is None or found.phase == "down":
         made = 1 if found is None else found.made + 1
+        _forget(asked.state)
         record = asked.record.model_copy(update={"made": made})
         asked.state.write(record, tag)
         return record
@@ -127,6 +130,18 @@ def _written(asked: AskedCluster, tell: Tell) -> ClusterRecord:
         )
     tell(f"{found.name} is written down in {asked.state.shown} already: completing it")
     return found
+
+
+def _forget(state: ClusterState) -> None:
+    """Begin the books anew; what was learned of pools is kept, and so is the count of requests."""
+    store = state.store()
+    found = store.read(JOURNAL_KEY)
+    if found is not None:
+        before = decode_memory(found.data)
+        memory = AutoscalerMemory(before.epoch, before.launches, pools=before.pools)
+        data = encode_memory(memory)
+        if data != found.data:
+            store.write(JOURNAL_KEY, data, found.tag)
 
 
 def _put_token(record: ClusterRecord, state: ClusterState, tell: Tell) -> None:

@@ -156,7 +156,9 @@ def test_a_head_that_was_ended_by_hand_is_replaced_and_down_needs_none(world: Cl
         up(world)
         assert world.state.known().made == 2
         assert len(world.living()) == 3
-        down(world)
+        spent = geo_ray.cluster_status(world.state.uri).spent_usd
+        assert spent < ended.spent_usd + 1e-9, "the books begin anew"
+        assert down(world).in_order
     assert world.living() == []
 
 
@@ -201,7 +203,7 @@ def test_a_missing_right_is_named_and_nothing_is_left(world: CloudWorld) -> None
 
 
 @pytest.mark.usefixtures("near")
-def test_wrong_credentials_are_told_before_anything_is_written(
+def test_wrong_credentials_are_told_before_anything_is_rented(
     world: CloudWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")

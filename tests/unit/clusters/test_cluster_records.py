@@ -318,12 +318,13 @@ def test_what_is_told_never_becomes_too_long(tmp_path: Path) -> None:
     store = state.store()
     tag = tell_status(store, ToldStatus(unix_s=1.0, status=status), None)
     assert tag is not None
-    found, read_tag = read_status(store)
+    found, read_tag = read_status(store, 1)
     assert read_tag == tag
     assert found is not None
     assert found.status.actions[-1].unix_s == 49.0, "the newest stay"
     assert len((tmp_path / "c" / "status.json").read_bytes()) <= MAX_RECORD_BYTES
+    assert read_status(store, 2) == (None, tag), "a cluster that was made anew has told nothing"
     again = ToldStatus(unix_s=2.0, status=status)
     assert tell_status(store, again, None) is None, "another head has told something"
     (tmp_path / "c" / "status.json").write_text("{}")
-    assert read_status(store)[0] is None
+    assert read_status(store, 1)[0] is None
