@@ -29,7 +29,7 @@ from geo_ray.clusters.state import ClusterState
 from geo_ray.errors import GeoRayError
 from geo_ray.lease.local_store import LocalConditionalStore
 from geo_ray.lease.seek import LeaseSeeker
-from geo_ray.providers.base import Machine, MachineState
+from geo_ray.providers.base import Machine, MachineProvider, MachineState
 from geo_ray.stores.uri import s3_uri
 from tests.cloud_servers import AwsAnswers, LoopbackCloud, TencentAnswers, instance_product, quota
 from tests.cvm_server import CvmServer
@@ -74,6 +74,7 @@ class CloudWorld:
     server: Any
     prices: Sequence[Path] = ()
     told: list[str] = field(default_factory=list)
+    _provider: MachineProvider | None = None  # boto3 takes long to make a client
 
     @property
     def state(self) -> ClusterState:
@@ -86,7 +87,9 @@ class CloudWorld:
     def living(self) -> list[Machine]:
         """All machines of the cluster that the cloud lists."""
         record = self.state.known()
-        listed = open_clouds(record, self.state).list_machines(record.name)
+        if self._provider is None:
+            self._provider = open_clouds(record, self.state)
+        listed = self._provider.list_machines(record.name)
         return [m for m in listed if m.state is not MachineState.ENDED]
 
 
@@ -265,12 +268,14 @@ def played_head(state: ClusterState) -> Iterator[None]:
     stop = threading.Event()
 
     def live() -> None:
+        provider: MachineProvider | None = None
         while not stop.wait(0.1):
             try:
                 record, _ = state.read()
                 if record is None:
                     continue
-                head = find_head(open_clouds(record, state).list_machines(record.name), record)
+                provider = provider or open_clouds(record, state)
+                head = find_head(provider.list_machines(record.name), record)
                 if head is None or head.state is not MachineState.RUNNING:
                     continue
                 _serve(state, stop)

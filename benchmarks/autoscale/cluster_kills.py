@@ -91,6 +91,7 @@ class KilledCluster:
         reaper: ends who is at work.
         epoch: how manieth autoscaler this is.
         loop: it; None: it has died, and the next one has not begun.
+        watching: what looks whether there is a head.
     """
 
     world: CloudWorld
@@ -98,6 +99,7 @@ class KilledCluster:
     reaper: Reaper = field(default_factory=Reaper)
     epoch: int = 0
     loop: Reconciler | None = None
+    watching: MachineProvider | None = None
 
     @property
     def state(self) -> ClusterState:
@@ -115,8 +117,9 @@ class KilledCluster:
     def tick(self) -> None:
         """Let the autoscaler look once, if there is a head that it could live on."""
         record = self.state.known()
-        provider = clouds.open_clouds(record, self.state)
-        head = find_head(provider.list_machines(record.name), record)
+        if self.watching is None:
+            self.watching = clouds.open_clouds(record, self.state)
+        head = find_head(self.watching.list_machines(record.name), record)
         if record.phase != "up" or head is None or head.state is not MachineState.RUNNING:
             self.loop = None
             return

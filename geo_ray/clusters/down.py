@@ -151,7 +151,7 @@ def _end_all(
             lease.check()
             if len(living) != told:
                 told = len(living)
-                tell(f"ending {len(living)} machines")
+                tell("ending 1 machine" if told == 1 else f"ending {told} machines")
             try:
                 provider.terminate(to_end)
             except ProviderRefusedError:

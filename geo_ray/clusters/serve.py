@@ -48,6 +48,7 @@ class ClusterServer:
     def __init__(self, state: ClusterState, cluster: ServedCluster, record: ClusterRecord) -> None:
         self._state, self._cluster, self._record = state, cluster, record
         self._store = state.store()
+        self._provider = open_clouds(record, state)
         _, self._tag = read_status(self._store, record.made)
         self._doing = ""
         self._is_released = False
@@ -73,8 +74,7 @@ class ClusterServer:
             time.sleep(min(every_s, _AGAIN_S) if self._is_released else every_s)
 
     def _living(self) -> bool:
-        provider = open_clouds(self._record, self._state)
-        machines = provider.list_machines(self._record.name)
+        machines = self._provider.list_machines(self._record.name)
         head = find_head(machines, self._record)
         return any(m.state is not MachineState.ENDED and m is not head for m in machines)
 

@@ -84,6 +84,17 @@ def test_a_dry_run_shows_prices_and_alternatives_and_rents_nothing(world: CloudW
     assert offer.usd_per_hour == pytest.approx(total)
 
 
+@pytest.mark.slow
+def test_the_state_may_lie_in_a_bucket(world: CloudWorld) -> None:
+    with played_head(world.state):
+        up(world)
+        assert len(world.living()) == 3
+        assert down(world).in_order
+    assert world.living() == []
+    assert world.state.known().phase == "down"
+
+
+@pytest.mark.usefixtures("near")
 def test_from_an_empty_account_to_the_bill_and_back_to_nothing(world: CloudWorld) -> None:
     with played_head(world.state):
         made = up(world)
