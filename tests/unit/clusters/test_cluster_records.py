@@ -16,7 +16,13 @@ import yaml
 import geo_ray
 from geo_ray.api.clusters import cluster_at
 from geo_ray.autoscale.journal import JOURNAL_KEY
-from geo_ray.autoscale.memory import AutoscalerMemory, Duty, Parting, encode_memory
+from geo_ray.autoscale.memory import (
+    AutoscalerMemory,
+    Duty,
+    Parting,
+    decode_memory,
+    encode_memory,
+)
 from geo_ray.autoscale.status import ActionTold, AutoscalerStatus
 from geo_ray.autoscale.target import REGION_LABEL, ROLE_LABEL
 from geo_ray.clouds.price_book import shipped_book
@@ -32,6 +38,7 @@ from geo_ray.clusters.report import (
     tell_status,
 )
 from geo_ray.clusters.state import ClusterState, names_cluster
+from geo_ray.clusters.up import _forget
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_tree
 from geo_ray.config.source import override_items
@@ -328,3 +335,22 @@ def test_what_is_told_never_becomes_too_long(tmp_path: Path) -> None:
     assert tell_status(store, again, None) is None, "another head has told something"
     (tmp_path / "c" / "status.json").write_text("{}")
     assert read_status(store, 1)[0] is None
+
+
+def test_a_cluster_that_is_made_anew_keeps_what_was_learned_and_not_what_was_spent(
+    tmp_path: Path,
+) -> None:
+    state = ClusterState.at(str(tmp_path / "c"))
+    state.make()
+    memory = AutoscalerMemory(epoch=3, launches=7)
+    memory.ledger.add("eu", "the plan", 2.0, 1.0, 1.5)
+    memory.pool(Pool("eu-central-1", None, "small", Market.SPOT)).preemptions = 2.0
+    memory.pace.stopped_at_usd = 1.0
+    state.store().write(JOURNAL_KEY, encode_memory(memory), None)
+    for _ in range(2):
+        _forget(state)
+        found = state.store().read(JOURNAL_KEY)
+        assert found is not None
+        left = decode_memory(found.data)
+        assert (left.launches, left.ledger.paid_usd, left.pace.stopped_at_usd) == (7, 0.0, None)
+        assert [each.preemptions for each in left.pools.values()] == [2.0]
