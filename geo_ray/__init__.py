@@ -23,6 +23,14 @@ if TYPE_CHECKING:
     from geo_ray.api.certs import rotate_ca as rotate_ca
     from geo_ray.api.check import PromiseCheck as PromiseCheck
     from geo_ray.api.check import check as check
+    from geo_ray.api.clusters import ClusterOffer as ClusterOffer
+    from geo_ray.api.clusters import ClusterReport as ClusterReport
+    from geo_ray.api.clusters import EndedCluster as EndedCluster
+    from geo_ray.api.clusters import UpCluster as UpCluster
+    from geo_ray.api.clusters import cluster_status as cluster_status
+    from geo_ray.api.clusters import down as down
+    from geo_ray.api.clusters import up as up
+    from geo_ray.api.clusters import up_offer as up_offer
     from geo_ray.api.columns import DataStatistics as DataStatistics
     from geo_ray.api.columns import DataSurvey as DataSurvey
     from geo_ray.api.columns import WantedStatistics as WantedStatistics
@@ -101,6 +109,14 @@ _WHERE = {
     "rotate_ca": "api.certs",
     "PromiseCheck": "api.check",
     "check": "api.check",
+    "ClusterOffer": "api.clusters",
+    "ClusterReport": "api.clusters",
+    "EndedCluster": "api.clusters",
+    "UpCluster": "api.clusters",
+    "cluster_status": "api.clusters",
+    "down": "api.clusters",
+    "up": "api.clusters",
+    "up_offer": "api.clusters",
     "DataSurvey": "api.columns",
     "DataStatistics": "api.columns",
     "WantedStatistics": "api.columns",

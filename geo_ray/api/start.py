@@ -5,17 +5,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import TypeAlias
 
 from geo_ray.checkpoint.store import CheckpointStore
-from geo_ray.config.experiment import Experiment
-from geo_ray.config.load import digest, load_tree, override_notes
+from geo_ray.config.experiment import Experiment, RunConfig
+from geo_ray.config.load import digest, load_tree, override_notes, read_text
+from geo_ray.config.overrides import apply_overrides
 from geo_ray.config.source import ConfigSource
+from geo_ray.config.yaml_text import parse_yaml
 from geo_ray.errors import ConfigError
 from geo_ray.job import rundir
 from geo_ray.job.auto import load_experiment
 from geo_ray.job.build import check_device
+from geo_ray.job.checkpoints import has_checkpoint
+from geo_ray.job.far.objects import RunObjects
 from geo_ray.job.follow_plan import changes_of, check_model, emulation_of
 from geo_ray.job.resumption import check_resumable
 from geo_ray.job.rundir import RunDirectory
@@ -23,6 +28,7 @@ from geo_ray.job.start.cert_files import check_own_certificates
 from geo_ray.observe.events.schema import Event
 from geo_ray.observe.metrics.summary import load_summary
 from geo_ray.planning.plan import Plan
+from geo_ray.stores.uri import is_s3, join
 
 Tell: TypeAlias = Callable[[str], None]
 _log = logging.getLogger(__name__)
@@ -85,6 +91,37 @@ def new_run(
     experiment, reason = checked_run(config, overrides, plan, tell, emulated=emulated)
     run = rundir.create(experiment, config.parent, reason, plan)
     return ReadyRun(run, experiment, note=_name_note(run, experiment, emulated=emulated))
+
+
+def run_to_go_on_with(config: ConfigSource, overrides: tuple[str, ...]) -> Path | str | None:
+    """The run that a configuration goes on with, as `run.again` says; None: it begins a new one.
+
+    That is the last of its name that has saved a checkpoint.
+
+    Raises:
+        ConfigError: the configuration is wrong.
+    """
+    tree = apply_overrides(parse_yaml(read_text(config), str(config)), overrides)
+    keys = tree.value if isinstance(tree.value, dict) else {}
+    section = keys.get("run")
+    if not isinstance(section, dict) or section.get("again") != "resume":
+        return None
+    place, name = section.get("dir", RunConfig().dir), keys.get("name")
+    if not isinstance(place, str) or not isinstance(name, str):
+        return None  # whoever reads all of it says what is wrong
+    found: Path | str | None = None
+    for number in count(1):
+        each = name if number == 1 else f"{name}-{number}"
+        if is_s3(place):
+            address = join(place, each)
+            if not RunObjects(address).is_there():
+                return found
+            found = address
+        elif not (Path(place) / each).is_dir():
+            return found
+        elif has_checkpoint(Path(place) / each):
+            found = Path(place) / each
+    return found
 
 
 def checked_run(

@@ -11,7 +11,7 @@ from pathlib import Path
 from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
 from geo_ray.api.planning import FollowedPlan, plan_to_follow
 from geo_ray.api.run import Run, directory_of, open_run
-from geo_ray.api.start import new_run, resumed_run
+from geo_ray.api.start import new_run, resumed_run, run_to_go_on_with
 from geo_ray.api.watch import OnEvent, RunWatch, ShowProgress, Watched
 from geo_ray.config.source import override_items
 from geo_ray.errors import ConfigError, GeoRayError, LeaseLostError, RunHeldError
@@ -93,6 +93,8 @@ def train(
         )
     seeker: LeaseSeeker | None = None
     with own_threads_kept():
+        if resume is None and source is not None:
+            resume = run_to_go_on_with(source, changes)
         if resume is not None:
             address = _address_of(resume)
             path = directory_of(resume) if address is None else copy_path(address, "driven")

@@ -36,6 +36,8 @@ _VERBS = {
     "export": ("geo_ray.cli.export", "export"),
     "prices": ("geo_ray.cli.prices", "prices"),
     "lab": ("geo_ray.cli.lab", "lab"),
+    "up": ("geo_ray.cli.up", "up"),
+    "down": ("geo_ray.cli.down", "down"),
 }
 
 

@@ -1,14 +1,21 @@
-"""`geo-ray status`: how a run stands."""
+"""`geo-ray status`: how a run, or a cluster, stands."""
 
 from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import click
 
 from geo_ray.cli.paths import RunRef, RunReference, run_directory
 
+if TYPE_CHECKING:
+    from geo_ray.clusters.report import ClusterReport
+
 
 @click.command("status")
-@click.argument("run_dir", metavar="RUN", type=RunReference(), callback=run_directory)
+@click.argument("run_dir", metavar="RUN|CLUSTER", type=RunReference())
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of lines.")
 @click.option("--follow", is_flag=True, help="Again and again, until nobody drives the run.")
 @click.option(
@@ -20,10 +27,18 @@ from geo_ray.cli.paths import RunRef, RunReference, run_directory
     help="With --follow: seconds from one to the next.",
 )
 def status(run_dir: RunRef, as_json: bool, follow: bool, every_s: float) -> None:
-    """Say how RUN stands, and whether its driver lives.
+    """Say how RUN stands, and whether its driver lives; or how CLUSTER does.
 
     Reads RUN only, so it works from any terminal or machine that sees it, whoever drives it.
+    CLUSTER is the folder that `geo-ray up` has printed, or the CONFIG that it was made of; its
+    cloud is asked for its machines.
     """
+    from geo_ray.clusters.state import names_cluster
+
+    if names_cluster(run_dir):
+        _show_cluster(run_dir, every_s if follow else None, as_json=as_json)
+        return
+    run_directory(click.get_current_context(), click.Argument(["run_dir"]), run_dir)
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -43,3 +58,32 @@ def status(run_dir: RunRef, as_json: bool, follow: bool, every_s: float) -> None
     with Live(auto_refresh=False) as live:
         for each in found:
             live.update(Text("\n".join(status_lines(each))), refresh=True)
+
+
+def _show_cluster(cluster: RunRef, every_s: float | None, *, as_json: bool) -> None:
+    from geo_ray.cli.tables.cluster import (
+        decision_lines,
+        machines_table,
+        report_lines,
+        wide_console,
+    )
+
+    console = wide_console()
+    for report in _reports(cluster, every_s):
+        if as_json:
+            click.echo(report.model_dump_json(indent=2 if every_s is None else None))
+            continue
+        console.print(machines_table(report))
+        for line in (*report_lines(report), *decision_lines(report)):
+            console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _reports(cluster: RunRef, every_s: float | None) -> Iterator[ClusterReport]:
+    import geo_ray
+
+    while True:
+        report = geo_ray.cluster_status(cluster)
+        yield report
+        if every_s is None or report.phase == "down":
+            return
+        time.sleep(every_s)

@@ -21,6 +21,7 @@ from geo_ray.data.split import IidSplit, SplitConfig
 from geo_ray.errors import StoreError
 from geo_ray.overlay.config import AnyOverlay, StarOverlay, check_overlay
 from geo_ray.planning.config import PlanConfig
+from geo_ray.providers.config import ProviderConfig
 from geo_ray.stores.uri import is_s3, parse_s3
 from geo_ray.strategies.registry import AnyStrategy
 from geo_ray.strategies.rules import check_shards
@@ -116,6 +117,11 @@ class RunConfig(StrictModel):
         description="what drives a run on an existing cluster: the process that starts it, with "
         "which it ends, or an actor there, which goes on if that process dies",
     )
+    again: Literal["new", "resume"] = Field(
+        "new",
+        description="what `geo-ray train CONFIG` does where there is a run of that name: make "
+        "another one with a number, or go on with it, as a job that is submitted again does",
+    )
     unattended_s: float | None = Field(
         3600.0,
         gt=0,
@@ -180,6 +186,7 @@ class Experiment(StrictModel):
     members: MembersConfig = MembersConfig()
     plan: PlanConfig | None = None
     autoscale: AutoscaleConfig | None = None
+    provider: ProviderConfig | None = None
     transport: TransportConfig = TransportConfig()
     lan: LanConfig = LanConfig()
     overlay: AnyOverlay = StarOverlay()
@@ -233,6 +240,8 @@ class Experiment(StrictModel):
         if self.autoscale is not None:
             found += [("autoscale.zones", name) for name in self.autoscale.zones]
         found += [("averager.next_standbys", name) for name in self.averager.next_standbys]
+        if self.provider is not None and self.provider.head.region is not None:
+            found.append(("provider.head.region", self.provider.head.region))
         if self.checkpoint.store_region is not None:
             found.append(("checkpoint.store_region", self.checkpoint.store_region))
         found += [("checkpoint.region_stores", name) for name in self.checkpoint.region_stores]

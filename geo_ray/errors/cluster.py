@@ -68,3 +68,30 @@ class PortInUseError(ClusterError):
     code = "PORT_IN_USE"
     causes = "Another run on the same machine, or a process of an earlier one that has not ended."
     advice = "Choose another port, or 0 for any free one."
+
+
+class ClusterStateError(ClusterError):
+    """What is written down of a cluster does not allow what was asked."""
+
+    code = "CLUSTER_STATE"
+    causes = (
+        "There is no cluster of that name, it is being taken down, or it was made of another "
+        "configuration."
+    )
+    advice = "See how it stands with `geo-ray status CLUSTER`; `geo-ray up CONFIG` makes one."
+
+
+class ClusterBusyError(ClusterError):
+    """Another command makes or ends the cluster, and does not come to its end."""
+
+    code = "CLUSTER_BUSY"
+    causes = "Another `geo-ray up` or `geo-ray down` of the same cluster."
+    advice = "Wait for that command, or end it and repeat this one: both may be repeated."
+
+
+class MachinesLeftError(ClusterError):
+    """Machines or secrets of a cluster that was taken down are still there."""
+
+    code = "MACHINES_LEFT"
+    causes = "The cloud refuses to end them, does not answer, or takes long."
+    advice = "Repeat `geo-ray down`; what stays has to be ended in the cloud's own console."

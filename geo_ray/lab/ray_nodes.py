@@ -20,6 +20,7 @@ from geo_ray.errors import ClusterStartError
 from geo_ray.lab import teardown
 from geo_ray.lab.lab import Lab
 from geo_ray.runtime.cluster.labels import label_flag
+from geo_ray.runtime.cluster.own_tls import tls_environment
 from geo_ray.runtime.cluster.settings import local_node_environment, token_environment
 
 _PORT: Final = 6379  # every region has all ports of its namespace
@@ -43,11 +44,13 @@ class RayOptions:
         cpus: logical CPUs of each region; only a count.
         object_store_bytes: shared memory of each region's object store.
         start_timeout_s: longest wait for all nodes; starting crosses the WAN several times.
+        tls: whether Ray itself encrypts what it says, with a certificate of the lab's own.
     """
 
     cpus: int = 4
     object_store_bytes: int = 100_000_000
     start_timeout_s: float = 180.0
+    tls: bool = False
 
 
 def start_ray(lab: Lab, options: RayOptions | None = None) -> dict[str, str]:
@@ -75,10 +78,12 @@ def start_ray(lab: Lab, options: RayOptions | None = None) -> dict[str, str]:
     token.write_text(secrets.token_hex(32))
     head_ip = lab.addresses[lab.regions[0]]
     environment = {"RAY_ADDRESS": f"{head_ip}:{_PORT}", **token_environment(token)}
+    tls = tls_environment(root, tuple(lab.addresses.values())) if options.tls else {}
+    environment |= tls
     record["directories"] = [*record.get("directories", []), str(root)]
     teardown.write_record(lab.directory, record)
 
-    node_environment = {**local_node_environment(token), **WAN_SETTINGS}
+    node_environment = {**local_node_environment(token), **WAN_SETTINGS, **tls}
     deadline_s = time.monotonic() + options.start_timeout_s
     nodes: dict[str, subprocess.Popen[bytes]] = {}
     for index, region in enumerate(lab.regions):

@@ -13,10 +13,19 @@ from pydantic import Field
 
 from geo_ray.clouds.tencent.role import METADATA_VARIABLE
 from geo_ray.config.base import StrictModel
+from geo_ray.errors import ProviderRefusedError
 from geo_ray.providers.base import LaunchRequest
 from geo_ray.providers.notices.tencent import TENCENT_METADATA
 
 _MACHINE_LABEL: Final = "geo-ray/machine"  # also in runtime/cluster/labels.py, which is above
+ROLE_LABEL: Final = "geo-ray/role"  # also in autoscale/target.py, which is above
+HEAD_ROLE: Final = "head"
+HEAD_ENVIRONMENT: Final = {
+    "RAY_gcs_storage": "rocksdb",
+    # `ray job stop`, and the cluster's end, give a run the time to save.
+    "RAY_JOB_STOP_WAIT_TIME_S": "120",
+}
+_GCS_STATE: Final = "/var/lib/geo_ray/gcs"
 _TLS_FILES: Final = {
     "RAY_TLS_SERVER_CERT": "tls_certificate_secret",
     "RAY_TLS_SERVER_KEY": "tls_key_secret",
@@ -24,10 +33,28 @@ _TLS_FILES: Final = {
 }
 
 
-class NodeJoin(StrictModel):
-    """How a machine's Ray node joins its cluster."""
+class HeadBoot(StrictModel):
+    """What the machine of Ray's head does instead of joining one."""
 
-    address: str = Field(pattern=r"^[\w.:\[\]-]+:\d+$", description="host:port of the head")
+    port: int = Field(6379, ge=1, le=65535, description="of the head")
+    dashboard_port: int = Field(8265, ge=1, le=65535, description="of dashboard and job server")
+    state: str = Field(
+        pattern=r"^s3://[^\s'\"]+$", description="address of the cluster's own folder"
+    )
+    keys_secret: str | None = Field(
+        None,
+        pattern=r"^[\w/.:+=@-]+$",
+        description="name of the secret with a credentials file for it; null: the machine's role",
+    )
+
+
+class NodeJoin(StrictModel):
+    """How a machine's Ray node joins its cluster, or is its head."""
+
+    address: str | None = Field(
+        None, pattern=r"^[\w.:\[\]-]+:\d+$", description="host:port of the head"
+    )
+    head: HeadBoot | None = Field(None, description="of machines with the role head")
     token_secret: str = Field(
         pattern=r"^[\w/.:+=@-]+$", description="name of the secret that holds the cluster's token"
     )
@@ -48,6 +75,20 @@ class NodeJoin(StrictModel):
     )
 
 
+def needed_join(join: NodeJoin | None) -> NodeJoin:
+    """Return how a node joins.
+
+    Raises:
+        ProviderRefusedError: nobody has said it.
+    """
+    if join is None:
+        raise ProviderRefusedError(
+            "nothing is said of how a machine's node joins its cluster",
+            fix="Give `join`, or let `geo-ray up` make the cluster, which knows it.",
+        )
+    return join
+
+
 def boot_script(
     request: LaunchRequest, join: NodeJoin, cloud: Literal["aws", "tencent"], store: str
 ) -> str:
@@ -64,6 +105,9 @@ def boot_script(
     secrets |= {
         name: held for name, key in _TLS_FILES.items() if (held := getattr(join, key)) is not None
     }
+    is_head = request.labels.get(ROLE_LABEL) == HEAD_ROLE
+    if is_head and join.head is not None and join.head.keys_secret is not None:
+        secrets["AWS_SHARED_CREDENTIALS_FILE"] = join.head.keys_secret
     region = join.secrets_region or request.pool.region
     where = f"--store {shlex.quote(store)} --region {shlex.quote(region)}"
     lines = [
@@ -86,24 +130,64 @@ def boot_script(
         ]
     lines += [
         "echo RAY_AUTH_MODE=token >> /run/geo_ray/environment",
-        f"echo RAY_USE_TLS={int(len(secrets) > 1)} >> /run/geo_ray/environment",
+        f"echo RAY_USE_TLS={int(join.tls_key_secret is not None)} >> /run/geo_ray/environment",
         # Without these two, a WAN that is silent for a minute takes the whole region out.
         "echo RAY_health_check_timeout_ms=60000 >> /run/geo_ray/environment",
         "echo RAY_gcs_rpc_server_reconnect_timeout_s=600 >> /run/geo_ray/environment",
         "echo RAY_USAGE_STATS_ENABLED=0 >> /run/geo_ray/environment",
+    ]
+    node = (
+        f" --labels={shlex.quote(labels + ',') if labels else ''}"
+        f'{_MACHINE_LABEL}="$machine" --disable-usage-stats'
+    )
+    if is_head:
+        lines += _head(join, node)
+    else:
+        lines += _worker(join, node, cloud)
+    return "\n".join(lines) + "\n"
+
+
+def _head(join: NodeJoin, node: str) -> list[str]:
+    """Ray's head with its state on disk, and what keeps the cluster's autoscaler running."""
+    head = join.head
+    if head is None:
+        raise ProviderRefusedError(
+            "nothing is said of what the head's machine does",
+            fix="Let `geo-ray up` make the cluster.",
+        )
+    lines = [
+        f"echo {name}={value} >> /run/geo_ray/environment"
+        for name, value in {**HEAD_ENVIRONMENT, "RAY_gcs_storage_path": _GCS_STATE}.items()
+    ]
+    return [
+        f"mkdir -p {_GCS_STATE}",
+        *lines,
+        'echo PATH="$(dirname "$python"):$PATH" >> /run/geo_ray/environment',
         _unit(
             "node",
-            f'"$python" -m ray.scripts.scripts start --block --address={shlex.quote(join.address)}'
-            f" --labels={shlex.quote(labels + ',') if labels else ''}"
-            f'{_MACHINE_LABEL}="$machine" --disable-usage-stats',
+            f'"$python" -m ray.scripts.scripts start --block --head --port={head.port}'
+            f" --num-cpus=0 --num-gpus=0 --no-monitor --dashboard-host=0.0.0.0"
+            f" --dashboard-port={head.dashboard_port}{node}",
         ),
+        _unit("cluster", f'"$python" -m geo_ray.clusters.serve {shlex.quote(head.state)}'),
+    ]
+
+
+def _worker(join: NodeJoin, node: str, cloud: str) -> list[str]:
+    if join.address is None:
+        raise ProviderRefusedError(
+            "nothing is said of the head that a machine's node joins",
+            fix="Give `join.address`, or let `geo-ray up` make the cluster, which knows it.",
+        )
+    address = shlex.quote(join.address)
+    return [
+        _unit("node", f'"$python" -m ray.scripts.scripts start --block --address={address}{node}'),
         _unit(
             "agent",
             f'"$python" -m geo_ray.providers.agent --cloud {cloud} --machine "$machine"'
-            f" --address {shlex.quote(join.address)}",
+            f" --address {address}",
         ),
     ]
-    return "\n".join(lines) + "\n"
 
 
 def _end(ends_unix_s: float | None) -> list[str]:

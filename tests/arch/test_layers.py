@@ -30,7 +30,7 @@ LAYERS = [
     {"job"},
     {"runtime", "sim"},
     {"providers.local", "providers.agent"},  # raylets on this machine; drains its own node
-    {"tuning", "lab", "comparison", "contract"},
+    {"tuning", "lab", "comparison", "contract", "clusters"},
     {"api"},
     {"cli"},
 ]

@@ -14,13 +14,14 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from geo_ray.autoscale.config import AutoscaleConfig, CalmConfig, RetryConfig
+from geo_ray.autoscale.status import actions_text
 from geo_ray.autoscale.target import ClusterTarget, MachineKind, RegionTarget
 from geo_ray.lease.local_store import LocalConditionalStore
 from geo_ray.providers.base import Machine, MachineState, Market, Pool
 from geo_ray.providers.local.catalog import LocalCatalog, LocalOffer, write_catalog
 from geo_ray.providers.local.node import RayMachineProgram
 from geo_ray.providers.local.provider import LocalProvider
-from geo_ray.runtime.autoscaler.actor import AutoscaleOrder, actions_text, start_autoscaler
+from geo_ray.runtime.autoscaler.actor import AutoscaleOrder, start_autoscaler
 from geo_ray.runtime.autoscaler.ray_nodes import RayNodes
 from geo_ray.runtime.cluster import ray_private
 from geo_ray.runtime.cluster.connect import ConnectedCluster

@@ -1,4 +1,7 @@
-"""The unmodified product over the lab: one Ray node per namespace, `geo-ray train` inside one."""
+"""The unmodified product over the lab: one Ray node per namespace, `geo-ray train` inside one.
+
+Nodes have addresses of their own, ask for a token, and encrypt what Ray itself says.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +45,12 @@ def test_the_unmodified_product_trains_over_the_lab(tmp_path: Path) -> None:
         regions=(LabRegionConfig(name="A"), LabRegionConfig(name="B")),
     )
     with Lab(topology) as lab:
-        environment = start_ray(lab, RayOptions(cpus=6))
+        environment = start_ray(lab, RayOptions(cpus=6, tls=True))
         assert environment_of(Lab.attach(lab.lab_id)) == environment
         root = Path(environment["RAY_AUTH_TOKEN_PATH"]).parent
+        assert environment["RAY_AUTH_MODE"] == "token"
+        assert environment["RAY_USE_TLS"] == "1"
+        assert not _speaks_plainly(lab, environment["RAY_ADDRESS"])
         with pytest.raises(ClusterStartError):
             start_ray(lab)
         lab.reset()
@@ -66,3 +72,15 @@ def test_the_unmodified_product_trains_over_the_lab(tmp_path: Path) -> None:
     # what the two regions said to each other has crossed the links, and nothing went elsewhere
     assert stats.links["A", "B"].out_bytes > 100_000 < stats.links["B", "A"].out_bytes
     assert not root.exists()
+
+
+def _speaks_plainly(lab: Lab, address: str) -> bool:
+    """Whether the head answers a greeting that is not encrypted."""
+    code = (
+        "from geo_ray.runtime.cluster.address import wait_for_ray; import sys;"
+        "wait_for_ray(sys.argv[1], 3.0)"
+    )
+    plain = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    argv = [sys.executable, "-c", code, address]
+    with lab.popen("B", argv, env=plain, stderr=subprocess.DEVNULL) as asked:
+        return asked.wait(60) == 0

@@ -32,7 +32,9 @@ class AwsProviderConfig(StrictModel):
     places: dict[str, AwsPlaceConfig] = Field(
         min_length=1, description="regions by AWS's name; only these are listed and used"
     )
-    join: NodeJoin
+    join: NodeJoin | None = Field(
+        None, description="how a node joins; null: as `geo-ray up` has it"
+    )
     endpoints: dict[str, str] = Field(
         default_factory=dict, description="addresses by service, in place of those of AWS"
     )

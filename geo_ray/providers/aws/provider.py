@@ -30,7 +30,7 @@ from geo_ray.providers.base import (
 )
 from geo_ray.providers.refusals import as_provider_errors, failure
 from geo_ray.providers.tags import CLUSTER_TAG, read_tags, tags_of
-from geo_ray.providers.user_data import boot_script
+from geo_ray.providers.user_data import boot_script, needed_join
 
 _STATES: Final = {
     "pending": MachineState.PENDING,
@@ -161,7 +161,8 @@ class AwsProvider:
         return self._config.places[region]
 
     def _user_data(self, request: LaunchRequest) -> str:
-        return boot_script(request, self._config.join, "aws", self._config.secret_store)
+        join = needed_join(self._config.join)
+        return boot_script(request, join, "aws", self._config.secret_store)
 
     def _listed(self, cluster: str) -> Iterator[tuple[Machine, Mapping[str, Any]]]:
         for region in self._config.places:

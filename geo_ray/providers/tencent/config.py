@@ -28,7 +28,9 @@ class TencentProviderConfig(StrictModel):
     places: dict[str, TencentPlaceConfig] = Field(
         min_length=1, description="regions by Tencent's name; only these are listed and used"
     )
-    join: NodeJoin
+    join: NodeJoin | None = Field(
+        None, description="how a node joins; null: as `geo-ray up` has it"
+    )
     endpoint: str | None = Field(None, description="address in place of Tencent's")
     attempts: int = Field(5, ge=1, description="tries of a request")
     timeout_s: float = Field(20.0, gt=0, description="longest wait for an answer")

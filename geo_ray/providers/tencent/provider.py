@@ -31,7 +31,7 @@ from geo_ray.providers.base import (
 from geo_ray.providers.refusals import as_provider_errors, failure
 from geo_ray.providers.tags import CLUSTER_TAG, read_tags, tags_of
 from geo_ray.providers.tencent.config import TencentPlaceConfig, TencentProviderConfig
-from geo_ray.providers.user_data import boot_script
+from geo_ray.providers.user_data import boot_script, needed_join
 
 _STATES: Final = {
     "PENDING": MachineState.PENDING,
@@ -91,7 +91,8 @@ class TencentProvider:
                 f"nothing is said of the region {region} of tencent",
                 fix=f"Add {region} to `places`, with its machine image and its network.",
             )
-        script = boot_script(request, self._config.join, "tencent", "tencent-ssm")
+        join = needed_join(self._config.join)
+        script = boot_script(request, join, "tencent", "tencent-ssm")
         asked = _run_instances(request, place, script)
         with as_provider_errors("cvm:RunInstances", _is_denied):
             try:

@@ -11,7 +11,6 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,21 +18,21 @@ from typing import Any, Final
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from geo_ray.autoscale.actions import Alternative, Drain, End, Launch
 from geo_ray.autoscale.config import AutoscaleConfig
 from geo_ray.autoscale.journal import Journal
-from geo_ray.autoscale.ledger import SpendRow
 from geo_ray.autoscale.loop import Reconciler, TickResult, WorkLeft
 from geo_ray.autoscale.policy import AutoscalePolicy
+from geo_ray.autoscale.status import ActionTold, AutoscalerStatus, told
 from geo_ray.autoscale.target import ClusterTarget
 from geo_ray.errors import GeoRayError, LeaseLostError, RunHeldError
 from geo_ray.lease.keeper import LeaseKeeper
 from geo_ray.lease.seek import LeaseSeeker
 from geo_ray.lease.store import ConditionalStore
 from geo_ray.planning.plan import Plan
-from geo_ray.providers.base import Machine, MachineProvider
+from geo_ray.providers.base import MachineProvider
 from geo_ray.runtime.autoscaler.ray_nodes import RayNodes
 from geo_ray.runtime.autoscaler.run_work import RunWork
+from geo_ray.runtime.cluster.served import NAME_PREFIX, ServedRegions
 
 Handle = Any  # a Ray actor handle; Ray gives it no useful type
 
@@ -63,50 +62,6 @@ class AutoscaleOrder:
     target: ClusterTarget
     run_path: Path | None = None
     plan: Plan | None = None
-
-
-@dataclass(frozen=True)
-class ActionTold:
-    """Something that was done.
-
-    Attributes:
-        unix_s: when.
-        what: ``launch``, ``drain`` or ``end``, with how many of what.
-        region: of the run.
-        reason: why.
-        alternatives: for a launch: the pools as they were judged, the best first.
-    """
-
-    unix_s: float
-    what: str
-    region: str
-    reason: str
-    alternatives: tuple[Alternative, ...] = ()
-
-
-@dataclass(frozen=True)
-class AutoscalerStatus:
-    """How a cluster stands, for people and commands.
-
-    Attributes:
-        is_acting: whether this autoscaler has the lease.
-        looked_unix_s: when it last looked; None: not yet.
-        machines: of the cluster, as listed.
-        usd_per_hour: what they cost.
-        spend: what was spent, by region and reason.
-        left_s: how long the rest of the job takes; None: no end is known.
-        actions: the newest ones, the oldest first.
-        errors: of the last look.
-    """
-
-    is_acting: bool
-    looked_unix_s: float | None = None
-    machines: tuple[Machine, ...] = ()
-    usd_per_hour: float = 0.0
-    spend: tuple[tuple[str, str, SpendRow], ...] = ()
-    left_s: float | None = None
-    actions: tuple[ActionTold, ...] = ()
-    errors: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -165,6 +120,12 @@ class AutoscalerActor:
         self._stop.is_over = True
         self._wake.set()
 
+    def served(self) -> ServedRegions:
+        """What it rents machines for, and how long these may take."""
+        config, target = self.order.config, self._target or self.order.target
+        names = () if self._stop.is_over else tuple(region.name for region in target.regions)
+        return ServedRegions(names, config.start_s + config.retry.join_s)
+
     # ------------------------------------------------------------------ its life
 
     def _live(self) -> None:
@@ -208,8 +169,8 @@ class AutoscalerActor:
                 raise
             except Exception as error:  # whatever it is: machines cost money, so it looks again
                 _log.exception("autoscaler: a look failed")
-                told = f"a look failed: {error}"
-                self._status = replace(self._status, is_acting=True, errors=(told,))
+                why = f"a look failed: {error}"
+                self._status = replace(self._status, is_acting=True, errors=(why,))
             self._wake.wait(order.config.every_s)
             self._wake.clear()
 
@@ -223,7 +184,7 @@ class AutoscalerActor:
     def _tell(self, result: TickResult) -> None:
         now_s = result.observed.now_unix_s
         for action in result.decided.actions:
-            self._actions.append(_told(action, now_s))
+            self._actions.append(told(action, now_s))
         self._status = AutoscalerStatus(
             True,
             now_s,
@@ -238,17 +199,18 @@ class AutoscalerActor:
 
 def autoscaler_name(cluster: str) -> str:
     """Return the name of a cluster's autoscaler among Ray's actors."""
-    return f"geo-ray-autoscaler-{cluster}"
+    return f"{NAME_PREFIX}{cluster}"
 
 
-def start_autoscaler(order: AutoscaleOrder, namespace: str) -> Handle:
-    """Start the autoscaler of a cluster on this process's node; the one that is there, if any.
+def start_autoscaler(order: AutoscaleOrder, namespace: str, node_id: str | None = None) -> Handle:
+    """Start the autoscaler of a cluster; the one that is there, if any.
 
     Args:
         order: what to look after.
         namespace: Ray namespace of its actor.
+        node_id: of its node; None: this process's.
     """
-    node = ray.get_runtime_context().get_node_id()
+    node = node_id or ray.get_runtime_context().get_node_id()
     return (
         ray.remote(AutoscalerActor)
         .options(
@@ -263,35 +225,3 @@ def start_autoscaler(order: AutoscaleOrder, namespace: str) -> Handle:
         )
         .remote(order)
     )
-
-
-def _told(action: Launch | Drain | End, now_s: float) -> ActionTold:
-    match action:
-        case Launch(request=request):
-            pool = request.pool
-            zone = pool.zone or pool.region
-            what = f"launch {request.count} x {pool.type} {pool.market.value} in {zone}"
-            return ActionTold(now_s, what, action.region, action.reason, action.alternatives)
-        case Drain(machine_id=machine_id):
-            return ActionTold(now_s, f"drain {machine_id}", action.region, action.reason)
-        case End(machine_id=machine_id):
-            return ActionTold(now_s, f"end {machine_id}", action.region, action.reason)
-
-
-def actions_text(actions: Sequence[ActionTold]) -> list[str]:
-    """Return actions as lines, a launch with the pools that were judged."""
-    lines = []
-    for each in actions:
-        lines.append(f"{each.region}: {each.what}: {each.reason}")
-        for other in each.alternatives:
-            usd, score = other.usd_per_hour, other.usd_per_million_rows
-            price = "no price" if usd is None else f"{usd:.4g} USD/h"
-            rows = "" if score is None else f", {score:.4g} USD per million rows"
-            chosen = f" <- {other.chosen}" if other.chosen else ""
-            note = f" ({other.note})" if other.note else ""
-            zone = other.pool.zone or other.pool.region
-            lines.append(
-                f"    {zone} {other.pool.type} {other.pool.market.value}: {price}{rows}"
-                f"{note}{chosen}"
-            )
-    return lines

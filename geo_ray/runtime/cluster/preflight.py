@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -22,7 +22,11 @@ from geo_ray.version import __version__
 
 
 def preflight(
-    demands: Sequence[RegionDemand], *, ask_nodes: bool, timeout_s: float = 60.0
+    demands: Sequence[RegionDemand],
+    *,
+    ask_nodes: bool,
+    timeout_s: float = 60.0,
+    served: Collection[str] = (),
 ) -> ClusterFacts:
     """Check the connected cluster against ``demands``.
 
@@ -31,6 +35,7 @@ def preflight(
         ask_nodes: also start a process on each node of these regions to learn its versions; not
             needed where all nodes are of this machine.
         timeout_s: longest wait for those processes.
+        served: regions for which machines are rented when something waits.
 
     Returns:
         The facts that the verdict rests on.
@@ -40,7 +45,7 @@ def preflight(
     """
     demands = by_label(demands)
     facts = gather_facts([d.region for d in demands] if ask_nodes else [], timeout_s)
-    problems = check(demands, facts)
+    problems = check(demands, facts, served)
     if problems:
         listed = "\n".join(f"  {n}. {problem}" for n, problem in enumerate(problems, 1))
         raise PreflightError(f"the cluster is not fit for this run:\n{listed}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from geo_ray.runtime.cluster.demand import RegionDemand, describe_amounts
@@ -72,17 +72,26 @@ class Problem:
         return f"{self.what}; {self.fix}"
 
 
-def check(demands: Sequence[RegionDemand], facts: ClusterFacts) -> list[Problem]:
+def check(
+    demands: Sequence[RegionDemand], facts: ClusterFacts, served: Collection[str] = ()
+) -> list[Problem]:
     """Everything that keeps ``demands`` from running on the cluster, at once.
 
     What is free at the moment is not looked at: it may change until the processes are placed.
+
+    Args:
+        demands: one per region of nodes.
+        facts: of the cluster.
+        served: regions for which machines are rented when something waits: they may lack nodes.
     """
     if not any(node.alive for node in facts.nodes):
         return [Problem("the cluster has no living node", "start one with `ray start`")]
     problems: list[Problem] = []
     for demand in demands:
         nodes = facts.of_region(demand.region)
-        if nodes:
+        if demand.region in served:
+            problems += _unfit(nodes, facts.versions)
+        elif nodes:
             problems += _too_little(demand, nodes)
             problems += _unfit(nodes, facts.versions)
         else:

@@ -30,6 +30,7 @@ from geo_ray.observe.events.log import EventLog, last_time_s
 from geo_ray.observe.metrics.summary import Summary
 from geo_ray.observe.report.ending import LOGS, note_failure
 from geo_ray.runtime.actors.spec import Resume, RunSpec
+from geo_ray.runtime.cluster.cluster_placement import CheckedCluster, check_cluster
 from geo_ray.runtime.cluster.connect import ConnectedCluster
 from geo_ray.runtime.cluster.logs import keep_logs
 from geo_ray.runtime.cluster.preflight import preflight
@@ -175,14 +176,19 @@ def _train(
     home = next(each for each in experiment.regions if each.name == experiment.averager_region)
     local, line = cluster.get().local, cluster.steward(lease.epoch, home)
     reporting.status("checking the cluster and placing processes")
-    preflight(demands, ask_nodes=experiment.cluster.kind != "local")
+    if local is None:
+        checked = check_cluster(demands, reporting.status)
+    else:
+        checked = CheckedCluster()
+        preflight(demands, ask_nodes=False)
     run_id, names = f"{experiment.name}-{secrets.token_hex(4)}", experiment.region_names
     if line is not None:
-        line.attach()
+        line.attach(checked.longest_s)
         line.begin(run_id, names, experiment.transport)
     keys, maker = line or RunKeys(run_id, names, experiment.transport), line or OwnProcesses()
-    placed = maker.place(demands, _PLACE_TIMEOUT_S)
+    placed = maker.place(demands, _PLACE_TIMEOUT_S + checked.longest_s)
     try:
+        checked.check_newcomers(demands, reporting.status)
         spec = RunSpec(
             experiment_json=with_shapes(experiment, task).model_dump_json(),
             base_dir=str(run.base_dir),

@@ -103,14 +103,17 @@ class StewardLine:
 
     # ------------------------------------------------------------------ drivers
 
-    def attach(self) -> Kept:
+    def attach(self, wait_s: float = 0.0) -> Kept:
         """Come as the run's driver.
+
+        Args:
+            wait_s: for how long it may have no machine.
 
         Raises:
             RegionLostError: the steward has ended.
             LeaseLostError: another driver has come since.
         """
-        kept: Kept = self._ask("attach")
+        kept: Kept = self._ask("attach", timeout_s=_ANSWER_S + wait_s)
         return kept
 
     def begin(self, run_id: str, regions: Sequence[str], transport: TransportConfig) -> None:

@@ -147,3 +147,14 @@ def test_bad_demands() -> None:
         RegionDemand("us", ())
     with pytest.raises(ConfigError, match="region's name"):
         RegionDemand("us east", (Bundle("ps"),))
+
+
+def test_where_machines_are_rented_nodes_may_be_missing_but_not_of_another_release() -> None:
+    other = VERSIONS | {"ray": "2.59.0"}
+    cluster = facts(HEAD, node("10.0.0.2", "us", cpus=1, versions=other))
+    demands = [demand("us", 3), demand("eu", 3)]
+    assert len(problems(demands, cluster)) == 3
+    served = [str(problem) for problem in check(demands, cluster, {"us", "eu"})]
+    assert len(served) == 1
+    assert "ray 2.59.0" in served[0]
+    assert len(check(demands, cluster, {"us"})) == 2, "eu is served by nobody"

@@ -1,0 +1,251 @@
+"""Machines and secrets that are left when `up`, `down` and the autoscaler die again and again.
+
+On each provider (local: real processes that do nothing; AWS: a moto server behind a front that
+checks signatures; Tencent Cloud: an imitation that checks them, too; all over HTTP), `geo-ray up`,
+`geo-ray down` and the autoscaler are ended before or after any of their calls to the cloud, to the
+secret store, or to the journal, in random order (the state lies in a directory, also of clouds).
+Then the cluster is taken down once without a death, and the cloud is asked for anything that bears
+its tag. Who dies gives the lease of `up` and `down` back, as one that was killed on the same
+machine need not be waited for either.
+
+  orphans_PROVIDER   machines and secrets that were left after so many kills
+  kills_PROVIDER     how many there were
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from benchmarks.autoscale.kills import Killed, MortalProvider, MortalStore, Reaper
+from benchmarks.common import support
+from geo_ray.api.clusters import _asked
+from geo_ray.autoscale.journal import Journal
+from geo_ray.autoscale.loop import Reconciler
+from geo_ray.autoscale.policy import AutoscalePolicy
+from geo_ray.clusters import clouds, down, up
+from geo_ray.clusters.asked import AskedCluster
+from geo_ray.clusters.head import find_head
+from geo_ray.clusters.state import ClusterState
+from geo_ray.errors import GeoRayError, ProviderRefusedError
+from geo_ray.providers.base import MachineProvider, MachineState
+from geo_ray.providers.local.catalog import write_catalog
+from geo_ray.providers.local.provider import LocalProvider
+from tests.cloud_servers import as_caller
+from tests.cluster_support import (
+    RUN,
+    WORLDS,
+    CloudWorld,
+    ReadyNodes,
+    Work,
+    machine_of,
+    near_store,
+)
+from tests.provider_support import Sleeper
+
+KILLS = 200
+
+
+@dataclass
+class MortalSecrets:
+    """A store of secrets as a process sees it that may end."""
+
+    inner: Any
+    reaper: Reaper
+
+    def get(self, name: str) -> str:
+        """See `SecretStore.get`."""
+        with self.reaper.around():
+            return str(self.inner.get(name))
+
+    def put(self, name: str, value: str) -> None:
+        """See `SecretStore.put`."""
+        with self.reaper.around():
+            self.inner.put(name, value)
+
+    def delete(self, name: str) -> None:
+        """See `SecretStore.delete`."""
+        with self.reaper.around():
+            self.inner.delete(name)
+
+
+@dataclass
+class KilledCluster:
+    """A cluster whose makers die.
+
+    Attributes:
+        world: the cloud and the configuration.
+        asked: what is made.
+        reaper: ends who is at work.
+        epoch: how manieth autoscaler this is.
+        loop: it; None: it has died, and the next one has not begun.
+        watching: what looks whether there is a head.
+    """
+
+    world: CloudWorld
+    asked: AskedCluster
+    reaper: Reaper = field(default_factory=Reaper)
+    epoch: int = 0
+    loop: Reconciler | None = None
+    watching: MachineProvider | None = None
+
+    @property
+    def state(self) -> ClusterState:
+        """Where it is written down."""
+        return self.asked.state
+
+    def up(self) -> None:
+        """Make it, or complete it."""
+        up.make_cluster(self.asked, lambda _: None)
+
+    def down(self) -> None:
+        """End it."""
+        down.end_cluster(self.state, lambda _: None, at_once=True)
+
+    def tick(self) -> None:
+        """Let the autoscaler look once, if there is a head that it could live on."""
+        record = self.state.known()
+        if self.watching is None:
+            self.watching = clouds.open_clouds(record, self.state)
+        head = find_head(self.watching.list_machines(record.name), record)
+        if record.phase != "up" or head is None or head.state is not MachineState.RUNNING:
+            self.loop = None
+            return
+        if self.loop is None:
+            self.epoch += 1
+            self.loop = Reconciler(
+                AutoscalePolicy(record.autoscale, record.name),
+                record.target,
+                up.open_clouds(record, self.state, f"{head.address}:{record.head.port}"),  # type: ignore[attr-defined]
+                ReadyNodes(),
+                Work(),
+                Journal(MortalStore(self.state.store(), self.reaper), self.epoch),  # type: ignore[arg-type]
+                record.name,
+                lambda: None,
+            )
+        self.loop.tick(time.time())
+
+    def left(self) -> int:
+        """Count machines and secrets that are there."""
+        record = self.state.known()
+        machines = clouds.open_clouds(record, self.state).list_machines(record.name)
+        count = sum(machine.state is not MachineState.ENDED for machine in machines)
+        for store in clouds.secrets_of(record, self.state):
+            with contextlib.suppress(ProviderRefusedError):
+                store.get(record.token_secret)
+                count += 1
+        return count
+
+
+@contextmanager
+def killed_cluster(world: CloudWorld) -> Iterator[KilledCluster]:
+    """Put what may end between the verbs and the cloud."""
+    provider = "local" if world.cloud == "local" else None
+    asked = _asked(world.config, (), provider, None, "optimal", world.inputs, None, lambda _: None)
+    cluster = KilledCluster(world, asked)
+
+    def mortal_clouds(*arguments: Any) -> MachineProvider:
+        found: Any = MortalProvider(clouds.open_clouds(*arguments), cluster.reaper)  # type: ignore[arg-type]
+        return found
+
+    def mortal_secrets(*arguments: Any) -> list[Any]:
+        return [MortalSecrets(each, cluster.reaper) for each in clouds.secrets_of(*arguments)]
+
+    with ExitStack() as stack:
+        for module in (up, down):
+            stack.enter_context(patch.object(module, "open_clouds", mortal_clouds))
+            stack.enter_context(patch.object(module, "secrets_of", mortal_secrets))
+        yield cluster
+
+
+def random_cluster_kills(
+    world: CloudWorld, kills: int, seed: int, tell: Callable[[str], None] = lambda _: None
+) -> tuple[int, int]:
+    """Kill makers of a cluster again and again.
+
+    Returns:
+        What was left when it was down, and how many kills there were.
+    """
+    rng = random.Random(seed)
+    with killed_cluster(world) as cluster:
+        while cluster.reaper.kills < kills:
+            verb = rng.choices((cluster.up, cluster.tick, cluster.down), (4, 6, 2))[0]
+            cluster.reaper.calls_left = rng.randrange(14)
+            before = cluster.reaper.kills
+            try:
+                verb()
+            except Killed:
+                cluster.loop = None
+            except GeoRayError as error:
+                if cluster.state.read()[0] is not None and verb is not cluster.up:
+                    tell(f"{verb.__name__}: {error.message}")
+            if cluster.reaper.kills > before and cluster.reaper.kills % 20 == 0:
+                tell(f"{world.cloud}: {cluster.reaper.kills} kills, {cluster.left()} there")
+        cluster.reaper.calls_left = None
+        cluster.down()
+        return cluster.left(), cluster.reaper.kills
+
+
+@contextmanager
+def local_world(tmp_path: Path) -> Iterator[CloudWorld]:
+    """The local cloud with machines that are processes and do nothing."""
+    regions = {
+        name: {"cloud": "aws", "at": at, "rows": 1000, "machines": [machine_of("m5.2xlarge")]}
+        for name, at in (("east", "us-east-1"), ("west", "eu-central-1"))
+    }
+    config = RUN | {
+        "plan": {"regions": regions},
+        "provider": {"state": str(tmp_path / "clusters")},
+    }
+    world = CloudWorld("local", config, None)
+
+    def open_local(record: Any, state: ClusterState) -> MachineProvider:
+        return LocalProvider(state.path / "cloud", Sleeper())
+
+    with patch.object(clouds, "_local", open_local):
+        cloud = tmp_path / "clusters" / "asked" / "cloud"
+        asked = _asked(config, (), "local", None, "optimal", None, None, lambda _: None)
+        assert asked.catalog is not None
+        write_catalog(cloud, asked.catalog.model_copy(update={"owner_pid": os.getpid()}))
+        yield world
+
+
+ALL_WORLDS: dict[str, Callable[[Path], Any]] = {"local": local_world, **WORLDS}
+
+
+def main() -> None:
+    """Kill, and count what is left."""
+    parser = support.parser(__doc__)
+    parser.add_argument("--kills", type=int, default=KILLS, help="of each provider")
+    parser.add_argument("--providers", default="local,aws,tencent")
+    arguments = parser.parse_args()
+    machine = support.hardware()
+    kills = 20 if arguments.quick else arguments.kills
+    figures = []
+    for cloud in arguments.providers.split(","):
+        with tempfile.TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as caller:
+            as_caller(caller, Path(scratch))
+            caller.setattr("geo_ray.clusters.state._FAR_LOOK_S", 0.1)
+            caller.setattr("geo_ray.clusters.state._NEAR_LOOK_S", 0.05)
+            caller.setattr(ClusterState, "_store", near_store(Path(scratch) / "state"))
+            with ALL_WORLDS[cloud](Path(scratch)) as world:
+                left, count = random_cluster_kills(world, kills, 1, support.say)
+        figures.append(support.Figure(f"orphans_{cloud}", float(left), "left", "<= 0"))
+        figures.append(support.Figure(f"kills_{cloud}", float(count), "kills"))
+    support.finish("cluster_kills", machine, figures, arguments.out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

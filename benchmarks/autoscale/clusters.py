@@ -1,0 +1,204 @@
+"""A cluster of three regions on this computer: how long it takes to come, and to be whole again.
+
+`configs/cluster_local.yaml` with machines that are processes here (no delay of their own, the
+autoscaler looks every second). In each run: the same training with the local cluster of `geo-ray
+train`, from the call to the first step of all regions; then `up`, a job that is submitted as soon
+as the head serves, to the same moment; then one machine is given a notice of 30 s, then one is cut
+off; then `down`.
+
+  local_first_step   the local cluster of `geo-ray train`, from the call to the first step
+  up_first_step      from `geo-ray up` to the first step of the job
+  up_full            from `geo-ray up` until all machines of the plan compute
+  node_start         from the launch of a machine until its node computes, in that
+  notice_to_drained  from a notice until nothing runs on the machine and its node has ended
+  loss_to_full       from a cut to the full plan, beside a node's own start
+  down               of `geo-ray down` while it trains
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import geo_ray
+from benchmarks.common import support
+from geo_ray.observe.events.log import read_events
+from geo_ray.observe.events.schema import Event
+from geo_ray.providers.base import MachineState
+from geo_ray.providers.local.catalog import read_catalog, write_catalog
+from geo_ray.providers.local.provider import LocalProvider
+from geo_ray.runtime.cluster.settings import driver_environment
+
+_LONGEST_S = 240.0
+_CONFIG = support.REPOSITORY / "configs" / "cluster_local.yaml"
+
+
+def main() -> None:
+    """Run and report."""
+    parser = support.parser(__doc__)
+    parser.add_argument("--runs", type=int, default=3)
+    arguments = parser.parse_args()
+    machine = support.hardware()
+    found: dict[str, list[float]] = {}
+    for number in range(1 if arguments.quick else arguments.runs):
+        with tempfile.TemporaryDirectory(prefix="gb", dir="/tmp") as scratch:
+            for name, value in one_run(Path(scratch)).items():
+                found.setdefault(name, []).append(value)
+        support.say(f"run {number + 1}: " + ", ".join(f"{n} {v[-1]:.2f}" for n, v in found.items()))
+    targets = {"notice_to_drained": "<= 10", "loss_to_full": "<= 20"}
+    baseline = statistics.median(found["local_first_step"])
+    figures = [
+        support.Figure(
+            name,
+            statistics.median(values),
+            "s",
+            targets.get(name),
+            baseline if name == "up_first_step" else None,
+            values,
+        )
+        for name, values in found.items()
+    ]
+    support.finish("clusters", machine, figures, arguments.out)
+
+
+def one_run(work: Path) -> dict[str, float]:
+    """Measure everything once."""
+    tree = yaml.safe_load(_CONFIG.read_text())
+    tree["run"] = {"dir": str(work / "runs")}
+    tree["provider"]["state"] = str(work / "clusters")
+    tree["train"] |= {"steps": 100_000, "eval_every": 0}
+    names = {region["name"] for region in tree["regions"]}
+    found = {"local_first_step": _local_first_step(tree, work, names)}
+    config = work / "job" / "job.yaml"
+    config.parent.mkdir()
+    config.write_text(yaml.safe_dump(tree))
+
+    began_s = time.monotonic()
+    made = geo_ray.up(config, provider="local", longest_s=0.0)
+    root = Path(made.state.uri) / "cloud"
+    write_catalog(root, read_catalog(root).model_copy(update={"owner_pid": os.getpid()}))
+    cloud = LocalProvider(root)
+    try:
+        with driver_environment(made.environment):
+            from ray.job_submission import JobSubmissionClient
+
+            client = JobSubmissionClient(str(made.report.job_server))
+            client.submit_job(
+                entrypoint="geo-ray train job.yaml",
+                runtime_env={"working_dir": str(config.parent)},
+            )
+            full_s: list[float] = []
+
+            def trains() -> bool:
+                if not full_s and _is_full(made):
+                    full_s.append(time.monotonic() - began_s)
+                return _have_stepped(work / "runs" / tree["name"], names)
+
+            until(trains)
+            found["up_first_step"] = time.monotonic() - began_s
+            until(lambda: bool(full_s) or _is_full(made))
+            found["up_full"] = full_s[0] if full_s else time.monotonic() - began_s
+            start_s = _node_start(made)
+            found["node_start"] = start_s
+
+            taken = _machine_in(made, "eu")
+            began_s = time.monotonic()
+            cloud.preempt(taken, 30.0)
+            until(lambda: _has_ended(cloud, made, taken))
+            found["notice_to_drained"] = time.monotonic() - began_s
+            until(lambda: _is_full(made))
+
+            taken = _machine_in(made, "asia")
+            began_s = time.monotonic()
+            cloud.preempt(taken, 0.0)
+            until(lambda: _has_ended(cloud, made, taken))
+            until(lambda: _is_full(made, without=taken))
+            found["loss_to_full"] = time.monotonic() - began_s - start_s
+    finally:
+        began_s = time.monotonic()
+        geo_ray.down(made.state.uri)
+        found["down"] = time.monotonic() - began_s
+    return found
+
+
+def until(what: Callable[[], bool]) -> None:
+    """Wait for something.
+
+    Raises:
+        SystemExit: it does not come.
+    """
+    deadline_s = time.monotonic() + _LONGEST_S
+    while not what():
+        if time.monotonic() > deadline_s:
+            raise SystemExit(f"waited {_LONGEST_S:.0f} s in vain")
+        time.sleep(0.1)
+
+
+class _FirstStepError(Exception):
+    """All regions have made a step: that is enough."""
+
+
+def _local_first_step(tree: dict[str, Any], work: Path, names: set[str]) -> float:
+    """From the call to the first step of all regions on the local cluster of `train`."""
+    local = tree | {"cluster": {"kind": "local"}, "run": {"dir": str(work / "local")}}
+    seen: set[str] = set()
+
+    def on_event(event: Event) -> None:
+        if event.kind == "step":
+            seen.add(str(event["region"]))
+        if seen == names:
+            raise _FirstStepError
+
+    began_s = time.monotonic()
+    try:
+        geo_ray.train(local, on_event=on_event, base_dir=work)
+    except _FirstStepError:
+        return time.monotonic() - began_s
+    raise SystemExit("the run ended before its first step")
+
+
+def _have_stepped(run: Path, names: set[str]) -> bool:
+    if not (run / "events.jsonl").exists():
+        return False
+    return names <= {
+        str(e["region"]) for e in read_events(run / "events.jsonl") if e.kind == "step"
+    }
+
+
+def _is_full(made: geo_ray.UpCluster, without: str = "") -> bool:
+    report = geo_ray.cluster_status(made.state.uri)
+    is_gone = without not in {row.id for row in report.machines}
+    return is_gone and all(post.ready == post.planned for post in report.posts)
+
+
+def _machine_in(made: geo_ray.UpCluster, region: str) -> str:
+    report = geo_ray.cluster_status(made.state.uri)
+    return next(row.id for row in report.machines if row.region == region and row.is_ready)
+
+
+def _has_ended(cloud: LocalProvider, made: geo_ray.UpCluster, machine: str) -> bool:
+    listed = cloud.list_machines(made.record.name)
+    return all(m.state is MachineState.ENDED for m in listed if m.id == machine)
+
+
+def _node_start(made: geo_ray.UpCluster) -> float:
+    """From the first launch of a machine until all computed, as the nodes' logs have it."""
+    found = []
+    for folder in sorted((Path(made.state.uri) / "cloud" / "machines").iterdir()):
+        scratch = yaml.safe_load((folder / "machine.json").read_text())
+        marker = Path(scratch["scratch"]) / "ray_current_cluster"
+        if "worker" in scratch["labels"].values() and marker.is_file():
+            found.append(marker.stat().st_mtime - scratch["launched_unix_s"])
+    return statistics.median(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

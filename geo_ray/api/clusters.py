@@ -1,0 +1,206 @@
+"""`geo_ray.up`, `geo_ray.cluster_status` and `geo_ray.down`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
+from geo_ray.api.planning import FollowedPlan, PlanInputs, plan_to_follow
+from geo_ray.clouds.price_book import known_book, own_files
+from geo_ray.clusters.asked import AskedCluster, asked_cluster
+from geo_ray.clusters.clouds import LOCAL, open_clouds, secret_command, token_path
+from geo_ray.clusters.down import EndedCluster as EndedCluster
+from geo_ray.clusters.down import end_cluster
+from geo_ray.clusters.offer import ClusterOffer as ClusterOffer
+from geo_ray.clusters.offer import cluster_offer
+from geo_ray.clusters.record import ClusterRecord
+from geo_ray.clusters.report import ClusterReport as ClusterReport
+from geo_ray.clusters.report import report_of
+from geo_ray.clusters.state import ClusterState
+from geo_ray.clusters.up import await_machines, make_cluster
+from geo_ray.config.experiment import Experiment
+from geo_ray.config.load import load_tree
+from geo_ray.config.source import override_items
+from geo_ray.errors import ConfigError
+from geo_ray.job.follow_plan import check_model
+from geo_ray.job.planning import Policy, make_plan
+from geo_ray.planning.plan import Plan
+from geo_ray.providers.config import ProviderConfig
+from geo_ray.stores.uri import is_s3
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class UpCluster:
+    """A cluster that is up.
+
+    Attributes:
+        record: what it is.
+        state: where it is written down.
+        report: how it stands.
+    """
+
+    record: ClusterRecord
+    state: ClusterState
+    report: ClusterReport
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process on this computer needs to reach it: only of a local cluster."""
+        if self.record.clouds != (LOCAL,):
+            return {}
+        return {
+            "RAY_ADDRESS": self.report.address or "",
+            "RAY_API_SERVER_ADDRESS": self.report.job_server or "",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(token_path(self.record, self.state)),
+        }
+
+    @property
+    def token_command(self) -> str | None:
+        """What prints the token of a cluster in a cloud."""
+        return None if self.record.clouds == (LOCAL,) else secret_command(self.record)
+
+
+def up(
+    config: Config,
+    overrides: Overrides = (),
+    *,
+    provider: str | None = None,
+    plan: FollowedPlan | None = None,
+    policy: Policy = "optimal",
+    inputs: PlanInputs | None = None,
+    longest_s: float = 900.0,
+    tell: Tell = lambda _: None,
+    base_dir: FilePath | None = None,
+) -> UpCluster:
+    """Make the cluster of a configuration, or complete one that was begun.
+
+    Args:
+        config: a file, a mapping, or what `load_config` gave; with a section `plan`.
+        overrides: changes of single keys, by dotted key.
+        provider: where all machines are: local, aws or tencent; default: as plan.regions says.
+        plan: what should run; default: one is made.
+        policy: who decides it then.
+        inputs: where its numbers come from.
+        longest_s: longest wait for the plan's machines; they come later, too.
+        tell: told each step.
+        base_dir: as for `geo_ray.train`.
+
+    Raises:
+        ConfigError: the configuration asks for no cluster that can be.
+        ClusterStateError: the cluster is being taken down, or was made of another configuration.
+        GeoRayError: whatever else keeps it from being made.
+    """
+    asked = _asked(config, overrides, provider, plan, policy, inputs, base_dir, tell)
+    record = make_cluster(asked, tell)
+    report = await_machines(record, asked.state, longest_s, tell)
+    return UpCluster(record, asked.state, report)
+
+
+def up_offer(
+    config: Config,
+    overrides: Overrides = (),
+    *,
+    provider: str | None = None,
+    plan: FollowedPlan | None = None,
+    policy: Policy = "optimal",
+    inputs: PlanInputs | None = None,
+    base_dir: FilePath | None = None,
+) -> ClusterOffer:
+    """What `up` would rent, at which prices, and what else there is; nothing is started.
+
+    Args:
+        config: as for `up`, as are the others.
+        overrides: changes of single keys.
+        provider: where all machines are.
+        plan: what should run.
+        policy: who decides it, if it is not given.
+        inputs: where its numbers come from.
+        base_dir: as for `geo_ray.train`.
+    """
+    asked = _asked(
+        config, overrides, provider, plan, policy, inputs, base_dir, lambda _: None, dry=True
+    )
+    return cluster_offer(asked)
+
+
+def cluster_status(cluster: FilePath) -> ClusterReport:
+    """How a cluster stands: machines, money, plan against actual, decisions.
+
+    Args:
+        cluster: its folder below ``provider.state``, or the configuration that it was made of.
+
+    Raises:
+        ClusterStateError: there is none.
+        CloudError: the cloud does not answer.
+    """
+    state = cluster_at(cluster)
+    record = state.known()
+    return report_of(record, state, open_clouds(record, state))
+
+
+def down(cluster: FilePath, *, at_once: bool = False, tell: Tell = lambda _: None) -> EndedCluster:
+    """End a cluster: runs are saved, machines ended, the cloud asked for anything that is left.
+
+    Args:
+        cluster: as for `cluster_status`.
+        at_once: do not wait for runs to save and machines to drain.
+        tell: told each step.
+
+    Raises:
+        ClusterStateError: there is none.
+        MachinesLeftError: something of it is still there.
+        CloudError: the cloud refuses.
+    """
+    return end_cluster(cluster_at(cluster), tell, at_once=at_once)
+
+
+def cluster_at(cluster: FilePath) -> ClusterState:
+    """The state of a cluster by its folder or its configuration."""
+    name = os.fspath(cluster)
+    if not is_s3(name) and name.endswith((".yaml", ".yml")):
+        experiment = load_tree(Path(name), (), Experiment)
+        section = experiment.provider or ProviderConfig()
+        return ClusterState.below(section.state, experiment.name)
+    return ClusterState.at(name)
+
+
+def _asked(
+    config: Config,
+    overrides: Overrides,
+    provider: str | None,
+    plan: FollowedPlan | None,
+    policy: Policy,
+    inputs: PlanInputs | None,
+    base_dir: FilePath | None,
+    tell: Tell,
+    dry: bool = False,
+) -> AskedCluster:
+    with own_threads_kept():
+        source = source_of(config, base_dir)
+        experiment = load_tree(source, override_items(overrides), Experiment)
+        if not dry and experiment.cluster.kind == "local":
+            raise ConfigError(
+                "cluster.kind is local: a run of this configuration would start a cluster of its "
+                "own, beside the one that is made here",
+                fix="Add `cluster: {kind: existing}`.",
+            )
+        sources = (inputs or PlanInputs()).sources()
+        if plan is None:
+            found = make_plan(experiment, source.parent, policy, sources).plan
+        else:
+            found = plan_to_follow(plan)
+            check_model(found, experiment, source.parent)
+        _tell_plan(found, tell)
+        book = known_book(sources.prices or own_files())
+    return asked_cluster(experiment, found, book, provider, time.time())
+
+
+def _tell_plan(plan: Plan, tell: Tell) -> None:
+    tell(f"planned: {plan.machines_text}")

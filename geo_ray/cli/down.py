@@ -1,0 +1,28 @@
+"""`geo-ray down`: ends a cluster, and asks the cloud whether anything is left."""
+
+from __future__ import annotations
+
+import click
+
+from geo_ray.cli.paths import RunRef, RunReference
+
+
+@click.command()
+@click.argument("cluster", metavar="CLUSTER", type=RunReference())
+@click.option(
+    "--now", "at_once", is_flag=True, help="Do not wait for runs to save and machines to drain."
+)
+def down(cluster: RunRef, at_once: bool) -> None:
+    """End CLUSTER: its runs are saved, its machines ended, and the cloud is asked what is left.
+
+    CLUSTER is the folder that `geo-ray up` has printed, or the CONFIG that it was made of. May be
+    repeated; fails if anything of the cluster is left.
+    """
+    import geo_ray
+
+    found = geo_ray.down(cluster, at_once=at_once, tell=lambda text: click.echo(text, err=True))
+    what = "1 machine" if found.machines == 1 else f"{found.machines} machines"
+    click.echo(
+        f"{found.name} is down: {what} ended, {found.spent_usd:.4g} USD in all; "
+        "the cloud lists nothing of it any more"
+    )

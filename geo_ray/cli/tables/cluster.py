@@ -1,0 +1,144 @@
+"""Tables and lines of `geo-ray up` and `geo-ray status CLUSTER`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from shlex import quote
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from geo_ray.api.clusters import UpCluster
+from geo_ray.clusters.offer import ClusterOffer
+from geo_ray.clusters.report import ClusterReport, DecisionRow, MachineRow
+from geo_ray.observe.text import duration_text
+
+_DECISIONS = 6
+_WIDTH = 130
+
+
+def wide_console() -> Console:
+    """Return where tables of machines are printed: not cut off where nobody looks at a terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=max(console.width, _WIDTH))
+
+
+def offer_table(offer: ClusterOffer) -> Table:
+    """What would be rented, and the alternatives."""
+    table = _table(("region", "role", "machines", "market", "in"), ("USD/h each", "USD/Mrow"))
+    table.add_column("")
+    for each in offer.machines:
+        usd, score = each.usd_per_hour, each.usd_per_million_rows
+        table.add_row(
+            each.region or "-",
+            each.role,
+            f"{each.count} x {each.type}" if each.count else f"    {each.type}",
+            each.market.replace("_", "-"),
+            each.at,
+            "not known" if usd is None else f"{usd:.4g}",
+            "" if score is None or each.role != "worker" else f"{score:.3g}",
+            "" if each.count else each.note or "dearer",
+        )
+    return table
+
+
+def machines_table(report: ClusterReport) -> Table:
+    """The machines of a cluster."""
+    table = _table(("machine", "role", "region", "type", "market", "state"), ("age", "USD/h"))
+    table.add_column("")
+    head: Sequence[MachineRow] = () if report.head is None else (report.head,)
+    for row in (*head, *report.machines):
+        table.add_row(
+            row.id,
+            row.role,
+            row.region or "-",
+            row.type,
+            row.market.replace("_", "-"),
+            row.state if row.is_ready or row.state != "running" else "joining",
+            duration_text(row.age_s),
+            "?" if row.usd_per_hour is None else f"{row.usd_per_hour:.4g}",
+            _leaves(row),
+        )
+    return table
+
+
+def report_lines(report: ClusterReport) -> list[str]:
+    """What is to be said of a cluster beside its machines."""
+    lines = [f"{report.name} is {report.phase}; {', '.join(report.clouds)}"]
+    if report.address is not None:
+        lines.append(f"head     {report.address}, job server {report.job_server}")
+    for post in report.posts:
+        extra = [f"{post.coming} coming"] if post.coming else []
+        extra += [f"{post.leaving} leaving"] if post.leaving else []
+        more = f" ({', '.join(extra)})" if extra else ""
+        name = f"{post.region}/{post.role}" if post.role != "worker" else post.region
+        lines.append(f"plan     {name}: {post.ready} of {post.planned} machines{more}")
+    lines.append(f"cost     {report.usd_per_hour:.4g} USD/h, {report.spent_usd:.4g} USD so far")
+    if report.left_s is not None and report.to_finish_usd is not None:
+        lines.append(
+            f"left     {duration_text(report.left_s)} of the run, "
+            f"{report.to_finish_usd:.4g} USD at this rate"
+        )
+    lines += [f"note     {note}" for note in report.notes]
+    return lines
+
+
+def decision_lines(report: ClusterReport) -> list[str]:
+    """The last decisions of the autoscaler, launches with their alternatives."""
+    lines = []
+    for each in report.decisions[-_DECISIONS:]:
+        lines.append(f"did      {each.region}: {each.what}: {each.reason or 'the plan'}")
+        lines += _alternatives(each)
+    return lines
+
+
+def reach_lines(made: UpCluster, config: Path) -> list[str]:
+    """How to reach a cluster, what it costs, and what to do next."""
+    lines = [f"cost     {made.report.usd_per_hour:.4g} USD/h"]
+    lines += [f"note     {note}" for note in made.report.notes]
+    shown = quote(made.state.shown)
+    if made.environment:
+        values = " ".join(f"{name}={quote(value)}" for name, value in made.environment.items())
+        lines.append(f"reach    export {values}")
+    else:
+        lines.append(f"head     {made.report.address}, job server {made.report.job_server}")
+        lines.append(f"token    {made.token_command}")
+    lines += [
+        f"train    ray job submit --working-dir . -- geo-ray train {quote(str(config))}",
+        f"look     geo-ray status {shown}",
+        f"end it   geo-ray down {shown}",
+    ]
+    return lines
+
+
+def _alternatives(decision: DecisionRow) -> list[str]:
+    lines = []
+    for other in decision.alternatives:
+        usd, score = other["usd_per_hour"], other["usd_per_million_rows"]
+        price = "no price" if usd is None else f"{usd:.4g} USD/h"
+        rows = "" if score is None else f", {score:.4g} USD per million rows"
+        note = f" ({other['note']})" if other["note"] else ""
+        chosen = f" <- {other['chosen']}" if other["chosen"] else ""
+        lines.append(
+            f"         {other['at']} {other['type']} {other['market']}: {price}{rows}{note}{chosen}"
+        )
+    return lines
+
+
+def _leaves(row: MachineRow) -> str:
+    if row.role == "head" or row.leaves is None:
+        return ""
+    if row.leaves_in_s is None:
+        return f"leaves: {row.leaves}"
+    return f"leaves: {row.leaves}, gone in {duration_text(max(0.0, row.leaves_in_s))}"
+
+
+def _table(left: Sequence[str], right: Sequence[str]) -> Table:
+    table = Table(box=SIMPLE_HEAD)
+    for heading in left:
+        table.add_column(heading, no_wrap=True)
+    for heading in right:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table

@@ -1,0 +1,110 @@
+"""`geo-ray up`: makes the cluster of a configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from geo_ray.cli.follow import plan_option
+from geo_ray.cli.paths import check_plan_section, config_file
+
+if TYPE_CHECKING:
+    from geo_ray.planning.plan import Plan
+
+
+@click.command(short_help="Make the cluster of CONFIG.")
+@click.argument("config", type=click.Path(path_type=Path), callback=config_file)
+@click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change one key.")
+@click.option(
+    "--provider",
+    type=click.Choice(["local", "aws", "tencent"]),
+    help="Where all machines are; local: on this computer, at the same prices.  "
+    "[default: as plan.regions says]",
+)
+@plan_option
+@click.option(
+    "--policy",
+    type=click.Choice(["optimal", "cloudless", "everything", "fixed"]),
+    default="optimal",
+    show_default=True,
+    help="Who decides what runs, without --plan.",
+)
+@click.option("--dry-run", is_flag=True, help="Show what would be rented; start nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask before machines are rented.")
+@click.option(
+    "--wait",
+    "longest_s",
+    type=click.FloatRange(min=0),
+    default=900.0,
+    show_default=True,
+    help="Longest wait in seconds for the plan's machines; they come later, too.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of lines.")
+def up(
+    config: Path,
+    overrides: tuple[str, ...],
+    provider: str | None,
+    plan_file: Path | None,
+    policy: str,
+    dry_run: bool,
+    yes: bool,
+    longest_s: float,
+    as_json: bool,
+) -> None:
+    """Make the cluster that CONFIG asks for: Ray's head, its autoscaler, machines in all regions.
+
+    May be repeated: a cluster that is up is shown, one that was begun is completed. `geo-ray
+    status` and `geo-ray down` take the folder that is printed.
+    """
+    check_plan_section(config, overrides)
+    import geo_ray
+    from geo_ray.cli.tables.cluster import (
+        machines_table,
+        offer_table,
+        reach_lines,
+        wide_console,
+    )
+
+    console = wide_console()
+    plan: Plan | Path | None = plan_file
+    if dry_run or not yes:
+        offer = geo_ray.up_offer(
+            config,
+            overrides,
+            provider=provider,
+            plan=plan_file,
+            policy=policy,  # type: ignore[arg-type]  # click has checked it
+        )
+        if dry_run and as_json:
+            click.echo(offer.model_dump_json(indent=2))
+            return
+        if not as_json:
+            console.print(offer_table(offer))
+            click.echo(
+                f"{offer.usd_per_hour:.4g} USD/h of machines; the run: {offer.total_usd:.4g} USD "
+                "as planned"
+            )
+        if dry_run:
+            click.echo("nothing was started")
+            return
+        free = offer.clouds == ("local",)
+        if not free and not click.confirm("Rent these machines?", err=True):
+            raise click.Abort
+        plan = offer.plan
+    made = geo_ray.up(
+        config,
+        overrides,
+        provider=provider,
+        plan=plan,
+        policy=policy,  # type: ignore[arg-type]  # as above
+        longest_s=longest_s,
+        tell=lambda text: click.echo(text, err=True),
+    )
+    if as_json:
+        click.echo(made.report.model_dump_json(indent=2))
+        return
+    console.print(machines_table(made.report))
+    for line in reach_lines(made, config):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)

@@ -1,0 +1,213 @@
+"""Ends a cluster: runs are saved, machines drained and ended; then the cloud is asked.
+
+It may be killed at any point and repeated. While the head lives, it is told by the cluster's record
+and does the first part itself, in order; if it does not answer, all machines are ended from here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from geo_ray.autoscale.journal import JOURNAL_KEY
+from geo_ray.autoscale.memory import AutoscalerMemory, decode_memory, outstanding
+from geo_ray.clusters.clouds import open_clouds, secrets_of
+from geo_ray.clusters.head import find_head, is_alive
+from geo_ray.clusters.making import alone
+from geo_ray.clusters.record import ClusterRecord, Phase
+from geo_ray.clusters.report import read_status, report_of
+from geo_ray.clusters.state import ClusterState
+from geo_ray.errors import GeoRayError, MachinesLeftError, ProviderRefusedError
+from geo_ray.lease.keeper import LeaseKeeper
+from geo_ray.providers.base import Machine, MachineProvider, MachineState
+
+Tell = Callable[[str], None]
+
+_SAVE_S: Final = 240.0
+_SILENT_S: Final = 30.0
+_GONE_S: Final = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class EndedCluster:
+    """What came of it.
+
+    Attributes:
+        name: of the cluster.
+        machines: how many were ended.
+        spent_usd: that it cost in all, as far as prices are known.
+        in_order: whether runs were stopped and machines drained first.
+    """
+
+    name: str
+    machines: int
+    spent_usd: float
+    in_order: bool
+
+
+def end_cluster(state: ClusterState, tell: Tell, *, at_once: bool = False) -> EndedCluster:
+    """End a cluster; of one that has ended the cloud is asked again.
+
+    Args:
+        state: where it is written down.
+        tell: told each step.
+        at_once: neither wait for runs to save nor for machines to drain.
+
+    Raises:
+        ClusterStateError: there is none.
+        ClusterBusyError: another command works on it and does not end.
+        MachinesLeftError: something of it is still there.
+        CloudError: the cloud refuses.
+    """
+    state.known()  # before a folder is made for one that is not there
+    state.make()
+    with alone(state, "down", tell) as lease:
+        record = state.known()
+        provider = open_clouds(record, state)
+        before = report_of(record, state, provider)
+        if record.phase == "up":
+            record = _phase(state, "ending")
+        known = {row.id for row in before.machines}
+        if before.head is not None:
+            known.add(before.head.id)
+        in_order = not at_once and _ended_by_head(record, state, provider, tell)
+        known |= _end_all(record, state, provider, lease, tell)
+        _remove_secrets(record, state)
+        _check(record, state, provider, tell)
+        if record.phase != "down":
+            _phase(state, "down")
+    return EndedCluster(record.name, len(known), before.spent_usd, in_order)
+
+
+def _phase(state: ClusterState, phase: Phase) -> ClusterRecord:
+    record, tag = state.read()
+    if record is None:
+        record = state.known()
+    record = record.model_copy(update={"phase": phase})
+    state.write(record, tag)
+    return record
+
+
+def _ended_by_head(
+    record: ClusterRecord, state: ClusterState, provider: MachineProvider, tell: Tell
+) -> bool:
+    """Let the head save runs and end machines; whether it has."""
+    store = state.store()
+    began_s = heard_s = time.monotonic()
+    last = (0.0, "")
+    while True:
+        machines = provider.list_machines(record.name)
+        head = find_head(machines, record)
+        if not is_alive(head):
+            tell("the head does not live: machines are ended without it")
+            return False
+        told, _ = read_status(store, record.made)
+        if told is not None and told.unix_s != last[0]:
+            heard_s = time.monotonic()
+            if told.doing and told.doing != last[1]:
+                tell(told.doing)
+            last = (told.unix_s, told.doing)
+        if told is not None and told.doing.startswith(ALL_ENDED):
+            return True
+        silent_s = max(_SILENT_S, 3 * record.autoscale.every_s)
+        if time.monotonic() - heard_s > silent_s:
+            tell(f"the head tells nothing for {silent_s:.0f} s: machines are ended without it")
+            return False
+        if time.monotonic() - began_s > _SAVE_S + 2 * record.autoscale.drain_s:
+            tell("the head takes too long: machines are ended without it")
+            return False
+        time.sleep(state.look_s)
+
+
+ALL_ENDED: Final = "all machines have ended"
+
+
+def _end_all(
+    record: ClusterRecord,
+    state: ClusterState,
+    provider: MachineProvider,
+    lease: LeaseKeeper,
+    tell: Tell,
+) -> set[str]:
+    """End the head, then all others: nobody is left who could rent anew."""
+    seen: set[str] = set()
+    deadline_s = time.monotonic() + _GONE_S
+    last_error = ""
+    told = 0
+    while True:
+        machines = provider.list_machines(record.name)
+        seen |= {machine.id for machine in machines}
+        living = _living(machines)
+        if not living:
+            return seen
+        if time.monotonic() > deadline_s:
+            raise _left(record, living, last_error)
+        head = find_head(machines, record)
+        first = [head.id] if head is not None and is_alive(head) else []
+        to_end = first or [m.id for m in living if is_alive(m)]
+        if to_end:
+            lease.check()
+            if len(living) != told:
+                told = len(living)
+                tell("ending 1 machine" if told == 1 else f"ending {told} machines")
+            try:
+                provider.terminate(to_end)
+            except ProviderRefusedError:
+                raise
+            except GeoRayError as error:
+                last_error = error.message
+        time.sleep(state.look_s)
+
+
+def _remove_secrets(record: ClusterRecord, state: ClusterState) -> None:
+    for store in secrets_of(record, state):
+        store.delete(record.token_secret)
+
+
+def _check(
+    record: ClusterRecord, state: ClusterState, provider: MachineProvider, tell: Tell
+) -> None:
+    """Ask the cloud for anything that bears the cluster's name.
+
+    A launch of which nothing was ever seen may still come: it is waited for as long as a cloud may
+    leave a new machine out of its list.
+    """
+    found = state.store().read(JOURNAL_KEY)
+    memory = AutoscalerMemory() if found is None else decode_memory(found.data)
+    unseen = [each for each in memory.intents.values() if outstanding(memory, each) > 0]
+    wait_s = record.autoscale.retry.missing_s if unseen else 0.0
+    if unseen:
+        tell(f"looking for {wait_s:.0f} s for machines that were asked for and never seen")
+    deadline_s = time.monotonic() + wait_s
+    while True:
+        living = _living(provider.list_machines(record.name))
+        if living:
+            provider.terminate([machine.id for machine in living])
+            deadline_s = max(deadline_s, time.monotonic() + 60.0)
+        if time.monotonic() >= deadline_s:
+            break
+        if not living and not unseen:
+            break
+        time.sleep(state.look_s)
+    if living:
+        raise _left(record, living, "")
+    for store in secrets_of(record, state):
+        try:
+            store.get(record.token_secret)
+        except ProviderRefusedError as error:
+            if "there is no secret" in error.message:
+                continue
+            raise
+        raise MachinesLeftError(f"the secret {record.token_secret} is still in its store")
+
+
+def _living(machines: Sequence[Machine]) -> list[Machine]:
+    return [machine for machine in machines if machine.state is not MachineState.ENDED]
+
+
+def _left(record: ClusterRecord, living: Sequence[Machine], why: str) -> MachinesLeftError:
+    listed = ", ".join(f"{m.id} ({m.state.value}) in {m.pool.region}" for m in living)
+    reason = f": {why}" if why else ""
+    return MachinesLeftError(f"{len(living)} machines of {record.name} are left: {listed}{reason}")

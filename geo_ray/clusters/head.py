@@ -1,0 +1,45 @@
+"""The machine of the head: asked for once, found again by whoever looks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from geo_ray.autoscale.target import ROLE_LABEL
+from geo_ray.clusters.record import ClusterRecord
+from geo_ray.providers.base import LaunchRequest, Machine, MachineState
+from geo_ray.providers.user_data import HEAD_ROLE
+
+
+def head_request(record: ClusterRecord) -> LaunchRequest:
+    """Return the launch of the head; the same record always gives the same request."""
+    head = record.head
+    mark = hashlib.sha256(record.name.encode()).hexdigest()[:10]
+    began = int(record.began_unix_s * 1000)
+    return LaunchRequest(
+        f"head-{mark}-{began}-{head.number}",
+        record.name,
+        head.pool,
+        1,
+        {ROLE_LABEL: HEAD_ROLE},
+        head.ends_unix_s,
+    )
+
+
+def find_head(machines: Sequence[Machine], record: ClusterRecord) -> Machine | None:
+    """Return the head's machine as listed; None: it is not (yet)."""
+    wanted = head_request(record).request_id
+    mine = [machine for machine in machines if machine.request_id == wanted]
+    return min(mine, key=lambda machine: machine.state is MachineState.ENDED, default=None)
+
+
+def is_alive(machine: Machine | None) -> bool:
+    """Return whether a machine is there, or on its way."""
+    return machine is not None and machine.state in (MachineState.PENDING, MachineState.RUNNING)
+
+
+def head_address(machine: Machine | None, record: ClusterRecord) -> str | None:
+    """Return host:port of Ray's head; None: its machine has no address yet."""
+    if machine is None or machine.state is not MachineState.RUNNING or machine.address is None:
+        return None
+    return f"{machine.address}:{record.head.port}"

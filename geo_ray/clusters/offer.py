@@ -1,0 +1,126 @@
+"""What would be rented for a cluster, at which prices, with what else there is."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+from pydantic import Field
+
+from geo_ray.autoscale.actions import Launch
+from geo_ray.autoscale.memory import AutoscalerMemory
+from geo_ray.autoscale.observed import Observed
+from geo_ray.autoscale.policy import AutoscalePolicy
+from geo_ray.clusters.asked import AskedCluster
+from geo_ray.clusters.clouds import LOCAL, open_clouds
+from geo_ray.config.base import StrictModel
+from geo_ray.planning.plan import Plan
+from geo_ray.providers.base import MachineProvider, Pool, Stock
+from geo_ray.providers.local.catalog import write_catalog
+from geo_ray.providers.local.provider import LocalProvider
+
+_HOUR_S: Final = 3600.0
+
+
+class OfferedMachines(StrictModel):
+    """Machines of one pool: rented, or an alternative."""
+
+    region: str = Field(description="of the run; empty: the head's machine")
+    role: str
+    at: str
+    type: str
+    market: str
+    count: int = Field(description="that would be rented")
+    usd_per_hour: float | None = Field(description="of one; null: no price is known")
+    usd_per_million_rows: float | None = Field(None, description="with its preemptions")
+    note: str = Field("", description="why none would be")
+
+
+class ClusterOffer(StrictModel):
+    """What `geo-ray up` would do."""
+
+    name: str
+    clouds: tuple[str, ...]
+    state: str
+    machines: tuple[OfferedMachines, ...] = Field(description="rented ones first, then the rest")
+    usd_per_hour: float = Field(description="of all that would be rented")
+    total_s: float = Field(description="of the run, as planned")
+    total_usd: float = Field(description="of the run, as planned; the head not included")
+    plan: Plan = Field(description="what should run")
+
+
+def cluster_offer(asked: AskedCluster) -> ClusterOffer:
+    """Ask the clouds for prices, and let the autoscaler's policy choose; nothing is rented.
+
+    Raises:
+        CloudError: a cloud refuses.
+    """
+    record = asked.record
+    if record.clouds == (LOCAL,) and asked.catalog is not None:
+        with tempfile.TemporaryDirectory() as scratch:
+            write_catalog(Path(scratch), asked.catalog)
+            stocks = _stocks(LocalProvider(Path(scratch)), asked)
+    else:
+        stocks = _stocks(open_clouds(record, asked.state), asked)
+    return _offer(asked, stocks)
+
+
+def _stocks(provider: MachineProvider, asked: AskedCluster) -> dict[Pool, Stock]:
+    pools = [asked.record.head.pool, *asked.record.target.pools()]
+    wanted = list(dict.fromkeys(pools))
+    return dict(zip(wanted, provider.stock(wanted), strict=True))
+
+
+def _offer(asked: AskedCluster, stocks: dict[Pool, Stock]) -> ClusterOffer:
+    record = asked.record
+    policy = AutoscalePolicy(record.autoscale, record.name)
+    observed = Observed(time.time(), (), stocks=stocks, left_s=record.plan.total_s)
+    decided = policy.decide(record.target, AutoscalerMemory(), observed)
+    head = record.head.pool
+    head_usd = stocks[head].usd_per_hour
+    rows = [
+        OfferedMachines(
+            region="",
+            role="head",
+            at=head.zone or head.region,
+            type=head.type,
+            market=head.market.value,
+            count=1,
+            usd_per_hour=head_usd,
+        )
+    ]
+    others: list[OfferedMachines] = []
+    seen = set()
+    for action in decided.actions:
+        if not isinstance(action, Launch):
+            continue
+        role = action.request.labels.get("geo-ray/role", "worker")
+        for each in action.alternatives:
+            if (action.region, role, each.pool) in seen:
+                continue
+            seen.add((action.region, role, each.pool))
+            row = OfferedMachines(
+                region=action.region,
+                role=role,
+                at=each.pool.zone or each.pool.region,
+                type=each.pool.type,
+                market=each.pool.market.value,
+                count=each.chosen,
+                usd_per_hour=each.usd_per_hour,
+                usd_per_million_rows=each.usd_per_million_rows,
+                note=each.note,
+            )
+            (rows if each.chosen else others).append(row)
+    usd = sum(row.count * (row.usd_per_hour or 0.0) for row in rows)
+    return ClusterOffer(
+        name=record.name,
+        clouds=record.clouds,
+        state=asked.state.uri,
+        machines=(*rows, *others),
+        usd_per_hour=usd,
+        total_s=record.plan.total_s,
+        total_usd=record.plan.total_usd,
+        plan=record.plan,
+    )

@@ -1,0 +1,98 @@
+"""A cluster's clouds and journal as they travel to the autoscaler: opened where they arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from geo_ray.clusters.clouds import open_clouds
+from geo_ray.clusters.head import find_head, head_address
+from geo_ray.clusters.state import ClusterState
+from geo_ray.errors import ClusterStateError
+from geo_ray.lease.store import ConditionalStore, StoredValue
+from geo_ray.providers.base import (
+    LaunchFailure,
+    LaunchRequest,
+    Machine,
+    MachineProvider,
+    Pool,
+    Stock,
+)
+
+
+@dataclass(slots=True)
+class RemoteProvider:
+    """See `MachineProvider`.
+
+    Connections and credentials do not travel; the state's address does.
+
+    Attributes:
+        state: where the cluster is written down.
+    """
+
+    state: ClusterState
+    _opened: MachineProvider | None = None
+
+    @property
+    def name(self) -> str:
+        """See `MachineProvider.name`."""
+        return self._provider().name
+
+    def list_machines(self, cluster: str) -> Sequence[Machine]:
+        """See `MachineProvider.list_machines`."""
+        return self._provider().list_machines(cluster)
+
+    def launch(self, request: LaunchRequest) -> Sequence[LaunchFailure]:
+        """See `MachineProvider.launch`; of a cluster that is to end nothing is launched."""
+        if self.state.known().phase != "up":
+            raise ClusterStateError(f"{self.state.name} is being taken down: nothing is rented")
+        return self._provider().launch(request)
+
+    def terminate(self, machine_ids: Sequence[str]) -> None:
+        """See `MachineProvider.terminate`."""
+        self._provider().terminate(machine_ids)
+
+    def poll_failures(self, cluster: str) -> Sequence[LaunchFailure]:
+        """See `MachineProvider.poll_failures`."""
+        return self._provider().poll_failures(cluster)
+
+    def stock(self, pools: Sequence[Pool]) -> Sequence[Stock]:
+        """See `MachineProvider.stock`."""
+        return self._provider().stock(pools)
+
+    def _provider(self) -> MachineProvider:
+        if self._opened is None:
+            record = self.state.known()
+            head = find_head(open_clouds(record, self.state).list_machines(record.name), record)
+            self._opened = open_clouds(record, self.state, head_address(head, record))
+        return self._opened
+
+
+@dataclass(slots=True)
+class RemoteStore:
+    """See `ConditionalStore`.
+
+    Attributes:
+        state: where the cluster is written down.
+    """
+
+    state: ClusterState
+    _opened: ConditionalStore | None = None
+
+    def read(self, key: str) -> StoredValue | None:
+        """See `ConditionalStore.read`."""
+        return self._store().read(key)
+
+    def write(self, key: str, data: bytes, expected: str | None) -> str | None:
+        """See `ConditionalStore.write`."""
+        return self._store().write(key, data, expected)
+
+    def unchanged(self, key: str, tag: str) -> AbstractContextManager[bool]:
+        """See `ConditionalStore.unchanged`."""
+        return self._store().unchanged(key, tag)
+
+    def _store(self) -> ConditionalStore:
+        if self._opened is None:
+            self._opened = self.state.store()
+        return self._opened

@@ -1,0 +1,345 @@
+"""How a cluster stands: what the cloud lists, what the journal knows, what the autoscaler told.
+
+Needs no Ray, and no way to the cluster's network: the cloud is asked for machines, and the state's
+folder for the rest. So a cluster whose head is dead is seen as it is, too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from geo_ray.autoscale.journal import JOURNAL_KEY
+from geo_ray.autoscale.memory import AutoscalerMemory, decode_memory, pool_key
+from geo_ray.autoscale.status import AutoscalerStatus
+from geo_ray.autoscale.target import REGION_LABEL, ROLE_LABEL
+from geo_ray.clusters.head import find_head, head_address
+from geo_ray.clusters.record import ClusterRecord, Phase
+from geo_ray.clusters.state import STATUS_KEY, ClusterState
+from geo_ray.config.base import StrictModel
+from geo_ray.errors import GeoRayError
+from geo_ray.lease.record import MAX_RECORD_BYTES
+from geo_ray.lease.store import ConditionalStore
+from geo_ray.providers.base import Machine, MachineProvider, MachineState, Stock
+
+_HOUR_S: Final = 3600.0
+_STALE_LOOKS: Final = 4
+_ACTIONS: Final = 20
+
+
+class MachineRow(StrictModel):
+    """A machine of a cluster."""
+
+    id: str
+    role: str = Field(description="head, server or worker")
+    region: str = Field(description="of the run; empty: of none")
+    type: str
+    market: str
+    at: str = Field(description="the cloud's zone, else its region")
+    state: str = Field(description="as the cloud lists it")
+    address: str | None
+    age_s: float
+    usd_per_hour: float | None = Field(description="null: no price is known")
+    is_ready: bool = Field(description="whether its node is there and it stays")
+    leaves: str | None = Field(description="why it is to go; null: it is not")
+    leaves_in_s: float | None = Field(description="until it is gone at the latest")
+
+
+class PostRow(StrictModel):
+    """What one region should have, and has."""
+
+    region: str
+    role: str
+    planned: int
+    ready: int
+    coming: int = Field(description="asked for, or started and not there yet")
+    leaving: int
+
+
+class DecisionRow(StrictModel):
+    """Something that the autoscaler did."""
+
+    unix_s: float
+    region: str
+    what: str
+    reason: str
+    alternatives: tuple[dict[str, str | float | int | None], ...] = ()
+
+
+class ClusterReport(StrictModel):
+    """How a cluster stands."""
+
+    name: str
+    phase: Phase
+    clouds: tuple[str, ...]
+    state: str = Field(description="where it is written down")
+    address: str | None = Field(description="host:port of Ray's head")
+    job_server: str | None
+    head: MachineRow | None
+    machines: tuple[MachineRow, ...] = Field(description="all that live, but the head")
+    posts: tuple[PostRow, ...] = Field(description="plan against actual")
+    wanted: int = Field(description="machines that the plan has")
+    usd_per_hour: float = Field(description="of all machines, the head included")
+    spent_usd: float = Field(description="so far, the head included")
+    left_s: float | None = Field(description="of the run; null: no end is known")
+    to_finish_usd: float | None = Field(description="what the rest of the run costs")
+    looked: bool = Field(description="whether its autoscaler has looked after it at all")
+    looked_age_s: float | None = Field(description="since it last told of itself")
+    acts: bool = Field(description="whether an autoscaler looks after it now")
+    notes: tuple[str, ...] = Field(description="what is wrong")
+    decisions: tuple[DecisionRow, ...] = Field(description="the newest, the oldest first")
+
+
+class ToldStatus(StrictModel):
+    """What the head tells of its cluster, again and again."""
+
+    unix_s: float
+    made: int = Field(1, description="of which cluster of the name: how often one was made")
+    doing: str = Field("", description="for people: what comes of a wish that it ends")
+    status: AutoscalerStatus
+
+
+_TOLD: Final = TypeAdapter(ToldStatus)
+
+
+def tell_status(store: ConditionalStore, told: ToldStatus, tag: str | None) -> str | None:
+    """Write what the head tells; return the new tag, None if another head told something."""
+    actions = told.status.actions[-_ACTIONS:]
+    while True:
+        slim = replace(told.status, actions=actions)
+        data = _TOLD.dump_json(told.model_copy(update={"status": slim}))
+        if len(data) <= MAX_RECORD_BYTES or not actions:
+            return store.write(STATUS_KEY, data, tag)
+        actions = actions[len(actions) // 2 + 1 :]
+
+
+def read_status(store: ConditionalStore, made: int) -> tuple[ToldStatus | None, str | None]:
+    """Return what the head told last, and the tag of it.
+
+    What makes no sense counts as nothing, and so does what the head of an earlier cluster told.
+
+    Args:
+        store: of the cluster.
+        made: how often one of the name was made.
+    """
+    found = store.read(STATUS_KEY)
+    if found is None:
+        return None, None
+    try:
+        told = _TOLD.validate_json(found.data)
+    except ValidationError:  # of another release
+        return None, found.tag
+    return (told if told.made == made else None), found.tag
+
+
+def report_of(
+    record: ClusterRecord, state: ClusterState, provider: MachineProvider
+) -> ClusterReport:
+    """Look at a cluster.
+
+    Raises:
+        GeoRayError: the cloud, or the folder, cannot be asked.
+    """
+    now_s = time.time()
+    store = state.store()
+    told, _ = read_status(store, record.made)
+    found = store.read(JOURNAL_KEY)
+    memory = AutoscalerMemory() if found is None else decode_memory(found.data)
+    listed = provider.list_machines(record.name)
+    living = [m for m in listed if m.state is not MachineState.ENDED]
+    head = find_head(listed, record)
+    rows = [_row(machine, memory, now_s) for machine in living if machine is not head]
+    notes = []
+    head_usd = None
+    try:
+        (stock,) = provider.stock([record.head.pool])
+        head_usd = _price(stock)
+    except GeoRayError as error:
+        notes.append(f"the head's price is not known: {error.message}")
+    head_row = None if head is None else _head_row(head, head_usd, now_s)
+    spent = memory.ledger.paid_usd
+    burn = sum(row.usd_per_hour or 0.0 for row in rows)
+    if head_row is not None and head_usd is not None:
+        spent += head_usd * head_row.age_s / _HOUR_S
+        burn += head_usd if head_row.state not in ("ended",) else 0.0
+    age_s = None if told is None else now_s - told.unix_s
+    is_fresh = age_s is not None and age_s < _STALE_LOOKS * record.autoscale.every_s + 10.0
+    notes += _notes(record, head_row, told, is_fresh=is_fresh)
+    left_s = told.status.left_s if told is not None and is_fresh else None
+    address = head_address(head, record)
+    posts = _posts(record, memory, rows)
+    host = address.rpartition(":")[0] if address else None
+    return ClusterReport(
+        name=record.name,
+        phase=record.phase,
+        clouds=record.clouds,
+        state=state.uri,
+        address=address,
+        job_server=f"http://{host}:{record.head.dashboard_port}" if host else None,
+        head=head_row,
+        machines=tuple(rows),
+        posts=tuple(posts),
+        wanted=sum(post.planned for post in posts),
+        usd_per_hour=burn,
+        spent_usd=spent,
+        left_s=left_s,
+        to_finish_usd=None if left_s is None else burn * left_s / _HOUR_S,
+        looked=told is not None and told.status.looked_unix_s is not None,
+        looked_age_s=age_s,
+        acts=is_fresh and told is not None and told.status.is_acting,
+        notes=tuple(notes),
+        decisions=() if told is None else tuple(_decisions(told.status)),
+    )
+
+
+# ------------------------------------------------------------------ parts
+
+
+def _row(machine: Machine, memory: AutoscalerMemory, now_s: float) -> MachineRow:
+    duty = memory.duties.get(machine.id)
+    parting = None if duty is None else duty.parting
+    pool = machine.pool
+    record = memory.pools.get(pool_key(pool))
+    usd = None if duty is None else duty.usd_per_hour
+    if record is not None and record.usd_per_hour is not None:
+        usd = record.usd_per_hour
+    leaves, until_s = (None, None) if parting is None else (parting.reason, parting.until_unix_s)
+    is_ready = (
+        machine.state is MachineState.RUNNING
+        and duty is not None
+        and duty.has_joined
+        and duty.unready_unix_s is None
+        and leaves is None
+    )
+    return MachineRow(
+        id=machine.id,
+        role=machine.labels.get(ROLE_LABEL, "worker"),
+        region=machine.labels.get(REGION_LABEL, ""),
+        type=pool.type,
+        market=pool.market.value,
+        at=pool.zone or pool.region,
+        state=machine.state.value,
+        address=machine.address,
+        age_s=max(0.0, now_s - machine.launched_unix_s),
+        usd_per_hour=usd,
+        is_ready=is_ready,
+        leaves=leaves,
+        leaves_in_s=None if until_s is None else until_s - now_s,
+    )
+
+
+def _head_row(head: Machine, usd: float | None, now_s: float) -> MachineRow:
+    running = head.state is MachineState.RUNNING
+    return MachineRow(
+        id=head.id,
+        role="head",
+        region="",
+        type=head.pool.type,
+        market=head.pool.market.value,
+        at=head.pool.zone or head.pool.region,
+        state=head.state.value,
+        address=head.address,
+        age_s=max(0.0, now_s - head.launched_unix_s),
+        usd_per_hour=usd,
+        is_ready=running,
+        leaves=None,
+        leaves_in_s=None if head.ends_unix_s is None else head.ends_unix_s - now_s,
+    )
+
+
+def _posts(
+    record: ClusterRecord, memory: AutoscalerMemory, rows: Sequence[MachineRow]
+) -> list[PostRow]:
+    planned: dict[tuple[str, str], int] = {}
+    for region in record.plan.regions:
+        count = sum(machines.count for machines in region.machines)
+        if record.provider.rent == "demand":
+            count = 0
+        planned[region.region, "worker"] = count
+        if region.server is not None:
+            planned[region.region, "server"] = 1 if count else 0
+    for row in rows:
+        planned.setdefault((row.region, row.role), 0)
+    found = []
+    for (name, role), count in planned.items():
+        mine = [row for row in rows if (row.region, row.role) == (name, role)]
+        asked = sum(
+            max(0, intent.request.count - intent.failed - intent.gone)
+            for intent in memory.intents.values()
+            if (
+                intent.request.labels.get(REGION_LABEL),
+                intent.request.labels.get(ROLE_LABEL, "worker"),
+            )
+            == (name, role)
+        )
+        ready = sum(row.is_ready for row in mine)
+        leaving = sum(row.leaves is not None for row in mine)
+        coming = max(asked, len(mine) - ready - leaving)
+        found.append(
+            PostRow(
+                region=name,
+                role=role,
+                planned=count,
+                ready=ready,
+                coming=coming,
+                leaving=leaving,
+            )
+        )
+    return found
+
+
+def _notes(
+    record: ClusterRecord,
+    head: MachineRow | None,
+    told: ToldStatus | None,
+    *,
+    is_fresh: bool,
+) -> list[str]:
+    found = []
+    if record.phase != "down":
+        if head is None:
+            found.append("its head is not there: `geo-ray up` makes another one")
+        elif head.state in ("ending", "ended"):
+            found.append(f"its head {head.id} has ended: `geo-ray up` makes another one")
+        elif told is not None and not is_fresh:
+            found.append("its autoscaler has told nothing for a while")
+    if told is not None and is_fresh:
+        found += told.status.errors
+        if told.doing:
+            found.append(told.doing)
+    return found
+
+
+def _decisions(status: AutoscalerStatus) -> list[DecisionRow]:
+    found = []
+    for action in status.actions:
+        others: list[Mapping[str, str | float | int | None]] = [
+            {
+                "at": other.pool.zone or other.pool.region,
+                "type": other.pool.type,
+                "market": other.pool.market.value,
+                "usd_per_hour": other.usd_per_hour,
+                "usd_per_million_rows": other.usd_per_million_rows,
+                "chosen": other.chosen,
+                "note": other.note,
+            }
+            for other in action.alternatives
+        ]
+        found.append(
+            DecisionRow(
+                unix_s=action.unix_s,
+                region=action.region,
+                what=action.what,
+                reason=action.reason,
+                alternatives=tuple(dict(each) for each in others),
+            )
+        )
+    return found
+
+
+def _price(stock: Stock) -> float | None:
+    return stock.usd_per_hour

@@ -1,0 +1,160 @@
+"""``python -m geo_ray.clusters.serve STATE``: runs beside the head, for as long as it lives.
+
+Starts the cluster's autoscaler, writes down what it tells, and hears by the cluster's record that
+it is to end: then runs are stopped, which saves them, and all machines are drained and ended. The
+head itself is ended by whoever takes the cluster down. If this process dies, it is started again,
+or the cluster is taken down without it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from geo_ray.clusters.clouds import open_clouds
+from geo_ray.clusters.down import ALL_ENDED
+from geo_ray.clusters.head import find_head, head_address
+from geo_ray.clusters.record import ClusterRecord
+from geo_ray.clusters.remote import RemoteProvider, RemoteStore
+from geo_ray.clusters.report import ToldStatus, read_status, tell_status
+from geo_ray.clusters.state import ClusterState
+from geo_ray.errors import GeoRayError
+from geo_ray.job.status import StatusReader
+from geo_ray.providers.base import MachineState
+from geo_ray.runtime.autoscaler.actor import AutoscaleOrder
+from geo_ray.runtime.autoscaler.serving import ServedCluster, served
+from geo_ray.runtime.control import stop_requests
+
+_HEAD_S: Final = 300.0
+_AGAIN_S: Final = 1.0
+_SAVE_S: Final = 180.0
+_NEAR_LOOK_S: Final = 0.5
+_log = logging.getLogger(__name__)
+
+
+class ClusterServer:
+    """See the module.
+
+    Args:
+        state: where the cluster is written down.
+        cluster: its head.
+        record: what it is.
+    """
+
+    def __init__(self, state: ClusterState, cluster: ServedCluster, record: ClusterRecord) -> None:
+        self._state, self._cluster, self._record = state, cluster, record
+        self._store = state.store()
+        self._provider = open_clouds(record, state)
+        _, self._tag = read_status(self._store, record.made)
+        self._doing = ""
+        self._is_released = False
+
+    def run(self) -> None:
+        """Serve until the cluster is down."""
+        record = self._record
+        self._cluster.start(order_of(record, self._state))
+        every_s = record.autoscale.every_s if self._state.is_far else _NEAR_LOOK_S
+        while True:
+            phase = self._state.known().phase
+            if phase == "down":
+                return
+            if phase == "ending" and not self._is_released:
+                self._stop_runs()
+                self._cluster.release()
+                self._is_released = True
+                self._say("runs have stopped; draining and ending machines")
+            elif self._is_released and not self._living():
+                self._say(ALL_ENDED)
+            else:
+                self._say(self._doing)
+            time.sleep(min(every_s, _AGAIN_S) if self._is_released else every_s)
+
+    def _living(self) -> bool:
+        machines = self._provider.list_machines(self._record.name)
+        head = find_head(machines, self._record)
+        return any(m.state is not MachineState.ENDED and m is not head for m in machines)
+
+    def _stop_runs(self) -> None:
+        """Stop what trains, so that it is saved."""
+        self._say("stopping runs")
+        deadline_s = time.monotonic() + _SAVE_S
+        where = self._record.run.dir
+        if where is not None and Path(where).is_dir():
+            _stop_run(Path(where), deadline_s, self._say)
+        self._cluster.stop_jobs(max(1.0, deadline_s - time.monotonic()), self._say)
+
+    def _say(self, doing: str) -> None:
+        """Write down how the cluster stands, and what is being done about its end."""
+        self._doing = doing
+        status, made = self._cluster.status(), self._record.made
+        told = ToldStatus(unix_s=time.time(), made=made, doing=doing, status=status)
+        tag = tell_status(self._store, told, self._tag)
+        if tag is None:
+            _, tag = read_status(self._store, made)  # of the process that served before
+        self._tag = tag
+
+
+def order_of(record: ClusterRecord, state: ClusterState) -> AutoscaleOrder:
+    """Return what the autoscaler is to look after."""
+    where = record.run.dir
+    return AutoscaleOrder(
+        record.name,
+        RemoteProvider(state),
+        RemoteStore(state),
+        record.autoscale,
+        record.target,
+        Path(where) if where is not None and record.provider.rent == "plan" else None,
+        record.plan,
+    )
+
+
+def serve(state: ClusterState) -> None:
+    """Serve a cluster's head until the cluster is down; whatever fails is tried again."""
+    while True:
+        try:
+            record = state.known()
+            if record.phase == "down":
+                return
+            machines = open_clouds(record, state).list_machines(record.name)
+            head = find_head(machines, record)
+            address = head_address(head, record)
+            if address is not None:
+                host = address.rpartition(":")[0]
+                server = f"http://{host}:{record.head.dashboard_port}"
+                with served(address, server, _HEAD_S) as cluster:
+                    ClusterServer(state, cluster, record).run()
+                    return
+        except GeoRayError as error:
+            _log.warning("%s", error.message)
+        except Exception:  # whatever it is: a cluster without this is not looked after
+            _log.exception("serving the cluster failed")
+        time.sleep(_AGAIN_S)
+
+
+def _stop_run(path: Path, deadline_s: float, say: Callable[[str], None]) -> None:
+    try:
+        reader = StatusReader(path)
+        if not reader.read().is_going:
+            return
+        say(f"stopping the run in {path}, which saves it first")
+        stop_requests.ask(path)
+        while reader.read().is_going and time.monotonic() < deadline_s:
+            time.sleep(_AGAIN_S)
+    except GeoRayError as error:
+        _log.warning("the run in %s is not stopped: %s", path, error.message)
+
+
+def main() -> None:
+    """Serve the cluster that is named on the command line."""
+    out = logging.StreamHandler()
+    out.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    logging.getLogger("geo_ray").addHandler(out)
+    serve(ClusterState.at(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()

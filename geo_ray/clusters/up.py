@@ -1,0 +1,267 @@
+"""Makes a cluster: its record, its token, its head; the autoscaler there does the rest.
+
+It may be killed at any point and repeated: what it does is written down first, and the head's
+launch makes one machine however often it is asked for. Two at once are one after the other.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from geo_ray.autoscale.journal import JOURNAL_KEY
+from geo_ray.autoscale.memory import AutoscalerMemory, decode_memory, encode_memory
+from geo_ray.autoscale.target import ROLE_LABEL
+from geo_ray.clusters.asked import AskedCluster
+from geo_ray.clusters.clouds import open_clouds, secrets_of
+from geo_ray.clusters.head import find_head, head_address, head_request, is_alive
+from geo_ray.clusters.making import alone
+from geo_ray.clusters.record import ClusterRecord
+from geo_ray.clusters.report import ClusterReport, report_of
+from geo_ray.clusters.state import ClusterState
+from geo_ray.errors import ClusterStartError, ClusterStateError, ProviderRefusedError
+from geo_ray.lease.keeper import LeaseKeeper
+from geo_ray.providers.base import Machine, MachineProvider
+from geo_ray.providers.local.catalog import write_catalog
+from geo_ray.providers.secrets.base import SecretStore
+from geo_ray.providers.user_data import HEAD_ROLE
+
+Tell = Callable[[str], None]
+
+_HEAD_S: Final = 900.0
+_UNSEEN_S: Final = 120.0
+
+
+def make_cluster(asked: AskedCluster, tell: Tell) -> ClusterRecord:
+    """Make a cluster up to its head, or complete one that was begun.
+
+    Args:
+        asked: what was asked for; of one that is up already, what is written of it counts.
+        tell: told each step.
+
+    Raises:
+        ClusterStateError: it is being taken down, or was made of another configuration.
+        ClusterBusyError: another command works on it and does not end.
+        ClusterStartError: its head does not come.
+        CloudError: the cloud refuses.
+    """
+    state = asked.state
+    state.make()
+    with alone(state, "up", tell) as lease:
+        record = _written(asked, tell)
+        if asked.catalog is not None and not (state.path / "cloud" / "catalog.json").exists():
+            write_catalog(state.path / "cloud", asked.catalog)
+        _put_token(record, state, tell)
+        return _with_head(record, state, lease, tell)
+
+
+def await_machines(
+    record: ClusterRecord, state: ClusterState, longest_s: float, tell: Tell
+) -> ClusterReport:
+    """Wait until the autoscaler has looked, and all machines of the plan compute.
+
+    Args:
+        record: of the cluster.
+        state: where it is written down.
+        longest_s: longest wait once its autoscaler has looked; what is missing then is in the
+            report.
+        tell: told what has come.
+
+    Raises:
+        ClusterStateError: somebody is taking it down.
+        ClusterStartError: its head ended.
+    """
+    head_s = time.monotonic() + _HEAD_S
+    deadline_s: float | None = None
+    told = ""
+    provider = open_clouds(record, state)
+    while True:
+        if state.known().phase != "up":
+            raise ClusterStateError(f"{record.name} is being taken down by another command")
+        report = report_of(record, state, provider)
+        if report.head is not None and report.head.state in ("ending", "ended"):
+            raise ClusterStartError(
+                f"the head of {record.name} ended while it started{_last_words(provider, report)}",
+                fix="Repeat `geo-ray up`, which makes another one.",
+            )
+        have = sum(row.is_ready for row in report.machines)
+        text = f"{have} of {report.wanted} machines compute" if report.acts else ""
+        if text and text != told:
+            told = text
+            tell(text)
+        now_s = time.monotonic()
+        if report.acts and deadline_s is None:
+            deadline_s = now_s + longest_s
+        if report.acts and have >= report.wanted:
+            return report
+        if deadline_s is not None and now_s >= deadline_s:
+            return report
+        if deadline_s is None and now_s > head_s:
+            raise ClusterStartError(
+                f"the head of {record.name} runs, and its autoscaler tells nothing for "
+                f"{_HEAD_S:.0f} s{_last_words(provider, report)}",
+                fix="Look at the units geo-ray-node and geo-ray-cluster there: can the machine's "
+                "role read the secrets, and read and write `provider.state`?",
+            )
+        time.sleep(state.look_s)
+
+
+def _written(asked: AskedCluster, tell: Tell) -> ClusterRecord:
+    """Write the record down, unless the cluster is up already."""
+    found, tag = asked.state.read()
+    if found is None or found.phase == "down":
+        made = 1 if found is None else found.made + 1
+        _forget(asked.state)
+        record = asked.record.model_copy(update={"made": made})
+        asked.state.write(record, tag)
+        return record
+    if found.phase == "ending":
+        raise ClusterStateError(
+            f"{found.name} was to be taken down, and that has not come to its end",
+            fix=f"Complete it with `geo-ray down {asked.state.shown}`, then make it anew.",
+        )
+    if (found.digest, found.clouds) != (asked.record.digest, asked.record.clouds):
+        raise ClusterStateError(
+            f"{found.name} is up already, made of another configuration",
+            fix="Give the new one another `name`, or take this one down first: "
+            f"`geo-ray down {asked.state.shown}`.",
+        )
+    tell(f"{found.name} is written down in {asked.state.shown} already: completing it")
+    return found
+
+
+def _forget(state: ClusterState) -> None:
+    """Begin the books anew; what was learned of pools is kept, and so is the count of requests."""
+    store = state.store()
+    found = store.read(JOURNAL_KEY)
+    if found is not None:
+        before = decode_memory(found.data)
+        memory = AutoscalerMemory(before.epoch, before.launches, pools=before.pools)
+        data = encode_memory(memory)
+        if data != found.data:
+            store.write(JOURNAL_KEY, data, found.tag)
+
+
+def _put_token(record: ClusterRecord, state: ClusterState, tell: Tell) -> None:
+    """Put the same token into every store that lacks it, before any machine wants it."""
+    stores = secrets_of(record, state)
+    found = [_held(store, record.token_secret) for store in stores]
+    token = next(filter(None, found), None) or secrets.token_hex(32)
+    for store, held in zip(stores, found, strict=True):
+        if held != token:
+            store.put(record.token_secret, token)
+            tell("a token for the cluster is in its secret store")
+
+
+def _held(store: SecretStore, name: str) -> str | None:
+    try:
+        return store.get(name)
+    except ProviderRefusedError as error:
+        if "there is no secret" not in error.message:
+            raise
+        return None
+
+
+def _with_head(
+    record: ClusterRecord, state: ClusterState, lease: LeaseKeeper, tell: Tell
+) -> ClusterRecord:
+    """Launch the head unless it is there, and wait for its address."""
+    provider = open_clouds(record, state)
+    machines = provider.list_machines(record.name)
+    head = find_head(machines, record)
+    if (head is None and record.head.is_known) or (head is not None and not is_alive(head)):
+        tell("the head has ended: another one takes its place")
+        number = record.head.number + 1
+        record = _with(record, state, lease, number=number, is_known=False)
+        head = None
+    _end_other_heads(provider, machines, record, tell)
+    if head is None:
+        pool = record.head.pool
+        tell(f"launching the head: {pool.type} in {pool.zone or pool.region}")
+        lease.check()
+        failures = provider.launch(head_request(record))
+        if failures:
+            raise ClusterStartError(
+                f"the head does not come: {failures[0].reason} ({failures[0].shortage.value})",
+                fix="Name another `provider.head.type`, `zone` or `region`, or try again later; "
+                f"`geo-ray down {state.shown}` gives back what is there.",
+            )
+    try:
+        _await_head(provider, record, state, tell)
+    except ClusterStartError:
+        _with(record, state, lease, is_known=True)
+        raise
+    return _with(record, state, lease, is_known=True)
+
+
+def _with(
+    record: ClusterRecord, state: ClusterState, lease: LeaseKeeper, **changes: object
+) -> ClusterRecord:
+    """Write down what has become of the head."""
+    record = record.model_copy(update={"head": record.head.model_copy(update=changes)})
+    found, tag = state.read()
+    lease.check()
+    if found != record:
+        state.write(record, tag)
+    return record
+
+
+def _end_other_heads(
+    provider: MachineProvider, machines: Sequence[Machine], record: ClusterRecord, tell: Tell
+) -> None:
+    """End heads whose place was taken: one that was given up may have come late."""
+    wanted = head_request(record).request_id
+    others = [
+        machine.id
+        for machine in machines
+        if machine.labels.get(ROLE_LABEL) == HEAD_ROLE
+        and machine.request_id != wanted
+        and is_alive(machine)
+    ]
+    if others:
+        tell(f"ending {', '.join(others)}: a head whose place was taken")
+        provider.terminate(others)
+
+
+def _await_head(
+    provider: MachineProvider, record: ClusterRecord, state: ClusterState, tell: Tell
+) -> None:
+    deadline_s = time.monotonic() + _HEAD_S
+    unseen_s = time.monotonic() + _UNSEEN_S
+    while True:
+        head = find_head(provider.list_machines(record.name), record)
+        address = head_address(head, record)
+        if head is not None and address is not None:
+            tell(f"the head {head.id} runs at {address}")
+            return
+        if head is not None and not is_alive(head):
+            raise ClusterStartError(
+                f"the head {head.id} ended before it ran{_why(provider, record)}",
+                fix="Repeat `geo-ray up`, which makes another one.",
+            )
+        now_s = time.monotonic()
+        if now_s > deadline_s or (head is None and now_s > unseen_s):
+            raise ClusterStartError(
+                f"the head of {record.name} was launched and does not run",
+                fix="Repeat `geo-ray up`, or give it back with `geo-ray down`.",
+            )
+        time.sleep(state.look_s)
+
+
+def _why(provider: MachineProvider, record: ClusterRecord) -> str:
+    wanted = head_request(record).request_id
+    for failure in provider.poll_failures(record.name):
+        if failure.request_id == wanted:
+            return f": {failure.reason}"
+    return ""
+
+
+def _last_words(provider: MachineProvider, report: ClusterReport) -> str:
+    """What the head's processes said last; only the local cloud can tell."""
+    logs = getattr(provider, "logs", None)
+    if logs is None or report.head is None:
+        return ""
+    text = "\n".join(logs(report.head.id).values()).strip().splitlines()[-8:]
+    return ":\n" + "\n".join(f"  {line}" for line in text) if text else ""

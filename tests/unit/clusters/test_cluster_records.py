@@ -1,0 +1,356 @@
+"""What is written down of clusters, who may work on one, and what is told of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import geo_ray
+from geo_ray.api.clusters import cluster_at
+from geo_ray.autoscale.journal import JOURNAL_KEY
+from geo_ray.autoscale.memory import (
+    AutoscalerMemory,
+    Duty,
+    Parting,
+    decode_memory,
+    encode_memory,
+)
+from geo_ray.autoscale.status import ActionTold, AutoscalerStatus
+from geo_ray.autoscale.target import REGION_LABEL, ROLE_LABEL
+from geo_ray.clouds.price_book import shipped_book
+from geo_ray.clusters.asked import AskedCluster, asked_cluster
+from geo_ray.clusters.head import find_head, head_address, head_request
+from geo_ray.clusters.making import alone
+from geo_ray.clusters.record import ClusterRecord, decode_cluster, encode_cluster
+from geo_ray.clusters.report import (
+    ClusterReport,
+    ToldStatus,
+    read_status,
+    report_of,
+    tell_status,
+)
+from geo_ray.clusters.state import ClusterState, names_cluster
+from geo_ray.clusters.up import _forget
+from geo_ray.config.experiment import Experiment
+from geo_ray.config.load import load_tree
+from geo_ray.config.source import override_items
+from geo_ray.errors import ClusterBusyError, ClusterStateError, ConfigError
+from geo_ray.job.planning import Sources, make_plan
+from geo_ray.lease.record import MAX_RECORD_BYTES
+from geo_ray.planning.plan import Plan
+from geo_ray.providers.base import LaunchRequest, Machine, MachineState, Market, Pool, Stock
+
+ROOT = Path(__file__).resolve().parents[3]
+CONFIG = ROOT / "configs" / "cluster_local.yaml"
+NOW_S = 1_800_000_000.0
+
+
+def nobody(_: str) -> None:
+    pass
+
+
+def experiment(**changes: Any) -> Experiment:
+    return load_tree(CONFIG, override_items(changes), Experiment)
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return make_plan(experiment(), CONFIG.parent, "optimal", Sources()).plan
+
+
+def asked(plan: Plan, where: Path, cloud: str | None = "local", **changes: Any) -> AskedCluster:
+    changes = {"provider.state": str(where)} | changes
+    return asked_cluster(experiment(**changes), plan, shipped_book(), cloud, NOW_S)
+
+
+class Listed:
+    """A cloud that has what it is told."""
+
+    name = "listed"
+
+    def __init__(self, *machines: Machine, usd_per_hour: float | None = 2.0) -> None:
+        self.machines, self.usd_per_hour = machines, usd_per_hour
+
+    def list_machines(self, cluster: str) -> list[Machine]:
+        return list(self.machines)
+
+    def launch(self, request: LaunchRequest) -> list[Any]:
+        raise AssertionError("nothing is launched by looking")
+
+    def terminate(self, machine_ids: object) -> None:
+        raise AssertionError("nothing is ended by looking")
+
+    def poll_failures(self, cluster: str) -> list[Any]:
+        return []
+
+    def stock(self, pools: list[Pool]) -> list[Stock]:
+        return [Stock(pool, self.usd_per_hour) for pool in pools]
+
+
+# ------------------------------------------------------------------ what is asked for
+
+
+def test_a_record_is_read_as_it_was_written_and_the_same_head_is_asked_for(
+    plan: Plan, tmp_path: Path
+) -> None:
+    record = asked(plan, tmp_path).record
+    read = decode_cluster(encode_cluster(record), "here")
+    assert read == record
+    assert head_request(read) == head_request(record)
+    assert len(head_request(record).request_id) <= 64
+    other = record.model_copy(update={"head": record.head.model_copy(update={"number": 2})})
+    assert head_request(other).request_id != head_request(record).request_id
+    with pytest.raises(ClusterStateError, match="here"):
+        decode_cluster(b'{"version": 1}', "here")
+
+
+def test_the_local_cloud_sells_what_the_plan_may_rent_at_the_books_prices(
+    plan: Plan, tmp_path: Path
+) -> None:
+    found = asked(plan, tmp_path)
+    assert found.catalog is not None
+    book = shipped_book()
+    for pool in found.record.target.pools():
+        (offer,) = [each for each in found.catalog.offers if each.pool == pool]
+        price = book.instance("aws", pool.region, pool.type, pool.market.value)
+        assert offer.usd_per_hour == price.amount
+    resources = found.record.autoscale.machine_resources
+    assert all(has == {"CPU": 4.0} for has in resources.values())
+    head = found.record.head
+    assert head.ends_unix_s == NOW_S + found.catalog.longest_life_s
+
+
+def test_with_demand_nothing_is_planned_and_the_target_names_no_speed(
+    plan: Plan, tmp_path: Path
+) -> None:
+    record = asked(plan, tmp_path, **{"provider.rent": "demand"}).record
+    assert {region.rows_per_s for region in record.target.regions} == {0.0}
+    assert record.autoscale.machine_resources
+
+
+@pytest.mark.parametrize(
+    ("cloud", "changes", "says"),
+    [
+        ("tencent", {}, "machines of aws"),
+        (None, {}, "account there"),
+        (None, {"provider.aws": {"places": {"us-east-1": {"image_id": "ami-1"}}}}, "eu-central-1"),
+        ("aws", {"plan.regions.us.cloud": "attic"}, "attic"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_key(
+    plan: Plan, tmp_path: Path, cloud: str | None, changes: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        asked(plan, tmp_path, cloud, **changes)
+
+
+def test_a_cloud_needs_a_state_that_its_machines_see(plan: Plan, tmp_path: Path) -> None:
+    places = {at: {"image_id": "ami-1"} for at in ("us-east-1", "eu-central-1", "ap-northeast-1")}
+    with pytest.raises(ConfigError, match=r"provider\.state"):
+        asked(plan, tmp_path, None, **{"provider.aws": {"places": places}})
+    bucket = "s3://bucket/clusters?region=us-east-1"
+    found = asked(
+        plan, tmp_path, None, **{"provider.aws": {"places": places}, "provider.state": bucket}
+    )
+    assert found.state.uri == "s3://bucket/clusters/cluster_local?region=us-east-1"
+    assert found.state.name == "cluster_local"
+    assert found.catalog is None
+    assert (found.record.head.port, found.record.head.pool.type) == (6379, "m5.2xlarge")
+    rent = {"provider.rent": "demand", "provider.aws": {"places": places}}
+    with pytest.raises(ConfigError, match="machine_resources"):
+        asked(plan, tmp_path, None, **{**rent, "provider.state": bucket})
+
+
+def test_a_configuration_that_starts_a_cluster_of_its_own_is_refused(tmp_path: Path) -> None:
+    tree = yaml.safe_load(CONFIG.read_text())
+    del tree["cluster"]
+    with pytest.raises(ConfigError, match=r"cluster\.kind"):
+        geo_ray.up(tree, provider="local", base_dir=tmp_path)
+
+
+# ------------------------------------------------------------------ where it lies
+
+
+def test_a_cluster_is_named_by_its_folder_or_its_configuration(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    state = cluster_at(CONFIG)
+    assert state == ClusterState.at("clusters/cluster_local")
+    assert not names_cluster("clusters/cluster_local")
+    with pytest.raises(ClusterStateError, match="there is no cluster in clusters/cluster_local"):
+        geo_ray.cluster_status(CONFIG)
+    assert not (tmp_path / "clusters").exists()
+    state.make()
+    state.write(asked(plan, tmp_path).record, None)
+    assert names_cluster("clusters/cluster_local")
+    with pytest.raises(ClusterStateError, match="another command"):
+        state.write(asked(plan, tmp_path).record, None)
+
+
+def test_who_works_on_a_cluster_does_it_alone(tmp_path: Path) -> None:
+    state = ClusterState.at(str(tmp_path / "c"))
+    state.make()
+    order: list[str] = []
+    told: list[str] = []
+    inside, refused = threading.Event(), threading.Event()
+
+    def first() -> None:
+        with alone(state, "up", nobody):
+            inside.set()
+            refused.wait(60.0)
+            order.append("first")
+
+    def next_one() -> None:
+        with alone(state, "down", told.append):
+            order.append("second")
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    inside.wait()
+    with pytest.raises(ClusterBusyError, match="process"), alone(state, "down", nobody, 0.0):
+        pass
+    second = threading.Thread(target=next_one)
+    second.start()
+    while not told:
+        time.sleep(0.05)
+    refused.set()
+    second.join()
+    thread.join()
+    assert order == ["first", "second"]
+    assert told
+    assert "another command" in told[0]
+
+
+def test_who_was_killed_in_the_middle_is_not_waited_for(tmp_path: Path) -> None:
+    state = ClusterState.at(str(tmp_path / "c"))
+    state.make()
+    code = (
+        "import os, sys; from geo_ray.clusters.making import alone;"
+        "from geo_ray.clusters.state import ClusterState;"
+        "alone(ClusterState.at(sys.argv[1]), 'up', print).__enter__();"
+        "os.kill(os.getpid(), 9)"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, state.uri], check=False)
+    assert killed.returncode == -9
+    with alone(state, "up", nobody, 5.0):
+        pass
+
+
+# ------------------------------------------------------------------ how it stands
+
+
+def machine(id_: str, region: str, request: str = "as-1", **changes: Any) -> Machine:
+    pool = Pool("eu-central-1", None, "g4dn.xlarge", Market.SPOT)
+    labels = {REGION_LABEL: region, ROLE_LABEL: "worker"}
+    began_s = time.time() - 3600.0
+    made = Machine(id_, request, pool, MachineState.RUNNING, began_s, "10.0.0.9", labels)
+    return replace(made, **changes)
+
+
+def head_of(record: ClusterRecord, state: MachineState = MachineState.RUNNING) -> Machine:
+    request = head_request(record)
+    began_s = time.time() - 1800.0
+    return Machine("i-head", request.request_id, request.pool, state, began_s, "10.0.0.2")
+
+
+def looked(plan: Plan, tmp_path: Path, cloud: Listed, memory: AutoscalerMemory) -> ClusterReport:
+    found = asked(plan, tmp_path)
+    found.state.make()
+    store = found.state.store()
+    store.write(JOURNAL_KEY, encode_memory(memory), None)
+    action = ActionTold(time.time(), "launch 1 x g4dn.xlarge spot", "eu", "the plan")
+    status = AutoscalerStatus(True, time.time(), left_s=7200.0, actions=(action,))
+    tell_status(store, ToldStatus(unix_s=time.time(), status=status), None)
+    return report_of(found.record, found.state, cloud)
+
+
+def test_a_report_counts_machines_and_money(plan: Plan, tmp_path: Path) -> None:
+    record = asked(plan, tmp_path).record
+    good, leaving, coming = machine("i-1", "eu"), machine("i-2", "us"), machine("i-3", "asia")
+    now_s = time.time()
+    parting = Parting("the cloud takes it back", now_s + 60)
+    memory = AutoscalerMemory(
+        duties={
+            "i-1": Duty(good, "the plan", 0.5, now_s, now_s, None, has_joined=True),
+            "i-2": Duty(leaving, "x", 0.25, now_s, now_s, None, parting, has_joined=True),
+            "i-3": Duty(coming, "the plan", 0.5, now_s, now_s, now_s),
+        }
+    )
+    memory.ledger.add("eu", "the plan", 2.0, 1.0, 1.5)
+    ended = machine("i-4", "eu", state=MachineState.ENDED)
+    cloud = Listed(head_of(record), good, leaving, coming, ended)
+    report = looked(plan, tmp_path, cloud, memory)
+    assert {row.id: row.is_ready for row in report.machines} == {
+        "i-1": True,
+        "i-2": False,
+        "i-3": False,
+    }
+    counts = {p.region: (p.planned, p.ready, p.coming, p.leaving) for p in report.posts}
+    assert counts == {"eu": (1, 1, 0, 0), "us": (1, 0, 0, 1), "asia": (1, 0, 1, 0)}
+    assert report.wanted == 3
+    assert report.usd_per_hour == pytest.approx(0.5 + 0.25 + 0.5 + 2.0)
+    assert report.spent_usd == pytest.approx(1.5 + 0.5 * 2.0, rel=1e-3)
+    assert report.left_s == 7200.0
+    assert report.to_finish_usd == pytest.approx(2 * report.usd_per_hour)
+    assert (report.address or "").startswith("10.0.0.2:")
+    assert report.acts
+    assert report.notes == ()
+
+
+def test_a_dead_head_and_a_lost_price_are_told(plan: Plan, tmp_path: Path) -> None:
+    record = asked(plan, tmp_path).record
+    cloud = Listed(head_of(record, MachineState.ENDED), usd_per_hour=None)
+    report = looked(plan, tmp_path, cloud, AutoscalerMemory())
+    assert report.address is None
+    assert any("geo-ray up" in note for note in report.notes)
+    assert find_head(cloud.machines, record) == cloud.machines[0]
+    assert head_address(cloud.machines[0], record) is None
+    assert report.usd_per_hour == 0.0
+
+
+def test_what_is_told_never_becomes_too_long(tmp_path: Path) -> None:
+    state = ClusterState.at(str(tmp_path / "c"))
+    state.make()
+    actions = tuple(ActionTold(float(n), "x" * 9000, "eu", "y" * 9000) for n in range(50))
+    status = AutoscalerStatus(True, 1.0, actions=actions)
+    store = state.store()
+    tag = tell_status(store, ToldStatus(unix_s=1.0, status=status), None)
+    assert tag is not None
+    found, read_tag = read_status(store, 1)
+    assert read_tag == tag
+    assert found is not None
+    assert found.status.actions[-1].unix_s == 49.0, "the newest stay"
+    assert len((tmp_path / "c" / "status.json").read_bytes()) <= MAX_RECORD_BYTES
+    assert read_status(store, 2) == (None, tag), "a cluster that was made anew has told nothing"
+    again = ToldStatus(unix_s=2.0, status=status)
+    assert tell_status(store, again, None) is None, "another head has told something"
+    (tmp_path / "c" / "status.json").write_text("{}")
+    assert read_status(store, 1)[0] is None
+
+
+def test_a_cluster_that_is_made_anew_keeps_what_was_learned_and_not_what_was_spent(
+    tmp_path: Path,
+) -> None:
+    state = ClusterState.at(str(tmp_path / "c"))
+    state.make()
+    memory = AutoscalerMemory(epoch=3, launches=7)
+    memory.ledger.add("eu", "the plan", 2.0, 1.0, 1.5)
+    memory.pool(Pool("eu-central-1", None, "small", Market.SPOT)).preemptions = 2.0
+    memory.pace.stopped_at_usd = 1.0
+    state.store().write(JOURNAL_KEY, encode_memory(memory), None)
+    for _ in range(2):
+        _forget(state)
+        found = state.store().read(JOURNAL_KEY)
+        assert found is not None
+        left = decode_memory(found.data)
+        assert (left.launches, left.ledger.paid_usd, left.pace.stopped_at_usd) == (7, 0.0, None)
+        assert [each.preemptions for each in left.pools.values()] == [2.0]
