@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from geo_ray.api.data import shard_data as shard_data
     from geo_ray.api.inputs import config_schema as config_schema
     from geo_ray.api.inputs import load_config as load_config
+    from geo_ray.api.live import LivePage as LivePage
+    from geo_ray.api.live import follow_view as follow_view
+    from geo_ray.api.live import watch as watch
     from geo_ray.api.loss_profile import LossGrid as LossGrid
     from geo_ray.api.loss_profile import LossProfileResult as LossProfileResult
     from geo_ray.api.loss_profile import profile_loss as profile_loss
@@ -117,6 +120,9 @@ _WHERE = {
     "shard_data": "api.data",
     "config_schema": "api.inputs",
     "load_config": "api.inputs",
+    "LivePage": "api.live",
+    "follow_view": "api.live",
+    "watch": "api.live",
     "LossGrid": "api.loss_profile",
     "LossProfileResult": "api.loss_profile",
     "profile_loss": "api.loss_profile",

@@ -32,6 +32,7 @@ _VERBS = {
     "stop": ("geo_ray.cli.stop", "stop"),
     "members": ("geo_ray.cli.members", "members"),
     "status": ("geo_ray.cli.status", "status"),
+    "watch": ("geo_ray.cli.watch", "watch"),
     "report": ("geo_ray.cli.report", "report"),
     "export": ("geo_ray.cli.export", "export"),
     "prices": ("geo_ray.cli.prices", "prices"),

@@ -1,0 +1,159 @@
+"""A run of many regions as its directory shows it, written by the project's own writers."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from observe_support import Row, exchange, started, step, wan
+
+from geo_ray.config.experiment import Experiment
+from geo_ray.config.load import load_text
+from geo_ray.job import rundir
+from geo_ray.job.rundir import RunDirectory
+from geo_ray.observe.events.log import EVENTS_FILE, EventLog
+from geo_ray.planning.plan import Machines, Plan, RegionPlan
+
+TEXT = """
+name: trial
+task: {use: digits, options: {width: 2}}
+data: {generate: {}, batch_size: 8}
+regions: [REGIONS]
+strategy: {kind: sma}
+optimizer: {kind: sgd}
+train: {steps: 400}
+emulate: {link: {rate_mbps: 50}}
+run: {dir: "DIR"}
+"""
+PLACES = ("us-east", "eu-west", "ap-south", "us-west", "sa-east", "af-south")
+
+
+def names_of(count: int) -> list[str]:
+    return [
+        PLACES[i] if count <= len(PLACES) else f"{PLACES[i % 6]}-{i // 6}" for i in range(count)
+    ]
+
+
+def experiment_of(root: Path, regions: list[str]) -> Experiment:
+    text = TEXT.replace("REGIONS", ", ".join(f"{{name: {name}}}" for name in regions))
+    return load_text(text.replace("DIR", str(root / "runs")), [], Experiment, "trial.yaml")
+
+
+def plan_for(regions: list[str], seconds: float = 200.0) -> Plan:
+    def machines(number: int) -> Machines:
+        return Machines(
+            type="g5.xlarge" if number % 2 else "g6.xlarge",
+            market="spot" if number % 3 else "on_demand",
+            count=1 + number % 2,
+            rows=8,
+            rows_per_s=20.0,
+            usd_per_h=1.2,
+        )
+
+    home = regions[0]
+    return Plan(
+        policy="geo",
+        regions=tuple(
+            RegionPlan(region=name, machines=(machines(i),), step_s=0.5)
+            for i, name in enumerate(regions)
+        ),
+        averager=home,
+        interval=4,
+        codec=None,
+        steps=400,
+        usd_per_gb={s: dict.fromkeys(regions, 0.02) for s in regions},
+        seconds={"start": 5.0, "compute": seconds - 5.0},
+        usd={"machines": len(regions) * 1.5 * 1.2 * seconds / 3600, "egress": 0.1},
+    )
+
+
+@dataclass
+class MadeRun:
+    """A run whose log grows as the test wants."""
+
+    run: RunDirectory
+    regions: list[str]
+    log: EventLog
+    round: int = 0
+    sent: int = 0
+
+    @property
+    def path(self) -> Path:
+        return self.run.path
+
+    def write(self, *rows: Row) -> None:
+        for kind, t_s, fields in rows:
+            self.log.write(kind, t_s, **fields)
+
+    def begin(self, **changes: Any) -> None:
+        self.write(
+            started(
+                regions=self.regions,
+                averager=self.regions[0],
+                steps=dict.fromkeys(self.regions, 400),
+                strategy="sma",
+                startup_s=3.0,
+                **changes,
+            )
+        )
+
+    def go_on(self, rounds: int, without: tuple[str, ...] = ()) -> None:
+        """So many rounds of four steps each, 2 s a round."""
+        for _ in range(rounds):
+            self.round += 1
+            self.sent += 1_000_000
+            self.write(*self._round([n for n in self.regions if n not in without]))
+
+    def _round(self, regions: list[str]) -> Iterator[Row]:
+        home, at_s = self.regions[0], 2.0 * self.round
+        for i, name in enumerate(regions):
+            for k in range(4):
+                number, t_s = 4 * (self.round - 1) + k + 1, at_s - 2.0 + 0.4 * (k + 1)
+                loss = 2.3 * math.exp(-number / 150) + 0.05 * math.sin(i + number)
+                yield step(name, number, t_s, loss=loss, compute_s=0.35, wait_s=0.05)
+        for i, name in enumerate(regions):
+            yield exchange(name, self.round, at_s, start_s=at_s - 0.4 - 0.001 * i, held_s=0.1)
+            if name != home:
+                mbytes = self.sent * (1 + i % 5)
+                yield wan(name, home, at_s, update=mbytes)
+                yield wan(home, name, at_s, reply=mbytes // 2)
+
+    def close(self) -> None:
+        self.log.close()
+
+    def finish(self) -> None:
+        self.write(("run_finished", 2.0 * self.round + 1, {"summary": {"seconds": 1.0}}))
+
+
+def made_run(root: Path, count: int, *, planned: bool = True) -> MadeRun:
+    regions = names_of(count)
+    plan = plan_for(regions) if planned else None
+    run = rundir.create(experiment_of(root, regions), root, followed=plan)
+    return MadeRun(run, regions, EventLog(run.path / EVENTS_FILE))
+
+
+def eventful(made: MadeRun, rounds: int) -> None:
+    """A run in which something happens: a region is lost and comes back, the averager moves."""
+    made.begin()
+    third = max(1, rounds // 3)
+    made.go_on(third)
+    gone, at_s = made.regions[-1], 2.0 * made.round
+    made.write(("region_lost", at_s, {"region": gone, "cause": "its machine was taken back"}))
+    made.go_on(third, without=(gone,))
+    at_s = 2.0 * made.round
+    fields = {"view": 3, "round": made.round, "step": 4 * made.round, "bytes": 10**6, "took_s": 1.5}
+    made.write(("region_joined", at_s, {"region": gone, **fields}))
+    made.write(("hub_moved", at_s, {"region": made.regions[1], "epoch": 2}))
+    made.go_on(rounds - 2 * third)
+
+
+def until(is_so: Any, most_s: float = 20.0) -> None:
+    """Wait for something that other threads do."""
+    ends_s = time.monotonic() + most_s
+    while not is_so():
+        assert time.monotonic() < ends_s, "it did not come to pass"
+        time.sleep(0.02)
