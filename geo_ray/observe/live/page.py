@@ -104,10 +104,16 @@ def _head(view: RunView) -> str:
         box += f'<p class="warn">{escape(problem)}</p>'
     driver = status.driver
     who = "" if driver is None else f"driven by process {driver.pid} on {driver.host}: {driver.how}"
+    about = (", ".join(sub), who, status.run)
     return (
-        f'<h1>{escape(status.run)} <span class="tag{tag}">{escape(status.phase)}</span></h1>'
-        f'<p class="sub">{escape(", ".join(sub))}<br>{escape(who)}</p>{box}'
+        f'<h1>{escape(_name(status.run))} <span class="tag{tag}">{escape(status.phase)}</span></h1>'
+        f'<p class="sub">{"<br>".join(escape(text) for text in about if text)}</p>{box}'
     )
+
+
+def _name(run: str) -> str:
+    """The last part of a directory or address."""
+    return run.partition("?")[0].rstrip("/").rpartition("/")[2] or run
 
 
 def _averager(status: RunStatus) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from html import escape
 from typing import Final
 
@@ -16,6 +17,7 @@ MOST_LINKS: Final = 400
 _WIDTH: Final = 1000
 _NAMED: Final = 40  # more regions than this have their names under the pointer only
 _WRITTEN: Final = 10  # more links than this have their load under the pointer only
+_FEW: Final = 60  # more links than this are drawn thin
 _BUSY: Final = 0.8  # share of what a link can carry
 _STATES: Final = {
     "computing": "m-member",
@@ -38,22 +40,39 @@ _LEGEND: Final = (
 Place = tuple[float, float]
 
 
-def places_of(regions: Sequence[MapRegion]) -> dict[str, Place]:
+def places_of(view: MapView) -> dict[str, Place]:
     """Give where each region is drawn: evenly on a ring, the first one on its left.
 
-    Two regions lie side by side, one in the middle.
+    Where most regions send to one, as to the averager, that one is in the middle.
     """
-    count = len(regions)
-    half_height = _height(count) / 2
-    ring_x, ring_y = _WIDTH / 2 - 150, half_height - 56
-    if count == 1:
-        return {regions[0].name: (_WIDTH / 2, half_height)}
-    places = {}
-    for number, region in enumerate(regions):
-        angle = math.pi + 2 * math.pi * number / count
-        x, y = _WIDTH / 2 + ring_x * math.cos(angle), half_height + ring_y * math.sin(angle)
-        places[region.name] = (round(x, 1), round(y, 1))
+    names = [region.name for region in view.regions]
+    middle = (_WIDTH / 2, _height(len(names)) / 2)
+    hub = _hub(view)
+    ring = [name for name in names if name != hub]
+    ring_x, ring_y = middle[0] - 150, middle[1] - 56
+    places = {} if hub is None else {hub: middle}
+    for number, name in enumerate(ring):
+        angle = math.pi + 2 * math.pi * number / len(ring)
+        x, y = middle[0] + ring_x * math.cos(angle), middle[1] + ring_y * math.sin(angle)
+        places[name] = (round(x, 1), round(y, 1))
     return places
+
+
+def _hub(view: MapView) -> str | None:
+    """The region that is linked with most others, if these are few links for so many regions."""
+    count = len(view.regions)
+    if count == 1:
+        return view.regions[0].name
+    links = {frozenset((link.src, link.dst)) for link in view.links}
+    if count < 4 or len(links) > 1.5 * count:
+        return None
+    degrees = Counter(name for link in links for name in link)
+    home = next((region.name for region in view.regions if region.is_home), None)
+    if not degrees:
+        return home
+    names = {region.name for region in view.regions}
+    hub, degree = max(degrees.items(), key=lambda item: (item[1], item[0] == home, item[0]))
+    return hub if degree > count / 2 and hub in names else None
 
 
 def map_figure(view: MapView, *, now: bool) -> str:
@@ -65,12 +84,14 @@ def map_figure(view: MapView, *, now: bool) -> str:
     """
     if not view.regions:
         return figure("regions and links", "", none("no region is known yet"))
-    places = places_of(view.regions)
+    places = places_of(view)
     most = max((link.mbps for link in view.links), default=0.0)
     links = [link for link in view.links[:MOST_LINKS] if {link.src, link.dst} <= places.keys()]
     written = len(links) <= _WRITTEN
     named = len(view.regions) <= _NAMED
-    drawn = "".join(_link(link, places, most, written=written) for link in reversed(links))
+    wide = 5.0 if len(links) <= _FEW else 2.0
+    scale = wide / most if most > 0 else 0.0
+    drawn = "".join(_link(link, places, scale, written=written) for link in reversed(links))
     drawn += "".join(_region(each, places[each.name], named=named) for each in view.regions)
     rest = ""
     if len(view.links) > len(links):
@@ -89,14 +110,14 @@ def _height(count: int) -> int:
     return 300 if count <= 2 else 460 if count <= _NAMED else 620
 
 
-def _link(link: MapLink, places: Mapping[str, Place], most: float, *, written: bool) -> str:
-    """A bow to the right of its way, so that both directions are seen."""
+def _link(link: MapLink, places: Mapping[str, Place], scale: float, *, written: bool) -> str:
+    """A bow to the right of its way, so that both directions are seen; as wide as its load."""
     (x1, y1), (x2, y2) = places[link.src], places[link.dst]
     length = math.hypot(x2 - x1, y2 - y1) or 1.0
     bow = min(46.0, 10 + 0.09 * length)
     across_x, across_y = -(y2 - y1) / length, (x2 - x1) / length
     middle_x, middle_y = (x1 + x2) / 2 + bow * across_x, (y1 + y2) / 2 + bow * across_y
-    width = 1.0 + 5.0 * (link.mbps / most if most > 0 else 0.0)
+    width = 1.0 + scale * link.mbps
     kind = "k-idle" if link.mbps <= 0 else "k-load"
     if link.share is not None and link.share >= _BUSY:
         kind = "k-full"
