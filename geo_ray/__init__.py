@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from geo_ray.api.data import check_data as check_data
     from geo_ray.api.data import merge_data as merge_data
     from geo_ray.api.data import shard_data as shard_data
+    from geo_ray.api.export import export_events as export_events
     from geo_ray.api.inputs import config_schema as config_schema
     from geo_ray.api.inputs import load_config as load_config
     from geo_ray.api.live import LivePage as LivePage
@@ -118,6 +119,7 @@ _WHERE = {
     "check_data": "api.data",
     "merge_data": "api.data",
     "shard_data": "api.data",
+    "export_events": "api.export",
     "config_schema": "api.inputs",
     "load_config": "api.inputs",
     "LivePage": "api.live",

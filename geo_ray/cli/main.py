@@ -33,6 +33,8 @@ _VERBS = {
     "members": ("geo_ray.cli.members", "members"),
     "status": ("geo_ray.cli.status", "status"),
     "watch": ("geo_ray.cli.watch", "watch"),
+    "events": ("geo_ray.cli.events", "events"),
+    "dashboards": ("geo_ray.cli.dashboards", "dashboards"),
     "report": ("geo_ray.cli.report", "report"),
     "export": ("geo_ray.cli.export", "export"),
     "prices": ("geo_ray.cli.prices", "prices"),

@@ -39,6 +39,8 @@ from geo_ray.lease.driving import driving, seeker_of
 from geo_ray.lease.keeper import LeaseKeeper
 from geo_ray.lease.seek import LeaseSeeker
 from geo_ray.observe.events.log import EVENTS_FILE, EventLog, detach, last_time_s, read_events
+from geo_ray.observe.export.exporter import ExportOrder
+from geo_ray.observe.export.open import check_exports, exporting
 from geo_ray.observe.metrics.summary import Summary, Summing, save_summary
 from geo_ray.observe.report.ending import LOGS, note_failure
 from geo_ray.runtime.actors.spec import Resume, RunSpec
@@ -241,6 +243,7 @@ def _train(
     if resume is None:
         check_unused(store)
     check_absent(experiment)
+    check_exports(experiment.observe.export)
     found = None if resume is None else _find_checkpoint(store, resume, reporting)
     if found is not None:
         experiment, lost = without_lost(experiment, {part.name for part in found.manifest.parts})
@@ -318,12 +321,14 @@ def _train_on(
     try:
         actors.create(experiment.present)
         actors.await_ready(_START_TIMEOUT_S, reporting.awaiting)
-        with EventLog(log_path) as log:
+        origin_unix_s = time.time() - before_s
+        order = ExportOrder(run.path, run.base_dir, origin_unix_s)
+        with EventLog(log_path) as log, exporting(experiment.observe.export, order) as export:
             # Of a run in a bucket the log is this machine's; the mirror asks before it copies.
             check = lease.check if run.address is None else lease.check_known
-            recorder = Recorder(log, [*reporting.sinks, RayMetrics().feed], check)
+            sinks = [*reporting.sinks, RayMetrics().feed, export.feed]
+            recorder = Recorder(log, sinks, check)
             startup_s = time.time() - reporting.began_unix_s
-            origin_unix_s = time.time() - before_s
             recorder.started(
                 experiment, run.path.name, before_s, simulated=False, startup_s=startup_s
             )
