@@ -30,7 +30,7 @@ _STATES: Final = {
     "stopped": "m-left",
 }
 _LEGEND: Final = (
-    ("m-member", "computing"),
+    ("m-member", "computing, member"),
     ("m-paused", "waiting, starting"),
     ("m-done", "done"),
     ("m-lost", "lost"),
