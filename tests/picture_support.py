@@ -90,16 +90,14 @@ class MadeRun:
             self.log.write(kind, t_s, **fields)
 
     def begin(self, **changes: Any) -> None:
-        self.write(
-            started(
-                regions=self.regions,
-                averager=self.regions[0],
-                steps=dict.fromkeys(self.regions, 400),
-                strategy="sma",
-                startup_s=3.0,
-                **changes,
-            )
-        )
+        told: dict[str, Any] = {
+            "regions": self.regions,
+            "averager": self.regions[0],
+            "steps": dict.fromkeys(self.regions, 400),
+            "strategy": "sma",
+            "startup_s": 3.0,
+        }
+        self.write(started(**{**told, **changes}))
 
     def go_on(self, rounds: int, without: tuple[str, ...] = ()) -> None:
         """So many rounds of four steps each, 2 s a round."""
