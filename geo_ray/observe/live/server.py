@@ -75,7 +75,12 @@ class PageServer:
         self._loop = asyncio.new_event_loop()
         self._ends = False
         _allow_files()
-        self._runner = web.AppRunner(self._app(), access_log=None, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(
+            self._app(),
+            access_log=None,
+            shutdown_timeout=1.0,
+            handler_cancellation=True,  # who goes is no watcher any more, at once
+        )
         try:
             self.port = self._loop.run_until_complete(self._begin(port))
         except OSError as error:
