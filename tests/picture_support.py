@@ -38,9 +38,9 @@ def names_of(count: int) -> list[str]:
     ]
 
 
-def experiment_of(root: Path, regions: list[str]) -> Experiment:
+def experiment_of(where: str, regions: list[str]) -> Experiment:
     text = TEXT.replace("REGIONS", ", ".join(f"{{name: {name}}}" for name in regions))
-    return load_text(text.replace("DIR", str(root / "runs")), [], Experiment, "trial.yaml")
+    return load_text(text.replace("DIR", where), [], Experiment, "trial.yaml")
 
 
 def plan_for(regions: list[str], seconds: float = 200.0) -> Plan:
@@ -127,10 +127,11 @@ class MadeRun:
         self.write(("run_finished", 2.0 * self.round + 1, {"summary": {"seconds": 1.0}}))
 
 
-def made_run(root: Path, count: int, *, planned: bool = True) -> MadeRun:
+def made_run(root: Path, count: int, *, where: str | None = None) -> MadeRun:
+    """A run that follows a plan, in a directory, or at an address."""
     regions = names_of(count)
-    plan = plan_for(regions) if planned else None
-    run = rundir.create(experiment_of(root, regions), root, followed=plan)
+    experiment = experiment_of(where or str(root / "runs"), regions)
+    run = rundir.create(experiment, root, followed=plan_for(regions))
     return MadeRun(run, regions, EventLog(run.path / EVENTS_FILE))
 
 

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from geo_ray.errors import GeoRayError, RunDirectoryError
 from geo_ray.job.live.machines import machines_of
@@ -24,6 +24,8 @@ from geo_ray.planning.actual import Spent, held_against
 _REMEMBERED: Final = 20_000  # steps that a resumption may take back; see `RunTotals.forget`
 _PROBLEMS: Final = 5
 _BAD_LINES: Final = 100  # that one look passes over
+_MORE_EVENTS: Final = 10_000
+T = TypeVar("T")
 
 
 class LiveReader:
@@ -64,12 +66,7 @@ class LiveReader:
             StoreError: the bucket does not answer or refuses.
         """
         reader = self._opened()
-        for _ in range(_BAD_LINES):
-            try:
-                reader.feed(most_events)
-                break
-            except RunDirectoryError as error:  # a line that is no event: what follows may be
-                self._note(error)
+        self._passing_over(lambda: reader.feed(most_events))
         reader.totals.forget(_REMEMBERED)
         self._history.prune()
         return reader.read_share
@@ -82,7 +79,10 @@ class LiveReader:
             StoreError: as for `read`.
         """
         reader = self._opened()
-        status = reader.read(0)
+        # Some events more: whoever ends a run writes those before it gives the lease back.
+        status = self._passing_over(lambda: reader.read(_MORE_EVENTS))
+        if status is None:
+            status = reader.read(0)
         cost = self._cost(reader.totals)
         plan = reader.plan
         return RunView(
@@ -94,6 +94,19 @@ class LiveReader:
             planned=None if plan is None else PlannedTotals(plan.total_s, plan.total_usd),
             problems=tuple(self._problems),
         )
+
+    def _passing_over(self, reads: Callable[[], T]) -> T | None:
+        """Read although lines are no events: what follows them may be."""
+        before = ""
+        for _ in range(_BAD_LINES):
+            try:
+                return reads()
+            except RunDirectoryError as error:
+                if error.message == before:
+                    raise  # no line of the log, of which each has its number
+                before = error.message
+                self._note(error)
+        return None
 
     @property
     def is_far(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import sys
 import threading
 import time
@@ -14,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from observe_support import evaluation, events, exchange, small_run, started, step, wan
 from picture_support import MadeRun, made_run, until
+from tensorboard_support import tensorboard_values
 
 import geo_ray
 from geo_ray.cli.observe.events import events as command
@@ -201,22 +201,6 @@ def losses_of(made: MadeRun, region: str) -> list[tuple[int, float]]:
         for event in read_events(made.path / "events.jsonl")
         if event.kind == "step" and event["region"] == region
     ]
-
-
-def tensorboard_values(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """A second reader: records are a length, its checksum, the bytes and theirs."""
-    from tensorboardX.proto.event_pb2 import Event as Record
-
-    found: dict[str, list[tuple[int, float]]] = {}
-    for path in sorted(folder.iterdir()):
-        data, at = path.read_bytes(), 0
-        while at < len(data):
-            (length,) = struct.unpack("<Q", data[at : at + 8])
-            record = Record.FromString(data[at + 12 : at + 12 + length])
-            at += 16 + length
-            for value in record.summary.value:
-                found.setdefault(value.tag, []).append((record.step, value.simple_value))
-    return found
 
 
 def test_tensorboard_has_every_curve(made: MadeRun) -> None:
