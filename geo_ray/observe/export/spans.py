@@ -13,6 +13,7 @@ and download by their bytes. Exchanges without rounds are traces of their own.
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -85,6 +86,7 @@ class SpanFold:
         self._present: set[str] = set()
         self._work: dict[str, _Work] = {}
         self._open: dict[int, list[tuple[_Work, Event]]] = {}
+        self._given: deque[int] = deque(maxlen=1000)  # rounds of this stretch
 
     def feed(self, event: Event) -> list[SpanRecord]:
         """Take the next event; give the spans of traces that are complete with it."""
@@ -94,6 +96,7 @@ class SpanFold:
                 self._run, self._strategy = event["run"], event["strategy"]
                 self._began_s, self._present = event.t_s, set(event["regions"])
                 self._work.clear()
+                self._given.clear()
                 return done
             case "step":
                 self._work.setdefault(event["region"], _Work()).add(event)
@@ -133,8 +136,12 @@ class SpanFold:
 
     def _round(self, number: int) -> list[SpanRecord]:
         parts = self._open.pop(number)
-        trace = f"{self._trace}/round/{number}"
-        return self._spans(trace, f"round {number}", parts, {"geo_ray.round": number})
+        name, times = f"round {number}", self._given.count(number)
+        if times:  # a region that was not waited for has merged it all the same
+            name += f", {times + 1}"
+        self._given.append(number)
+        trace = f"{self._trace}/{name}"
+        return self._spans(trace, name, parts, {"geo_ray.round": number})
 
     @property
     def _trace(self) -> str:

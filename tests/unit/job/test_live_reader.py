@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from picture_support import MadeRun, eventful, made_run, plan_for
 from s3_support import new_prefix, s3_server, set_credentials
 
 import geo_ray
+from benchmarks.observe.made_run import MadeRun, eventful, made_run, plan_for
 from geo_ray.autoscale.journal import JOURNAL_KEY, Journal
 from geo_ray.autoscale.memory import AutoscalerMemory, Duty, Intent, Parting
 from geo_ray.errors import RunDirectoryError

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from live_support import until
 from observe_support import evaluation, events, exchange, small_run, started, step, wan
-from picture_support import MadeRun, made_run, until
 from tensorboard_support import tensorboard_values
 
 import geo_ray
+from benchmarks.observe.made_run import MadeRun, made_run
 from geo_ray.cli.observe.events import events as command
 from geo_ray.config.load import load_text
 from geo_ray.errors import ConfigError, RunDirectoryError

@@ -18,9 +18,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
-from picture_support import MadeRun, made_run
 
 import geo_ray
+from benchmarks.observe.made_run import MadeRun, made_run
 from geo_ray.observe.events.schema import Event
 from geo_ray.observe.export.spans import SpanFold, SpanRecord
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from browser_support import MISSING, browser
-from picture_support import eventful, made_run
 
 import geo_ray
+from benchmarks.common.browser import MISSING, browser
+from benchmarks.observe.made_run import eventful, made_run
 
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 

@@ -16,9 +16,10 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
-from picture_support import MadeRun, eventful, made_run, until
+from live_support import until
 
 import geo_ray
+from benchmarks.observe.made_run import MadeRun, eventful, made_run
 from geo_ray.errors import GeoRayError, PortInUseError
 from geo_ray.observe.live.board import Board
 from geo_ray.observe.live.guard import PageGuard

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from observe_support import evaluation, events, exchange, small_run, started, step, wan
-from picture_support import made_run
 
+from benchmarks.observe.made_run import made_run
 from geo_ray.observe.events.columns import record
 from geo_ray.observe.events.log import read_events
 from geo_ray.observe.metrics.totals import RunTotals

@@ -32,6 +32,7 @@ class Browser:
     session: str = ""
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
+        """Ask the driver."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         text = None if body is None else json.dumps(body)
         connection.request(method, path, text, {"Content-Type": "application/json"})
@@ -42,6 +43,7 @@ class Browser:
         return value
 
     def open(self, url: str) -> None:
+        """Go to a page."""
         self.ask("POST", f"/session/{self.session}/url", {"url": url})
 
     def run(self, script: str) -> Any:
@@ -68,6 +70,7 @@ class Browser:
         return [row["message"] for row in rows if row["level"] in ("SEVERE", "WARNING")]
 
     def screenshot(self, path: Path) -> None:
+        """Keep what is seen as a PNG file."""
         data = self.ask("GET", f"/session/{self.session}/screenshot")
         path.write_bytes(base64.b64decode(data))
 

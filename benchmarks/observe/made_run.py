@@ -1,15 +1,15 @@
-"""A run of many regions as its directory shows it, written by the project's own writers."""
+"""A run of many regions as its directory shows it, written by the project's own writers.
+
+Nobody trains: events are written as a run would write them, as fast as is wanted.
+"""
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from observe_support import Row, exchange, started, step, wan
 
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_text
@@ -17,6 +17,9 @@ from geo_ray.job import rundir
 from geo_ray.job.rundir import RunDirectory
 from geo_ray.observe.events.log import EVENTS_FILE, EventLog
 from geo_ray.planning.plan import Machines, Plan, RegionPlan
+
+Row = tuple[str, float, dict[str, Any]]
+"""Kind, time and fields of an event."""
 
 TEXT = """
 name: trial
@@ -33,17 +36,21 @@ PLACES = ("us-east", "eu-west", "ap-south", "us-west", "sa-east", "af-south")
 
 
 def names_of(count: int) -> list[str]:
+    """Names of so many regions."""
     return [
         PLACES[i] if count <= len(PLACES) else f"{PLACES[i % 6]}-{i // 6}" for i in range(count)
     ]
 
 
 def experiment_of(where: str, regions: list[str]) -> Experiment:
+    """The configuration of the run."""
     text = TEXT.replace("REGIONS", ", ".join(f"{{name: {name}}}" for name in regions))
     return load_text(text.replace("DIR", where), [], Experiment, "trial.yaml")
 
 
 def plan_for(regions: list[str], seconds: float = 200.0) -> Plan:
+    """A plan that it follows."""
+
     def machines(number: int) -> Machines:
         return Machines(
             type="g5.xlarge" if number % 2 else "g6.xlarge",
@@ -83,21 +90,29 @@ class MadeRun:
 
     @property
     def path(self) -> Path:
+        """Its directory."""
         return self.run.path
 
     def write(self, *rows: Row) -> None:
+        """Write events."""
         for kind, t_s, fields in rows:
             self.log.write(kind, t_s, **fields)
 
     def begin(self, **changes: Any) -> None:
+        """Begin; ``changes`` are fields of `run_started`."""
         told: dict[str, Any] = {
+            "run": "trial",
+            "digest": "c0ffee",
+            "task": "digits",
+            "seed": 7,
+            "simulated": False,
             "regions": self.regions,
             "averager": self.regions[0],
             "steps": dict.fromkeys(self.regions, 400),
             "strategy": "sma",
             "startup_s": 3.0,
         }
-        self.write(started(**{**told, **changes}))
+        self.write(("run_started", 0.0, {**told, **changes}))
 
     def go_on(self, rounds: int, without: tuple[str, ...] = ()) -> None:
         """So many rounds of four steps each, 2 s a round."""
@@ -112,18 +127,35 @@ class MadeRun:
             for k in range(4):
                 number, t_s = 4 * (self.round - 1) + k + 1, at_s - 2.0 + 0.4 * (k + 1)
                 loss = 2.3 * math.exp(-number / 150) + 0.05 * math.sin(i + number)
-                yield step(name, number, t_s, loss=loss, compute_s=0.35, wait_s=0.05)
+                took = {"compute_s": 0.35, "wait_s": 0.05, "start_s": t_s - 0.5}
+                told = {"region": name, "step": number, "samples": 32, "loss": loss}
+                yield "step", t_s, told | took
         for i, name in enumerate(regions):
-            yield exchange(name, self.round, at_s, start_s=at_s - 0.4 - 0.001 * i, held_s=0.1)
+            yield "exchange", at_s, self._exchange(name, at_s - 0.4 - 0.001 * i)
             if name != home:
-                mbytes = self.sent * (1 + i % 5)
-                yield wan(name, home, at_s, update=mbytes)
-                yield wan(home, name, at_s, reply=mbytes // 2)
+                sent = self.sent * (1 + i % 5)
+                yield "wan", at_s, {"src": name, "dst": home, "bytes_by_class": {"update": sent}}
+                back = {"reply": sent // 2}
+                yield "wan", at_s, {"src": home, "dst": name, "bytes_by_class": back}
+
+    def _exchange(self, region: str, start_s: float) -> dict[str, Any]:
+        numbers = {"seq": self.round, "round": self.round, "staleness": 0}
+        sizes = {"bytes_out": 1000, "bytes_in": 1200}
+        return {
+            "region": region,
+            "start_s": start_s,
+            "held_s": 0.1,
+            "blocking": True,
+            **numbers,
+            **sizes,
+        }
 
     def close(self) -> None:
+        """Write no more."""
         self.log.close()
 
     def finish(self) -> None:
+        """Tell the end."""
         self.write(("run_finished", 2.0 * self.round + 1, {"summary": {"seconds": 1.0}}))
 
 
@@ -148,11 +180,3 @@ def eventful(made: MadeRun, rounds: int) -> None:
     made.write(("region_joined", at_s, {"region": gone, **fields}))
     made.write(("hub_moved", at_s, {"region": made.regions[1], "epoch": 2}))
     made.go_on(rounds - 2 * third)
-
-
-def until(is_so: Any, most_s: float = 20.0) -> None:
-    """Wait for something that other threads do."""
-    ends_s = time.monotonic() + most_s
-    while not is_so():
-        assert time.monotonic() < ends_s, "it did not come to pass"
-        time.sleep(0.02)
