@@ -182,7 +182,7 @@ def map_of(status: RunStatus, links: tuple[MapLink, ...]) -> MapView:
 
 def note_text(event: Event) -> str:
     """Say in a line what an event tells; plain text."""
-    parts = [event.kind.replace("_", " ")]
+    parts = ["averager moved" if event.kind == "hub_moved" else event.kind.replace("_", " ")]
     for name in ("region", "worker", "step", "averager", "interval", "code", "cause", "message"):
         if event.fields.get(name) is not None:
             value = " ".join(str(event.fields[name]).split())

@@ -99,8 +99,8 @@ def map_figure(view: MapView, *, now: bool) -> str:
     height = _height(len(view.regions))
     load = "now" if now else "in the mean of the run"
     svg = (
-        f'<svg class="map" viewBox="0 0 {_WIDTH} {height}" role="img" '
-        f'aria-label="regions and links">{drawn}</svg>'
+        f'<div class="pan"><svg class="map" viewBox="0 0 {_WIDTH} {height}" role="img" '
+        f'aria-label="regions and links">{drawn}</svg></div>'
     )
     title = f"regions and links, load {load}{rest}"
     return figure(title, _legend(view), svg)

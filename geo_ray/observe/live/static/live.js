@@ -8,9 +8,10 @@ let heard = null;
 function show(name, html) {
   const place = document.getElementById(name);
   if (!place) return;
-  const scrolled = [...place.querySelectorAll(".scroll")].map((box) => [box.scrollLeft, box.scrollTop]);
+  const boxes = () => [...place.querySelectorAll(".scroll, .pan")];
+  const scrolled = boxes().map((box) => [box.scrollLeft, box.scrollTop]);
   place.innerHTML = html;
-  place.querySelectorAll(".scroll").forEach((box, i) => {
+  boxes().forEach((box, i) => {
     if (scrolled[i]) [box.scrollLeft, box.scrollTop] = scrolled[i];
   });
   if (name === "head") {
