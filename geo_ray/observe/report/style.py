@@ -71,7 +71,8 @@ polyline, svg line[class^="l"] { fill: none; stroke-width: 1.8; stroke-linejoin:
 .m-member { fill: var(--c2); } .m-lost { fill: var(--c1); } .m-left { fill: var(--none); }
 .m-paused { fill: var(--c5); } .m-done { fill: var(--c0); }
 .pan { overflow-x: auto; }
-svg.map { display: block; width: 100%; min-width: 600px; max-height: 620px; } svg.map text { font-size: 15px; }
+svg.map { display: block; width: 100%; min-width: 600px; max-height: 620px; }
+svg.map text { font-size: 15px; }
 svg.map path, ul.legend path { fill: none; stroke-linecap: round; }
 svg.map g:hover path { stroke: var(--ink); } svg.map text.k { font-size: 12px;
   paint-order: stroke; stroke: var(--card); stroke-width: 4px; }
