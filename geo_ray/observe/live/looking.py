@@ -55,6 +55,7 @@ class Looking:
         self._run, self._reader, self._board = run, reader, board
         self._watchers, self._on_change = watchers, on_change
         self._every_s = every_s
+        self._is_drawn = False
         self._wake, self._ends = threading.Event(), False
         self._thread = threading.Thread(target=self._go, name="looking", daemon=True)
         self._thread.start()
@@ -88,7 +89,8 @@ class Looking:
         while (share := self._reader.read(_SLICE_EVENTS)) < 1.0 and not self._ends:
             self._put(reading_sections(self._run, share))
             threading.Event().wait(_AT_ONCE_S)
-        if self._watchers() or not self._board.version:
+        if self._watchers() or not self._is_drawn:  # who comes first finds something
+            self._is_drawn = True
             self._put(page_sections(self._reader.view()))
 
     def _put(self, sections: dict[str, str]) -> None:

@@ -49,6 +49,7 @@ _HEADERS: Final = {
 _REFUSED: Final = (
     "This page is for who has its token: open the whole address that `geo-ray watch` has printed.\n"
 )
+_ON: Final = '<!doctype html><meta http-equiv="refresh" content="0;url=/"><title>geo_ray</title>'
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -150,15 +151,14 @@ class PageServer:
         guard = self._guard
         if not guard.is_here(request.headers.get("Host")):
             return _answer(421, "This page has another address.\n")
+        has_token = request.path == "/" and guard.is_token(request.query.get("token"))
         if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-            return _answer(403, _REFUSED)  # a page of somebody else asks
+            # Somebody else's page asks, or a link there was followed, as in a notebook.
+            return self._let_in(over_a_page=True) if has_token else _answer(403, _REFUSED)
         given = request.cookies.get(self._cookie)
-        if guard.is_token(given):
-            pass
-        elif guard.is_token(request.query.get("token")):
-            if request.path == "/":
-                return self._let_in()
-        else:
+        if has_token:
+            return self._let_in()
+        if not guard.is_token(given):
             return _answer(403, _REFUSED)
         try:
             return await handler(request)
@@ -169,9 +169,14 @@ class PageServer:
     def _cookie(self) -> str:
         return f"geo_ray_{self.port}"  # cookies know no ports
 
-    def _let_in(self) -> web.Response:
-        """Keep the token out of the address, where histories and screenshots would show it."""
+    def _let_in(self, *, over_a_page: bool = False) -> web.Response:
+        """Keep the token out of the address, where histories and screenshots would show it.
+
+        After a redirect from elsewhere a browser would not send the cookie; from a page it does.
+        """
         answer = web.Response(status=303, headers={**_HEADERS, "Location": "/"})
+        if over_a_page:
+            answer = web.Response(text=_ON, content_type="text/html", headers=_HEADERS)
         answer.set_cookie(
             self._cookie, self._guard.token, httponly=True, samesite="Strict", path="/"
         )

@@ -21,8 +21,10 @@ from live_support import until
 import geo_ray
 from benchmarks.observe.made_run import MadeRun, eventful, made_run
 from geo_ray.errors import GeoRayError, PortInUseError
+from geo_ray.job.live.reader import LiveReader
 from geo_ray.observe.live.board import Board
 from geo_ray.observe.live.guard import PageGuard
+from geo_ray.observe.live.looking import Looking
 from geo_ray.observe.live.page import SECTIONS
 from geo_ray.observe.live.terminal import view_lines
 from geo_ray.observe.picture.view import RunView
@@ -132,7 +134,11 @@ def test_it_is_served_here_and_under_no_other_name(made: MadeRun) -> None:
             assert get(page.url, "/", Cookie=cookie, Host=host)[0] == 200
         for host in ("evil.example", f"127.0.0.1.evil.example:{port}", "10.0.0.1", "[", ""):
             assert get(page.url, "/", Cookie=cookie, Host=host)[0] == 421
-        assert get(page.url, "/", Cookie=cookie, **{"Sec-Fetch-Site": "cross-site"})[0] == 403
+        elsewhere = {"Sec-Fetch-Site": "cross-site"}
+        assert get(page.url, "/", Cookie=cookie, **elsewhere)[0] == 403
+        assert get(page.url, "/events?token=x", Cookie=cookie, **elsewhere)[0] == 403
+        status, headers, body = get(page.url, f"/?{urlsplit(page.url).query}", **elsewhere)
+        assert status == 200 and b'content="0;url=/"' in body and "set-cookie" in headers
         others = [a[4][0] for a in socket.getaddrinfo(socket.gethostname(), port, socket.AF_INET)]
         for address in set(others) - {"127.0.0.1"}:
             with pytest.raises(OSError):
@@ -270,6 +276,28 @@ def test_the_terminal_shows_the_same(made: MadeRun, tmp_path: Path) -> None:
     first = next(geo_ray.follow_view(tmp_path / "nothing"))
     assert isinstance(first, GeoRayError)
     assert view_lines(first)[0].startswith("awaited: RUN_DIRECTORY")
+
+
+def test_a_long_log_is_shown_as_far_as_it_was_read(
+    made: MadeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eventful(made, 12)
+    made.close()
+    monkeypatch.setattr("geo_ray.observe.live.looking._SLICE_EVENTS", 40)
+    board, heads = Board(), []
+    changed = threading.Event()
+
+    def on_change() -> None:
+        heads.append(json.loads(board.since(0)[1])["head"])
+        if "still going" in heads[-1] or "cut off" in heads[-1]:
+            changed.set()
+
+    reader = LiveReader(lambda: made.path)
+    looking = Looking("trial", reader, board, lambda: 0, on_change)
+    assert changed.wait(20)
+    looking.close()
+    shares = [int(n) for head in heads for n in re.findall(r"Reading the log: (\d+)%", head)]
+    assert len(shares) > 3 and shares == sorted(shares)
 
 
 # ------------------------------------------------------------------ many who watch
