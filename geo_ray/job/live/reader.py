@@ -21,7 +21,9 @@ from geo_ray.observe.picture.map_section import MOST_LINKS
 from geo_ray.observe.picture.view import MachinesView, PlannedTotals, RunView
 from geo_ray.planning.actual import Spent, held_against
 
-_REMEMBERED: Final = 20_000  # steps that a resumption may take back; see `RunTotals.forget`
+# Steps that a resumption may take back (see `RunTotals.forget`): of all regions, of each at least.
+_ALL_STEPS: Final = 200_000
+_EACH_STEPS: Final = 2_000
 _PROBLEMS: Final = 5
 _BAD_LINES: Final = 100  # that one look passes over
 _MORE_EVENTS: Final = 10_000
@@ -67,7 +69,8 @@ class LiveReader:
         """
         reader = self._opened()
         self._passing_over(lambda: reader.feed(most_events))
-        reader.totals.forget(_REMEMBERED)
+        totals = reader.totals
+        totals.forget(max(_EACH_STEPS, _ALL_STEPS // max(1, len(totals.regions))))
         self._history.prune()
         return reader.read_share
 

@@ -137,7 +137,8 @@ def test_there_is_nothing_to_read_of_no_run(tmp_path: Path) -> None:
 
 
 def test_memory_holds_no_single_steps(made: MadeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("geo_ray.job.live.reader._REMEMBERED", 50)
+    monkeypatch.setattr("geo_ray.job.live.reader._ALL_STEPS", 200)
+    monkeypatch.setattr("geo_ray.job.live.reader._EACH_STEPS", 20)
     made.begin()
     made.go_on(100)
     reader = reader_of(made)
