@@ -10,7 +10,7 @@ import click
 @click.command("dashboards")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
 def dashboards(folder: Path) -> None:
-    """Write dashboards for Grafana and alerts for Prometheus into DIR.
+    """Write files for Grafana and Prometheus into DIR.
 
     They ask for the metrics that a run serves through Ray. In Grafana: Dashboards, New, Import. In
     Prometheus: `rule_files` of its configuration.

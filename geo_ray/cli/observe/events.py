@@ -17,7 +17,9 @@ from geo_ray.cli.paths import RunRef, RunReference, run_directory
     help="Where to, as in `observe.export`: '{kind: otlp}', '{kind: tensorboard, dir: DIR}'.",
 )
 def events(run_dir: RunRef, to: tuple[str, ...]) -> None:
-    """Hand the events of RUN to other programs: its rounds as traces, its curves as scalars.
+    """Hand the events of RUN to other programs.
+
+    Its rounds as traces, its curves as scalars.
 
     While a run goes on, `observe.export` in its configuration does the same.
     """

@@ -45,7 +45,9 @@ def watch(
     every_s: float,
     machines: str | None,
 ) -> None:
-    """Show RUN as it goes: regions and links, members, curves, money, machines.
+    """Show RUN as it goes, on a page or in the terminal.
+
+    Regions and links, members, curves, money, machines.
 
     Serves a page on this machine alone and prints its address, which holds a token: who has it may
     look. RUN may begin later, or have ended. Ctrl-C ends the page, and nothing else.

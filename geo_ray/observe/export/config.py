@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from geo_ray.config.annotations import MessageWords
 from geo_ray.config.base import StrictModel
 
 
@@ -16,11 +17,11 @@ class OtlpConfig(StrictModel):
     """
 
     kind: Literal["otlp"]
-    endpoint: str = Field(
-        "http://127.0.0.1:4318/v1/traces",
-        pattern=r"^https?://",
-        description="of the collector, with its path",
-    )
+    endpoint: Annotated[
+        str,
+        Field(pattern=r"^https?://"),
+        MessageWords("an address that begins with http:// or https://"),
+    ] = Field("http://127.0.0.1:4318/v1/traces", description="of the collector, with its path")
     timeout_s: float = Field(5.0, gt=0, description="of a request")
 
 
