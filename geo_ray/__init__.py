@@ -50,6 +50,10 @@ if TYPE_CHECKING:
     from geo_ray.api.loss_profile import LossGrid as LossGrid
     from geo_ray.api.loss_profile import LossProfileResult as LossProfileResult
     from geo_ray.api.loss_profile import profile_loss as profile_loss
+    from geo_ray.api.observe.export import export_events as export_events
+    from geo_ray.api.observe.live import LivePage as LivePage
+    from geo_ray.api.observe.live import follow_view as follow_view
+    from geo_ray.api.observe.live import watch as watch
     from geo_ray.api.planning import PlanInputs as PlanInputs
     from geo_ray.api.planning import PlanResult as PlanResult
     from geo_ray.api.planning import ProfileGrid as ProfileGrid
@@ -131,8 +135,12 @@ _WHERE = {
     "check_data": "api.data",
     "merge_data": "api.data",
     "shard_data": "api.data",
+    "export_events": "api.observe.export",
     "config_schema": "api.inputs",
     "load_config": "api.inputs",
+    "LivePage": "api.observe.live",
+    "follow_view": "api.observe.live",
+    "watch": "api.observe.live",
     "LossGrid": "api.loss_profile",
     "LossProfileResult": "api.loss_profile",
     "profile_loss": "api.loss_profile",

@@ -21,13 +21,14 @@ from geo_ray.job import rundir
 from geo_ray.job.best import load_best
 from geo_ray.job.checkpoints import store_of
 from geo_ray.job.far.copy import fetch_models, seen_copy
+from geo_ray.job.live.report import write_run_report
 from geo_ray.job.model_file import about_model, export_model, load_trained, module_with
 from geo_ray.job.rundir import RunDirectory
 from geo_ray.observe.events.columns import RunRecord
 from geo_ray.observe.events.log import EVENTS_FILE, read_events
 from geo_ray.observe.events.schema import EVENT_FIELDS, Event
 from geo_ray.observe.metrics.summary import Summary, Summing, load_summary
-from geo_ray.observe.report.report import REPORT_FILE, load_record, write_report
+from geo_ray.observe.report.report import REPORT_FILE, load_record
 from geo_ray.observe.text import bytes_text, duration_text, metrics_text, number_text
 from geo_ray.runtime.actors.parts import wire_tensors
 from geo_ray.stores.uri import is_s3
@@ -92,7 +93,7 @@ class Run:
         Raises:
             RunDirectoryError: it cannot be written.
         """
-        return write_report(self.path, None if out is None else Path(out))
+        return write_run_report(self.path, None if out is None else Path(out))
 
     def events(self, kind: str | None = None) -> tuple[Event, ...]:
         """Its events in order; those of one kind, if that is named.
@@ -290,7 +291,7 @@ def report(run: FilePath | Run, out: FilePath | None = None) -> Path:
     Raises:
         RunDirectoryError: there is no run, or the page cannot be written.
     """
-    return write_report(directory_of(run), None if out is None else Path(out))
+    return write_run_report(directory_of(run), None if out is None else Path(out))
 
 
 def _opened(store: CheckpointStore, id: int) -> Checkpoint:

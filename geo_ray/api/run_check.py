@@ -19,6 +19,7 @@ from geo_ray.job.build import check_start, model_outline, use_one_thread
 from geo_ray.job.data import data_region, prepare_manifest
 from geo_ray.job.start.evaluation import check_evaluation
 from geo_ray.job.start.notes import warn_at_start
+from geo_ray.observe.export.open import check_exports
 from geo_ray.runtime.cluster.demand import RegionDemand
 from geo_ray.runtime.control.demands import demands_of
 from geo_ray.tasks.load import load_task
@@ -94,6 +95,7 @@ def check_run(
         source = source_of(config, base_dir)
         tell = RunWatch(progress).tell
         experiment, _ = checked_run(source, override_items(overrides), followed, tell)
+        check_exports(experiment.observe.export)
         use_one_thread()
         task = load_task(experiment.task, source.parent)
         outline = model_outline(task, experiment.seed)

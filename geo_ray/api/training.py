@@ -20,13 +20,13 @@ from geo_ray.job.checkpoints import has_checkpoint
 from geo_ray.job.far.copy import copy_path, driven_copy, pass_on
 from geo_ray.job.far.mirror import mirrored
 from geo_ray.job.far.objects import RunObjects
+from geo_ray.job.live.report import write_run_report
 from geo_ray.job.rundir import RunDirectory
 from geo_ray.lease.driving import seeker_of
 from geo_ray.lease.seek import LeaseSeeker
 from geo_ray.observe.events.schema import Event
 from geo_ray.observe.metrics.summary import Summary
 from geo_ray.observe.report.ending import has_begun
-from geo_ray.observe.report.report import write_report
 from geo_ray.runtime.cluster.connect import ConnectedCluster
 from geo_ray.runtime.control import stop_requests
 from geo_ray.runtime.driver.drive import Driven, attach, drive
@@ -250,7 +250,7 @@ def _noting(note: str, watched: Watched) -> OnEvent:
 
 
 def _ended(run: Run) -> Run:
-    write_report(run.path, run=run.record)
+    write_run_report(run.path, run=run.record)
     return run
 
 
@@ -264,7 +264,7 @@ def _tidied(run: RunDirectory, watch: RunWatch, *, is_new: bool) -> Iterator[Non
     except GeoRayError as error:
         if has_begun(run.path):
             with suppress(GeoRayError):  # the run's own error matters more
-                watch.tell(f"report   {short_path(write_report(run.path))}")
+                watch.tell(f"report   {short_path(write_run_report(run.path))}")
         raise name_run(error, run.path) from error.__cause__
     finally:
         if is_new and not has_begun(run.path):

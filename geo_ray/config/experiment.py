@@ -19,6 +19,7 @@ from geo_ray.config.own import only_recorded
 from geo_ray.config.region import Name, RegionConfig, check_device, no_such_region, with_copies
 from geo_ray.data.split import IidSplit, SplitConfig
 from geo_ray.errors import StoreError
+from geo_ray.observe.export.config import ObserveConfig
 from geo_ray.overlay.config import AnyOverlay, StarOverlay, check_overlay
 from geo_ray.planning.config import PlanConfig
 from geo_ray.providers.config import ProviderConfig
@@ -196,6 +197,7 @@ class Experiment(StrictModel):
     cluster: ClusterConfig = LocalClusterConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     run: RunConfig = RunConfig()
+    observe: ObserveConfig = ObserveConfig()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

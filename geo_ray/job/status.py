@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from shlex import quote
+from typing import TypeAlias
 
 from geo_ray.clock import Clock, SystemClock
 from geo_ray.config.experiment import Experiment
@@ -19,6 +22,8 @@ from geo_ray.lease.record import LEASE_KEY, LeaseRecord, decode_record
 from geo_ray.lease.store import ConditionalStore
 from geo_ray.lease.watch import LeaseWatch
 from geo_ray.observe.events.log import EVENTS_FILE, EventTail, being_written
+from geo_ray.observe.events.schema import Event
+from geo_ray.observe.metrics.totals import RunTotals
 from geo_ray.observe.report.ending import Ending, ending_of
 from geo_ray.observe.status.fold import StatusFold, left_s, mean_loss
 from geo_ray.observe.status.record import (
@@ -28,6 +33,14 @@ from geo_ray.observe.status.record import (
     SpentStatus,
 )
 from geo_ray.planning.actual import Spent, held_against
+from geo_ray.planning.plan import Plan
+
+Beside: TypeAlias = Callable[[Event, RunTotals], None]
+"""Given every event, and what the run amounts to with it."""
+
+
+def _nobody() -> Beside:
+    return lambda event, totals: None
 
 
 class StatusReader:
@@ -36,13 +49,19 @@ class StatusReader:
     Args:
         path: the run's directory.
         clock: by which a silent driver is judged; the machine's if None.
+        beside: makes who is given the events, too; anew if the run's log is another one.
 
     Raises:
         RunDirectoryError: there is no run.
         ConfigError: its configuration cannot be read.
     """
 
-    def __init__(self, path: Path, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        clock: Clock | None = None,
+        beside: Callable[[], Beside] = _nobody,
+    ) -> None:
         found: tuple[RunDirectory, Experiment] = rundir.reopen(path, to_look_at=True)
         self._run, self._experiment = found
         self._shown = self._run.shown if self._run.address is not None else str(path)
@@ -57,20 +76,59 @@ class StatusReader:
         self._store = store_of(self._run, self._experiment)
         self._watch = LeaseWatch()
         self._plan = rundir.followed_plan(self._run)
+        self._make_beside = beside
+        self._beside = beside()
+        self._caught_up = False
 
-    def read(self) -> RunStatus:
+    @property
+    def experiment(self) -> Experiment:
+        """The run's configuration."""
+        return self._experiment
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan that the run follows; None: none."""
+        return self._plan
+
+    @property
+    def leases(self) -> ConditionalStore:
+        """Where the run's lease lies."""
+        return self._leases
+
+    @property
+    def totals(self) -> RunTotals:
+        """What the run amounts to, as far as it was read."""
+        return self._fold.totals
+
+    @property
+    def is_far(self) -> bool:
+        """Whether the run's directory is in a bucket."""
+        return self._copy is not None
+
+    @property
+    def read_bytes(self) -> int:
+        """How much of the log was read."""
+        return self._tail.read_bytes
+
+    @property
+    def read_share(self) -> float:
+        """Which part of the log was read; a torn last line counts as read."""
+        read_bytes, left_bytes = self._tail.read_bytes, self._tail.left_bytes
+        return 1.0 if self._caught_up else read_bytes / max(1, read_bytes + left_bytes)
+
+    def read(self, most_events: int | None = None) -> RunStatus:
         """How it stands now; who drives it may not be known at the first call.
+
+        Args:
+            most_events: read no more than so many; None: all.
 
         Raises:
             RunDirectoryError: its events or its lease cannot be read.
         """
-        if self._copy is not None and self._copy.pull(models=False):
-            self._tail = EventTail(self._run.path / EVENTS_FILE)  # another driver went on earlier
-            self._fold = StatusFold(self._experiment.train.target)
-        lease = self._leases.read(LEASE_KEY)
+        self._pull()
+        lease = self._leases.read(LEASE_KEY)  # before the events: who ends writes those first
         driver = None if lease is None else self._driver(decode_record(lease.data))
-        for event in self._tail.new():
-            self._fold.feed(event)
+        self._feed(most_events)
         totals = self._fold.totals
         ending = ending_of(self._run.path, totals)
         is_going = driver.alive if driver is not None else _goes(ending)
@@ -99,6 +157,25 @@ class StatusReader:
             message=totals.stop_cause if failed is None else failed["message"],
             fix=advice,
         )
+
+    def feed(self, most_events: int) -> None:
+        """Read what is new of the events, and nothing else; see `read`."""
+        self._pull()
+        self._feed(most_events)
+
+    def _pull(self) -> None:
+        if self._copy is not None and self._copy.pull(models=False):
+            self._tail = EventTail(self._run.path / EVENTS_FILE)  # another driver went on earlier
+            self._fold = StatusFold(self._experiment.train.target)
+            self._beside = self._make_beside()
+
+    def _feed(self, most_events: int | None) -> None:
+        count = 0
+        for event in islice(self._tail.new(), most_events):
+            count += 1
+            self._fold.feed(event)
+            self._beside(event, self._fold.totals)
+        self._caught_up = most_events is None or count < most_events
 
     def _driver(self, record: LeaseRecord) -> DriverStatus:
         alive, how = self._alive(record)

@@ -53,9 +53,20 @@ FENCES = {
     "botocore": ("clouds.aws", "stores"),
     "tencentcloud": ("clouds.tencent",),
     "pyarrow": ("data", "api.tables"),  # results are handed to users as Arrow tables
+    "aiohttp": ("observe.live",),
+    "opentelemetry": ("observe.export",),
+    "tensorboardX": ("observe.export",),
+    "mlflow": ("observe.export",),
+    "wandb": ("observe.export",),
 }
 NO_TORCH = ("types", "errors", "clock", "config", "planning", "autoscale", "clouds", "providers")
-IMPORT_NAMES = {"pyyaml": "yaml", "scikit-learn": "sklearn"}
+IMPORT_NAMES = {
+    "pyyaml": "yaml",
+    "scikit-learn": "sklearn",
+    "mlflow-skinny": "mlflow",
+    "tensorboardx": "tensorboardX",
+    "opentelemetry-exporter-otlp-proto-http": "opentelemetry",
+}
 COMES_WITH = {"boto3": {"botocore"}, "tencentcloud-sdk-python": {"tencentcloud"}}
 
 
@@ -163,7 +174,8 @@ def test_every_import_is_declared(
 ) -> None:
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     allowed = {"geo_ray", *standard_modules}
-    for requirement in project["dependencies"]:
+    optional = project["optional-dependencies"]["export"]  # imported when it is asked for
+    for requirement in [*project["dependencies"], *optional]:
         name = re.split(r"[\[<>=!~; ]", requirement)[0].lower()
         allowed |= {IMPORT_NAMES.get(name, name).replace("-", "_"), *COMES_WITH.get(name, ())}
     undeclared = [

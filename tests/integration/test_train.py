@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_model
+from tensorboard_support import tensorboard_values
 from train_support import (
     Trained,
     books_of,
@@ -113,6 +114,12 @@ def rich(ray_cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) ->
             "link": {"rate_mbps": 200, "delay_s": 0.002},
             "links": [{"src": "ap-south", "dst": "eu-west", "outages": [[0.2, 1.2]]}],
         },
+        observe={
+            "export": [
+                {"kind": "tensorboard", "dir": "curves", "every_s": 0},
+                {"kind": "otlp", "endpoint": "http://127.0.0.1:9/v1/traces", "timeout_s": 0.5},
+            ]
+        },
     )
     return train(experiment, base)
 
@@ -132,6 +139,16 @@ def test_sma_equals_the_simulator_to_the_bit(rich: Trained, tmp_path: Path) -> N
     assert simulated.summary.digest == rich.summary.digest
     assert final_digests(rich.events) == {rich.summary.digest}
     assert losses(simulated.events) == losses(rich.events)
+
+
+def test_others_are_told_of_it_as_it_goes(rich: Trained) -> None:
+    """The curves are complete, although nobody answers where the traces go."""
+    values = tensorboard_values(rich.run.base_dir / "curves")
+    for region in ("us-east", "eu-west", "ap-south"):
+        told = [(event["step"], event["loss"]) for event in rich.of("step")
+                if event["region"] == region]  # fmt: skip
+        assert [step for step, _ in values[f"loss/{region}"]] == [step for step, _ in told]
+        assert [v for _, v in values[f"loss/{region}"]] == pytest.approx([v for _, v in told])
 
 
 def test_the_run_directory_is_complete(rich: Trained) -> None:

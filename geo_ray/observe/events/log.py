@@ -174,8 +174,24 @@ class EventTail:
         self._path = path
         self._offset_bytes = self._number = 0
 
+    @property
+    def left_bytes(self) -> int:
+        """What of the log has not been given yet; a torn last line is part of it."""
+        try:
+            return max(0, self._path.stat().st_size - self._offset_bytes)
+        except OSError:
+            return 0
+
+    @property
+    def read_bytes(self) -> int:
+        """What of the log has been given."""
+        return self._offset_bytes
+
     def new(self) -> Iterator[Event]:
         """Give the events since the last call, as far as their lines are whole.
+
+        Who stops in between gets the next ones at the next call. A line that is no event is raised
+        once, and passed over by the next call.
 
         Raises:
             RunDirectoryError: as for `read_events`.

@@ -118,6 +118,10 @@ class StepTotals:
         self.rows.append((step, samples, loss))
         self.samples += samples
 
+    def forget(self, keep: int) -> None:
+        """Drop all rows but the newest: what a resumption does again before them counts twice."""
+        del self.rows[: max(0, len(self.rows) - keep)]
+
     @property
     def step(self) -> int:
         """The newest step, 0 if there is none."""

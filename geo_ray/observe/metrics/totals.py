@@ -117,6 +117,17 @@ class RunTotals:
             case kind if kind in FAULT_KINDS:
                 self.region(event["region"]).faults[kind] += 1
 
+    def forget(self, keep: int) -> None:
+        """Drop what is remembered of single steps and rounds, but for the newest.
+
+        For who follows a run without an end. Sums stay as they are; only a resumption from more
+        than ``keep`` steps ago would count some twice.
+        """
+        for region in self.regions.values():
+            region.steps.forget(keep)
+        if len(self.rounds) > keep:
+            self.rounds = set(sorted(self.rounds)[-keep:])
+
     def _join(self, step: Event) -> None:
         if self._began_s is not None and step["start_s"] is not None:
             self.joined_s += max(0.0, step["start_s"] - self._began_s)

@@ -90,9 +90,8 @@ def note_failure(run_dir: Path, error: BaseException, began_unix_s: float = math
             newest_unix_s = path.stat().st_mtime
             wrote = newest_unix_s >= began_unix_s
             t_s = _newest_s(path) + (max(0.0, time.time() - newest_unix_s) if wrote else 0.0)
-        code, message, fix = _told(error)
         with EventLog(path) as log:
-            log.write("run_failed", t_s, code=code, message=message, fix=fix)
+            log.write("run_failed", t_s, **failure_fields(error))
 
 
 def _newest_s(path: Path) -> float:
@@ -104,10 +103,12 @@ def _newest_s(path: Path) -> float:
     return max((json.loads(line)["t_s"] for line in lines[start > 0 :]), default=0.0)
 
 
-def _told(error: BaseException) -> tuple[str, str, str]:
+def failure_fields(error: BaseException) -> dict[str, str]:
+    """Give what `run_failed` says of an error."""
     if isinstance(error, GeoRayError):
-        return error.code, error.message, error.fix
-    if isinstance(error, KeyboardInterrupt):
+        told = error
+    elif isinstance(error, KeyboardInterrupt):
         told = InterruptedRunError("the run was interrupted and ended at once")
-        return told.code, told.message, told.fix
-    return InvariantError.code, f"{type(error).__name__}: {error}", InvariantError.advice
+    else:
+        told = InvariantError(f"{type(error).__name__}: {error}")
+    return {"code": told.code, "message": told.message, "fix": told.fix}

@@ -19,7 +19,7 @@ _LEAST_PX: Final = 560
 _ROOMY, _TIGHT = (24, 16), (12, 8)  # pixels of a lane, and of its band
 _ROOMY_LANES: Final = 24
 _MOST_LANES: Final = 200
-_NOTE: Final = (
+MEMBERS_NOTE: Final = (
     "Regions, and workers that were lost, left or came. A dashed line: the averager moved, a "
     "bridge was replaced, or somebody did not join."
 )
@@ -34,8 +34,21 @@ def members_section(run: RunRecord) -> str:
     joined = any(each and each[0].start_s > _first_s(bands) for each in bands.values())
     if not (changed or joined or found.marks) or end_s <= 0:
         return ""
+    return section("Members", members_figure(bands, found.marks, end_s), MEMBERS_NOTE)
+
+
+def members_figure(
+    bands: Mapping[str, list[Band]], at: Sequence[tuple[float, str]], end_s: float
+) -> str:
+    """Draw bands over time.
+
+    Args:
+        bands: of the run, its regions and workers, by name.
+        at: what happened at a moment: seconds, and words.
+        end_s: end of the time; above 0.
+    """
     lanes = _in_order(bands)
-    return section("Members", _drawn(lanes[:_MOST_LANES], len(lanes), end_s, found.marks), _NOTE)
+    return _drawn(lanes[:_MOST_LANES], len(lanes), end_s, at)
 
 
 def _first_s(bands: Mapping[str, Sequence[Band]]) -> float:

@@ -13,6 +13,10 @@ from geo_ray.observe.metrics.best import Best
 from geo_ray.observe.metrics.cost import load_cost
 from geo_ray.observe.metrics.noise import newest_noise
 from geo_ray.observe.metrics.summary import Summary, load_summary
+from geo_ray.observe.picture.machines_section import machines_section
+from geo_ray.observe.picture.map_section import map_figure
+from geo_ray.observe.picture.run_map import map_of_record
+from geo_ray.observe.picture.view import MachinesView
 from geo_ray.observe.report.cost_section import cost_section
 from geo_ray.observe.report.curve_sections import curve_sections, resumptions
 from geo_ray.observe.report.ending import Ending, ending_of
@@ -59,13 +63,16 @@ def load_record(run_dir: Path) -> RunRecord:
     return record(())
 
 
-def render_report(run_dir: Path, run: RunRecord | None = None) -> str:
+def render_report(
+    run_dir: Path, run: RunRecord | None = None, machines: MachinesView | None = None
+) -> str:
     """Make the page of a run that has finished, failed, was cut off or is still going.
 
     Args:
         run_dir: directory with `events.jsonl`; `summary.json`, `cost.json` and `config.lock.yaml`
             are used if they are there.
         run: what `load_record` gave; read if None.
+        machines: of the run; None where nothing is known of them.
 
     Returns:
         HTML.
@@ -88,6 +95,8 @@ def render_report(run_dir: Path, run: RunRecord | None = None) -> str:
         _facts(run, started, summary),
         cost_section(load_cost(run_dir)),
         regions_section(run),
+        section("Regions and links", map_figure(map_of_record(run), now=False)),
+        machines_section(machines),
         curve_sections(run),
         section("Timeline", timeline(lanes(run.regions), resumptions(run)), _TIMELINE_NOTE),
         members_section(run),
@@ -99,13 +108,19 @@ def render_report(run_dir: Path, run: RunRecord | None = None) -> str:
     return html_page(started["run"], "".join(parts))
 
 
-def write_report(run_dir: Path, out: Path | None = None, run: RunRecord | None = None) -> Path:
+def write_report(
+    run_dir: Path,
+    out: Path | None = None,
+    run: RunRecord | None = None,
+    machines: MachinesView | None = None,
+) -> Path:
     """Render the page and write it whole or not at all.
 
     Args:
         run_dir: directory of the run.
         out: file to write; `report.html` in the run's directory if None.
         run: what `load_record` gave; read if None.
+        machines: as for `render_report`.
 
     Returns:
         The path written.
@@ -113,7 +128,7 @@ def write_report(run_dir: Path, out: Path | None = None, run: RunRecord | None =
     Raises:
         RunDirectoryError: as for `render_report`, or the file cannot be written.
     """
-    return write_html(render_report(run_dir, run), out or run_dir / REPORT_FILE)
+    return write_html(render_report(run_dir, run, machines), out or run_dir / REPORT_FILE)
 
 
 _TIMELINE_NOTE = "Upper row of a region: compute and wait. Lower row: exchanges in flight. \

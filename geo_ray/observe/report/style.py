@@ -69,7 +69,16 @@ polyline, svg line[class^="l"] { fill: none; stroke-width: 1.8; stroke-linejoin:
 .t-compute { fill: var(--c0); } .t-wait { fill: var(--c5); opacity: 0.75; }
 .t-transfer { fill: var(--c2); } .t-none { fill: var(--none); }
 .m-member { fill: var(--c2); } .m-lost { fill: var(--c1); } .m-left { fill: var(--none); }
-.m-paused { fill: var(--c5); }
+.m-paused { fill: var(--c5); } .m-done { fill: var(--c0); }
+.pan { overflow-x: auto; }
+svg.map { display: block; width: 100%; min-width: 600px; max-height: 620px; }
+svg.map text { font-size: 15px; }
+svg.map path, ul.legend path { fill: none; stroke-linecap: round; }
+svg.map g:hover path { stroke: var(--ink); } svg.map text.k { font-size: 12px;
+  paint-order: stroke; stroke: var(--card); stroke-width: 4px; }
+.k-idle { stroke: var(--rule); } .k-load { stroke: var(--c4); opacity: 0.75; }
+.k-full { stroke: var(--c1); } .node { stroke: var(--card); stroke-width: 2; }
+.home { fill: none; stroke: var(--ink); stroke-width: 2; }
 .scroll { overflow-x: auto; background: var(--card); border: 1px solid var(--rule);
   border-radius: 6px; width: fit-content; max-width: 100%; }
 .tall { max-height: 640px; overflow-y: auto; }

@@ -71,8 +71,8 @@ def go_on(living: Attached, run: RunDirectory, reporting: Reporting, lease: Leas
     origin_unix_s = living.book.origin_unix_s
     now_s = time.time() - origin_unix_s
     try:
-        with EventLog(stage.own_log()) as log:
-            recorder = stage.recorder(log, living.known)
+        with EventLog(stage.own_log()) as log, stage.exporting(origin_unix_s) as export:
+            recorder = stage.recorder(log, export, living.known)
             for event in living.stretch:
                 recorder.pass_on(event)
             evals = evals_of(stage, recorder, keeper, living.evaluated)

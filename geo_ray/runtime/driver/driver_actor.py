@@ -27,10 +27,10 @@ from geo_ray.errors import (
     RunHeldError,
 )
 from geo_ray.job import rundir
+from geo_ray.job.live.report import write_run_report
 from geo_ray.observe.events.schema import Event
 from geo_ray.observe.metrics.summary import Summary
 from geo_ray.observe.report.ending import has_begun
-from geo_ray.observe.report.report import write_report
 from geo_ray.observe.text import coarse_text
 from geo_ray.runtime.control.calls import kill
 from geo_ray.runtime.control.interruption import Interruption
@@ -127,7 +127,7 @@ class DriverActor:
             error = raised
         if not isinstance(error, (LeaseLostError, RunHeldError)) and has_begun(order.run.path):
             with suppress(GeoRayError):  # nobody may be there to have it written
-                write_report(order.run.path)
+                write_run_report(order.run.path)
         with self._lock:
             self._summary, self._error = summary, _carried(error)
             self._over_s = time.monotonic()

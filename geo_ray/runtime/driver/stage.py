@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,9 @@ from geo_ray.job.rundir import RunDirectory, followed_plan
 from geo_ray.lease.keeper import LeaseKeeper
 from geo_ray.observe.events.log import EVENTS_FILE, EventLog, detach
 from geo_ray.observe.events.schema import Event
+from geo_ray.observe.export.exporter import ExportOrder
+from geo_ray.observe.export.open import exporting
+from geo_ray.observe.export.pump import ExportPump
 from geo_ray.observe.metrics.summary import Summary
 from geo_ray.runtime.control import stop_requests
 from geo_ray.runtime.control.actor_group import ActorGroup
@@ -71,11 +74,17 @@ class Stage:
             detach(path)
         return path
 
-    def recorder(self, log: EventLog, known: Sequence[Event] = ()) -> Recorder:
+    def exporting(self, origin_unix_s: float) -> AbstractContextManager[ExportPump]:
+        """What hands its events on to other programs; its clock was 0 at this time of day."""
+        order = ExportOrder(self.run.path, self.run.base_dir, origin_unix_s)
+        return exporting(self.experiment.observe.export, order)
+
+    def recorder(self, log: EventLog, export: ExportPump, known: Sequence[Event] = ()) -> Recorder:
         """What takes its events."""
         # Of a run in a bucket the log is this machine's; the mirror asks before it copies.
         check = self.lease.check if self.run.address is None else self.lease.check_known
-        return Recorder(log, [*self.reporting.sinks, RayMetrics().feed], check, known)
+        sinks = [*self.reporting.sinks, RayMetrics().feed, export.feed]
+        return Recorder(log, sinks, check, known)
 
 
 def evals_of(

@@ -27,6 +27,7 @@ from geo_ray.lease.driving import driving, seeker_of
 from geo_ray.lease.keeper import LeaseKeeper
 from geo_ray.lease.seek import LeaseSeeker
 from geo_ray.observe.events.log import EventLog, last_time_s
+from geo_ray.observe.export.open import check_exports
 from geo_ray.observe.metrics.summary import Summary
 from geo_ray.observe.report.ending import LOGS, note_failure
 from geo_ray.runtime.actors.spec import Resume, RunSpec
@@ -155,6 +156,7 @@ def _train(
     if resume is None:
         check_unused(store)
     check_absent(experiment)
+    check_exports(experiment.observe.export)
     found = None if resume is None else _find_checkpoint(store, resume, reporting)
     if found is not None:
         experiment, lost = without_lost(experiment, {part.name for part in found.manifest.parts})
@@ -230,10 +232,10 @@ def _train_on(stage: Stage) -> Summary:
     try:
         actors.create(experiment.present)
         actors.await_ready(_START_TIMEOUT_S, reporting.awaiting)
-        with EventLog(log_path) as log:
-            recorder = stage.recorder(log)
+        origin_unix_s = time.time() - before_s
+        with EventLog(log_path) as log, stage.exporting(origin_unix_s) as export:
+            recorder = stage.recorder(log, export)
             startup_s = time.time() - reporting.began_unix_s
-            origin_unix_s = time.time() - before_s
             recorder.started(
                 experiment, stage.run.path.name, before_s, simulated=False, startup_s=startup_s
             )

@@ -1,0 +1,147 @@
+"""`geo_ray.watch`: a live page about a run, served on this machine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+
+from geo_ray.api.inputs import FilePath
+from geo_ray.api.run import directory_of
+from geo_ray.clock import SystemClock
+from geo_ray.errors import GeoRayError
+from geo_ray.job.live.reader import LiveReader
+from geo_ray.lease.local_store import LocalConditionalStore
+from geo_ray.lease.s3_store import S3ConditionalStore
+from geo_ray.lease.store import ConditionalStore
+from geo_ray.observe.live.board import Board
+from geo_ray.observe.live.looking import Looking
+from geo_ray.observe.live.server import PageServer
+from geo_ray.observe.picture.view import RunView
+from geo_ray.stores.bucket import Bucket, RequestLimits
+from geo_ray.stores.uri import is_s3, parse_s3
+
+_SLICE_EVENTS = 100_000
+
+
+class LivePage:
+    """A page that is served until `close`, or until the end of the ``with`` block."""
+
+    def __init__(self, run: FilePath, port: int, every_s: float, machines: FilePath | None) -> None:
+        board = Board()
+        self._over = threading.Event()
+        self._server = PageServer(board, port, on_watcher=self._somebody_came)
+        self._looking: Looking | None = Looking(
+            str(run),
+            LiveReader(_finder(run), _journal_in(machines)),
+            board,
+            lambda: self._server.watchers,
+            self._server.changed,
+            every_s,
+        )
+
+    @property
+    def url(self) -> str:
+        """Where it is; whoever has this address may look."""
+        return self._server.url
+
+    @property
+    def watchers(self) -> int:
+        """How many watch at this moment."""
+        return self._server.watchers
+
+    def wait(self) -> None:
+        """Wait until it is closed by another thread, or for Ctrl-C."""
+        self._over.wait()
+
+    def close(self) -> None:
+        """Serve it no more; a second call does nothing."""
+        self._over.set()
+        if self._looking is not None:
+            self._looking.close()
+        self._server.close()
+
+    def __enter__(self) -> LivePage:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _somebody_came(self) -> None:
+        looking = getattr(self, "_looking", None)
+        if looking is not None:
+            looking.wake()
+
+
+def watch(
+    run: FilePath,
+    *,
+    port: int = 0,
+    every_s: float = 1.0,
+    machines: FilePath | None = None,
+) -> LivePage:
+    """Serve a live page about a run: its regions and links, members, curves, money, machines.
+
+    On this machine alone, to who has the page's address, which holds a token. The run may begin
+    later, or have ended; nothing in it is changed, and who watches takes nothing from it.
+
+    Args:
+        run: its directory, or its address in a bucket.
+        port: to serve on; 0: any that is free.
+        every_s: seconds between two looks while somebody watches; of a run in a bucket five times
+            as many. While nobody does, ten times as many.
+        machines: directory or ``s3://`` address with the journal of the run's autoscaler; default:
+            where the run's lease is.
+
+    Raises:
+        PortInUseError: another process has the port.
+    """
+    return LivePage(run, port, every_s, machines)
+
+
+def follow_view(
+    run: FilePath, *, every_s: float = 2.0, machines: FilePath | None = None
+) -> Iterator[RunView | GeoRayError]:
+    """Give what the live page shows, as values, again and again, until nobody drives the run.
+
+    Args:
+        run: as for `watch`.
+        every_s: seconds from one to the next.
+        machines: as for `watch`.
+
+    Yields:
+        What is shown; while there is no run, the error that says so.
+    """
+    reader, clock = LiveReader(_finder(run), _journal_in(machines)), SystemClock()
+    while True:
+        try:
+            while reader.read(_SLICE_EVENTS) < 1.0:
+                pass
+            view = reader.view()
+        except GeoRayError as error:
+            yield error
+        else:
+            yield view
+            if view.status.is_going is False:
+                return
+        clock.sleep_s(every_s)
+
+
+def _finder(run: FilePath) -> Callable[[], Path]:
+    return lambda: directory_of(run)
+
+
+def _journal_in(where: FilePath | None) -> ConditionalStore | None:
+    if where is None:
+        return None
+    if isinstance(where, str) and is_s3(where):
+        address = parse_s3(where)
+        prefix = f"{address.prefix}/" if address.prefix else ""
+        return S3ConditionalStore(Bucket(address, RequestLimits()), prefix)
+    return LocalConditionalStore(Path(where))

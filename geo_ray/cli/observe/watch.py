@@ -1,0 +1,83 @@
+"""`geo-ray watch`: a run as it goes, on a page or in the terminal."""
+
+from __future__ import annotations
+
+import webbrowser
+from pathlib import Path
+
+import click
+
+from geo_ray.cli.paths import RunRef, RunReference, run_directory
+
+
+def _may_begin_later(
+    context: click.Context, parameter: click.Parameter, path: RunRef
+) -> RunRef | None:
+    """Take also what is not there yet."""
+    if isinstance(path, Path) and not path.exists():
+        return path
+    return run_directory(context, parameter, path)
+
+
+@click.command("watch")
+@click.argument("run_dir", metavar="RUN", type=RunReference(), callback=_may_begin_later)
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=0, help="To serve on; any that is free."
+)
+@click.option("--open", "open_page", is_flag=True, help="Show the page in the browser.")
+@click.option("--terminal", is_flag=True, help="Here instead of on a page.")
+@click.option(
+    "--every",
+    "every_s",
+    type=click.FloatRange(min=0.2),
+    default=1.0,
+    show_default=True,
+    help="Seconds between two looks while somebody watches.",
+)
+@click.option(
+    "--machines", help="Directory or s3:// address with the journal of the run's autoscaler."
+)
+def watch(
+    run_dir: RunRef,
+    port: int,
+    open_page: bool,
+    terminal: bool,
+    every_s: float,
+    machines: str | None,
+) -> None:
+    """Show RUN as it goes, on a page or in the terminal.
+
+    Regions and links, members, curves, money, machines.
+
+    Serves a page on this machine alone and prints its address, which holds a token: who has it may
+    look. RUN may begin later, or have ended. Ctrl-C ends the page, and nothing else.
+    """
+    import geo_ray
+
+    if terminal:
+        _show_here(run_dir, every_s, machines)
+        return
+    with geo_ray.watch(run_dir, port=port, every_s=every_s, machines=machines) as page:
+        click.echo(page.url)
+        click.echo("Ctrl-C ends the page, and nothing else", err=True)
+        if open_page:
+            webbrowser.open(page.url)
+        page.wait()
+
+
+def _show_here(run_dir: RunRef, every_s: float, machines: str | None) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    import geo_ray
+    from geo_ray.observe.live.terminal import view_lines, view_text
+
+    views = geo_ray.follow_view(run_dir, every_s=every_s, machines=machines)
+    console = Console()
+    if not console.is_terminal:
+        for view in views:
+            click.echo("\n".join(view_lines(view)))
+        return
+    with Live(auto_refresh=False, console=console) as live:
+        for view in views:
+            live.update(view_text(view), refresh=True)

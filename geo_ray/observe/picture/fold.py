@@ -1,0 +1,201 @@
+"""Folds the events of a run into what is drawn of it over time. Pure, and of bounded size."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from geo_ray.observe.events.schema import FAULT_KINDS, MEMBER_KINDS, Event
+from geo_ray.observe.metrics.counters import Link, LinkTotals, Rate
+from geo_ray.observe.metrics.totals import RunTotals
+from geo_ray.observe.picture.bounded_curve import BoundedCurve
+from geo_ray.observe.picture.view import (
+    CurveView,
+    HistoryView,
+    MapLink,
+    MapRegion,
+    MapView,
+    MembersView,
+)
+from geo_ray.observe.report.presence import Presence
+from geo_ray.observe.status.record import RegionStatus, RunStatus
+from geo_ray.observe.text import number_text
+
+UsdOf: TypeAlias = Callable[[RunTotals], float | None]
+"""What a run has cost by what it has done so far; None: not known."""
+
+_ALL_POINTS: Final = 600
+_REGION_POINTS: Final = 4000  # of all regions together
+_LEAST_POINTS: Final = 40
+_USD_POINTS: Final = 200
+_NOTES: Final = 50
+_BANDS: Final = 200  # of one region or worker
+_LOAD_S: Final = 15.0  # over which the load of a link looks back
+_NOTED: Final = (
+    *FAULT_KINDS,
+    *("worker_left", "checkpoint_failed", "stop_requested", "run_failed", "run_paused"),
+    *("run_went_on", "region_drained", "region_joined", "join_failed", "members_refused"),
+    *("hub_moved", "replanned", "interval_changed", "averager_moves", "best_failed"),
+)
+
+
+def no_usd(totals: RunTotals) -> float | None:
+    """See `UsdOf`, for a run without a plan."""
+    return None
+
+
+class HistoryFold:
+    """Everything over time, and the load of links.
+
+    Args:
+        usd_of: prices what was done so far.
+    """
+
+    def __init__(self, usd_of: UsdOf = no_usd) -> None:
+        self._usd_of = usd_of
+        self._loss = BoundedCurve(_ALL_POINTS)
+        self._losses: dict[str, BoundedCurve] = {}
+        self._exchanges = BoundedCurve(_ALL_POINTS)
+        self._evals: dict[str, BoundedCurve] = {}
+        self._usd: list[tuple[float, float]] = []
+        self._usd_gap_s, self._usd_at_s = 1.0, 0.0
+        self._wan = LinkTotals()
+        self._loads: dict[Link, Rate] = {}
+        self._presence = Presence()
+        self._notes: deque[tuple[float, str]] = deque(maxlen=_NOTES)
+        self._now_s = 0.0
+
+    def feed(self, event: Event, totals: RunTotals) -> None:
+        """Take the next event, and what the run amounts to with it."""
+        self._now_s = max(self._now_s, event.t_s)
+        if event.kind in MEMBER_KINDS:
+            self._presence.feed(event)
+            self._shorten()
+        if event.kind in _NOTED:
+            self._notes.append((event.t_s, note_text(event)))
+        match event.kind:
+            case "run_started":
+                self._wan.restart()
+                points = max(
+                    _LEAST_POINTS, _REGION_POINTS // max(1, len(event["regions"])) // 2 * 2
+                )
+                for name in event["regions"]:
+                    self._losses.setdefault(name, BoundedCurve(min(points, _ALL_POINTS)))
+            case "step":
+                loss = event.number("loss")
+                self._loss.add(event.t_s, loss)
+                curve = self._losses.setdefault(event["region"], BoundedCurve(_LEAST_POINTS))
+                curve.add(event.t_s, loss)
+            case "exchange" if event["start_s"] is not None:
+                self._exchanges.add(event.t_s, event.t_s - event["start_s"])
+            case "eval" if event["region"] is None:
+                for metric in event["metrics"]:
+                    value = event["metrics"][metric]
+                    curve = self._evals.setdefault(metric, BoundedCurve(_ALL_POINTS))
+                    curve.add(event.t_s, float("nan") if value is None else value)
+            case "wan":
+                self._carried(event)
+        self._price(event, totals)
+
+    def links(self, limits: Mapping[Link, float], most: int) -> tuple[MapLink, ...]:
+        """Give the links that have carried something, the busiest first.
+
+        Args:
+            limits: what links can carry in megabits per second, where that is known.
+            most: how many to give.
+        """
+        found = [
+            MapLink(
+                src=link[0],
+                dst=link[1],
+                mbps=self._loads[link].per_s(self._now_s) * 8e-6 if link in self._loads else 0.0,
+                bytes=count,
+                limit_mbps=limits.get(link),
+            )
+            for link, count in self._wan.by_link().items()
+            if count
+        ]
+        return tuple(sorted(found, key=lambda each: (-each.mbps, -each.bytes))[:most])
+
+    def history(self) -> HistoryView:
+        """Give everything over time."""
+        losses = [_curve("all regions", self._loss)]
+        losses += [_curve(name, curve) for name, curve in self._losses.items()]
+        usd = None
+        if self._usd:
+            points = np.array(self._usd, dtype=np.float64)
+            usd = CurveView("spent", points[:, 0], points[:, 1])
+        bands = self._presence.until(self._now_s)
+        return HistoryView(
+            losses=tuple(losses),
+            evals=tuple(_curve(name, curve) for name, curve in self._evals.items()),
+            exchanges=_curve("exchange", self._exchanges),
+            usd=usd,
+            members=MembersView(bands, tuple(self._presence.marks), self._now_s),
+            notes=tuple(self._notes),
+        )
+
+    def prune(self) -> None:
+        """Drop what no rate looks back on any more; to be called now and then."""
+        for load in self._loads.values():
+            load.per_s(self._now_s)
+
+    def _carried(self, event: Event) -> None:
+        link = (event["src"], event["dst"])
+        new = sum(self._wan.feed(*link, event["bytes_by_class"]).values())
+        load = self._loads.get(link)
+        if load is None:
+            load = self._loads[link] = Rate(_LOAD_S)
+        load.add(event.t_s, new)
+
+    def _price(self, event: Event, totals: RunTotals) -> None:
+        if totals.started is None or event.t_s < self._usd_at_s:
+            return
+        usd = self._usd_of(totals)
+        self._usd_at_s = event.t_s + self._usd_gap_s
+        if usd is None:
+            return
+        self._usd.append((event.t_s, usd))
+        if len(self._usd) > _USD_POINTS:
+            self._usd = self._usd[::2]
+            self._usd_gap_s *= 2
+
+    def _shorten(self) -> None:
+        """A run of months, whose workers come and go: its newest bands are enough."""
+        for bands in self._presence.bands.values():
+            del bands[: max(0, len(bands) - _BANDS)]
+        marks = self._presence.marks
+        del marks[: max(0, len(marks) - _BANDS)]
+
+
+def map_of(status: RunStatus, links: tuple[MapLink, ...]) -> MapView:
+    """Put the regions of a status on a map."""
+    regions = tuple(
+        MapRegion(each.name, each.state, each.name == status.averager, _told(each))
+        for each in status.regions
+    )
+    return MapView(regions, links)
+
+
+def note_text(event: Event) -> str:
+    """Say in a line what an event tells; plain text."""
+    parts = ["averager moved" if event.kind == "hub_moved" else event.kind.replace("_", " ")]
+    for name in ("region", "worker", "step", "averager", "interval", "code", "cause", "message"):
+        if event.fields.get(name) is not None:
+            value = " ".join(str(event.fields[name]).split())
+            parts.append(value if name in ("region", "cause", "message") else f"{name} {value}")
+    return ": ".join([parts[0], ", ".join(parts[1:])]) if len(parts) > 1 else parts[0]
+
+
+def _told(region: RegionStatus) -> str:
+    return (
+        f"step {region.step:,}, loss {number_text(region.loss)}, "
+        f"{number_text(round(region.samples_per_s, 1))} samples/s"
+    )
+
+
+def _curve(label: str, curve: BoundedCurve) -> CurveView:
+    return CurveView(label, *curve.points())
