@@ -6,7 +6,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -46,7 +46,7 @@ from geo_ray.runtime.cluster.connect import ConnectedCluster, connect
 from geo_ray.runtime.cluster.demand import by_label
 from geo_ray.runtime.cluster.head_watch import watched_head
 from geo_ray.runtime.cluster.logs import keep_logs
-from geo_ray.runtime.cluster.placement import place, remove
+from geo_ray.runtime.cluster.placement import PlacedRegion, place, remove
 from geo_ray.runtime.cluster.preflight import preflight
 from geo_ray.runtime.control import stop_requests
 from geo_ray.runtime.control.actor_group import ActorGroup, Tell, collect, tell_nobody
@@ -121,6 +121,7 @@ def train(
     resume: Resumption | None = None,
     stands: ConnectedCluster | None = None,
     seeker: LeaseSeeker | None = None,
+    placed: Mapping[str, PlacedRegion] | None = None,
 ) -> Summary:
     """Run the experiment to its end.
 
@@ -131,6 +132,7 @@ def train(
         resume: which checkpoint of ``run`` to go on from; None: begin.
         stands: a cluster to run on and leave as it is; None: as the configuration says.
         seeker: of the run's lease, if it was waited for already.
+        placed: places that somebody has reserved for it, and gives back; None: it reserves them.
 
     Raises:
         GeoRayError: whatever ends the run early; the class says what.
@@ -146,7 +148,7 @@ def train(
         cluster = _Cluster(experiment, told, stack, stands)
         while True:
             try:
-                return _train(experiment, run, told, resume, cluster, held)
+                return _train(experiment, run, told, resume, cluster, held, placed)
             except _BrokenError as broken:
                 if not _can_restart(experiment, run, broken.cause, told.status, restarts):
                     note_failure(run.path, broken.cause, told.began_unix_s)
@@ -233,6 +235,7 @@ def _train(
     resume: Resumption | None,
     cluster: _Cluster,
     lease: LeaseKeeper,
+    reserved: Mapping[str, PlacedRegion] | None,
 ) -> Summary:
     use_one_thread()
     followed_plan(run)  # what is wrong with it is told now, not at the end
@@ -260,8 +263,9 @@ def _train(
     demands = demands_of(experiment)
     local = cluster.get().local
     reporting.status("checking the cluster and placing processes")
-    preflight(demands, ask_nodes=experiment.cluster.kind != "local")
-    placed = place(demands, _PLACE_TIMEOUT_S)
+    if reserved is None:
+        preflight(demands, ask_nodes=experiment.cluster.kind != "local")
+    placed = place(demands, _PLACE_TIMEOUT_S) if reserved is None else dict(reserved)
     try:
         spec = RunSpec(
             experiment_json=with_shapes(experiment, task).model_dump_json(),
@@ -298,7 +302,8 @@ def _train(
         note_failure(run.path, error, reporting.began_unix_s)
         raise
     finally:
-        remove(placed)
+        if reserved is None:
+            remove(placed)
 
 
 def _train_on(
