@@ -1,4 +1,4 @@
-"""Search for hyperparameters with Ray Tune: `geo-ray tune`; `trainable` is for code of one's own."""
+"""Search for hyperparameters with Ray Tune: `geo-ray tune`, or `trainable` in code of one's own."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 from pydantic import Field, model_validator
 
@@ -78,7 +78,7 @@ class Domain(StrictModel):
     def most(self) -> JSONValue:
         """The largest of them by number; of what are no numbers, the last."""
         numbers = [each for each in self.edges if _is_number(each)]
-        return max(numbers, key=float) if numbers else self.edges[-1]
+        return max(numbers) if numbers else self.edges[-1]
 
     def holds(self, value: JSONValue) -> bool:
         """Whether the value is one of these."""
@@ -87,7 +87,7 @@ class Domain(StrictModel):
         if not _is_number(value):
             return False
         low, high = getattr(self, self.kind)
-        whole = "randint" not in self.kind or float(value) == math.floor(float(value))
+        whole = "randint" not in self.kind or value == math.floor(value)
         return bool(low <= value <= high and whole)
 
 
@@ -99,5 +99,5 @@ def is_met(when: Mapping[str, Any], values: Mapping[str, JSONValue]) -> bool:
     )
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: JSONValue) -> TypeGuard[int | float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -55,7 +55,7 @@ class ProgressCallback(Callback):
         self._ended(trials, trial)
 
     def _ended(self, trials: Sequence[Trial], trial: Trial) -> None:
-        ended = sum(each.is_finished() for each in trials)
+        ended = sum(each.status in (Trial.TERMINATED, Trial.ERROR) for each in trials)
         if self._before is None:
             self._before = max(0, ended - 1)  # of an earlier command, which this one goes on with
         self._done.add(trial.trial_id)

@@ -75,7 +75,7 @@ def cluster_cpus(tried: Sequence[Experiment], jobs: int) -> tuple[tuple[str, ...
 
 
 def _experiments(values: Mapping[str, JSONValue], spec: TrialSpec) -> list[Experiment]:
-    more = ("name=" + _trial_name(), _ON_CLUSTER)
+    more: tuple[str, ...] = ("name=" + _trial_name(), _ON_CLUSTER)
     if spec.runs is not None:
         more += (f"run.dir={json.dumps(spec.runs)}",)
     seeds = spec.seeds or (None,)

@@ -131,7 +131,7 @@ def search(plan: SearchPlan, tell: Callable[[str], None], *, resume: bool = Fals
         else:
             tuner = _tuner(plan, wanted)
         grid = tuner.fit()
-    rows = ordered([_row(result, plan) for result in grid])
+    rows = ordered([_row(grid[place], plan) for place in range(len(grid))])
     goal = Goal.of(plan.space.base.experiment().train.target)
     tuning = Tuning(plan.config.objectives, goal, rows, _base_row(plan, rows), wanted)
     return Search(tuning, grid, grid.num_terminated + grid.num_errors < wanted)

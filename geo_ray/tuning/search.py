@@ -85,7 +85,8 @@ def schedule_of(config: TuningConfig, space: Space) -> TrialScheduler:
     """
     schedule = config.schedule
     if schedule.kind == "asha":
-        return ASHAScheduler(
+        untyped: Any = ASHAScheduler  # whose types are of steps, which are whole
+        made: TrialScheduler = untyped(
             time_attr=_TIME_ATTRS[config.objectives[0]],
             metric="behind",
             mode="min",
@@ -94,6 +95,7 @@ def schedule_of(config: TuningConfig, space: Space) -> TrialScheduler:
             reduction_factor=schedule.factor,
             stop_last_trials=False,
         )
+        return made
     if schedule.kind == "pbt":
         return PopulationBasedTraining(
             time_attr="training_iteration",
@@ -103,7 +105,9 @@ def schedule_of(config: TuningConfig, space: Space) -> TrialScheduler:
             quantile_fraction=schedule.share,
             hyperparam_mutations=param_space(space),
         )
-    return FIFOScheduler()
+    plain: Any = FIFOScheduler
+    found: TrialScheduler = plain()
+    return found
 
 
 def _domain(entry: Entry, space: Space) -> Any:
