@@ -50,7 +50,7 @@ from geo_ray.lab.relay.stats import LabStats
 
 BASE: Final = support.REPOSITORY / "configs" / "four_continents.yaml"
 HUB: Final = "us"
-TARGET: Final = 0.2
+TARGET: Final = 0.1  # the defaults end at 0.08
 SEEDS: Final = (0, 1, 2)
 CHANGES: Final = (
     f"train.target={{metric: loss, value: {TARGET}, direction: at_most}}",

@@ -16,7 +16,7 @@ from geo_ray.api.watch import RunWatch, ShowProgress
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import load_tree
 from geo_ray.config.source import ConfigSource, override_items, text_of
-from geo_ray.errors import ConfigError, InterruptedRunError, NoTrialError
+from geo_ray.errors import ConfigError, InterruptedRunError, TrialsFailedError
 from geo_ray.job import rundir
 from geo_ray.job.build import check_device
 from geo_ray.tuning.best import write_best
@@ -29,7 +29,7 @@ from geo_ray.tuning.page import (
     write_tuning_page,
 )
 from geo_ray.tuning.result import TrialRow, Tuning
-from geo_ray.tuning.run import Search, SearchPlan, search
+from geo_ray.tuning.run import SearchPlan, SearchResult, search
 from geo_ray.tuning.save import save_tuning
 from geo_ray.tuning.search import check_installed, trial_count
 from geo_ray.tuning.space import Space
@@ -64,7 +64,7 @@ class TuningResult:
         """The first trial.
 
         Raises:
-            NoTrialError: there is none that came to an end.
+            TrialsFailedError: there is none that came to an end.
         """
         found = self.tuning.best
         if found is None:
@@ -127,7 +127,7 @@ def tune(
         ConfigError: the file, its base or its space is wrong; before anything starts.
         SearchMissingError: the search algorithm is not installed.
         TuningDirectoryError: the directory exists and ``resume`` is not set, or is of another one.
-        NoTrialError: all trials failed.
+        TrialsFailedError: all trials failed.
         InterruptedRunError: it was interrupted.
     """
     watch = RunWatch(progress)
@@ -218,7 +218,7 @@ def _check(tuning: TuningConfig, start: Experiment) -> None:
             )
 
 
-def _finish(plan: SearchPlan, found: Search, command: str) -> TuningResult:
+def _finish(plan: SearchPlan, found: SearchResult, command: str) -> TuningResult:
     tuning = found.tuning
     save_tuning(tuning, plan.out / "tune.json")
     page = write_tuning_page(tuning, f"Search {plan.config.name}", plan.out / "tune.html")
@@ -237,9 +237,11 @@ def _finish(plan: SearchPlan, found: Search, command: str) -> TuningResult:
     return TuningResult(tuning, plan.out, best_path, page, found.grid, experiment)
 
 
-def _no_trial(tuning: Tuning) -> NoTrialError:
+def _no_trial(tuning: Tuning) -> TrialsFailedError:
     why: Sequence[str] = [row.why for row in tuning.rows if row.why] or ["nothing was told"]
-    return NoTrialError(f"none of {len(tuning.rows)} trials came to an end; the first: {why[0]}")
+    return TrialsFailedError(
+        f"none of {len(tuning.rows)} trials came to an end; the first: {why[0]}"
+    )
 
 
 def _command(config: SearchFile, out: FilePath | None) -> str:

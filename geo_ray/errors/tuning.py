@@ -23,13 +23,13 @@ class SearchMissingError(TuningError):
     advice = "Install it, `pip install 'geo_ray[search]'`, or take `search: {kind: random}`."
 
 
-class NoTrialError(TuningError):
+class TrialsFailedError(TuningError):
     """All trials failed: there is no best one.
 
     The message has what the first of them ended with.
     """
 
-    code = "NO_TRIAL"
+    code = "TRIALS_FAILED"
     causes = (
         "Learning rates with which every run diverges, a space in which no values go together, a "
         "task or data that cannot be loaded."

@@ -31,7 +31,7 @@ class SearchConfig(StrictModel):
     base_first: bool = Field(True, description="the base configuration is a trial, too: the first")
 
 
-class PlainSchedule(StrictModel):
+class WholeSchedule(StrictModel):
     """Every trial goes on to its end."""
 
     kind: Literal["none"] = "none"
@@ -63,7 +63,7 @@ class PbtSchedule(StrictModel):
     share: float = Field(0.25, gt=0, le=0.5, description="that is worst, and that is copied from")
 
 
-ScheduleConfig = Annotated[PlainSchedule | AshaSchedule | PbtSchedule, Field(discriminator="kind")]
+ScheduleConfig = Annotated[WholeSchedule | AshaSchedule | PbtSchedule, Field(discriminator="kind")]
 
 
 class PricesConfig(StrictModel):
@@ -121,7 +121,7 @@ class TuningConfig(StrictModel):
         ("time_to_target",), description="what is to be least; of several there is a front"
     )
     search: SearchConfig = Field(SearchConfig(), description="how the next values are found")
-    schedule: ScheduleConfig = Field(PlainSchedule(), description="who is ended early")
+    schedule: ScheduleConfig = Field(WholeSchedule(), description="who is ended early")
     trials: TrialsConfig = Field(TrialsConfig(), description="what a trial is")
     prices: PricesConfig | None = Field(None, description="what trials cost")
 

@@ -17,6 +17,7 @@ from ray import tune
 from ray.tune import PlacementGroupFactory
 from ray.util import get_current_placement_group
 
+from geo_ray.checkpoint.local_folder import directory_of
 from geo_ray.config.canonical import JSONValue
 from geo_ray.config.experiment import Experiment
 from geo_ray.errors import ConfigError, GeoRayError
@@ -131,10 +132,10 @@ class _Sender:
         if not self._reports:
             return
         told = report_of(standing, watch.goal, self._spec.objectives)
-        folder = self._run.checkpoints / str(self._saved)
-        if self._saved is None or self._saved == self._sent or not folder.is_dir():
+        if self._saved is None or self._saved == self._sent:
             tune.report(told)
             return
+        folder = directory_of(self._run.checkpoints, self._saved)
         self._sent = self._saved
         with tempfile.TemporaryDirectory(prefix="geo-ray-checkpoint-") as scratch:
             shutil.copytree(folder, Path(scratch) / folder.name)

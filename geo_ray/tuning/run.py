@@ -87,7 +87,7 @@ class SearchPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class SearchResult:
     """What a search came to.
 
     Attributes:
@@ -101,7 +101,7 @@ class Search:
     interrupted: bool
 
 
-def search(plan: SearchPlan, tell: Callable[[str], None], *, resume: bool = False) -> Search:
+def search(plan: SearchPlan, tell: Callable[[str], None], *, resume: bool = False) -> SearchResult:
     """Run all trials, or those that are left.
 
     In the main thread, Ctrl-C ends it with what there is.
@@ -134,7 +134,7 @@ def search(plan: SearchPlan, tell: Callable[[str], None], *, resume: bool = Fals
     rows = ordered([_row(grid[place], plan) for place in range(len(grid))])
     goal = Goal.of(plan.space.base.experiment().train.target)
     tuning = Tuning(plan.config.objectives, goal, rows, _base_row(plan, rows), wanted)
-    return Search(tuning, grid, grid.num_terminated + grid.num_errors < wanted)
+    return SearchResult(tuning, grid, grid.num_terminated + grid.num_errors < wanted)
 
 
 def _tuner(plan: SearchPlan, wanted: int) -> tune.Tuner:

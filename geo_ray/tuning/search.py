@@ -18,7 +18,7 @@ from ray.tune.search.basic_variant import BasicVariantGenerator
 
 from geo_ray.errors import SearchMissingError
 from geo_ray.tuning.config import SearchConfig, TuningConfig
-from geo_ray.tuning.space import Entry, Space
+from geo_ray.tuning.space import Space, SpaceEntry
 from geo_ray.tuning.watch import score_key
 
 _TIME_ATTRS: Final = {"time_to_target": "time_s", "usd": "usd", "loss": "samples"}
@@ -34,7 +34,7 @@ def check_installed(search: SearchConfig) -> None:
         return
     raise SearchMissingError(
         f"search.kind is {search.kind}, and the package {search.kind} is not installed",
-        fix=f"pip install {search.kind}, or pip install 'geo_ray[search]'; or set "
+        fix=f"Type pip install {search.kind}, or pip install 'geo_ray[search]'; or set "
         "search.kind=random, which needs nothing.",
     )
 
@@ -110,7 +110,7 @@ def schedule_of(config: TuningConfig, space: Space) -> TrialScheduler:
     return found
 
 
-def _domain(entry: Entry, space: Space) -> Any:
+def _domain(entry: SpaceEntry, space: Space) -> Any:
     domain = entry.domain
     if domain.kind in ("choice", "grid"):
         values = [space.written(entry, each) for each in domain.edges]

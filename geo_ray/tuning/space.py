@@ -18,7 +18,7 @@ Values = dict[str, JSONValue]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SpaceEntry:
     """One thing to draw.
 
     Attributes:
@@ -42,7 +42,7 @@ class Space:
     """
 
     base: Base
-    entries: tuple[Entry, ...]
+    entries: tuple[SpaceEntry, ...]
 
     @classmethod
     def of(cls, config: TuningConfig, base: Base) -> Space:
@@ -51,7 +51,7 @@ class Space:
         for key, domains in config.space.items():
             for number, domain in enumerate(domains, 1):
                 name = key if len(domains) == 1 else f"{key} ({number})"
-                entries.append(Entry(name, key, domain))
+                entries.append(SpaceEntry(name, key, domain))
         return cls(base, tuple(entries))
 
     def values(self, drawn: Mapping[str, JSONValue]) -> Values:
@@ -126,7 +126,7 @@ class Space:
             )
         return tried
 
-    def written(self, entry: Entry, value: JSONValue) -> JSONValue:
+    def written(self, entry: SpaceEntry, value: JSONValue) -> JSONValue:
         """A value as it is drawn: what is no plain value is text, for searches that compare."""
         return json.dumps(value) if isinstance(value, (dict, list)) else value
 
@@ -154,7 +154,7 @@ class Space:
         keys = {entry.key for entry in self.entries}
         return any(key not in keys for entry in self.entries for key in entry.domain.when)
 
-    def _read(self, entry: Entry, drawn: Mapping[str, JSONValue]) -> JSONValue:
+    def _read(self, entry: SpaceEntry, drawn: Mapping[str, JSONValue]) -> JSONValue:
         if entry.domain.kind == "value":
             return entry.domain.edges[0]
         value = drawn[entry.name]
@@ -163,7 +163,7 @@ class Space:
                 return each
         return value
 
-    def _edges(self) -> Iterator[tuple[Entry, Values]]:
+    def _edges(self) -> Iterator[tuple[SpaceEntry, Values]]:
         """A draw for every edge of every entry, whose condition then holds."""
         first = {e.name: self.written(e, e.domain.edges[0]) for e in self.entries}
         for entry in self.entries:
@@ -173,7 +173,7 @@ class Space:
                 yield entry, drawn | {entry.name: self.written(entry, value)}
         yield self.entries[0], {e.name: self.written(e, e.domain.most) for e in self.entries}
 
-    def _meet(self, entry: Entry, drawn: Values, depth: int) -> None:
+    def _meet(self, entry: SpaceEntry, drawn: Values, depth: int) -> None:
         """Draw what makes a condition hold, conditions of those keys included."""
         if depth > len(self.entries):
             raise self._circle([entry])
@@ -186,7 +186,7 @@ class Space:
                     self._meet(other, drawn, depth + 1)
                     break
 
-    def _check_condition(self, entry: Entry) -> None:
+    def _check_condition(self, entry: SpaceEntry) -> None:
         for key, wanted in entry.domain.when.items():
             options = wanted if isinstance(wanted, (list, tuple)) else [wanted]
             mine = [other.domain for other in self.entries if other.key == key]
@@ -208,7 +208,7 @@ class Space:
         lines = [line.strip() for line in error.message.splitlines()]
         return "; ".join(lines[1:] or lines).replace(" (overrides)", "")
 
-    def _circle(self, left: Sequence[Entry]) -> ConfigError:
+    def _circle(self, left: Sequence[SpaceEntry]) -> ConfigError:
         keys = ", ".join(dict.fromkeys(entry.key for entry in left))
         return ConfigError(
             f"space: the conditions of {keys} wait for each other",
