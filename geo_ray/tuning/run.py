@@ -35,10 +35,13 @@ from geo_ray.util.atomic_file import save_text
 TUNE_FOLDER: Final = "tune"
 SEARCH_FILE: Final = "search.json"
 _TRIALS_REGION: Final = "trials"
+_SAVE_EVERY_S: Final = 2
+"""How often the state of a search is written down; Ray's own 300 s lose what a kill comes upon."""
+
 _QUIET: Final = {
     "RAY_AIR_NEW_OUTPUT": "0",  # Ray's own table; the lines of `ProgressCallback` are ours
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
-    "TUNE_DISABLE_AUTO_CALLBACK_SYNCER": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": str(_SAVE_EVERY_S),
 }
 
 
@@ -131,7 +134,8 @@ def search(plan: SearchPlan, tell: Callable[[str], None], *, resume: bool = Fals
         else:
             tuner = _tuner(plan, wanted)
         grid = tuner.fit()
-    rows = ordered([_row(grid[place], plan) for place in range(len(grid))])
+    found = [_row(grid[place], plan) for place in range(len(grid))]
+    rows = ordered([row for row in found if row is not None])
     goal = Goal.of(plan.space.base.experiment().train.target)
     tuning = Tuning(plan.config.objectives, goal, rows, _base_row(plan, rows), wanted)
     return SearchResult(tuning, grid, grid.num_terminated + grid.num_errors < wanted)
@@ -144,8 +148,8 @@ def _tuner(plan: SearchPlan, wanted: int) -> tune.Tuner:
         param_space=param_space(plan.space),
         tune_config=tune.TuneConfig(
             num_samples=config.search.trials,
-            max_concurrent_trials=plan.jobs,
-            search_alg=search_of(config, plan.space),
+            max_concurrent_trials=None if config.search.kind == "random" else plan.jobs,
+            search_alg=search_of(config, plan.space, plan.jobs),
             scheduler=schedule_of(config, plan.space),
             reuse_actors=not plan.is_real,
             trial_dirname_creator=_folder_of,
@@ -155,6 +159,7 @@ def _tuner(plan: SearchPlan, wanted: int) -> tune.Tuner:
             storage_path=str(plan.out),
             callbacks=[ProgressCallback(config.objectives, wanted)],
             verbose=0,
+            sync_config=tune.SyncConfig(sync_period=_SAVE_EVERY_S),
         ),
     )
 
@@ -246,8 +251,12 @@ def _quiet(tell: Callable[[str], None]) -> Iterator[None]:
 # ---------------------------------------------------------------------- results
 
 
-def _row(result: Result, plan: SearchPlan) -> TrialRow:
+def _row(result: Result, plan: SearchPlan) -> TrialRow | None:
+    """What became of a trial; None: it has not begun."""
     told: dict[str, Any] = dict(result.metrics or {})
+    drawn = _drawn(result)
+    if drawn is None:
+        return None
     objectives = plan.config.objectives
     why = str(told.get("why") or "")
     status: Status = told.get("status") or ("failed" if result.error else "stopped")
@@ -259,13 +268,24 @@ def _row(result: Result, plan: SearchPlan) -> TrialRow:
     numbers = {k: float(v) for k, v in told.items() if _is_number(v)}
     return TrialRow(
         id=Path(result.path).name,
-        values=plan.space.values(result.config or {}),
+        values=plan.space.values(drawn),
         status=status,
         scores=scores,
         told=numbers,
         points=_points(result, Goal.of(plan.space.base.experiment().train.target).metric),
         why=why,
     )
+
+
+def _drawn(result: Result) -> dict[str, Any] | None:
+    """The values of a trial: of one that has told nothing they are in its folder alone."""
+    if result.config:
+        return dict(result.config)
+    try:
+        found: dict[str, Any] = json.loads((Path(result.path) / "params.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found
 
 
 def _points(result: Result, metric: str) -> tuple[TrialPoint, ...]:

@@ -45,13 +45,15 @@ def param_space(space: Space) -> dict[str, Any]:
     return {entry.name: _domain(entry, space) for entry in drawn}
 
 
-def search_of(config: TuningConfig, space: Space) -> Searcher | SearchAlgorithm:
+def search_of(config: TuningConfig, space: Space, jobs: int) -> Searcher | SearchAlgorithm:
     """The search algorithm; its first trial is the base, if that is asked for and in the space."""
     search, objectives = config.search, config.objectives
     first = space.base_draw() if search.base_first else None
     points = None if first is None else [_drawn(first, space)]
     if search.kind == "random":
-        return BasicVariantGenerator(points_to_evaluate=points, random_state=search.seed)
+        return BasicVariantGenerator(
+            points_to_evaluate=points, max_concurrent=jobs, random_state=search.seed
+        )
     metrics = [score_key(name) for name in objectives]
     # Imported here: the packages are options, and take seconds.
     if search.kind == "optuna":
