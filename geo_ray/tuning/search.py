@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any, Final
@@ -59,6 +60,7 @@ def search_of(config: TuningConfig, space: Space, jobs: int) -> Searcher | Searc
     if search.kind == "optuna":
         from ray.tune.search.optuna import OptunaSearch
 
+        logging.getLogger("optuna").setLevel(logging.WARNING)  # it tells of itself on stderr
         several = len(metrics) > 1
         made: Searcher = OptunaSearch(
             metric=metrics if several else metrics[0],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import yaml
 
 import geo_ray
@@ -104,11 +106,11 @@ def section(values: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["optuna", "hyperopt"])
 def test_searches_that_learn_and_schedulers_that_end_early_go_together(
     connected: ConnectedCluster, tmp_path: Path, kind: str
 ) -> None:
-    pytest.importorskip(kind)
     search = search_of(
         {"optimizer.lr": {"loguniform": [0.001, 0.2]}, "codec": {"choice": [None, "int8"]}},
         5,
@@ -122,6 +124,7 @@ def test_searches_that_learn_and_schedulers_that_end_early_go_together(
     assert result.best.counts
 
 
+@pytest.mark.slow
 def test_a_grid_is_run_in_full(connected: ConnectedCluster, tmp_path: Path) -> None:
     grids = {"strategy.interval": {"grid": [1, 2]}, "optimizer.lr": {"grid": [0.05, 0.1]}}
     search = search_of(grids, 1, search={"base_first": False})
@@ -141,6 +144,19 @@ def test_a_search_of_which_every_trial_fails_is_an_error_that_says_why(
     assert "beauty" in caught.value.message
     assert "beauty" in (tmp_path / "out" / "tune.html").read_text()
     assert not (tmp_path / "out" / "best.yaml").exists()
+
+
+def test_the_example_of_the_page_runs_on_a_cluster_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
+    (block,) = re.findall(r"^```python\n([^`]*geo_ray\.tune\(.*?)^```", text, flags=re.M | re.S)
+    monkeypatch.chdir(tmp_path)
+    geo_ray.init_project(".")
+    names: dict[str, Any] = {"geo_ray": geo_ray}
+    exec(compile(block, "docs/python.md", "exec"), names)
+    assert names["result"].best.counts and names["run"].summary.steps == 8
+    assert not ray.is_initialized()
 
 
 def test_plain_tune_code_takes_the_trainable(connected: ConnectedCluster, tmp_path: Path) -> None:

@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.tune import Experiment
+from ray.tune.schedulers import ASHAScheduler
+from ray.tune.search import Searcher
+from ray.tune.search.basic_variant import BasicVariantGenerator
 
 from geo_ray.api.tuning import plan_of
 from geo_ray.config.load import load_tree
@@ -16,6 +20,8 @@ from geo_ray.errors import ConfigError
 from geo_ray.tuning.candidate import Base
 from geo_ray.tuning.config import TuningConfig
 from geo_ray.tuning.domain import Domain
+from geo_ray.tuning.objective import FAILED
+from geo_ray.tuning.search import param_space, schedule_of, search_of, trial_count
 from geo_ray.tuning.space import Space
 from geo_ray.tuning.trial import base_of
 
@@ -268,3 +274,55 @@ def test_a_domain_knows_its_values(domain: Any, inside: list[Any], outside: list
 def test_a_base_travels_as_plain_text() -> None:
     base = base_of(CONFIG, (TARGET,))
     assert Base(base.text, base.parent, base.name, base.changes).experiment() == base.experiment()
+
+
+# ------------------------------------------------------------------ searches, without a cluster
+
+
+@pytest.mark.parametrize("kind", ["optuna", "hyperopt"])
+def test_searches_begin_with_the_base_stay_in_the_space_and_learn_from_failures(kind: str) -> None:
+    space = {
+        "optimizer.lr": {"loguniform": [0.01, 0.2]},
+        "strategy.interval": {"randint": [1, 8]},
+        "codec": {"choice": [None, "int8", {"up": {"kind": "topk"}}]},
+    }
+    search = {"kind": kind, "trials": 12, "seed": 1}
+    plan = plan_of(file_of(space, search=search), out="never")
+    found = search_of(plan.config, plan.space, 1)
+    assert isinstance(found, Searcher)
+    found.set_search_properties(None, None, param_space(plan.space))
+    drawn = []
+    for number in range(12):
+        draw = found.suggest(f"trial{number}")
+        assert isinstance(draw, dict)
+        drawn.append(draw)
+        values = plan.space.values(draw)
+        assert all(plan.config.space[key][0].holds(value) for key, value in values.items())
+        score = FAILED if number % 3 == 2 else 1.0 + number
+        found.on_trial_complete(f"trial{number}", {"score_time_to_target": score})
+    assert plan.space.experiment(drawn[0]) == plan.space.base.experiment()
+    assert len({json.dumps(draw, sort_keys=True) for draw in drawn}) > 6
+
+
+def test_a_random_search_has_the_same_draws_for_the_same_seed() -> None:
+    space = {"optimizer.lr": {"loguniform": [0.01, 0.2]}, "strategy.interval": {"grid": [1, 2, 3]}}
+    plan = plan_of(file_of(space, search={"trials": 2, "base_first": False}), out="never")
+    assert trial_count(plan.config, plan.space) == 6
+    drawn = []
+    for _ in range(2):
+        variants = BasicVariantGenerator(random_state=plan.config.search.seed)
+        variants.add_configurations(
+            [Experiment("x", lambda config: None, config=param_space(plan.space), num_samples=2)]
+        )
+        drawn.append([variants.next_trial().config for _ in range(6)])
+    assert drawn[0] == drawn[1]
+    assert [draw["strategy.interval"] for draw in drawn[0]] == [1, 2, 3, 1, 2, 3]
+
+
+def test_asha_looks_at_what_the_first_objective_is_counted_in() -> None:
+    for objective, attribute in (("time_to_target", "time_s"), ("loss", "samples")):
+        more = {"schedule": {"kind": "asha", "grace": 2.5}, "objectives": [objective]}
+        plan = plan_of(file_of({"optimizer.lr": {"uniform": [0.1, 0.2]}}, **more), out="never")
+        scheduler: Any = schedule_of(plan.config, plan.space)
+        assert isinstance(scheduler, ASHAScheduler)
+        assert scheduler._time_attr == attribute and scheduler.metric == "behind"
