@@ -84,6 +84,8 @@ if TYPE_CHECKING:
     from geo_ray.api.training import simulate as simulate
     from geo_ray.api.training import stop as stop
     from geo_ray.api.training import train as train
+    from geo_ray.api.tuning import TuningResult as TuningResult
+    from geo_ray.api.tuning import tune as tune
     from geo_ray.config.base import StrictModel
     from geo_ray.config.experiment import Experiment as Experiment
     from geo_ray.data.files.options import ReadOptions as ReadOptions
@@ -174,6 +176,8 @@ _WHERE = {
     "simulate": "api.training",
     "stop": "api.training",
     "train": "api.training",
+    "TuningResult": "api.tuning",
+    "tune": "api.tuning",
     "Options": "config.base:StrictModel",
     "Experiment": "config.experiment",
     "ReadOptions": "data.files.options",

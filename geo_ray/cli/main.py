@@ -21,6 +21,7 @@ _VERBS = {
     "train": ("geo_ray.cli.train", "train"),
     "simulate": ("geo_ray.cli.simulate", "simulate"),
     "compare": ("geo_ray.cli.compare", "compare"),
+    "tune": ("geo_ray.cli.tune", "tune"),
     "profile": ("geo_ray.cli.profile", "profile"),
     "plan": ("geo_ray.cli.plan", "plan"),
     "config": ("geo_ray.cli.config", "config"),

@@ -107,6 +107,18 @@ def check_config(path: Path, overrides: Sequence[str]) -> None:
     load_tree(path, overrides, Experiment)
 
 
+def check_search(path: Path, overrides: Sequence[str]) -> None:
+    """Tell what is wrong with a search's own keys before Ray is imported.
+
+    Raises:
+        ConfigError: it is wrong.
+    """
+    from geo_ray.config.load import load_tree
+    from geo_ray.tuning.config import TuningConfig
+
+    load_tree(path, overrides, TuningConfig, "docs/tuning.md describes the file of a search.")
+
+
 def check_plan_section(path: Path, overrides: Sequence[str]) -> None:
     """Tell that there is nothing to plan with before anything is imported that takes time.
 

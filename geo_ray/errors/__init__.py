@@ -76,3 +76,7 @@ from geo_ray.errors.task import TaskError as TaskError
 from geo_ray.errors.task import TaskLoadError as TaskLoadError
 from geo_ray.errors.task import TaskOutputError as TaskOutputError
 from geo_ray.errors.task import TaskStateError as TaskStateError
+from geo_ray.errors.tuning import SearchMissingError as SearchMissingError
+from geo_ray.errors.tuning import TrialsFailedError as TrialsFailedError
+from geo_ray.errors.tuning import TuningDirectoryError as TuningDirectoryError
+from geo_ray.errors.tuning import TuningError as TuningError

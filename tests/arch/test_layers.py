@@ -30,7 +30,8 @@ LAYERS = [
     {"job"},
     {"runtime", "sim"},
     {"providers.local", "providers.agent"},  # raylets on this machine; drains its own node
-    {"tuning", "lab", "comparison", "contract", "clusters"},
+    {"lab", "comparison", "contract", "clusters"},
+    {"tuning"},
     {"api"},
     {"cli"},
 ]

@@ -94,6 +94,48 @@ def place(demands: Sequence[RegionDemand], timeout_s: float) -> dict[str, Placed
     return placed
 
 
+def bundles_of(
+    demands: Sequence[RegionDemand],
+) -> list[tuple[dict[str, float], Selector]]:
+    """What demands reserve where, for one group that somebody else makes; see `placed_in`.
+
+    Raises:
+        PlacementError: workers want machines of their own, which one group cannot give.
+    """
+    found = []
+    for demand in demands:
+        if demand.spreads:
+            raise PlacementError(
+                f"region '{demand.region}' names machines for its workers, which are reserved in "
+                "groups of their own",
+                fix="Leave out `regions.*.nodes`, or run it by itself.",
+            )
+        found += [
+            (bundle.resources(), _selector(demand.node_label, bundle)) for bundle in demand.bundles
+        ]
+    return found
+
+
+def placed_in(
+    group: PlacementGroup, demands: Sequence[RegionDemand], first: int
+) -> dict[str, PlacedRegion]:
+    """The places of demands in one group that has their `bundles_of`, and is ready.
+
+    Args:
+        group: made by somebody else, who also removes it.
+        demands: one per region.
+        first: index of the first of their bundles.
+    """
+    placed = {}
+    for demand in demands:
+        indices: dict[Role, tuple[int, ...]] = {
+            role: tuple(first + index for index in own) for role, own in demand.indices().items()
+        }
+        placed[demand.region] = PlacedRegion(demand.region, group, group, indices)
+        first += len(demand.bundles)
+    return placed
+
+
 def remove(placed: Mapping[str, PlacedRegion]) -> None:
     """Give all reservations back; processes in them die. Groups that are gone are passed over.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,6 +34,7 @@ from geo_ray.runtime.actors.spec import Resume, RunSpec
 from geo_ray.runtime.cluster.cluster_placement import CheckedCluster, check_cluster
 from geo_ray.runtime.cluster.connect import ConnectedCluster
 from geo_ray.runtime.cluster.logs import keep_logs
+from geo_ray.runtime.cluster.placement import PlacedRegion
 from geo_ray.runtime.cluster.preflight import preflight
 from geo_ray.runtime.control import stop_requests
 from geo_ray.runtime.control.actor_group import ActorGroup
@@ -75,6 +76,7 @@ def train(
     resume: Resumption | None = None,
     stands: ConnectedCluster | None = None,
     seeker: LeaseSeeker | None = None,
+    placed: Mapping[str, PlacedRegion] | None = None,
 ) -> Summary:
     """Run the experiment to its end.
 
@@ -85,6 +87,7 @@ def train(
         resume: which checkpoint of ``run`` to go on from; None: begin.
         stands: a cluster to run on and leave as it is; None: as the configuration says.
         seeker: of the run's lease, if it was waited for already.
+        placed: places that somebody has reserved for it, and gives back; None: it reserves them.
 
     Raises:
         GeoRayError: whatever ends the run early; the class says what.
@@ -103,7 +106,7 @@ def train(
             try:
                 if attaches and (living := living_run(experiment, run, told, cluster, held)):
                     return go_on(living, run, told, held)
-                return _train(experiment, run, told, resume, cluster, held)
+                return _train(experiment, run, told, resume, cluster, held, placed)
             except BrokenError as broken:
                 if not _can_restart(experiment, run, broken.cause, told.status, restarts):
                     note_failure(run.path, broken.cause, told.began_unix_s)
@@ -148,6 +151,7 @@ def _train(
     resume: Resumption | None,
     cluster: RunCluster,
     lease: LeaseKeeper,
+    reserved: Mapping[str, PlacedRegion] | None,
 ) -> Summary:
     use_one_thread()
     followed_plan(run)  # what is wrong with it is told now, not at the end
@@ -178,16 +182,19 @@ def _train(
     home = next(each for each in experiment.regions if each.name == experiment.averager_region)
     local, line = cluster.get().local, cluster.steward(lease.epoch, home)
     reporting.status("checking the cluster and placing processes")
-    if local is None:
-        checked = check_cluster(demands, reporting.status)
-    else:
-        checked = CheckedCluster()
+    checked = CheckedCluster()
+    if local is not None:
         preflight(demands, ask_nodes=False)
+    elif reserved is None:
+        checked = check_cluster(demands, reporting.status)
     run_id, names = f"{experiment.name}-{secrets.token_hex(4)}", experiment.region_names
     if line is not None:
         line.attach(checked.longest_s)
         line.begin(run_id, names, experiment.transport)
-    keys, maker = line or RunKeys(run_id, names, experiment.transport), line or OwnProcesses()
+    keys, maker = (
+        line or RunKeys(run_id, names, experiment.transport),
+        line or OwnProcesses(reserved),
+    )
     placed = maker.place(demands, _PLACE_TIMEOUT_S + checked.longest_s)
     try:
         checked.check_newcomers(demands, reporting.status)

@@ -75,7 +75,15 @@ class ProcessMaker(Protocol):
 
 
 class OwnProcesses:
-    """A `ProcessMaker` that owns them itself: they end with this process."""
+    """A `ProcessMaker` that owns them itself: they end with this process.
+
+    Args:
+        reserved: places that somebody has reserved for the run, and gives back; None: it asks for
+            places as they are needed.
+    """
+
+    def __init__(self, reserved: Mapping[str, PlacedRegion] | None = None) -> None:
+        self._reserved = reserved
 
     def make(self, orders: Sequence[ProcessOrder]) -> list[Handle]:
         """See `ProcessMaker.make`."""
@@ -87,11 +95,12 @@ class OwnProcesses:
         Raises:
             PlacementError: if a region cannot be placed in time; nothing stays reserved.
         """
-        return place(demands, timeout_s)
+        return place(demands, timeout_s) if self._reserved is None else dict(self._reserved)
 
     def remove(self, placed: Mapping[str, PlacedRegion]) -> None:
         """See `ProcessMaker.remove`."""
-        remove(placed)
+        if self._reserved is None:
+            remove(placed)
 
     def is_ours(self) -> bool:
         """They are nobody else's."""

@@ -1,0 +1,54 @@
+"""`geo-ray tune`: search for the values of a configuration, with Ray Tune."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from geo_ray.cli.paths import config_file
+
+
+@click.command(short_help="Search for the values with which a job is soonest or cheapest.")
+@click.argument("search", type=click.Path(path_type=Path), callback=config_file)
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change a key of SEARCH."
+)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Directory for everything; default: runs/tune-NAME.",
+)
+@click.option("--resume", is_flag=True, help="Go on with what lies in that directory.")
+@click.option("--dry-run", is_flag=True, help="Check the search, start nothing.")
+def tune(
+    search: Path, overrides: tuple[str, ...], out: Path | None, resume: bool, dry_run: bool
+) -> None:
+    """Search for the values of a configuration with which a job is soonest or cheapest.
+
+    SEARCH names the configuration to start from, the keys that may change and how, and what is to
+    be least. Trials are simulated, unless it says otherwise: many side by side, on virtual time.
+    The result is a table, tune.html, tune.json and best.yaml, which `geo-ray train` takes; Ray
+    Tune's own results are in the folder tune.
+    """
+    from geo_ray.cli.paths import check_search
+
+    check_search(search, overrides)
+    from rich.console import Console
+
+    import geo_ray
+    from geo_ray.tuning.page import tuning_table
+
+    if dry_run:
+        from geo_ray.api.tuning import plan_of
+        from geo_ray.tuning.search import trial_count
+
+        plan = plan_of(search, overrides, out=out)
+        count = trial_count(plan.config, plan.space)
+        click.echo(f"{count} {plan.config.trials.kind} trials, {plan.jobs} at once")
+        click.echo(f"{len(plan.tried)} configurations at the edges of the space can all be")
+        return
+    result = geo_ray.tune(search, overrides, out=out, resume=resume, progress=True)
+    Console().print(tuning_table(result.tuning, f"search {search.stem}, best first"))
+    click.echo(f"page     {result.page_path}")
+    click.echo(f"best     {result.best_path}")

@@ -1,0 +1,141 @@
+"""A search's file in Ray Tune's words: parameters, search algorithm, scheduler."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any, Final
+
+from ray import tune
+from ray.tune.schedulers import (
+    ASHAScheduler,
+    FIFOScheduler,
+    PopulationBasedTraining,
+    TrialScheduler,
+)
+from ray.tune.search import SearchAlgorithm, Searcher
+from ray.tune.search.basic_variant import BasicVariantGenerator
+
+from geo_ray.errors import SearchMissingError
+from geo_ray.tuning.config import SearchConfig, TuningConfig
+from geo_ray.tuning.space import Space, SpaceEntry
+from geo_ray.tuning.watch import score_key
+
+_TIME_ATTRS: Final = {"time_to_target": "time_s", "usd": "usd", "loss": "samples"}
+
+
+def check_installed(search: SearchConfig) -> None:
+    """Say what is to be installed before anything starts.
+
+    Raises:
+        SearchMissingError: the package behind the search is not there.
+    """
+    if search.kind == "random" or find_spec(search.kind) is not None:
+        return
+    raise SearchMissingError(
+        f"search.kind is {search.kind}, and the package {search.kind} is not installed",
+        fix=f"Type pip install {search.kind}, or pip install 'geo_ray[search]'; or set "
+        "search.kind=random, which needs nothing.",
+    )
+
+
+def param_space(space: Space) -> dict[str, Any]:
+    """What Ray Tune draws, by name of the entry; what has one value is not drawn."""
+    drawn = (entry for entry in space.entries if entry.domain.kind != "value")
+    return {entry.name: _domain(entry, space) for entry in drawn}
+
+
+def search_of(config: TuningConfig, space: Space, jobs: int) -> Searcher | SearchAlgorithm:
+    """The search algorithm; its first trial is the base, if that is asked for and in the space."""
+    search, objectives = config.search, config.objectives
+    first = space.base_draw() if search.base_first else None
+    points = None if first is None else [_drawn(first, space)]
+    if search.kind == "random":
+        return BasicVariantGenerator(
+            points_to_evaluate=points, max_concurrent=jobs, random_state=search.seed
+        )
+    metrics = [score_key(name) for name in objectives]
+    # Imported here: the packages are options, and take seconds.
+    if search.kind == "optuna":
+        from ray.tune.search.optuna import OptunaSearch
+
+        logging.getLogger("optuna").setLevel(logging.WARNING)  # it tells of itself on stderr
+        several = len(metrics) > 1
+        made: Searcher = OptunaSearch(
+            metric=metrics if several else metrics[0],
+            mode=["min"] * len(metrics) if several else "min",
+            points_to_evaluate=points,
+            seed=search.seed,
+        )
+        return made
+    from ray.tune.search.hyperopt import HyperOptSearch
+
+    found: Searcher = HyperOptSearch(
+        metric=metrics[0],
+        mode="min",
+        points_to_evaluate=points,
+        random_state_seed=search.seed,
+        n_initial_points=max(5, search.trials // 4),
+    )
+    return found
+
+
+def schedule_of(config: TuningConfig, space: Space) -> TrialScheduler:
+    """The scheduler.
+
+    ASHA compares the metric at equal seconds of the run, equal USD or equal samples, as the first
+    objective has it: who is ahead there is likely to be first at the target.
+    """
+    schedule = config.schedule
+    if schedule.kind == "asha":
+        untyped: Any = ASHAScheduler  # whose types are of steps, which are whole
+        made: TrialScheduler = untyped(
+            time_attr=_TIME_ATTRS[config.objectives[0]],
+            metric="behind",
+            mode="min",
+            grace_period=schedule.grace,
+            max_t=schedule.grace * schedule.factor**schedule.rungs,
+            reduction_factor=schedule.factor,
+            stop_last_trials=False,
+        )
+        return made
+    if schedule.kind == "pbt":
+        return PopulationBasedTraining(
+            time_attr="training_iteration",
+            metric="behind",
+            mode="min",
+            perturbation_interval=schedule.every,
+            quantile_fraction=schedule.share,
+            hyperparam_mutations=param_space(space),
+        )
+    plain: Any = FIFOScheduler
+    found: TrialScheduler = plain()
+    return found
+
+
+def _domain(entry: SpaceEntry, space: Space) -> Any:
+    domain = entry.domain
+    if domain.kind in ("choice", "grid"):
+        values = [space.written(entry, each) for each in domain.edges]
+        return tune.choice(values) if domain.kind == "choice" else tune.grid_search(values)
+    low, high = getattr(domain, domain.kind)
+    whole = domain.kind.endswith("randint")
+    draw = getattr(tune, domain.kind)
+    return draw(low, high + 1 if whole else high)  # Ray's integers end before the upper end
+
+
+def _drawn(draw: dict[str, Any], space: Space) -> dict[str, Any]:
+    fixed = {entry.name for entry in space.entries if entry.domain.kind in ("value", "grid")}
+    return {name: value for name, value in draw.items() if name not in fixed}
+
+
+def trial_count(config: TuningConfig, space: Space) -> int:
+    """How many trials there will be."""
+    grids: Sequence[int] = [
+        len(entry.domain.edges) for entry in space.entries if entry.domain.kind == "grid"
+    ]
+    count = config.search.trials
+    for each in grids:
+        count *= each
+    return count
