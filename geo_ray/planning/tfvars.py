@@ -27,6 +27,6 @@ def _pools(region: RegionPlan) -> dict[str, dict[str, str | int]]:
         name = f"worker-{kind}-{market.replace('_', '-')}"
         pools[name] = {"type": kind, "market": market, "role": "worker", "count": count}
     if region.server is not None:
-        pool = {"type": region.server, "market": "on_demand", "role": "server", "count": 1}
-        pools[f"server-{region.server}"] = pool
+        kind, name = region.server, f"server-{region.server}"
+        pools[name] = {"type": kind, "market": "on_demand", "role": "server", "count": 1}
     return pools
