@@ -19,3 +19,8 @@ output "arns" {
 output "kms_key_arn" {
   value = aws_kms_key.this.arn
 }
+
+output "token_id" {
+  description = "The secret of the token, once it has a value."
+  value       = aws_secretsmanager_secret_version.token.secret_id
+}
