@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import ProxyHandler, build_opener
 from urllib.request import Request as HttpRequest
 
@@ -89,26 +90,37 @@ def copied(tmp_path: Path) -> Path:
 
 
 class BudgetFront:
-    """Forwards to moto what it knows, and keeps who is told of a budget, which moto does not."""
+    """Forwards to moto; keeps the tags and subscribers of a budget, which moto does not."""
 
     def __init__(self, moto: str) -> None:
         self._moto = moto
         self._subscribers: dict[str, list[dict[str, str]]] = {}
+        self._tags: list[dict[str, str]] = []
 
     def __call__(self, request: Request) -> Reply:
         action = request.headers.get("x-amz-target", "").rpartition(".")[2]
         asked = json.loads(request.body or b"{}")
         for each in asked.get("NotificationsWithSubscribers", []):
             self._subscribers[_key(each["Notification"])] = each["Subscribers"]
+        self._tags = asked.get("ResourceTags", self._tags)
+        if action == "ListTagsForResource":
+            return _json({"ResourceTags": self._tags})
         if action == "CreateNotification":
             self._subscribers[_key(asked["Notification"])] = asked["Subscribers"]
         if action == "DescribeSubscribersForNotification":
             held = self._subscribers[_key(asked["Notification"])]
-            return Reply(200, "application/x-amz-json-1.1", json.dumps({"Subscribers": held}))
+            return _json({"Subscribers": held})
         kept = {k: v for k, v in request.headers.items() if k not in ("host", "content-length")}
         sent = HttpRequest(self._moto + request.path, request.body, kept, method="POST")
-        with build_opener(ProxyHandler({})).open(sent, timeout=60) as reply:
-            return Reply(reply.status, reply.headers["Content-Type"], reply.read().decode())
+        try:
+            with build_opener(ProxyHandler({})).open(sent, timeout=60) as reply:
+                return Reply(reply.status, reply.headers["Content-Type"], reply.read().decode())
+        except HTTPError as error:
+            return Reply(error.code, error.headers["Content-Type"], error.read().decode())
+
+
+def _json(body: dict[str, Any]) -> Reply:
+    return Reply(200, "application/x-amz-json-1.1", json.dumps(body))
 
 
 def _key(notification: dict[str, Any]) -> str:

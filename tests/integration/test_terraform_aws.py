@@ -30,7 +30,6 @@ from tests.terraform_support import (
     terraform_program,
 )
 
-IMAGE = "ami-0123456789abcdef0"
 CLUSTER_CIDRS = ("10.20.0.0/16", "10.21.0.0/16", "10.22.0.0/16", "10.23.0.0/16")
 PLANNED = {
     "us": {
@@ -57,6 +56,14 @@ class Account:
             aws_secret_access_key=self._environment["AWS_SECRET_ACCESS_KEY"],
         )
 
+    def image(self, region: str) -> str:
+        """A machine image of the region, as whoever uses the examples has made one."""
+        disk = {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 20}}
+        made = self.client("ec2", region).register_image(
+            Name="geo-ray", RootDeviceName="/dev/sda1", BlockDeviceMappings=[disk]
+        )
+        return str(made["ImageId"])
+
     def instances(self, region: str) -> list[dict[str, Any]]:
         found = self.client("ec2", region).describe_instances()["Reservations"]
         return [
@@ -70,7 +77,7 @@ class Account:
         keys = self.client("kms", region)
         return {
             "instances": [one["InstanceId"] for one in self.instances(region)],
-            "volumes": ec2.describe_volumes()["Volumes"],
+            "volumes": ec2.describe_volumes(**own)["Volumes"],
             "networks": ec2.describe_vpcs(**own)["Vpcs"],
             "groups": ec2.describe_security_groups(**own)["SecurityGroups"],
             "addresses": ec2.describe_addresses()["Addresses"],
@@ -87,10 +94,10 @@ class Account:
             "topics": self.client("sns", region).list_topics()["Topics"],
             "alarms": self.client("cloudwatch", region).describe_alarms()["MetricAlarms"],
             "keys": [
-                key["KeyId"]
-                for key in keys.list_keys()["Keys"]
-                if keys.describe_key(KeyId=key["KeyId"])["KeyMetadata"]["KeyState"] == "Enabled"
-                and keys.describe_key(KeyId=key["KeyId"])["KeyMetadata"]["KeyManager"] != "AWS"
+                key["Description"]
+                for one in keys.list_keys()["Keys"]
+                for key in [keys.describe_key(KeyId=one["KeyId"])["KeyMetadata"]]
+                if key["Description"].startswith("demo") and key["KeyState"] == "Enabled"
             ],
             "buckets": self.client("s3").list_buckets()["Buckets"],
             "roles": self.client("iam").list_roles()["Roles"],
@@ -201,7 +208,7 @@ def test_two_regions_from_nothing_and_back(tmp_path: Path, monkeypatch: pytest.M
         bucket = terraform.directory.parents[1] / "modules" / "aws" / "bucket"
         life = 'resource "aws_s3_bucket_lifecycle_configuration" "this" {\n  count = 0\n}\n'
         (bucket / "test_override.tf").write_text(life)
-        images = {"us": IMAGE, "eu": IMAGE}
+        images = {"us": account.image("us-east-1"), "eu": account.image("eu-central-1")}
         file = variables(
             terraform.directory, image_ids=images, workers=PLANNED, emails=["a@example.com"]
         )
@@ -327,7 +334,7 @@ def test_two_regions_from_nothing_and_back(tmp_path: Path, monkeypatch: pytest.M
 def test_four_continents_are_a_full_mesh(tmp_path: Path) -> None:
     regions = {"us": "us-east-1", "eu": "eu-central-1", "asia": "ap-northeast-1", "sa": "sa-east-1"}
     with stack_of(tmp_path, "four_continents_aws") as (terraform, account):
-        images = dict.fromkeys(regions, IMAGE)
+        images = {name: account.image(at) for name, at in regions.items()}
         file = variables(terraform.directory, image_ids=images, nat=False)
         terraform.run(*APPLY, file)
         check_buckets(account, 5)

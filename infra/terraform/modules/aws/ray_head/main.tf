@@ -1,14 +1,6 @@
 # The machine of Ray's head. Its address and the disk with its state outlive it: if the machine is
 # lost, `terraform apply` makes another one, and nodes find it where it was.
 
-resource "aws_network_interface" "this" {
-  subnet_id       = var.subnet.id
-  private_ips     = [local.address]
-  security_groups = var.security_group_ids
-  description     = "geo_ray: the head of ${var.name}"
-  tags            = { Name = "${var.name} head" }
-}
-
 locals {
   # Known before the machine, so that nodes need not wait for it.
   address = cidrhost(var.subnet.cidr, 10)
@@ -40,16 +32,14 @@ module "boot" {
 resource "aws_instance" "this" {
   ami                                  = var.image_id
   instance_type                        = var.instance_type
+  subnet_id                            = var.subnet.id
+  private_ip                           = local.address
+  vpc_security_group_ids               = var.security_group_ids
   iam_instance_profile                 = var.instance_profile
   user_data                            = module.boot.script
   user_data_replace_on_change          = true
   disable_api_termination              = var.protected
   instance_initiated_shutdown_behavior = "stop"
-
-  network_interface {
-    device_index         = 0
-    network_interface_id = aws_network_interface.this.id
-  }
 
   root_block_device {
     volume_size = var.volume_gb
