@@ -28,6 +28,7 @@ from tests.terraform_support import (
     aws_plugins,
     copied,
     terraform_program,
+    without_what_moto_forgets,
 )
 
 CLUSTER_CIDRS = ("10.20.0.0/16", "10.21.0.0/16", "10.22.0.0/16", "10.23.0.0/16")
@@ -111,7 +112,9 @@ class Account:
 def stack_of(tmp_path: Path, example: str) -> Iterator[tuple[Terraform, Account]]:
     terraform_program()
     aws_plugins()
-    directory = copied(tmp_path) / "examples" / example
+    tree = copied(tmp_path)
+    without_what_moto_forgets(tree)
+    directory = tree / "examples" / example
     with aws_on_loopback() as environment:
         terraform = Terraform(directory, environment)
         terraform.init()
