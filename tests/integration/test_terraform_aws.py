@@ -204,6 +204,7 @@ def counts_of(account: Account, region: str) -> dict[str, int]:
     }
 
 
+@pytest.mark.slow  # an apply takes a minute
 @pytest.mark.timeout(420)
 def test_two_regions_from_nothing_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with stack_of(tmp_path, "two_regions_aws") as (terraform, account):
