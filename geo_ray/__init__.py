@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from geo_ray.api.data import shard_data as shard_data
     from geo_ray.api.inputs import config_schema as config_schema
     from geo_ray.api.inputs import load_config as load_config
+    from geo_ray.api.inventory import Inventory as Inventory
+    from geo_ray.api.inventory import inventory as inventory
     from geo_ray.api.loss_profile import LossGrid as LossGrid
     from geo_ray.api.loss_profile import LossProfileResult as LossProfileResult
     from geo_ray.api.loss_profile import profile_loss as profile_loss
@@ -143,6 +145,8 @@ _WHERE = {
     "LivePage": "api.observe.live",
     "follow_view": "api.observe.live",
     "watch": "api.observe.live",
+    "Inventory": "api.inventory",
+    "inventory": "api.inventory",
     "LossGrid": "api.loss_profile",
     "LossProfileResult": "api.loss_profile",
     "profile_loss": "api.loss_profile",

@@ -27,6 +27,7 @@ from geo_ray.job.replanning import decide
 from geo_ray.observe.text import bytes_text, duration_text, number_text
 from geo_ray.planning.plan import Plan, load_plan
 from geo_ray.planning.profile import Profile, save_profile
+from geo_ray.planning.tfvars import tfvars_text
 from geo_ray.planning.tradeoffs import BITS_PER_PARAM
 from geo_ray.runtime.driver.run_cluster import Reporting
 from geo_ray.runtime.measure.profiling import hardware, measure
@@ -68,6 +69,14 @@ class PlanResult:
             RunDirectoryError: it cannot be written.
         """
         return save_text(Path(path), self.plan.model_dump_json(indent=2) + "\n")
+
+    def save_tfvars(self, path: FilePath) -> Path:
+        """Write its machines as the variable `workers` of a stack of infra/terraform.
+
+        Raises:
+            RunDirectoryError: it cannot be written.
+        """
+        return save_text(Path(path), tfvars_text(self.plan))
 
     def table(self) -> Table:
         """A row per region and type of machine."""

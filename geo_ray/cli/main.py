@@ -24,6 +24,7 @@ _VERBS = {
     "tune": ("geo_ray.cli.tune", "tune"),
     "profile": ("geo_ray.cli.profile", "profile"),
     "plan": ("geo_ray.cli.plan", "plan"),
+    "inventory": ("geo_ray.cli.inventory", "inventory"),
     "config": ("geo_ray.cli.config", "config"),
     "check": ("geo_ray.cli.check", "check"),
     "data": ("geo_ray.cli.data.group", "data"),

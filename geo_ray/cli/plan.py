@@ -82,6 +82,11 @@ _out_type = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option("--explain", is_flag=True, help="Every term of time and money.")
 @click.option("--out", type=_out_type, help="Write the plan to this file, too.")
+@click.option(
+    "--out-tfvars",
+    type=_out_type,
+    help="Write its machines as variables of Terraform: docs/terraform.md.",
+)
 @click.option("--pareto", type=_out_type, help="Write a page that plots time against USD.")
 @click.pass_context
 def plan(
@@ -100,6 +105,7 @@ def plan(
     as_json: bool,
     explain: bool,
     out: Path | None,
+    out_tfvars: Path | None,
     pareto: Path | None,
 ) -> None:
     """Choose machines, averager, interval and codec for CONFIG, by time and money.
@@ -141,6 +147,8 @@ def plan(
                 console.print(f"note: {note}", highlight=False, soft_wrap=True)
         if out is not None and decision.changed:
             decision.save(out)
+        if out_tfvars is not None and decision.changed:
+            decision.save_tfvars(out_tfvars)
         return
     planned = geo_ray.plan(
         config,
@@ -158,6 +166,8 @@ def plan(
         return
     if out is not None:
         planned.save(out)
+    if out_tfvars is not None:
+        planned.save_tfvars(out_tfvars)
     if pareto is not None:
         points = [(p.total_s, p.total_usd, p.machines_text, p.reason) for p in planned.front]
         write_plan_page(planned.name, points, (chosen.total_s, chosen.total_usd), pareto)
@@ -184,7 +194,7 @@ def plan(
         console.print(front_table(planned.front))
     for note in chosen.notes:
         console.print(f"note: {note}", highlight=False, soft_wrap=True)
-    for path in (out, pareto):
+    for path in (out, out_tfvars, pareto):
         if path is not None:
             console.print(f"written  {path}", highlight=False, soft_wrap=True)
 

@@ -43,3 +43,17 @@ class ProviderUnreachableError(CloudUnreachableError):
     code = "PROVIDER_UNREACHABLE"
     causes = "No network, a wrong endpoint, throttling, a time limit."
     advice = "Ask again with the same request id, which is safe; look at what the cloud lists."
+
+
+class TerraformOutputsError(CloudError):
+    """What Terraform made cannot be read from its outputs."""
+
+    code = "TERRAFORM_OUTPUTS"
+    causes = (
+        "Nothing was applied there, another directory, outputs that were edited or are of another "
+        "release, no program terraform."
+    )
+    advice = (
+        "Name the directory of a stack of infra/terraform after `terraform apply`, or a file of "
+        "`terraform output -json`."
+    )

@@ -1,0 +1,28 @@
+"""`geo-ray inventory`: what could be rented, as a part of a configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command(short_help="Show what could be rented, as Terraform's outputs have it.")
+@click.option(
+    "--from-terraform",
+    "source",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="DIR|FILE",
+    help="Where `terraform apply` ran, or a file of `terraform output -json`.",
+)
+@click.option("--json", "as_json", is_flag=True, help="All that the stack says, as JSON.")
+def inventory(source: Path, as_json: bool) -> None:
+    """Print what a stack of infra/terraform offers, as sections of a configuration.
+
+    Speeds (`rows_per_s`) are yours to add, or those of `geo-ray profile`. Nothing is rented.
+    """
+    import geo_ray
+
+    found = geo_ray.inventory(source)
+    click.echo(found.stack.model_dump_json(indent=2) if as_json else found.yaml(), nl=as_json)

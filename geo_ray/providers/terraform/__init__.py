@@ -1,0 +1,1 @@
+"""What Terraform made, read from its outputs."""

@@ -1,0 +1,42 @@
+# Every region has a provider of its own. The tags reach all that knows tags, machines excepted,
+# which groups make.
+
+locals {
+  tags = { "geo-ray:stack" = var.name }
+}
+
+provider "aws" {
+  alias  = "us"
+  region = "us-east-1"
+
+  default_tags {
+    tags = local.tags
+  }
+}
+
+provider "aws" {
+  alias  = "eu"
+  region = "eu-central-1"
+
+  default_tags {
+    tags = local.tags
+  }
+}
+
+provider "aws" {
+  alias  = "asia"
+  region = "ap-northeast-1"
+
+  default_tags {
+    tags = local.tags
+  }
+}
+
+provider "aws" {
+  alias  = "sa"
+  region = "sa-east-1"
+
+  default_tags {
+    tags = local.tags
+  }
+}

@@ -1,0 +1,165 @@
+# What machines of one kind may do. Nodes read their secrets, their own region's data and the runs;
+# so the cloud itself keeps a region's rows from the machines of another one. The head may rent
+# machines besides, if an autoscaler runs there.
+
+data "aws_caller_identity" "here" {}
+
+data "aws_partition" "here" {}
+
+data "aws_iam_policy_document" "machines" {
+  statement {
+    actions = ["sts:AssumeRole"]
+
+    principals {
+      type        = "Service"
+      identifiers = ["ec2.amazonaws.com"]
+    }
+  }
+}
+
+data "aws_iam_policy_document" "this" {
+  statement {
+    sid       = "Secrets"
+    actions   = ["secretsmanager:GetSecretValue"]
+    resources = var.secret_arns
+  }
+
+  statement {
+    sid       = "Keys"
+    actions   = ["kms:Decrypt", "kms:GenerateDataKey"]
+    resources = var.kms_key_arns
+  }
+
+  dynamic "statement" {
+    for_each = length(var.bucket_arns) > 0 ? [var.bucket_arns] : []
+    content {
+      sid       = "Lists"
+      actions   = ["s3:ListBucket", "s3:GetBucketLocation", "s3:ListBucketMultipartUploads"]
+      resources = statement.value
+    }
+  }
+
+  dynamic "statement" {
+    for_each = length(var.bucket_arns) > 0 ? [var.bucket_arns] : []
+    content {
+      sid       = "Objects"
+      actions   = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
+      resources = [for arn in statement.value : "${arn}/*"]
+    }
+  }
+
+  # Session Manager without the managed policy, which lets a machine read every parameter.
+  statement {
+    sid = "Sessions"
+    actions = [
+      "ssm:UpdateInstanceInformation",
+      "ssmmessages:CreateControlChannel",
+      "ssmmessages:CreateDataChannel",
+      "ssmmessages:OpenControlChannel",
+      "ssmmessages:OpenDataChannel",
+    ]
+    resources = ["*"] # these know no resources
+  }
+
+  dynamic "statement" {
+    for_each = var.rents ? [1] : []
+    content {
+      sid       = "Look"
+      actions   = ["ec2:DescribeInstances", "ec2:DescribeSpotPriceHistory", "pricing:GetProducts"]
+      resources = ["*"] # these know no resources
+    }
+  }
+
+  # A machine can only be rented with the cluster's tag, and only such a one be ended: never the head.
+  dynamic "statement" {
+    for_each = var.rents ? [1] : []
+    content {
+      sid     = "Rent"
+      actions = ["ec2:RunInstances"]
+      resources = [
+        "arn:${data.aws_partition.here.partition}:ec2:*:${data.aws_caller_identity.here.account_id}:instance/*",
+        "arn:${data.aws_partition.here.partition}:ec2:*:${data.aws_caller_identity.here.account_id}:volume/*",
+      ]
+
+      condition {
+        test     = "StringEquals"
+        variable = "aws:RequestTag/geo-ray:cluster"
+        values   = [var.cluster]
+      }
+    }
+  }
+
+  dynamic "statement" {
+    for_each = var.rents ? [1] : []
+    content {
+      sid     = "RentThere"
+      actions = ["ec2:RunInstances"]
+      resources = concat(
+        [for kind in ["subnet", "security-group", "network-interface"] : "arn:${data.aws_partition.here.partition}:ec2:*:${data.aws_caller_identity.here.account_id}:${kind}/*"],
+        ["arn:${data.aws_partition.here.partition}:ec2:*::image/*"],
+      )
+    }
+  }
+
+  dynamic "statement" {
+    for_each = var.rents ? [1] : []
+    content {
+      sid       = "Tag"
+      actions   = ["ec2:CreateTags"]
+      resources = ["arn:${data.aws_partition.here.partition}:ec2:*:${data.aws_caller_identity.here.account_id}:*/*"]
+
+      condition {
+        test     = "StringEquals"
+        variable = "ec2:CreateAction"
+        values   = ["RunInstances"]
+      }
+    }
+  }
+
+  dynamic "statement" {
+    for_each = var.rents ? [1] : []
+    content {
+      sid       = "End"
+      actions   = ["ec2:TerminateInstances"]
+      resources = ["arn:${data.aws_partition.here.partition}:ec2:*:${data.aws_caller_identity.here.account_id}:instance/*"]
+
+      condition {
+        test     = "StringEquals"
+        variable = "aws:ResourceTag/geo-ray:cluster"
+        values   = [var.cluster]
+      }
+    }
+  }
+
+  dynamic "statement" {
+    for_each = var.rents ? [1] : []
+    content {
+      sid       = "Pass"
+      actions   = ["iam:PassRole"]
+      resources = var.passed_role_arns
+
+      condition {
+        test     = "StringEquals"
+        variable = "iam:PassedToService"
+        values   = ["ec2.amazonaws.com"]
+      }
+    }
+  }
+}
+
+resource "aws_iam_role" "this" {
+  name               = "${var.name}-${var.kind}"
+  description        = "geo_ray: ${var.kind} of ${var.cluster}"
+  assume_role_policy = data.aws_iam_policy_document.machines.json
+}
+
+resource "aws_iam_role_policy" "this" {
+  name   = "geo-ray"
+  role   = aws_iam_role.this.id
+  policy = data.aws_iam_policy_document.this.json
+}
+
+resource "aws_iam_instance_profile" "this" {
+  name = "${var.name}-${var.kind}"
+  role = aws_iam_role.this.name
+}

@@ -1,0 +1,27 @@
+output "vpc_id" {
+  value = aws_vpc.this.id
+}
+
+output "cidr" {
+  value = var.cidr
+}
+
+output "subnets" {
+  description = "Private subnet by zone."
+  value       = { for zone, subnet in aws_subnet.private : zone => subnet.id }
+}
+
+output "subnet_cidrs" {
+  description = "Addresses of each of them."
+  value       = local.private
+}
+
+output "public_subnet" {
+  description = "Null where there is none."
+  value       = one(aws_subnet.public[*].id)
+}
+
+output "route_table_id" {
+  description = "Of the private subnets."
+  value       = aws_route_table.private.id
+}

@@ -1,0 +1,3 @@
+output "id" {
+  value = aws_vpc_peering_connection_accepter.this.id
+}

@@ -1,0 +1,27 @@
+variable "name" {
+  description = "Of the link."
+  type        = string
+}
+
+variable "from" {
+  description = "One network, as the module network gives it."
+  type = object({
+    vpc_id         = string
+    cidr           = string
+    route_table_id = string
+  })
+}
+
+variable "to" {
+  description = "The other one."
+  type = object({
+    vpc_id         = string
+    cidr           = string
+    route_table_id = string
+  })
+
+  validation {
+    condition     = var.from.cidr != var.to.cidr
+    error_message = "Two regions have the same addresses."
+  }
+}

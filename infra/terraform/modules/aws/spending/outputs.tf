@@ -1,0 +1,4 @@
+output "topic_arn" {
+  description = "Of alarms."
+  value       = aws_sns_topic.alarms.arn
+}

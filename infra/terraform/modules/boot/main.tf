@@ -1,0 +1,29 @@
+# What a machine of Terraform's does first, for any cloud: the same text as the user data of a
+# machine that geo_ray rents (geo_ray/providers/user_data.py; a test compares the two). It holds
+# names of secrets only.
+
+locals {
+  tls = [for each in [
+    { variable = "RAY_TLS_SERVER_CERT", secret = var.join.tls_certificate },
+    { variable = "RAY_TLS_SERVER_KEY", secret = var.join.tls_key },
+    { variable = "RAY_TLS_CA_CERT", secret = var.join.tls_ca },
+  ] : each if each.secret != null]
+  secrets = concat([{ variable = "RAY_AUTH_TOKEN_PATH", secret = var.join.token }], local.tls)
+  labels  = join(",", [for key in sort(keys(var.labels)) : "${key}=${var.labels[key]}"])
+
+  begin = templatefile("${path.module}/begin.sh.tftpl", {
+    cloud    = var.cloud
+    join     = var.join
+    secrets  = local.secrets
+    uses_tls = length(local.secrets) > 1
+  })
+  rest = var.state_device == null ? templatefile("${path.module}/node.sh.tftpl", {
+    cloud  = var.cloud
+    join   = var.join
+    labels = local.labels
+    }) : templatefile("${path.module}/head.sh.tftpl", {
+    device = var.state_device
+    port   = split(":", var.join.address)[1]
+    labels = local.labels
+  })
+}

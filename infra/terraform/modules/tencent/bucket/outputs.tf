@@ -1,0 +1,3 @@
+output "name" {
+  value = tencentcloud_cos_bucket.this.bucket
+}

@@ -1,0 +1,4 @@
+output "role" {
+  description = "Name of the role."
+  value       = tencentcloud_cam_role.this.name
+}

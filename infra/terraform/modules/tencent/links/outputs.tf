@@ -1,0 +1,3 @@
+output "ccn_id" {
+  value = tencentcloud_ccn.this.id
+}

@@ -1,0 +1,8 @@
+output "address" {
+  description = "Where nodes and drivers find it."
+  value       = "${local.address}:${local.port}"
+}
+
+output "instance_id" {
+  value = tencentcloud_instance.this.id
+}

@@ -1,0 +1,4 @@
+output "address" {
+  description = "Public address of this end."
+  value       = tencentcloud_eip.this.public_ip
+}

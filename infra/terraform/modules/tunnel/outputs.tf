@@ -1,0 +1,4 @@
+output "script" {
+  description = "For the user data."
+  value       = local.script
+}
