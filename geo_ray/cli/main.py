@@ -34,6 +34,7 @@ _VERBS = {
     "status": ("geo_ray.cli.status", "status"),
     "report": ("geo_ray.cli.report", "report"),
     "export": ("geo_ray.cli.export", "export"),
+    "schedule": ("geo_ray.cli.schedule", "schedule"),
     "prices": ("geo_ray.cli.prices", "prices"),
     "lab": ("geo_ray.cli.lab", "lab"),
 }

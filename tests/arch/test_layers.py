@@ -25,7 +25,7 @@ LAYERS = [
     {"overlay", "transfers"},
     {"providers"},
     {"planning"},
-    {"autoscale"},
+    {"autoscale", "scheduling"},
     {"config.experiment", "config.emulate"},
     {"job"},
     {"runtime", "sim"},
@@ -54,7 +54,10 @@ FENCES = {
     "tencentcloud": ("clouds.tencent",),
     "pyarrow": ("data", "api.tables"),  # results are handed to users as Arrow tables
 }
-NO_TORCH = ("types", "errors", "clock", "config", "planning", "autoscale", "clouds", "providers")
+NO_TORCH = (
+    *("types", "errors", "clock", "config", "planning", "autoscale", "scheduling", "clouds"),
+    "providers",
+)
 IMPORT_NAMES = {"pyyaml": "yaml", "scikit-learn": "sklearn"}
 COMES_WITH = {"boto3": {"botocore"}, "tencentcloud-sdk-python": {"tencentcloud"}}
 

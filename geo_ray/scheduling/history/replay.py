@@ -60,8 +60,10 @@ def check_jobs(cluster: SharedCluster, jobs: Sequence[ClusterJob]) -> None:
         ScheduleInputError: names the first.
     """
     seen: set[str] = set()
-    most_SR = cluster.capacity_TSR.max(axis=0) if cluster.capacity_TSR.strides[0] else (
-        cluster.capacity_TSR[0]
+    most_SR = (
+        cluster.capacity_TSR.max(axis=0)
+        if cluster.capacity_TSR.strides[0]
+        else (cluster.capacity_TSR[0])
     )
     for job in jobs:
         if job.id in seen:

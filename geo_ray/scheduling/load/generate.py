@@ -113,7 +113,7 @@ def _job(number: int, arrival: int, shape: LoadShape, rng: np.random.Generator) 
     urgency = float(rng.choice([0, 1, 2], p=[0.10, 0.55, 0.35]))
     urgency = (0.0, float(rng.uniform(0.01, 1)), float(rng.uniform(4, 6)))[int(urgency)]
     utility = SigmoidUtility(float(rng.uniform(1, 100)), urgency, float(rng.uniform(1, 15)))
-    wanted = int(min(batch, rng.integers(1, 31)))
+    wanted = int(min(batch, int(rng.integers(1, 31))))
     most_mbps = float(rng.uniform(100, 5000))
     steps = StepModel("", 0.0, 0.0, {MACHINE: row_s}, {MACHINE: (1, batch)}, (1, batch), 0.0)
     speed = JobSpeed(steps, model_bytes, BatchLimits(batch, batch), most_mbps=most_mbps)

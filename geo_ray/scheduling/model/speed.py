@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from geo_ray.planning.model.noise import Noise
 from geo_ray.planning.model.step_model import StepModel
@@ -31,6 +32,7 @@ from geo_ray.scheduling.model.allocation import Allocation
 from geo_ray.scheduling.model.cluster import Floats, SharedCluster
 
 MACHINE: Final = "worker"
+Counted = Floats | NDArray[np.int64] | float
 _EPS: Final = 1e-9
 
 
@@ -76,15 +78,13 @@ class JobSpeed:
     timing: Timing = field(default_factory=lambda: Timing(1.0))
     most_mbps: float = math.inf
 
-    def step_s(self, workers: Floats | float, batch: float) -> Floats:
+    def step_s(self, workers: Counted, batch: float) -> Floats:
         """Return the seconds of a step without the exchange."""
         model = self.steps
         found = model.fixed_s + model.row_s[MACHINE] * batch / workers + model.lan_s * workers
         return np.asarray(found)
 
-    def pace_s(
-        self, workers: Floats | float, servers: Floats | float, batch: float, link: LinkUsed
-    ) -> Floats:
+    def pace_s(self, workers: Counted, servers: Counted, batch: float, link: LinkUsed) -> Floats:
         """Return the seconds of a step with all that belongs to it.
 
         Args:
@@ -102,9 +102,7 @@ class JobSpeed:
         paces = [first * exchange_s + second * step_s for first, second in lines]
         return np.asarray(np.max(paces, axis=0))
 
-    def rows_per_s(
-        self, workers: Floats | float, servers: Floats | float, batch: int, link: LinkUsed
-    ) -> Floats:
+    def rows_per_s(self, workers: Counted, servers: Counted, batch: int, link: LinkUsed) -> Floats:
         """Return the progress per second, in rows of steps of the job's own batch."""
         pace_s = self.pace_s(workers, servers, batch, link)
         return np.asarray(batch * self.batch.efficiency(batch) / pace_s)

@@ -96,7 +96,7 @@ class _Dorm:
             low.append(-np.inf)
             high.append(total_R[r])
         row = len(total_R)
-        for place in np.flatnonzero(running):
+        for place in np.flatnonzero(running).tolist():
             for sign in (1.0, -1.0):
                 rows += [row, row]
                 cols += [place, num + place]

@@ -50,5 +50,3 @@ class _Drf:
                 share = float((jobs[name].units_R() / total_R).max())
                 heapq.heappush(waiting, (share, place, name))
         return SlotDecision(whole(jobs))
-
-

@@ -123,9 +123,7 @@ def split_workers(job: ClusterJob, workers: int) -> dict[int | None, int]:
         return {None: workers}
     if len(job.data) == 1:
         return {next(iter(job.data)): workers}
-    return {
-        region: max(1, math.ceil(share * workers - _EPS)) for region, share in job.data.items()
-    }
+    return {region: max(1, math.ceil(share * workers - _EPS)) for region, share in job.data.items()}
 
 
 def rooms_of(free_SR: Floats, need_R: Floats) -> np.ndarray:

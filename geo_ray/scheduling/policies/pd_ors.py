@@ -82,6 +82,7 @@ class _PdOrs:
         self._promised: dict[str, dict[int, Allocation]] = {}
         self._rng = np.random.default_rng(seed)
         self._is_sure = not cluster.spot_S.any()
+        import scipy.optimize  # noqa: F401  # takes seconds; no decision shall wait for it
 
     def decide(self, view: SlotView) -> SlotDecision:
         admissions = []

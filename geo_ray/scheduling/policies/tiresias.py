@@ -62,8 +62,8 @@ class _Tiresias:
         name, slot_s = each.job.id, self._cluster.slot_s
         own_s = each.attained_s - self._forgiven_s.get(name, 0.0)
         ran_s = own_s / max(1, each.job.demands.wanted_workers)
-        if self._policy.promote and ran_s > 0:
-            if each.waited_slots * slot_s > self._policy.promote * ran_s:
-                self._forgiven_s[name] = each.attained_s
-                own_s = 0.0
+        promote = self._policy.promote
+        if promote and 0 < promote * ran_s < each.waited_slots * slot_s:
+            self._forgiven_s[name] = each.attained_s
+            own_s = 0.0
         return bisect_right(self._policy.limits_s, own_s)

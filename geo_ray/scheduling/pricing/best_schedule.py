@@ -1,9 +1,10 @@
 """The schedule of a job that is worth most beyond its price, by dynamic programming over its work.
 
 The work is cut into ``quanta``. For each slot and each number of quanta there is the cheapest way
-to do them in it: inside one site, or spread. ``cost(t, v) = min_k cost(t - 1, v - k) + slot(t, k)``
-is the least price of ``v`` quanta until slot ``t``. The job then ends in the slot whose utility less
-price is largest. Money is a part of the price: ``worth_per_usd`` for what resources and egress cost.
+to do them in it: inside one site, or spread. The least price of ``v`` quanta until slot ``t`` is
+``cost(t, v) = min_k cost(t - 1, v - k) + slot(t, k)``, and the job ends in the slot whose utility
+less price is largest. Money is a part of the price: ``worth_per_usd`` for each dollar of resources
+and egress.
 """
 
 from __future__ import annotations
@@ -203,10 +204,10 @@ class _Search:
         """Fill in the prices of a slot, and return what to do for each number of quanta."""
         job, found = self._job, dict[int, Allocation]()
         cost_K[:] = inside_K
-        for k in np.flatnonzero(np.isfinite(inside_K)):
+        for k in np.flatnonzero(np.isfinite(inside_K)).tolist():
             workers, site = int(workers_NK[n, k]), int(site_K[k])
             servers = job.demands.servers(workers)
-            found[int(k) + 1] = Allocation(((site, workers),), ((site, servers),), self._batch)
+            found[k + 1] = Allocation(((site, workers),), ((site, servers),), self._batch)
         for way, needed_K in self._ways:
             solver = self._solver(n, way)
             for k, needed in enumerate(needed_K):

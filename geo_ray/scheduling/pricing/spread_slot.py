@@ -101,9 +101,7 @@ class SpreadSolver:
 
     def least(self, workers: Mapping[int | None, int], servers: int) -> float:
         """Return a price below which no plan is; infinite if there is none."""
-        cost = _filled(
-            self._q.server_cost_S[self._servers], self._server_rooms, servers
-        )
+        cost = _filled(self._q.server_cost_S[self._servers], self._server_rooms, servers)
         for key, count in workers.items():
             sites = self._workers[key]
             cost += _filled(self._q.worker_cost_S[sites], self._rooms[key], count)
@@ -167,9 +165,7 @@ class SpreadSolver:
         last = int(np.searchsorted(total, _ROOM * count)) + 4
         return sites[:last][rooms[:last] > 0]
 
-    def _rounded_plans(
-        self, workers: Mapping[int | None, int], servers: int
-    ) -> list[SpreadFound]:
+    def _rounded_plans(self, workers: Mapping[int | None, int], servers: int) -> list[SpreadFound]:
         solved = self.relaxed(workers, servers)
         if solved is None:
             return []
