@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-_POLICIES = "pd_ors,oasis,fifo,drf,dorm,optimus,tiresias"
+_POLICIES = "pd_ors,oasis,fifo,drf,dorm,optimus,tiresias,ones,pollux"
 
 
 @click.command(short_help="Replay a trace of jobs under several policies.")

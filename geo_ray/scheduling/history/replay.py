@@ -71,6 +71,8 @@ def check_jobs(cluster: SharedCluster, jobs: Sequence[ClusterJob]) -> None:
         seen.add(job.id)
         if job.arrival_slot < 0 or job.rows <= 0:
             raise ScheduleInputError(f"job {job.id}: it comes before slot 0, or has no work")
+        if min(job.demands.most_workers, job.speed.batch.rows) < max(1, len(job.data)):
+            raise ScheduleInputError(f"job {job.id}: fewer workers than regions with its data")
         if set(job.data) - set(range(len(cluster.net.names))):
             raise ScheduleInputError(f"job {job.id}: its data lie in a region that is not there")
         demands, allowed_S = job.demands, job.may_work_S(cluster)

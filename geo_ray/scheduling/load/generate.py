@@ -105,7 +105,7 @@ def _job(number: int, arrival: int, shape: LoadShape, rng: np.random.Generator) 
     worker_R = np.array([rng.integers(0, 5), rng.integers(1, 11), rng.integers(2, 33),
                          rng.integers(5, 11)], dtype=np.float64)  # fmt: skip
     server_R = np.array([0, rng.integers(1, 11), rng.integers(2, 33), rng.integers(5, 11)], float)
-    batch = int(rng.integers(1, 201))
+    batch = int(rng.integers(1 if shape.regions == 1 else 2, 201))
     row_s = float(rng.uniform(1e-5, 1e-4)) * shape.slot_s
     rows = float(rng.integers(50, 201)) * float(rng.integers(2_000, 20_001))
     model_bytes = float(rng.uniform(30e6, 575e6))

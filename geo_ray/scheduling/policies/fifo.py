@@ -1,7 +1,7 @@
 """First come, first served.
 
 Idea: what Hadoop and Spark do by default. Rule: the job that came first gets the workers that its
-owner asked for and keeps them until it ends; while it does not fit, all behind it wait. Where less
+owner asked for (fewer if all of the cluster has not so many) and keeps them until it ends; while it does not fit, all behind it wait. Where less
 than it has remains (spot machines that were taken back), it waits at the head again. When: as a
 baseline, or where order is a promise. Source: the baseline of PD-ORS's evaluation, reconstructed.
 """
@@ -35,9 +35,12 @@ class FifoPolicy:
 class _Fifo:
     def __init__(self, cluster: SharedCluster) -> None:
         self._cluster = cluster
+        self._wanted: dict[str, int] = {}
 
     def decide(self, view: SlotView) -> SlotDecision:
         room = SiteRoom(self._cluster, view.capacity_SR)
+        for job in view.arrived:
+            self._wanted[job.id] = room.most_that_fit(job, job.demands.wanted_workers)
         given: dict[str, Allocation] = {}
         for name, each in view.active.items():
             if each.had is not None and room.fits(each.job, each.had):
@@ -46,7 +49,7 @@ class _Fifo:
         for name, each in view.active.items():
             if name in given:
                 continue
-            found = room.place(each.job, each.job.demands.wanted_workers)
+            found = room.place(each.job, self._wanted[name])
             if found is None:
                 break
             room.take(each.job, found)

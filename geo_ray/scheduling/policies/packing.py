@@ -52,13 +52,26 @@ class SiteRoom:
             batch: of the allocation; None: the job's own.
         """
         batch = job.speed.batch.rows if batch is None else batch
+        split = split_workers(job, workers)
+        workers = sum(split.values())
+        if workers > min(job.demands.most_workers, batch):
+            return None
         servers = job.demands.servers(workers)
         allowed_S = job.may_work_S(self.cluster)
         if len(job.data) < 2:
             one = self._one_site(job, workers, servers, allowed_S)
             if one is not None:
                 return Allocation(((one, workers),), ((one, servers),), batch)
-        return self._spread(job, split_workers(job, workers), servers, batch)
+        return self._spread(job, split, servers, batch)
+
+    def most_that_fit(self, job: ClusterJob, workers: int) -> int:
+        """Return the workers that there is room for: as many, or half, or half of that; at least 1.
+
+        A job whose owner asked for more than a whole cluster has would wait for ever.
+        """
+        while workers > 1 and self.place(job, workers) is None:
+            workers //= 2
+        return workers
 
     def _one_site(
         self, job: ClusterJob, workers: int, servers: int, allowed_S: np.ndarray

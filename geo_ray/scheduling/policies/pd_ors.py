@@ -59,7 +59,7 @@ class PdOrsPolicy:
     search: SearchRule = field(default_factory=SearchRule)
     window: int = 40
     tight: bool = True
-    span: float = 8.0
+    span: float = 6.0
     locality: Locality = "any"
     server_share: float = 0.3
     change_s: float = 0.0

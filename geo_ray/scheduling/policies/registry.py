@@ -10,8 +10,10 @@ from geo_ray.scheduling.policies.base import SchedulingPolicy
 from geo_ray.scheduling.policies.dorm import DormPolicy
 from geo_ray.scheduling.policies.drf import DrfPolicy
 from geo_ray.scheduling.policies.fifo import FifoPolicy
+from geo_ray.scheduling.policies.ones import OnesPolicy
 from geo_ray.scheduling.policies.optimus import OptimusPolicy
 from geo_ray.scheduling.policies.pd_ors import PdOrsPolicy, oasis
+from geo_ray.scheduling.policies.pollux import PolluxPolicy
 from geo_ray.scheduling.policies.tiresias import TiresiasPolicy
 from geo_ray.util.nearest import nearest
 
@@ -23,6 +25,8 @@ POLICIES: Final[Mapping[str, Callable[[], SchedulingPolicy]]] = {
     "dorm": DormPolicy,
     "optimus": OptimusPolicy,
     "tiresias": TiresiasPolicy,
+    "ones": OnesPolicy,
+    "pollux": PolluxPolicy,
 }
 
 

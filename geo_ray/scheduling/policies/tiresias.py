@@ -44,15 +44,18 @@ class _Tiresias:
     def __init__(self, policy: TiresiasPolicy, cluster: SharedCluster) -> None:
         self._policy, self._cluster = policy, cluster
         self._forgiven_s: dict[str, float] = {}
+        self._wanted: dict[str, int] = {}
 
     def decide(self, view: SlotView) -> SlotDecision:
         room = SiteRoom(self._cluster, view.capacity_SR)
+        for job in view.arrived:
+            self._wanted[job.id] = room.most_that_fit(job, job.demands.wanted_workers)
         order = sorted(view.active.values(), key=lambda each: self._queue(each))
         given: dict[str, Allocation] = {}
         for each in order:
             had = each.had
             if had is None or not room.fits(each.job, had):
-                had = room.place(each.job, each.job.demands.wanted_workers)
+                had = room.place(each.job, self._wanted[each.job.id])
             if had is not None:
                 room.take(each.job, had)
                 given[each.job.id] = had
@@ -61,7 +64,7 @@ class _Tiresias:
     def _queue(self, each: JobProgress) -> int:
         name, slot_s = each.job.id, self._cluster.slot_s
         own_s = each.attained_s - self._forgiven_s.get(name, 0.0)
-        ran_s = own_s / max(1, each.job.demands.wanted_workers)
+        ran_s = own_s / max(1, self._wanted[name])
         promote = self._policy.promote
         if promote and 0 < promote * ran_s < each.waited_slots * slot_s:
             self._forgiven_s[name] = each.attained_s

@@ -32,7 +32,7 @@ class PriceBoard:
         promised_TSR: what is given away of each slot.
     """
 
-    def __init__(self, cluster: SharedCluster, *, tight: bool = True, span: float = 8.0) -> None:
+    def __init__(self, cluster: SharedCluster, *, tight: bool = True, span: float = 6.0) -> None:
         self._cluster = cluster
         self._tight = tight
         self._span = span

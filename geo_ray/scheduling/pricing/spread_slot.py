@@ -44,8 +44,8 @@ class RoundingRule:
     """
 
     factor: float = 1.0
-    tries: int = 20
-    gap: float = 0.02
+    tries: int = 4
+    gap: float = 0.1
 
 
 @dataclass(frozen=True, eq=False)
