@@ -5,7 +5,7 @@ held against the validator. Utility is summed over jobs; of each size, means ove
 
   utility_over_*         of pd_ors over another policy, mean utilities, worst and mean of the sizes
   rank_of_pd_ors         in the mean, worst over the sizes; 1 is first
-  competitive_ratio      upper bound over utility of pd_ors, five seeds of each size, largest and median
+  competitive_ratio      upper bound over utility of pd_ors, five seeds of each size
   geo_*                  regions, egress and spot prices: utility less USD, over the best other, and
                          over pd_ors without money, egress and links in its price
   decision_s             longest decision for one job, 50 sites

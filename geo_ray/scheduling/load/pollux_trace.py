@@ -1,8 +1,9 @@
 """Reads the workloads of Pollux and Sia, CSV files.
 
 Their columns are name, time, application, num_replicas and batch_size. They say what is trained,
-not for how long: their authors profiled each application. Durations here are assumed by application (`HOURS`), of accelerator time at the size that was asked for: small
-ones under an hour, ImageNet tens of hours, as the categories of those papers have it.
+not for how long: their authors profiled each application. Durations here are assumed by application
+(`HOURS`), of accelerator time at the size that was asked for: small ones under an hour, ImageNet
+tens of hours, as the categories of those papers have it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """First come, first served.
 
 Idea: what Hadoop and Spark do by default. Rule: the job that came first gets the workers that its
-owner asked for (fewer if all of the cluster has not so many) and keeps them until it ends; while it does not fit, all behind it wait. Where less
+owner asked for (fewer if all of the cluster has not so many) and keeps them until it ends; while it
+does not fit, all behind it wait. Where less
 than it has remains (spot machines that were taken back), it waits at the head again. When: as a
 baseline, or where order is a promise. Source: the baseline of PD-ORS's evaluation, reconstructed.
 """

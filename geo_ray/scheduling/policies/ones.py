@@ -6,12 +6,12 @@ that ended and fills idle places with those that wait, *uniform crossover* swaps
 genomes, *uniform mutation* resets places, which are filled again. Those genomes survive in which
 the jobs that run have the least left to use, ``sum_j c_j Y_j (1 / rho_j - 1) / X_j``, with ``c``
 places, ``Y`` rows done, ``X`` speed; progress ``rho`` is not known and drawn from a Beta
-distribution whose parameters are the work done and what jobs that ended had beyond it. *Reorder*, that genes of a job
-are side by side, is the placement here. A job's batch may double with every slot that it trained
-well, and halves when more jobs wait than run. A change costs about a second: no restart. When: many
-short jobs of unknown length. Source: ONES (SC 2021, arXiv 2108.03645), of which the abstract was
-read; operators and score are reconstructed, the regressor behind the Beta distribution is not known
-and replaced by the mean of jobs that ended.
+distribution whose parameters are the work done and what jobs that ended had beyond it. *Reorder*,
+that genes of a job are side by side, is the placement here. A job's batch may double with every
+slot that it trained, and halves when more jobs wait than run. A change costs about a second: no
+restart. When: many short jobs of unknown length. Source: ONES (SC 2021, arXiv 2108.03645), of which
+the abstract was read; operators and score are reconstructed, the regressor behind the Beta
+distribution is not known and replaced by the mean of jobs that ended.
 """
 
 from __future__ import annotations
