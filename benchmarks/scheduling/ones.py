@@ -58,8 +58,8 @@ def main() -> None:
             check_schedule(done)
             outcome = outcome_of(done)
             means[name].append(outcome.completion.mean_s)
-            support.say(f"seed {seed}, {name}: mean {outcome.completion.mean_s / 3600:.2f} h, "
-                        f"{outcome.ended} of {jobs} ended, in use {outcome.utilisation:.0%}")  # fmt: skip
+            mean_h = outcome.completion.mean_s / 3600
+            support.say(f"seed {seed}, {name}: mean {mean_h:.2f} h, {outcome.ended} ended")
     figures = []
     for own in ("ones", "pollux"):
         for name, target in TARGETS.items():

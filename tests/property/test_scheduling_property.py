@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from geo_ray.scheduling.history.replay import replay_jobs
@@ -29,9 +29,15 @@ def replayed(shape: LoadShape, name: str, seed: int) -> ClusterSchedule:
 
 @pytest.mark.parametrize("name", POLICIES)
 @given(shape=shapes, seed=st.integers(0, 1000))
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=5,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # a smaller example takes minutes
+)
 def test_every_policy_keeps_every_rule(name: str, shape: LoadShape, seed: int) -> None:
     done = replayed(shape, name, seed)
     assert list(violations(done)) == []
     if name != "dorm":  # its solver has a limit of time
-        assert replayed(shape, name, seed) == done
+        again = replayed(shape, name, seed)
+        assert (again.uses, again.finished_s) == (done.uses, done.finished_s)

@@ -56,7 +56,7 @@ def made_up_cluster(shape: LoadShape, seed: int) -> SharedCluster:
 
     Several regions: machines lie in them evenly, links are 100 Mbit/s to 5 Gbit/s, prices differ by
     a factor of 0.7 to 1.5. Spot machines cost 0.3 of that, move by the slot, and are away now and
-    then: for 1 to 6 slots, in 5 % of the slots each.
+    then: for 1 to 6 slots, from 5 % of the slots on, but not in the first.
     """
     rng = np.random.default_rng([seed, 1])
     regions, machines, slots = shape.regions, shape.machines, shape.slots
@@ -83,7 +83,7 @@ def made_up_cluster(shape: LoadShape, seed: int) -> SharedCluster:
         there_TS = np.ones((slots, machines))
         for site in np.flatnonzero(spots):
             for slot in np.flatnonzero(rng.random(slots) < 0.05):
-                there_TS[slot : slot + int(rng.integers(1, 7)), site] = 0.0
+                there_TS[max(1, slot) : slot + int(rng.integers(1, 7)), site] = 0.0
         move_TS = np.where(spots, 0.3 * np.exp(rng.normal(0, 0.15, (slots, machines))), 1.0)
         capacity, usd = capacity_SR * there_TS[:, :, None], usd_SR * move_TS[:, :, None]
     net = RegionNet(names, mbps_GG, usd_GG, rtt_GG)

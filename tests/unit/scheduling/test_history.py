@@ -1,4 +1,4 @@
-"""Histories: what is refused, what a change costs, spot machines that go, and the validator's bite."""
+"""Histories: what is refused, what a change costs, spot machines that go; the validator's bite."""
 
 from __future__ import annotations
 
