@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from geo_ray.api.inputs import FilePath
+from geo_ray.clouds.price_book import known_book, own_files
 from geo_ray.errors import ScheduleInputError
 from geo_ray.scheduling.bound.columns import utility_bound
 from geo_ray.scheduling.history.outcome import ScheduleOutcome, outcome_of
 from geo_ray.scheduling.history.replay import check_jobs, replay_jobs
+from geo_ray.scheduling.load.book_offers import book_offers
 from geo_ray.scheduling.load.generate import LoadShape, made_up_cluster, made_up_jobs
 from geo_ray.scheduling.load.traces import cluster_jobs, read_trace
 from geo_ray.scheduling.model.schedule import ClusterSchedule
@@ -53,6 +55,8 @@ def schedule(
     shape: LoadShape | None = None,
     trace: FilePath | None = None,
     trace_format: str = "philly",
+    machine: str | None = None,
+    at: Sequence[str] = (),
     seed: int = 0,
     bound: bool = False,
 ) -> ScheduleResult:
@@ -63,26 +67,37 @@ def schedule(
         shape: of the cluster, and of made-up jobs; of a trace, ``jobs`` of its first ones.
         trace: a file of jobs; None: they are made up.
         trace_format: its format.
+        machine: cloud and type, as in ``aws:p4d.24xlarge``, for the prices of your price files and
+            those that are shipped; None: machines and prices are made up.
+        at: with ``machine``, its cloud's regions, in place of the shape's.
         seed: of all that is left to chance.
         bound: also compute what no policy can exceed.
 
     Raises:
         TraceError: the trace cannot be read.
         ScheduleInputError: jobs and cluster do not fit, or there is no policy of a name.
+        PriceUnknownError: a price of ``machine`` is not known.
     """
     shape = shape or LoadShape()
     if not policies:
         raise ScheduleInputError("no policy is named", fix="Name at least one.")
+    offers = None
+    if machine is not None:
+        offers = book_offers(known_book(own_files()), machine, at)
+        shape = replace(shape, regions=len(at))
     chosen = {name: policy_named(name) for name in dict.fromkeys(policies)}
     if trace is None:
-        cluster, title = made_up_cluster(shape, seed), f"{shape.jobs} made-up jobs"
+        cluster, title = made_up_cluster(shape, seed, offers), f"{shape.jobs} made-up jobs"
         jobs = made_up_jobs(shape, seed)
     else:
         traced = read_trace(Path(trace), trace_format)[: shape.jobs]
         span_s = traced[-1].submit_s - traced[0].submit_s
         rest_s = 4 * max(job.duration_s for job in traced)
         shape = replace(shape, slots=max(shape.slots, round((span_s + rest_s) / shape.slot_s) + 1))
-        cluster, title = made_up_cluster(shape, seed), f"{len(traced)} jobs of {Path(trace).name}"
+        cluster, title = (
+            made_up_cluster(shape, seed, offers),
+            f"{len(traced)} jobs of {Path(trace).name}",
+        )
         jobs = cluster_jobs(traced, cluster, seed)
     check_jobs(cluster, jobs)
     schedules = {}

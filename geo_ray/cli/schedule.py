@@ -36,6 +36,12 @@ _POLICIES = "pd_ors,oasis,fifo,drf,dorm,optimus,tiresias,ones,pollux"
     type=click.FloatRange(0, 1),
     help="Share of the machines that are of the spot market, and come and go.",
 )
+@click.option(
+    "--machine",
+    metavar="CLOUD:TYPE",
+    help="Its prices, from your files and the shipped ones, instead of made-up ones; with --at.",
+)
+@click.option("--at", metavar="LIST", help="Regions of that cloud, separated by commas.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0))
 @click.option("--bound", is_flag=True, help="Also what no policy can exceed.")
 @click.option("--json", "as_json", is_flag=True, help="The numbers as JSON, and nothing else.")
@@ -51,6 +57,8 @@ def schedule(
     slot_s: float,
     regions: int,
     spot_share: float,
+    machine: str | None,
+    at: str | None,
     seed: int,
     bound: bool,
     as_json: bool,
@@ -62,6 +70,8 @@ def schedule(
     """
     if (trace is None) != generate:
         raise click.UsageError("name a TRACE, or --generate jobs")
+    if (machine is None) != (at is None):
+        raise click.UsageError("--machine and --at go together")
     import json
     from dataclasses import asdict
 
@@ -74,13 +84,22 @@ def schedule(
     names = [part.strip() for part in policies.split(",") if part.strip()]
     shape = LoadShape(machines, jobs, slots, regions, spot_share, slot_s)
     result = geo_ray.schedule(
-        names, shape=shape, trace=trace, trace_format=trace_format, seed=seed, bound=bound
+        names,
+        shape=shape,
+        trace=trace,
+        trace_format=trace_format,
+        machine=machine,
+        at=[part.strip() for part in (at or "").split(",") if part.strip()],
+        seed=seed,
+        bound=bound,
     )
     if as_json:
         numbers = {name: asdict(each) for name, each in result.outcomes.items()}
         click.echo(json.dumps({"bound": result.bound, "policies": numbers}, indent=2))
     else:
         console = Console()
+        if not console.is_terminal:
+            console = Console(width=200)  # a line stays a line for who reads it with grep
         console.print(outcome_table(result.outcomes))
         if result.bound is not None:
             console.print(f"no policy can have more than {result.bound:.4g}", highlight=False)

@@ -15,7 +15,7 @@ def outcome_table(outcomes: Mapping[str, ScheduleOutcome]) -> Table:
     """A line per policy."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for place, heading in enumerate(HEADINGS):
-        table.add_column(heading, justify="right" if place else "left")
+        table.add_column(heading, justify="right" if place else "left", no_wrap=True)
     for name, outcome in outcomes.items():
         table.add_row(*cells(name, outcome))
     return table

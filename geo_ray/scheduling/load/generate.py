@@ -17,6 +17,7 @@ from geo_ray.planning.model.step_model import StepModel
 from geo_ray.scheduling.model.cluster import (
     RESOURCES,
     ClusterSite,
+    Floats,
     RegionNet,
     SharedCluster,
     unit_prices,
@@ -51,15 +52,42 @@ class LoadShape:
     slot_s: float = 1200.0
 
 
-def made_up_cluster(shape: LoadShape, seed: int) -> SharedCluster:
+@dataclass(frozen=True, eq=False)
+class RegionOffers:
+    """Machines of one type and what they and traffic cost, by region.
+
+    Attributes:
+        names: of the regions.
+        machine_R: what a machine has of each resource.
+        usd_per_h_G: of one on demand.
+        spot_usd_per_h_G: of one of the spot market, in the mean.
+        egress_usd_per_gb_GG: from one region to another.
+    """
+
+    names: tuple[str, ...]
+    machine_R: tuple[float, ...]
+    usd_per_h_G: Floats
+    spot_usd_per_h_G: Floats
+    egress_usd_per_gb_GG: Floats
+
+
+def made_up_cluster(
+    shape: LoadShape, seed: int, offers: RegionOffers | None = None
+) -> SharedCluster:
     """Return a cluster.
+
+    Args:
+        shape: how large.
+        seed: of links, spot markets and, without ``offers``, prices.
+        offers: machines and prices of a price book; None: made up, too.
 
     Several regions: machines lie in them evenly, links are 100 Mbit/s to 5 Gbit/s, prices differ by
     a factor of 0.7 to 1.5. Spot machines cost 0.3 of that, move by the slot, and are away now and
     then: for 1 to 6 slots, from 5 % of the slots on, but not in the first.
     """
     rng = np.random.default_rng([seed, 1])
-    regions, machines, slots = shape.regions, shape.machines, shape.slots
+    regions = shape.regions if offers is None else len(offers.names)
+    machines, slots = shape.machines, shape.slots
     mbps_GG = np.exp(rng.uniform(np.log(100), np.log(5000), (regions, regions)))
     mbps_GG = np.minimum(mbps_GG, mbps_GG.T)
     np.fill_diagonal(mbps_GG, 10_000.0)
@@ -73,9 +101,19 @@ def made_up_cluster(shape: LoadShape, seed: int) -> SharedCluster:
         ClusterSite(f"m{number}", number % regions, 20_000.0, bool(spots[number]))
         for number in range(machines)
     )
-    dear_G = rng.uniform(0.7, 1.5, regions) if regions > 1 else np.ones(1)
-    usd_SR = np.stack([unit_prices(_USD_PER_H * dear_G[s.region], _MACHINE_R) for s in sites])
-    capacity_SR = np.tile(np.array(_MACHINE_R), (machines, 1))
+    usd_per_h_G = _USD_PER_H * (rng.uniform(0.7, 1.5, regions) if regions > 1 else np.ones(1))
+    if offers is None:
+        offers = RegionOffers(names, _MACHINE_R, usd_per_h_G, 0.3 * usd_per_h_G, usd_GG)
+    usd_SR = np.stack(
+        [
+            unit_prices(
+                float((offers.spot_usd_per_h_G if s.spot else offers.usd_per_h_G)[s.region]),
+                offers.machine_R,
+            )
+            for s in sites
+        ]
+    )
+    capacity_SR = np.tile(np.array(offers.machine_R), (machines, 1))
     if not spots.any():
         wide = (slots, machines, len(RESOURCES))
         capacity, usd = np.broadcast_to(capacity_SR, wide), np.broadcast_to(usd_SR, wide)
@@ -84,9 +122,9 @@ def made_up_cluster(shape: LoadShape, seed: int) -> SharedCluster:
         for site in np.flatnonzero(spots):
             for slot in np.flatnonzero(rng.random(slots) < 0.05):
                 there_TS[max(1, slot) : slot + int(rng.integers(1, 7)), site] = 0.0
-        move_TS = np.where(spots, 0.3 * np.exp(rng.normal(0, 0.15, (slots, machines))), 1.0)
+        move_TS = np.where(spots, np.exp(rng.normal(0, 0.15, (slots, machines))), 1.0)
         capacity, usd = capacity_SR * there_TS[:, :, None], usd_SR * move_TS[:, :, None]
-    net = RegionNet(names, mbps_GG, usd_GG, rtt_GG)
+    net = RegionNet(offers.names, mbps_GG, offers.egress_usd_per_gb_GG, rtt_GG)
     return SharedCluster(sites, RESOURCES, shape.slot_s, capacity, usd, net)
 
 
