@@ -77,6 +77,8 @@ if TYPE_CHECKING:
     from geo_ray.api.run_check import RunCheck as RunCheck
     from geo_ray.api.run_check import check_run as check_run
     from geo_ray.api.saved import checkpoints as checkpoints
+    from geo_ray.api.scheduling import ScheduleResult as ScheduleResult
+    from geo_ray.api.scheduling import schedule as schedule
     from geo_ray.api.starters import init_project as init_project
     from geo_ray.api.status import RunStatus as RunStatus
     from geo_ray.api.status import change_members as change_members
@@ -171,6 +173,8 @@ _WHERE = {
     "RunCheck": "api.run_check",
     "check_run": "api.run_check",
     "checkpoints": "api.saved",
+    "ScheduleResult": "api.scheduling",
+    "schedule": "api.scheduling",
     "init_project": "api.starters",
     "RunStatus": "api.status",
     "change_members": "api.status",

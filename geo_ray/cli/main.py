@@ -24,7 +24,7 @@ _VERBS = {
     "tune": ("geo_ray.cli.tune", "tune"),
     "profile": ("geo_ray.cli.profile", "profile"),
     "plan": ("geo_ray.cli.plan", "plan"),
-    "inventory": ("geo_ray.cli.inventory", "inventory"),
+    "inventory": ("geo_ray.cli.clusters.inventory", "inventory"),
     "config": ("geo_ray.cli.config", "config"),
     "check": ("geo_ray.cli.check", "check"),
     "data": ("geo_ray.cli.data.group", "data"),
@@ -39,10 +39,11 @@ _VERBS = {
     "dashboards": ("geo_ray.cli.observe.dashboards", "dashboards"),
     "report": ("geo_ray.cli.report", "report"),
     "export": ("geo_ray.cli.export", "export"),
+    "schedule": ("geo_ray.cli.schedule", "schedule"),
     "prices": ("geo_ray.cli.prices", "prices"),
     "lab": ("geo_ray.cli.lab", "lab"),
-    "up": ("geo_ray.cli.up", "up"),
-    "down": ("geo_ray.cli.down", "down"),
+    "up": ("geo_ray.cli.clusters.up", "up"),
+    "down": ("geo_ray.cli.clusters.down", "down"),
 }
 
 

@@ -31,7 +31,7 @@ _STALE_LOOKS: Final = 4
 _ACTIONS: Final = 20
 
 
-class MachineRow(StrictModel):
+class ClusterMachineRow(StrictModel):
     """A machine of a cluster."""
 
     id: str
@@ -79,8 +79,8 @@ class ClusterReport(StrictModel):
     state: str = Field(description="where it is written down")
     address: str | None = Field(description="host:port of Ray's head")
     job_server: str | None
-    head: MachineRow | None
-    machines: tuple[MachineRow, ...] = Field(description="all that live, but the head")
+    head: ClusterMachineRow | None
+    machines: tuple[ClusterMachineRow, ...] = Field(description="all that live, but the head")
     posts: tuple[PostRow, ...] = Field(description="plan against actual")
     wanted: int = Field(description="machines that the plan has")
     usd_per_hour: float = Field(description="of all machines, the head included")
@@ -199,7 +199,7 @@ def report_of(
 # ------------------------------------------------------------------ parts
 
 
-def _row(machine: Machine, memory: AutoscalerMemory, now_s: float) -> MachineRow:
+def _row(machine: Machine, memory: AutoscalerMemory, now_s: float) -> ClusterMachineRow:
     duty = memory.duties.get(machine.id)
     parting = None if duty is None else duty.parting
     pool = machine.pool
@@ -215,7 +215,7 @@ def _row(machine: Machine, memory: AutoscalerMemory, now_s: float) -> MachineRow
         and duty.unready_unix_s is None
         and leaves is None
     )
-    return MachineRow(
+    return ClusterMachineRow(
         id=machine.id,
         role=machine.labels.get(ROLE_LABEL, "worker"),
         region=machine.labels.get(REGION_LABEL, ""),
@@ -232,9 +232,9 @@ def _row(machine: Machine, memory: AutoscalerMemory, now_s: float) -> MachineRow
     )
 
 
-def _head_row(head: Machine, usd: float | None, now_s: float) -> MachineRow:
+def _head_row(head: Machine, usd: float | None, now_s: float) -> ClusterMachineRow:
     running = head.state is MachineState.RUNNING
-    return MachineRow(
+    return ClusterMachineRow(
         id=head.id,
         role="head",
         region="",
@@ -252,7 +252,7 @@ def _head_row(head: Machine, usd: float | None, now_s: float) -> MachineRow:
 
 
 def _posts(
-    record: ClusterRecord, memory: AutoscalerMemory, rows: Sequence[MachineRow]
+    record: ClusterRecord, memory: AutoscalerMemory, rows: Sequence[ClusterMachineRow]
 ) -> list[PostRow]:
     planned: dict[tuple[str, str], int] = {}
     for region in record.plan.regions:
@@ -294,7 +294,7 @@ def _posts(
 
 def _notes(
     record: ClusterRecord,
-    head: MachineRow | None,
+    head: ClusterMachineRow | None,
     told: ToldStatus | None,
     *,
     is_fresh: bool,

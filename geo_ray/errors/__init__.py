@@ -71,6 +71,9 @@ from geo_ray.errors.run import RunFinishedError as RunFinishedError
 from geo_ray.errors.run import RunHeldError as RunHeldError
 from geo_ray.errors.run import StalledError as StalledError
 from geo_ray.errors.run import WorkerLostError as WorkerLostError
+from geo_ray.errors.scheduling import ScheduleInputError as ScheduleInputError
+from geo_ray.errors.scheduling import SchedulingError as SchedulingError
+from geo_ray.errors.scheduling import TraceError as TraceError
 from geo_ray.errors.task import NonFiniteError as NonFiniteError
 from geo_ray.errors.task import OwnCodeError as OwnCodeError
 from geo_ray.errors.task import TaskError as TaskError

@@ -25,7 +25,7 @@ LAYERS = [
     {"overlay", "transfers"},
     {"providers"},
     {"planning"},
-    {"autoscale"},
+    {"autoscale", "scheduling"},
     {"config.experiment", "config.emulate"},
     {"job"},
     {"runtime", "sim"},
@@ -60,7 +60,10 @@ FENCES = {
     "mlflow": ("observe.export",),
     "wandb": ("observe.export",),
 }
-NO_TORCH = ("types", "errors", "clock", "config", "planning", "autoscale", "clouds", "providers")
+NO_TORCH = (
+    *("types", "errors", "clock", "config", "planning", "autoscale", "scheduling", "clouds"),
+    "providers",
+)
 IMPORT_NAMES = {
     "pyyaml": "yaml",
     "scikit-learn": "sklearn",

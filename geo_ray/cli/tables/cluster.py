@@ -12,7 +12,7 @@ from rich.table import Table
 
 from geo_ray.api.clusters import UpCluster
 from geo_ray.clusters.offer import ClusterOffer
-from geo_ray.clusters.report import ClusterReport, DecisionRow, MachineRow
+from geo_ray.clusters.report import ClusterMachineRow, ClusterReport, DecisionRow
 from geo_ray.observe.text import duration_text
 
 _DECISIONS = 6
@@ -48,7 +48,7 @@ def machines_table(report: ClusterReport) -> Table:
     """The machines of a cluster."""
     table = _table(("machine", "role", "region", "type", "market", "state"), ("age", "USD/h"))
     table.add_column("")
-    head: Sequence[MachineRow] = () if report.head is None else (report.head,)
+    head: Sequence[ClusterMachineRow] = () if report.head is None else (report.head,)
     for row in (*head, *report.machines):
         table.add_row(
             row.id,
@@ -127,7 +127,7 @@ def _alternatives(decision: DecisionRow) -> list[str]:
     return lines
 
 
-def _leaves(row: MachineRow) -> str:
+def _leaves(row: ClusterMachineRow) -> str:
     if row.role == "head" or row.leaves is None:
         return ""
     if row.leaves_in_s is None:

@@ -1,0 +1,108 @@
+"""Replaying a history of jobs on a shared cluster under several policies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from geo_ray.api.inputs import FilePath
+from geo_ray.clouds.price_book import known_book, own_files
+from geo_ray.errors import ScheduleInputError
+from geo_ray.scheduling.bound.columns import utility_bound
+from geo_ray.scheduling.history.outcome import ScheduleOutcome, outcome_of
+from geo_ray.scheduling.history.replay import check_jobs, replay_jobs
+from geo_ray.scheduling.load.book_offers import book_offers
+from geo_ray.scheduling.load.generate import LoadShape, made_up_cluster, made_up_jobs
+from geo_ray.scheduling.load.traces import cluster_jobs, read_trace
+from geo_ray.scheduling.model.schedule import ClusterSchedule
+from geo_ray.scheduling.model.validate import check_schedule
+from geo_ray.scheduling.page import write_schedule_page
+from geo_ray.scheduling.policies.registry import policy_named
+
+
+@dataclass(frozen=True, eq=False)
+class ScheduleResult:
+    """What came of each policy.
+
+    Attributes:
+        schedules: by policy.
+        bound: utility that no policy can exceed; None: not asked for.
+        title: what was replayed.
+    """
+
+    schedules: Mapping[str, ClusterSchedule]
+    bound: float | None
+    title: str
+
+    @property
+    def outcomes(self) -> dict[str, ScheduleOutcome]:
+        """The numbers of each policy."""
+        return {name: outcome_of(each) for name, each in self.schedules.items()}
+
+    def save(self, path: FilePath) -> Path:
+        """Write a page of it.
+
+        Raises:
+            RunDirectoryError: it cannot be written.
+        """
+        return write_schedule_page(self.title, self.schedules, self.bound, Path(path))
+
+
+def schedule(
+    policies: Sequence[str],
+    *,
+    shape: LoadShape | None = None,
+    trace: FilePath | None = None,
+    trace_format: str = "philly",
+    machine: str | None = None,
+    at: Sequence[str] = (),
+    seed: int = 0,
+    bound: bool = False,
+) -> ScheduleResult:
+    """Replay jobs on a made-up cluster, once under each policy; every schedule is checked.
+
+    Args:
+        policies: names.
+        shape: of the cluster, and of made-up jobs; of a trace, ``jobs`` of its first ones.
+        trace: a file of jobs; None: they are made up.
+        trace_format: its format.
+        machine: cloud and type, as in ``aws:p4d.24xlarge``, for the prices of your price files and
+            those that are shipped; None: machines and prices are made up.
+        at: with ``machine``, its cloud's regions, in place of the shape's.
+        seed: of all that is left to chance.
+        bound: also compute what no policy can exceed.
+
+    Raises:
+        TraceError: the trace cannot be read.
+        ScheduleInputError: jobs and cluster do not fit, or there is no policy of a name.
+        PriceUnknownError: a price of ``machine`` is not known.
+    """
+    shape = shape or LoadShape()
+    if not policies:
+        raise ScheduleInputError("no policy is named", fix="Name at least one.")
+    offers = None
+    if machine is not None:
+        offers = book_offers(known_book(own_files()), machine, at)
+        shape = replace(shape, regions=len(at))
+    chosen = {name: policy_named(name) for name in dict.fromkeys(policies)}
+    if trace is None:
+        cluster, title = made_up_cluster(shape, seed, offers), f"{shape.jobs} made-up jobs"
+        jobs = made_up_jobs(shape, seed)
+    else:
+        traced = read_trace(Path(trace), trace_format)[: shape.jobs]
+        span_s = traced[-1].submit_s - traced[0].submit_s
+        rest_s = 4 * max(job.duration_s for job in traced)
+        shape = replace(shape, slots=max(shape.slots, round((span_s + rest_s) / shape.slot_s) + 1))
+        cluster, title = (
+            made_up_cluster(shape, seed, offers),
+            f"{len(traced)} jobs of {Path(trace).name}",
+        )
+        jobs = cluster_jobs(traced, cluster, seed)
+    check_jobs(cluster, jobs)
+    schedules = {}
+    for name, policy in chosen.items():
+        schedules[name] = replay_jobs(cluster, jobs, policy, seed=seed)
+        check_schedule(schedules[name])
+    title = f"{title} on {shape.machines} machines"
+    return ScheduleResult(schedules, utility_bound(cluster, jobs) if bound else None, title)

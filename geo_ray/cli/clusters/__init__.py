@@ -1,0 +1,1 @@
+"""Verbs that make, show and end clusters."""

@@ -1,0 +1,1 @@
+"""What no policy can exceed, even one that knows the future."""

@@ -1,0 +1,1 @@
+"""Replays histories of jobs on a shared cluster, slot by slot."""

@@ -1,0 +1,1 @@
+"""Where jobs and clusters come from: published traces, and made-up loads."""

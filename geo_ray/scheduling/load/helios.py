@@ -1,0 +1,55 @@
+"""Reads SenseTime's Helios trace: `cluster_log.csv`, a line per job.
+
+Jobs without accelerators (CPU jobs) and those that never started are left out; a worker per node.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from geo_ray.errors import TraceError
+from geo_ray.scheduling.load.record import TraceJob, number_in, read_rows
+
+COLUMNS: Final = (
+    "job_id",
+    "user",
+    "vc",
+    "gpu_num",
+    "cpu_num",
+    "node_num",
+    "state",
+    "submit_time",
+    "start_time",
+    "end_time",
+    "duration",
+    "queue",
+)
+
+
+def read_helios(path: Path) -> list[TraceJob]:
+    """Read a trace.
+
+    Raises:
+        TraceError: it is none.
+    """
+    found = []
+    for line, row in read_rows(path, COLUMNS):
+        gpus = number_in(path, line, row, "gpu_num")
+        if not gpus or row["start_time"] in ("", "None", "NaN"):
+            continue
+        nodes = max(1, int(number_in(path, line, row, "node_num")))
+        duration_s = number_in(path, line, row, "duration")
+        try:
+            submit = datetime.fromisoformat(row["submit_time"]).replace(tzinfo=None)
+        except ValueError:
+            raise TraceError(
+                f"trace {path}, line {line}: submit_time is no time: {row['submit_time']!r}"
+            ) from None
+        submit_s = (submit - datetime(1970, 1, 1)).total_seconds()
+        if duration_s:
+            cpus = number_in(path, line, row, "cpu_num") / nodes
+            name, each, tenant = row["job_id"], gpus / nodes, row["vc"]
+            found.append(TraceJob(name, submit_s, duration_s, nodes, each, cpus, tenant))
+    return found

@@ -1,0 +1,160 @@
+"""How fast a job is with what it has: the planner's step model and its timing of exchanges.
+
+A step of ``F`` rows on ``W`` workers takes what `StepModel.step_s` says of ``F / W`` rows, and the
+pull and push of the model. All on one site: ``2 g / (S b)`` in every step, with ``g`` the model's
+size, ``S`` parameter servers that serve at the same time and ``b`` the goodput inside the site.
+Anything else: the same with the slowest pair of a worker's and a server's site, and the round trip,
+as often and as much hidden as `Timing` says; a step then takes the *pace* of `JobWork`. With an
+exchange in every step, no fixed part and no round trip, rows per second of a worker are ``1 / q``,
+``q = tau + 2 g gamma / (b F)``, as in PD-ORS with ``W = gamma S``.
+
+A job whose data lie in several regions computes each region's share of a batch there, so the
+region with fewest workers for its share decides.
+
+Source: step and pace are those of `geo_ray.planning`; the two cases of one site and several are
+PD-ORS's observation on locality, derived anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geo_ray.planning.model.noise import Noise
+from geo_ray.planning.model.step_model import StepModel
+from geo_ray.planning.model.timing import Timing
+from geo_ray.scheduling.model.allocation import Allocation
+from geo_ray.scheduling.model.cluster import Floats, SharedCluster
+
+MACHINE: Final = "worker"
+Counted = Floats | NDArray[np.int64] | float
+_EPS: Final = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """Rows of a step.
+
+    Attributes:
+        rows: as the job was submitted; progress is counted in rows of such steps.
+        most_rows: that it may have.
+        noise_rows: batch at which gradient noise and gradient balance; infinite: never.
+    """
+
+    rows: int
+    most_rows: int
+    noise_rows: float = math.inf
+
+    def efficiency(self, rows: int) -> float:
+        """Return the progress of a row with ``rows`` a step, against one of the job's own batch."""
+        if rows == self.rows:
+            return 1.0
+        if math.isinf(self.noise_rows):
+            return 1.0
+        noise = Noise(1.0, self.noise_rows, self.rows, 2, 1)
+        return noise.efficiency(rows, self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpeed:
+    """See the module's docstring.
+
+    Attributes:
+        steps: the planner's model of a step, of the machine type `MACHINE`.
+        model_bytes: of a push, and of a pull.
+        batch: rows of a step.
+        timing: exchanges between sites.
+        most_mbps: of the job's own lines between sites.
+    """
+
+    steps: StepModel
+    model_bytes: float
+    batch: BatchLimits
+    timing: Timing = field(default_factory=lambda: Timing(1.0))
+    most_mbps: float = math.inf
+
+    def step_s(self, workers: Counted, batch: float) -> Floats:
+        """Return the seconds of a step without the exchange."""
+        model = self.steps
+        found = model.fixed_s + model.row_s[MACHINE] * batch / workers + model.lan_s * workers
+        return np.asarray(found)
+
+    def pace_s(self, workers: Counted, servers: Counted, batch: float, link: LinkUsed) -> Floats:
+        """Return the seconds of a step with all that belongs to it.
+
+        Args:
+            workers: of all sites; may be an array.
+            servers: the same.
+            batch: rows of a step.
+            link: the slowest pair of a worker and a parameter server.
+        """
+        step_s = self.step_s(workers, batch)
+        sent_s = 2 * 8e-6 * self.model_bytes / np.asarray(servers)
+        if link.is_inside:
+            return np.asarray(step_s + sent_s / link.mbps)
+        exchange_s = sent_s / min(link.mbps, self.most_mbps) + link.rtt_s
+        lines = self.timing.lines(_MANY_STEPS)
+        paces = [first * exchange_s + second * step_s for first, second in lines]
+        return np.asarray(np.max(paces, axis=0))
+
+    def rows_per_s(self, workers: Counted, servers: Counted, batch: int, link: LinkUsed) -> Floats:
+        """Return the progress per second, in rows of steps of the job's own batch."""
+        pace_s = self.pace_s(workers, servers, batch, link)
+        return np.asarray(batch * self.batch.efficiency(batch) / pace_s)
+
+
+_MANY_STEPS: Final = 1e6  # the first and last exchange of a job of so many do not count
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUsed:
+    """The slowest way between a worker and a parameter server.
+
+    Attributes:
+        mbps: its goodput.
+        is_inside: whether both are always on one and the same site.
+        rtt_s: the longest round trip.
+    """
+
+    mbps: float
+    is_inside: bool
+    rtt_s: float = 0.0
+
+
+def link_used(cluster: SharedCluster, allocation: Allocation) -> LinkUsed:
+    """Return the slowest way that an allocation uses."""
+    sites = allocation.sites
+    if len(sites) == 1:
+        return LinkUsed(cluster.sites[sites[0]].inside_mbps, is_inside=True)
+    net = cluster.net
+    of_workers = sorted({cluster.sites[site].region for site, _ in allocation.workers})
+    of_servers = sorted({cluster.sites[site].region for site, _ in allocation.servers})
+    there = np.ix_(of_workers, of_servers)
+    back = np.ix_(of_servers, of_workers)
+    mbps = min(float(net.mbps_GG[there].min()), float(net.mbps_GG[back].min()))
+    return LinkUsed(mbps, is_inside=False, rtt_s=float(net.rtt_s_GG[there].max()))
+
+
+def counted_workers(
+    cluster: SharedCluster, allocation: Allocation, shares: Mapping[int, float]
+) -> int:
+    """Return the workers that count: of so many as its data shares allow.
+
+    Args:
+        cluster: the cluster.
+        allocation: what the job has.
+        shares: of its data, by number of region; empty: they lie anywhere.
+    """
+    total = allocation.num_workers
+    if not shares:
+        return total
+    there: dict[int, int] = dict.fromkeys(shares, 0)
+    for site, count in allocation.workers:
+        region = cluster.sites[site].region
+        there[region] = there.get(region, 0) + count
+    return math.floor(min(there[region] / share for region, share in shares.items()) + _EPS)

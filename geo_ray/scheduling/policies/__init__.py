@@ -1,0 +1,1 @@
+"""Who gets what in each slot: one policy a file."""

@@ -1,0 +1,96 @@
+"""What a policy sees in a slot, and what it answers.
+
+A policy is a frozen configuration; `begin` gives a scheduler, which remembers what it has promised.
+Neither has a clock, a socket or Ray: the history that is replayed here and a live queue ask the
+same object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from geo_ray.scheduling.model.allocation import Allocation
+from geo_ray.scheduling.model.cluster import Floats, SharedCluster
+from geo_ray.scheduling.model.job import ClusterJob
+from geo_ray.scheduling.model.schedule import Admission
+
+
+@dataclass(frozen=True, slots=True)
+class JobProgress:
+    """A job that has come and has not ended.
+
+    Attributes:
+        job: the job.
+        rows_left: of its work.
+        attained_s: seconds of accelerators (or of workers, if it has none) that it has had.
+        had: in the slot before; None: nothing.
+        waited_slots: that it had nothing in.
+    """
+
+    job: ClusterJob
+    rows_left: float
+    attained_s: float = 0.0
+    had: Allocation | None = None
+    waited_slots: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class SlotView:
+    """A slot's beginning.
+
+    Attributes:
+        slot: its number.
+        arrived: jobs that came with it, in their order.
+        active: all that have come and not ended, by id, in the order of arrival.
+        capacity_SR: what there is in this slot.
+    """
+
+    slot: int
+    arrived: Sequence[ClusterJob]
+    active: Mapping[str, JobProgress]
+    capacity_SR: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class SlotDecision:
+    """The answer.
+
+    Attributes:
+        allocations: of this slot, by job.
+        admissions: what was decided for good.
+    """
+
+    allocations: Mapping[str, Allocation]
+    admissions: Sequence[Admission] = ()
+
+
+class SlotScheduler(Protocol):
+    """What a policy is while a history or a queue goes on."""
+
+    def decide(self, view: SlotView) -> SlotDecision:
+        """Decide who has what in the slot that begins."""
+        ...
+
+
+class SchedulingPolicy(Protocol):
+    """A frozen configuration of a way to schedule.
+
+    Attributes:
+        change_s: seconds that a running job loses when what it has changes.
+    """
+
+    @property
+    def change_s(self) -> float:
+        """See the class."""
+        ...
+
+    def begin(self, cluster: SharedCluster, seed: int) -> SlotScheduler:
+        """Return what decides, slot by slot.
+
+        Args:
+            cluster: what there is; of spot sites only the present slot may be looked at.
+            seed: of all that is left to chance.
+        """
+        ...

@@ -1,0 +1,45 @@
+"""Policies by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from geo_ray.errors import ScheduleInputError
+from geo_ray.scheduling.policies.base import SchedulingPolicy
+from geo_ray.scheduling.policies.dorm import DormPolicy
+from geo_ray.scheduling.policies.drf import DrfPolicy
+from geo_ray.scheduling.policies.fifo import FifoPolicy
+from geo_ray.scheduling.policies.ones import OnesPolicy
+from geo_ray.scheduling.policies.optimus import OptimusPolicy
+from geo_ray.scheduling.policies.pd_ors import PdOrsPolicy, oasis
+from geo_ray.scheduling.policies.pollux import PolluxPolicy
+from geo_ray.scheduling.policies.tiresias import TiresiasPolicy
+from geo_ray.util.nearest import nearest
+
+POLICIES: Final[Mapping[str, Callable[[], SchedulingPolicy]]] = {
+    "pd_ors": PdOrsPolicy,
+    "oasis": oasis,
+    "fifo": FifoPolicy,
+    "drf": DrfPolicy,
+    "dorm": DormPolicy,
+    "optimus": OptimusPolicy,
+    "tiresias": TiresiasPolicy,
+    "ones": OnesPolicy,
+    "pollux": PolluxPolicy,
+}
+
+
+def policy_named(name: str) -> SchedulingPolicy:
+    """Return a policy with its defaults.
+
+    Raises:
+        ScheduleInputError: there is none of that name.
+    """
+    if name not in POLICIES:
+        near = nearest(name, POLICIES)
+        hint = f"; did you mean {near}?" if near else ""
+        raise ScheduleInputError(
+            f"there is no policy '{name}'{hint}", fix=f"Choose among {', '.join(POLICIES)}."
+        )
+    return POLICIES[name]()

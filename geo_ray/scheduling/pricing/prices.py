@@ -1,0 +1,82 @@
+"""Prices of resources by site and slot: exponential in how much of them is promised.
+
+``p = L (U / L)^(rho / C)``: with nothing promised a price is L, which any job can pay; with all of
+it U, which none can. Both are learned from the jobs that have come so far, each when it comes:
+
+    U_r = max_i u_i(fastest) / d_i_r          worth per unit, if it finishes as fast as it can
+    L   = min_i u_i(until the end) / (2 T sum_{s,r} C)      worth per unit, if it finishes last
+
+``d_i_r`` is what the job uses of ``r`` in all its slots together at its fastest (``tight``), or the
+demand of one worker and one parameter server, as in the paper. ``L`` is kept within a factor
+``e^span`` of U, since a job that is worth nothing when late would make it 0.
+
+Source: PD-ORS (arXiv 2108.02917); the form is reconstructed from memory, its constants are derived
+anew, tight bounds and the span are ours.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from geo_ray.scheduling.model.cluster import Floats, SharedCluster
+from geo_ray.scheduling.model.job import ClusterJob
+from geo_ray.scheduling.model.speed import LinkUsed
+
+
+class PriceBoard:
+    """See the module's docstring.
+
+    Attributes:
+        promised_TSR: what is given away of each slot.
+    """
+
+    def __init__(self, cluster: SharedCluster, *, tight: bool = True, span: float = 6.0) -> None:
+        self._cluster = cluster
+        self._tight = tight
+        self._span = span
+        self.promised_TSR = np.zeros(cluster.capacity_TSR.shape)
+        self._top_R = np.zeros(len(cluster.resources))
+        self._low = math.inf
+        self._units = float(cluster.capacity_TSR[0].sum()) * cluster.slots
+        self._link = LinkUsed(float(cluster.inside_mbps_S.max()), is_inside=True)
+
+    def learn(self, job: ClusterJob) -> None:
+        """Take in the bounds of a job that has come."""
+        demands, batch = job.demands, job.speed.batch.rows
+        workers = min(demands.most_workers, batch)
+        servers = demands.servers(workers)
+        per_s = float(job.speed.rows_per_s(workers, servers, batch, self._link))
+        slots = max(1, math.ceil(job.rows / (per_s * self._cluster.slot_s) - 1e-9))
+        best = job.utility.of(slots - 1)
+        if self._tight:
+            share = job.rows / (per_s * self._cluster.slot_s)
+            used_R = demands.units_R(workers, servers) * share
+        else:
+            used_R = demands.units_R(1, 1)
+        paid = used_R > 0
+        self._top_R[paid] = np.maximum(self._top_R[paid], best / used_R[paid])
+        last = job.utility.of(self._cluster.slots - job.arrival_slot)
+        self._low = min(self._low, last / (2 * self._units))
+
+    @property
+    def bounds(self) -> tuple[Floats, Floats]:
+        """The largest and the least price of each resource, (R,) each."""
+        top_R = np.maximum(self._top_R, 1e-12)
+        return top_R, np.maximum(min(self._low, float(top_R.min())), top_R * math.exp(-self._span))
+
+    def prices(self, slots: slice, capacity_NSR: Floats) -> Floats:
+        """Return the prices of some slots, (N, S, R).
+
+        Args:
+            slots: which.
+            capacity_NSR: what there is in them, as it is expected.
+        """
+        top_R, low_R = self.bounds
+        promised_NSR = self.promised_TSR[slots]
+        share_NSR = np.divide(
+            promised_NSR, capacity_NSR, out=np.zeros_like(promised_NSR), where=capacity_NSR > 0
+        )
+        share_NSR = np.minimum(share_NSR, 1.0)
+        return np.asarray(low_R * np.exp(share_NSR * np.log(top_R / low_R)))

@@ -1,0 +1,50 @@
+"""Clusters at the prices of a price book."""
+
+from __future__ import annotations
+
+import pytest
+
+from geo_ray.clouds.price_book import shipped_book
+from geo_ray.errors import PriceUnknownError, ScheduleInputError
+from geo_ray.scheduling.history.replay import replay_jobs
+from geo_ray.scheduling.load.book_offers import book_offers
+from geo_ray.scheduling.load.generate import LoadShape, made_up_cluster, made_up_jobs
+from geo_ray.scheduling.model.validate import check_schedule
+from geo_ray.scheduling.policies.pd_ors import PdOrsPolicy
+
+MACHINE, AT = "aws:p4d.24xlarge", ("us-east-1", "eu-west-1")
+
+
+def test_a_whole_machine_costs_what_the_book_says() -> None:
+    book = shipped_book()
+    offers = book_offers(book, MACHINE, AT)
+    cluster = made_up_cluster(LoadShape(8, 4, 10, spot_share=0.5), 1, offers)
+    assert cluster.net.names == AT
+    for number, site in enumerate(cluster.sites):
+        per_h = float(cluster.usd_per_h_TSR[0, number] @ cluster.capacity_TSR[0, number])
+        price = book.instance("aws", AT[site.region], "p4d.24xlarge")
+        if not site.spot:
+            assert per_h == pytest.approx(book.usd_of_hours(price, 1.0))
+        else:
+            assert per_h < book.usd_of_hours(price, 1.0)
+    there = book.usd_of_volume(book.egress("aws", *AT), 1.0)
+    assert cluster.net.usd_per_gb_GG[0, 1] == pytest.approx(there)
+    assert cluster.net.usd_per_gb_GG[0, 0] == 0.0
+    shape = LoadShape(10, 10, regions=2, spot_share=0.3)
+    cluster = made_up_cluster(shape, 0, offers)
+    done = replay_jobs(cluster, made_up_jobs(shape, 0), PdOrsPolicy())
+    check_schedule(done)
+    assert done.uses
+
+
+@pytest.mark.parametrize("machine", ["p4d.24xlarge", "aws:x99", "moon:rover"])
+def test_machines_that_nobody_knows(machine: str) -> None:
+    with pytest.raises(ScheduleInputError, match="nothing is known"):
+        book_offers(shipped_book(), machine, AT)
+
+
+def test_regions_that_nobody_knows_or_twice() -> None:
+    with pytest.raises(PriceUnknownError):
+        book_offers(shipped_book(), MACHINE, ("us-east-1", "atlantis"))
+    with pytest.raises(ScheduleInputError, match="twice"):
+        book_offers(shipped_book(), MACHINE, ("us-east-1", "us-east-1"))
