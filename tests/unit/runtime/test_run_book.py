@@ -6,8 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pytest
+
 from geo_ray.config.experiment import Experiment
 from geo_ray.runtime.actors.spec import RunSpec
+from geo_ray.runtime.control import actor_group
 from geo_ray.runtime.control.actor_group import ActorGroup, GroupWorker
 from geo_ray.runtime.control.run_keys import RunKeys
 from geo_ray.runtime.steward.book import Kept, RunBook
@@ -15,6 +18,12 @@ from geo_ray.runtime.steward.processes import ProcessOrder
 from geo_ray.training.averager.home import AveragerHome
 
 REGIONS = [{"name": "eu", "ps_shards": 2, "workers": 2}, {"name": "us"}]
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray would start a cluster for that."""
+    monkeypatch.setattr(actor_group, "kill", lambda handle: None)
 
 
 class Call:
