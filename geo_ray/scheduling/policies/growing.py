@@ -15,8 +15,8 @@ class GrowingJob:
     """A job that is given worker after worker, with the parameter servers that they need.
 
     A worker goes where the job is already, if there is room, else to the site of the same region,
-    else of any, that has room for most of its workers; in a job with data in several regions, to the
-    region that lacks most.
+    else of any, that has room for most of its workers; in a job with data in several regions, to
+    the region that lacks most.
     """
 
     def __init__(self, job: ClusterJob, room: SiteRoom) -> None:
