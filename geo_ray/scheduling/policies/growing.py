@@ -14,8 +14,9 @@ from geo_ray.scheduling.policies.packing import SiteRoom, rooms_of
 class GrowingJob:
     """A job that is given worker after worker, with the parameter servers that they need.
 
-    A worker goes where the job is already, if there is room, else to the site that has room for
-    most of its workers; in a job with data in several regions, to the region that lacks most.
+    A worker goes where the job is already, if there is room, else to the site of the same region,
+    else of any, that has room for most of its workers; in a job with data in several regions, to
+    the region that lacks most.
     """
 
     def __init__(self, job: ClusterJob, room: SiteRoom) -> None:
@@ -84,6 +85,9 @@ class GrowingJob:
         rooms = rooms_of(self._room.free_SR, need_R)
         if region is not None:
             rooms = rooms * (self._room.cluster.region_S == region)
+        elif own:  # stay in the region, if there is room
+            here = rooms * (self._room.cluster.region_S == sites[own[0]].region)
+            rooms = here if here.any() else rooms
         best = int(rooms.argmax())
         return best if rooms[best] > 0 else None
 

@@ -1,8 +1,8 @@
 """Room on sites, and where a number of workers and their parameter servers go.
 
 A job goes to one site if it fits on one: the one that it leaves fullest (best fit). Else to as few
-as it needs, those with most room first, its workers in its data's regions by its shares and its
-parameter servers where its workers are, as far as there is room.
+as it needs, those with most room first, of one region if it has the room: its workers in its data's
+regions by its shares, and its parameter servers where its workers are, as far as there is room.
 """
 
 from __future__ import annotations
@@ -62,7 +62,18 @@ class SiteRoom:
             one = self._one_site(job, workers, servers, allowed_S)
             if one is not None:
                 return Allocation(((one, workers),), ((one, servers),), batch)
+        if not job.data and len(self.cluster.net.names) > 1:
+            for region in self._emptiest_regions():
+                found = self._spread(job, {region: workers}, servers, batch)
+                if found is not None:
+                    return found
         return self._spread(job, split, servers, batch)
+
+    def _emptiest_regions(self) -> list[int]:
+        regions = range(len(self.cluster.net.names))
+        share_S = _fullest(self.free_SR, self.capacity_SR)
+        free = [float(share_S[self.cluster.region_S == region].sum()) for region in regions]
+        return sorted(regions, key=lambda region: -free[region])
 
     def most_that_fit(self, job: ClusterJob, workers: int) -> int:
         """Return the workers that there is room for: as many, or half, or half of that; at least 1.
@@ -98,7 +109,8 @@ class SiteRoom:
             free_SR[site] -= count * job.demands.worker_R
         own = np.array(sorted(of_workers, key=lambda site: -of_workers[site]), dtype=np.int64)
         rest = order[~np.isin(order, own)]
-        at = np.concatenate([own, rest])
+        is_near = np.isin(self.cluster.region_S[rest], self.cluster.region_S[own])
+        at = np.concatenate([own, rest[is_near], rest[~is_near]])
         of_servers: dict[int, int] = {}
         if not fill(at, rooms_of(free_SR[at], job.demands.server_R), servers, of_servers):
             # Workers have filled their sites; leave room for the servers, which go first then.
@@ -114,6 +126,9 @@ class SiteRoom:
         order: np.ndarray,
     ) -> Allocation | None:
         free_SR = self.free_SR.copy()
+        wanted_regions = [region for region in wanted if region is not None]
+        is_near = np.isin(self.cluster.region_S[order], wanted_regions)
+        order = np.concatenate([order[is_near], order[~is_near]])
         of_servers: dict[int, int] = {}
         if not fill(order, rooms_of(free_SR[order], job.demands.server_R), servers, of_servers):
             return None
