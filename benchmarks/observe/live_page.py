@@ -79,8 +79,8 @@ def of_size(root: Path, count: int, *, quick: bool) -> list[support.Figure]:
                 time.sleep(0.137 * (number % 7))  # at any moment between two looks
                 began_s = time.monotonic()
                 made.go_on(1)
-                text = f"document.querySelector('#facts').innerText.includes('{made.round}')"
-                window.wait_for(f"return {text}")
+                shown = "document.querySelectorAll('#facts dd')[1]?.innerText"
+                window.wait_for(f"return {shown} === '{made.round}'")
                 updates_s.append(time.monotonic() - began_s)
             watched = core_share(process, made, 12.0)
         time.sleep(2)
