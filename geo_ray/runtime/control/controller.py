@@ -304,6 +304,7 @@ class Controller:
 
     def _handle_all(self, answers: Answers) -> int:
         """Take in what was told; gives the number of events."""
+        self.saver.note_lost(self.members.lost)
         events = self._skews.events(answers, self._now_s())
         if any(event["kind"] in _PROGRESS for event in events):
             self.policy.on_progress(time.monotonic())
@@ -346,7 +347,7 @@ class Controller:
         quorum, now_s, was_paused = self.quorum, time.monotonic(), self.quorum.is_paused
         missing = quorum.see(
             self.actors.primaries,
-            self.members.awaited,
+            self.members.waited_for,
             is_joining=self.members.is_joining,
             is_ending=self.policy.is_halting or self.policy.stopping is not None,
             now_s=now_s,

@@ -361,9 +361,55 @@ def test_workers_that_came_back_with_their_region_are_not_replaced(
 
 
 def test_another_driver_brings_back_who_was_lost_before_it_came(run: Run) -> None:
-    run.controller.members.await_back(["eu"])
+    run.controller.members.await_back(["eu"], waits=True)
     assert run.controller.members.awaited == ["eu"]
     assert run.controller.members._returns.due(time.monotonic()) == ["eu"]
+
+
+@pytest.mark.parametrize(("least", "waits"), [(None, False), (None, True), (2, False), (3, False)])
+def test_a_resumed_run_waits_only_as_it_is_told(
+    tmp_path: Path, log: EventLog, least: int | None, waits: bool
+) -> None:
+    """For who was lost before its checkpoint; who is lost later is waited for as always."""
+    run = Run(tmp_path, log, members={"min": least})
+    run.actors.lose("eu")
+    run.controller.members.await_back(["eu"], waits=waits)
+    run.controller._keep_quorum()
+    assert run.controller.quorum.is_paused is (waits or least == 3)
+    run.controller.members._on_join_over("eu", True)
+    run.actors.primaries["eu"] = _Absent(run.calls, "eu/ps")
+    run.controller._keep_quorum()
+    assert not run.controller.quorum.is_paused
+    run.polls.news = [({}, {("ps", "eu"): "killed"})]
+    run.controller._poll()
+    run.controller._keep_quorum()
+    assert run.controller.quorum.is_paused is (least != 2)
+
+
+def test_who_was_lost_is_told_to_every_checkpoint_but_not_who_was_sent(run: Run) -> None:
+    members, view = run.controller.members, View(("asia", "eu", HOME))
+    run.polls.news = [({}, {("ps", "eu"): "killed"})]
+    run.controller._poll()
+    run.controller._handle_all({})
+    assert run.controller.saver._extra["lost"] == ["eu"] and not members.away
+    _look(run, view.without("eu"), ("remove", "eu"))
+    run.controller._handle_all({})
+    assert run.controller.saver._extra["lost"] == [] and members.away == {"eu"}
+    _look(run, view.without("eu"), ("drain", "asia"))
+    _look(run, view.without("eu").changed((), ("asia",)))
+    assert members.away == {"eu", "asia"}
+    members._on_join_over("asia", True)
+    assert members.away == {"eu"}
+
+
+def test_where_nobody_rejoins_who_was_lost_is_remembered_and_stays(
+    tmp_path: Path, log: EventLog
+) -> None:
+    run = Run(tmp_path, log, members={"min": 1, "rejoin": False})
+    run.actors.lose("eu")
+    run.controller.members.await_back(["eu"], waits=True)
+    assert run.controller.members.lost == ["eu"] and run.controller.members.awaited == []
+    assert run.controller.members._returns.due(time.monotonic()) == []
 
 
 def test_a_driver_that_was_overtaken_asks_nobody_and_replaces_nobody(

@@ -64,7 +64,8 @@ class Members:
     _steps: dict[str, int] = field(default_factory=dict)
     _lost: list[str] = field(default_factory=list)  # regions that the run went on without
     _returns: Returns = field(default_factory=Returns)
-    _removed: set[str] = field(default_factory=set)  # that were asked to be
+    _away: set[str] = field(default_factory=set)  # that were asked to leave, or to be removed
+    _unhurried: set[str] = field(default_factory=set)  # lost ones that the run does not wait for
 
     def __post_init__(self) -> None:
         self._newcomers = Newcomers(
@@ -116,17 +117,41 @@ class Members:
         """Lost regions that will be brought back."""
         if not self.policy.brings_back:
             return []
-        return [name for name in self._lost if name not in self._removed]
+        return self.lost
 
-    def await_back(self, awaited: Sequence[str]) -> None:
-        """Bring back regions that were lost before this driver came."""
-        for region in awaited:
+    @property
+    def lost(self) -> list[str]:
+        """Regions that are lost, and were not asked to leave."""
+        return [name for name in self._lost if name not in self._away]
+
+    @property
+    def away(self) -> frozenset[str]:
+        """Regions that were asked to leave, or to be removed, and have not come since."""
+        return frozenset(self._away)
+
+    @property
+    def waited_for(self) -> list[str]:
+        """Lost regions that the run pauses for, if it pauses."""
+        if self.policy.least is not None:
+            return self.awaited
+        return [name for name in self.awaited if name not in self._unhurried]
+
+    def await_back(self, lost: Sequence[str], *, waits: bool) -> None:
+        """Bring back regions that were lost before this driver came.
+
+        Args:
+            lost: they.
+            waits: whether the run pauses for them where it pauses for any that is lost.
+        """
+        for region in lost:
             self._lost.append(region)
+            if not waits:
+                self._unhurried.add(region)
             self._bring_back(region)
 
     def brings_back(self, region: str) -> bool:
         """Whether a region that is lost now will be brought back."""
-        stays_away = region in self._removed or region in self._leavers
+        stays_away = region in self._away or region in self._leavers
         return self.policy.brings_back and not stays_away
 
     def on_handed(self, giver: str, event: Mapping[str, Any]) -> None:
@@ -140,8 +165,9 @@ class Members:
     def report_lost(self, region: str) -> None:
         """Tell the averager that the run goes on without a region."""
         self._lost.append(region)
+        self._unhurried.discard(region)
         if region in self._leavers:  # it stays away all the same
-            self._removed.add(region)
+            self._away.add(region)
             self._leaving.discard(region)
         self.hooks.ask_home(partial(report_dead, region))
         self._bring_back(region)
@@ -193,7 +219,7 @@ class Members:
             self._returns.forget(region)
             self._waiting.append(region)
         elif request.verb == "remove":
-            self._removed.add(region)
+            self._away.add(region)
             self.hooks.lose(region, f"region '{region}' was asked to be removed")
         elif region == self.actors.home.region:
             self.hooks.tell(f"the averager moves, so that region '{region}' can leave")
@@ -245,6 +271,7 @@ class Members:
             if any(worker.is_out for worker in workers):
                 continue
             self._leaving.discard(region)
+            self._away.add(region)
             self.hooks.drop(region)
             self.hooks.tell("")
             self.hooks.emit("region_drained", region=region)
@@ -266,14 +293,15 @@ class Members:
         """A region is a member, or will not be."""
         if joined:
             self._lost = [name for name in self._lost if name != region]
-            self._removed.discard(region)
+            self._unhurried.discard(region)
+            self._away.discard(region)
             self._returns.joined(region, time.monotonic())
         elif region in self._lost and not self.hooks.is_ending():
             self._bring_back(region)
 
     def _stay_away(self, region: str) -> None:
         """A region is not to come, or to come back, wherever it is on its way."""
-        self._removed.add(region)
+        self._away.add(region)
         self._returns.forget(region)
         self._waiting = [name for name in self._waiting if name != region]
         if region in self._newcomers.names:
