@@ -337,7 +337,9 @@ class Progress:
                 at = "" if number is None else f" at round {number:,}"
                 self._say(f"[green]{escape(event['region'])} joined[/]{at}, {size}, {took_s:.1f} s")
             case "region_drained":
-                self._say(f"[yellow]{escape(event['region'])} has left[/]")
+                noticed = event.fields.get("cause") == "notice"  # older releases do not say it
+                why = ": its machine will be gone, and it comes back" if noticed else ""
+                self._say(f"[yellow]{escape(event['region'])} has left[/]{why}")
             case "hub_moved":
                 self._say(f"[yellow]the averager moved[/] to {escape(event['region'])}")
             case "standby_ready":

@@ -312,7 +312,7 @@ class World:
 
     def _on_left(self, region: str) -> None:
         """A region was asked to leave, and has merged its last answer."""
-        self._emit("region_drained", self._scheduler.now_s, region=region)
+        self._emit("region_drained", self._scheduler.now_s, region=region, cause="asked")
         self._forget(region)
 
     def _forget(self, name: str) -> None:

@@ -104,12 +104,16 @@ def test_a_cluster_from_nothing_to_nothing(work: Path) -> None:
         assert any(each.alternatives for each in before.decisions)
 
         (taken,) = [row for row in before.machines if row.region == "eu"]
-        cloud.preempt(taken.id, notice_s=6.0)
+        cloud.preempt(taken.id, notice_s=30.0)
         eventually(lambda: taken.id not in {row.id for row in report().machines}, logs)
         eventually(is_full, logs)
         assert any("the cloud takes it back" in each.reason for each in report().decisions)
         there = steps()
         eventually(lambda: steps() > there + 20, logs)
+        (drained,) = (event for event in events_of(run) if event.kind == "region_drained")
+        assert (drained["region"], drained["cause"]) == ("eu", "notice")
+        eventually(lambda: count(run, "region_joined") == 1, logs)  # on the other machine
+        assert count(run, "region_lost") == 0
 
         client.stop_job(job)
         eventually(lambda: client.get_job_status(job).is_terminal(), logs)

@@ -188,7 +188,7 @@ EVENT_FIELDS: Mapping[str, Mapping[str, Check]] = {
     "run_went_on": {},
     "bridge_replaced": {"region": _text, "cause": _text, "took_s": _number},
     "driver_attached": {"epoch": _whole, "silent_s": _number},  # holder of the lease; since then
-    "region_drained": {"region": _text},
+    "region_drained": {"region": _text, "cause": _text},  # "asked" or "notice"
     "members_refused": {"verb": _text, "region": _text, "cause": _text},
     "join_failed": {"region": _text, "cause": _text},
     "region_joined": {

@@ -136,6 +136,13 @@ def placed_in(
     return placed
 
 
+def server_nodes(placed: PlacedRegion) -> set[str]:
+    """Ids of the nodes on which a region's servers and its bridge have their places."""
+    nodes: Mapping[int, str] = placement_group_table(placed.pg)["bundles_to_node_id"]
+    indices = [i for role, each in placed.bundle_index.items() if role != "worker" for i in each]
+    return {nodes[index] for index in indices if nodes.get(index)}
+
+
 def remove(placed: Mapping[str, PlacedRegion]) -> None:
     """Give all reservations back; processes in them die. Groups that are gone are passed over.
 

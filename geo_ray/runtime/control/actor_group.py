@@ -13,12 +13,14 @@ from geo_ray.config.region import RegionConfig
 from geo_ray.job.start.evaluation import check_metric_names
 from geo_ray.runtime.actors.introduction import BridgeKeys, Introduction
 from geo_ray.runtime.actors.spec import RunSpec
+from geo_ray.runtime.cluster import ray_private
 from geo_ray.runtime.cluster.demand import Role
 from geo_ray.runtime.cluster.head_watch import head_answers
-from geo_ray.runtime.cluster.placement import PlacedRegion
+from geo_ray.runtime.cluster.placement import PlacedRegion, server_nodes
 from geo_ray.runtime.control.calls import Handle, Tell, collect, kill, tell_nobody
 from geo_ray.runtime.control.group_worker import GroupWorker
 from geo_ray.runtime.control.membership.member_policy import MemberPolicy
+from geo_ray.runtime.control.notices import DrainNotices
 from geo_ray.runtime.desk.part_desk import PartDesk
 from geo_ray.runtime.paths import build
 from geo_ray.runtime.steward.book import Kept, RunBook, Whereabouts
@@ -302,6 +304,12 @@ class ActorGroup:
         self.former_homes -= {home.region}
         self.home, self.standby = home, None
 
+    def release(self, region: str) -> None:
+        """Give a region's places back: it is to have others; what is left there ends."""
+        placed = self.placed.pop(region, None)
+        if placed is not None:
+            self.maker.remove({region: placed})
+
     def take_idle(self, region: str, wait_s: float) -> list[GroupWorker]:
         """Workers of a lost region whose processes live, and which have nothing to do any more."""
         found = []
@@ -441,3 +449,13 @@ class ActorGroup:
         key = self.primaries[worker.region].seal_key.remote(worker.handle.introduce.remote())
         worker.ref = worker.handle.run.remote(self.shard_addresses[worker.region], key)
         worker.node = worker.handle.node_id.remote()
+
+
+def notices_of(actors: ActorGroup) -> DrainNotices:
+    """Hears which machines of a run's actors will be gone."""
+
+    def where() -> dict[str, set[str]]:
+        placed = dict(actors.placed)  # others change it meanwhile
+        return {region: server_nodes(placed[region]) for region in placed}
+
+    return DrainNotices(ray_private.draining_nodes, where)

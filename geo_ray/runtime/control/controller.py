@@ -19,7 +19,7 @@ from geo_ray.errors import GeoRayError, InvariantError, RegionLostError
 from geo_ray.job.eval_notes import EvalNotes
 from geo_ray.job.evals import Evaluation
 from geo_ray.job.recorder import Recorder
-from geo_ray.runtime.control.actor_group import ActorGroup
+from geo_ray.runtime.control.actor_group import ActorGroup, notices_of
 from geo_ray.runtime.control.bridge_watch import BridgeWatch
 from geo_ray.runtime.control.calls import collect
 from geo_ray.runtime.control.checkpoint_watch import CheckpointWatch
@@ -131,14 +131,12 @@ class Controller:
             self.status,
             lambda: self.policy.is_halting or self.policy.stopping is not None,
         )
-        self.members = Members(
-            self.actors,
-            members,
-            self.users,
-            hooks,
-            self.origin_unix_s,
+        notices = notices_of(self.actors)
+        self.members = Members(self.actors, members, self.users, hooks, self.origin_unix_s, notices)
+        leaves = self.members.leaves_on_notice
+        self.workers = WorkerWatch(
+            self.actors, self.policy, self._emit, self._hear_all, notices, leaves
         )
-        self.workers = WorkerWatch(self.actors, self.policy, self._emit, self._hear_all)
         self.bridges = BridgeWatch(
             self.actors,
             Restarts(train.max_worker_restarts, train.restart_window_s),
@@ -268,7 +266,7 @@ class Controller:
         """A region is gone; if it was the averager's, the standby takes over."""
         log.warning("%s; the run goes on without the data of region '%s'", cause, region)
         self._emit("region_lost", region=region, cause=cause)
-        self._drop(region, keep_workers=self.members.brings_back(region))
+        self._drop(region, keep_workers=self.members.keeps_workers(region))
         self.members.report_lost(region)
 
     def _drop(self, region: str, *, keep_workers: bool = False) -> None:
@@ -304,6 +302,7 @@ class Controller:
 
     def _handle_all(self, answers: Answers) -> int:
         """Take in what was told; gives the number of events."""
+        self.saver.note_lost(self.members.lost)
         events = self._skews.events(answers, self._now_s())
         if any(event["kind"] in _PROGRESS for event in events):
             self.policy.on_progress(time.monotonic())
@@ -346,7 +345,7 @@ class Controller:
         quorum, now_s, was_paused = self.quorum, time.monotonic(), self.quorum.is_paused
         missing = quorum.see(
             self.actors.primaries,
-            self.members.awaited,
+            self.members.waited_for,
             is_joining=self.members.is_joining,
             is_ending=self.policy.is_halting or self.policy.stopping is not None,
             now_s=now_s,

@@ -38,6 +38,11 @@ class GroupWorker:
         """Whether it works, or will as soon as it has a place."""
         return self.steps is None and self.ref is not None
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether it works: it has a place, as far as is known."""
+        return self.node_id() is not None
+
     def node_id(self) -> str | None:
         """The node that it runs on; None if that is not known yet, or it does not work."""
         if not self.is_out or self.node is None:

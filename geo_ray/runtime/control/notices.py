@@ -1,4 +1,4 @@
-"""Which workers are on machines that are about to be taken away, as far as Ray knows.
+"""What is on machines that are about to be taken away, as far as Ray knows.
 
 A cloud gives notice before it takes a spot instance; what hears it tells Ray to drain the node. Ray
 starts nothing there any more and tells no actor, so it has to be asked.
@@ -7,9 +7,10 @@ starts nothing there any more and tells no actor, so it has to be asked.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 Key = TypeVar("Key")
@@ -18,16 +19,27 @@ log = logging.getLogger(__name__)
 EVERY_S = 2.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """Nodes that are being drained, and when servers of regions will be gone with them."""
+
+    nodes: Collection[str] = ()
+    regions: Mapping[str, float] = field(default_factory=dict)
+
+
 @dataclass(slots=True)
 class DrainNotices:
     """See the module's docstring.
 
     Attributes:
-        ask: gives the ids of the nodes that are being drained.
+        ask: gives when nodes that are being drained will be gone, in unix ms (0: nobody knows), by
+            their ids.
+        where: gives the ids of the nodes of each region's servers and bridge.
     """
 
-    ask: Callable[[], Collection[str]]
-    _draining: Collection[str] = ()
+    ask: Callable[[], Mapping[str, int]]
+    where: Callable[[], Mapping[str, Collection[str]]] = dict
+    _told: _Told = _Told()
     _asked_s: float | None = None
     _asking: threading.Thread | None = None
 
@@ -45,10 +57,24 @@ class DrainNotices:
             self._asked_s = now_s
             self._asking = threading.Thread(target=self._ask, name="drain-notices", daemon=True)
             self._asking.start()
-        return [key for key, node in nodes.items() if node in self._draining]
+        return [key for key, node in nodes.items() if node in self._told.nodes]
+
+    @property
+    def regions(self) -> Mapping[str, float]:
+        """When servers or bridges of regions will be gone, in unix s, as far as Ray has told."""
+        return self._told.regions
 
     def _ask(self) -> None:
         try:
-            self._draining = frozenset(self.ask())
+            until_ms = self.ask()
+            where = self.where() if until_ms else {}
         except Exception as error:  # whatever it is: training goes on without notices
             log.warning("no notice of drains: %s", error)
+            return
+        until_s = {node: at_ms / 1e3 if at_ms else math.inf for node, at_ms in until_ms.items()}
+        regions = {
+            region: min(until_s[node] for node in nodes if node in until_s)
+            for region, nodes in where.items()
+            if any(node in until_s for node in nodes)
+        }
+        self._told = _Told(frozenset(until_ms), regions)

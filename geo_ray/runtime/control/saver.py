@@ -28,6 +28,7 @@ from geo_ray.training.averager.config import AUTO
 from geo_ray.util.threads import give_way
 
 log = logging.getLogger(__name__)
+_LOST: Final = "lost"  # regions, among what a manifest has beside its parts
 _CLOSE_S: Final = 10.0
 """For a store to be told that a save is given up."""
 
@@ -103,6 +104,10 @@ class Saver:
         """
         self._expected = self._expected | parts
         self._extra["epoch"] = epoch
+
+    def note_lost(self, regions: Sequence[str]) -> None:
+        """Which regions are lost, and were not asked to leave; a resume brings them back."""
+        self._extra[_LOST] = list(regions)
 
     def forget(self, parts: set[str]) -> None:
         """Go on without the process that would have written ``parts``; abandons the open one."""
@@ -296,6 +301,21 @@ def without_lost(
             "averager": experiment.averager.model_copy(update=averager),
         }
     ), tuple(name for name in missing if name not in experiment.members.absent)
+
+
+def lost_before(manifest: CheckpointManifest, experiment: Experiment) -> tuple[str, ...]:
+    """The regions that a checkpoint lacks because they were lost, and not asked to leave.
+
+    Of a checkpoint that does not say so, of a release before, none.
+
+    Args:
+        manifest: the checkpoint's.
+        experiment: as it goes on from there.
+    """
+    told = manifest.extra.get(_LOST)
+    lost = told if isinstance(told, list) else []
+    absent = experiment.members.absent
+    return tuple(name for name in experiment.region_names if name in lost and name in absent)
 
 
 def part_names(experiment: Experiment) -> set[str]:

@@ -13,7 +13,6 @@ from typing import Any
 import ray
 
 from geo_ray.errors import GeoRayError
-from geo_ray.runtime.cluster import ray_private
 from geo_ray.runtime.control.actor_group import ActorGroup
 from geo_ray.runtime.control.calls import reason_of
 from geo_ray.runtime.control.group_worker import GroupWorker
@@ -34,13 +33,15 @@ class WorkerWatch:
         emit: takes events of now: a kind, and its fields by name.
         hear_all: takes in what servers have to say, before a loss is judged.
         notices: of machines that will be gone.
+        leaves: whether a region leaves as a whole for such a notice.
     """
 
     actors: ActorGroup
     policy: RunPolicy
     emit: Callable[..., None]
     hear_all: Callable[[], None]
-    notices: DrainNotices = field(default_factory=lambda: DrainNotices(ray_private.draining_nodes))
+    notices: DrainNotices
+    leaves: Callable[[str], bool] = lambda region: False
     _status: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # of servers, by region
     _sent_away: dict[Place, GroupWorker] = field(default_factory=dict)
 
@@ -167,6 +168,8 @@ class WorkerWatch:
         }
         for place in self.notices.concern(nodes, now_s):
             region, rank = place
+            if self.leaves(region):  # they come home at its last border
+                continue
             self._sent_away[place] = self.actors.workers[place]
             cause = f"its node {nodes[place][:8]} is being drained"
             self.emit("worker_left", region=region, worker=rank, cause=cause)

@@ -84,7 +84,9 @@ def go_on(living: Attached, run: RunDirectory, reporting: Reporting, lease: Leas
             controller = controller_of(stage, recorder, evals, origin_unix_s)
             controller.links.go_on(living.sent)
             controller.checkpoints.traffic.go_on(living.sent)
-            controller.members.await_back(living.book.awaited)
+            absent = experiment.members.absent  # lost before a resume, which has not waited
+            for region in living.book.awaited:
+                controller.members.await_back([region], waits=region not in absent)
             silent_s = max(0.0, now_s - living.last_s)
             recorder.emit("driver_attached", now_s, epoch=lease.epoch, silent_s=silent_s)
             reporting.status("")

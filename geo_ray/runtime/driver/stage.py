@@ -48,11 +48,13 @@ class BrokenError(Exception):
 
     Args:
         cause: what ends the run, if it does not go on from a checkpoint.
+        away: regions that were asked to leave.
     """
 
-    def __init__(self, cause: RegionLostError) -> None:
+    def __init__(self, cause: RegionLostError, away: frozenset[str] = frozenset()) -> None:
         super().__init__(cause.message)
         self.cause = cause
+        self.away = away
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,7 @@ def drive_to_end(stage: Stage, controller: Controller, startup_s: float) -> Summ
     except RegionLostError as error:
         if controller.policy.is_halting or controller.interrupted.is_set():
             raise
-        raise BrokenError(error) from error
+        raise BrokenError(error, controller.members.away) from error
     except LeaseLostError:
         is_lost = True
         raise

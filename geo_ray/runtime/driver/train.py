@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,7 +43,7 @@ from geo_ray.runtime.control.health import LossHealth
 from geo_ray.runtime.control.membership import member_requests
 from geo_ray.runtime.control.restarts import Restarts
 from geo_ray.runtime.control.run_keys import RunKeys
-from geo_ray.runtime.control.saver import Saver, without_lost
+from geo_ray.runtime.control.saver import Saver, lost_before, without_lost
 from geo_ray.runtime.desk.sight import show
 from geo_ray.runtime.driver.attachment import go_on, living_run
 from geo_ray.runtime.driver.run_cluster import Reporting, RunCluster
@@ -63,9 +63,13 @@ class Resumption:
 
     Attributes:
         checkpoint: id of the one to go on from; None: the newest that is whole and healthy.
+        waits: whether the run pauses for regions that were lost before it where it pauses for any.
+        away: regions that were asked to leave since.
     """
 
     checkpoint: int | None = None
+    waits: bool = False
+    away: frozenset[str] = frozenset()
 
 
 def train(
@@ -111,7 +115,8 @@ def train(
                 if not _can_restart(experiment, run, broken.cause, told.status, restarts):
                     note_failure(run.path, broken.cause, told.began_unix_s)
                     raise broken.cause from None
-            resume, attaches = Resumption(), False
+                away = broken.away
+            resume, attaches = Resumption(waits=True, away=away), False
             told = replace(told, began_unix_s=time.time())
 
 
@@ -162,11 +167,14 @@ def _train(
     check_absent(experiment)
     check_exports(experiment.observe.export)
     found = None if resume is None else _find_checkpoint(store, resume, reporting)
-    if found is not None:
-        experiment, lost = without_lost(experiment, {part.name for part in found.manifest.parts})
-        if lost:
+    awaited: tuple[str, ...] = ()
+    if found is not None and resume is not None:
+        experiment, missing = without_lost(experiment, {part.name for part in found.manifest.parts})
+        lost = lost_before(found.manifest, experiment)
+        awaited = tuple(name for name in lost if name not in resume.away)
+        if missing:
             reporting.status(
-                f"going on without {', '.join(lost)}: lost before checkpoint {found.manifest.id}"
+                f"going on without {', '.join(missing)}: not in checkpoint {found.manifest.id}"
             )
     reporting.status("preparing task and data")
     task = load_task(experiment.task, run.base_dir)
@@ -219,7 +227,8 @@ def _train(
         group = ActorGroup(spec, placed, keys, maker, lease.epoch, desk)
         health = LossHealth() if found is None else LossHealth.restore(found.manifest)
         saver = Saver(store, experiment, digest(experiment), spec.epoch, health, lease.epoch)
-        return _train_on(Stage(group, experiment, run, task, saver, reporting, lease))
+        stage = Stage(group, experiment, run, task, saver, reporting, lease)
+        return _train_on(stage, awaited, waits=resume is not None and resume.waits)
     except (LeaseLostError, BrokenError):
         raise  # what lies there is another's by now, or the run goes on
     except BaseException as error:
@@ -231,7 +240,7 @@ def _train(
         maker.remove(placed)
 
 
-def _train_on(stage: Stage) -> Summary:
+def _train_on(stage: Stage, awaited: Sequence[str], *, waits: bool) -> Summary:
     actors, experiment, reporting = stage.actors, stage.experiment, stage.reporting
     log_path = stage.own_log()
     before_s = last_time_s(log_path) if log_path.exists() else 0.0
@@ -253,6 +262,7 @@ def _train_on(stage: Stage) -> Summary:
             member_requests.forget(stage.run.path)
             stop_requests.forget(stage.run.path)
             controller = controller_of(stage, recorder, evals, origin_unix_s)
+            controller.members.await_back(awaited, waits=waits)
             return drive_to_end(stage, controller, startup_s)
     finally:
         stage.saver.close()

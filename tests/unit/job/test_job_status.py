@@ -185,7 +185,7 @@ def test_a_region_leaves_and_another_joins(run: RunDirectory) -> None:
     with driving(seeker_of(run.path, quiet)), EventLog(run.path / EVENTS_FILE) as log:
         begin(log)
         write_steps(log, first=1, last=2)
-        log.write("region_drained", 2.0, region="us")
+        log.write("region_drained", 2.0, region="us", cause="asked")
         log.write(
             "region_joined", 2.0, region="asia", view=3, round=2, step=4, bytes=10, took_s=1.0
         )

@@ -91,7 +91,8 @@ def test_who_leaves_where_the_averager_goes_and_who_stands_by_is_told() -> None:
     rows: list[Row] = [
         ("hub_moved", 1.0, {"region": "west", "epoch": 2}),
         ("standby_ready", 2.0, {"region": "west", "name": "east", "epoch": 2}),
-        ("region_drained", 3.0, {"region": "east"}),
+        ("region_drained", 3.0, {"region": "east", "cause": "asked"}),
+        ("region_drained", 3.5, {"region": "west", "cause": "notice"}),
         ("run_went_on", 4.0, {}),
     ]
     for event in events(rows):
@@ -100,6 +101,7 @@ def test_who_leaves_where_the_averager_goes_and_who_stands_by_is_told() -> None:
         "the averager moved to west",
         "east stands by for the averager",
         "east has left",
+        "west has left: its machine will be gone, and it comes back",
         "going on",
     ]
 

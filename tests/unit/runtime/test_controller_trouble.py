@@ -35,6 +35,7 @@ from geo_ray.runtime.control.controller import Controller
 from geo_ray.runtime.control.health import LossHealth
 from geo_ray.runtime.control.link_notes import LinkNotes
 from geo_ray.runtime.control.membership.member_requests import MemberRequest, Verb
+from geo_ray.runtime.control.notices import _Told as Heard
 from geo_ray.runtime.control.polls import Polls
 from geo_ray.runtime.control.run_keys import RunKeys
 from geo_ray.runtime.control.saver import Saver
@@ -361,9 +362,185 @@ def test_workers_that_came_back_with_their_region_are_not_replaced(
 
 
 def test_another_driver_brings_back_who_was_lost_before_it_came(run: Run) -> None:
-    run.controller.members.await_back(["eu"])
+    run.controller.members.await_back(["eu"], waits=True)
     assert run.controller.members.awaited == ["eu"]
     assert run.controller.members._returns.due(time.monotonic()) == ["eu"]
+
+
+@pytest.mark.parametrize(("least", "waits"), [(None, False), (None, True), (2, False), (3, False)])
+def test_a_resumed_run_waits_only_as_it_is_told(
+    tmp_path: Path, log: EventLog, least: int | None, waits: bool
+) -> None:
+    """For who was lost before its checkpoint; who is lost later is waited for as always."""
+    run = Run(tmp_path, log, members={"min": least})
+    run.actors.lose("eu")
+    run.controller.members.await_back(["eu"], waits=waits)
+    run.controller._keep_quorum()
+    assert run.controller.quorum.is_paused is (waits or least == 3)
+    run.controller.members._on_join_over("eu", True)
+    run.actors.primaries["eu"] = _Absent(run.calls, "eu/ps")
+    run.controller._keep_quorum()
+    assert not run.controller.quorum.is_paused
+    run.polls.news = [({}, {("ps", "eu"): "killed"})]
+    run.controller._poll()
+    run.controller._keep_quorum()
+    assert run.controller.quorum.is_paused is (least != 2)
+
+
+def test_who_was_lost_is_told_to_every_checkpoint_but_not_who_was_sent(run: Run) -> None:
+    members, view = run.controller.members, View(("asia", "eu", HOME))
+    run.polls.news = [({}, {("ps", "eu"): "killed"})]
+    run.controller._poll()
+    run.controller._handle_all({})
+    assert run.controller.saver._extra["lost"] == ["eu"] and not members.away
+    _look(run, view.without("eu"), ("remove", "eu"))
+    run.controller._handle_all({})
+    assert run.controller.saver._extra["lost"] == [] and members.away == {"eu"}
+    _look(run, view.without("eu"), ("drain", "asia"))
+    _look(run, view.without("eu").changed((), ("asia",)))
+    assert members.away == {"eu", "asia"}
+    members._on_join_over("asia", True)
+    assert members.away == {"eu"}
+
+
+def test_where_nobody_rejoins_who_was_lost_is_remembered_and_stays(
+    tmp_path: Path, log: EventLog
+) -> None:
+    run = Run(tmp_path, log, members={"min": 1, "rejoin": False})
+    run.actors.lose("eu")
+    run.controller.members.await_back(["eu"], waits=True)
+    assert run.controller.members.lost == ["eu"] and run.controller.members.awaited == []
+    assert run.controller.members._returns.due(time.monotonic()) == []
+
+
+class _Places:
+    """Takes places back; of each, its region."""
+
+    def __init__(self) -> None:
+        self.given_back: list[str] = []
+
+    def remove(self, placed: Mapping[str, object]) -> None:
+        self.given_back += placed
+
+    def note(self, book: object) -> None:
+        pass
+
+
+def _notice(run: Run, **left_s: float) -> _Places:
+    """Machines of regions' servers will be gone in so many seconds."""
+    run.actors.maker = places = _Places()  # type: ignore[assignment]
+    run.actors.placed |= dict.fromkeys(run.actors.primaries, "place")  # type: ignore[arg-type]
+    regions = {region: time.time() + each for region, each in left_s.items()}
+    run.controller.members.notices._told = Heard(frozenset(), regions)
+    return places
+
+
+def test_who_has_a_notice_leaves_at_a_border_and_is_to_come_back(
+    tmp_path: Path, log: EventLog
+) -> None:
+    run = Run(tmp_path, log, members={})
+    members, view = run.controller.members, View(("asia", "eu", HOME))
+    places = _notice(run, eu=120.0)
+    _look(run, view)
+    assert run.told("change_members")[0][2:4] == ("()", "('eu',)")
+    assert members.is_leaving and members.leaves_on_notice("eu") and not run.events
+    _look(run, view.changed((), ("eu",)))
+    (drained,) = run.events
+    assert drained.kind == "region_drained"
+    assert drained.fields == {"region": "eu", "cause": "notice"}
+    assert places.given_back == ["eu"] and "eu" not in run.actors.placed
+    assert members.lost == members.awaited == ["eu"] and not members.away
+    assert members._returns.due(time.monotonic()) == ["eu"]
+    run.controller._keep_quorum()
+    assert run.controller.quorum.is_paused  # as for any that is lost, without members.min
+    run.controller._handle_all({})
+    assert run.controller.saver._extra["lost"] == ["eu"]  # a restart brings it back, too
+
+
+def test_who_has_a_notice_and_comes_to_no_border_is_gone_without_in_time(run: Run) -> None:
+    view = View(("asia", "eu", HOME))
+    _notice(run, eu=120.0)
+    _look(run, view)
+    run.actors.workers["eu", 0] = GroupWorker("eu", 0, 1, None, ref="work", node="n")
+    places = _notice(run, eu=1.0)
+    _look(run, view)
+    assert run.kinds() == ["region_lost"] and places.given_back == ["eu"]
+    assert run.actors._idle == {}, "its workers are on that machine"
+    assert run.controller.members.awaited == ["eu"] and not run.controller.members.is_leaving
+
+
+def test_for_a_notice_the_averager_moves_before_its_region_leaves(run: Run) -> None:
+    _notice(run, **{HOME: 120.0})
+    view = View(("asia", "eu", HOME))
+    _look(run, view)
+    assert ("asia", "report_dead", HOME, "True") in run.calls
+    assert not run.told("change_members")
+    moved = {"home": AveragerHome("asia", 2), "stands_by": False}
+    run.controller._follow_averager({("bridge", "asia"): {"status": moved}})
+    run.controller.members.tick({("bridge", "asia"): {"view": view}})
+    assert run.told("change_members")[0][:4] == ("asia", "change_members", "()", f"('{HOME}',)")
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"averager": {"region": HOME}},
+        {"members": {"rejoin": False}},
+        {"members": {}, "overlay": {"kind": "binary"}, "strategy": {"kind": "bsp"}},
+    ],
+)
+def test_who_cannot_leave_stays_and_its_workers_go_alone(
+    tmp_path: Path, log: EventLog, sections: dict[str, object]
+) -> None:
+    run = Run(tmp_path, log, **{"averager": {"region": HOME}} | sections)
+    _notice(run, **{HOME: 120.0})
+    _look(run, View(("asia", "eu", HOME)))
+    assert not run.controller.members.are_changing and not run.calls
+    assert not run.controller.members.leaves_on_notice(HOME)
+
+
+def test_workers_of_a_region_that_leaves_are_not_sent_away_by_themselves(run: Run) -> None:
+    _notice(run, eu=120.0)
+    for region in ("eu", "asia"):
+        run.actors.workers[region, 0] = GroupWorker(region, 0, 1, None, ref="work", node="n")
+    notices = run.controller.workers.notices
+    notices._asked_s = time.monotonic()
+    notices._told = Heard({"n"}, notices.regions)
+    run.controller.workers._heed(time.monotonic())
+    assert [call[0] for call in run.told("dismiss_worker")] == ["asia/ps"]
+
+
+def test_a_worker_that_never_got_a_place_holds_up_nobody_who_leaves(run: Run) -> None:
+    _notice(run, eu=120.0)
+    view = View(("asia", "eu", HOME))
+    _look(run, view)
+    run.actors.workers["eu", 0] = GroupWorker("eu", 0, 2, None, ref="work", node="n")
+    run.actors.workers["eu", 1] = GroupWorker("eu", 1, 2, None, ref="work")
+    _look(run, view.changed((), ("eu",)))
+    assert run.kinds() == []  # it says its last words
+    run.actors.workers["eu", 0].steps = 3
+    _look(run, view.changed((), ("eu",)))
+    assert run.kinds() == ["region_drained"]
+
+
+def test_a_place_on_a_machine_with_a_notice_is_given_back_before_a_return(run: Run) -> None:
+    run.polls.news = [({}, {("ps", "eu"): "killed"})]
+    run.controller._poll()
+    places = _notice(run, eu=120.0)
+    run.actors.placed["eu"] = "place"  # type: ignore[assignment]
+    run.controller.members._returns.forget("eu")
+    _look(run, View(("asia", HOME)))
+    assert places.given_back == ["eu"] and run.kinds() == ["region_lost"]
+
+
+def test_a_user_calls_off_the_return_of_who_left_for_a_notice(run: Run) -> None:
+    view = View(("asia", "eu", HOME))
+    _notice(run, eu=120.0)
+    _look(run, view)
+    _look(run, view.changed((), ("eu",)))
+    run.controller.members._returns.due(time.monotonic())
+    _look(run, view.changed((), ("eu",)), ("remove", "eu"))
+    assert run.controller.members.awaited == [] and run.controller.members.away == {"eu"}
 
 
 def test_a_driver_that_was_overtaken_asks_nobody_and_replaces_nobody(

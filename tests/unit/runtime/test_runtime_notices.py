@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+from collections.abc import Mapping
 
 from geo_ray.runtime.control.notices import EVERY_S, DrainNotices
 
@@ -18,7 +20,7 @@ def settled(notices: DrainNotices, now_s: float) -> list[str]:
 
 
 def test_a_drained_node_concerns_those_that_live_there() -> None:
-    answers = [[], ["n2", "n7"]]
+    answers: list[dict[str, int]] = [{}, {"n2": 9000, "n7": 0}]
     notices = DrainNotices(lambda: answers.pop(0))
     assert settled(notices, 100.0) == []
     assert settled(notices, 100.0 + 0.9 * EVERY_S) == [], "it is not asked each time"
@@ -29,7 +31,7 @@ def test_a_drained_node_concerns_those_that_live_there() -> None:
 def test_nobody_waits_for_a_control_service_that_is_gone() -> None:
     never = threading.Event()
 
-    def ask() -> list[str]:
+    def ask() -> dict[str, int]:
         never.wait(10.0)
         raise ConnectionError("no control service")
 
@@ -37,3 +39,23 @@ def test_nobody_waits_for_a_control_service_that_is_gone() -> None:
     assert notices.concern(NODES, 0.0) == notices.concern(NODES, 50.0) == []
     never.set()
     assert settled(notices, 100.0) == []
+
+
+def test_a_region_is_gone_with_the_first_of_its_servers_machines() -> None:
+    nodes: Mapping[str, int] = {"n2": 9000, "n3": 7000, "n4": 0}
+    where = {"us": {"n1"}, "eu": {"n2", "n3"}, "asia": {"n4"}, "placing": set[str]()}
+    notices = DrainNotices(lambda: nodes, lambda: where)
+    assert notices.regions == {}
+    assert settled(notices, 0.0) == ["b"]
+    assert notices.regions == {"eu": 7.0, "asia": math.inf}
+    where["eu"] = {"n5"}  # it is back elsewhere
+    settled(notices, 50.0)
+    assert notices.regions == {"asia": math.inf}
+
+
+def test_nobody_is_asked_for_places_while_there_is_no_notice() -> None:
+    def where() -> dict[str, set[str]]:
+        raise AssertionError
+
+    notices = DrainNotices(dict, where)
+    assert settled(notices, 0.0) == [] and notices.regions == {}

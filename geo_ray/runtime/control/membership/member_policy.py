@@ -37,6 +37,11 @@ class MemberPolicy:
         )
 
     @property
+    def may_change(self) -> bool:
+        """Whether regions can leave."""
+        return self._fixed is None
+
+    @property
     def least(self) -> int | None:
         """Regions that must be there; None: all that have not left."""
         return self.experiment.members.min

@@ -19,7 +19,9 @@ from geo_ray.runtime.control.membership.member_policy import MemberPolicy
 from geo_ray.runtime.control.membership.member_requests import MemberRequest
 from geo_ray.runtime.control.membership.newcomers import MemberHooks as MemberHooks
 from geo_ray.runtime.control.membership.newcomers import Newcomers, report_dead
+from geo_ray.runtime.control.membership.notice_policy import leave_on_notice
 from geo_ray.runtime.control.membership.returns import Returns
+from geo_ray.runtime.control.notices import DrainNotices
 from geo_ray.training.membership.border import giver_of
 from geo_ray.training.membership.view import View
 
@@ -49,6 +51,7 @@ class Members:
         requests: takes what users have asked for since the last call.
         hooks: see `MemberHooks`.
         origin_unix_s: when the run's clock was 0.
+        notices: of machines that will be gone.
     """
 
     actors: ActorGroup
@@ -56,6 +59,7 @@ class Members:
     requests: Callable[[], list[MemberRequest]]
     hooks: MemberHooks
     origin_unix_s: float
+    notices: DrainNotices
     _newcomers: Newcomers = field(init=False)
     _waiting: list[str] = field(default_factory=list)
     _leaving: set[str] = field(default_factory=set)
@@ -64,7 +68,9 @@ class Members:
     _steps: dict[str, int] = field(default_factory=dict)
     _lost: list[str] = field(default_factory=list)  # regions that the run went on without
     _returns: Returns = field(default_factory=Returns)
-    _removed: set[str] = field(default_factory=set)  # that were asked to be
+    _away: set[str] = field(default_factory=set)  # that were asked to leave, or to be removed
+    _noticed: set[str] = field(default_factory=set)  # that leave for a notice, and come back
+    _unhurried: set[str] = field(default_factory=set)  # lost ones that the run does not wait for
 
     def __post_init__(self) -> None:
         self._newcomers = Newcomers(
@@ -91,6 +97,7 @@ class Members:
             self._take(request, view)
         if not self.hooks.is_ending():
             self._waiting += self._returns.due(time.monotonic())
+            self._heed()
         self._move_averager()
         if isinstance(view, View):
             self._see_off(view)
@@ -116,18 +123,50 @@ class Members:
         """Lost regions that will be brought back."""
         if not self.policy.brings_back:
             return []
-        return [name for name in self._lost if name not in self._removed]
+        return self.lost
 
-    def await_back(self, awaited: Sequence[str]) -> None:
-        """Bring back regions that were lost before this driver came."""
-        for region in awaited:
+    @property
+    def lost(self) -> list[str]:
+        """Regions that are lost, and were not asked to leave."""
+        return [name for name in self._lost if name not in self._away]
+
+    @property
+    def away(self) -> frozenset[str]:
+        """Regions that were asked to leave, or to be removed, and have not come since."""
+        return frozenset(self._away)
+
+    @property
+    def waited_for(self) -> list[str]:
+        """Lost regions that the run pauses for, if it pauses."""
+        if self.policy.least is not None:
+            return self.awaited
+        return [name for name in self.awaited if name not in self._unhurried]
+
+    def await_back(self, lost: Sequence[str], *, waits: bool) -> None:
+        """Bring back regions that were lost before this driver came.
+
+        Args:
+            lost: they.
+            waits: whether the run pauses for them where it pauses for any that is lost.
+        """
+        for region in lost:
             self._lost.append(region)
+            if not waits:
+                self._unhurried.add(region)
             self._bring_back(region)
 
-    def brings_back(self, region: str) -> bool:
-        """Whether a region that is lost now will be brought back."""
-        stays_away = region in self._removed or region in self._leavers
-        return self.policy.brings_back and not stays_away
+    def keeps_workers(self, region: str) -> bool:
+        """Whether workers of a region that is lost now will be needed where they are."""
+        goes = region in self._away or region in self._leavers or region in self.notices.regions
+        return self.policy.brings_back and not goes
+
+    def leaves_on_notice(self, region: str) -> bool:
+        """Whether a region leaves as a whole, since a machine of its servers will be gone."""
+        return (
+            region in self.notices.regions
+            and not self.hooks.is_ending()
+            and (region in self._noticed or not self._is_needed(region))
+        )
 
     def on_handed(self, giver: str, event: Mapping[str, Any]) -> None:
         """The copy of a region's state that newcomers wait for is written."""
@@ -140,9 +179,14 @@ class Members:
     def report_lost(self, region: str) -> None:
         """Tell the averager that the run goes on without a region."""
         self._lost.append(region)
-        if region in self._leavers:  # it stays away all the same
-            self._removed.add(region)
-            self._leaving.discard(region)
+        self._unhurried.discard(region)
+        if region in self._leavers and region not in self._noticed:  # it stays away all the same
+            self._away.add(region)
+        self._leaving.discard(region)
+        self._moving.pop(region, None)
+        if region in self.notices.regions:
+            self._noticed.discard(region)
+            self.actors.release(region)
         self.hooks.ask_home(partial(report_dead, region))
         self._bring_back(region)
         self._newcomers.on_lost(region)
@@ -160,6 +204,9 @@ class Members:
         home = self.actors.home.region
         if home in self._leaving:
             self._leaving.discard(home)
+            if home in self._noticed:  # the notice is heeded anew
+                self._noticed.discard(home)
+                return
             self._refuse("drain", home, f"the averager lives in '{home}' now")
 
     def close(self) -> None:
@@ -193,19 +240,43 @@ class Members:
             self._returns.forget(region)
             self._waiting.append(region)
         elif request.verb == "remove":
-            self._removed.add(region)
+            self._away.add(region)
             self.hooks.lose(region, f"region '{region}' was asked to be removed")
-        elif region == self.actors.home.region:
-            self.hooks.tell(f"the averager moves, so that region '{region}' can leave")
-            self._moving[region] = _Move(-_MOVE_S, leaves=True)
         else:
-            self._send_off(region)
+            self._see_to(region)
 
     @property
     def _leavers(self) -> set[str]:
         """Regions that were asked to leave, and are still there."""
         moving = (name for name, move in self._moving.items() if move.leaves)
         return {*self._leaving, *moving}
+
+    def _see_to(self, region: str) -> None:
+        """Have a region leave; the averager moves first, if it lives there."""
+        if region == self.actors.home.region:
+            self.hooks.tell(f"the averager moves, so that region '{region}' can leave")
+            self._moving[region] = _Move(-_MOVE_S, leaves=True)
+        else:
+            self._send_off(region)
+
+    def _heed(self) -> None:
+        """Have regions leave whose servers are on machines that will be gone."""
+        here, now_unix_s = list(self.actors.primaries), time.time()
+        for region in self.notices.regions:
+            if region not in {*here, *self._newcomers.names}:  # Ray starts nothing there any more
+                self.actors.release(region)
+        left_s = {name: at_s - now_unix_s for name, at_s in self.notices.regions.items()}
+        needed = [name for name in left_s if name in here and self._is_needed(name)]
+        for region, answer in leave_on_notice(left_s, here, self._leavers, needed).items():
+            if answer == "lose":
+                self.hooks.lose(region, f"region '{region}' had a notice, and came to no border")
+            else:
+                self._noticed.add(region)
+                self.hooks.tell(f"a machine of region '{region}' will be gone")
+                self._see_to(region)
+
+    def _is_needed(self, region: str) -> bool:
+        return not (self.policy.may_change and self.actors.can_lose(region))
 
     def _send_off(self, region: str) -> None:
         self.hooks.tell(f"region '{region}' is asked to leave")
@@ -242,17 +313,28 @@ class Members:
         """Go on without those that have left, once their workers are home."""
         for region in [name for name in view.left if name in self.actors.primaries]:
             workers = [w for w in self.actors.workers.values() if w.region == region]
-            if any(worker.is_out for worker in workers):
+            if any(worker.is_out and worker.has_begun for worker in workers):
                 continue
             self._leaving.discard(region)
             self.hooks.drop(region)
             self.hooks.tell("")
-            self.hooks.emit("region_drained", region=region)
+            self.hooks.emit("region_drained", region=region, cause=self._left(region))
         self._leaving -= set(view.lost)
         waiting = sorted(self._leaving.intersection(view.members))
         if waiting and not self.is_joining and not self.hooks.is_ending():
             # While another change was pending it came to nothing; asked twice, it is one.
             self._ask_change((), (waiting[0],))
+
+    def _left(self, region: str) -> str:
+        """A region has left with all it had done; why."""
+        if region not in self._noticed:
+            self._away.add(region)
+            return "asked"
+        self._noticed.discard(region)
+        self.actors.release(region)
+        self._lost.append(region)
+        self._bring_back(region)
+        return "notice"
 
     # -------------------------------------------------------------- who joins
 
@@ -266,14 +348,15 @@ class Members:
         """A region is a member, or will not be."""
         if joined:
             self._lost = [name for name in self._lost if name != region]
-            self._removed.discard(region)
+            self._unhurried.discard(region)
+            self._away.discard(region)
             self._returns.joined(region, time.monotonic())
         elif region in self._lost and not self.hooks.is_ending():
             self._bring_back(region)
 
     def _stay_away(self, region: str) -> None:
         """A region is not to come, or to come back, wherever it is on its way."""
-        self._removed.add(region)
+        self._away.add(region)
         self._returns.forget(region)
         self._waiting = [name for name in self._waiting if name != region]
         if region in self._newcomers.names:
