@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from geo_ray.clusters.report import ClusterReport
 
 
-@click.command("status")
+@click.command("status", short_help="Say how RUN or CLUSTER stands.")
 @click.argument("run_dir", metavar="RUN|CLUSTER", type=RunReference())
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of lines.")
 @click.option("--follow", is_flag=True, help="Again and again, until nobody drives the run.")

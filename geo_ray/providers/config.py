@@ -10,6 +10,7 @@ from geo_ray.config.base import StrictModel
 from geo_ray.errors import StoreError
 from geo_ray.providers.aws.config import AwsProviderConfig
 from geo_ray.providers.tencent.config import TencentProviderConfig
+from geo_ray.providers.user_data import ImagePython
 from geo_ray.stores.uri import is_s3, parse_s3
 
 Rent = Literal["plan", "demand"]
@@ -77,9 +78,7 @@ class ProviderConfig(StrictModel):
         "the head needs where its role opens no bucket (Tencent); null: its role does",
     )
     tls: TlsSecrets | None = Field(None, description="Ray's own TLS; null: none")
-    python: str = Field(
-        "/opt/geo_ray/bin/python", pattern=r"^[\w/.-]+$", description="interpreter of the image"
-    )
+    python: ImagePython = Field("/opt/geo_ray/bin/python", description="interpreter of the image")
 
     @model_validator(mode="after")
     def _address(self) -> Self:

@@ -7,11 +7,12 @@ It only names secrets; the machine's own role lets it read them. The machine ima
 from __future__ import annotations
 
 import shlex
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
 from geo_ray.clouds.tencent.role import METADATA_VARIABLE
+from geo_ray.config.annotations import MessageWords
 from geo_ray.config.base import StrictModel
 from geo_ray.errors import ProviderRefusedError
 from geo_ray.providers.base import LaunchRequest
@@ -33,17 +34,27 @@ _TLS_FILES: Final = {
 }
 
 
+_Folder = Annotated[
+    str, Field(pattern=r"^s3://[^\s'\"]+$"), MessageWords("an address such as s3://bucket/folder")
+]
+_SecretName = Annotated[
+    str, Field(pattern=r"^[\w/.:+=@-]+$"), MessageWords("the name of a secret, without blanks")
+]
+_HostPort = Annotated[
+    str, Field(pattern=r"^[\w.:\[\]-]+:\d+$"), MessageWords("host:port, such as 10.0.0.5:6379")
+]
+ImagePython = Annotated[str, Field(pattern=r"^[\w/.-]+$"), MessageWords("a path without blanks")]
+"""Where an image has its interpreter."""
+
+
 class HeadBoot(StrictModel):
     """What the machine of Ray's head does instead of joining one."""
 
     port: int = Field(6379, ge=1, le=65535, description="of the head")
     dashboard_port: int = Field(8265, ge=1, le=65535, description="of dashboard and job server")
-    state: str = Field(
-        pattern=r"^s3://[^\s'\"]+$", description="address of the cluster's own folder"
-    )
-    keys_secret: str | None = Field(
+    state: _Folder = Field(description="address of the cluster's own folder")
+    keys_secret: _SecretName | None = Field(
         None,
-        pattern=r"^[\w/.:+=@-]+$",
         description="name of the secret with a credentials file for it; null: the machine's role",
     )
 
@@ -51,28 +62,22 @@ class HeadBoot(StrictModel):
 class NodeJoin(StrictModel):
     """How a machine's Ray node joins its cluster, or is its head."""
 
-    address: str | None = Field(
-        None, pattern=r"^[\w.:\[\]-]+:\d+$", description="host:port of the head"
-    )
+    address: _HostPort | None = Field(None, description="host:port of the head")
     head: HeadBoot | None = Field(None, description="of machines with the role head")
-    token_secret: str = Field(
-        pattern=r"^[\w/.:+=@-]+$", description="name of the secret that holds the cluster's token"
+    token_secret: _SecretName = Field(
+        description="name of the secret that holds the cluster's token"
     )
-    tls_certificate_secret: str | None = Field(
-        None, pattern=r"^[\w/.:+=@-]+$", description="name of the secret with the certificate"
+    tls_certificate_secret: _SecretName | None = Field(
+        None, description="name of the secret with the certificate"
     )
-    tls_key_secret: str | None = Field(
-        None, pattern=r"^[\w/.:+=@-]+$", description="name of the secret with its key"
-    )
-    tls_ca_secret: str | None = Field(
-        None, pattern=r"^[\w/.:+=@-]+$", description="name of the secret with the authority's"
+    tls_key_secret: _SecretName | None = Field(None, description="name of the secret with its key")
+    tls_ca_secret: _SecretName | None = Field(
+        None, description="name of the secret with the authority's"
     )
     secrets_region: str | None = Field(
         None, description="region of the secrets; null: each machine's own"
     )
-    python: str = Field(
-        "/opt/geo_ray/bin/python", pattern=r"^[\w/.-]+$", description="interpreter of the image"
-    )
+    python: ImagePython = Field("/opt/geo_ray/bin/python", description="interpreter of the image")
 
 
 def needed_join(join: NodeJoin | None) -> NodeJoin:

@@ -7,7 +7,7 @@ import click
 from geo_ray.cli.paths import RunRef, RunReference
 
 
-@click.command()
+@click.command(short_help="End CLUSTER, and all that it has rented.")
 @click.argument("cluster", metavar="CLUSTER", type=RunReference())
 @click.option(
     "--now", "at_once", is_flag=True, help="Do not wait for runs to save and machines to drain."

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
+from geo_ray.config.annotations import MessageWords
 from geo_ray.config.base import StrictModel
 from geo_ray.providers.user_data import NodeJoin
 
@@ -11,7 +14,9 @@ from geo_ray.providers.user_data import NodeJoin
 class AwsPlaceConfig(StrictModel):
     """A region where machines may be launched."""
 
-    image_id: str = Field(pattern=r"^ami-\w+$", description="machine image that carries geo_ray")
+    image_id: Annotated[
+        str, Field(pattern=r"^ami-\w+$"), MessageWords("the id of an image, ami-...")
+    ] = Field(description="machine image that carries geo_ray")
     subnets: dict[str, str] = Field(
         default_factory=dict, description="subnet by zone; none: the region's default network"
     )
@@ -20,9 +25,9 @@ class AwsPlaceConfig(StrictModel):
         None, description="name of the role's profile with which a machine reads its secrets"
     )
     volume_gb: int = Field(100, ge=8, description="size of the encrypted root volume")
-    root_device: str = Field(
-        "/dev/sda1", pattern=r"^/dev/\w+$", description="the image's own name of its root volume"
-    )
+    root_device: Annotated[
+        str, Field(pattern=r"^/dev/\w+$"), MessageWords("a device such as /dev/sda1")
+    ] = Field("/dev/sda1", description="the image's own name of its root volume")
     kms_key_id: str | None = Field(None, description="its key; null: the account's own")
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from geo_ray.clouds.currency import ExchangeRate
+from geo_ray.config.annotations import MessageWords
 from geo_ray.config.base import StrictModel
 from geo_ray.providers.user_data import NodeJoin
 
@@ -12,8 +15,12 @@ from geo_ray.providers.user_data import NodeJoin
 class TencentPlaceConfig(StrictModel):
     """A region where machines may be launched."""
 
-    image_id: str = Field(pattern=r"^img-\w+$", description="machine image that carries geo_ray")
-    vpc_id: str = Field(pattern=r"^vpc-\w+$", description="network")
+    image_id: Annotated[
+        str, Field(pattern=r"^img-\w+$"), MessageWords("the id of an image, img-...")
+    ] = Field(description="machine image that carries geo_ray")
+    vpc_id: Annotated[
+        str, Field(pattern=r"^vpc-\w+$"), MessageWords("the id of a network, vpc-...")
+    ] = Field(description="network")
     subnets: dict[str, str] = Field(min_length=1, description="subnet by zone")
     security_group_ids: tuple[str, ...] = Field((), description="of the machines")
     role: str | None = Field(

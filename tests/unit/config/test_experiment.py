@@ -15,7 +15,8 @@ from geo_ray.job.build import check_absent
 from geo_ray.strategies.registry import STRATEGIES
 from geo_ray.transport.emulation.link_model import LinkSpec
 
-CONFIGS = sorted((Path(__file__).parents[3] / "configs").glob("*.yaml"))
+FOLDER = Path(__file__).parents[3] / "configs"
+CONFIGS = sorted(set(FOLDER.glob("*.yaml")) - {FOLDER / "tune.yaml"})  # which is a search
 TEXT = """
 name: trial
 task: {use: digits}
