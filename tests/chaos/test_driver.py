@@ -15,7 +15,7 @@ from geo_ray.observe.metrics.summary import load_summary
 from geo_ray.runtime.cluster.local import LocalCluster
 from geo_ray.runtime.driver.order import driver_name
 
-STEPS = 240  # longer than a command takes to start
+STEPS = 160  # longer than a command takes to start
 pytestmark = [pytest.mark.timeout(400)]
 
 
