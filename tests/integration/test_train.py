@@ -157,6 +157,7 @@ def test_the_run_directory_is_complete(rich: Trained) -> None:
     found = {file.name for file in path.iterdir() if file.suffix != ".lock"}
     assert found == {
         "lease.json",
+        "run_id",
         "config.lock.yaml",
         "plan.json",
         "events.jsonl",
