@@ -170,7 +170,7 @@ def everything(slow: bool) -> list[list[Lane]]:
     """Returns what must pass, those marked slow too or not."""
     of_links = [str(path) for pattern in LINKS for path in sorted(Path().glob(pattern))]
     others = [f"--ignore-glob={pattern}" for pattern in (*LINKS, ENVIRONMENT)]
-    computing = ["tests/property", "tests/contract", "tests/sim", *others]
+    computing = ["tests/property", "tests/sim", *others]
     first: list[Lane] = [
         {
             "ruff": ["ruff", "check", "."],
@@ -178,7 +178,10 @@ def everything(slow: bool) -> list[list[Lane]]:
             "mypy": ["mypy"],
             "computing": pytest(*computing, slow=slow),
         },
-        {"units": pytest("tests/arch", "tests/unit", ENVIRONMENT, slow=slow)},
+        {
+            "units": pytest("tests/arch", "tests/unit", ENVIRONMENT, slow=slow),
+            "contracts": pytest("tests/contract", *others, slow=slow),
+        },
     ]
     # Nothing that computes runs beside the clusters, which would keep both cores busy alone.
     second: list[Lane] = [

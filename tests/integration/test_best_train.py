@@ -27,6 +27,7 @@ class CutOffError(Exception):
     """Ends a run as a lost driver does: without a checkpoint."""
 
 
+@pytest.mark.slow
 def test_the_best_survives_a_resume_from_an_older_checkpoint(tmp_path: Path) -> None:
     config = experiment_of(
         tmp_path,

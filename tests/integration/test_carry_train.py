@@ -31,6 +31,7 @@ class CutOffError(Exception):
     """Ends a run as a lost driver does: without a checkpoint."""
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_bits_of_the_simulated_and_the_metrics_of_its_file(
     tmp_path: Path,
 ) -> None:

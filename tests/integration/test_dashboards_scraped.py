@@ -9,6 +9,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,8 @@ def pages(ray_cluster: LocalCluster) -> Iterator[list[str]]:
 def scraped(pages: list[str]) -> str:
     texts = []
     for url in pages:
-        with urllib.request.urlopen(url, timeout=30) as answer:
+        # Nodes that other tests have ended may be listed for a while.
+        with suppress(OSError), urllib.request.urlopen(url, timeout=30) as answer:
             texts.append(answer.read().decode())
     return "\n".join(texts)
 

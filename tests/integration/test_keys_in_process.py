@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ from geo_ray.runtime.actors.spec import RunSpec
 from geo_ray.runtime.actors.worker_actor import WorkerActor
 from geo_ray.runtime.control import actor_group
 from geo_ray.runtime.control.actor_group import ActorGroup
-from geo_ray.runtime.control.group_worker import GroupWorker
 from geo_ray.runtime.control.run_keys import RunKeys
+from geo_ray.runtime.steward.processes import _CLASSES, OwnProcesses, ProcessOrder
 from geo_ray.tasks.load import load_task
 from geo_ray.transport.security.tls import TlsBytes
 
@@ -70,33 +70,45 @@ class Handle:
         return Method
 
 
+class Processes(OwnProcesses):
+    """Makes actors in this process."""
+
+    def __init__(self, wire: Wire) -> None:
+        super().__init__({})
+        self._wire = wire
+
+    def make(self, orders: Sequence[ProcessOrder]) -> list[Any]:
+        """See `ProcessMaker.make`."""
+        return [
+            Handle(_CLASSES[order.kind][0](*self._wire.copy(order.arguments)), self._wire)
+            for order in orders
+        ]
+
+
+class Somewhere:
+    """A place that nobody has reserved."""
+
+    @staticmethod
+    def strategy(role: str, index: int) -> None:
+        """None is asked for."""
+
+
 @pytest.fixture
 def wire(monkeypatch: pytest.MonkeyPatch) -> Iterator[Wire]:
     with ThreadPoolExecutor(64) as pool:
         wire = Wire(pool)
 
-        def create_worker(group: ActorGroup, region: str, rank: int, epoch: int) -> GroupWorker:
-            actor = WorkerActor(wire.copy(group.spec), region, rank, epoch)
-            worker = GroupWorker(region, rank, epoch, Handle(actor, wire))
-            group.workers[region, rank] = worker
-            return worker
-
-        def create(kind: type, place: Any, role: str, rank: int, *how: Any) -> Handle:
-            return Handle(kind(*wire.copy(how[2:])), wire)
-
         def collect(refs: Mapping[Any, Future[Any]], *_: Any) -> dict[Any, Any]:
             return {key: ref.result(WAIT_S) for key, ref in refs.items()}
 
-        monkeypatch.setattr(actor_group, "_actor", create)
         monkeypatch.setattr(actor_group, "collect", collect)
-        monkeypatch.setattr(ActorGroup, "_create_worker", create_worker)
         monkeypatch.setattr(WorkerActor, "_here", lambda worker, manifest: worker._region)
         # Ray would start a cluster of its own to tell.
         monkeypatch.setattr(WorkerActor, "node_id", lambda worker: worker._region)
         yield wire
 
 
-def _group(directory: Path, tls: str) -> ActorGroup:
+def _group(directory: Path, tls: str, wire: Wire) -> ActorGroup:
     experiment = experiment_of(
         directory,
         regions=[{"name": "us-east", "workers": 2, "ps_shards": 2}, {"name": "eu-west"}],
@@ -118,7 +130,8 @@ def _group(directory: Path, tls: str) -> ActorGroup:
         data_rows=data_rows(experiment, manifest),
     )
     keys = RunKeys(spec.run_id, experiment.region_names, experiment.transport)
-    return ActorGroup(spec, dict.fromkeys(experiment.region_names), keys)  # type: ignore[arg-type]
+    placed: Any = dict.fromkeys(experiment.region_names, Somewhere())
+    return ActorGroup(spec, placed, keys, Processes(wire))
 
 
 def _secrets(group: ActorGroup) -> list[bytes]:
@@ -141,7 +154,7 @@ def _secrets(group: ActorGroup) -> list[bytes]:
 @pytest.mark.parametrize("tls", ["required", "off"])
 def test_no_key_of_a_run_passes_between_its_actors(tls: str, wire: Wire, tmp_path: Path) -> None:
     """Also not for a worker that replaces another, and for a certificate that is renewed."""
-    group = _group(tmp_path, tls)
+    group = _group(tmp_path, tls, wire)
     group.create(group.spec.experiment.present)
     group.await_ready(WAIT_S)
     group.wire(time.time(), WAIT_S)
