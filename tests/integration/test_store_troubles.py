@@ -26,7 +26,7 @@ from geo_ray.stores.bucket import Bucket, RequestLimits
 from geo_ray.stores.uri import parse_s3
 
 LIVES_S = 10.0
-HURRIED = RequestLimits(1.0, 1.0, attempts=1)
+ONE_TRY = RequestLimits(20.0, 20.0, attempts=1)  # trouble is seen, and a busy machine is none
 FAILS = ["403", "503", "cut"]  # full or forbidden, overloaded, broken off
 
 
@@ -46,7 +46,7 @@ def proxy(endpoint: str) -> Iterator[Proxy]:
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     set_credentials(monkeypatch)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "machine"))
-    monkeypatch.setattr(far_objects, "RequestLimits", lambda: HURRIED)
+    monkeypatch.setattr(far_objects, "RequestLimits", lambda: ONE_TRY)
     monkeypatch.setattr(mirrors, "_EVERY_S", 0.05)
 
 
@@ -72,7 +72,7 @@ class Drivers:
         self._other = self.seeker(self._store(self._uri))
 
     def _store(self, uri: str) -> S3ConditionalStore:
-        return S3ConditionalStore(Bucket(parse_s3(uri), HURRIED), "run/")
+        return S3ConditionalStore(Bucket(parse_s3(uri), ONE_TRY), "run/")
 
     def seeker(self, store: S3ConditionalStore) -> LeaseSeeker:
         return LeaseSeeker(store, "run", lambda _: None, lives_s=LIVES_S, clock=self.clock)
