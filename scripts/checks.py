@@ -27,6 +27,12 @@ LINKS = (  # tests that wait for the network most of the time and need no cluste
     "tests/integration/test_overlay_rounds.py",
     "tests/integration/test_udp_channel.py",
 )
+WHOLE_RUNS = (  # the longest tests that need a cluster, beside as many shorter ones
+    "tests/chaos/*.py",
+    "tests/integration/test_api_train.py",
+    "tests/integration/test_clusters_local.py",
+    "tests/integration/test_store_checkpoints.py",
+)
 ENVIRONMENT = "tests/integration/test_environment.py"
 
 
@@ -166,26 +172,38 @@ def pytest(*arguments: str, slow: bool) -> list[str]:
     return [sys.executable, "-m", "pytest", *color, *chosen, *arguments]
 
 
+def files(patterns: Sequence[str]) -> list[str]:
+    """Returns the paths that match one of them."""
+    return [str(path) for pattern in patterns for path in sorted(Path().glob(pattern))]
+
+
 def everything(slow: bool) -> list[list[Lane]]:
     """Returns what must pass, those marked slow too or not."""
-    of_links = [str(path) for pattern in LINKS for path in sorted(Path().glob(pattern))]
+    of_links = files(LINKS)
+    of_runs = [path for path in files(WHOLE_RUNS) if path not in of_links]
     others = [f"--ignore-glob={pattern}" for pattern in (*LINKS, ENVIRONMENT)]
     computing = ["tests/property", "tests/sim", *others]
+    strategies = "tests/contract/test_[os]*.py"  # as long as all other contracts
     first: list[Lane] = [
         {
             "ruff": ["ruff", "check", "."],
             "format": ["ruff", "format", "--check", "."],
             "mypy": ["mypy"],
             "computing": pytest(*computing, slow=slow),
+            "contracts": pytest(
+                "tests/contract", *others, f"--ignore-glob={strategies}", slow=slow
+            ),
         },
         {
             "units": pytest("tests/arch", "tests/unit", ENVIRONMENT, slow=slow),
-            "contracts": pytest("tests/contract", *others, slow=slow),
+            "strategies": pytest(*files([strategies]), slow=slow),
         },
     ]
     # Nothing that computes runs beside the clusters, which would keep both cores busy alone.
+    shorter = [f"--ignore-glob={pattern}" for pattern in WHOLE_RUNS]
     second: list[Lane] = [
-        {"clusters": pytest("tests/integration", "tests/chaos", *others, slow=slow)},
+        {"clusters": pytest("tests/integration", *others, *shorter, slow=slow)},
+        {"whole runs": pytest(*of_runs, slow=slow)},
         {"links": pytest(*of_links, slow=slow)},
     ]
     return [first, second]
