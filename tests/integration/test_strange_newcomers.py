@@ -100,6 +100,23 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(
         world.check_books()
 
 
+def test_what_cannot_be_read_is_refused_where_a_region_stands_by(tmp_path: Path) -> None:
+    third = "ap-south"
+    asked = config(
+        regions=[{"name": name} for name in (HOME, third, FAR)],
+        averager={"region": HOME, "standby": third},
+    )
+    with InProcess(asked, tmp_path / "undisturbed") as world:
+        undisturbed = world.run()
+    with InProcess(asked, tmp_path / "run") as world:
+        bridge = world.sites[FAR].bridge
+        assert bridge is not None
+        with pytest.raises(FrameError, match="payload of"):
+            bridge.path.exchange(first(world, carried_E=torch.zeros(3)))
+        assert world.run() == undisturbed
+        world.check_books()
+
+
 @pytest.mark.parametrize("options", [{"width": 3}, {"width": 4}])
 def test_a_copy_of_another_model_is_refused(options: dict[str, int], tmp_path: Path) -> None:
     with InProcess(config(), tmp_path / "run") as world:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from geo_ray.errors import GeoRayError, InvariantError
+from geo_ray.errors import FrameError, GeoRayError, InvariantError
 from geo_ray.runtime.actors.alarm import Alarm
 from geo_ray.runtime.actors.event_buffer import EventBuffer
 from geo_ray.runtime.messages.standby import KINDS, read_standby, standby_message
@@ -48,10 +48,12 @@ from geo_ray.training.averager.standby import (
     StandbyNode,
 )
 from geo_ray.training.averager.standby_messages import (
+    AveragerRefusal,
     AveragerRequest,
     StandbyMessage,
 )
 from geo_ray.transport.endpoint.endpoint import Endpoint
+from geo_ray.transport.wire import fields
 from geo_ray.transport.wire.message import BACKGROUND, DATA, Message
 
 log = logging.getLogger(__name__)
@@ -234,7 +236,16 @@ class StandbyPath:
             epoch = message.meta.get("hub_epoch")
             if message.kind == "log" and isinstance(epoch, int) and epoch < self.home.epoch:
                 return  # of a home that is none any more; what it is about may be gone as well
-            parsed = read_standby(peer, message, self._node.caller.find)
+            try:
+                parsed = read_standby(peer, message, self._node.caller.find)
+            except FrameError as error:
+                if message.kind != "update":
+                    raise
+                # Who speaks otherwise ends itself, and nobody else.
+                log.error("an update of region '%s' cannot be read: %s", peer, error.message)
+                seq = fields.count(message.meta, "seq")
+                self._send(peer, AveragerRefusal(self.home.epoch, seq, error))
+                return
         if isinstance(parsed, AveragerRequest):
             self._arrived(peer, parsed)
             return
