@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,9 @@ def test_regions_are_lost_together_and_come_back(ray_cluster: LocalCluster, tmp_
         assert 0 < joined["step"] <= max(e["step"] for e in before if e.kind == "step")
     assert not {"join_failed", "members_refused"} & {e.kind for e in events}
     away = max(e.t_s for e in lost), min(e.t_s for e in joins)
-    between = [e for e in events if e.kind == "step" and away[0] < e.t_s < away[1]]
-    assert {e["region"] for e in between} == {HOME} and len(between) > 5  # it waited for nobody
+    between = Counter(e["region"] for e in events if e.kind == "step" and away[0] < e.t_s < away[1])
+    assert between.pop(HOME) > 5, "it waited for nobody"
+    assert max(between.values(), default=0) <= 1, "the steps that they were in, and no other"
     carried = [e["bytes_by_class"].get("join", 0) for e in events if e.kind == "wan"]
     assert max(carried) >= joins[0]["bytes"] > 0, "its state came from bridge to bridge"
 
