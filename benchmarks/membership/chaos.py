@@ -69,6 +69,7 @@ train:
   steps: {steps}
   eval_every: {steps}
   elastic: {{min_workers: 1, batch: fixed}}
+  max_worker_restarts: 1000
 averager: {{region: {HOME}, standby: auto, takeover_s: 1.0}}
 members: {{min: 1}}
 emulate:
