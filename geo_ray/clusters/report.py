@@ -17,7 +17,7 @@ from geo_ray.autoscale.journal import JOURNAL_KEY
 from geo_ray.autoscale.memory import AutoscalerMemory, decode_memory, pool_key
 from geo_ray.autoscale.status import AutoscalerStatus
 from geo_ray.autoscale.target import REGION_LABEL, ROLE_LABEL
-from geo_ray.clusters.head import find_head, head_address
+from geo_ray.clusters.head import find_head, head_address, job_server_of
 from geo_ray.clusters.record import ClusterRecord, Phase
 from geo_ray.clusters.state import STATUS_KEY, ClusterState
 from geo_ray.config.base import StrictModel
@@ -155,11 +155,12 @@ def report_of(
     rows = [_row(machine, memory, now_s) for machine in living if machine is not head]
     notes = []
     head_usd = None
-    try:
-        (stock,) = provider.stock([record.head.pool])
-        head_usd = _price(stock)
-    except GeoRayError as error:
-        notes.append(f"the head's price is not known: {error.message}")
+    if record.head.standing is None:
+        try:
+            (stock,) = provider.stock([record.head.pool])
+            head_usd = _price(stock)
+        except GeoRayError as error:
+            notes.append(f"the head's price is not known: {error.message}")
     head_row = None if head is None else _head_row(head, head_usd, now_s)
     spent = memory.ledger.paid_usd
     burn = sum(row.usd_per_hour or 0.0 for row in rows)
@@ -172,14 +173,13 @@ def report_of(
     left_s = told.status.left_s if told is not None and is_fresh else None
     address = head_address(head, record)
     posts = _posts(record, memory, rows)
-    host = address.rpartition(":")[0] if address else None
     return ClusterReport(
         name=record.name,
         phase=record.phase,
         clouds=record.clouds,
         state=state.uri,
         address=address,
-        job_server=f"http://{host}:{record.head.dashboard_port}" if host else None,
+        job_server=job_server_of(address, record) if address else None,
         head=head_row,
         machines=tuple(rows),
         posts=tuple(posts),
@@ -300,7 +300,15 @@ def _notes(
     is_fresh: bool,
 ) -> list[str]:
     found = []
-    if record.phase != "down":
+    standing = record.head.standing
+    if standing is not None:
+        found.append(
+            f"the head {standing.machine} is Terraform's, of the stack {standing.stack}: neither "
+            "counted here nor ended by `geo-ray down`"
+        )
+        if record.phase != "down" and told is not None and not is_fresh:
+            found.append("its autoscaler has told nothing for a while: does the head run?")
+    elif record.phase != "down":
         if head is None:
             found.append("its head is not there: `geo-ray up` makes another one")
         elif head.state in ("ending", "ended"):

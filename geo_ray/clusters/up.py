@@ -103,7 +103,7 @@ def await_machines(
                 f"the head of {record.name} runs, and its autoscaler tells nothing for "
                 f"{_HEAD_S:.0f} s{_last_words(provider, report)}",
                 fix="Look at the units geo-ray-node and geo-ray-cluster there: can the machine's "
-                "role read the secrets, and read and write `provider.state`?",
+                f"role read the secrets, and read and write {state.shown}?",
             )
         time.sleep(state.look_s)
 
@@ -122,7 +122,7 @@ def _written(asked: AskedCluster, tell: Tell) -> ClusterRecord:
             f"{found.name} was to be taken down, and that has not come to its end",
             fix=f"Complete it with `geo-ray down {asked.state.shown}`, then make it anew.",
         )
-    if (found.digest, found.clouds) != (asked.record.digest, asked.record.clouds):
+    if _made_of(found) != _made_of(asked.record):
         raise ClusterStateError(
             f"{found.name} is up already, made of another configuration",
             fix="Give the new one another `name`, or take this one down first: "
@@ -130,6 +130,13 @@ def _written(asked: AskedCluster, tell: Tell) -> ClusterRecord:
         )
     tell(f"{found.name} is written down in {asked.state.shown} already: completing it")
     return found
+
+
+def _made_of(record: ClusterRecord) -> object:
+    """What makes a cluster another one: its configuration, its clouds, the stack it stands on."""
+    standing = record.head.standing
+    stack = None if standing is None else (standing, record.provider)
+    return record.digest, record.clouds, stack
 
 
 def _forget(state: ClusterState) -> None:
@@ -168,6 +175,10 @@ def _with_head(
     record: ClusterRecord, state: ClusterState, lease: LeaseKeeper, tell: Tell
 ) -> ClusterRecord:
     """Launch the head unless it is there, and wait for its address."""
+    standing = record.head.standing
+    if standing is not None:
+        tell(f"the head {standing.machine} at {standing.address} is that of {standing.stack}")
+        return record
     provider = open_clouds(record, state)
     machines = provider.list_machines(record.name)
     head = find_head(machines, record)

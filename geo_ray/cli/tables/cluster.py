@@ -105,12 +105,26 @@ def reach_lines(made: UpCluster, config: Path) -> list[str]:
     else:
         lines.append(f"head     {made.report.address}, job server {made.report.job_server}")
         lines.append(f"token    {made.token_command}")
+        lines += _tunnel(made)
     lines += [
         f"train    ray job submit --working-dir . -- geo-ray train {quote(str(config))}",
         f"look     geo-ray status {shown}",
         f"end it   geo-ray down {shown}",
     ]
     return lines
+
+
+def _tunnel(made: UpCluster) -> list[str]:
+    """How to come to a job server that only the head itself sees."""
+    head = made.record.head
+    if head.standing is None or head.cloud != "aws":
+        return []
+    port = head.dashboard_port
+    return [
+        f"tunnel   aws ssm start-session --region {head.pool.region} "
+        f"--target {head.standing.machine} --document-name AWS-StartPortForwardingSession "
+        f"--parameters portNumber={port},localPortNumber={port}"
+    ]
 
 
 def _alternatives(decision: DecisionRow) -> list[str]:
