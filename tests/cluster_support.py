@@ -320,8 +320,13 @@ class Work:
 
 
 @contextmanager
-def played_head(state: ClusterState) -> Iterator[None]:
-    """Do what the head does as soon as it runs: the same reconciler, without Ray."""
+def played_head(state: ClusterState, ahead_s: float = 0.0) -> Iterator[None]:
+    """Do what the head does as soon as it runs: the same reconciler, without Ray.
+
+    Args:
+        state: of the cluster.
+        ahead_s: what its clock is ahead of ours.
+    """
     stop = threading.Event()
 
     def live() -> None:
@@ -336,7 +341,7 @@ def played_head(state: ClusterState) -> Iterator[None]:
                 runs = head is not None and head.state is MachineState.RUNNING
                 if not runs and record.head.standing is None:
                     continue
-                _serve(state, stop)
+                _serve(state, stop, ahead_s)
             except GeoRayError:
                 continue
 
@@ -349,7 +354,7 @@ def played_head(state: ClusterState) -> Iterator[None]:
         thread.join()
 
 
-def _serve(state: ClusterState, stop: threading.Event) -> None:
+def _serve(state: ClusterState, stop: threading.Event, ahead_s: float) -> None:
     record = state.known()
     work, actions = Work(), []
     keeper = LeaseSeeker(RemoteStore(state), record.name, lambda _: None).take()
@@ -380,7 +385,8 @@ def _serve(state: ClusterState, stop: threading.Event) -> None:
             status = AutoscalerStatus(
                 True, time.time(), tuple(living), left_s=5000.0, actions=tuple(actions)
             )
-            said = ToldStatus(unix_s=time.time(), made=record.made, doing=doing, status=status)
+            told_s = time.time() + ahead_s
+            said = ToldStatus(unix_s=told_s, made=record.made, doing=doing, status=status)
             tag = tell_status(state.store(), said, tag)
             if own and len(living) == 0:
                 return

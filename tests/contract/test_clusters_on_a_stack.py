@@ -105,6 +105,7 @@ def test_machines_come_and_go_and_what_terraform_made_stays(world: CloudWorld) -
     assert record.head.ends_unix_s is None
 
 
+@pytest.mark.parametrize("world", ["tencent"], indirect=True)
 def test_a_silent_head_keeps_nothing_alive_and_rents_nothing_later(
     world: CloudWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,6 +122,20 @@ def test_a_silent_head_keeps_nothing_alive_and_rents_nothing_later(
     assert (world.living(), len(world.server.launches)) == ([], launches)
 
 
+@pytest.mark.parametrize("world", ["tencent"], indirect=True)
+@pytest.mark.parametrize("ahead_s", [-7200.0, 7200.0])
+def test_clocks_that_differ_make_no_head_a_silent_one(world: CloudWorld, ahead_s: float) -> None:
+    with played_head(world.state, ahead_s):
+        made = up(world)
+        assert made.report.acts
+        assert all(post.ready == post.planned == 1 for post in made.report.posts)
+        (note,) = [n for n in geo_ray.cluster_status(world.state.uri).notes if "told nothing" in n]
+        assert "as far as clocks agree" in note
+        assert geo_ray.down(world.state.uri).in_order
+    assert world.living() == []
+
+
+@pytest.mark.parametrize("world", ["tencent"], indirect=True)
 def test_a_head_that_serves_nothing_is_told(
     world: CloudWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +148,7 @@ def test_a_head_that_serves_nothing_is_told(
     assert geo_ray.down(world.state.uri).machines == 0
 
 
+@pytest.mark.parametrize("world", ["tencent"], indirect=True)
 def test_another_stack_does_not_change_a_cluster(world: CloudWorld) -> None:
     assert world.stack is not None
     with played_head(world.state):
@@ -146,6 +162,7 @@ def test_another_stack_does_not_change_a_cluster(world: CloudWorld) -> None:
     assert world.living() == []
 
 
+@pytest.mark.parametrize("world", ["aws"], indirect=True)
 def test_killed_at_any_call_nothing_is_left(world: CloudWorld) -> None:
     left, kills = random_cluster_kills(world, 8, seed=11)
     assert (left, kills) == (0, 8)
