@@ -234,7 +234,7 @@ def tencent_world(tmp_path: Path) -> Iterator[CloudWorld]:
 
 WORLDS: dict[str, Callable[[Path], Any]] = {"aws": aws_world, "tencent": tencent_world}
 STACK_HEAD = "10.20.128.10:6379"
-STACK_TOKEN = "geo-ray.demo.token"
+STACK_TOKEN = "geo-ray-demo-token"
 
 
 def on_a_stack(world: CloudWorld, path: Path) -> None:

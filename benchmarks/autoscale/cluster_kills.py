@@ -243,6 +243,7 @@ def main() -> None:
     parser = support.parser(__doc__)
     parser.add_argument("--kills", type=int, default=KILLS, help="of each provider")
     parser.add_argument("--providers", default="local,aws,tencent")
+    parser.add_argument("--seed", type=int, default=1, help="of what dies when")
     arguments = parser.parse_args()
     machine = support.hardware()
     kills = 20 if arguments.quick else arguments.kills
@@ -254,7 +255,7 @@ def main() -> None:
             caller.setattr("geo_ray.clusters.state._NEAR_LOOK_S", 0.05)
             caller.setattr(ClusterState, "_store", near_store(Path(scratch) / "state"))
             with ALL_WORLDS[cloud](Path(scratch)) as world:
-                left, count = random_cluster_kills(world, kills, 1, support.say)
+                left, count = random_cluster_kills(world, kills, arguments.seed, support.say)
         figures.append(support.Figure(f"orphans_{cloud}", float(left), "left", "<= 0"))
         figures.append(support.Figure(f"kills_{cloud}", float(count), "kills"))
     support.finish("cluster_kills", machine, figures, arguments.out)

@@ -17,6 +17,7 @@ begin with all machines there, and the bill begins then.
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import statistics
@@ -145,7 +146,10 @@ def simulated(day: Day, start_s: float) -> tuple[float, float, int, int]:
     while cloud.alive():
         loop.tick(clock.now_s())
         world.advance_to_s(clock.now_s() + EVERY_S)
-    taken = sum(each.taken for each in cloud.machines.values())
+    taken = sum(
+        (each.machine.ends_unix_s or math.inf) < each.machine.launched_unix_s + 3600.0
+        for each in cloud.machines.values()
+    )
     usd = cloud.bill_usd() - before_usd
     return usd, (world.finished_unix_s or 0.0) - _BEGINS_S, taken, len(cloud.machines)
 

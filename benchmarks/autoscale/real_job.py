@@ -74,9 +74,10 @@ class PacedJob:
     def speed(self) -> float:
         """Return how fast it goes now, beside the target's machines."""
         shares = []
+        ready = list(self._ready.values())
         for region in self.target.regions:
             speeds = {kind.type: kind.rows_per_s for kind in region.kinds}
-            mine = [type_ for name, type_ in self._ready.values() if name == region.name]
+            mine = [type_ for name, type_ in ready if name == region.name]
             shares.append(sum(speeds[type_] for type_ in mine) / region.rows_per_s)
         return min(self.most_speed, *shares)
 

@@ -162,7 +162,7 @@ def test_another_stack_does_not_change_a_cluster(world: CloudWorld) -> None:
     assert world.living() == []
 
 
-@pytest.mark.parametrize("world", ["aws"], indirect=True)
+@pytest.mark.parametrize("world", ["tencent"], indirect=True)
 def test_killed_at_any_call_nothing_is_left(world: CloudWorld) -> None:
     left, kills = random_cluster_kills(world, 8, seed=11)
     assert (left, kills) == (0, 8)

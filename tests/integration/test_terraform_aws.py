@@ -222,12 +222,17 @@ def check_a_cluster_on_it(stack: TerraformStack, account: Account, tmp_path: Pat
         "averager": {"region": "us"},
         "plan": {
             "regions": {
-                name: {"cloud": "aws", "at": at, "rows": 100, "machines": [machine_of("m5.large")]}
+                name: {
+                    "cloud": "aws",
+                    "at": at,
+                    "rows": 100,
+                    "machines": [machine_of("m5.2xlarge")],
+                }
                 for name, at in regions.items()
             }
         },
     }
-    prices = AwsAnswers(products=[instance_product(at, "m5.large", "0.1") for at in AT.values()])
+    prices = AwsAnswers(products=[instance_product(at, "m5.2xlarge", "0.4") for at in AT.values()])
     with LoopbackCloud(Ec2Front(account.endpoint, prices=prices)) as cloud:
         endpoints = {"pricing": cloud.url, "ec2": cloud.url}
         places = {at: {"image_id": "ami-0stale"} for at in regions.values()}
