@@ -252,12 +252,13 @@ def on_a_stack(world: CloudWorld, path: Path) -> None:
         for name, offer in regions.items()
     }
     store = {"aws": "aws-secretsmanager", "tencent": "tencent-ssm"}[world.cloud]
-    home = regions["east"]["at"]
+    first = next(iter(regions))
+    home = regions[first]["at"]
     held = {
         "version": 1,
         "stack": "demo",
         "cluster": world.config["name"],
-        "head": {"region": "east", "address": STACK_HEAD, "machine": "i-0head", "type": "m5.large"},
+        "head": {"region": first, "address": STACK_HEAD, "machine": "i-0head", "type": "m5.large"},
         "secrets": {world.cloud: {"store": store, "region": home, "token": STACK_TOKEN}},
         "runs": "s3://bucket/runs",
         "clusters": provider["state"],
