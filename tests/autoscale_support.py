@@ -69,6 +69,7 @@ class Scene:
     usd: dict[Pool, float | None] = field(default_factory=dict)
     memory: AutoscalerMemory = field(default_factory=AutoscalerMemory)
     machines: dict[str, Machine] = field(default_factory=dict)
+    known: set[str] = field(default_factory=set)
     unready: set[str] = field(default_factory=set)
     busy: bool = False
     sold_out: set[Pool] = field(default_factory=set)
@@ -76,6 +77,8 @@ class Scene:
     left_s: float | None = None
     pending: dict[str, int] = field(default_factory=dict)
     failures: list[LaunchFailure] = field(default_factory=list)
+    left: dict[Pool, int] = field(default_factory=dict)
+    cloud_ahead_s: float = 0.0
 
     def __post_init__(self) -> None:
         for each in self.target.pools():
@@ -125,7 +128,17 @@ class Scene:
                     )
                 )
             case Launch(request=request) if request.pool not in self.deaf:
-                for number in range(request.count):
+                if request.request_id in self.known:
+                    return
+                granted = min(request.count, self.left.get(request.pool, request.count))
+                self.known.add(request.request_id)
+                if request.pool in self.left:
+                    self.left[request.pool] -= granted
+                if granted < request.count:
+                    missing = request.count - granted
+                    told = (request.request_id, request.pool, missing, Shortage.SOLD_OUT, "few")
+                    self.failures.append(LaunchFailure(*told))
+                for number in range(granted):
                     name = f"{request.request_id}.{number}"
                     self.machines.setdefault(
                         name,
@@ -134,7 +147,7 @@ class Scene:
                             request.request_id,
                             request.pool,
                             MachineState.RUNNING,
-                            self.now_s,
+                            self.now_s + self.cloud_ahead_s,
                             None,
                             request.labels,
                             request.ends_unix_s,

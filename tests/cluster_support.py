@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from base64 import b64decode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from geo_ray.errors import GeoRayError
 from geo_ray.lease.local_store import LocalConditionalStore
 from geo_ray.lease.seek import LeaseSeeker
 from geo_ray.providers.base import Machine, MachineProvider, MachineState
+from geo_ray.providers.terraform.read import read_stack
 from geo_ray.stores.uri import s3_uri
 from tests.cloud_servers import AwsAnswers, LoopbackCloud, TencentAnswers, instance_product, quota
 from tests.cvm_server import CvmServer
@@ -67,17 +69,21 @@ class CloudWorld:
         config: of the cluster.
         server: that answers for machines.
         prices: files of prices for the plan.
+        stack: file of what Terraform printed of its stack there; None: there is none.
     """
 
     cloud: str
     config: dict[str, Any]
     server: Any
     prices: Sequence[Path] = ()
+    stack: Path | None = None
     told: list[str] = field(default_factory=list)
     _provider: MachineProvider | None = None  # boto3 takes long to make a client
 
     @property
     def state(self) -> ClusterState:
+        if self.stack is not None:
+            return ClusterState.below(read_stack(self.stack).clusters or "", self.config["name"])
         return ClusterState.below(self.config["provider"]["state"], self.config["name"])
 
     @property
@@ -227,6 +233,53 @@ def tencent_world(tmp_path: Path) -> Iterator[CloudWorld]:
 
 
 WORLDS: dict[str, Callable[[Path], Any]] = {"aws": aws_world, "tencent": tencent_world}
+STACK_HEAD = "10.20.128.10:6379"
+STACK_TOKEN = "geo-ray-demo-token"
+
+
+def on_a_stack(world: CloudWorld, path: Path) -> None:
+    """Let a stack of Terraform be there, whose outputs have what the configuration had."""
+    provider = world.config["provider"]
+    regions = world.config["plan"]["regions"]
+    section = provider[world.cloud]
+    places = {
+        name: {
+            "cloud": world.cloud,
+            "at": offer["at"],
+            "machines": [{"type": each["type"], "cap": 4} for each in offer["machines"]],
+            world.cloud: section["places"][offer["at"]],
+        }
+        for name, offer in regions.items()
+    }
+    store = {"aws": "aws-secretsmanager", "tencent": "tencent-ssm"}[world.cloud]
+    first = next(iter(regions))
+    home = regions[first]["at"]
+    held = {
+        "version": 1,
+        "stack": "demo",
+        "cluster": world.config["name"],
+        "head": {"region": first, "address": STACK_HEAD, "machine": "i-0head", "type": "m5.large"},
+        "secrets": {world.cloud: {"store": store, "region": home, "token": STACK_TOKEN}},
+        "runs": "s3://bucket/runs",
+        "clusters": provider["state"],
+        "state_keys": provider.pop("state_keys_secret", None),
+        "places": places,
+    }
+    world.stack = path / "outputs.json"
+    world.stack.write_text(json.dumps({"geo_ray": {"sensitive": False, "value": held}}))
+    # Of an older stack: what Terraform says counts.
+    stale = {at: each | {"image_id": "ami-0stale"} for at, each in section["places"].items()}
+    if world.cloud == "aws":
+        provider["aws"] = section | {"places": stale}
+    provider["state"] = "clusters"
+
+
+@contextmanager
+def stack_world(tmp_path: Path) -> Iterator[CloudWorld]:
+    """AWS with a stack of Terraform's."""
+    with aws_world(tmp_path) as world:
+        on_a_stack(world, tmp_path)
+        yield world
 
 
 def near_store(root: Path) -> Callable[[ClusterState, str], LocalConditionalStore]:
@@ -238,6 +291,11 @@ def near_store(root: Path) -> Callable[[ClusterState, str], LocalConditionalStor
         return LocalConditionalStore(path)
 
     return store
+
+
+def boots(world: CloudWorld) -> list[str]:
+    """User data of every launch, in order."""
+    return [b64decode(each["UserData"]).decode() for each in world.server.launches]
 
 
 class ReadyNodes:
@@ -263,8 +321,13 @@ class Work:
 
 
 @contextmanager
-def played_head(state: ClusterState) -> Iterator[None]:
-    """Do what the head does as soon as it runs: the same reconciler, without Ray."""
+def played_head(state: ClusterState, ahead_s: float = 0.0) -> Iterator[None]:
+    """Do what the head does as soon as it runs: the same reconciler, without Ray.
+
+    Args:
+        state: of the cluster.
+        ahead_s: what its clock is ahead of ours.
+    """
     stop = threading.Event()
 
     def live() -> None:
@@ -272,13 +335,14 @@ def played_head(state: ClusterState) -> Iterator[None]:
         while not stop.wait(0.1):
             try:
                 record, _ = state.read()
-                if record is None:
+                if record is None or record.phase == "down":
                     continue
                 provider = provider or open_clouds(record, state)
                 head = find_head(provider.list_machines(record.name), record)
-                if head is None or head.state is not MachineState.RUNNING:
+                runs = head is not None and head.state is MachineState.RUNNING
+                if not runs and record.head.standing is None:
                     continue
-                _serve(state, stop)
+                _serve(state, stop, ahead_s)
             except GeoRayError:
                 continue
 
@@ -291,7 +355,7 @@ def played_head(state: ClusterState) -> Iterator[None]:
         thread.join()
 
 
-def _serve(state: ClusterState, stop: threading.Event) -> None:
+def _serve(state: ClusterState, stop: threading.Event, ahead_s: float) -> None:
     record = state.known()
     work, actions = Work(), []
     keeper = LeaseSeeker(RemoteStore(state), record.name, lambda _: None).take()
@@ -299,7 +363,7 @@ def _serve(state: ClusterState, stop: threading.Event) -> None:
         loop = Reconciler(
             AutoscalePolicy(record.autoscale, record.name),
             record.target,
-            RemoteProvider(state),
+            RemoteProvider(state, record.made),
             ReadyNodes(),
             work,
             Journal(RemoteStore(state), keeper.epoch),
@@ -317,13 +381,15 @@ def _serve(state: ClusterState, stop: threading.Event) -> None:
             living = [
                 m for m in result.observed.machines or () if m.state is not MachineState.ENDED
             ]
-            doing = ALL_ENDED if work.is_over and len(living) <= 1 else ""
+            own = 0 if record.head.standing is not None else 1
+            doing = ALL_ENDED if work.is_over and len(living) <= own else ""
             status = AutoscalerStatus(
                 True, time.time(), tuple(living), left_s=5000.0, actions=tuple(actions)
             )
-            said = ToldStatus(unix_s=time.time(), made=record.made, doing=doing, status=status)
+            told_s = time.time() + ahead_s
+            said = ToldStatus(unix_s=told_s, made=record.made, doing=doing, status=status)
             tag = tell_status(state.store(), said, tag)
-            if len(living) == 0:
+            if own and len(living) == 0:
                 return
     finally:
         keeper.close()

@@ -8,6 +8,8 @@ Then the cluster is taken down once without a death, and the cloud is asked for 
 its tag. Who dies gives the lease of `up` and `down` back, as one that was killed on the same
 machine need not be waited for either.
 
+With `--providers terraform` machines are AWS's, beside the head of a stack of Terraform's.
+
   orphans_PROVIDER   machines and secrets that were left after so many kills
   kills_PROVIDER     how many there were
 """
@@ -37,12 +39,13 @@ from geo_ray.autoscale.loop import Reconciler
 from geo_ray.autoscale.policy import AutoscalePolicy
 from geo_ray.clusters import clouds, down, up
 from geo_ray.clusters.asked import AskedCluster
-from geo_ray.clusters.head import find_head
+from geo_ray.clusters.head import find_head, head_address
 from geo_ray.clusters.state import ClusterState
 from geo_ray.errors import GeoRayError, ProviderRefusedError
 from geo_ray.providers.base import MachineProvider, MachineState
 from geo_ray.providers.local.catalog import write_catalog
 from geo_ray.providers.local.provider import LocalProvider
+from geo_ray.providers.terraform.read import read_stack
 from tests.cloud_servers import as_caller
 from tests.cluster_support import (
     RUN,
@@ -52,6 +55,7 @@ from tests.cluster_support import (
     Work,
     machine_of,
     near_store,
+    stack_world,
 )
 from tests.provider_support import Sleeper
 
@@ -120,7 +124,8 @@ class KilledCluster:
         if self.watching is None:
             self.watching = clouds.open_clouds(record, self.state)
         head = find_head(self.watching.list_machines(record.name), record)
-        if record.phase != "up" or head is None or head.state is not MachineState.RUNNING:
+        address = head_address(head, record)
+        if record.phase != "up" or address is None:
             self.loop = None
             return
         if self.loop is None:
@@ -128,7 +133,7 @@ class KilledCluster:
             self.loop = Reconciler(
                 AutoscalePolicy(record.autoscale, record.name),
                 record.target,
-                up.open_clouds(record, self.state, f"{head.address}:{record.head.port}"),  # type: ignore[attr-defined]
+                up.open_clouds(record, self.state, address),  # type: ignore[attr-defined]
                 ReadyNodes(),
                 Work(),
                 Journal(MortalStore(self.state.store(), self.reaper), self.epoch),  # type: ignore[arg-type]
@@ -153,7 +158,11 @@ class KilledCluster:
 def killed_cluster(world: CloudWorld) -> Iterator[KilledCluster]:
     """Put what may end between the verbs and the cloud."""
     provider = "local" if world.cloud == "local" else None
-    asked = _asked(world.config, (), provider, None, "optimal", world.inputs, None, lambda _: None)
+    stack = None if world.stack is None else read_stack(world.stack)
+    asked = _asked(
+        *(world.config, (), provider, None, "optimal", world.inputs, None, lambda _: None),
+        stack=stack,
+    )
     cluster = KilledCluster(world, asked)
 
     def mortal_clouds(*arguments: Any) -> MachineProvider:
@@ -222,7 +231,11 @@ def local_world(tmp_path: Path) -> Iterator[CloudWorld]:
         yield world
 
 
-ALL_WORLDS: dict[str, Callable[[Path], Any]] = {"local": local_world, **WORLDS}
+ALL_WORLDS: dict[str, Callable[[Path], Any]] = {
+    "local": local_world,
+    **WORLDS,
+    "terraform": stack_world,
+}
 
 
 def main() -> None:
@@ -230,6 +243,7 @@ def main() -> None:
     parser = support.parser(__doc__)
     parser.add_argument("--kills", type=int, default=KILLS, help="of each provider")
     parser.add_argument("--providers", default="local,aws,tencent")
+    parser.add_argument("--seed", type=int, default=1, help="of what dies when")
     arguments = parser.parse_args()
     machine = support.hardware()
     kills = 20 if arguments.quick else arguments.kills
@@ -241,7 +255,7 @@ def main() -> None:
             caller.setattr("geo_ray.clusters.state._NEAR_LOOK_S", 0.05)
             caller.setattr(ClusterState, "_store", near_store(Path(scratch) / "state"))
             with ALL_WORLDS[cloud](Path(scratch)) as world:
-                left, count = random_cluster_kills(world, kills, 1, support.say)
+                left, count = random_cluster_kills(world, kills, arguments.seed, support.say)
         figures.append(support.Figure(f"orphans_{cloud}", float(left), "left", "<= 0"))
         figures.append(support.Figure(f"kills_{cloud}", float(count), "kills"))
     support.finish("cluster_kills", machine, figures, arguments.out)

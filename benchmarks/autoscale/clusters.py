@@ -45,8 +45,17 @@ def main() -> None:
     """Run and report."""
     parser = support.parser(__doc__)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument(
+        "--notices", type=int, help="only notice_to_drained, so many on one cluster that trains"
+    )
     arguments = parser.parse_args()
     machine = support.hardware()
+    if arguments.notices:
+        with tempfile.TemporaryDirectory(prefix="gb", dir="/tmp") as scratch:
+            values = some_notices(Path(scratch), arguments.notices)
+        figure = support.median("notice_to_drained", values, "s", "<= 10")
+        support.finish("clusters", machine, [figure], arguments.out)
+        return
     found: dict[str, list[float]] = {}
     for number in range(1 if arguments.quick else arguments.runs):
         with tempfile.TemporaryDirectory(prefix="gb", dir="/tmp") as scratch:
@@ -69,32 +78,78 @@ def main() -> None:
     support.finish("clusters", machine, figures, arguments.out)
 
 
-def one_run(work: Path) -> dict[str, float]:
-    """Measure everything once."""
-    tree = yaml.safe_load(_CONFIG.read_text())
+def _tree(work: Path) -> dict[str, Any]:
+    tree: dict[str, Any] = yaml.safe_load(_CONFIG.read_text())
     tree["run"] = {"dir": str(work / "runs")}
     tree["provider"]["state"] = str(work / "clusters")
     tree["train"] |= {"steps": 100_000, "eval_every": 0}
-    names = {region["name"] for region in tree["regions"]}
-    found = {"local_first_step": _local_first_step(tree, work, names)}
+    return tree
+
+
+def _written(tree: dict[str, Any], work: Path) -> Path:
     config = work / "job" / "job.yaml"
     config.parent.mkdir()
     config.write_text(yaml.safe_dump(tree))
+    return config
 
-    began_s = time.monotonic()
+
+def _up(config: Path) -> tuple[geo_ray.UpCluster, LocalProvider]:
+    """Make the cluster; its machines end with this process."""
     made = geo_ray.up(config, provider="local", longest_s=0.0)
     root = Path(made.state.uri) / "cloud"
     write_catalog(root, read_catalog(root).model_copy(update={"owner_pid": os.getpid()}))
-    cloud = LocalProvider(root)
+    return made, LocalProvider(root)
+
+
+def _submit(made: geo_ray.UpCluster, config: Path) -> None:
+    from ray.job_submission import JobSubmissionClient
+
+    client = JobSubmissionClient(str(made.report.job_server))
+    client.submit_job(
+        entrypoint="geo-ray train job.yaml", runtime_env={"working_dir": str(config.parent)}
+    )
+
+
+def _notice_to_drained(made: geo_ray.UpCluster, cloud: LocalProvider, region: str) -> float:
+    taken = _machine_in(made, region)
+    began_s = time.monotonic()
+    cloud.preempt(taken, 30.0)
+    until(lambda: _has_ended(cloud, made, taken))
+    return time.monotonic() - began_s
+
+
+def some_notices(work: Path, count: int) -> list[float]:
+    """Give a machine a notice again and again, each time once the region trains again."""
+    tree = _tree(work)
+    names = {region["name"] for region in tree["regions"]}
+    run, found = work / "runs" / tree["name"], []
+    config = _written(tree, work)
+    made, cloud = _up(config)
     try:
         with driver_environment(made.environment):
-            from ray.job_submission import JobSubmissionClient
+            _submit(made, config)
+            until(lambda: _have_stepped(run, names))
+            for _ in range(count):
+                until(lambda: _is_full(made) and _trains(run, "eu"))
+                found.append(_notice_to_drained(made, cloud, "eu"))
+                support.say(f"drained after {found[-1]:.2f} s")
+    finally:
+        geo_ray.down(made.state.uri)
+    return found
 
-            client = JobSubmissionClient(str(made.report.job_server))
-            client.submit_job(
-                entrypoint="geo-ray train job.yaml",
-                runtime_env={"working_dir": str(config.parent)},
-            )
+
+def one_run(work: Path) -> dict[str, float]:
+    """Measure everything once."""
+    tree = _tree(work)
+    names = {region["name"] for region in tree["regions"]}
+    found = {"local_first_step": _local_first_step(tree, work, names)}
+    config = _written(tree, work)
+
+    began_s = time.monotonic()
+    made, cloud = _up(config)
+    try:
+        with driver_environment(made.environment):
+            _submit(made, config)
             full_s: list[float] = []
 
             def trains() -> bool:
@@ -109,11 +164,7 @@ def one_run(work: Path) -> dict[str, float]:
             start_s = _node_start(made)
             found["node_start"] = start_s
 
-            taken = _machine_in(made, "eu")
-            began_s = time.monotonic()
-            cloud.preempt(taken, 30.0)
-            until(lambda: _has_ended(cloud, made, taken))
-            found["notice_to_drained"] = time.monotonic() - began_s
+            found["notice_to_drained"] = _notice_to_drained(made, cloud, "eu")
             until(lambda: _is_full(made))
 
             taken = _machine_in(made, "asia")
@@ -171,6 +222,17 @@ def _have_stepped(run: Path, names: set[str]) -> bool:
     return names <= {
         str(e["region"]) for e in read_events(run / "events.jsonl") if e.kind == "step"
     }
+
+
+def _trains(run: Path, region: str) -> bool:
+    """Whether a region has made a step since it came, for the first time or again."""
+    mine = [
+        event.kind
+        for event in read_events(run / "events.jsonl")
+        if event.kind in ("step", "region_drained", "region_lost", "region_joined")
+        and event.fields.get("region") == region
+    ]
+    return bool(mine) and mine[-1] == "step"
 
 
 def _is_full(made: geo_ray.UpCluster, without: str = "") -> bool:

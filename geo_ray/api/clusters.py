@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
 from geo_ray.api.planning import FollowedPlan, PlanInputs, plan_to_follow
@@ -30,9 +31,12 @@ from geo_ray.job.follow_plan import check_model
 from geo_ray.job.planning import Policy, make_plan
 from geo_ray.planning.plan import Plan
 from geo_ray.providers.config import ProviderConfig
+from geo_ray.providers.terraform.outputs import TerraformStack
+from geo_ray.providers.terraform.read import read_stack
 from geo_ray.stores.uri import is_s3
 
 Tell = Callable[[str], None]
+TERRAFORM: Final = "terraform"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,7 @@ def up(
     plan: FollowedPlan | None = None,
     policy: Policy = "optimal",
     inputs: PlanInputs | None = None,
+    from_terraform: FilePath | None = None,
     longest_s: float = 900.0,
     tell: Tell = lambda _: None,
     base_dir: FilePath | None = None,
@@ -84,20 +89,26 @@ def up(
     Args:
         config: a file, a mapping, or what `load_config` gave; with a section `plan`.
         overrides: changes of single keys, by dotted key.
-        provider: where all machines are: local, aws or tencent; default: as plan.regions says.
+        provider: where all machines are: local, aws or tencent; default: as plan.regions says;
+            terraform: in the stack of `from_terraform`.
         plan: what should run; default: one is made.
         policy: who decides it then.
         inputs: where its numbers come from.
+        from_terraform: a stack of infra/terraform, whose head, networks, secrets and rights are
+            used: the directory in which `terraform apply` ran, or a file with what `terraform
+            output -json` printed there. The autoscaler owns the counts of machines.
         longest_s: longest wait for the plan's machines; they come later, too.
         tell: told each step.
         base_dir: as for `geo_ray.train`.
 
     Raises:
         ConfigError: the configuration asks for no cluster that can be.
+        TerraformOutputsError: there is no stack, or it is not of this release.
         ClusterStateError: the cluster is being taken down, or was made of another configuration.
         GeoRayError: whatever else keeps it from being made.
     """
-    asked = _asked(config, overrides, provider, plan, policy, inputs, base_dir, tell)
+    stack = _stack(provider, from_terraform)
+    asked = _asked(config, overrides, provider, plan, policy, inputs, base_dir, tell, stack=stack)
     record = make_cluster(asked, tell)
     report = await_machines(record, asked.state, longest_s, tell)
     return UpCluster(record, asked.state, report)
@@ -111,6 +122,7 @@ def up_offer(
     plan: FollowedPlan | None = None,
     policy: Policy = "optimal",
     inputs: PlanInputs | None = None,
+    from_terraform: FilePath | None = None,
     base_dir: FilePath | None = None,
 ) -> ClusterOffer:
     """What `up` would rent, at which prices, and what else there is; nothing is started.
@@ -122,10 +134,14 @@ def up_offer(
         plan: what should run.
         policy: who decides it, if it is not given.
         inputs: where its numbers come from.
+        from_terraform: the stack that it is made on.
         base_dir: as for `geo_ray.train`.
     """
+    stack = _stack(provider, from_terraform)
     asked = _asked(
-        config, overrides, provider, plan, policy, inputs, base_dir, lambda _: None, dry=True
+        *(config, overrides, provider, plan, policy, inputs, base_dir, lambda _: None),
+        stack=stack,
+        dry=True,
     )
     return cluster_offer(asked)
 
@@ -180,6 +196,8 @@ def _asked(
     inputs: PlanInputs | None,
     base_dir: FilePath | None,
     tell: Tell,
+    *,
+    stack: TerraformStack | None = None,
     dry: bool = False,
 ) -> AskedCluster:
     with own_threads_kept():
@@ -199,7 +217,18 @@ def _asked(
             check_model(found, experiment, source.parent)
         _tell_plan(found, tell)
         book = known_book(sources.prices or own_files())
-    return asked_cluster(experiment, found, book, provider, time.time())
+    cloud = None if stack is not None else provider
+    return asked_cluster(experiment, found, book, cloud, time.time(), stack)
+
+
+def _stack(provider: str | None, from_terraform: FilePath | None) -> TerraformStack | None:
+    if (provider == TERRAFORM) != (from_terraform is not None) and provider is not None:
+        raise ConfigError(
+            f"the provider is {provider}, and "
+            + ("no stack is named" if from_terraform is None else "a stack of Terraform is named"),
+            fix="Give both, `--provider terraform --from-terraform DIR`, or neither.",
+        )
+    return None if from_terraform is None else read_stack(Path(from_terraform))
 
 
 def _tell_plan(plan: Plan, tell: Tell) -> None:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, Protocol
+from typing import Protocol
 
 from geo_ray.autoscale.actions import Action, Drain, End, Launch
 from geo_ray.autoscale.journal import Journal
@@ -23,7 +23,6 @@ from geo_ray.errors import GeoRayError, ProviderRefusedError
 from geo_ray.providers.base import LaunchFailure, Machine, MachineProvider, Pool, Shortage, Stock
 
 _log = logging.getLogger(__name__)
-_STOCK_EVERY_S: Final = 60.0
 
 
 class ClusterNodes(Protocol):
@@ -123,7 +122,8 @@ class Reconciler:
             self._keep(self.provider.poll_failures(self.cluster))
 
         def stocks() -> None:
-            if self._stocks is None or now_unix_s - self._stocks_unix_s >= _STOCK_EVERY_S:
+            due_unix_s = self._stocks_unix_s + self.policy.prices_every_s
+            if self._stocks is None or now_unix_s >= due_unix_s:
                 found = self.provider.stock(self.target.pools())
                 self._stocks = {stock.pool: stock for stock in found}
                 self._stocks_unix_s = now_unix_s

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from geo_ray.autoscale.actions import Action, Alternative, Drain, End, Launch
 from geo_ray.autoscale.config import AutoscaleConfig
@@ -32,6 +33,9 @@ from geo_ray.autoscale.target import (
     RegionTarget,
 )
 from geo_ray.providers.base import LaunchRequest
+
+_PRICES_S: Final = 60.0
+_PRICES_LOOKS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,11 @@ class AutoscalePolicy:
     def __init__(self, config: AutoscaleConfig, cluster: str) -> None:
         self._config, self._cluster = config, cluster
         self.prefix = f"as-{hashlib.sha256(cluster.encode()).hexdigest()[:10]}-"
+
+    @property
+    def prices_every_s(self) -> float:
+        """How often prices are asked for: at every fourth look, and once a minute at least."""
+        return min(_PRICES_S, _PRICES_LOOKS * self._config.every_s)
 
     def decide(
         self, target: ClusterTarget, memory: AutoscalerMemory, observed: Observed

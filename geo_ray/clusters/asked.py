@@ -18,6 +18,7 @@ from geo_ray.autoscale.target import ClusterTarget, MachineKind
 from geo_ray.clouds.price_book import PriceBook
 from geo_ray.clusters.clouds import LOCAL, places_of
 from geo_ray.clusters.record import Clouds, ClusterRecord, HeadRecord, RunPlace
+from geo_ray.clusters.stack import check_on_stack, head_on_stack, provider_on_stack
 from geo_ray.clusters.state import ClusterState
 from geo_ray.config.experiment import Experiment
 from geo_ray.config.load import digest
@@ -27,6 +28,7 @@ from geo_ray.planning.plan import Plan
 from geo_ray.providers.base import Market, Pool
 from geo_ray.providers.config import ProviderConfig
 from geo_ray.providers.local.catalog import LocalCatalog, LocalOffer
+from geo_ray.providers.terraform.outputs import TerraformStack
 from geo_ray.stores.uri import is_s3
 from geo_ray.version import __version__
 
@@ -52,7 +54,12 @@ class AskedCluster:
 
 
 def asked_cluster(
-    experiment: Experiment, plan: Plan, book: PriceBook, cloud: str | None, now_unix_s: float
+    experiment: Experiment,
+    plan: Plan,
+    book: PriceBook,
+    cloud: str | None,
+    now_unix_s: float,
+    stack: TerraformStack | None = None,
 ) -> AskedCluster:
     """Return the cluster that a configuration asks for; nothing is done.
 
@@ -62,16 +69,21 @@ def asked_cluster(
         book: prices.
         cloud: where all machines are: local, aws or tencent; None: as plan.regions says.
         now_unix_s: the present time; deadlines count from it.
+        stack: what Terraform made, whose head it gets; None: it has a head of its own.
 
     Raises:
         ConfigError: something is missing in it.
     """
     section = section_of(experiment)
     provider = experiment.provider or ProviderConfig()
+    name = experiment.name
+    if stack is not None:
+        check_on_stack(section, stack)
+        provider, name = provider_on_stack(provider, stack), stack.cluster
     autoscale = experiment.autoscale or AutoscaleConfig()
     clouds = _clouds(experiment, provider, cloud)
     is_local = clouds == (LOCAL,)
-    state = ClusterState.below(provider.state, experiment.name)
+    state = ClusterState.below(provider.state, name)
     if not is_local and not state.is_far:
         raise ConfigError(
             "provider.state: the head keeps the cluster's journal there, and a machine of a cloud "
@@ -91,9 +103,12 @@ def asked_cluster(
             fix="Say what Ray finds on each type: `autoscale: {machine_resources: {g5.xlarge: "
             "{CPU: 4, GPU: 1}}}`.",
         )
-    head = _head(experiment, plan, target, provider, clouds, now_unix_s)
+    if stack is None:
+        head = _head(experiment, plan, target, provider, clouds, now_unix_s)
+    else:
+        head = head_on_stack(stack)
     record = ClusterRecord(
-        name=experiment.name,
+        name=name,
         phase="up",
         made=1,
         release=__version__,

@@ -66,8 +66,13 @@ def places_of(provider: ProviderConfig, cloud: str) -> Sequence[str]:
 
 
 def secrets_of(record: ClusterRecord, state: ClusterState) -> list[SecretStore]:
-    """Return the stores that keep the cluster's token, one for each cloud."""
+    """Return the stores that keep the cluster's own token, one for each cloud.
+
+    None where the head was there before: so was its token.
+    """
     found: list[SecretStore] = []
+    if record.head.standing is not None:
+        return found
     for cloud in record.clouds:
         provider = record.provider
         if cloud == LOCAL:
@@ -115,6 +120,8 @@ def _cloud(
     record: ClusterRecord, state: ClusterState, cloud: str, address: str | None
 ) -> MachineProvider:
     provider, head = record.provider, record.head
+    if head.standing is not None:
+        return _as_configured(provider, cloud)
     boot = HeadBoot(
         port=head.port,
         dashboard_port=head.dashboard_port,
@@ -132,10 +139,20 @@ def _cloud(
         secrets_region=_secrets_region(record, cloud),
         python=provider.python,
     )
+    joining = {"join": join}
+    changes: dict[str, object] = {}
+    if provider.aws is not None:
+        changes["aws"] = provider.aws.model_copy(update=joining)
+    if provider.tencent is not None:
+        changes["tencent"] = provider.tencent.model_copy(update=joining)
+    return _as_configured(provider.model_copy(update=changes), cloud)
+
+
+def _as_configured(provider: ProviderConfig, cloud: str) -> MachineProvider:
     if cloud == "aws" and provider.aws is not None:
-        return AwsProvider(provider.aws.model_copy(update={"join": join}))
+        return AwsProvider(provider.aws)
     if cloud == "tencent" and provider.tencent is not None:
-        return TencentProvider(provider.tencent.model_copy(update={"join": join}))
+        return TencentProvider(provider.tencent)
     raise ConfigError(
         f"there is no cloud '{cloud}'", fix="Name aws, tencent or local in plan.regions."
     )
@@ -143,6 +160,9 @@ def _cloud(
 
 def _secrets_region(record: ClusterRecord, cloud: str) -> str:
     """The head's region where it is of that cloud, else the first one of the cloud."""
+    section = {"aws": record.provider.aws, "tencent": record.provider.tencent}.get(cloud)
+    if record.head.standing is not None and section is not None and section.join is not None:
+        return section.join.secrets_region or record.head.pool.region
     places = places_of(record.provider, cloud)
     region = record.head.pool.region
     return region if cloud == record.head.cloud and region in places else places[0]

@@ -39,12 +39,14 @@ class EndedCluster:
         machines: how many were ended.
         spent_usd: that it cost in all, as far as prices are known.
         in_order: whether runs were stopped and machines drained first.
+        stack: of Terraform's, which the head and all else belong to; None: there is none.
     """
 
     name: str
     machines: int
     spent_usd: float
     in_order: bool
+    stack: str | None = None
 
 
 def end_cluster(state: ClusterState, tell: Tell, *, at_once: bool = False) -> EndedCluster:
@@ -78,7 +80,10 @@ def end_cluster(state: ClusterState, tell: Tell, *, at_once: bool = False) -> En
         _check(record, state, provider, tell)
         if record.phase != "down":
             _phase(state, "down")
-    return EndedCluster(record.name, len(known), before.spent_usd, in_order)
+    standing = record.head.standing
+    return EndedCluster(
+        record.name, len(known), before.spent_usd, in_order, standing.stack if standing else None
+    )
 
 
 def _phase(state: ClusterState, phase: Phase) -> ClusterRecord:
@@ -100,7 +105,7 @@ def _ended_by_head(
     while True:
         machines = provider.list_machines(record.name)
         head = find_head(machines, record)
-        if not is_alive(head):
+        if record.head.standing is None and not is_alive(head):
             tell("the head does not live: machines are ended without it")
             return False
         told, _ = read_status(store, record.made)

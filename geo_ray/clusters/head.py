@@ -27,10 +27,18 @@ def head_request(record: ClusterRecord) -> LaunchRequest:
 
 
 def find_head(machines: Sequence[Machine], record: ClusterRecord) -> Machine | None:
-    """Return the head's machine as listed; None: it is not (yet)."""
+    """Return the head's machine as listed; None: it is not (yet), or is not the cluster's."""
+    if record.head.standing is not None:
+        return None
     wanted = head_request(record).request_id
     mine = [machine for machine in machines if machine.request_id == wanted]
     return min(mine, key=lambda machine: machine.state is MachineState.ENDED, default=None)
+
+
+def job_server_of(address: str, record: ClusterRecord) -> str:
+    """Return the address of its job server, as the head itself reaches it."""
+    host = "127.0.0.1" if record.head.standing is not None else address.rpartition(":")[0]
+    return f"http://{host}:{record.head.dashboard_port}"
 
 
 def is_alive(machine: Machine | None) -> bool:
@@ -40,6 +48,8 @@ def is_alive(machine: Machine | None) -> bool:
 
 def head_address(machine: Machine | None, record: ClusterRecord) -> str | None:
     """Return host:port of Ray's head; None: its machine has no address yet."""
+    if record.head.standing is not None:
+        return record.head.standing.address
     if machine is None or machine.state is not MachineState.RUNNING or machine.address is None:
         return None
     return f"{machine.address}:{record.head.port}"

@@ -67,8 +67,21 @@ def cluster_offer(asked: AskedCluster) -> ClusterOffer:
     return _offer(asked, stocks)
 
 
+def _head_row(head: Pool, stocks: dict[Pool, Stock]) -> OfferedMachines:
+    return OfferedMachines(
+        region="",
+        role="head",
+        at=head.zone or head.region,
+        type=head.type,
+        market=head.market.value,
+        count=1,
+        usd_per_hour=stocks[head].usd_per_hour,
+    )
+
+
 def _stocks(provider: MachineProvider, asked: AskedCluster) -> dict[Pool, Stock]:
-    pools = [asked.record.head.pool, *asked.record.target.pools()]
+    head = asked.record.head
+    pools = [*([head.pool] if head.standing is None else []), *asked.record.target.pools()]
     wanted = list(dict.fromkeys(pools))
     return dict(zip(wanted, provider.stock(wanted), strict=True))
 
@@ -78,19 +91,7 @@ def _offer(asked: AskedCluster, stocks: dict[Pool, Stock]) -> ClusterOffer:
     policy = AutoscalePolicy(record.autoscale, record.name)
     observed = Observed(time.time(), (), stocks=stocks, left_s=record.plan.total_s)
     decided = policy.decide(record.target, AutoscalerMemory(), observed)
-    head = record.head.pool
-    head_usd = stocks[head].usd_per_hour
-    rows = [
-        OfferedMachines(
-            region="",
-            role="head",
-            at=head.zone or head.region,
-            type=head.type,
-            market=head.market.value,
-            count=1,
-            usd_per_hour=head_usd,
-        )
-    ]
+    rows = [] if record.head.standing is not None else [_head_row(record.head.pool, stocks)]
     others: list[OfferedMachines] = []
     seen = set()
     for action in decided.actions:

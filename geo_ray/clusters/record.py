@@ -20,6 +20,14 @@ Phase = Literal["up", "ending", "down"]
 Clouds = tuple[Literal["local", "aws", "tencent"], ...]
 
 
+class StandingHead(StrictModel):
+    """A head that was there before the cluster and stays after it: a stack of Terraform's."""
+
+    stack: str = Field(description="its name")
+    machine: str = Field(description="the cloud's name of the head's machine")
+    address: str = Field(description="host:port of Ray's head")
+
+
 class HeadRecord(StrictModel):
     """The machine of the head.
 
@@ -31,11 +39,16 @@ class HeadRecord(StrictModel):
     number: int = Field(1, ge=1, description="how manieth head this is")
     port: int = Field(6379, ge=1, le=65535, description="of the head")
     dashboard_port: int = Field(8265, ge=1, le=65535, description="of dashboard and job server")
-    ends_unix_s: float = Field(description="when it ends by itself")
+    ends_unix_s: float | None = Field(
+        None, description="when it ends by itself; null: not, since others made it"
+    )
     is_known: bool = Field(
         False,
         description="whether it was seen, or given up: what is not listed any more has ended, and "
         "its launch is not repeated",
+    )
+    standing: StandingHead | None = Field(
+        None, description="the head that is there; null: the cluster has one of its own"
     )
 
 
@@ -66,7 +79,11 @@ class ClusterRecord(StrictModel):
 
     @property
     def token_secret(self) -> str:
-        """Name of the secret with Ray's token."""
+        """Name of the secret with Ray's token: of a head that was there before, its own one."""
+        if self.head.standing is not None:
+            section = self.provider.aws if self.head.cloud == "aws" else self.provider.tencent
+            if section is not None and section.join is not None:
+                return section.join.token_secret
         return f"geo-ray-{self.name}-token"
 
 

@@ -29,9 +29,11 @@ class RemoteProvider:
 
     Attributes:
         state: where the cluster is written down.
+        made: of which cluster of the name: how often one was made.
     """
 
     state: ClusterState
+    made: int
     _opened: MachineProvider | None = None
 
     @property
@@ -44,8 +46,12 @@ class RemoteProvider:
         return self._provider().list_machines(cluster)
 
     def launch(self, request: LaunchRequest) -> Sequence[LaunchFailure]:
-        """See `MachineProvider.launch`; of a cluster that is to end nothing is launched."""
-        if self.state.known().phase != "up":
+        """See `MachineProvider.launch`; of a cluster that is to end nothing is launched.
+
+        An autoscaler may outlive its cluster, on a head that stays: it rents nothing for the next.
+        """
+        record = self.state.known()
+        if record.phase != "up" or record.made != self.made:
             raise ClusterStateError(f"{self.state.name} is being taken down: nothing is rented")
         return self._provider().launch(request)
 

@@ -17,7 +17,7 @@ from geo_ray.autoscale.journal import JOURNAL_KEY
 from geo_ray.autoscale.memory import AutoscalerMemory, decode_memory, pool_key
 from geo_ray.autoscale.status import AutoscalerStatus
 from geo_ray.autoscale.target import REGION_LABEL, ROLE_LABEL
-from geo_ray.clusters.head import find_head, head_address
+from geo_ray.clusters.head import find_head, head_address, job_server_of
 from geo_ray.clusters.record import ClusterRecord, Phase
 from geo_ray.clusters.state import STATUS_KEY, ClusterState
 from geo_ray.config.base import StrictModel
@@ -29,6 +29,7 @@ from geo_ray.providers.base import Machine, MachineProvider, MachineState, Stock
 _HOUR_S: Final = 3600.0
 _STALE_LOOKS: Final = 4
 _ACTIONS: Final = 20
+_SILENT: Final = "its autoscaler has told nothing for a while, as far as clocks agree"
 
 
 class ClusterMachineRow(StrictModel):
@@ -88,7 +89,8 @@ class ClusterReport(StrictModel):
     left_s: float | None = Field(description="of the run; null: no end is known")
     to_finish_usd: float | None = Field(description="what the rest of the run costs")
     looked: bool = Field(description="whether its autoscaler has looked after it at all")
-    looked_age_s: float | None = Field(description="since it last told of itself")
+    looked_age_s: float | None = Field(description="since it last told of itself, as clocks agree")
+    told_unix_s: float | None = Field(None, description="when it did, by its own clock")
     acts: bool = Field(description="whether an autoscaler looks after it now")
     notes: tuple[str, ...] = Field(description="what is wrong")
     decisions: tuple[DecisionRow, ...] = Field(description="the newest, the oldest first")
@@ -137,9 +139,20 @@ def read_status(store: ConditionalStore, made: int) -> tuple[ToldStatus | None, 
 
 
 def report_of(
-    record: ClusterRecord, state: ClusterState, provider: MachineProvider
+    record: ClusterRecord,
+    state: ClusterState,
+    provider: MachineProvider,
+    *,
+    is_heard: bool = False,
 ) -> ClusterReport:
     """Look at a cluster.
+
+    Args:
+        record: of it.
+        state: where it is written down.
+        provider: its clouds.
+        is_heard: whether who looks has seen its autoscaler tell something of late: then times of
+            day are not asked, by which it may seem silent where clocks differ.
 
     Raises:
         GeoRayError: the cloud, or the folder, cannot be asked.
@@ -155,11 +168,12 @@ def report_of(
     rows = [_row(machine, memory, now_s) for machine in living if machine is not head]
     notes = []
     head_usd = None
-    try:
-        (stock,) = provider.stock([record.head.pool])
-        head_usd = _price(stock)
-    except GeoRayError as error:
-        notes.append(f"the head's price is not known: {error.message}")
+    if record.head.standing is None:
+        try:
+            (stock,) = provider.stock([record.head.pool])
+            head_usd = _price(stock)
+        except GeoRayError as error:
+            notes.append(f"the head's price is not known: {error.message}")
     head_row = None if head is None else _head_row(head, head_usd, now_s)
     spent = memory.ledger.paid_usd
     burn = sum(row.usd_per_hour or 0.0 for row in rows)
@@ -167,19 +181,18 @@ def report_of(
         spent += head_usd * head_row.age_s / _HOUR_S
         burn += head_usd if head_row.state not in ("ended",) else 0.0
     age_s = None if told is None else now_s - told.unix_s
-    is_fresh = age_s is not None and age_s < _STALE_LOOKS * record.autoscale.every_s + 10.0
+    is_fresh = is_heard or (age_s is not None and abs(age_s) < silent_s(record))
     notes += _notes(record, head_row, told, is_fresh=is_fresh)
     left_s = told.status.left_s if told is not None and is_fresh else None
     address = head_address(head, record)
     posts = _posts(record, memory, rows)
-    host = address.rpartition(":")[0] if address else None
     return ClusterReport(
         name=record.name,
         phase=record.phase,
         clouds=record.clouds,
         state=state.uri,
         address=address,
-        job_server=f"http://{host}:{record.head.dashboard_port}" if host else None,
+        job_server=job_server_of(address, record) if address else None,
         head=head_row,
         machines=tuple(rows),
         posts=tuple(posts),
@@ -190,10 +203,16 @@ def report_of(
         to_finish_usd=None if left_s is None else burn * left_s / _HOUR_S,
         looked=told is not None and told.status.looked_unix_s is not None,
         looked_age_s=age_s,
+        told_unix_s=None if told is None else told.unix_s,
         acts=is_fresh and told is not None and told.status.is_acting,
         notes=tuple(notes),
         decisions=() if told is None else tuple(_decisions(told.status)),
     )
+
+
+def silent_s(record: ClusterRecord) -> float:
+    """Return how long an autoscaler may tell nothing and still live."""
+    return _STALE_LOOKS * record.autoscale.every_s + 10.0
 
 
 # ------------------------------------------------------------------ parts
@@ -300,13 +319,21 @@ def _notes(
     is_fresh: bool,
 ) -> list[str]:
     found = []
-    if record.phase != "down":
+    standing = record.head.standing
+    if standing is not None:
+        found.append(
+            f"the head {standing.machine} is Terraform's, of the stack {standing.stack}: neither "
+            "counted here nor ended by `geo-ray down`"
+        )
+        if record.phase != "down" and told is not None and not is_fresh:
+            found.append(f"{_SILENT}: does the head run?")
+    elif record.phase != "down":
         if head is None:
             found.append("its head is not there: `geo-ray up` makes another one")
         elif head.state in ("ending", "ended"):
             found.append(f"its head {head.id} has ended: `geo-ray up` makes another one")
         elif told is not None and not is_fresh:
-            found.append("its autoscaler has told nothing for a while")
+            found.append(_SILENT)
     if told is not None and is_fresh:
         found += told.status.errors
         if told.doing:

@@ -1,15 +1,16 @@
-"""``python -m geo_ray.clusters.serve STATE``: runs beside the head, for as long as it lives.
+"""``python -m geo_ray.clusters.serve STATE [--stays]``: runs beside the head, while it lives.
 
 Starts the cluster's autoscaler, writes down what it tells, and hears by the cluster's record that
 it is to end: then runs are stopped, which saves them, and all machines are drained and ended. The
-head itself is ended by whoever takes the cluster down. If this process dies, it is started again,
-or the cluster is taken down without it.
+head itself is ended by whoever takes the cluster down, unless it stays: then this waits for the
+next cluster that is written there. If this process dies, it is started again, or the cluster is
+taken down without it.
 """
 
 from __future__ import annotations
 
+import argparse
 import logging
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Final
 
 from geo_ray.clusters.clouds import open_clouds
 from geo_ray.clusters.down import ALL_ENDED
-from geo_ray.clusters.head import find_head, head_address
+from geo_ray.clusters.head import find_head, head_address, job_server_of
 from geo_ray.clusters.record import ClusterRecord
 from geo_ray.clusters.remote import RemoteProvider, RemoteStore
 from geo_ray.clusters.report import ToldStatus, read_status, tell_status
@@ -61,6 +62,8 @@ class ClusterServer:
         while True:
             phase = self._state.known().phase
             if phase == "down":
+                if record.head.standing is not None:
+                    self._cluster.end(record.name)
                 return
             if phase == "ending" and not self._is_released:
                 self._stop_runs()
@@ -103,36 +106,57 @@ def order_of(record: ClusterRecord, state: ClusterState) -> AutoscaleOrder:
     where = record.run.dir
     return AutoscaleOrder(
         record.name,
-        RemoteProvider(state),
+        RemoteProvider(state, record.made),
         RemoteStore(state),
         record.autoscale,
         record.target,
         Path(where) if where is not None and record.provider.rent == "plan" else None,
         record.plan,
+        record.made,
     )
 
 
-def serve(state: ClusterState) -> None:
-    """Serve a cluster's head until the cluster is down; whatever fails is tried again."""
+def serve(state: ClusterState, *, stays: bool = False) -> None:
+    """Serve a cluster's head until the cluster is down; whatever fails is tried again.
+
+    Args:
+        state: where the cluster is, or will be, written down.
+        stays: whether the head outlives its cluster: then this waits for the next one.
+    """
+    is_clean = False
     while True:
         try:
-            record = state.known()
-            if record.phase == "down":
-                return
+            record, _ = state.read()
+            if record is None or record.phase == "down":
+                if not stays and record is not None:
+                    return
+                if record is not None and not is_clean:
+                    _forget(record)
+                    is_clean = True
+                time.sleep(state.look_s)
+                continue
+            is_clean = False
             machines = open_clouds(record, state).list_machines(record.name)
             head = find_head(machines, record)
             address = head_address(head, record)
             if address is not None:
-                host = address.rpartition(":")[0]
-                server = f"http://{host}:{record.head.dashboard_port}"
-                with served(address, server, _HEAD_S) as cluster:
+                with served(address, job_server_of(address, record), _HEAD_S) as cluster:
                     ClusterServer(state, cluster, record).run()
+                if not stays:
                     return
         except GeoRayError as error:
             _log.warning("%s", error.message)
         except Exception:  # whatever it is: a cluster without this is not looked after
             _log.exception("serving the cluster failed")
         time.sleep(_AGAIN_S)
+
+
+def _forget(record: ClusterRecord) -> None:
+    """End the autoscaler of a cluster that has gone, if the process before this one could not."""
+    address = head_address(None, record)
+    if address is not None:
+        with served(address, None, _HEAD_S) as cluster:
+            cluster.end(record.name)
 
 
 def _stop_run(path: Path, deadline_s: float, say: Callable[[str], None]) -> None:
@@ -150,10 +174,14 @@ def _stop_run(path: Path, deadline_s: float, say: Callable[[str], None]) -> None
 
 def main() -> None:
     """Serve the cluster that is named on the command line."""
+    parser = argparse.ArgumentParser(prog="geo_ray.clusters.serve")
+    parser.add_argument("state", help="the cluster's folder")
+    parser.add_argument("--stays", action="store_true", help="the head outlives its clusters")
+    asked = parser.parse_args()
     out = logging.StreamHandler()
     out.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     logging.getLogger("geo_ray").addHandler(out)
-    serve(ClusterState.at(sys.argv[1]))
+    serve(ClusterState.at(asked.state), stays=asked.stays)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from geo_ray.autoscale.journal import JOURNAL_KEY
@@ -19,7 +20,7 @@ from geo_ray.clusters.clouds import open_clouds, secrets_of
 from geo_ray.clusters.head import find_head, head_address, head_request, is_alive
 from geo_ray.clusters.making import alone
 from geo_ray.clusters.record import ClusterRecord
-from geo_ray.clusters.report import ClusterReport, report_of
+from geo_ray.clusters.report import ClusterReport, report_of, silent_s
 from geo_ray.clusters.state import ClusterState
 from geo_ray.errors import ClusterStartError, ClusterStateError, ProviderRefusedError
 from geo_ray.lease.keeper import LeaseKeeper
@@ -77,10 +78,12 @@ def await_machines(
     deadline_s: float | None = None
     told = ""
     provider = open_clouds(record, state)
+    hearing = _Hearing(silent_s(record))
     while True:
         if state.known().phase != "up":
             raise ClusterStateError(f"{record.name} is being taken down by another command")
-        report = report_of(record, state, provider)
+        report = report_of(record, state, provider, is_heard=hearing.is_heard())
+        hearing.hear(report.told_unix_s)
         if report.head is not None and report.head.state in ("ending", "ended"):
             raise ClusterStartError(
                 f"the head of {record.name} ended while it started{_last_words(provider, report)}",
@@ -103,9 +106,27 @@ def await_machines(
                 f"the head of {record.name} runs, and its autoscaler tells nothing for "
                 f"{_HEAD_S:.0f} s{_last_words(provider, report)}",
                 fix="Look at the units geo-ray-node and geo-ray-cluster there: can the machine's "
-                "role read the secrets, and read and write `provider.state`?",
+                f"role read the secrets, and read and write {state.shown}?",
             )
         time.sleep(state.look_s)
+
+
+@dataclass(slots=True)
+class _Hearing:
+    """Whether the autoscaler tells something, by this machine's clock alone."""
+
+    silent_s: float
+    _told_unix_s: float | None = None
+    _heard_s: float | None = None
+    _has_looked: bool = False
+
+    def hear(self, told_unix_s: float | None) -> None:
+        if self._has_looked and told_unix_s is not None and told_unix_s != self._told_unix_s:
+            self._heard_s = time.monotonic()
+        self._told_unix_s, self._has_looked = told_unix_s, True
+
+    def is_heard(self) -> bool:
+        return self._heard_s is not None and time.monotonic() - self._heard_s < self.silent_s
 
 
 def _written(asked: AskedCluster, tell: Tell) -> ClusterRecord:
@@ -122,7 +143,7 @@ def _written(asked: AskedCluster, tell: Tell) -> ClusterRecord:
             f"{found.name} was to be taken down, and that has not come to its end",
             fix=f"Complete it with `geo-ray down {asked.state.shown}`, then make it anew.",
         )
-    if (found.digest, found.clouds) != (asked.record.digest, asked.record.clouds):
+    if _made_of(found) != _made_of(asked.record):
         raise ClusterStateError(
             f"{found.name} is up already, made of another configuration",
             fix="Give the new one another `name`, or take this one down first: "
@@ -130,6 +151,13 @@ def _written(asked: AskedCluster, tell: Tell) -> ClusterRecord:
         )
     tell(f"{found.name} is written down in {asked.state.shown} already: completing it")
     return found
+
+
+def _made_of(record: ClusterRecord) -> object:
+    """What makes a cluster another one: its configuration, its clouds, the stack it stands on."""
+    standing = record.head.standing
+    stack = None if standing is None else (standing, record.provider)
+    return record.digest, record.clouds, stack
 
 
 def _forget(state: ClusterState) -> None:
@@ -168,6 +196,10 @@ def _with_head(
     record: ClusterRecord, state: ClusterState, lease: LeaseKeeper, tell: Tell
 ) -> ClusterRecord:
     """Launch the head unless it is there, and wait for its address."""
+    standing = record.head.standing
+    if standing is not None:
+        tell(f"the head {standing.machine} at {standing.address} is that of {standing.stack}")
+        return record
     provider = open_clouds(record, state)
     machines = provider.list_machines(record.name)
     head = find_head(machines, record)

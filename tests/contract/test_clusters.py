@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import threading
 import time
@@ -26,7 +25,7 @@ from geo_ray.errors import (
     ProviderRefusedError,
 )
 from tests.cloud_servers import as_caller, shows_no_secret
-from tests.cluster_support import WORLDS, CloudWorld, near_store, played_head
+from tests.cluster_support import WORLDS, CloudWorld, boots, near_store, played_head
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -55,11 +54,6 @@ def up(world: CloudWorld) -> geo_ray.UpCluster:
 
 def down(world: CloudWorld) -> geo_ray.EndedCluster:
     return geo_ray.down(world.state.uri, tell=world.told.append)
-
-
-def scripts(world: CloudWorld) -> list[str]:
-    """User data of every launch, in order."""
-    return [base64.b64decode(each["UserData"]).decode() for each in world.server.launches]
 
 
 def token_of(world: CloudWorld) -> str:
@@ -106,7 +100,7 @@ def test_from_an_empty_account_to_the_bill_and_back_to_nothing(world: CloudWorld
         roles = sorted(m.labels["geo-ray/role"] for m in world.living())
         assert roles == ["head", "worker", "worker"]
 
-        head, *nodes = scripts(world)
+        head, *nodes = boots(world)
         assert "--head --port=6379" in head
         assert "RAY_gcs_storage=rocksdb" in head
         assert f"geo_ray.clusters.serve '{world.state.uri}'" in head

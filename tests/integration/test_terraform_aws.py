@@ -13,14 +13,22 @@ import boto3
 import pytest
 from click.testing import CliRunner
 
+import geo_ray
 from geo_ray.cli.main import root
+from geo_ray.clusters.state import ClusterState
+from geo_ray.errors import ConfigError
 from geo_ray.planning.plan import load_plan
 from geo_ray.providers.aws.provider import AwsProvider
 from geo_ray.providers.base import LaunchRequest, MachineState, Market, Pool
 from geo_ray.providers.secrets.open import open_secrets
 from geo_ray.providers.terraform.configs import aws_config
+from geo_ray.providers.terraform.outputs import TerraformStack
 from geo_ray.providers.terraform.read import read_stack
 from geo_ray.providers.user_data import boot_script
+from geo_ray.stores.uri import parse_s3
+from tests.cloud_servers import AwsAnswers, LoopbackCloud, instance_product
+from tests.cluster_support import RUN, machine_of, played_head
+from tests.ec2_front import Ec2Front
 from tests.terraform_support import (
     ROOT,
     Terraform,
@@ -39,6 +47,7 @@ PLANNED = {
     },
     "eu": {"a": {"type": "g5.xlarge", "market": "on_demand", "role": "worker", "count": 1}},
 }
+AT = {"us": "us-east-1", "eu": "eu-central-1"}
 APPLY = ("apply", "-auto-approve", "-input=false", "-no-color")
 
 
@@ -47,12 +56,13 @@ class Account:
 
     def __init__(self, environment: dict[str, str]) -> None:
         self._environment = environment
+        self.endpoint = environment["AWS_ENDPOINT_URL"]
 
     def client(self, service: str, region: str = "us-east-1") -> Any:
         return boto3.client(
             service,
             region_name=region,
-            endpoint_url=self._environment["AWS_ENDPOINT_URL"],
+            endpoint_url=self.endpoint,
             aws_access_key_id=self._environment["AWS_ACCESS_KEY_ID"],
             aws_secret_access_key=self._environment["AWS_SECRET_ACCESS_KEY"],
         )
@@ -204,6 +214,72 @@ def counts_of(account: Account, region: str) -> dict[str, int]:
     }
 
 
+@contextmanager
+def open_bucket(account: Account, uri: str) -> Iterator[None]:
+    """Take the policy off a bucket for a while.
+
+    It denies what comes without TLS, as all does here; of that condition moto knows nothing.
+    """
+    s3, name = account.client("s3"), parse_s3(uri).bucket
+    policy = s3.get_bucket_policy(Bucket=name)["Policy"]
+    s3.delete_bucket_policy(Bucket=name)
+    yield
+    s3.put_bucket_policy(Bucket=name, Policy=policy)
+
+
+def check_a_cluster_on_it(stack: TerraformStack, account: Account, tmp_path: Path) -> None:
+    """`geo-ray up --provider terraform` and `down`, with the head's part played here."""
+    regions = {name: stack.places[name].at for name in AT}
+    assert regions == AT
+    config: dict[str, Any] = RUN | {
+        "regions": [{"name": name} for name in regions],
+        "averager": {"region": "us"},
+        "plan": {
+            "regions": {
+                name: {
+                    "cloud": "aws",
+                    "at": at,
+                    "rows": 100,
+                    "machines": [machine_of("m5.2xlarge")],
+                }
+                for name, at in regions.items()
+            }
+        },
+    }
+    prices = AwsAnswers(products=[instance_product(at, "m5.2xlarge", "0.4") for at in AT.values()])
+    with LoopbackCloud(Ec2Front(account.endpoint, prices=prices)) as cloud:
+        endpoints = {"pricing": cloud.url, "ec2": cloud.url}
+        places = {at: {"image_id": "ami-0stale"} for at in regions.values()}
+        config["provider"] = {"aws": {"places": places, "endpoints": endpoints}}
+        with pytest.raises(ConfigError, match="Terraform owns 3 machines of us"):
+            geo_ray.up_offer(config, from_terraform=tmp_path / "terraform/examples/two_regions_aws")
+
+        # As it would be without `workers`.
+        held = json.loads(stack.model_dump_json())
+        for place in held["places"].values():
+            place["pools"] = place["groups"] = {}
+        outputs = tmp_path / "outputs.json"
+        outputs.write_text(json.dumps(held))
+        state = ClusterState.below(stack.clusters or "", stack.cluster)
+        user_data = account.client("ec2").describe_instance_attribute(
+            InstanceId=stack.head.machine, Attribute="userData"
+        )["UserData"]["Value"]
+        script = base64.b64decode(user_data).decode()
+        assert f"-m geo_ray.clusters.serve --stays '{state.uri}'" in script
+
+        before = {at: len(account.instances(at)) for at in regions.values()}
+        with played_head(state):
+            made = geo_ray.up(config, provider="terraform", from_terraform=outputs, longest_s=60.0)
+            assert all(post.ready == post.planned == 1 for post in made.report.posts)
+            for name, at in regions.items():
+                assert len(account.instances(at)) == before[at] + 1, name
+            ended = geo_ray.down(state.uri)
+        # Two, and the one above, which is still listed.
+        assert (ended.machines, ended.in_order, ended.stack) == (3, True, "demo")
+        assert {at: len(account.instances(at)) for at in regions.values()} == before
+        assert stack.head.machine in {one["InstanceId"] for one in account.instances("us-east-1")}
+
+
 @pytest.mark.slow  # an apply takes a minute
 @pytest.mark.timeout(420)
 def test_two_regions_from_nothing_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,6 +350,10 @@ def test_two_regions_from_nothing_and_back(tmp_path: Path, monkeypatch: pytest.M
         )
         provider.terminate([rented.id])
         assert [m.state for m in provider.list_machines("demo")] == [MachineState.ENDED]
+
+        monkeypatch.setattr("geo_ray.clusters.state._FAR_LOOK_S", 0.3)
+        with open_bucket(account, stack.runs):
+            check_a_cluster_on_it(stack, account, tmp_path)
 
         # -------- Terraform owns the counts: a node of a pool boots as a rented one would
         template = next(

@@ -26,3 +26,8 @@ def down(cluster: RunRef, at_once: bool) -> None:
         f"{found.name} is down: {what} ended, {found.spent_usd:.4g} USD in all; "
         "the cloud lists nothing of it any more"
     )
+    if found.stack is not None:
+        click.echo(
+            f"the head, networks, secrets and buckets are Terraform's, of the stack {found.stack}: "
+            "`terraform destroy` in its directory ends them"
+        )

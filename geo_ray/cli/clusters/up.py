@@ -19,9 +19,16 @@ if TYPE_CHECKING:
 @click.option("--set", "overrides", multiple=True, metavar="KEY.KEY=VALUE", help="Change one key.")
 @click.option(
     "--provider",
-    type=click.Choice(["local", "aws", "tencent"]),
-    help="Where all machines are; local: on this computer, at the same prices.  "
-    "[default: as plan.regions says]",
+    type=click.Choice(["local", "aws", "tencent", "terraform"]),
+    help="Where all machines are; local: on this computer, at the same prices; terraform: on a "
+    "stack that Terraform made.  [default: as plan.regions says]",
+)
+@click.option(
+    "--from-terraform",
+    "source",
+    type=click.Path(path_type=Path),
+    metavar="DIR|FILE",
+    help="The stack: where `terraform apply` ran, or a file of `terraform output -json`.",
 )
 @plan_option
 @click.option(
@@ -46,6 +53,7 @@ def up(
     config: Path,
     overrides: tuple[str, ...],
     provider: str | None,
+    source: Path | None,
     plan_file: Path | None,
     policy: str,
     dry_run: bool,
@@ -54,6 +62,9 @@ def up(
     as_json: bool,
 ) -> None:
     """Make the cluster that CONFIG asks for: Ray's head, its autoscaler, machines in all regions.
+
+    On a stack of Terraform its head is used, and `geo-ray down` ends what the autoscaler rented
+    there, and nothing else.
 
     May be repeated: a cluster that is up is shown, one that was begun is completed. `geo-ray
     status` and `geo-ray down` take the folder that is printed.
@@ -76,6 +87,7 @@ def up(
             provider=provider,
             plan=plan_file,
             policy=policy,  # type: ignore[arg-type]  # click has checked it
+            from_terraform=source,
         )
         if dry_run and as_json:
             click.echo(offer.model_dump_json(indent=2))
@@ -99,6 +111,7 @@ def up(
         provider=provider,
         plan=plan,
         policy=policy,  # type: ignore[arg-type]  # as above
+        from_terraform=source,
         longest_s=longest_s,
         tell=lambda text: click.echo(text, err=True),
     )

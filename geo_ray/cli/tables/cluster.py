@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from geo_ray.api.clusters import UpCluster
-from geo_ray.clusters.offer import ClusterOffer
+from geo_ray.clusters.offer import ClusterOffer, OfferedMachines
 from geo_ray.clusters.report import ClusterMachineRow, ClusterReport, DecisionRow
 from geo_ray.observe.text import duration_text
 
@@ -39,9 +39,23 @@ def offer_table(offer: ClusterOffer) -> Table:
             each.at,
             "not known" if usd is None else f"{usd:.4g}",
             "" if score is None or each.role != "worker" else f"{score:.3g}",
-            "" if each.count else each.note or "dearer",
+            "" if each.count else each.note or _why_not(each, offer),
         )
     return table
+
+
+def _why_not(other: OfferedMachines, offer: ClusterOffer) -> str:
+    """Why none of a pool would be rented, where the pool itself gives no reason."""
+    post = (other.region, other.role)
+    rented = [m.usd_per_million_rows for m in offer.machines if m.count and _post(m) == post]
+    score = other.usd_per_million_rows
+    if score is not None and all(each is not None and score < each for each in rented):
+        return "cheaper, and may be taken back (autoscale.floor)"
+    return "dearer"
+
+
+def _post(machines: OfferedMachines) -> tuple[str, str]:
+    return machines.region, machines.role
 
 
 def machines_table(report: ClusterReport) -> Table:
@@ -105,12 +119,26 @@ def reach_lines(made: UpCluster, config: Path) -> list[str]:
     else:
         lines.append(f"head     {made.report.address}, job server {made.report.job_server}")
         lines.append(f"token    {made.token_command}")
+        lines += _tunnel(made)
     lines += [
         f"train    ray job submit --working-dir . -- geo-ray train {quote(str(config))}",
         f"look     geo-ray status {shown}",
         f"end it   geo-ray down {shown}",
     ]
     return lines
+
+
+def _tunnel(made: UpCluster) -> list[str]:
+    """How to come to a job server that only the head itself sees."""
+    head = made.record.head
+    if head.standing is None or head.cloud != "aws":
+        return []
+    port = head.dashboard_port
+    return [
+        f"tunnel   aws ssm start-session --region {head.pool.region} "
+        f"--target {head.standing.machine} --document-name AWS-StartPortForwardingSession "
+        f"--parameters portNumber={port},localPortNumber={port}"
+    ]
 
 
 def _alternatives(decision: DecisionRow) -> list[str]:

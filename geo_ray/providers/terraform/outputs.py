@@ -14,6 +14,7 @@ from geo_ray.providers.tencent.config import TencentPlaceConfig
 ListedMarket = Literal["on_demand", "spot"]
 _Name = Annotated[str, StringConstraints(min_length=1)]
 _SecretName = Annotated[str, StringConstraints(pattern=r"^[\w/.:+=@-]+$")]
+_Folder = Annotated[str, StringConstraints(pattern=r"^s3://[^\s'\"]+$")]
 
 
 class TerraformHead(StrictModel):
@@ -22,6 +23,7 @@ class TerraformHead(StrictModel):
     region: _Name = Field(description="region of the run")
     address: str = Field(pattern=r"^[\w.-]+:\d+$", description="where nodes and drivers find it")
     machine: _Name = Field(description="the cloud's name of it")
+    type: _Name | None = Field(None, description="instance type")
 
 
 class TerraformSecrets(StrictModel):
@@ -86,16 +88,28 @@ class TerraformStack(StrictModel):
 
     version: Literal[1]
     stack: _Name = Field(description="its name, the tag geo-ray:stack")
-    cluster: _Name = Field(description="tag geo-ray:cluster of what is rented beside it")
+    cluster: str = Field(
+        pattern=r"^[\w.-]+$", description="tag geo-ray:cluster of what is rented beside it"
+    )
     head: TerraformHead
     secrets: CloudSecrets
     runs: str = Field(description="address of the runs")
+    clusters: _Folder | None = Field(
+        None,
+        description="where the head looks for the cluster that its autoscaler serves, in a folder "
+        "of the cluster's name; null: no autoscaler lives there",
+    )
+    state_keys: _SecretName | None = Field(
+        None, description="secret with a credentials file for it; null: the head's role opens it"
+    )
     places: dict[str, TerraformPlace] = Field(min_length=1, description="by region of the run")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.head.region not in self.places:
             raise ValueError(f"the head is in {self.head.region}, which is no place of the stack")
+        if self.clusters is not None and self.head.type is None:
+            raise ValueError("the head serves an autoscaler, and its `type` is not said")
         for name, place in self.places.items():
             if getattr(self.secrets, place.cloud) is None:
                 raise ValueError(f"{name} is in {place.cloud}, for which there are no secrets")

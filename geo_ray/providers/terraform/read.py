@@ -28,7 +28,8 @@ def read_stack(source: Path) -> TerraformStack:
 
     Args:
         source: the directory in which `terraform apply` ran, or a file with what
-            `terraform output -json` printed there (or `terraform output -json geo_ray`).
+            `terraform output -json` printed there (or `terraform output -json geo_ray`), or
+            Terraform's own file of its state.
 
     Raises:
         TerraformOutputsError: there is none, it was not applied, or it is not of this release.
@@ -54,6 +55,8 @@ def read_stack(source: Path) -> TerraformStack:
 def _value(outputs: Any, source: Path) -> Any:
     if isinstance(outputs, dict) and "places" in outputs:
         return outputs
+    if isinstance(outputs, dict) and "terraform_version" in outputs:
+        outputs = outputs.get("outputs")
     if not outputs:
         raise TerraformOutputsError(
             f"{source} has no outputs: nothing is applied there",

@@ -11,11 +11,13 @@ import logging
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import ray
+from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from geo_ray.autoscale.config import AutoscaleConfig
@@ -38,6 +40,7 @@ Handle = Any  # a Ray actor handle; Ray gives it no useful type
 
 _KEPT: Final = 200
 _AGAIN_S: Final = 2.0
+_MADE: Final = "#"
 _log = logging.getLogger(__name__)
 
 
@@ -53,6 +56,8 @@ class AutoscaleOrder:
         target: what should run.
         run_path: directory of the run; None: the cluster serves whoever comes, without an end.
         plan: that the run follows.
+        made: how often a cluster of the name was made; the autoscaler of an earlier one is not
+            this one's.
     """
 
     cluster: str
@@ -62,6 +67,7 @@ class AutoscaleOrder:
     target: ClusterTarget
     run_path: Path | None = None
     plan: Plan | None = None
+    made: int = 1
 
 
 @dataclass(slots=True)
@@ -197,9 +203,28 @@ class AutoscalerActor:
         )
 
 
-def autoscaler_name(cluster: str) -> str:
+def autoscaler_name(cluster: str, made: int = 1) -> str:
     """Return the name of a cluster's autoscaler among Ray's actors."""
-    return f"{NAME_PREFIX}{cluster}"
+    return f"{NAME_PREFIX}{cluster}{_MADE}{made}"
+
+
+def end_autoscalers(cluster: str, namespace: str, but: str | None = None) -> None:
+    """End the autoscalers of a cluster, as they are on a head that outlives it.
+
+    Args:
+        cluster: its name.
+        namespace: Ray namespace of the actors.
+        but: name of the one that goes on; None: there is none.
+    """
+    first = autoscaler_name(cluster).rpartition(_MADE)[0]
+    query: Any = list_named_actors
+    named: list[dict[str, str]] = query(all_namespaces=True)
+    for each in named:
+        name = each["name"]
+        is_one = each["namespace"] == namespace and name.rpartition(_MADE)[0] == first
+        if is_one and name != but:
+            with suppress(ValueError):  # it has just ended
+                ray.kill(ray.get_actor(name, namespace=namespace), no_restart=True)
 
 
 def start_autoscaler(order: AutoscaleOrder, namespace: str, node_id: str | None = None) -> Handle:
@@ -214,7 +239,7 @@ def start_autoscaler(order: AutoscaleOrder, namespace: str, node_id: str | None 
     return (
         ray.remote(AutoscalerActor)
         .options(
-            name=autoscaler_name(order.cluster),
+            name=autoscaler_name(order.cluster, order.made),
             namespace=namespace,
             get_if_exists=True,
             lifetime="detached",

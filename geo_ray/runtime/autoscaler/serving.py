@@ -15,7 +15,13 @@ from ray.job_submission import JobSubmissionClient
 from geo_ray.autoscale.status import AutoscalerStatus
 from geo_ray.config.cluster import ExistingClusterConfig
 from geo_ray.errors import ClusterError
-from geo_ray.runtime.autoscaler.actor import AutoscaleOrder, Handle, start_autoscaler
+from geo_ray.runtime.autoscaler.actor import (
+    AutoscaleOrder,
+    Handle,
+    autoscaler_name,
+    end_autoscalers,
+    start_autoscaler,
+)
 from geo_ray.runtime.cluster import ray_private
 from geo_ray.runtime.cluster.connect import connect
 from geo_ray.runtime.cluster.served import NAMESPACE
@@ -39,7 +45,8 @@ class ServedCluster:
     actor: Handle | None = None
 
     def start(self, order: AutoscaleOrder) -> None:
-        """Start the autoscaler, unless it is there."""
+        """Start the autoscaler, unless it is there; that of an earlier cluster ends."""
+        end_autoscalers(order.cluster, NAMESPACE, autoscaler_name(order.cluster, order.made))
         self.actor = start_autoscaler(order, NAMESPACE, self.node_id)
 
     def status(self) -> AutoscalerStatus:
@@ -56,6 +63,11 @@ class ServedCluster:
     def release(self) -> None:
         """Let the autoscaler end all machines."""
         self._ask("release")
+
+    def end(self, cluster: str) -> None:
+        """End the autoscaler of a cluster: the head lives on, and its cluster does not."""
+        end_autoscalers(cluster, NAMESPACE)
+        self.actor = None
 
     def stop_jobs(self, longest_s: float, tell: Callable[[str], None]) -> None:
         """Ask all jobs to stop, which saves the runs they drive, and wait for their ends.

@@ -119,6 +119,43 @@ def test_others_take_the_place_of_what_is_sold_out_on_demand_if_need_be() -> Non
     assert len(scene.machines) == 3
 
 
+def test_a_fleet_of_which_half_came_is_completed_from_elsewhere_and_nothing_is_paid_twice() -> None:
+    scene = Scene(left={SPOT_A: 1, SPOT_B: 1})
+    scene.looks(6)
+    spot, on_demand = [SPOT_A, SPOT_B], {ON_DEMAND_A, ON_DEMAND_B}
+    assert [pool for pool in scene.pools() if pool not in on_demand] == spot
+    assert len(scene.machines) == 3
+    for _ in range(60):
+        scene.look()
+        assert len(scene.machines) == 3
+    assert not scene.memory.intents, "nobody waits for what did not come"
+
+
+def test_machines_whose_nodes_come_only_in_part_are_completed() -> None:
+    scene = Scene()
+    scene.look()
+    late = sorted(scene.machines)[:2]
+    scene.unready.update(late)
+    scene.looks(40)
+    assert not set(late) & set(scene.machines), "they were ended after their time"
+    assert len(scene.machines) == 3
+
+
+@pytest.mark.parametrize("ahead_s", [-900.0, 900.0])
+def test_a_cloud_whose_clock_is_off_changes_neither_machines_nor_much_of_the_bill(
+    ahead_s: float,
+) -> None:
+    scene = Scene(cloud_ahead_s=ahead_s)
+    scene.look()
+    first = set(scene.machines)
+    scene.looks(90)
+    assert set(scene.machines) == first
+    (row,) = [row for _, _, row in scene.memory.ledger.by_region_and_reason()]
+    # At most what the clocks differ by is booked besides, and nothing is taken off.
+    true_h = 3 * 900 / 3600
+    assert true_h - 0.01 <= row.machine_h <= true_h + 3 * 900 / 3600 + 0.01
+
+
 def test_a_quota_is_of_all_zones_and_lasts() -> None:
     scene = Scene(deaf={SPOT_A, SPOT_B})
     (launch,) = launches(scene.look())

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from geo_ray.cli.main import root
+from geo_ray.cli.tables.cluster import offer_table
+from geo_ray.clusters.offer import ClusterOffer, OfferedMachines
 from geo_ray.errors import ClusterStateError, ConfigError, RunDirectoryError
 
 CONFIG = str(Path(__file__).resolve().parents[3] / "configs" / "cluster_local.yaml")
@@ -54,3 +57,31 @@ def test_a_configuration_without_machines_is_refused() -> None:
     assert "plan" in str(done.exception)
     typo = said("up", CONFIG, "--provider", "lokal")
     assert typo.exit_code == 2
+
+
+def test_what_is_not_rented_says_why() -> None:
+    def row(region: str, market: str, count: int, score: float | None, note: str = "") -> Any:
+        return OfferedMachines(
+            region=region,
+            role="worker",
+            at=region,
+            type="m5.large",
+            market=market,
+            count=count,
+            usd_per_hour=score,
+            usd_per_million_rows=score,
+            note=note,
+        )
+
+    machines = (
+        row("us", "on_demand", 1, 2.0),
+        row("us", "spot", 0, 1.0),
+        row("us", "on_demand", 0, 3.0),
+        row("eu", "spot", 1, 1.0),
+        row("eu", "spot", 0, 0.5, "left alone for 60 s"),
+        row("eu", "on_demand", 0, None),
+    )
+    offer = ClusterOffer.model_construct(machines=machines)
+    whys = list(offer_table(offer).columns[-1].cells)
+    floor = "cheaper, and may be taken back (autoscale.floor)"
+    assert whys == ["", floor, "dearer", "", "left alone for 60 s", "dearer"]

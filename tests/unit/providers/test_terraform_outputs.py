@@ -82,6 +82,22 @@ def written(path: Path, held: Any, *, whole: bool = True) -> Path:
     return file
 
 
+def test_the_file_of_a_state_is_read_as_well(tmp_path: Path) -> None:
+    printed = read_stack(written(tmp_path, stack()))
+    state = {
+        "version": 4,
+        "terraform_version": "1.11.4",
+        "outputs": {"geo_ray": {"value": stack(), "type": "dynamic"}},
+        "resources": [{"mode": "managed"}],
+    }
+    file = tmp_path / "terraform.tfstate"
+    file.write_text(json.dumps(state))
+    assert read_stack(file) == printed
+    file.write_text(json.dumps(state | {"outputs": {}}))
+    with pytest.raises(TerraformOutputsError, match="nothing is applied"):
+        read_stack(file)
+
+
 @pytest.mark.parametrize("whole", [True, False], ids=["output -json", "output -json geo_ray"])
 def test_a_stack_gives_the_providers_their_places(tmp_path: Path, whole: bool) -> None:
     read = read_stack(written(tmp_path, stack(), whole=whole))
@@ -133,6 +149,9 @@ WRONG = {
     ),
     "no place": (changed(places={}), "places"),
     "image": (changed(places__eu__aws__image_id="img-1"), "image_id"),
+    "head without a type": (changed(clusters="s3://x/c"), "`type` is not said"),
+    "a folder for a shell": (changed(clusters="s3://x/c'; reboot"), "clusters"),
+    "a name for a shell": (changed(cluster="y; reboot"), "cluster"),
     "cap": (changed(places__eu__machines=[{"type": "t", "cap": -1}]), "cap"),
 }
 

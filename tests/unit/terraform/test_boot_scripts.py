@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from geo_ray.clusters.state import ClusterState
 from geo_ray.providers.base import LaunchRequest, Market, Pool
 from geo_ray.providers.user_data import NodeJoin, boot_script
 from tests.terraform_support import INFRA, Terraform, terraform_program
@@ -21,6 +22,8 @@ LABELS = {
 }
 TLS = {"tls_certificate": "geo-ray/x/cert", "tls_key": "geo-ray/x/key", "tls_ca": "geo-ray/x/ca"}
 PEER = {"public_key": base64.b64encode(bytes(32)).decode(), "address": "192.0.2.7"}
+
+STATE = "s3://x-runs-1/clusters/x?region=eu-central-1"
 
 CASES = {
     "aws": ("aws", "aws-secretsmanager", {}),
@@ -61,6 +64,12 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "join": join_of("aws-secretsmanager", {}),
         "state_device": "/dev/disk/by-id/nvme-Amazon_Elastic_Block_Store_vol0123",
     }
+    for cloud, keys in (("aws", None), ("tencent", "geo-ray/x/keys")):
+        modules[f"head_{cloud}_serves"] = modules["head"] | {
+            "cloud": cloud,
+            "join": join_of(f"{cloud}-ssm", {}),
+            "serves": {"state": STATE, "keys_secret": keys},
+        }
     modules |= {
         f"tunnel_{cloud}": {
             "source": str(INFRA / "modules" / "tunnel"),
@@ -105,7 +114,23 @@ def test_a_head_begins_like_a_node_and_keeps_its_state(scripts: dict[str, str]) 
     assert rest.index("mount /dev") < rest.index("systemd-run")
 
 
-@pytest.mark.parametrize("name", [*CASES, "head", "tunnel_aws", "tunnel_tencent"])
+def test_a_head_serves_the_cluster_that_is_written_where_it_looks(scripts: dict[str, str]) -> None:
+    assert "geo_ray.clusters.serve" not in scripts["head"]
+    serve = f"-m geo_ray.clusters.serve --stays '{STATE}'\n"
+    for cloud, has_keys in (("aws", False), ("tencent", True)):
+        script = scripts[f"head_{cloud}_serves"]
+        assert script.endswith(serve)
+        assert script.index("--head --port") < script.index(serve)
+        assert ("AWS_SHARED_CREDENTIALS_FILE=/run/geo_ray/" in script) == has_keys
+        assert "RAY_USE_TLS=0" in script, "a file of credentials is no certificate"
+    # Where `geo-ray up` writes it.
+    assert ClusterState.below("s3://x-runs-1/clusters?region=eu-central-1", "x").uri == STATE
+
+
+HEADS = ("head", "head_aws_serves", "head_tencent_serves")
+
+
+@pytest.mark.parametrize("name", [*CASES, *HEADS, "tunnel_aws", "tunnel_tencent"])
 def test_scripts_are_ones_that_a_shell_understands(
     scripts: dict[str, str], name: str, tmp_path: Path
 ) -> None:
@@ -124,14 +149,21 @@ def test_a_tunnel_has_each_peer(scripts: dict[str, str]) -> None:
 
 
 def test_what_a_shell_would_run_is_refused(tmp_path: Path) -> None:
-    for number, (key, value) in enumerate(
-        [("token", "x; reboot"), ("address", "$(id):6379"), ("python", "/bin/x y")]
-    ):
+    wrong = [
+        {"join": {"token": "x; reboot"}},
+        {"join": {"address": "$(id):6379"}},
+        {"join": {"python": "/bin/x y"}},
+        {"serves": {"state": "s3://x/c'; reboot; '"}},
+        {"serves": {"state": STATE, "keys_secret": "x; reboot"}},
+    ]
+    for number, held in enumerate(wrong):
         module = {
             "source": str(INFRA / "modules" / "boot"),
             "cloud": "aws",
             "labels": LABELS,
-            "join": join_of("aws-ssm", {}) | {key: value},
+            "join": join_of("aws-ssm", {}) | held.pop("join", {}),
+            "state_device": "/dev/vdb",
+            **held,
         }
         directory = tmp_path / str(number)
         directory.mkdir()

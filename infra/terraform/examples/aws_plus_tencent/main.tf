@@ -4,6 +4,8 @@
 locals {
   cluster = coalesce(var.cluster, var.name)
   cidrs   = { eu = "10.21.0.0/16", sg = "10.30.0.0/16", jp = "10.31.0.0/16" }
+  # Where the head looks for the cluster of `geo-ray up --provider terraform`, if it may rent.
+  clusters = var.rents ? { folder = "s3://${module.runs.name}/clusters", query = "?region=eu-central-1" } : null
 }
 
 # ------------------------------------------------------------------ secrets, runs, budget
@@ -209,6 +211,7 @@ module "head" {
   security_group_ids = module.eu.head_security_group_ids
   instance_profile   = module.head_identity.profile
   join               = module.secrets.names
+  serves             = local.clusters == null ? null : { state = "${local.clusters.folder}/${local.cluster}${local.clusters.query}" }
   protected          = var.protected
   alarm_topic_arns   = [module.spending.topic_arn]
   tags               = local.tags

@@ -3,6 +3,8 @@
 locals {
   cluster = coalesce(var.cluster, var.name)
   cidrs   = { us = "10.20.0.0/16", eu = "10.21.0.0/16", asia = "10.22.0.0/16", sa = "10.23.0.0/16" }
+  # Where the head looks for the cluster of `geo-ray up --provider terraform`, if it may rent.
+  clusters = var.rents ? { folder = "s3://${module.runs.name}/clusters", query = "?region=us-east-1" } : null
 }
 
 module "secrets" {
@@ -198,6 +200,7 @@ module "head" {
   security_group_ids = module.us.head_security_group_ids
   instance_profile   = module.head_identity.profile
   join               = module.secrets.names
+  serves             = local.clusters == null ? null : { state = "${local.clusters.folder}/${local.cluster}${local.clusters.query}" }
   protected          = var.protected
   alarm_topic_arns   = [module.spending.topic_arn]
   tags               = local.tags

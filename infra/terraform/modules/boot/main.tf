@@ -8,14 +8,15 @@ locals {
     { variable = "RAY_TLS_SERVER_KEY", secret = var.join.tls_key },
     { variable = "RAY_TLS_CA_CERT", secret = var.join.tls_ca },
   ] : each if each.secret != null]
-  secrets = concat([{ variable = "RAY_AUTH_TOKEN_PATH", secret = var.join.token }], local.tls)
+  keys    = try(var.serves.keys_secret, null) == null ? [] : [{ variable = "AWS_SHARED_CREDENTIALS_FILE", secret = var.serves.keys_secret }]
+  secrets = concat([{ variable = "RAY_AUTH_TOKEN_PATH", secret = var.join.token }], local.tls, local.keys)
   labels  = join(",", [for key in sort(keys(var.labels)) : "${key}=${var.labels[key]}"])
 
   begin = templatefile("${path.module}/begin.sh.tftpl", {
     cloud    = var.cloud
     join     = var.join
     secrets  = local.secrets
-    uses_tls = length(local.secrets) > 1
+    uses_tls = length(local.tls) > 0
   })
   rest = var.state_device == null ? templatefile("${path.module}/node.sh.tftpl", {
     cloud  = var.cloud
@@ -25,5 +26,6 @@ locals {
     device = var.state_device
     port   = split(":", var.join.address)[1]
     labels = local.labels
+    state  = try(var.serves.state, null)
   })
 }

@@ -43,6 +43,25 @@ variable "join" {
   }
 }
 
+variable "serves" {
+  description = "For the head alone: folder of the cluster whose autoscaler lives there, and the secret with a credentials file for it, if its role opens no bucket; null: none does."
+  type = object({
+    state       = string
+    keys_secret = optional(string)
+  })
+  default = null
+
+  validation {
+    condition     = var.serves == null || can(regex("^s3://[A-Za-z0-9_/.:?&=%+-]+$", var.serves.state))
+    error_message = "The folder is an address such as s3://BUCKET/clusters/NAME?region=us-east-1."
+  }
+
+  validation {
+    condition     = try(var.serves.keys_secret, null) == null || can(regex("^[A-Za-z0-9_/.:+=@-]+$", var.serves.keys_secret))
+    error_message = "The name of a secret has no blanks or other signs that a shell understands."
+  }
+}
+
 variable "state_device" {
   description = "For the head alone: the disk that keeps its state; null: the machine is a node."
   type        = string

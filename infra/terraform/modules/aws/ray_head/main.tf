@@ -26,6 +26,7 @@ module "boot" {
     "ray.io/market-type" = "on-demand"
     "ray.io/node-group"  = var.instance_type
   }
+  serves       = var.serves
   state_device = "/dev/disk/by-id/nvme-Amazon_Elastic_Block_Store_${replace(aws_ebs_volume.state.id, "-", "")}"
 }
 

@@ -80,3 +80,12 @@ variable "tags" {
   description = "Of volumes, which a provider's default tags do not reach."
   type        = map(string)
 }
+
+variable "serves" {
+  description = "Folder of the cluster whose autoscaler lives on the head, as the module boot has it; null: none does."
+  type = object({
+    state       = string
+    keys_secret = optional(string)
+  })
+  default = null
+}

@@ -17,6 +17,7 @@ module "boot" {
     "ray.io/market-type" = "on-demand"
     "ray.io/node-group"  = var.instance_type
   }
+  serves       = var.serves
   state_device = "/dev/vdb"
 }
 

@@ -6,3 +6,7 @@ output "address" {
 output "instance_id" {
   value = tencentcloud_instance.this.id
 }
+
+output "instance_type" {
+  value = var.instance_type
+}

@@ -67,3 +67,12 @@ variable "protected" {
 variable "tags" {
   type = map(string)
 }
+
+variable "serves" {
+  description = "Folder of the cluster whose autoscaler lives on the head, as the module boot has it; null: none does."
+  type = object({
+    state       = string
+    keys_secret = optional(string)
+  })
+  default = null
+}

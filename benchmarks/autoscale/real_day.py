@@ -1,0 +1,323 @@
+"""A made-up day of spot markets, squeezed into minutes, on real processes and in the simulator.
+
+Two regions of AWS with two zones each, two types of machines with accelerators, a job that takes
+most of the day; all of it so many times faster (an hour lasts 6 s), and dollars so many times
+denser, so that the bill is a day's. On real processes: the local cloud, whose prices and stock
+follow the day and which takes machines back with a notice (`real_market.py`); a Ray node on each;
+the autoscaler in its actor, with its journal; a job that holds the machines and goes by the clock
+(`real_job.py`). In the simulator: the same policy, markets, job and moments of looking; of the real
+processes it is told how long a node takes to come, which is measured before the day begins. Both
+begin with all machines there, and the bill begins then.
+
+  usd_real_over_sim   the autoscaler's books on real processes, over the simulator's bill
+  error               how far that is from 1
+  books_error         of these books against a bill kept from what was seen of machines
+  node_start          from a launch to an actor that answers there
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from benchmarks.autoscale.real_job import PacedJob, held
+from benchmarks.autoscale.real_market import PlayedMarket
+from benchmarks.common import support
+from geo_ray.autoscale.config import AutoscaleConfig, CalmConfig, RetryConfig
+from geo_ray.autoscale.journal import JOURNAL_KEY, Journal
+from geo_ray.autoscale.loop import Reconciler
+from geo_ray.autoscale.market_trace import MarketTrace
+from geo_ray.autoscale.memory import decode_memory
+from geo_ray.autoscale.policy import AutoscalePolicy
+from geo_ray.autoscale.replay.compare import MemoryStore
+from geo_ray.autoscale.replay.day import DayKind, made_up_day
+from geo_ray.autoscale.replay.world import SimJob, SimWorld
+from geo_ray.autoscale.sim_cloud import SimTemper, SimulatedCloud
+from geo_ray.autoscale.status import actions_text
+from geo_ray.autoscale.target import REGION_LABEL, ClusterTarget, MachineKind, RegionTarget
+from geo_ray.clock import VirtualClock
+from geo_ray.clouds.price_book import shipped_book
+from geo_ray.config.cluster import LocalClusterConfig
+from geo_ray.lease.local_store import LocalConditionalStore
+from geo_ray.providers.base import LaunchRequest, MachineState, Market, Pool
+from geo_ray.providers.local.catalog import LocalCatalog
+from geo_ray.providers.local.node import RayMachineProgram
+from geo_ray.providers.local.provider import LocalProvider
+from geo_ray.runtime.autoscaler.actor import AutoscaleOrder, start_autoscaler
+from geo_ray.runtime.cluster import ray_private
+from geo_ray.runtime.cluster.labels import MACHINE_LABEL
+from geo_ray.runtime.cluster.local import LocalCluster
+from geo_ray.runtime.cluster.settings import AUTH_TOKEN_PATH, driver_environment
+
+TIMES = 600.0  # a day's hour lasts 6 s
+WORK_H = 16.0
+EVERY_S = 1.0
+NOTICE_S = 5.0
+LEAVE_S = 0.5
+LONGEST_S = 120.0
+SPEED = {"g5.xlarge": 120.0, "g6.2xlarge": 90.0}
+REGIONS = {"us": "us-east-1", "eu": "eu-central-1"}
+CLUSTER = "day"
+_BEGINS_S = 1_000_000.0
+Markets = Mapping[Pool, MarketTrace]
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """A day as it is played.
+
+    Attributes:
+        target: what the job needs.
+        markets: squeezed; they begin at 0.
+        config: of the autoscaler.
+        work_s: of the job, squeezed.
+    """
+
+    target: ClusterTarget
+    markets: Markets
+    config: AutoscaleConfig
+    work_s: float
+
+
+def squeezed_day(seed: int, start_s: float) -> Day:
+    """Make a day up, and squeeze it."""
+    zones = {at: (f"{at}a", f"{at}b") for at in REGIONS.values()}
+    wide = made_up_day(shipped_book(), "aws", zones, tuple(SPEED), seed, DayKind(hours=24))
+    markets = {
+        pool: MarketTrace(
+            tuple((at / TIMES, usd * TIMES) for at, usd in market.prices),
+            tuple((at / TIMES, stock) for at, stock in market.stocks),
+        )
+        for pool, market in wide.items()
+    }
+    kinds = tuple(MachineKind(name, speed, 6) for name, speed in SPEED.items())
+    regions = tuple(
+        RegionTarget(name, at, 360.0, kinds, None, zones[at], floor=1)
+        for name, at in REGIONS.items()
+    )
+    target = ClusterTarget(regions, preemptions_per_h=0.05 * TIMES, lost_s=start_s / 3)
+    config = AutoscaleConfig(
+        every_s=EVERY_S,
+        start_s=start_s,
+        drain_s=NOTICE_S,
+        hazard_weight_h=20.0 / TIMES,
+        calm=CalmConfig(dwell_s=1800 / TIMES, horizon_s=4 * 3600 / TIMES, idle_s=2.0),
+        retry=RetryConfig(first_s=2.0, longest_s=20.0, resend_s=20.0, give_up_s=90.0, join_s=90.0),
+    )
+    return Day(target, markets, config, WORK_H * 3600.0 / TIMES)
+
+
+# ------------------------------------------------------------------ in the simulator
+
+
+def simulated(day: Day, start_s: float) -> tuple[float, float, int, int]:
+    """Return the bill, how long the job took, machines taken and launched."""
+    clock = VirtualClock(_BEGINS_S - 4 * start_s - 60.0)
+    markets = {pool: _later(market, _BEGINS_S) for pool, market in day.markets.items()}
+    cloud = SimulatedCloud(markets, clock.now_s, SimTemper(start_s=0.0, notice_s=NOTICE_S))
+    times = {"join_s": start_s, "change_s": 0.0, "lost_s": 0.0, "leave_s": LEAVE_S}
+    world = SimWorld(day.target, SimJob(day.work_s, **times), cloud, clock)
+
+    class Work:
+        def left_s(self) -> float | None:
+            return None if world.finished_unix_s is None else 0.0
+
+    loop = Reconciler(
+        AutoscalePolicy(day.config, CLUSTER),
+        *(day.target, cloud, world, Work(), Journal(MemoryStore(), 1), CLUSTER),
+        fence=lambda: None,
+    )
+    while clock.now_s() < _BEGINS_S:
+        loop.tick(clock.now_s())
+        world.advance_to_s(min(_BEGINS_S, clock.now_s() + EVERY_S))
+        world.done_s = 0.0
+    before_usd = cloud.bill_usd()
+    while cloud.alive():
+        loop.tick(clock.now_s())
+        world.advance_to_s(clock.now_s() + EVERY_S)
+    taken = sum(
+        (each.machine.ends_unix_s or math.inf) < each.machine.launched_unix_s + 3600.0
+        for each in cloud.machines.values()
+    )
+    usd = cloud.bill_usd() - before_usd
+    return usd, (world.finished_unix_s or 0.0) - _BEGINS_S, taken, len(cloud.machines)
+
+
+def _later(market: MarketTrace, by_s: float) -> MarketTrace:
+    return MarketTrace(
+        tuple((at + by_s, usd) for at, usd in market.prices),
+        tuple((at + by_s, stock) for at, stock in market.stocks),
+    )
+
+
+# ------------------------------------------------------------------ on real processes
+
+
+def until(what: Callable[[], object], longest_s: float = LONGEST_S) -> None:
+    """Wait for something.
+
+    Raises:
+        SystemExit: it does not come.
+    """
+    deadline_s = time.monotonic() + longest_s
+    while not what():
+        if time.monotonic() > deadline_s:
+            raise SystemExit(f"waited {longest_s:.0f} s in vain")
+        time.sleep(0.05)
+
+
+def node_start_s(cloud: LocalProvider, pool: Pool, tries: int) -> list[float]:
+    """From a launch to an actor that answers there, one machine after the other."""
+    found = []
+    for number in range(tries):
+        labels = {REGION_LABEL: "trial"}
+        request = LaunchRequest(f"trial-{number}", "trial", pool, 1, labels)
+        began_s = time.monotonic()
+        cloud.launch(request)
+        mine: list[dict[str, Any]] = []
+
+        def is_there(mine: list[dict[str, Any]] = mine, request: LaunchRequest = request) -> bool:
+            (machine,) = [
+                m for m in cloud.list_machines("trial") if m.request_id == request.request_id
+            ]
+            mine[:] = [
+                node
+                for node in ray_private.nodes()
+                if node["Alive"] and node["Labels"].get(MACHINE_LABEL) == machine.id
+            ]
+            return bool(mine)
+
+        until(is_there)
+        actor = held(mine[0])
+        ray.get(actor.is_there.remote(), timeout=LONGEST_S)
+        found.append(time.monotonic() - began_s)
+        ray.kill(actor)
+        cloud.terminate([mine[0]["Labels"][MACHINE_LABEL]])
+        until(lambda: all(m.state is MachineState.ENDED for m in cloud.list_machines("trial")))
+    return found
+
+
+def real(seed: int, work: Path) -> dict[str, float]:
+    """Play one day on real processes, then in the simulator with what nodes took to start."""
+    machines = dict.fromkeys(SPEED, 4)
+    catalog = LocalCatalog(cpus=machines, owner_pid=os.getpid())
+    with (
+        LocalCluster(LocalClusterConfig(temp_dir=str(work)), []) as cluster,
+        driver_environment(cluster.environment),
+    ):
+        root = work / "cloud"
+        token = Path(cluster.environment[AUTH_TOKEN_PATH])
+        cloud = LocalProvider(root, RayMachineProgram(cluster.address, token, agent=False))
+        ray.init(cluster.address, namespace="day", log_to_driver=False)
+        try:
+            return _played(seed, work, root, catalog, cloud)
+        finally:
+            ray.shutdown()
+
+
+def _played(
+    seed: int, work: Path, root: Path, catalog: LocalCatalog, cloud: LocalProvider
+) -> dict[str, float]:
+    store = LocalConditionalStore(work / "journal")
+    (work / "journal").mkdir()
+    guess = squeezed_day(seed, 8.0)
+    with PlayedMarket(guess.markets, root, catalog, CLUSTER, NOTICE_S) as market:
+        pool = next(p for p in guess.markets if p.market is Market.ON_DEMAND)
+        starts = node_start_s(cloud, pool, 3)
+        start_s = statistics.median(starts)
+        support.say(f"a node starts in {', '.join(f'{s:.1f}' for s in starts)} s")
+        day = squeezed_day(seed, start_s)
+        with PacedJob(day.target, day.work_s) as job:
+            order = AutoscaleOrder(CLUSTER, cloud, store, day.config, day.target)
+            actor: Any = start_autoscaler(order, f"day-{secrets.token_hex(2)}")
+            until(lambda: job.speed() >= 1.0)
+            time.sleep(2 * EVERY_S)
+            before_usd = _booked(store)
+            market.began_unix_s = began_s = time.time()
+            job.is_begun = True
+            until(lambda: job.finished_unix_s is not None, 600.0)
+            ray.get(actor.release.remote(), timeout=LONGEST_S)
+            until(lambda: not _living(cloud))
+            time.sleep(2 * EVERY_S)
+            ended_s = time.time()
+            for line in actions_text(ray.get(actor.status.remote()).actions):
+                support.say(line)
+            ray.kill(actor)
+    booked_usd = _booked(store) - before_usd
+    took_s = (job.finished_unix_s or 0.0) - began_s
+    bill_usd = market.bill_usd(began_s, ended_s)
+    sim_usd, sim_s, sim_taken, sim_launches = simulated(day, start_s)
+    support.say(
+        f"seed {seed}: real {booked_usd:.2f} USD booked, {bill_usd:.2f} seen, {took_s:.1f} s, "
+        f"{len(market.taken)} of {market.launches} taken; simulated {sim_usd:.2f} USD, "
+        f"{sim_s:.1f} s, {sim_taken} of {sim_launches} taken"
+    )
+    return {
+        "usd_real": booked_usd,
+        "usd_simulated": sim_usd,
+        "usd_real_over_sim": booked_usd / sim_usd,
+        "error": abs(booked_usd / sim_usd - 1.0),
+        "books_error": abs(booked_usd / bill_usd - 1.0),
+        "took_real": took_s,
+        "took_simulated": sim_s,
+        "taken_real": float(len(market.taken)),
+        "taken_simulated": float(sim_taken),
+        "launches_real": float(market.launches),
+        "launches_simulated": float(sim_launches),
+        "node_start": start_s,
+    }
+
+
+def _booked(store: LocalConditionalStore) -> float:
+    found = store.read(JOURNAL_KEY)
+    return 0.0 if found is None else decode_memory(found.data).ledger.paid_usd
+
+
+def _living(cloud: LocalProvider) -> list[str]:
+    listed = cloud.list_machines(CLUSTER)
+    return [machine.id for machine in listed if machine.state is not MachineState.ENDED]
+
+
+_UNITS = {"usd": "USD", "took": "s", "node": "s", "taken": "machines", "launches": "machines"}
+_OTHER = {"usd_real_over_sim": "ratio", "error": "share", "books_error": "share"}
+
+
+def main() -> None:
+    """Play days, and report."""
+    parser = support.parser(__doc__)
+    parser.add_argument("--seeds", default="0,1,2", help="of the days")
+    parser.add_argument("--simulated", action="store_true", help="only look what a day has")
+    arguments = parser.parse_args()
+    machine = support.hardware()
+    seeds = [int(each) for each in arguments.seeds.split(",")]
+    if arguments.simulated:
+        for seed in seeds:
+            support.say(f"seed {seed}: {simulated(squeezed_day(seed, 8.0), 8.0)}")
+        return
+    found: dict[str, list[float]] = {}
+    for seed in seeds[: 1 if arguments.quick else None]:
+        with tempfile.TemporaryDirectory(prefix="gd", dir="/tmp") as scratch:
+            for name, value in real(seed, Path(scratch)).items():
+                found.setdefault(name, []).append(value)
+    figures = []
+    for name, values in found.items():
+        unit = _OTHER.get(name) or _UNITS[name.partition("_")[0]]
+        value = max(values) if name.endswith("error") else statistics.median(values)
+        target = "<= 0.05" if name == "error" else None
+        figures.append(support.Figure(name, value, unit, target, None, values))
+    support.finish("real_day", machine, figures, arguments.out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
