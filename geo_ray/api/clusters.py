@@ -12,7 +12,7 @@ from typing import Final
 from geo_ray.api.inputs import Config, FilePath, Overrides, own_threads_kept, source_of
 from geo_ray.api.planning import FollowedPlan, PlanInputs, plan_to_follow
 from geo_ray.clouds.price_book import known_book, own_files
-from geo_ray.clusters.asked import AskedCluster, asked_cluster
+from geo_ray.clusters.asked import AskedCluster, asked_cluster, state_asked
 from geo_ray.clusters.clouds import LOCAL, open_clouds, secret_command, token_path
 from geo_ray.clusters.down import EndedCluster as EndedCluster
 from geo_ray.clusters.down import end_cluster
@@ -209,15 +209,19 @@ def _asked(
                 "own, beside the one that is made here",
                 fix="Add `cluster: {kind: existing}`.",
             )
+        cloud = None if stack is not None else provider
+        state = state_asked(experiment, cloud, stack)
+        if not dry:
+            state.read()  # whether it can be, before what takes longer
         sources = (inputs or PlanInputs()).sources()
         if plan is None:
+            tell("planning")
             found = make_plan(experiment, source.parent, policy, sources).plan
         else:
             found = plan_to_follow(plan)
             check_model(found, experiment, source.parent)
         _tell_plan(found, tell)
         book = known_book(sources.prices or own_files())
-    cloud = None if stack is not None else provider
     return asked_cluster(experiment, found, book, cloud, time.time(), stack)
 
 

@@ -53,6 +53,22 @@ class AskedCluster:
     catalog: LocalCatalog | None
 
 
+def state_asked(
+    experiment: Experiment, cloud: str | None, stack: TerraformStack | None
+) -> ClusterState:
+    """Return where the cluster is written down; what is wrong whatever the plan is, is found.
+
+    Args:
+        experiment: as for `asked_cluster`, as are the others.
+        cloud: where all machines are.
+        stack: what Terraform made.
+
+    Raises:
+        ConfigError: something is missing in it.
+    """
+    return _place(experiment, cloud, stack)[2]
+
+
 def asked_cluster(
     experiment: Experiment,
     plan: Plan,
@@ -75,22 +91,9 @@ def asked_cluster(
         ConfigError: something is missing in it.
     """
     section = section_of(experiment)
-    provider = experiment.provider or ProviderConfig()
-    name = experiment.name
-    if stack is not None:
-        check_on_stack(section, stack)
-        provider, name = provider_on_stack(provider, stack), stack.cluster
+    provider, clouds, state = _place(experiment, cloud, stack)
     autoscale = experiment.autoscale or AutoscaleConfig()
-    clouds = _clouds(experiment, provider, cloud)
     is_local = clouds == (LOCAL,)
-    state = ClusterState.below(provider.state, name)
-    if not is_local and not state.is_far:
-        raise ConfigError(
-            "provider.state: the head keeps the cluster's journal there, and a machine of a cloud "
-            "does not see a directory of this computer",
-            fix="Name a bucket that the machines' role may read and write: "
-            "`provider: {state: 's3://bucket/clusters?region=us-east-1'}`.",
-        )
     target = target_of(plan, section, autoscale, book, now_unix_s)
     if provider.rent == "demand":
         target = replace(target, regions=tuple(replace(r, rows_per_s=0.0) for r in target.regions))
@@ -108,7 +111,7 @@ def asked_cluster(
     else:
         head = head_on_stack(stack)
     record = ClusterRecord(
-        name=name,
+        name=state.name,
         phase="up",
         made=1,
         release=__version__,
@@ -124,6 +127,25 @@ def asked_cluster(
     )
     catalog = _catalog(experiment, record, book) if is_local else None
     return AskedCluster(record, state, catalog)
+
+
+def _place(
+    experiment: Experiment, cloud: str | None, stack: TerraformStack | None
+) -> tuple[ProviderConfig, Clouds, ClusterState]:
+    provider, name = experiment.provider or ProviderConfig(), experiment.name
+    if stack is not None:
+        check_on_stack(section_of(experiment), stack)
+        provider, name = provider_on_stack(provider, stack), stack.cluster
+    clouds = _clouds(experiment, provider, cloud)
+    state = ClusterState.below(provider.state, name)
+    if clouds != (LOCAL,) and not state.is_far:
+        raise ConfigError(
+            "provider.state: the head keeps the cluster's journal there, and a machine of a cloud "
+            "does not see a directory of this computer",
+            fix="Name a bucket that the machines' role may read and write: "
+            "`provider: {state: 's3://bucket/clusters?region=us-east-1'}`.",
+        )
+    return provider, clouds, state
 
 
 def _clouds(experiment: Experiment, provider: ProviderConfig, cloud: str | None) -> Clouds:

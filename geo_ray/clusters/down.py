@@ -39,6 +39,7 @@ class EndedCluster:
         machines: how many were ended.
         spent_usd: that it cost in all, as far as prices are known.
         in_order: whether runs were stopped and machines drained first.
+        was_down: whether it had been taken down before, and nothing of it was left.
         stack: of Terraform's, which the head and all else belong to; None: there is none.
     """
 
@@ -46,6 +47,7 @@ class EndedCluster:
     machines: int
     spent_usd: float
     in_order: bool
+    was_down: bool = False
     stack: str | None = None
 
 
@@ -69,20 +71,27 @@ def end_cluster(state: ClusterState, tell: Tell, *, at_once: bool = False) -> En
         record = state.known()
         provider = open_clouds(record, state)
         before = report_of(record, state, provider)
+        was_down = record.phase == "down"
         if record.phase == "up":
             record = _phase(state, "ending")
         known = {row.id for row in before.machines}
-        if before.head is not None:
+        if before.head is not None and not was_down:
             known.add(before.head.id)
-        in_order = not at_once and _ended_by_head(record, state, provider, tell)
-        known |= _end_all(record, state, provider, lease, tell)
+        in_order = not (at_once or was_down) and _ended_by_head(record, state, provider, tell)
+        known |= _end_all(record, state, provider, lease, tell, is_again=was_down)
         _remove_secrets(record, state)
         _check(record, state, provider, tell)
         if record.phase != "down":
-            _phase(state, "down")
+            record = _phase(state, "down")
+        spent_usd = report_of(record, state, provider).spent_usd
     standing = record.head.standing
     return EndedCluster(
-        record.name, len(known), before.spent_usd, in_order, standing.stack if standing else None
+        name=record.name,
+        machines=len(known),
+        spent_usd=spent_usd,
+        in_order=in_order,
+        was_down=was_down and not known,
+        stack=standing.stack if standing else None,
     )
 
 
@@ -90,7 +99,8 @@ def _phase(state: ClusterState, phase: Phase) -> ClusterRecord:
     record, tag = state.read()
     if record is None:
         record = state.known()
-    record = record.model_copy(update={"phase": phase})
+    ended_unix_s = time.time() if phase == "down" else None
+    record = record.model_copy(update={"phase": phase, "ended_unix_s": ended_unix_s})
     state.write(record, tag)
     return record
 
@@ -135,16 +145,27 @@ def _end_all(
     provider: MachineProvider,
     lease: LeaseKeeper,
     tell: Tell,
+    *,
+    is_again: bool,
 ) -> set[str]:
-    """End the head, then all others: nobody is left who could rent anew."""
+    """End the head, then all others: nobody is left who could rent anew.
+
+    Args:
+        record: of the cluster.
+        state: where it is written down.
+        provider: its clouds.
+        lease: of whoever ends it.
+        tell: told each step.
+        is_again: whether it was down before: then machines that have ended were counted.
+    """
     seen: set[str] = set()
     deadline_s = time.monotonic() + _GONE_S
     last_error = ""
     told = 0
     while True:
         machines = provider.list_machines(record.name)
-        seen |= {machine.id for machine in machines}
         living = _living(machines)
+        seen |= {machine.id for machine in (living if is_again else machines)}
         if not living:
             return seen
         if time.monotonic() > deadline_s:

@@ -74,7 +74,7 @@ class LocalClusterProgram:
         node = node_command(
             flags,
             ip=place.address,
-            home=place.scratch,
+            home=place.scratch / "r",  # as for other nodes
             object_store_bytes=self.object_store_bytes,
         )
         environment = local_node_environment(self.token_path) | HEAD_ENVIRONMENT

@@ -69,6 +69,9 @@ class ClusterRecord(StrictModel):
     release: str = Field(description="of geo_ray that made it")
     digest: str = Field(description="of the configuration it was made of")
     began_unix_s: float
+    ended_unix_s: float | None = Field(
+        None, description="when it was taken down: its head is paid until then"
+    )
     clouds: Clouds = Field(description="where its machines are")
     head: HeadRecord
     run: RunPlace

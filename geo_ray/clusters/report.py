@@ -158,6 +158,7 @@ def report_of(
         GeoRayError: the cloud, or the folder, cannot be asked.
     """
     now_s = time.time()
+    ended_s = now_s if record.ended_unix_s is None else record.ended_unix_s
     store = state.store()
     told, _ = read_status(store, record.made)
     found = store.read(JOURNAL_KEY)
@@ -174,7 +175,7 @@ def report_of(
             head_usd = _price(stock)
         except GeoRayError as error:
             notes.append(f"the head's price is not known: {error.message}")
-    head_row = None if head is None else _head_row(head, head_usd, now_s)
+    head_row = None if head is None else _head_row(head, head_usd, ended_s)
     spent = memory.ledger.paid_usd
     burn = sum(row.usd_per_hour or 0.0 for row in rows)
     if head_row is not None and head_usd is not None:

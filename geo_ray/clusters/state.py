@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from geo_ray.clusters.record import CLUSTER_KEY, ClusterRecord, decode_cluster, encode_cluster
-from geo_ray.errors import ClusterStateError, StoreError
+from geo_ray.errors import ClusterStateError, RunDirectoryError, StoreError
 from geo_ray.lease.local_store import LocalConditionalStore
 from geo_ray.lease.s3_store import S3ConditionalStore
 from geo_ray.lease.store import ConditionalStore
@@ -94,6 +94,8 @@ class ClusterState:
         if not self.is_far:
             try:
                 (self.path / _MAKING).mkdir(mode=0o700, parents=True, exist_ok=True)
+                # Keys lie here, and what changes every second: neither commits nor uploads have it.
+                (self.path / ".gitignore").write_text("*\n")
             except OSError as error:
                 raise unwritable(self.path, error) from error
 
@@ -101,10 +103,16 @@ class ClusterState:
         """Return what is written, and the tag of it.
 
         Raises:
-            ClusterStateError: it cannot be understood.
-            RunDirectoryError: it cannot be read.
+            ClusterStateError: it cannot be understood, or its bucket not be read.
+            RunDirectoryError: its directory cannot be read.
         """
-        found = self.store().read(CLUSTER_KEY)
+        try:
+            found = self.store().read(CLUSTER_KEY)
+        except RunDirectoryError as error:
+            if not self.is_far:
+                raise
+            told = f"the cluster's folder {self.shown} (`provider.state`): {error.message}"
+            raise ClusterStateError(told, fix=error.fix) from error
         return (None, None) if found is None else (decode_cluster(found.data, self.uri), found.tag)
 
     def known(self) -> ClusterRecord:

@@ -90,7 +90,7 @@ def await_machines(
                 fix="Repeat `geo-ray up`, which makes another one.",
             )
         have = sum(row.is_ready for row in report.machines)
-        text = f"{have} of {report.wanted} machines compute" if report.acts else ""
+        text = f"{have} of {report.wanted} machines are ready" if report.acts else ""
         if text and text != told:
             told = text
             tell(text)

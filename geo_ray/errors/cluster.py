@@ -78,7 +78,7 @@ class ClusterStateError(ClusterError):
         "There is no cluster of that name, it is being taken down, or it was made of another "
         "configuration."
     )
-    advice = "See how it stands with `geo-ray status CLUSTER`; `geo-ray up CONFIG` makes one."
+    advice = "`geo-ray up CONFIG` makes one; `geo-ray status CLUSTER` shows how one stands."
 
 
 class ClusterBusyError(ClusterError):

@@ -133,7 +133,11 @@ def test_from_an_empty_account_to_the_bill_and_back_to_nothing(world: CloudWorld
     with pytest.raises(ProviderRefusedError, match="there is no secret"):
         token_of(world)
     assert world.state.known().phase == "down"
-    down(world)  # once more
+    again = down(world)
+    assert (again.was_down, again.machines) == (True, 0)
+    assert again.spent_usd == ended.spent_usd == geo_ray.cluster_status(world.state.uri).spent_usd
+    said = CliRunner().invoke(root, ["down", world.state.uri]).stdout
+    assert "was down already" in said
 
 
 @pytest.mark.usefixtures("near")
@@ -217,6 +221,16 @@ def test_wrong_credentials_are_told_before_anything_is_rented(
     assert world.server.launches == []
 
 
+def test_a_bucket_of_the_state_that_cannot_be_read_is_named(
+    world: CloudWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "TENCENTCLOUD_SECRET_ID"):
+        monkeypatch.setenv(name, "")
+    with pytest.raises(ClusterStateError, match=r"`provider\.state`"):
+        up(world)
+    assert world.told == [] and world.server.launches == []
+
+
 @pytest.mark.usefixtures("near")
 def test_what_the_cloud_will_not_end_is_told_and_a_failure(
     world: CloudWorld, monkeypatch: pytest.MonkeyPatch
@@ -276,7 +290,8 @@ def test_places_and_state_are_asked_for(world: CloudWorld) -> None:
     config: dict[str, Any] = json.loads(json.dumps(world.config))
     config["provider"]["state"] = "clusters"
     with pytest.raises(ConfigError, match=r"provider\.state"):
-        geo_ray.up(config, inputs=world.inputs)
+        geo_ray.up(config, inputs=world.inputs, tell=world.told.append)
+    assert world.told == [], "it is in the file: no plan is made before"
     config = json.loads(json.dumps(world.config))
     del config["provider"][world.cloud]
     with pytest.raises(ConfigError, match=f"account there|{world.cloud}"):

@@ -21,6 +21,12 @@ def down(cluster: RunRef, at_once: bool) -> None:
     import geo_ray
 
     found = geo_ray.down(cluster, at_once=at_once, tell=lambda text: click.echo(text, err=True))
+    if found.was_down:
+        click.echo(
+            f"{found.name} was down already: the cloud lists nothing of it; "
+            f"{found.spent_usd:.4g} USD in all"
+        )
+        return
     what = "1 machine" if found.machines == 1 else f"{found.machines} machines"
     click.echo(
         f"{found.name} is down: {what} ended, {found.spent_usd:.4g} USD in all; "

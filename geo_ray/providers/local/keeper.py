@@ -103,6 +103,8 @@ def main(folder: Path) -> None:
     adopt_orphans()
     scratch = Path(json.loads((folder / "machine.json").read_text())["scratch"])
     scratch.mkdir(mode=0o700, exist_ok=True)
+    if scratch.stat().st_uid != os.getuid():
+        sys.exit(f"{scratch} is another user's")
     LocalMachineKeeper(folder, ProcessSupervisor(scratch)).run()
 
 

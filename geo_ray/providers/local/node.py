@@ -43,7 +43,7 @@ class RayMachineProgram:
         node = node_command(
             flags,
             ip=place.address,
-            home=place.scratch,
+            home=place.scratch / "r",  # Ray opens its directory to all; the one above is private
             object_store_bytes=self.object_store_bytes,
         )
         environment = local_node_environment(self.token_path)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ray._private.runtime_env.packaging import get_uri_for_directory
 
 import geo_ray
 from geo_ray.api.clusters import cluster_at
@@ -51,6 +52,22 @@ from geo_ray.providers.base import LaunchRequest, Machine, MachineState, Market,
 ROOT = Path(__file__).resolve().parents[3]
 CONFIG = ROOT / "configs" / "cluster_local.yaml"
 NOW_S = 1_800_000_000.0
+
+
+def test_neither_commits_nor_uploads_have_a_clusters_folder(tmp_path: Path) -> None:
+    """Its files change all the time, and the token is one of them."""
+    (tmp_path / "train.yaml").write_text("name: a\n")
+    state = ClusterState.below(str(tmp_path / "clusters"), "mine")
+    state.make()
+    uploads = []
+    for text in ("one", "two"):
+        (state.path / "status.json").write_text(text)
+        uploads.append(get_uri_for_directory(str(tmp_path), include_gitignore=True))
+    assert uploads[0] == uploads[1]
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    status = ["git", "status", "--porcelain", "--untracked-files=all"]
+    told = subprocess.run(status, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    assert told == "?? train.yaml\n"
 
 
 def nobody(_: str) -> None:
