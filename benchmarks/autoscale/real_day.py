@@ -25,7 +25,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,15 @@ from geo_ray.clock import VirtualClock
 from geo_ray.clouds.price_book import shipped_book
 from geo_ray.config.cluster import LocalClusterConfig
 from geo_ray.lease.local_store import LocalConditionalStore
-from geo_ray.providers.base import LaunchRequest, MachineState, Market, Pool
+from geo_ray.providers.base import (
+    LaunchFailure,
+    LaunchRequest,
+    Machine,
+    MachineState,
+    Market,
+    Pool,
+    Stock,
+)
 from geo_ray.providers.local.catalog import LocalCatalog
 from geo_ray.providers.local.node import RayMachineProgram
 from geo_ray.providers.local.provider import LocalProvider
@@ -181,6 +189,34 @@ def until(what: Callable[[], object], longest_s: float = LONGEST_S) -> None:
         time.sleep(0.05)
 
 
+@dataclass(slots=True)
+class ReticentCloud:
+    """The local cloud without what real ones do not tell: how many machines of a pool are left."""
+
+    inner: LocalProvider
+    name: str = "local"
+
+    def list_machines(self, cluster: str) -> Sequence[Machine]:
+        """See `MachineProvider.list_machines`."""
+        return self.inner.list_machines(cluster)
+
+    def launch(self, request: LaunchRequest) -> Sequence[LaunchFailure]:
+        """See `MachineProvider.launch`."""
+        return self.inner.launch(request)
+
+    def terminate(self, machine_ids: Sequence[str]) -> None:
+        """See `MachineProvider.terminate`."""
+        self.inner.terminate(machine_ids)
+
+    def poll_failures(self, cluster: str) -> Sequence[LaunchFailure]:
+        """See `MachineProvider.poll_failures`."""
+        return self.inner.poll_failures(cluster)
+
+    def stock(self, pools: Sequence[Pool]) -> Sequence[Stock]:
+        """See `MachineProvider.stock`."""
+        return [Stock(each.pool, each.usd_per_hour) for each in self.inner.stock(pools)]
+
+
 def trial(cloud: LocalProvider, pool: Pool, number: int) -> tuple[float, float]:
     """How long two machines at once take to come, with an actor that answers, and to go."""
     request = LaunchRequest(f"trial-{number}", "trial", pool, 2, {REGION_LABEL: "trial"})
@@ -235,7 +271,8 @@ def _played(
         support.say(f"nodes start and end in {trials} s")
         day = squeezed_day(seed, start_s)
         with PacedJob(day.target, day.work_s) as job:
-            order = AutoscaleOrder(CLUSTER, cloud, store, day.config, day.target)
+            quiet = ReticentCloud(cloud)
+            order = AutoscaleOrder(CLUSTER, quiet, store, day.config, day.target)
             actor: Any = start_autoscaler(order, f"day-{secrets.token_hex(2)}")
             until(lambda: job.speed() >= 1.0)
             time.sleep(2 * EVERY_S)
