@@ -1,18 +1,19 @@
 """A made-up day of spot markets, squeezed into minutes, on real processes and in the simulator.
 
 Two regions of AWS with two zones each, two types of machines with accelerators, a job that takes
-most of the day; all of it so many times faster (an hour lasts 6 s), and dollars so many times
+most of the day; all of it so many times faster (an hour lasts 9 s), and dollars so many times
 denser, so that the bill is a day's. On real processes: the local cloud, whose prices and stock
 follow the day and which takes machines back with a notice (`real_market.py`); a Ray node on each;
 the autoscaler in its actor, with its journal; a job that holds the machines and goes by the clock
 (`real_job.py`). In the simulator: the same policy, markets, job and moments of looking; of the real
-processes it is told how long a node takes to come, which is measured before the day begins. Both
-begin with all machines there, and the bill begins then.
+processes it is told how long two nodes take to come, and a machine to go, which are measured before
+the day begins. Both begin with all machines there, and the bill begins then.
 
   usd_real_over_sim   the autoscaler's books on real processes, over the simulator's bill
   error               how far that is from 1
   books_error         of these books against a bill kept from what was seen of machines
-  node_start          from a launch to an actor that answers there
+  node_start          from a launch of two machines to actors that answer on both
+  node_end            from the order to end machines until they have ended
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,15 @@ from geo_ray.clock import VirtualClock
 from geo_ray.clouds.price_book import shipped_book
 from geo_ray.config.cluster import LocalClusterConfig
 from geo_ray.lease.local_store import LocalConditionalStore
-from geo_ray.providers.base import LaunchRequest, MachineState, Market, Pool
+from geo_ray.providers.base import (
+    LaunchFailure,
+    LaunchRequest,
+    Machine,
+    MachineState,
+    Market,
+    Pool,
+    Stock,
+)
 from geo_ray.providers.local.catalog import LocalCatalog
 from geo_ray.providers.local.node import RayMachineProgram
 from geo_ray.providers.local.provider import LocalProvider
@@ -60,7 +69,7 @@ from geo_ray.runtime.cluster.labels import MACHINE_LABEL
 from geo_ray.runtime.cluster.local import LocalCluster
 from geo_ray.runtime.cluster.settings import AUTH_TOKEN_PATH, driver_environment
 
-TIMES = 600.0  # a day's hour lasts 6 s
+TIMES = 400.0  # a day's hour lasts 9 s
 WORK_H = 16.0
 EVERY_S = 1.0
 NOTICE_S = 5.0
@@ -121,7 +130,7 @@ def squeezed_day(seed: int, start_s: float) -> Day:
 # ------------------------------------------------------------------ in the simulator
 
 
-def simulated(day: Day, start_s: float) -> tuple[float, float, int, int]:
+def simulated(day: Day, start_s: float, end_s: float) -> tuple[float, float, int, int]:
     """Return the bill, how long the job took, machines taken and launched."""
     clock = VirtualClock(_BEGINS_S - 4 * start_s - 60.0)
     markets = {pool: _later(market, _BEGINS_S) for pool, market in day.markets.items()}
@@ -151,6 +160,9 @@ def simulated(day: Day, start_s: float) -> tuple[float, float, int, int]:
         for each in cloud.machines.values()
     )
     usd = cloud.bill_usd() - before_usd
+    for each in cloud.machines.values():
+        gone_s = each.ended_unix_s or 0.0  # paid until it has gone
+        usd += markets[each.machine.pool].usd_between(gone_s, gone_s + end_s)
     return usd, (world.finished_unix_s or 0.0) - _BEGINS_S, taken, len(cloud.machines)
 
 
@@ -177,35 +189,55 @@ def until(what: Callable[[], object], longest_s: float = LONGEST_S) -> None:
         time.sleep(0.05)
 
 
-def node_start_s(cloud: LocalProvider, pool: Pool, tries: int) -> list[float]:
-    """From a launch to an actor that answers there, one machine after the other."""
-    found = []
-    for number in range(tries):
-        labels = {REGION_LABEL: "trial"}
-        request = LaunchRequest(f"trial-{number}", "trial", pool, 1, labels)
-        began_s = time.monotonic()
-        cloud.launch(request)
-        mine: list[dict[str, Any]] = []
+@dataclass(slots=True)
+class ReticentCloud:
+    """The local cloud without what real ones do not tell: how many machines of a pool are left."""
 
-        def is_there(mine: list[dict[str, Any]] = mine, request: LaunchRequest = request) -> bool:
-            (machine,) = [
-                m for m in cloud.list_machines("trial") if m.request_id == request.request_id
-            ]
-            mine[:] = [
-                node
-                for node in ray_private.nodes()
-                if node["Alive"] and node["Labels"].get(MACHINE_LABEL) == machine.id
-            ]
-            return bool(mine)
+    inner: LocalProvider
+    name: str = "local"
 
-        until(is_there)
-        actor = held(mine[0])
-        ray.get(actor.is_there.remote(), timeout=LONGEST_S)
-        found.append(time.monotonic() - began_s)
+    def list_machines(self, cluster: str) -> Sequence[Machine]:
+        """See `MachineProvider.list_machines`."""
+        return self.inner.list_machines(cluster)
+
+    def launch(self, request: LaunchRequest) -> Sequence[LaunchFailure]:
+        """See `MachineProvider.launch`."""
+        return self.inner.launch(request)
+
+    def terminate(self, machine_ids: Sequence[str]) -> None:
+        """See `MachineProvider.terminate`."""
+        self.inner.terminate(machine_ids)
+
+    def poll_failures(self, cluster: str) -> Sequence[LaunchFailure]:
+        """See `MachineProvider.poll_failures`."""
+        return self.inner.poll_failures(cluster)
+
+    def stock(self, pools: Sequence[Pool]) -> Sequence[Stock]:
+        """See `MachineProvider.stock`."""
+        return [Stock(each.pool, each.usd_per_hour) for each in self.inner.stock(pools)]
+
+
+def trial(cloud: LocalProvider, pool: Pool, number: int) -> tuple[float, float]:
+    """How long two machines at once take to come, with an actor that answers, and to go."""
+    request = LaunchRequest(f"trial-{number}", "trial", pool, 2, {REGION_LABEL: "trial"})
+    began_s = time.monotonic()
+    cloud.launch(request)
+    ids = {m.id for m in cloud.list_machines("trial") if m.request_id == request.request_id}
+
+    def mine() -> list[dict[str, Any]]:
+        nodes = [node for node in ray_private.nodes() if node["Alive"]]
+        return [node for node in nodes if node["Labels"].get(MACHINE_LABEL) in ids]
+
+    until(lambda: len(mine()) == 2)
+    actors = [held(node) for node in mine()]
+    ray.get([actor.is_there.remote() for actor in actors], timeout=LONGEST_S)
+    came_s = time.monotonic()
+    for actor in actors:
         ray.kill(actor)
-        cloud.terminate([mine[0]["Labels"][MACHINE_LABEL]])
-        until(lambda: all(m.state is MachineState.ENDED for m in cloud.list_machines("trial")))
-    return found
+    ordered_s = time.monotonic()
+    cloud.terminate(sorted(ids))
+    until(lambda: all(m.state is MachineState.ENDED for m in cloud.list_machines("trial")))
+    return came_s - began_s, time.monotonic() - ordered_s
 
 
 def real(seed: int, work: Path) -> dict[str, float]:
@@ -234,12 +266,13 @@ def _played(
     guess = squeezed_day(seed, 8.0)
     with PlayedMarket(guess.markets, root, catalog, CLUSTER, NOTICE_S) as market:
         pool = next(p for p in guess.markets if p.market is Market.ON_DEMAND)
-        starts = node_start_s(cloud, pool, 3)
-        start_s = statistics.median(starts)
-        support.say(f"a node starts in {', '.join(f'{s:.1f}' for s in starts)} s")
+        trials = [trial(cloud, pool, number) for number in range(2)]
+        start_s, end_s = (statistics.mean(each) for each in zip(*trials, strict=True))
+        support.say(f"nodes start and end in {trials} s")
         day = squeezed_day(seed, start_s)
         with PacedJob(day.target, day.work_s) as job:
-            order = AutoscaleOrder(CLUSTER, cloud, store, day.config, day.target)
+            quiet = ReticentCloud(cloud)
+            order = AutoscaleOrder(CLUSTER, quiet, store, day.config, day.target)
             actor: Any = start_autoscaler(order, f"day-{secrets.token_hex(2)}")
             until(lambda: job.speed() >= 1.0)
             time.sleep(2 * EVERY_S)
@@ -257,7 +290,7 @@ def _played(
     booked_usd = _booked(store) - before_usd
     took_s = (job.finished_unix_s or 0.0) - began_s
     bill_usd = market.bill_usd(began_s, ended_s)
-    sim_usd, sim_s, sim_taken, sim_launches = simulated(day, start_s)
+    sim_usd, sim_s, sim_taken, sim_launches = simulated(day, start_s, end_s)
     support.say(
         f"seed {seed}: real {booked_usd:.2f} USD booked, {bill_usd:.2f} seen, {took_s:.1f} s, "
         f"{len(market.taken)} of {market.launches} taken; simulated {sim_usd:.2f} USD, "
@@ -276,6 +309,7 @@ def _played(
         "launches_real": float(market.launches),
         "launches_simulated": float(sim_launches),
         "node_start": start_s,
+        "node_end": end_s,
     }
 
 
@@ -303,7 +337,7 @@ def main() -> None:
     seeds = [int(each) for each in arguments.seeds.split(",")]
     if arguments.simulated:
         for seed in seeds:
-            support.say(f"seed {seed}: {simulated(squeezed_day(seed, 8.0), 8.0)}")
+            support.say(f"seed {seed}: {simulated(squeezed_day(seed, 8.0), 8.0, 0.0)}")
         return
     found: dict[str, list[float]] = {}
     for seed in seeds[: 1 if arguments.quick else None]:

@@ -33,6 +33,7 @@ class PlayedMarket:
         notice_s: before one is.
         began_unix_s: when the day began; until then it is as at its beginning.
         taken: machines that were.
+        ended_unix_s: when machines were first seen to have ended.
     """
 
     markets: Mapping[Pool, MarketTrace]
@@ -42,8 +43,8 @@ class PlayedMarket:
     notice_s: float
     began_unix_s: float | None = None
     taken: set[str] = field(default_factory=set)
+    ended_unix_s: dict[str, float] = field(default_factory=dict)
     _seen: dict[str, Machine] = field(default_factory=dict)
-    _ended_unix_s: dict[str, float] = field(default_factory=dict)
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
@@ -67,7 +68,7 @@ class PlayedMarket:
         total = 0.0
         for machine in self._seen.values():
             start_s = max(machine.launched_unix_s, from_unix_s)
-            end_s = min(self._ended_unix_s.get(machine.id, until_unix_s), until_unix_s)
+            end_s = min(self.ended_unix_s.get(machine.id, until_unix_s), until_unix_s)
             if end_s > start_s:
                 market = self.markets[machine.pool]
                 total += market.usd_between(self.day_s(start_s), self.day_s(end_s))
@@ -92,7 +93,7 @@ class PlayedMarket:
             for machine in cloud.list_machines(self.cluster):
                 self._seen[machine.id] = machine
                 if machine.state is MachineState.ENDED:
-                    self._ended_unix_s.setdefault(machine.id, now_s)
+                    self.ended_unix_s.setdefault(machine.id, now_s)
                 elif machine.pool.market is Market.SPOT:
                     there.setdefault(machine.pool, []).append(machine)
             for pool, machines in there.items():
