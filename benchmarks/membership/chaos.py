@@ -39,6 +39,7 @@ ROLES = {"worker": "WorkerActor", "server": "PrimaryActor", "bridge": "BridgeAct
 STEP_S = 0.25
 KILL_EVERY_S, CUT_EVERY_S, CUT_S = 20.0, 120.0, 5.0
 SETTLE_S = 20.0
+MORE_STEPS, LAST_S = 80, 600.0
 COUNTED = {
     "regions_lost": "region_lost",
     "joined": "region_joined",
@@ -124,7 +125,11 @@ def steps_per_s(events: Sequence[dict[str, Any]]) -> float:
 def train(
     directory: Path, steps: int, minutes: float, seed: int | None
 ) -> tuple[WatchedRun, Trouble, list[int]]:
-    """One run to its end; with trouble if there is a seed for it."""
+    """One run to its end; with trouble if there is a seed for it.
+
+    If that takes longer than ``minutes``, it is saved then, and resumed for a few more steps, so
+    that all regions come back and it ends as a run does.
+    """
     directory.mkdir()
     path = directory / "chaos.yaml"
     path.write_text(config(steps, minutes, is_cut=seed is not None))
@@ -135,8 +140,8 @@ def train(
         trouble = Trouble(cluster, run, seed or 0)
         run.start()
         try:
-            next_s, limit_s = float("inf"), time.monotonic() + 120 + 4 * 60 * minutes
-            for event in run.follow(limit_s):
+            next_s, limit_s = float("inf"), 60 * minutes
+            for event in run.follow(120 + limit_s):
                 if next_s == float("inf") and event["kind"] == "step":
                     next_s = time.monotonic() + SETTLE_S
                 if time.monotonic() >= next_s:
@@ -145,10 +150,23 @@ def train(
                     if seed is not None:
                         trouble.strike()
             if run.process is not None and run.process.poll() is None:
-                raise RuntimeError(f"not over after {limit_s:.0f} s\n{run.tail()}")
+                finish_early(run)
         finally:
             run.end()
     return run, trouble, memory
+
+
+def finish_early(run: WatchedRun) -> None:
+    """Save a run, and let it take a few more steps in peace."""
+    run.end()
+    run.look()
+    steps = max(e["step"] for e in run.events if e["kind"] == "step") + MORE_STEPS
+    support.say(f"its time is over: goes on to step {steps}")
+    run.start("--resume", str(run.directory), "--allow-drift", "--set", f"train.steps={steps}")
+    for _ in run.follow(LAST_S):
+        pass
+    if run.process is not None and run.process.poll() is None:
+        raise RuntimeError(f"not over after {LAST_S:.0f} s more\n{run.tail()}")
 
 
 def final_loss(directory: Path) -> float:
@@ -160,7 +178,9 @@ def final_loss(directory: Path) -> float:
 
 def main() -> None:
     parser = support.parser(__doc__)
-    parser.add_argument("--minutes", type=float, default=60.0, help="of a quiet run of its steps")
+    parser.add_argument(
+        "--minutes", type=float, default=60.0, help="as many steps as fit; at most so long"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     machine = support.hardware()
@@ -174,6 +194,7 @@ def main() -> None:
         support.say(f"quiet: {quiet_per_s:.2f} steps/s")
         run, trouble, memory = train(directory / "chaos", steps, minutes, options.seed)
         losses = []
+        steps = max(e["step"] for e in run.events if e["kind"] == "step")
         for seed in SEEDS:
             path = directory / f"simulated-{seed}.yaml"
             path.write_text(config(steps, minutes, is_cut=False))
