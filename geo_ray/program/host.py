@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from geo_ray.errors import NodeCallError, NodeFailedError, ValueUnshippableError
 from geo_ray.program.batch import MARK, CallBatch
@@ -18,6 +18,9 @@ from geo_ray.program.clock import ProgramClock
 from geo_ray.program.surroundings import NodeSurroundings, being_at
 from geo_ray.program.values import pack, unpack
 from geo_ray.util.user_class import or_meant
+
+
+_MOST_CHARS: Final = 8000  # of a traceback, which passes in the head of a message
 
 
 class CallGate:
@@ -169,11 +172,15 @@ class NodeHost:
     def _failed(self, when: str, error: Exception) -> NodeFailedError:
         if isinstance(error, NodeFailedError):
             return error
-        text = "".join(traceback.format_exception(error)).rstrip()
-        return NodeFailedError(f"node {self._surroundings.name!r} failed {when}: {error!r}\n{text}")
+        text = _trace(error)
+        return NodeFailedError(f"node {self._surroundings.name!r} failed {when}: {error!r:.2000}\n{text}")
 
     def _call_failed(self, method: str, error: Exception) -> NodeCallError:
         if isinstance(error, NodeCallError):
             return error
-        text = "".join(traceback.format_exception(error)).rstrip()
-        return NodeCallError(f"{self._surroundings.name}.{method} failed: {error!r}\n{text}")
+        text = _trace(error)
+        return NodeCallError(f"{self._surroundings.name}.{method} failed: {error!r:.2000}\n{text}")
+
+
+def _trace(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error)).rstrip()[-_MOST_CHARS:]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Final, Literal
 
 from geo_ray.errors import ProgramError
+from geo_ray.program.apart.crew import ApartCrew
+from geo_ray.program.apart.processes import LocalProcesses
 from geo_ray.program.clock import RealClock
 from geo_ray.program.controller import carry_out
 from geo_ray.program.graph import Program
@@ -37,4 +39,8 @@ def run(program: Program, on: On = "threads") -> ProgramResult:
         virtual = VirtualThreads()
         crew = LocalCrew(program, virtual, on)
         return virtual.run(lambda: carry_out(program, crew, virtual, on))
+    if on == "processes":
+        real = RealClock()
+        apart = ApartCrew(program, LocalProcesses(program), real)
+        return real.run(lambda: carry_out(program, apart, real, on))
     raise ProgramError(f"a program cannot run on {on!r}{or_meant(on, WAYS)}")
