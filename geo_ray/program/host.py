@@ -19,7 +19,6 @@ from geo_ray.program.surroundings import NodeSurroundings, being_at
 from geo_ray.program.values import pack, unpack
 from geo_ray.util.user_class import or_meant
 
-
 _MOST_CHARS: Final = 8000  # of a traceback, which passes in the head of a message
 
 
@@ -173,7 +172,9 @@ class NodeHost:
         if isinstance(error, NodeFailedError):
             return error
         text = _trace(error)
-        return NodeFailedError(f"node {self._surroundings.name!r} failed {when}: {error!r:.2000}\n{text}")
+        return NodeFailedError(
+            f"node {self._surroundings.name!r} failed {when}: {error!r:.2000}\n{text}"
+        )
 
     def _call_failed(self, method: str, error: Exception) -> NodeCallError:
         if isinstance(error, NodeCallError):

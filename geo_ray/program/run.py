@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
+from geo_ray.config.cluster import ClusterConfig
 from geo_ray.errors import ProgramError
-from geo_ray.program.apart.crew import ApartCrew
+from geo_ray.program.apart.crew import ApartCrew, ProcessMaker
 from geo_ray.program.apart.processes import LocalProcesses
 from geo_ray.program.clock import RealClock
 from geo_ray.program.controller import carry_out
@@ -19,7 +20,9 @@ On = Literal["threads", "processes", "ray", "virtual"]
 WAYS: Final = ("threads", "processes", "ray", "virtual")
 
 
-def run(program: Program, on: On = "threads") -> ProgramResult:
+def run(
+    program: Program, on: On = "threads", *, cluster: ClusterConfig | None = None
+) -> ProgramResult:
     """Run a program to its end.
 
     Args:
@@ -27,6 +30,8 @@ def run(program: Program, on: On = "threads") -> ProgramResult:
         on: ``threads`` of this process, ``processes`` of this machine, ``ray``, or ``virtual``: in
             this process, on a virtual clock on which only links and `NodeSurroundings.takes_s`
             take time.
+        cluster: for ``ray``; None: the cluster that this process is connected to or runs in, else
+            one that is made on this machine.
 
     Raises:
         NodeFailedError: a node failed more often than its group allows.
@@ -39,8 +44,16 @@ def run(program: Program, on: On = "threads") -> ProgramResult:
         virtual = VirtualThreads()
         crew = LocalCrew(program, virtual, on)
         return virtual.run(lambda: carry_out(program, crew, virtual, on))
-    if on == "processes":
+    if on in ("processes", "ray"):
         real = RealClock()
-        apart = ApartCrew(program, LocalProcesses(program), real)
+        apart = ApartCrew(program, _maker(program, on, cluster), real)
         return real.run(lambda: carry_out(program, apart, real, on))
     raise ProgramError(f"a program cannot run on {on!r}{or_meant(on, WAYS)}")
+
+
+def _maker(program: Program, on: str, cluster: ClusterConfig | None) -> ProcessMaker:
+    if on == "processes":
+        return LocalProcesses(program)
+    from geo_ray.program.on_ray import RayActors  # Ray takes a second to import
+
+    return RayActors(program, cluster)

@@ -14,7 +14,7 @@ from geo_ray.program.node import NodeHandle
 _TUPLE, _ARRAY, _SCALAR, _TENSOR, _HANDLE = 1, 2, 3, 4, 5
 _NUMBERS: Final = "biufc"  # kinds of NumPy types that are numbers and nothing else
 _TENSOR_TYPES: Final = frozenset(
-    "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool complex64".split()
+    ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64"]
 )
 _MOST_BYTES: Final = 2**32 - 1
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import Protocol
@@ -110,8 +111,12 @@ class ApartCrew:
     def begin(self) -> None:
         """See `NodeCrew.begin`."""
         self._maker.begin()
-        for region in self._crossing:
-            self._bridges[region] = self._maker.bridge(region, 1)
+        made: dict[str, Future[RemoteBridge]] = {region: Future() for region in self._crossing}
+        for region, future in made.items():  # at the same time: each is a process to be started
+            self._clock.start(partial(_settle, future, partial(self._maker.bridge, region, 1)))
+        for region, future in made.items():
+            self._clock.wait(future)
+            self._bridges[region] = future.result()
         for region in self._crossing:
             self._link(region, [other for other in self._crossing if other < region])
         self._tell(bridges={r: b.addresses[1] for r, b in self._bridges.items()})
@@ -233,3 +238,9 @@ class ApartCrew:
                 bridge.expect(other)
                 self._bridges[other].connect(region, bridge.addresses[0])
 
+
+def _settle(future: Future[RemoteBridge], make: Callable[[], RemoteBridge]) -> None:
+    try:
+        future.set_result(make())
+    except BaseException as error:  # it belongs to who waits
+        future.set_exception(error)

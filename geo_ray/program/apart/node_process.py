@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from geo_ray.errors import FrameError
-from geo_ray.program.apart.bridge import NodeBridge
 from geo_ray.program.apart.node_server import NodeServer
 from geo_ray.program.apart.shipped import ShippedNode
 from geo_ray.program.apart.table import NodeTable
@@ -48,6 +47,8 @@ def node_desk(order: dict[str, Any]) -> tuple[dict[str, Ask], dict[str, Any]]:
 
 def bridge_desk(order: dict[str, Any]) -> tuple[dict[str, Ask], dict[str, Any]]:
     """What a bridge's process can be asked for, and what it tells first."""
+    from geo_ray.program.apart.bridge import NodeBridge  # nodes are spared what it imports
+
     region = order["region"]
     specs = {(a, b): LinkSpec.model_validate(spec) for a, b, spec in order["links"]}
     models = build_links(specs, order["seed"])

@@ -110,8 +110,10 @@ class NodePeers:
     def _await_address(self, target: str, region: str, deadline_s: float) -> tuple[int, Address]:
         def address() -> Address | None:
             table = self._table
-            return table.nodes.get(target) if region == self._region else table.bridges.get(
-                self._region
+            return (
+                table.nodes.get(target)
+                if region == self._region
+                else table.bridges.get(self._region)
             )
 
         with self._changed:

@@ -201,9 +201,7 @@ class LocalProcesses:
                 return f"the process of {name!r} {how}:\n{tail}"
         return f"the process of {name!r} {how}"
 
-    def _started(
-        self, name: str, order: dict[str, Any]
-    ) -> tuple[StartedProcess, dict[str, Any]]:
+    def _started(self, name: str, order: dict[str, Any]) -> tuple[StartedProcess, dict[str, Any]]:
         key = secrets.token_bytes(_KEY_BYTES)
         with self._lock:
             if self._kept is None:
