@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from geo_ray.errors import GeoRayError, NodeFailedError
+from geo_ray.errors import NodeFailedError
 from geo_ray.program.clock import NodeStopped, ProgramClock
 from geo_ray.program.graph import Program
 from geo_ray.program.node import NodeInstance
@@ -122,4 +122,4 @@ def _look_after(instance: NodeInstance, incarnation: int, crew: NodeCrew, inbox:
 def _final(error: BaseException, limit: str) -> BaseException:
     if isinstance(error, NodeFailedError):
         return NodeFailedError(f"{error.message}\n({limit})", fix=error.fix)
-    return error if isinstance(error, GeoRayError) else error
+    return error

@@ -14,12 +14,9 @@ from geo_ray.program.graph import Program
 from geo_ray.program.host import NodeHost
 from geo_ray.program.node import NodeInstance, instance_names
 from geo_ray.program.surroundings import NodeSurroundings
-from geo_ray.program.traffic import TrafficCounter
+from geo_ray.program.traffic import FRAME_BYTES, TrafficCounter
 from geo_ray.program.values import pack, unpack
 from geo_ray.transport.emulation.link_model import build_links
-
-FRAME_BYTES = 256
-"""What headers add to a message between regions, about."""
 
 
 class LocalCrew:
@@ -55,11 +52,9 @@ class LocalCrew:
         self._counters[instance.node.name].append(counter)
         calls = OutgoingCalls(self._clock, partial(self._send, region), counter)
         place = NodeSurroundings(instance.name, region, instance.replica, self._on, self._clock)
-        make = instance.node.make
-        assert make is not None  # noqa: S101  (instances are of nodes that are started)
         # As elsewhere, each instance has arguments of its own.
         args = unpack(pack(instance.node.args))
-        host = NodeHost(make, args, group.calls_at_once, place, calls, self._names)
+        host = NodeHost(instance.make, args, group.calls_at_once, place, calls, self._names)
         host.stand()
         self._hosts[instance.name] = host
         return host.has_run

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from geo_ray.errors import InvariantError
+
 
 @dataclass(frozen=True, slots=True)
 class NodeHandle:
@@ -94,6 +96,17 @@ class NodeInstance:
     node: ProgramNode
     group: NodeGroup
     replica: int = 0
+
+    @property
+    def make(self) -> Callable[..., object]:
+        """What makes it.
+
+        Raises:
+            InvariantError: another node brings it up.
+        """
+        if self.node.make is None:
+            raise InvariantError(f"{self.name} is not started by itself")
+        return self.node.make
 
 
 @dataclass(frozen=True, slots=True)

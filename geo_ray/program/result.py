@@ -31,6 +31,28 @@ class ProgramResult:
     traffic: tuple[EdgeTraffic, ...]
     restarts: Mapping[str, int]
 
+    def plain(self) -> dict[str, Any]:
+        """For JSON, as far as what was returned is."""
+        return {
+            "program": self.program.name,
+            "on": self.on,
+            "seconds": self.seconds,
+            "values": dict(self.values),
+            "restarts": dict(self.restarts),
+            "traffic": [
+                {
+                    "source": each.edge.source,
+                    "target": each.edge.target,
+                    "source_region": each.edge.source_region,
+                    "target_region": each.edge.target_region,
+                    "calls": each.calls,
+                    "request_bytes": each.request_bytes,
+                    "answer_bytes": each.answer_bytes,
+                }
+                for each in self.traffic
+            ],
+        }
+
     def __str__(self) -> str:
         lines = [f"program {self.program.name}: {duration_text(self.seconds)} ({self.on})"]
         for name, value in sorted(self.values.items()):

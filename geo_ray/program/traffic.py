@@ -5,8 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from geo_ray.program.node import NodeEdge
+
+FRAME_BYTES: Final = 256
+"""What headers add to a message between regions, about."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,10 @@ from geo_ray.program.node import NodeHandle
 _TUPLE, _ARRAY, _SCALAR, _TENSOR, _HANDLE = 1, 2, 3, 4, 5
 _NUMBERS: Final = "biufc"  # kinds of NumPy types that are numbers and nothing else
 _TENSOR_TYPES: Final = frozenset(
-    ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64"]
+    [
+        *("float64", "float32", "float16", "bfloat16", "complex64"),
+        *("int64", "int32", "int16", "int8", "uint8", "bool"),
+    ]
 )
 _MOST_BYTES: Final = 2**32 - 1
 
@@ -111,9 +114,7 @@ def _tensor(data: bytes) -> Any:
     name, shape, raw = msgpack.unpackb(data, max_bin_len=_MOST_BYTES)
     if name not in _TENSOR_TYPES:
         raise FrameError(f"a tensor of {name!r:.40}")
-    flat = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0)
-    return (
-        flat.view(getattr(torch, name)).reshape(shape)
-        if raw
-        else torch.empty(shape, dtype=getattr(torch, name))
-    )
+    kind = getattr(torch, name)
+    if not raw:
+        return torch.empty(shape, dtype=kind)
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(kind).reshape(shape)

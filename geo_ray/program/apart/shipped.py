@@ -110,7 +110,7 @@ def ship(program: Program) -> dict[str, ShippedNode]:
 def _shipped(instance: NodeInstance, names: Mapping[str, tuple[str, ...]]) -> ShippedNode:
     node = instance.node
     try:
-        where, what = _name_of(node.make)
+        where, what = _name_of(instance.make)
     except NodeUnshippableError as error:
         raise NodeUnshippableError(f"node {node.name!r}: {error.message}") from None
     try:
