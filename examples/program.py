@@ -41,8 +41,8 @@ means = ProgramNode("means", Means, ([east.handle, west.handle],))
 program = Program(
     "means",
     (
-        NodeGroup("us-east", (east,), machine="aws:m5.large"),
-        NodeGroup("us-west", (west,), machine="aws:m5.large"),
+        NodeGroup("us-east", (east,), machine="aws:m5.2xlarge"),
+        NodeGroup("us-west", (west,), machine="aws:m5.2xlarge"),
         NodeGroup("eu-west", (means,), restarts=geo_ray.NodeRestarts(most=1)),
     ),
     links={
