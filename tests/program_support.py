@@ -50,7 +50,7 @@ class Echo:
 
     @batched_handler(2, 5.0)
     def too_few(self, requests: list[int]) -> list[int]:
-        return requests[:1]
+        return requests[:0]
 
     @batched_handler(8, 0.05)
     def late(self, requests: list[int]) -> list[int]:
@@ -148,12 +148,12 @@ BATTERY = {
     "tensors": "torch.bfloat16",
     "scalars": "float32",
     "named": ["near hello", "far there"],
-    "turns": [("near/0", "us", 0), ("near/1", "us", 1)] * 2,
+    "turns": [("near/1", "us", 1), ("near/0", "us", 0)] * 2,
     "each": [0, 1],
     "batch": [(4, 0), (4, 10), (4, 20), (4, 30)],
     "late": 1,
     "too few": ["NODE_CALL far.too_few failed: TypeError('a batched handler was given 2 requests "
-                "and returned [0] instead of a list of as many')"] * 2,
+                "and returned [] instead of a list of as many')"] * 2,
     "raises": ["NODE_CALL near/1.broken failed: KeyError('word')",
                "NODE_CALL far.broken failed: KeyError('word')"],
     "missing": "NODE_CALL node 'far' has no method 'sane' to be called; did you mean 'same'?",

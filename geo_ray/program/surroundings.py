@@ -52,6 +52,12 @@ def here() -> NodeSurroundings:
     return found
 
 
+def name_here() -> str:
+    """The name of the instance whose code calls this; empty outside of nodes."""
+    found = _HERE.get(None)
+    return "" if found is None else found.name
+
+
 @contextmanager
 def being_at(surroundings: NodeSurroundings) -> Iterator[None]:
     """Let `here` give these."""

@@ -99,10 +99,10 @@ def _array(data: bytes) -> np.ndarray[Any, Any]:
 
 
 def _tensor_bytes(torch: Any, tensor: Any) -> bytes:
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in _TENSOR_TYPES or tensor.layout is not torch.strided:
+        raise TypeError(f"a tensor of {tensor.dtype} and {tensor.layout}")
     plain = tensor.detach().cpu().contiguous()
-    name = str(plain.dtype).removeprefix("torch.")
-    if name not in _TENSOR_TYPES or plain.layout is not torch.strided:
-        raise TypeError(f"a tensor of {plain.dtype} and {plain.layout}")
     raw = plain.reshape(-1).view(torch.uint8).numpy().tobytes()
     packed: bytes = msgpack.packb([name, list(plain.shape), raw])
     return packed

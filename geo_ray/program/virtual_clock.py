@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 from geo_ray.errors import ProgramError, ProgramStalledError
 from geo_ray.program.clock import NodeStopped
+from geo_ray.program.surroundings import name_here
 from geo_ray.sim.scheduler import Scheduler
 
 T = TypeVar("T")
@@ -29,6 +30,7 @@ class _VirtualThread:
         self.turn = threading.Semaphore(0)
         self.waits = 0  # how often it has waited; an earlier wait's wake-up counts no more
         self.is_waiting = False
+        self.node = ""  # whose code waits
 
 
 class VirtualThreads:
@@ -103,9 +105,10 @@ class VirtualThreads:
             self.start(carry_out)
             self._scheduler.run()
             if not outcome.done():
+                nodes = sorted({each.node for each in self._living} - {""})
                 raise ProgramStalledError(
-                    f"nothing can happen any more at {self.now_s():g} s of virtual time: "
-                    f"{len(self._living)} threads of the program wait"
+                    f"nothing can happen any more at {self.now_s():g} s of virtual time; nodes "
+                    f"that wait: {', '.join(nodes) or 'none'}"
                 )
         finally:
             self._close()
@@ -125,6 +128,7 @@ class VirtualThreads:
         mine = self._me()
         mine.waits += 1
         mine.is_waiting = True
+        mine.node = name_here()
         if timeout_s is not None:
             wake = partial(self._resume, mine, mine.waits)
             self._scheduler.after(timeout_s, wake)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,9 +27,7 @@ def on(request: pytest.FixtureRequest) -> On:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left() -> None:
-    import os
-
+def nothing_is_left() -> Iterator[None]:
     before = descendants(os.getpid())
     yield
     assert descendants(os.getpid()) <= before
@@ -66,7 +66,9 @@ def test_a_node_that_cannot_be_made(on: On) -> None:
 def test_the_example(on: On) -> None:
     result = run(load_program(str(EXAMPLE)), on)
     assert result.values == {"means": MEANS}
-    assert [(t.calls, t.request_bytes, t.answer_bytes) for t in result.traffic] == [(8, 32, 128)] * 2
+    assert [(t.calls, t.request_bytes, t.answer_bytes) for t in result.traffic] == [
+        (8, 32, 128)
+    ] * 2
 
 
 def test_no_thread_is_left(on: On) -> None:
