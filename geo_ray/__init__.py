@@ -75,7 +75,6 @@ if TYPE_CHECKING:
     from geo_ray.api.programs.running import run_program as run_program
     from geo_ray.api.programs.training import TrainingNode as TrainingNode
     from geo_ray.api.programs.training import training_program as training_program
-    from geo_ray.api.programs.training import with_nodes as with_nodes
     from geo_ray.api.run import Run as Run
     from geo_ray.api.run import open_run as open_run
     from geo_ray.api.run import report as report
@@ -108,6 +107,7 @@ if TYPE_CHECKING:
     from geo_ray.program.graph import Program as Program
     from geo_ray.program.load import load_program as load_program
     from geo_ray.program.node import NodeGroup as NodeGroup
+    from geo_ray.program.node import NodeHandle as NodeHandle
     from geo_ray.program.node import NodeRestarts as NodeRestarts
     from geo_ray.program.node import ProgramNode as ProgramNode
     from geo_ray.program.result import ProgramResult as ProgramResult
@@ -186,7 +186,6 @@ _WHERE = {
     "run_program": "api.programs.running",
     "TrainingNode": "api.programs.training",
     "training_program": "api.programs.training",
-    "with_nodes": "api.programs.training",
     "Run": "api.run",
     "open_run": "api.run",
     "report": "api.run",
@@ -222,6 +221,7 @@ _WHERE = {
     "Program": "program.graph",
     "load_program": "program.load",
     "NodeGroup": "program.node",
+    "NodeHandle": "program.node",
     "NodeRestarts": "program.node",
     "ProgramNode": "program.node",
     "ProgramResult": "program.result",

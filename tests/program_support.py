@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,14 @@ from geo_ray.errors import GeoRayError
 from geo_ray.program.batch import batched_handler
 from geo_ray.program.caller import gathered
 from geo_ray.program.graph import Program
+from geo_ray.program.load import load_program
 from geo_ray.program.node import NodeGroup, NodeRestarts, ProgramNode
 from geo_ray.program.surroundings import here
 from geo_ray.transport.emulation.link_model import LinkSpec
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "program.py"
+MEANS = [1.499912, 1.498753, 1.50352, 1.506031, 1.490705, 1.490995, 1.50011, 1.488165]
+"""What it returns."""
 
 LINK = LinkSpec(rate_mbps=100, delay_s=0.02)
 
@@ -187,6 +193,11 @@ def battery() -> Program:
         ),
         links={("us", "eu"): LINK},
     )
+
+
+def example() -> Program:
+    """The one that users read."""
+    return load_program(str(EXAMPLE))
 
 
 def alone(*nodes: ProgramNode, restarts: int = 0) -> Program:

@@ -222,10 +222,9 @@ class RayActors:
             ClusterError: there is no cluster.
         """
         program = self._program
-        started = [group for group in program.groups if any(n.make for n in group.nodes)]
-        regions = tuple(dict.fromkeys(group.region for group in started))
-        cpus = dict.fromkeys(regions, 1.0)
-        for group in started:
+        regions = program.regions
+        cpus = dict.fromkeys(regions, 1.0)  # also for what nodes bring up
+        for group in program.groups:
             cpus[group.region] += group.cpus * group.replicas * len(group.nodes)
         cluster = connect(
             self._cluster,

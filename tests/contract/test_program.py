@@ -5,19 +5,14 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from geo_ray.errors import NodeFailedError
-from geo_ray.program.load import load_program
 from geo_ray.program.node import ProgramNode
 from geo_ray.program.run import On, run
 from geo_ray.runtime.cluster.supervisor import descendants
 from tests import program_support as toys
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "program.py"
-MEANS = [1.499912, 1.498753, 1.50352, 1.506031, 1.490705, 1.490995, 1.50011, 1.488165]
 
 
 @pytest.fixture(params=["threads", "virtual", "processes"])
@@ -59,13 +54,13 @@ def test_a_node_that_fails_too_often_ends_the_program(on: On) -> None:
 
 def test_a_node_that_cannot_be_made(on: On) -> None:
     program = toys.alone(ProgramNode("unmade", toys.Unmade))
-    with pytest.raises(NodeFailedError, match="'unmade' failed while it was made: .*no such luck"):
+    with pytest.raises(NodeFailedError, match=r"'unmade' failed while it was made: .*no such luck"):
         run(program, on)
 
 
 def test_the_example(on: On) -> None:
-    result = run(load_program(str(EXAMPLE)), on)
-    assert result.values == {"means": MEANS}
+    result = run(toys.example(), on)
+    assert result.values == {"means": toys.MEANS}
     assert [(t.calls, t.request_bytes, t.answer_bytes) for t in result.traffic] == [
         (8, 32, 128)
     ] * 2

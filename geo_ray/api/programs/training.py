@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,18 +97,23 @@ def training_program(
     config: Config,
     overrides: Overrides = (),
     *,
+    beside: Sequence[NodeGroup] = (),
     after: NodeHandle | None = None,
+    name: str = "train",
     base_dir: FilePath | None = None,
 ) -> Program:
     """The program that geo_ray ships: it does what `geo_ray.train` does, and shows who takes part.
 
     Its node ``train`` is started by the program; the others are what that brings up. Nodes of your
-    own go beside them, and may hold a handle of ``train``, whose ``outcome()`` waits for its end.
+    own go ``beside`` them, and may hold ``NodeHandle("train")``, whose ``outcome()`` waits for the
+    end of the training.
 
     Args:
         config: a file, a mapping, or what `load_config` gave.
         overrides: changes of single keys, by dotted key.
+        beside: groups of your nodes; their regions may be others than the training's.
         after: of a node of yours, whose ``ready()`` is waited for before the training begins.
+        name: of the node that trains; another one if several trainings are put together.
         base_dir: as for `geo_ray.train`.
 
     Raises:
@@ -121,35 +125,23 @@ def training_program(
         experiment, _ = load_experiment(source, changes)
     tree = apply_overrides(parse_yaml(read_text(source), str(source)), changes).value
     given: tuple[object, ...] = (tree, str(source.parent.absolute()), after)
-    driver = ProgramNode("train", TrainingNode, given if after is not None else given[:2])
+    driver = ProgramNode(name, TrainingNode, given if after is not None else given[:2])
     home = NodeGroup(experiment.averager_region, (driver,), cpus=0.01, calls_at_once=16)
     links = {pair: spec for pair, spec in experiment.links().items() if spec is not None}
-    return Program(experiment.name, (home, *_shown(experiment)), links=links, seed=experiment.seed)
+    prefix = "" if name == "train" else f"{name}-"
+    groups = (home, *_shown(experiment, prefix), *beside)
+    return Program(experiment.name, groups, links=links, seed=experiment.seed)
 
 
-def with_nodes(
-    program: Program, *groups: NodeGroup, places: Mapping[str, str] | None = None
-) -> Program:
-    """A program with more groups beside its own.
-
-    Args:
-        program: stays as it is.
-        groups: of nodes.
-        places: of regions, for prices.
-    """
-    more = dict(program.places) | dict(places or {})
-    return replace(program, groups=(*program.groups, *groups), places=more)
-
-
-def _shown(experiment: Experiment) -> list[NodeGroup]:
+def _shown(experiment: Experiment, prefix: str) -> list[NodeGroup]:
     """Groups of what a run consists of, which its driver brings up."""
     home = experiment.averager_region
-    averager = ProgramNode("averager", None)
+    averager = ProgramNode(f"{prefix}averager", None)
     groups = [NodeGroup(home, (averager,), cpus=0.0)]
     for region in experiment.present:
-        bridge = ProgramNode(f"bridge-{region.name}", None, (averager.handle,))
-        server = ProgramNode(f"server-{region.name}", None, (bridge.handle,))
-        worker = ProgramNode(f"worker-{region.name}", None, (server.handle,))
+        bridge = ProgramNode(f"{prefix}bridge-{region.name}", None, (averager.handle,))
+        server = ProgramNode(f"{prefix}server-{region.name}", None, (bridge.handle,))
+        worker = ProgramNode(f"{prefix}worker-{region.name}", None, (server.handle,))
         groups += [
             NodeGroup(region.name, (bridge,), cpus=0.0),
             NodeGroup(region.name, (server,), region.ps_shards, region.cpus_per_server),

@@ -48,7 +48,7 @@ def test_a_node_of_a_file_is_found_by_the_file(tmp_path: Path) -> None:
     assert sent.made_by() is module.Outer.Node
 
 
-class Callable_:
+class CalledByInstance:
     def __call__(self) -> None: ...
 
 
@@ -63,7 +63,7 @@ original, wrapped = wrapped, functools.wraps(wrapped)(lambda: None)
     [
         (lambda: None, (), "a lambda has no name"),
         (functools.partial(toys.Echo, "x"), (), "partial is no function or class with a name"),
-        (Callable_(), (), "Callable_ is no function or class"),
+        (CalledByInstance(), (), "CalledByInstance is no function or class"),
         (original, (), "it was replaced or wrapped"),
         (toys.Returns, (threading.Lock(),), "an argument cannot be sent: .*_thread.lock is no"),
         (toys.Returns, ({1},), "builtins.set is no plain value"),
@@ -82,7 +82,7 @@ def test_what_lies_in_a_function_or_nowhere() -> None:
     with pytest.raises(NodeUnshippableError, match="Inner is defined inside a function"):
         shipped(Inner)
     typed = types.ModuleType("__main__")
-    exec("def typed(): ...", vars(typed))  # noqa: S102
+    exec("def typed(): ...", vars(typed))
     before = sys.modules["__main__"]
     sys.modules["__main__"] = typed
     try:

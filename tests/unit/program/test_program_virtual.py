@@ -110,7 +110,7 @@ def test_it_is_the_same_again() -> None:
 def test_a_future_is_waited_for_no_longer_than_said() -> None:
     def call(slow: Any) -> Any:
         future = slow.futures.work(1)
-        with pytest.raises(DeadlineExceededError, match="not answered within 0.5 s"):
+        with pytest.raises(DeadlineExceededError, match=r"not answered within 0\.5 s"):
             future.result(0.5)
         return [here().clock.now_s(), future.done(), *future.result()]
 

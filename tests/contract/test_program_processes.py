@@ -1,0 +1,88 @@
+"""What only processes can do: die, and be ended from outside."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from geo_ray.errors import NodeFailedError, NodeUnshippableError
+from geo_ray.program.node import ProgramNode
+from geo_ray.program.run import run
+from geo_ray.runtime.cluster.supervisor import descendants
+from tests import program_support as toys
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("region", ["eu", "us"])
+def test_a_node_that_dies_is_made_anew_and_its_caller_told(region: str) -> None:
+    result = run(toys.mortal(1, region), "processes")
+    lost, back = result.values["caller"]
+    assert lost.startswith("NODE_LOST victim.die: lost the connection")
+    assert back == "no error: 'back'"
+    assert result.restarts == {"victim": 1}
+
+
+def test_a_node_that_may_not_be_made_anew_ends_the_program() -> None:
+    with pytest.raises(NodeFailedError) as caught:
+        run(toys.mortal(0), "processes")
+    assert "the process of 'victim' ended with exit code 3" in caught.value.message
+    assert "restarts.most = 0" in caught.value.message
+    assert not descendants(os.getpid())
+
+
+def test_nothing_is_started_if_a_node_cannot_be_sent() -> None:
+    program = toys.alone(ProgramNode("one", toys.Echo), ProgramNode("two", lambda: None))
+    with pytest.raises(NodeUnshippableError, match="node 'two': a lambda has no name"):
+        run(program, "processes")
+    assert not descendants(os.getpid())
+
+
+WAITS = """
+import geo_ray
+from geo_ray import NodeGroup, Program, ProgramNode
+
+class Waits:
+    def run(self):
+        open(PATH, "w").close()
+        geo_ray.here().clock.sleep_s(600.0)
+
+PATH = {path!r}
+program = Program("waits", (NodeGroup("eu", (ProgramNode("waits", Waits),)),))
+"""
+
+
+@pytest.mark.parametrize(
+    ("on", "how", "code"),
+    [
+        ("processes", signal.SIGINT, 130),
+        ("processes", signal.SIGKILL, -9),
+        ("threads", signal.SIGINT, 130),
+    ],
+)
+def test_nothing_is_left_of_a_program_that_is_ended(
+    tmp_path: Path, on: str, how: signal.Signals, code: int
+) -> None:
+    begun, file = tmp_path / "begun", tmp_path / "waits.py"
+    file.write_text(WAITS.format(path=str(begun)))
+    argv = [sys.executable, "-m", "geo_ray.cli.main", "program", str(file), "--on", on]
+    with subprocess.Popen(argv, cwd=ROOT, env={**os.environ, "TMPDIR": str(tmp_path)}) as process:
+        while not begun.exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        below = descendants(process.pid)
+        assert bool(below) == (on == "processes")
+        process.send_signal(how)
+        assert process.wait(60) == code
+    while any(Path(f"/proc/{pid}").exists() for pid in below):
+        time.sleep(0.02)
+    left = {path.name for path in tmp_path.iterdir()} - {"begun", "waits.py"}
+    while left:  # the keeper removes its directory last
+        time.sleep(0.02)
+        left = {path.name for path in tmp_path.iterdir()} - {"begun", "waits.py"}
